@@ -198,7 +198,7 @@ def collected(run: Run) -> dict[str, Array]:
     arrays: dict[str, Array] = {
         "features": features.astype(np.float16),
         "similarity": (features @ names.T).astype(np.float32),
-        "confidence": predictions(run, train_part(run).buckets)["confidence"],
+        "confidence": predictions(run, train_part(run).buckets).evidence["confidence"],
         "gold": np.array([space.names.index(label) for label in texts["label"]]),
         "texts": packed(texts["text"].to_list()),
     }

@@ -76,20 +76,13 @@ class Setting:
     @cached_property
     def evidence(self) -> Evidence:
         states = [own.astype(np.float32) for own in self.states]
-        kinds = weigh.kinds_of(list(self.answers.values()), states, self.names)
-        return Evidence(kinds, self.features.astype(np.float32), states)
+        kinds = weigh.kinds_of(list(self.answers.values()), states, self.names, len(self.labels))
+        return Evidence(kinds, self.answered, self.features.astype(np.float32), states)
 
     @cached_property
-    def signal(self) -> Array | None:
-        """Returns the input of the mixture; None where the kinds do not agree."""
-        return weigh.agreed_signal(self.evidence, list(self.teachers), NEIGHBOURS, self.facts)[0]
-
-    @cached_property
-    def smoothed(self) -> dict[str, Array]:
-        """Returns each kind that is kept, with its mean over the neighbours where that improves it."""
-        facts = WeightFacts(notes=[])
-        kept = weigh.agreeing_kinds(self.evidence.kinds, facts)
-        return {} if kept is None else weigh.smoothed_kinds(kept, self.evidence.spaces(), NEIGHBOURS, facts)
+    def estimated(self) -> tuple[Array | None, Array | None]:
+        """Returns the input of the mixture, and the teachers' shares; None where the kinds do not agree."""
+        return weigh.agreed_signal(self.evidence, NEIGHBOURS, self.facts)
 
     @cached_property
     def answered(self) -> Array:
@@ -231,19 +224,18 @@ def setting_from(name: str, pool: str, sources: dict[int, dict[str, Array]], lay
 def write_setting(setting: Setting, path: Path) -> None:
     """Writes all fields of a setting, and arrays that are computed from them.
 
-    `signals` are the raw KINDS, `kinds` the standardised ones, and `smoothed` the kept ones over neighbours.
-    `signal` is the input of the mixture, NaN where kinds do not agree. `near` has the places of neighbours.
+    `signals` are the raw KINDS, `kinds` the standardised ones. `signal` is the input of the mixture, NaN where kinds do
+    not agree. `near` has the places of neighbours.
     """
-    states = weigh.densities([own.astype(np.float32) for own in setting.states])
+    states = weigh.densities([own.astype(np.float32) for own in setting.states], len(setting.labels))
     kinds = [*setting.answers.values(), states, setting.names]
     nowhere = np.full((len(setting.gold), len(setting.teachers)), np.nan)
     about: dict[str, Any] = {name: getattr(setting, name) for name in ("name", "pool", "labels", "teachers", "layers")}
-    smoothed = setting.smoothed
+    signal = setting.estimated[0]
     arrays = {
         "signals": np.stack(kinds, axis=2).astype(np.float32),
         "kinds": np.stack(list(setting.evidence.kinds.values()), axis=2).astype(np.float32),
-        "smoothed": np.stack(list(smoothed.values()) or [nowhere], axis=2).astype(np.float32),
-        "signal": (nowhere if setting.signal is None else setting.signal).astype(np.float32),
+        "signal": (nowhere if signal is None else signal).astype(np.float32),
         "confidence": setting.answers["confidence"],
         "near": weigh.nearest(setting.evidence.features, NEIGHBOURS)[0],
         **{name: getattr(setting, name) for name in ("gold", "features", "similarity")},
@@ -251,7 +243,7 @@ def write_setting(setting: Setting, path: Path) -> None:
     }
     for name in ("logits", "passes", "states"):
         arrays |= {f"{name}_{place}": own for place, own in enumerate(getattr(setting, name))}
-    about |= {"kinds": KINDS, "kept": list(smoothed), "facts": setting.facts}
+    about |= {"kinds": KINDS, "facts": setting.facts}
     write_arrays(path, {**arrays, "about": packed(about)})
 
 

@@ -278,7 +278,7 @@ def _choice(config: Path, method: str, draw: int) -> dict[str, Any]:
     run = _updated(config, _overrides(method, draw), {"train-student", "report"})
     facts = run.result("weigh-teachers").facts if target_method(run.experiment.targets).weighs_together else {}
     figures: dict[str, Any] = {
-        name: facts[name] for name in ("shares", "neighbours", "agreement", "separation") if name in facts
+        name: facts[name] for name in ("shares", "kinds", "agreement", "separation") if name in facts
     }
     return {"right_teacher": _right(run), **figures}
 

@@ -36,7 +36,7 @@ AMALGAM = {
     "distribution": "top-label",
     "teacher_weights": "mixture",
     "weight_signal": "all",
-    "neighbours": 50,
+    "neighbours": 10,
 }
 
 HEDGED = {"mode": "soft", "distribution": "deterministic"}

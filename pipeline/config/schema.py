@@ -427,7 +427,7 @@ class Targets(ConfigSection):
     predictions, hidden states and label names."""
     neighbours: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Number of nearest texts, by the student's encoder, over which evidence is averaged; not with muka. weight_signal:
-    all chooses between this number and a fifth of it, and adds the teachers' states."""
+    all adds the teachers' states to the encoder's."""
 
 
 class Student(ConfigSection):

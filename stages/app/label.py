@@ -22,7 +22,7 @@ from amalgam.stages.common.corpus import fields, neighbouring_buckets, tables
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.load import given_labels, label_space, train_part
 from amalgam.stages.target_methods import target_method
-from amalgam.stages.weigh_teachers.stage import first_labels, keys_of, weights_of
+from amalgam.stages.weigh_teachers.stage import keys_of, predictions, weights_of
 from amalgam.stages.weigh_teachers.to_label import DRAWN, Candidates, Picked, pick
 
 HINT = "hint_"
@@ -37,7 +37,7 @@ def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
     if not target_method(run.experiment.targets).takes_labels:
         what = f"targets.mode: {run.experiment.targets.mode} does not use labels"
         raise ExperimentError(what, where="amalgam label", fix="choose another student.method, such as amalgam")
-    answers, given = first_labels(run), given_labels(run)
+    answers, given = predictions(run, train_part(run).buckets).labels, given_labels(run)
     keys = keys_of(run, train_part(run).buckets).to_pylist() if given else []
     labelled = [row for row, key in enumerate(keys) if given and key in given.by_key]
     picked = pick(Candidates(_weights(run), answers, _features(run), labelled), count, seed)

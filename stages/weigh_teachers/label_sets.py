@@ -32,10 +32,6 @@ class LabelSets:
     def all_differ(self) -> bool:
         return all(len(group) == 1 for group in self.groups)
 
-    def names(self, teachers: Sequence[str]) -> list[str]:
-        """Returns a name for each group."""
-        return [" and ".join(teachers[place] for place in group) for group in self.groups]
-
     def mean(self, evidence: Array) -> Array:
         """Returns the mean evidence of each group [texts, groups] from that of the teachers."""
         return np.stack([evidence[:, list(group)].mean(axis=1) for group in self.groups], axis=1)
@@ -47,6 +43,11 @@ class LabelSets:
 
     def means(self, kinds: Mapping[str, Array]) -> dict[str, Array]:
         return {kind: self.mean(evidence) for kind, evidence in kinds.items()}
+
+    def predicted(self, labels: Array, answers: Array) -> Array:
+        """Returns the label [texts, groups] that the most confident teacher of each group predicts."""
+        best = [np.array(group)[answers[:, list(group)].argmax(axis=1)] for group in self.groups]
+        return np.take_along_axis(labels, np.stack(best, axis=1), axis=1)
 
     def joined(self, states: Sequence[Array]) -> list[Array]:
         """Returns one space for each group; teachers of a group have equal scale in it."""

@@ -6,6 +6,7 @@ Wanted where `targets.teacher_weights` is not MUKA's own, which looks at one tex
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
@@ -48,7 +49,7 @@ class WeightConfig(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 7
+    VERSION = 8
     parallelism = "single"
     unit_label = "weighings"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -115,12 +116,13 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     """Returns the weights of all training texts in the order of their keys, and the facts of the manifest."""
     targets, buckets, teachers = run.experiment.targets, train_part(run).buckets, list(label_space(run).columns)
     facts: WeightFacts = {"notes": []}
-    keys, answers, label_sets = keys_of(run, buckets), predictions(run, buckets), LabelSets.of(label_space(run))
+    keys, predicted, label_sets = keys_of(run, buckets), predictions(run, buckets), LabelSets.of(label_space(run))
+    answers = predicted.evidence
     shares, kinds = None, {"answers": label_sets.mean(weigh.together(list(answers.values())))}
     if targets.weight_signal == "all":
-        evidence = evidence_of(run, keys, answers)
+        evidence = evidence_of(run, keys, predicted)
         kinds = dict(evidence.kinds)
-        signal, shares = weigh.agreed_signal(evidence, label_sets.names(teachers), targets.neighbours, facts)
+        signal, shares = weigh.agreed_signal(evidence, targets.neighbours, facts)
     else:
         signal = weigh.exclusive(label_sets.mean(answers[targets.weight_signal]), facts)
         if signal is not None and targets.neighbours:
@@ -134,7 +136,7 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     labelled = _labelled(run, keys)
     if labelled:
         by_teacher = [label_sets.by_teacher(kind) for kind in kinds.values()]
-        weights, estimated = _with_labels(run, weights, by_teacher, labelled, facts)
+        weights, estimated = _with_labels(weights, by_teacher, predicted.labels, labelled, facts)
     facts["shares"] = dict(zip(teachers, estimated.round(4).tolist(), strict=True))
     return build_table(WEIGHTS, {"key": keys, "weight": weights.astype(np.float32)}), facts
 
@@ -152,10 +154,10 @@ def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
 
 
 def _with_labels(
-    run: Run, weights: Array, kinds: Sequence[Array], labelled: Labelled, facts: WeightFacts
+    weights: Array, kinds: Sequence[Array], predicted: Array, labelled: Labelled, facts: WeightFacts
 ) -> tuple[Array, Array]:
     """Returns weights and shares after the labels."""
-    result = corrected(weights, kinds, first_labels(run), labelled)
+    result = corrected(weights, kinds, predicted, labelled)
     moved = weights.argmax(axis=1) != result.weights.argmax(axis=1)
     facts["labelled"] = {
         "texts": len(labelled.rows),
@@ -167,35 +169,36 @@ def _with_labels(
     return result.weights, result.weights.mean(axis=0)
 
 
-def first_labels(run: Run) -> Array:
-    """Returns each teacher's prediction on each training text, as the label's position in the union."""
-    space, reader, parts = label_space(run), answer_reader(run), []
-    for group in neighbouring_buckets(train_part(run).buckets):
-        keys, prefixes = pl.Series("key", keys_of(run, group), pl.Binary), [bucket.prefix for bucket in group]
-        first = (reader.evidence(teacher, prefixes, keys).logits.to_numpy().argmax(axis=1) for teacher in space.columns)
-        parts.append(
-            np.stack([np.array(own)[place] for own, place in zip(space.columns.values(), first, strict=True)], axis=1)
-        )
-    return np.concatenate(parts)
+@dataclass(frozen=True)
+class Predictions:
+    """The teachers' predictions on all texts."""
+
+    evidence: dict[str, Array]
+    """Confidence, margin and highest logit: [texts, teachers] each."""
+    labels: Array
+    """Position of the predicted label in the union: [texts, teachers]."""
 
 
-def predictions(run: Run, buckets: Sequence[Bucket]) -> dict[str, Array]:
-    """Returns confidence, margin and highest logit: [texts, teachers] each."""
-    reader, parts = answer_reader(run), []
+def predictions(run: Run, buckets: Sequence[Bucket]) -> Predictions:
+    """Reads the predictions of all teachers, in the order of the buckets' keys."""
+    reader, parts, labels = answer_reader(run), [], []
     for group in neighbouring_buckets(buckets):
         keys, prefixes = pl.Series("key", keys_of(run, group), pl.Binary), [bucket.prefix for bucket in group]
-        by_teacher = []
-        for teacher in label_space(run).columns:
+        by_teacher, predicted = [], []
+        for teacher, own in label_space(run).columns.items():
             evidence = reader.evidence(teacher, prefixes, keys)
             logits, confidence = evidence.logits.to_numpy(), evidence.confidence.to_numpy()
             margin = top_margin(logits.astype(np.float64))
             by_teacher.append(np.stack([confidence, margin, logits.max(axis=1)], axis=1))
+            predicted.append(np.array(own)[logits.argmax(axis=1)])
         parts.append(np.stack(by_teacher, axis=2))
+        labels.append(np.stack(predicted, axis=1))
     joined = np.concatenate(parts)
-    return {name: joined[:, place] for place, name in enumerate(("confidence", "margin", "highest"))}
+    by_name = {name: joined[:, place] for place, name in enumerate(("confidence", "margin", "highest"))}
+    return Predictions(by_name, np.concatenate(labels))
 
 
-def evidence_of(run: Run, keys: pa.Array, answers: dict[str, Array]) -> Evidence:
+def evidence_of(run: Run, keys: pa.Array, predicted: Predictions) -> Evidence:
     """Reads all kinds of evidence for the texts with these keys; teachers of equal labels are one."""
     space, features = label_space(run), features_of(run, key_array(keys))
     states = [
@@ -204,10 +207,11 @@ def evidence_of(run: Run, keys: pa.Array, answers: dict[str, Array]) -> Evidence
     ]
     similarity = features @ load_encoder(run).name_states(space.names).T
     names = np.stack([similarity[:, list(own)].max(axis=1) for own in space.columns.values()], axis=1)
-    kinds, written = weigh.kinds_of(list(answers.values()), states, names), provenance(run, keys)
-    label_sets = LabelSets.of(space)
+    kinds = weigh.kinds_of(list(predicted.evidence.values()), states, names, len(space.names))
+    label_sets, written = LabelSets.of(space), provenance(run, keys)
     return Evidence(
         kinds=label_sets.means(kinds),
+        predicted=label_sets.predicted(predicted.labels, kinds["answers"]),
         features=features,
         states=label_sets.joined(states),
         written=None if written is None else label_sets.mean(written),

@@ -1,8 +1,8 @@
 """Computes each teacher's weight on each text from evidence [texts, teachers] of all texts, without labels.
 
-Predictions fail by overconfident errors, the density of hidden states for classes that training did not separate, label
-names if they are uninformative. Evidence that does not correlate with the rest is dropped. Without usable evidence the
-weights are MUKA's own.
+Predictions fail by overconfident errors, hidden states for classes that training did not separate, label names if they
+are uninformative. Evidence that correlates with no other is dropped. The rest is scaled by the ends of its range, label
+by label, and weighed by how clearly it separates teachers. Without usable evidence the weights are MUKA's own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Required, TypedDict
 
-from amalgam.data.arrays import Array, softmax
+from amalgam.data.arrays import Array, softmax, top_margin
 from amalgam.data.lazy import np, torch
 from amalgam.pipeline.config.schema import Targets
 
@@ -41,11 +41,8 @@ class WeightFacts(TypedDict, total=False):
     """The teachers' shares of the texts."""
     separation: float
     agreement: dict[str, float]
-    neighbours: dict[str, str]
-    """The neighbourhood that each kind of evidence uses."""
-    foretold: dict[str, dict[str, float]]
-    """Correlation of each kind with the other kinds, by the text alone and with the neighbours."""
-    against: dict[str, list[float]]
+    kinds: dict[str, float]
+    """The weights of the kinds of evidence."""
     exclusion: float
     coherence: float
     labelled: LabelledFacts
@@ -54,20 +51,23 @@ class WeightFacts(TypedDict, total=False):
 AGREEING = 0.15
 """Least mean correlation of a kind with the others; a kind below it is dropped."""
 
-OWN = ("answers", "states")
-"""Kinds that a teacher itself computes."""
-
-AGAINST = 0.1
-"""A kind with a larger correlation with the evidence for the other teachers has half the weight for a teacher."""
-
 EXCLUSIVE = 0.15
 """Least exclusion: 0 for signals that have nothing to do with each other, 1 where one is high and the others low."""
 
 COHERENT = 0.1
 """Least correlation of the teachers' own signals with those of the neighbours."""
 
-PART = 5
-"""Neighbours are also tried by one in so many of them: small classes have few."""
+ENDS = 5
+"""Number of values whose mean is an end of a range."""
+
+TOP = 0.03
+"""Part of a label's texts whose mean is the upper end of its range, if it is more than ENDS texts."""
+
+SHARPER = 4
+"""Power of the mean lead of the best teacher over the second in the weight of a kind of evidence."""
+
+LEAST_SHARE = 0.01
+LEAST_RANGE = 1e-6
 
 BLOCK = 2048
 REFERENCES = 131_072
@@ -76,7 +76,12 @@ REFERENCES = 131_072
 The sample is evenly spaced in key order, and keys are digests, so it is random.
 """
 
-CLOSEST = 5
+CLOSEST = 5, 20
+"""Least and largest number of the nearest others whose mean distance gives a text's density."""
+
+OF_A_LABEL = 10
+"""Density is of one in so many of the texts that a label has on average."""
+
 AS_GOOD_AS_EQUAL = 1e-3
 """Distance below which texts are not distinguished."""
 
@@ -122,6 +127,8 @@ class Evidence:
 
     kinds: Mapping[str, Array]
     """Standardised evidence [texts, teachers] of each kind but provenance."""
+    predicted: Array
+    """Position of the label that each teacher predicts: [texts, teachers]."""
     features: Array
     """States of the encoder: [texts, width], each of length 1."""
     states: Sequence[Array]
@@ -129,32 +136,65 @@ class Evidence:
     written: Array | None = None
     """Probability of the class that a text was generated for, at the teacher it was generated for."""
 
-    def spaces(self) -> dict[str, list[Array]]:
-        """Returns the spaces in which neighbours are searched."""
-        both = [self.features, *self.states]
-        return {"the encoder's states": [self.features], "the encoder's and the teachers' states": both}
 
-
-def kinds_of(answers: Sequence[Array], states: Sequence[Array], names: Array) -> dict[str, Array]:
+def kinds_of(answers: Sequence[Array], states: Sequence[Array], names: Array, labels: int) -> dict[str, Array]:
     """Returns the standardised evidence [texts, teachers] of each kind but provenance.
 
     `answers` are confidence, margin and highest logit; `names` is the similarity to the teacher's closest label name.
     """
-    return {"answers": together(answers), "states": densities(states), "names": standard(names)}
+    return {"answers": together(answers), "states": densities(states, labels), "names": standard(names)}
 
 
-def agreed_signal(
-    evidence: Evidence, teachers: Sequence[str], neighbours: int, facts: WeightFacts
-) -> tuple[Array | None, Array | None]:
-    """Returns the signal of all kinds of evidence, and the teachers' shares if provenance determines them."""
+def agreed_signal(evidence: Evidence, neighbours: int, facts: WeightFacts) -> tuple[Array | None, Array | None]:
+    """Returns the signal of all kinds of evidence, and the teachers' shares; None: the kinds do not agree."""
     kept = agreeing_kinds(evidence.kinds, facts)
     if kept is None:
         return None, None
     written = evidence.written
-    kept = kept if written is None else with_provenance(kept, standard(written), facts)
-    signal = smooth_over_neighbours(kept, evidence.spaces(), neighbours, facts)
-    facts["notes"] += downweighted(facts["against"], teachers)
-    return signal, written_shares(written)
+    if written is not None:
+        kept = with_provenance(kept, standard(written), facts)
+    near = nearest(side_by_side([evidence.features, *evidence.states]), neighbours)[0]
+    scaled = {kind: by_range(together([own, smoothed(own, near)]), evidence.predicted) for kind, own in kept.items()}
+    weights = facts["kinds"] = {kind: round(weight, 4) for kind, weight in weights_of_kinds(scaled).items()}
+    signal: Array = np.sum([weights[kind] * own for kind, own in scaled.items()], axis=0)
+    shares = written_shares(written)
+    return signal, counted(signal) if shares is None else shares
+
+
+def by_range(signal: Array, predicted: Array) -> Array:
+    """Scales each teacher's signal to 0 at its lowest values and 1 at the highest of texts with the predicted label.
+
+    The ends of a range do not depend on the teacher's share of the texts, as mean and deviation do. Labels differ in
+    how confident and how dense their own texts are, so each has an upper end of its own.
+    """
+    scaled = np.empty(signal.shape)
+    for teacher, own in enumerate(signal.T):
+        lowest = np.sort(own)[:ENDS].mean()
+        for label in np.unique(predicted[:, teacher]):
+            texts = predicted[:, teacher] == label
+            values = own[texts]
+            highest = np.sort(values)[-max(ENDS, int(TOP * len(values))) :].mean()
+            scaled[texts, teacher] = (values - lowest) / max(highest - lowest, LEAST_RANGE)
+    return scaled
+
+
+def weights_of_kinds(scaled: Mapping[str, Array]) -> dict[str, float]:
+    """Returns weights that sum to 1: a kind that separates teachers has a large lead of the best over the second.
+
+    Provenance separates by construction; it has at most the weight of the best other kind.
+    """
+    leads = {kind: float(top_margin(own).mean()) if own.shape[1] > 1 else 1.0 for kind, own in scaled.items()}
+    best = max(lead for kind, lead in leads.items() if kind != "provenance")
+    powers = {kind: max(min(lead, best), LEAST_RANGE) ** SHARPER for kind, lead in leads.items()}
+    return {kind: power / sum(powers.values()) for kind, power in powers.items()}
+
+
+def counted(signal: Array) -> Array:
+    """Returns the share of texts on which each teacher has the highest signal, at least LEAST_SHARE."""
+    counts = np.bincount(signal.argmax(axis=1), minlength=signal.shape[1]) / max(1, len(signal))
+    counts = np.maximum(counts, LEAST_SHARE)
+    shares: Array = counts / counts.sum()
+    return shares
 
 
 def agreeing_kinds(evidence: Mapping[str, Array], facts: WeightFacts) -> Mapping[str, Array] | None:
@@ -192,45 +232,6 @@ def with_provenance(kept: Mapping[str, Array], written: Array, facts: WeightFact
     return kept
 
 
-def smooth_over_neighbours(
-    kept: Mapping[str, Array], spaces: Mapping[str, Sequence[Array]], count: int, facts: WeightFacts
-) -> Array:
-    """Returns the sum of the kinds, each with its mean over the neighbours where that improves it."""
-    best = smoothed_kinds(kept, spaces, count, facts)
-    against = contradicting(kept)
-    facts["against"] = {kind: values.round(4).tolist() for kind, values in against.items()}
-    factors = {kind: np.where(values > AGAINST, 0.5, 1.0) for kind, values in against.items()}
-    return together(list(best.values()), [factors.get(kind, 1.0) for kind in best])
-
-
-def smoothed_kinds(
-    kept: Mapping[str, Array], spaces: Mapping[str, Sequence[Array]], count: int, facts: WeightFacts
-) -> dict[str, Array]:
-    """Returns each kind, with its mean over the neighbours where that improves it.
-
-    The noise of two kinds is independent. A kind uses the neighbourhood with which it predicts the other kinds best, or
-    none if the text alone does.
-    """
-    neighbourhoods: dict[str, Array] = {}
-    for name, space in spaces.items() if count and next(iter(kept.values())).shape[1] > 1 else ():
-        places = nearest(space[0] if len(space) == 1 else side_by_side(space), count)[0]
-        sizes = sorted({max(1, count // PART), count})
-        neighbourhoods |= {f"{size} by {name}": places[:, :size] for size in sizes}
-    alone = agreement(kept)
-    best = {kind: (alone[kind], "none", own) for kind, own in kept.items()}
-    for kind, own in kept.items():
-        for name, places in neighbourhoods.items():
-            signal = together([own, smoothed(own, places)])
-            value = agreement({kind: signal}, kept)[kind]
-            if value > best[kind][0]:
-                best[kind] = value, name, signal
-    facts["neighbours"] = {kind: name for kind, (_, name, _) in best.items()}
-    facts["foretold"] = {
-        kind: {"alone": round(alone[kind], 4), "with them": round(value, 4)} for kind, (value, _, _) in best.items()
-    }
-    return {kind: signal for kind, (_, _, signal) in best.items()}
-
-
 def agreement(evidence: Mapping[str, Array], others: Mapping[str, Array] | None = None) -> dict[str, float]:
     """Returns the mean correlation of each kind with the other kinds, relative to the mean over teachers."""
     relative = {kind: _relative(signal) for kind, signal in (others or evidence).items()}
@@ -240,31 +241,6 @@ def agreement(evidence: Mapping[str, Array], others: Mapping[str, Array] | None 
         )
         for kind, signal in evidence.items()
     }
-
-
-def contradicting(evidence: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns [teachers] by kind of OWN: the correlation with the evidence for the other teachers.
-
-    It is high for a teacher that is most confident on texts outside its domain.
-    """
-    whole = together(list(evidence.values()))
-    others = whole.sum(axis=1, keepdims=True) - whole
-    return {
-        kind: np.array([correlation(a, b) for a, b in zip(evidence[kind].T, others.T, strict=True)])
-        for kind in OWN
-        if kind in evidence
-    }
-
-
-def downweighted(against: Mapping[str, Sequence[float]], teachers: Sequence[str]) -> list[str]:
-    """Returns a note for each kind of evidence of a teacher whose weight is halved."""
-    return [
-        f"teacher {teacher}: its evidence from {kind} is higher where others are right ({value:.2f}); "
-        "its weight was halved"
-        for kind, values in against.items()
-        for teacher, value in zip(teachers, values, strict=True)
-        if value > AGAINST
-    ]
 
 
 def written_shares(written: Array | None) -> Array | None:
@@ -358,14 +334,20 @@ def nearest(features: Array, count: int, references: int = REFERENCES) -> tuple[
     return places, alike
 
 
-def densities(states: Sequence[Array]) -> Array:
-    """Returns the density of texts in each teacher's space: learned classes are dense, other texts are between them."""
-    return standard(np.stack([density(own) for own in states], axis=1))
+def densities(states: Sequence[Array], labels: int) -> Array:
+    """Returns the density of texts in each teacher's space: learned classes are dense, other texts are between them.
+
+    `labels` is the number of labels of all teachers: small classes have few neighbours.
+    """
+    least, most = CLOSEST
+    texts = min(len(states[0]), REFERENCES)
+    closest = min(most, max(least, round(texts / (OF_A_LABEL * labels))))
+    return standard(np.stack([density(own, closest) for own in states], axis=1))
 
 
-def density(states: Array) -> Array:
-    """Returns -log of each text's mean distance to the CLOSEST others: 1 - cosine around the mean of all states."""
-    similarity = nearest(side_by_side([states]), CLOSEST)[1].astype(np.float64)
+def density(states: Array, closest: int) -> Array:
+    """Returns -log of each text's mean distance to the closest others: 1 - cosine around the mean of all states."""
+    similarity = nearest(side_by_side([states]), closest)[1].astype(np.float64)
     distance = 1 - similarity.mean(axis=1) if similarity.shape[1] else np.ones(len(states))
     log_density: Array = -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)
     return log_density

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -16,27 +15,28 @@ from amalgam.stages.common.inference.states import mean_over_tokens
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.weigh import (
-    AGAINST,
     AGREEING,
     COHERENT,
     EXCLUSIVE,
+    Evidence,
     WeightFacts,
+    agreed_signal,
     agreeing_kinds,
     agreement,
+    by_range,
     coherent,
-    contradicting,
+    counted,
     densities,
     density,
-    downweighted,
     exclusion,
     mixture,
     nearest,
     side_by_side,
-    smooth_over_neighbours,
     smoothed,
     standard,
     standardised,
     together,
+    weights_of_kinds,
     with_provenance,
 )
 
@@ -252,67 +252,78 @@ def company(right: Array, seed: int = 5) -> tuple[dict[str, Array], Array]:
     return views(right, noise=[1.0, 1.0, 1.2], seed=seed), states / np.linalg.norm(states, axis=1, keepdims=True)
 
 
-def test_anti_correlated_evidence_of_a_teacher_is_downweighted() -> None:
-    random = np.random.default_rng(1)
-    right = random.choice(2, 6000)
-    sure = random.normal(size=(6000, 2)) + np.eye(2)[right] * [-1.0, 1.0]
-    kept = {"answers": sure, "states": views(right, noise=[0.7])["0"]}
-    against = contradicting(kept)
-    assert against["answers"][0] > AGAINST
-    assert max(against["states"].max(), against["answers"][1]) < 0
-    facts: WeightFacts = {"notes": []}
-    evidence = smooth_over_neighbours(kept, {}, 0, facts)
-    assert evidence[:, 1] == pytest.approx(together(list(kept.values()))[:, 1])
-    assert evidence[:, 0] == pytest.approx(standard(standard(kept["states"]) + standard(kept["answers"]) / 2)[:, 0])
-    [note] = downweighted(facts["against"], ["six", "three"])
-    assert re.match(r"teacher six: .*\(0\.", note)
-    assert rightly(standardised(evidence), right) > rightly(standardised(together(list(kept.values()))), right) + 0.02
+def test_each_label_has_an_upper_end_of_its_own_and_a_teacher_one_lower_end() -> None:
+    signal = np.array([[0.0], [2.0], [4.0], [0.0], [5.0], [10.0]] * 5)
+    predicted = np.array([[0], [0], [0], [1], [1], [1]] * 5)
+    assert by_range(signal, predicted)[:6, 0] == pytest.approx([0.0, 0.5, 1.0, 0.0, 0.5, 1.0])
+    assert by_range(signal, np.zeros_like(predicted))[:6, 0] == pytest.approx([0.0, 0.2, 0.4, 0.0, 0.5, 1.0])
 
 
-def test_evidence_of_label_names_is_never_downweighted() -> None:
-    random = np.random.default_rng(1)
-    right = random.choice(2, 6000)
-    kept = {"names": -np.eye(2)[right] + random.normal(size=(6000, 2)), "states": views(right, noise=[0.7])["0"]}
-    assert set(contradicting(kept)) == {"states"}
-    assert np.array_equal(smooth_over_neighbours(kept, {}, 0, {"notes": []}), together(list(kept.values())))
-
-
-def test_similar_neighbours_are_averaged_with_a_text() -> None:
-    right = np.random.default_rng(0).choice(2, 1500)
-    kept, states = company(right)
-    facts: WeightFacts = {"notes": []}
-    evidence = smooth_over_neighbours(kept, {"space": [states]}, 50, facts)
-    assert set(facts["neighbours"].values()) == {"50 by space"}
-    assert rightly(standardised(evidence), right) > rightly(standardised(together(list(kept.values()))), right) + 0.03
-
-
-def test_neighbours_that_are_not_like_a_text_are_left_out() -> None:
-    right = np.random.default_rng(0).choice(2, 1500)
-    kept, states = company(right)
-    facts: WeightFacts = {"notes": []}
-    evidence = smooth_over_neighbours(kept, {"space": [np.random.default_rng(3).permutation(states)]}, 50, facts)
-    assert set(facts["neighbours"].values()) == {"none"}
-    assert np.array_equal(evidence, together(list(kept.values())))
-
-
-def test_of_two_spaces_the_one_that_separates_teachers_is_used() -> None:
-    right = np.random.default_rng(0).choice(2, 1500)
-    kept, states = company(right)
-    facts: WeightFacts = {"notes": []}
-    other = np.random.default_rng(3).permutation(states)
-    smooth_over_neighbours(kept, {"other": [other], "both": [other, states], "telling": [states]}, 50, facts)
-    assert set(facts["neighbours"].values()) == {"50 by telling"}
-
-
-def test_of_small_classes_few_neighbours_are_taken() -> None:
+def test_the_ends_of_a_range_do_not_depend_on_the_share_of_own_texts() -> None:
     random = np.random.default_rng(0)
-    small = np.repeat(np.arange(150), 10)
-    right = random.choice(2, 150)[small]
-    places = random.normal(size=(150, 64))[small] + 0.1 * random.normal(size=(1500, 64))
-    places = (places / np.linalg.norm(places, axis=1, keepdims=True)).astype(np.float32)
-    facts: WeightFacts = {"notes": []}
-    smooth_over_neighbours(views(right, noise=[1.0, 1.0]), {"space": [places]}, 45, facts)
-    assert set(facts["neighbours"].values()) == {"9 by space"}
+    right = random.choice(2, 6000, p=[0.9, 0.1])
+    signal = random.uniform(size=(6000, 2)) * 0.2 + np.eye(2)[right]
+    predicted = np.zeros(signal.shape, int)
+    assert rightly(by_range(signal, predicted), right) > 0.99
+    assert by_range(signal, predicted)[right == 0, 0].mean() == pytest.approx(
+        by_range(signal, predicted)[right == 1, 1].mean(), abs=0.05
+    )
+    assert standard(signal)[right == 0, 0].mean() < standard(signal)[right == 1, 1].mean() - 1
+
+
+def test_labels_of_unlike_confidence_are_compared_after_scaling() -> None:
+    """Own texts of one label reach 3, of the other 1; foreign texts are predicted as the first label, and reach 2."""
+    random = np.random.default_rng(0)
+    right, label = random.choice(2, 4000), random.choice(2, 4000)
+    own = np.where(label == 0, 3.0, 1.0) + 0.1 * random.normal(size=4000)
+    foreign = random.uniform(0, 2, size=4000)
+    first = np.where(right == 0, own, foreign)
+    second = np.where(right == 1, own, foreign)
+    predicted = np.stack([np.where(right == place, label, 0) for place in (0, 1)], axis=1)
+    signal = np.stack([first, second], axis=1)
+    assert rightly(by_range(signal, predicted), right) > rightly(standardised(signal), right) + 0.05
+
+
+def test_kinds_that_separate_teachers_weigh_more_and_provenance_no_more_than_the_best() -> None:
+    clear, blurred = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.6, 0.5], [0.5, 0.6]])
+    weights = weights_of_kinds({"states": clear, "names": blurred})
+    assert sum(weights.values()) == pytest.approx(1)
+    assert weights["states"] / weights["names"] == pytest.approx(10**weigh.SHARPER)
+    beside = weights_of_kinds({"states": blurred, "names": blurred / 2, "provenance": clear})
+    assert beside["provenance"] == beside["states"] > beside["names"]
+    assert weights_of_kinds({"states": np.ones((3, 1)), "names": np.ones((3, 1))})["names"] == 0.5
+
+
+def test_counted_shares_are_of_the_highest_signals_and_never_zero() -> None:
+    assert counted(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])) == pytest.approx([0.75, 0.25])
+    assert counted(np.array([[1.0, 0.0]] * 3)).min() > 0.009
+
+
+def evidence_of(right: Array, **kinds: Array) -> Evidence:
+    states = company(right)[1]
+    return Evidence(kinds, np.zeros((len(right), int(right.max()) + 1), int), states, [states, states])
+
+
+def test_the_signal_of_agreeing_kinds_is_better_than_the_best_kind() -> None:
+    right = np.random.default_rng(0).choice(2, 1500, p=[0.7, 0.3])
+    kept, facts = company(right)[0], WeightFacts(notes=[])
+    signal, shares = agreed_signal(evidence_of(right, **kept), 10, facts)
+    assert signal is not None
+    assert shares is not None
+    assert shares == pytest.approx([0.7, 0.3], abs=0.05)
+    assert sum(facts["kinds"].values()) == pytest.approx(1, abs=1e-3)
+    best = max(rightly(by_range(own, np.zeros(own.shape, int)), right) for own in kept.values())
+    assert rightly(signal, right) > best + 0.05
+    assert rightly(mixture(signal, shares)[0], right) > 0.95
+
+
+def test_no_neighbours_leave_each_text_its_own_evidence() -> None:
+    right = np.random.default_rng(0).choice(2, 600)
+    kept = company(right)[0]
+    signal, _ = agreed_signal(evidence_of(right, **kept), 0, {"notes": []})
+    scaled = {kind: by_range(together([own, own]), np.zeros(own.shape, int)) for kind, own in kept.items()}
+    weights = weights_of_kinds(scaled)
+    assert signal == pytest.approx(sum(weights[kind] * own for kind, own in scaled.items()), abs=1e-3)
 
 
 def test_neighbours_in_a_large_corpus_come_from_a_sample_without_the_text_itself() -> None:
@@ -365,15 +376,15 @@ def test_a_higher_signal_never_lowers_its_teachers_weight() -> None:
 
 def test_density_is_of_the_closest_others_around_the_mean() -> None:
     """Around their mean, (7, 1): (1, 0), (-1, 0), (0, 0)."""
-    densities = density(np.array([[8.0, 1.0], [6.0, 1.0], [7.0, 1.0]], np.float32))
+    densities = density(np.array([[8.0, 1.0], [6.0, 1.0], [7.0, 1.0]], np.float32), 5)
     assert densities == pytest.approx([-np.log(1.5 + 1e-3), -np.log(1.5 + 1e-3), -np.log(1 + 1e-3)])
-    assert density(np.ones((1, 4), np.float32)) == pytest.approx([-np.log(1 + 1e-3)])
+    assert density(np.ones((1, 4), np.float32), 5) == pytest.approx([-np.log(1 + 1e-3)])
 
 
 def test_no_more_than_the_closest_count_and_equal_texts_are_as_close_as_can_be() -> None:
     random = np.random.default_rng(0)
     states = np.concatenate([np.repeat(np.eye(8)[:1], 6, axis=0), random.normal(size=(300, 8))]).astype(np.float32)
-    densities = density(states)
+    densities = density(states, 5)
     assert densities[:6] == pytest.approx(np.log(1000), abs=0.01)
     assert densities[6:].max() < 5
 
@@ -385,7 +396,7 @@ def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sur
     classes = np.eye(16)[random.choice(3, 2000)]
     between = random.normal(size=(2000, 16)) / 4
     own = [np.where(right[:, None] == teacher, classes + 0.2 * between, between) for teacher in range(2)]
-    statistics = densities([states.astype(np.float32) for states in own])
+    statistics = densities([states.astype(np.float32) for states in own], 6)
     assert rightly(of_mixture(statistics), right) > 0.95
     lengths = standard(np.stack([np.linalg.norm(states, axis=1) for states in own], axis=1))
     assert rightly(of_mixture(statistics), right) > rightly(of_mixture(lengths), right) + 0.02
@@ -413,7 +424,6 @@ def test_teachers_with_the_same_labels_in_any_order_are_one_group() -> None:
     labels = {"a": ["x", "y"], "b": ["z", "y"], "copy": ["y", "x"]}
     label_sets = LabelSets.of(union_of(labels))
     assert label_sets.groups == [[0, 2], [1]]
-    assert label_sets.names(list(labels)) == ["a and copy", "b"]
     assert not label_sets.all_differ
     assert LabelSets.of(union_of({"a": ["x", "y"], "b": ["y", "z"]})).all_differ
 
@@ -427,6 +437,12 @@ def test_a_group_has_the_mean_evidence_and_divides_its_weight_by_the_predictions
     assert divided[:, 1] == pytest.approx(weights[:, 1])
     assert divided[1, 0] > divided[1, 2]
     assert label_sets.divided_shares(np.array([0.7, 0.3]), divided).sum() == pytest.approx(1)
+
+
+def test_a_group_predicts_the_label_of_its_most_confident_teacher() -> None:
+    label_sets = LabelSets([[0, 2], [1]])
+    answers = np.array([[0.1, 0.0, 0.9], [0.8, 0.0, 0.2]])
+    assert label_sets.predicted(np.array([[0, 2, 1], [0, 2, 1]]), answers).tolist() == [[1, 2], [0, 2]]
 
 
 def test_copies_of_a_teacher_have_one_space_with_the_neighbours_of_one() -> None:

@@ -12,6 +12,7 @@ right is the share of texts whose most heavily weighted teacher has the gold lab
 teacher predicts it. loss is the largest loss in one setting against the best of muka, ensemble, standardised and
 free-mixture. within is half of the 95 % interval of the mean, by a bootstrap over pools: settings of a pool share texts
 and teachers.
+seconds is CPU time per setting, with the signal.
 """
 
 from __future__ import annotations
@@ -214,14 +215,14 @@ def _settings(options: argparse.Namespace) -> Iterator[Setting]:
 
 
 def _measured(setting: Setting, estimators: Mapping[str, Callable[[Setting], Array]], **about: Any) -> dict[str, Any]:
-    began = time.perf_counter()
+    began = time.process_time()
     _ = setting.estimated
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     figures: dict[str, Any] = {"name": setting.name, "pool": setting.pool, "n": len(setting.gold), "signal": seconds}
     for name, estimator in estimators.items():
-        began = time.perf_counter()
+        began = time.process_time()
         weights = estimator(setting)
-        spent = time.perf_counter() - began
+        spent = time.process_time() - began
         figures[name] = {"right": setting.right(weights), "labels": setting.labelled(weights), "seconds": spent}
     return figures | about
 

@@ -63,13 +63,13 @@ def dawid_skene(answers: Array, labels: int, rounds: int = 100, prior: float = 0
     Dawid and Skene 1979: a latent label of each text, and a confusion matrix of each teacher, by EM from the shares of
     the answers. Only the answers are read, no confidence.
     """
-    hot = np.eye(labels)[answers]  # [texts, teachers, labels]
-    label: Array = hot.mean(axis=1)
+    hot = [np.eye(labels)[own] for own in answers.T]  # of each teacher: [texts, labels]
+    label: Array = np.mean(hot, axis=0)
     for _ in range(rounds):
-        shares = label.mean(axis=0) + prior / labels
-        confusion = np.einsum("nl,nta->tla", label, hot) + prior
-        confusion /= confusion.sum(axis=2, keepdims=True)
-        logs = np.log(shares) + np.einsum("nta,tla->nl", hot, np.log(confusion))
+        logs = np.log(label.mean(axis=0) + prior / labels)
+        for own in hot:
+            confusion = label.T @ own + prior
+            logs = logs + own @ np.log(confusion / confusion.sum(axis=1, keepdims=True)).T
         raised = np.exp(logs - logs.max(axis=1, keepdims=True))
         before, label = label, raised / raised.sum(axis=1, keepdims=True)
         if np.abs(label - before).max() < 1e-6:

@@ -83,8 +83,8 @@ def amalgam(setting: Setting) -> Array:
 
 def told_shares(setting: Setting) -> Array:
     """Returns the weights of `method: amalgam` with the true shares."""
-    signal = setting.estimated[0]
-    return muka(setting) if signal is None else weigh.mixture(signal, setting.shares)[0]
+    confidence, facts, targets = setting.answers["confidence"], WeightFacts(notes=[]), Targets.model_validate(AMALGAM)
+    return weigh.weigh(setting.estimated[0], confidence, targets, facts, setting.shares)[0]
 
 
 def dawid_skene(setting: Setting) -> Array:

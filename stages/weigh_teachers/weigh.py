@@ -63,6 +63,9 @@ ENDS = 5
 TOP = 0.03
 """Part of a label's texts whose mean is the upper end of its range, if it is more than ENDS texts."""
 
+RANGE_TEMPERATURE = 1 / 16
+"""Temperature of the softmax over the scaled evidence, which is averaged with the mixture."""
+
 SHARPER = 4
 """Power of the mean lead of the best teacher over the second in the weight of a kind of evidence."""
 
@@ -113,6 +116,8 @@ def weigh(
         weights = standardised(signal)
     else:
         weights, fitted = mixture(signal, shares)
+        if targets.weight_signal == "all":
+            weights = (weights + softmax(signal / RANGE_TEMPERATURE)) / 2
         facts["separation"] = float(fitted.separations.mean())
         return weights, fitted.shares
     return weights, weights.mean(axis=0)

@@ -13,6 +13,7 @@ import pytest
 
 from amalgam import Experiment
 from amalgam.data.keys import text_key
+from amalgam.pipeline.errors import AmalgamError
 from amalgam.stages.weigh_teachers.few_labels import Labelled, corrected
 from amalgam.stages.weigh_teachers.to_label import Candidates, pick, uncertainty
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
@@ -87,7 +88,28 @@ def test_labels_of_the_corpus_give_the_result_of_the_same_labels_in_a_file(works
     assert "build-targets" not in workspace.stale("labels=labels.csv")
 
 
-def test_ids_and_keys_name_texts_too(workspace: Workspace) -> None:
+def test_ids_identify_texts(fresh: Workspace) -> None:
+    rows = [(text, label, str(number)) for number, (text, label) in enumerate(fresh.texts())]
+    with (fresh.folder / "texts/train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label", "number"), *rows])
+    test = [(text, label, str(number)) for number, (text, label) in enumerate(fresh.texts("test"))]
+    with (fresh.folder / "texts/test.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label", "number"), *test])
+    write(fresh, [("3", rows[3][1]), ("500", "law")], ("number", "label"))
+    refused = fresh.attempt("plan", "corpus.id=number", "labels=labels.csv")
+    assert "row 3: no training text has the id 500" in refused.err
+    assert "labels.csv: 1 problem\n" in refused.err
+    write(fresh, [("3", rows[3][1])], ("number", "label"))
+    fresh("build-targets", "corpus.id=number", "labels=labels.csv")
+    assert fresh.targets()[text_key([rows[3][0]])][1] == 1.0
+    written = fresh("label", "--count", "4", "--out", "more.csv", "corpus.id=number")
+    assert "4 texts to label" in written.out
+    with (fresh.folder / "more.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            assert rows[int(row["number"])][0] == row["text"]
+
+
+def test_keys_identify_texts_that_an_editor_changed(workspace: Workspace) -> None:
     text, label = workspace.texts()[3]
     write(workspace, [(text_key([text]).hex(), "edited by a spreadsheet", label)], ("key", "text", "label"))
     workspace("build-targets", "labels=labels.csv")
@@ -291,3 +313,12 @@ def test_labels_from_python(workspace: Workspace) -> None:
     assert effect.labels == 10
     assert effect.random is not None
     assert effect.random.texts == 5
+
+
+def test_python_takes_a_file_of_labels(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(workspace, workspace.texts()[:3])
+    monkeypatch.chdir(workspace.folder)
+    experiment = Experiment(["./models/first", "./models/second"], "texts/train.csv", labels="labels.csv", quiet=True)
+    assert experiment.config.labels == "./labels.csv"
+    with pytest.raises(AmalgamError, match=r"lables.csv is no file of labels"):
+        Experiment(["./models/first", "./models/second"], "texts/train.csv", labels="lables.csv", quiet=True)

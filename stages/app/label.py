@@ -66,7 +66,7 @@ def _features(run: Run) -> Array | None:
 
 def _table(run: Run, picked: Sequence[Picked], answers: Array, random: np.random.Generator) -> pl.DataFrame:
     corpus, names = run.experiment.corpus, label_space(run).names
-    texts = pa.concat_tables(tables(run.store, train_part(run))).take([entry.row for entry in picked])
+    texts = _texts(run, [entry.row for entry in picked])
     columns: dict[str, list[Any]] = {"key": [key.hex() for key in texts.column("key").to_pylist()]}
     if corpus.id != "auto":
         columns[corpus.id] = texts.column("id").to_pylist()
@@ -77,6 +77,17 @@ def _table(run: Run, picked: Sequence[Picked], answers: Array, random: np.random
         columns[f"{HINT}{place + 1}"] = [own[place] if place < len(own) else "" for own in hints]
     columns |= {"why": [entry.why for entry in picked], "probability": [entry.probability for entry in picked]}
     return pl.DataFrame(columns)
+
+
+def _texts(run: Run, rows: Sequence[int]) -> pa.Table:
+    """Returns these rows of the training texts, in this order; memory holds one bucket."""
+    parts, places, start = [], [], 0
+    for table in tables(run.store, train_part(run)):
+        own = [place for place, row in enumerate(rows) if start <= row < start + len(table)]
+        parts.append(table.take([rows[place] - start for place in own]))
+        places += own
+        start += len(table)
+    return pa.concat_tables(parts).take(np.argsort(places))
 
 
 def write_labels_file(path: Path, table: pl.DataFrame) -> None:

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from amalgam.data.keys import shown, shown_names, text_key
-from amalgam.data.lazy import pa
+from amalgam.data.lazy import pa, pc
 from amalgam.data.rows import Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
@@ -115,12 +115,13 @@ def read_label_file(path: Path, corpus: Corpus) -> LabelFile:
 
 def find_texts(file: LabelFile, buckets: Iterable[pa.Table]) -> dict[bytes | str, bytes]:
     """Returns the key of each text in the file that is a training text; the tables have the columns key and id."""
-    wanted = {row.text for row in file.rows}
+    name = "id" if file.column == ID else "key"
     key_of: dict[bytes | str, bytes] = {}
     for table in buckets:
-        keys = table.column("key").to_pylist()
-        identities = table.column("id").to_pylist() if file.column == ID else keys
-        key_of |= {text: key for text, key in zip(identities, keys, strict=True) if text in wanted}
+        column = table.column(name)
+        wanted = {row.text for row in file.rows if isinstance(row.text, str) == (name == "id")}
+        rows = table.filter(pc.is_in(column, value_set=pa.array(list(wanted), column.type)))
+        key_of |= dict(zip(rows.column(name).to_pylist(), rows.column("key").to_pylist(), strict=True))
     return key_of
 
 

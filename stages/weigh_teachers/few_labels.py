@@ -25,7 +25,7 @@ LEAST_GAIN = 1.0
 FOLDS = 10
 ROUNDS = 30
 LARGEST_STEP = 2.0
-SETTLED = 1e-6
+SETTLED = 1e-4
 LEAST_PROBABILITY = 1e-4
 """Smaller probabilities of the right teacher count as this one in cross-validation."""
 
@@ -118,19 +118,23 @@ class _Design:
 
 def _fit(design: _Design, labelled: Labelled, strength: float) -> Array:
     """Returns the coefficients with the largest posterior, by Newton's method."""
-    terms, has_label, centre = design.rows(labelled.rows), labelled.has_label, design.centre
-    coefficients = centre
+    terms, has_label, coefficients = design.rows(labelled.rows), labelled.has_label, design.centre
+    used = np.flatnonzero(terms.any(axis=(0, 1)))  # the other coefficients stay at their centre
+    terms, centre = terms[:, :, used], coefficients[used]
+    flat, own = terms.reshape(-1, len(used)), centre
     for _ in range(ROUNDS):
-        scores = terms @ coefficients
+        scores = terms @ own
         weights, right = softmax(scores), softmax(np.where(has_label, scores, -np.inf))
-        gradient = np.einsum("ti,tik->k", right - weights, terms) - strength * (coefficients - centre)
-        mean = np.einsum("ti,tik->tk", weights, terms)
-        spread = np.einsum("ti,tik,til->kl", weights, terms, terms, optimize=True) - mean.T @ mean
-        step = np.linalg.solve(spread + strength * np.eye(len(centre)), gradient)
+        gradient = (right - weights).ravel() @ flat - strength * (own - centre)
+        weighted = flat * weights.reshape(-1, 1)
+        mean = weighted.reshape(terms.shape).sum(axis=1)
+        spread = flat.T @ weighted - mean.T @ mean
+        step = np.linalg.solve(spread + strength * np.eye(len(used)), gradient)
         largest = float(np.abs(step).max())
-        coefficients = coefficients + step * min(1.0, LARGEST_STEP / max(largest, SETTLED))
+        own = own + step * min(1.0, LARGEST_STEP / max(largest, SETTLED))
         if largest < SETTLED:
             break
+    coefficients[used] = own
     return coefficients
 
 

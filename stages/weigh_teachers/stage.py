@@ -12,7 +12,7 @@ from typing import TypedDict
 
 from amalgam.data.arrays import Array, top_margin
 from amalgam.data.keys import text_key
-from amalgam.data.lazy import np, pa, pl
+from amalgam.data.lazy import np, pa, pc, pl
 from amalgam.data.parquet import WEIGHTS, build_table, key_array, read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
@@ -149,8 +149,10 @@ def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
     teachers_with = {
         name: [name in owners for name in space.columns] for name, owners in zip(space.names, space.owners, strict=True)
     }
-    pairs = [(row, given.by_key[key]) for row, key in enumerate(keys.to_pylist()) if key in given.by_key]
-    return Labelled(np.array([row for row, _ in pairs]), np.array([teachers_with[label] for _, label in pairs]))
+    rows = np.flatnonzero(
+        pc.is_in(keys, value_set=pa.array(list(given.by_key), keys.type)).to_numpy(zero_copy_only=False)
+    )
+    return Labelled(rows, np.array([teachers_with[given.by_key[key]] for key in keys.take(rows).to_pylist()]))
 
 
 def _with_labels(

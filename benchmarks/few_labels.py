@@ -1,0 +1,157 @@
+"""Measures the choice of teachers with a few gold labels: texts picked by `amalgam label` against random ones.
+
+python benchmarks/few_labels.py --folder choice-benchmark [--counts 10 50] [--draws 5] [--only trec6] [--json]
+
+The settings are those of benchmarks/choice.py. Each draw is a seed of the random texts; a picked set is half random.
+right is the share of texts whose most heavily weighted teacher has the gold label, labelled texts included. labels is
+the share of targets that are the gold label. probe is the accuracy of ridge regression from the encoder's states, on
+the same labelled texts alone; it is measured on the other texts, and so is others, the accuracy of targets there.
+within is half of the 95 % interval of the mean, by a bootstrap over pools of teachers. picked-random compares pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from amalgam.benchmarks.choice import amalgam, within
+from amalgam.benchmarks.choice_settings import load_settings
+from amalgam.benchmarks.protocol import row, show
+from amalgam.stages.weigh_teachers.few_labels import Labelled, corrected
+from amalgam.stages.weigh_teachers.to_label import Candidates, pick
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from amalgam.benchmarks.choice_settings import Setting
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+RIDGE = 1.0
+FIGURES = ("right", "labels", "others", "probe")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    setting: str
+    pool: str
+    count: int
+    how: str
+    draw: int
+    figures: dict[str, float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("choice-benchmark"), help="folder of benchmarks/choice.py")
+    parser.add_argument("--counts", type=int, nargs="+", default=[10, 50], help="numbers of labels")
+    parser.add_argument("--draws", type=int, default=5, help="draws of the labelled texts")
+    parser.add_argument("--only", nargs="+", default=[], help="settings whose name contains one of these")
+    parser.add_argument("--each", action="store_true", help="also a row for each setting")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    measured = [
+        measurement
+        for setting in load_settings(options.folder, options.only)
+        for measurement in measure(setting, options.counts, options.draws)
+    ]
+    if not measured:
+        raise SystemExit(f"{options.folder}/settings has no such setting: make some with `choice.py make`")
+    if options.each:
+        show(list(_each(measured)), as_json=options.json)
+    show(list(_summaries(measured)), as_json=options.json)
+
+
+def measure(setting: Setting, counts: Sequence[int], draws: int) -> Iterator[Measurement]:
+    """Yields the figures without labels (count 0), and for each count, kind of texts and draw."""
+    weights = amalgam(setting)
+    base = {"right": setting.right(weights), "labels": setting.labelled(weights)}
+    yield Measurement(setting.name, setting.pool, 0, "none", 0, base)
+    for count in counts:
+        for draw in range(draws):
+            random = np.random.default_rng([draw, count]).choice(len(weights), min(count, len(weights)), replace=False)
+            candidates = Candidates(weights, setting.answered, setting.features.astype(np.float32))
+            picked = np.array([entry.row for entry in pick(candidates, count, draw)])
+            for how, rows in (("random", random), ("picked", picked)):
+                figures = _figures(setting, weights, np.sort(rows))
+                yield Measurement(setting.name, setting.pool, count, how, draw, figures)
+
+
+def _figures(setting: Setting, weights: Array, rows: Array) -> dict[str, float]:
+    labelled = Labelled(rows, setting.has_gold[rows])
+    after = corrected(weights, list(setting.evidence.kinds.values()), setting.answered, labelled).weights
+    targets = setting.answered[np.arange(len(after)), after.argmax(axis=1)]
+    targets[rows] = setting.gold[rows]
+    others = np.setdiff1d(np.arange(len(after)), rows)
+    return {
+        "right": setting.right(after),
+        "labels": float((targets == setting.gold).mean()),
+        "others": float((targets == setting.gold)[others].mean()),
+        "probe": float((_probe(setting, rows) == setting.gold)[others].mean()),
+    }
+
+
+def _probe(setting: Setting, rows: Array) -> Array:
+    """Returns the labels that ridge regression on the labelled texts predicts for all texts."""
+    features = setting.features.astype(np.float64)
+    own, gold = features[rows] - features[rows].mean(axis=0), np.eye(len(setting.labels))[setting.gold[rows]]
+    kernel = own @ own.T + RIDGE * np.eye(len(rows))
+    scores = (features - features[rows].mean(axis=0)) @ own.T @ np.linalg.solve(kernel, gold - gold.mean(axis=0))
+    labels: Array = (scores + gold.mean(axis=0)).argmax(axis=1)
+    return labels
+
+
+# ---- tables
+
+
+def _means(measured: Sequence[Measurement]) -> dict[tuple[int, str], dict[str, Measurement]]:
+    """Returns by count and kind of texts the mean over draws of each setting."""
+    groups: dict[tuple[int, str, str], list[Measurement]] = defaultdict(list)
+    for each in measured:
+        groups[each.count, each.how, each.setting].append(each)
+    means: dict[tuple[int, str], dict[str, Measurement]] = defaultdict(dict)
+    for (count, how, setting), own in groups.items():
+        figures = {name: float(np.mean([each.figures[name] for each in own])) for name in own[0].figures}
+        means[count, how][setting] = Measurement(setting, own[0].pool, count, how, 0, figures)
+    return means
+
+
+def _summaries(measured: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
+    means = _means(measured)
+    draws = len({each.draw for each in measured})
+    for (count, how), settings in means.items():
+        pools, figures = [each.pool for each in settings.values()], {}
+        for name in (name for name in FIGURES if name in next(iter(settings.values())).figures):
+            values = np.array([each.figures[name] for each in settings.values()])
+            figures |= {name: round(float(values.mean()), 3), f"{name}_within": within(pools, values)}
+        right = np.array([each.figures["right"] for each in settings.values()])
+        gain = right - np.array([means[0, "none"][name].figures["right"] for name in settings])
+        worst = {"worst": round(float(right.min()), 3), "least_gain": round(float(gain.min()), 3)}
+        yield row("few-labels", f"{count} {how}", **figures, **worst, settings=len(settings), draws=draws)
+    for count in sorted({each.count for each in measured} - {0}):
+        picked, random = means[count, "picked"], means[count, "random"]
+        gains = np.array([picked[name].figures["right"] - random[name].figures["right"] for name in picked])
+        figures = {
+            "right": round(float(gains.mean()), 3),
+            "right_within": within([e.pool for e in picked.values()], gains),
+        }
+        worst = {"worst": round(float(gains.min()), 3), "better_in": int((gains > 0).sum())}
+        yield row("few-labels", f"{count} picked-random", **figures, **worst, settings=len(gains), draws=draws)
+
+
+def _each(measured: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
+    means = _means(measured)
+    for name, base in means[0, "none"].items():
+        figures = {
+            f"{how} {count}": round(own[name].figures["right"], 3) for (count, how), own in means.items() if count
+        }
+        yield row("few-labels", name, none=round(base.figures["right"], 3), **figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The benchmark of a few labels: its figures follow from the labelled texts, and its table has a row for each count."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from amalgam.benchmarks import few_labels
+from amalgam.benchmarks.choice_settings import Setting, write_setting
+from amalgam.tests.test_choice import setting
+
+__all__ = ["setting"]
+
+
+def test_labelled_texts_are_right_and_others_are_measured_apart(setting: Setting) -> None:
+    count, texts = 200, len(setting.gold)
+    base, *measured = few_labels.measure(setting, [count], 1)
+    assert base.count == 0
+    assert [each.how for each in measured] == ["random", "picked"]
+    for each in measured:
+        figures = each.figures
+        assert figures["labels"] == pytest.approx((count + (texts - count) * figures["others"]) / texts)
+
+
+def test_the_table_compares_picked_and_random_texts(
+    setting: Setting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_setting(setting, tmp_path / "settings" / f"{setting.name}.npz")
+    arguments = ["few_labels.py", "--folder", str(tmp_path), "--counts", "20", "--draws", "2", "--each", "--json"]
+    with mock.patch.object(sys, "argv", arguments):
+        few_labels.main()
+    rows = {row["row"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert set(rows) == {setting.name, "0 none", "20 random", "20 picked", "20 picked-random"}
+    gain = rows["20 picked"]["right"] - rows["20 random"]["right"]
+    assert rows["20 picked-random"]["right"] == pytest.approx(gain, abs=0.002)
+    assert rows["20 picked"]["least_gain"] >= rows["20 picked"]["right"] - rows["0 none"]["right"] - 0.002
+
+
+def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
+    with mock.patch.object(sys, "argv", ["few_labels.py", "--folder", str(tmp_path)]), pytest.raises(SystemExit):
+        few_labels.main()

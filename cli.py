@@ -363,8 +363,6 @@ amalgam label --count 50              writes labels.csv: texts to label, with th
 
 amalgam label labels.csv              prints the changes by the labels in it
 
-amalgam run labels=labels.csv         trains the student with them
-
 Half of the texts are those whose teacher is most uncertain. The others are random, because only random texts estimate
 an accuracy. Empty labels are left out.
 """

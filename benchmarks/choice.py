@@ -239,7 +239,7 @@ def _summary(name: str, figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "choice",
         name,
         right=round(float(whole.mean()), 3),
-        within=_within([each["pool"] for each in plain], whole),
+        within=within([each["pool"] for each in plain], whole),
         worst=round(float(whole.min()), 3),
         labels=round(float(np.mean([each[name]["labels"] for each in plain])), 3),
         thinned=round(float(skewed.mean()), 3) if thinned else None,
@@ -252,7 +252,7 @@ def _summary(name: str, figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     )
 
 
-def _within(pools: Sequence[str], values: Array) -> float | None:
+def within(pools: Sequence[str], values: Array) -> float | None:
     """Returns half of the 95 % interval of the mean, by a bootstrap over pools; None for fewer than three."""
     groups: dict[str, list[float]] = defaultdict(list)
     for pool, value in zip(pools, values, strict=True):

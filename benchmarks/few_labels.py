@@ -4,8 +4,8 @@ python benchmarks/few_labels.py --folder choice-benchmark [--counts 10 50] [--dr
 
 The settings are those of benchmarks/choice.py. Each draw is a seed of the random texts; a picked set is half random.
 right is the share of texts whose most heavily weighted teacher has the gold label, labelled texts included. labels is
-the share of targets that are the gold label. probe is the accuracy of ridge regression from the encoder's states, on
-the same labelled texts alone; it is measured on the other texts, and so is others, the accuracy of targets there.
+the share of targets that are the gold label. others is that share on texts without a label. probe is the accuracy of
+ridge regression there: it learns from the encoder's states and the same labels alone.
 within is half of the 95 % interval of the mean, by a bootstrap over pools of teachers. picked-random compares pairs.
 """
 
@@ -125,7 +125,8 @@ def _summaries(measured: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
     means = _means(measured)
     draws = len({each.draw for each in measured})
     for (count, how), settings in means.items():
-        pools, figures = [each.pool for each in settings.values()], {}
+        pools = [each.pool for each in settings.values()]
+        figures: dict[str, Any] = {}
         for name in (name for name in FIGURES if name in next(iter(settings.values())).figures):
             values = np.array([each.figures[name] for each in settings.values()])
             figures |= {name: round(float(values.mean()), 3), f"{name}_within": within(pools, values)}

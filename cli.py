@@ -420,7 +420,7 @@ grep -h onion *.log | amalgam predict --input - > labels.csv
 
 The file has a row for each of the texts, in their order: row, key, id, label, probability; with --top K also label_2,
 probability_2 and so on; with --explain mass_TEACHER, the sum over that teacher's labels (a label that several teachers
-share counts for each of them).
+share counts for each of them); with --unknown the columns unknown and unknown_score.
 """
 
 
@@ -473,6 +473,9 @@ def predict(  # noqa: PLR0913 - the options of a command
     explain: Annotated[
         bool, typer.Option("--explain", help="Add the summed probability of each teacher's labels.")
     ] = False,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="Add a flag and a score of texts unlike the training texts.")
+    ] = False,
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Leave out unusable rows and count them.")
     ] = False,
@@ -494,6 +497,7 @@ def predict(  # noqa: PLR0913 - the options of a command
         id_column=id_column,
         top=top,
         explain=explain,
+        unknown=unknown,
         skip_bad_rows=skip_bad_rows,
         force=force,
         quiet=quiet,

@@ -38,6 +38,13 @@ def entropy_nats(probability: Array, axis: int = -1) -> Array:
     return result
 
 
+def unknown_score(logits: Array) -> Array:
+    """Returns minus the logarithm of the sum of exp(logits): the higher, the less a text is like the training texts."""
+    highest = logits.max(axis=-1)
+    score: Array = -highest - np.log(np.exp(logits - highest[..., None]).sum(axis=-1))
+    return score
+
+
 def top_margin(scores: Array) -> Array:
     """Returns, for each row, the largest number less the second largest."""
     ordered = np.partition(scores, -2, axis=1)  # pl.Series.arr.sort takes as long as everything else together

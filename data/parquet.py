@@ -139,7 +139,8 @@ TARGETS = (
 )
 
 
-# `amalgam predict`. With --top K also label_2, probability_2 and so on; with --explain mass_TEACHER.
+# `amalgam predict`. With --top K also label_2, probability_2 and so on; with --explain mass_TEACHER; with --unknown
+# unknown and unknown_score.
 PREDICTIONS = (
     Column("row", "int64", "position of the text in its file, counted as in skipped.parquet"),
     Column("key", "key", "the text; in a csv in hexadecimal"),
@@ -149,13 +150,20 @@ PREDICTIONS = (
 )
 
 
-def predictions(top: int, teachers: Sequence[str]) -> tuple[Column, ...]:
+UNKNOWN = (
+    Column("unknown", "bool", "whether the score is above the student's threshold"),
+    Column("unknown_score", "float32", "-log of the sum of exp(logits)"),
+)
+
+
+def predictions(top: int, teachers: Sequence[str], *, unknown: bool = False) -> tuple[Column, ...]:
     columns = list(PREDICTIONS)
     for place in range(2, top + 1):
         columns.append(Column(f"label_{place}", "string", "the next likely label"))
         columns.append(Column(f"probability_{place}", "float32", "the student's, of that label"))
     meaning = "sum over this teacher's labels; shared ones count for each"
-    return (*columns, *(Column(f"mass_{teacher}", "float32", meaning) for teacher in teachers))
+    masses = (Column(f"mass_{teacher}", "float32", meaning) for teacher in teachers)
+    return (*columns, *(UNKNOWN if unknown else ()), *masses)
 
 
 def arrow_schema(columns: Sequence[Column], sizes: Mapping[str, int] | None = None) -> Any:

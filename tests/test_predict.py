@@ -85,6 +85,41 @@ def test_explain_sums_what_each_teachers_labels_hold(desk: Workspace, right: dic
     assert f"labels of first   {entry['mass']['first']:.3f}" in shown
 
 
+def test_unknown_texts_are_flagged_as_transformers_and_the_config_alone_would(desk: Workspace) -> None:
+    """Compares with four lines of transformers, as in docs/how-to/unknown-texts.md."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = desk.folder / "students/student"
+    model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
+    with torch.no_grad():
+        logits = torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in TEXTS])
+    scores = (-logits.logsumexp(dim=-1)).tolist()
+    threshold = model.config.unknown_threshold
+    for entry, score in zip(desk("predict", *TEXTS, "--unknown", "--json").json, scores, strict=True):
+        assert entry["unknown"]["score"] == pytest.approx(score, abs=1e-5)
+        assert entry["unknown"]["threshold"] == threshold
+        assert entry["unknown"]["flag"] is (score > threshold)
+    shown = desk("predict", TEXTS[0], "--unknown").out
+    assert f"unknown: {'yes' if scores[0] > threshold else 'no'} (score {scores[0]:.3f}, threshold" in shown
+    rows = rows_of(desk("predict", "--input", "texts/train.csv", "--unknown", "--explain"))
+    assert list(rows[0])[-4:] == ["unknown", "unknown_score", "mass_first", "mass_second"]
+    assert {row["unknown"] for row in rows} <= {"true", "false"}
+    assert 0 < sum(row["unknown"] == "true" for row in rows) < len(rows) / 3
+
+
+def test_a_student_without_threshold_refuses_unknown(desk: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(desk.folder / "students/student", tmp_path / "bare")
+    for mark in (METADATA, COPY_OF_MARK):
+        (tmp_path / "bare" / mark).unlink(missing_ok=True)
+    config = tmp_path / "bare/config.json"
+    config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "unknown_threshold"}))
+    refused = desk.attempt("predict", TEXTS[0], "--unknown", "--student", str(tmp_path / "bare"))
+    assert refused.code == 2
+    assert "config.json has no unknown_threshold" in refused.err
+    assert "`amalgam train-student`" in refused.err
+
+
 def test_a_label_that_two_teachers_share_counts_for_each(desk: Workspace, tmp_path: Path) -> None:
     shutil.copytree(desk.folder / "students/student", tmp_path / "student")
     rewrite_mark(tmp_path / "student", teachers={"one": ["banking", "law"], "other": ["law"]})

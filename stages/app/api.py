@@ -350,10 +350,15 @@ class Experiment:
         """system, accuracy, macro_f1, nll_nats, ece, and on_GROUP: accuracy on the labels of each teacher."""
         return frames.evaluation(self._current("report"))
 
-    def predict(self, texts: Sequence[str | tuple[str, str]], *, top: int = 1, explain: bool = False) -> pl.DataFrame:
-        """The student's labels and probabilities; `explain`: also mass_TEACHER, the probability of its labels."""
+    def predict(
+        self, texts: Sequence[str | tuple[str, str]], *, top: int = 1, explain: bool = False, unknown: bool = False
+    ) -> pl.DataFrame:
+        """The student's labels and probabilities.
+
+        `explain`: also mass_TEACHER, the probability of its labels. `unknown`: also unknown and unknown_score.
+        """
         finished = replace(finished_in(self.student), device=self.config.execution.device)
-        return frames.predictions(Student(finished, top=top, explain=explain), texts)
+        return frames.predictions(Student(finished, top=top, explain=explain, unknown=unknown), texts)
 
     # ----
 

@@ -74,9 +74,10 @@ def evaluation(run: Run) -> pl.DataFrame:
 def predictions(student: Student, inputs: Sequence[str | tuple[str, str]]) -> pl.DataFrame:
     texts = checked_texts(inputs)
     predicted = student(texts)
-    names = [column.name for column in prediction_columns(student.top, list(predicted.masses))]
-    columns = dict(zip(names[names.index("label") :], predicted.columns, strict=True))
-    return pl.DataFrame({"text": [fields[0] for fields in texts], **columns})
+    columns = prediction_columns(student.top, list(predicted.masses), unknown=predicted.unknown is not None)
+    names = [column.name for column in columns]
+    values = dict(zip(names[names.index("label") :], predicted.columns, strict=True))
+    return pl.DataFrame({"text": [fields[0] for fields in texts], **values})
 
 
 def _files(run: Run, name: str) -> tuple[dict[Path, tuple[int, int]], int]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from amalgam.data.arrays import Array, softmax
+from amalgam.data.arrays import Array, softmax, unknown_score
 from amalgam.data.keys import shown, text_key
 from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
@@ -184,6 +184,15 @@ def _shortest(folder: Path) -> str:
 
 
 @dataclass(frozen=True)
+class UnknownTexts:
+    """Which texts are unlike the texts that the student was trained on."""
+
+    flags: Array
+    scores: Array
+    threshold: float
+
+
+@dataclass(frozen=True)
 class Predictions:
     """Predictions in the order of the texts, the most likely labels first."""
 
@@ -191,6 +200,7 @@ class Predictions:
     probabilities: Array
     masses: Mapping[str, Array]
     """The summed probability of each teacher's labels, with `explain`."""
+    unknown: UnknownTexts | None = None
 
     @property
     def columns(self) -> list[Any]:
@@ -198,13 +208,14 @@ class Predictions:
         ranked: list[Any] = []
         for place, probabilities in enumerate(self.probabilities.T):
             ranked += [[labels[place] for labels in self.labels], probabilities]
-        return [*ranked, *self.masses.values()]
+        unknown = [self.unknown.flags, self.unknown.scores] if self.unknown else []
+        return [*ranked, *unknown, *self.masses.values()]
 
 
 class Student:
     """Predicts with a trained student."""
 
-    def __init__(self, finished: StudentFolder, *, top: int, explain: bool) -> None:
+    def __init__(self, finished: StudentFolder, *, top: int, explain: bool, unknown: bool = False) -> None:
         if type(top) is not int or top < 1:
             what, fix = f"top is {top!r}, not a whole number from 1 on", "predict(texts, top=3) returns three labels"
             raise ExperimentError(what, where="predict", fix=fix)
@@ -212,15 +223,33 @@ class Student:
         self.labels = self._classifier.labels
         self.top = min(top, len(self.labels))
         self.positions = finished.positions(self.labels) if explain else {}
+        self.threshold = _unknown_threshold(self._classifier, finished.folder) if unknown else None
 
     def __call__(self, texts: Sequence[tuple[str, ...]]) -> Predictions:
-        probabilities = softmax(self._classifier.logits(texts))
+        logits = self._classifier.logits(texts)
+        probabilities = softmax(logits)
         best = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.top]
         return Predictions(
             [[self.labels[position] for position in row] for row in best],
             np.take_along_axis(probabilities, best, axis=1),
             {teacher: probabilities[:, positions].sum(axis=1) for teacher, positions in self.positions.items()},
+            self._unknown(logits),
         )
+
+    def _unknown(self, logits: Array) -> UnknownTexts | None:
+        if self.threshold is None:
+            return None
+        scores = unknown_score(logits)
+        return UnknownTexts(scores > self.threshold, scores, self.threshold)
+
+
+def _unknown_threshold(classifier: Classifier, folder: Path) -> float:
+    threshold = getattr(classifier.model.config, "unknown_threshold", None)
+    if not isinstance(threshold, float):
+        what = "the student's config.json has no unknown_threshold"
+        fix = "train it again on texts: `amalgam train-student`; or omit --unknown"
+        raise ModelError(what, where=str(folder / "config.json"), fix=fix)
+    return threshold
 
 
 # ---- the command
@@ -237,6 +266,7 @@ def predict(  # noqa: PLR0913 - the options of the command
     id_column: str | None,
     top: int,
     explain: bool,
+    unknown: bool,
     skip_bad_rows: bool,
     force: bool,
     quiet: bool,
@@ -253,7 +283,8 @@ def predict(  # noqa: PLR0913 - the options of the command
             raise ExperimentError("a text is empty", where="amalgam predict", fix="remove it")
         finished = finished_student(config, student)
         name_student(Console(quiet=quiet), finished, config, chosen=student is not None)
-        _predict_texts(texts, Student(finished, top=top, explain=explain), finished.fingerprint, as_json=as_json)
+        model = Student(finished, top=top, explain=explain, unknown=unknown)
+        _predict_texts(texts, model, finished.fingerprint, as_json=as_json)
         return
     if as_json:
         raise ExperimentError("--json is for texts that are typed", where="amalgam predict", fix="--out FILE.parquet")
@@ -265,9 +296,9 @@ def predict(  # noqa: PLR0913 - the options of the command
     with signals.listening():
         total = inputs.check()
         name_student(console, finished, config, chosen=student is not None)
-        model = Student(finished, top=top, explain=explain)
+        model = Student(finished, top=top, explain=explain, unknown=unknown)
         with (
-            _output(out, predictions(model.top, list(model.positions))) as write,
+            _output(out, predictions(model.top, list(model.positions), unknown=unknown)) as write,
             console.progress("predict", "texts", total or 0, 0),
         ):
             for block in inputs.blocks():
@@ -290,15 +321,26 @@ def _predict_texts(texts: Sequence[str], student: Student, fingerprint: str | No
         masses = {teacher: float(mass[row]) for teacher, mass in result.masses.items()}
         ranked = [{"label": label, "probability": share} for label, share in shares.items()]
         entry = {"text": text, "key": text_key((text,)).hex(), "student": fingerprint, "labels": ranked}
-        entries.append(entry | ({"mass": masses} if masses else {}))
+        entries.append(entry | ({"mass": masses} if masses else {}) | _unknown_entry(result.unknown, row))
         if not as_json:
             console.result(shown(text, SHOWN))
             named = shares | {f"labels of {teacher}": mass for teacher, mass in masses.items()}
             width = max(map(len, named))
             for name, value in named.items():
                 console.result(f"  {name.ljust(width)}  {value:.3f}")
+            if result.unknown:
+                flag = "yes" if result.unknown.flags[row] else "no"
+                figures = f"score {result.unknown.scores[row]:.3f}, threshold {result.unknown.threshold:.3f}"
+                console.result(f"  unknown: {flag} ({figures})")
     if as_json:
         console.json(entries)
+
+
+def _unknown_entry(unknown: UnknownTexts | None, row: int) -> dict[str, Any]:
+    if unknown is None:
+        return {}
+    flag, score = bool(unknown.flags[row]), float(unknown.scores[row])
+    return {"unknown": {"flag": flag, "score": score, "threshold": unknown.threshold}}
 
 
 # ---- texts from a file
@@ -462,6 +504,8 @@ def csv_writer(file: TextIO, columns: Sequence[Column]) -> Callable[[Values], No
     def cell(value: Any) -> Any:
         if isinstance(value, bytes):
             return value.hex()
+        if isinstance(value, bool):
+            return str(value).lower()
         if isinstance(value, str):
             value = f"'{value}" if value.startswith(FORMULA) and not NUMBER.fullmatch(value) else value
             return shown(value, len(value)) if on_terminal else value

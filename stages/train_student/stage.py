@@ -48,6 +48,7 @@ from amalgam.stages.target_methods import measure_of, objective_inputs, reads_te
 from amalgam.stages.train_teachers.stage import encoders_of
 
 if TYPE_CHECKING:
+    from amalgam.stages.common.training.batches import Examples
     from amalgam.stages.common.training.run import Selection
     from amalgam.stages.make_embeddings.stage import EmbeddingFacts
     from amalgam.stages.train_student.training import TeacherEmbeddings
@@ -59,7 +60,7 @@ NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
 
 class TrainStudent(Stage):
     name = "train-student"
-    VERSION = 3  # of equal checkpoints the latest is kept, and the last step where few texts are held out
+    VERSION = 4  # the configuration has a threshold of unknown texts
     parallelism = "collective"
     unit_label = "students"
     sections = ("student", "objective")
@@ -244,7 +245,14 @@ def _training(run: Run, manifest: Record) -> Training:
 def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts]:
     from amalgam.stages.common.training.loop import training_of
     from amalgam.stages.common.training.losses import targets_objective
-    from amalgam.stages.train_student.training import check_lengths, objective_phases, selection, targeted, train
+    from amalgam.stages.train_student.training import (
+        check_lengths,
+        objective_phases,
+        selection,
+        set_unknown_threshold,
+        targeted,
+        train,
+    )
 
     student, objective = run.experiment.student, objective_inputs(run.experiment)
     facts, part = target_facts(run), train_part(run)
@@ -253,7 +261,7 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     texts = tokenized_buckets(run, part, new, ["key"])
     data = targeted(texts, read_targets(run), held_out=held_out_share(run))
     targets = targets_objective(facts)
-    selected = validation or selection(data, new.pad_id, targets, facts)
+    selected = _by_accuracy(validation, new.pad_id) if validation else selection(data, new.pad_id, targets, facts)
     states = states_of(run, data.keys) if objective.states else []
     if objective.states == "tokens":
         check_lengths(states, data.learn)
@@ -265,7 +273,9 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     phases = objective_phases(config, new, states, targets, seed=student.seed, confidence=confidence)
     settings = training_of(student, schedule(run), objective_rate=config.learning_rate)
     results = train(training_services(run), new, data.learn, phases, settings, selected, checkpoint)
-    return new, {**results, "labels": facts["labels"], "cut": data.truncated, "texts": len(data.learn)}
+    unknown = set_unknown_threshold(new, data, validation)
+    counts = {"cut": data.truncated, "texts": len(data.learn)}
+    return new, {**results, "labels": facts["labels"], **counts, "unknown": unknown}
 
 
 def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts]:
@@ -284,8 +294,9 @@ def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, Stu
         held_out=held_out_share(run),
     )
     phases, settings = [("", targets)], training_of(student, schedule(run))
-    results = train(training_services(run), new, learned, phases, settings, validation or selection, checkpoint)
-    return new, {**results, "labels": labels, "cut": 0, "texts": 0}
+    selected = _by_accuracy(validation, new.pad_id) if validation else selection
+    results = train(training_services(run), new, learned, phases, settings, selected, checkpoint)
+    return new, {**results, "labels": labels, "cut": 0, "texts": 0, "unknown": None}
 
 
 def _teacher_embeddings(run: Run) -> Iterator[TeacherEmbeddings]:
@@ -299,13 +310,15 @@ def _teacher_embeddings(run: Run) -> Iterator[TeacherEmbeddings]:
         yield teacher_loader(run).load(teacher, "fp32", passes=0), columns[teacher.name], paths
 
 
-def _validation(run: Run, new: NewClassifier, labels: Sequence[str]) -> Selection | None:
-    """Returns the accuracy on the labelled validation texts and its name, if they select the checkpoint."""
+def _validation(run: Run, new: NewClassifier, labels: Sequence[str]) -> Examples | None:
+    """Returns the labelled validation texts if they select the checkpoint."""
     from amalgam.stages.common.training.batches import labelled
-    from amalgam.stages.common.training.run import Selection, accuracy_on
 
     part = validation_part(run)
-    if part is None:
-        return None
-    texts = labelled(tokenized_buckets(run, part, new, ["key", "label"]), labels).learn
-    return Selection("accuracy on labelled validation", accuracy_on(texts, new.pad_id))
+    return part and labelled(tokenized_buckets(run, part, new, ["key", "label"]), labels).learn
+
+
+def _by_accuracy(validation: Examples, pad_id: int) -> Selection:
+    from amalgam.stages.common.training.run import Selection, accuracy_on
+
+    return Selection("accuracy on labelled validation", accuracy_on(validation, pad_id))

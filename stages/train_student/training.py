@@ -17,12 +17,14 @@ import pyarrow as pa
 import torch
 from safetensors.torch import load_file
 
+from amalgam.data.arrays import unknown_score
 from amalgam.data.parquet import key_array, matrix
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
 from amalgam.pipeline.errors import ExperimentError, ModelError, WorkError
 from amalgam.stages.build_targets.stage import TargetFacts
 from amalgam.stages.common.cached.read import States
+from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import aligned
 from amalgam.stages.common.models.resolve import NewClassifier
@@ -30,11 +32,15 @@ from amalgam.stages.common.training.batches import BucketArrays, Examples, Train
 from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.stages.common.training.run import Selection, TrainingServices, learn, negative_loss
-from amalgam.stages.common.training.schedule import PhasedFacts, TrainingFacts
+from amalgam.stages.common.training.schedule import PhasedFacts, TrainingFacts, UnknownThreshold
 from amalgam.stages.make_embeddings.search import SpecialTokens, fit_projection
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext, Phases
 
 SCORE_NAMES = {"scores": "difference from", "mt-bert": "cross-entropy to"}
+
+
+KNOWN_SHARE = 0.95
+"""Share of the texts that the threshold of unknown texts is set on, and that it accepts."""
 
 
 def train(  # noqa: PLR0913 - the training's inputs, by name
@@ -58,6 +64,19 @@ def train(  # noqa: PLR0913 - the training's inputs, by name
         return last
     facts: PhasedFacts = {**last, "phases": results}
     return facts
+
+
+def set_unknown_threshold(new: NewClassifier, data: TrainingData, validation: Examples | None) -> UnknownThreshold:
+    """Sets config.unknown_threshold, so that KNOWN_SHARE of the texts have a lower score; reads no label.
+
+    The texts are those of the validation, or held-out ones; texts that were learned have lower scores than new texts.
+    """
+    texts = validation or data.held_out or data.learn
+    source = "validation texts" if validation else "held-out texts" if data.held_out else "training texts"
+    logits = predict(new.model, texts.tokens, pad_id=new.pad_id, type_ids=texts.type_ids)
+    threshold = float(np.quantile(unknown_score(logits.astype(np.float64)), KNOWN_SHARE))
+    new.model.config.unknown_threshold = threshold
+    return {"threshold": threshold, "texts": len(texts), "source": source}
 
 
 def targeted(

@@ -123,6 +123,14 @@ class PhasedFacts(TrainingFacts):
     phases: dict[str, TrainingFacts]
 
 
+class UnknownThreshold(TypedDict):
+    """The score above which the student's texts are unknown, and the texts that set it."""
+
+    threshold: float
+    texts: int
+    source: str
+
+
 class StudentFacts(TrainingFacts):
     """The result of the student's training."""
 
@@ -130,6 +138,8 @@ class StudentFacts(TrainingFacts):
     cut: int
     """Number of truncated texts."""
     texts: int
+    unknown: UnknownThreshold | None
+    """None for a student that learned from pseudo embeddings."""
 
 
 class StudentRecordFacts(StudentFacts):

@@ -303,6 +303,8 @@ class _Table:
         # Whole numbers are positions, unless a label is a number itself: 1 among ["1", "2"] is the label "1".
         if not any(label.isdecimal() for label in labels):
             self._labels |= {str(position): label for position, label in enumerate(labels)}
+        if labels and corpus.unknown is not None:
+            self._labels[corpus.unknown] = corpus.unknown
 
     def columns(self, available: Sequence[str] | None) -> list[str]:
         """Returns the columns of text, id and label; a missing one is an error, if the `available` ones are known."""

@@ -213,6 +213,7 @@ def _corpus_checks(experiment: ExperimentConfig) -> Checks:
     }
     for reader, reads in readers.items():
         yield reads and corpus.label is None, "corpus.label", f"{reader} needs the name of the label column"
+    yield corpus.unknown in (corpus.labels or ()), "corpus.unknown", f"{corpus.unknown!r} is also in corpus.labels"
 
 
 def _student_checks(experiment: ExperimentConfig) -> Checks:

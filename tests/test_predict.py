@@ -86,7 +86,7 @@ def test_explain_sums_what_each_teachers_labels_hold(desk: Workspace, right: dic
 
 
 def test_unknown_texts_are_flagged_as_transformers_and_the_config_alone_would(desk: Workspace) -> None:
-    """Compares with four lines of transformers, as in docs/how-to/unknown-texts.md."""
+    """Compares with four lines of transformers, as in docs/student.md."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

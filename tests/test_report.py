@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, CommandResult, Workspace, age
+from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, CommandResult, Workspace, age, write_texts
 
 VOID = {"meta", "br", "path", "rect", "circle"}
 
@@ -457,3 +457,46 @@ def test_a_folder_whose_name_is_a_pattern_is_read_as_it_is(built: Workspace, tmp
     shutil.rmtree(workspace.artifacts / "report")
     workspace("report")
     assert (workspace.folder / "reports/student.html").is_file()
+
+
+# ---- unknown texts
+
+
+STRANGE = [(f"zygote quasar fjord {word}", "none") for word in ("one", "two", "three", "four", "five", "six")]
+
+
+def test_test_texts_of_no_teacher_measure_whether_the_student_flags_them(workspace: Workspace) -> None:
+    rows = workspace.texts("test")
+    before = numbers_of(workspace)["evaluation"]
+    write_texts(workspace.folder / "texts/test.csv", rows + STRANGE)
+    refused = workspace.attempt("report")
+    assert refused.code == 3
+    assert "not in the union: none" in refused.err
+    result = workspace("report", "corpus.unknown=none")
+    after = numbers_of(workspace)
+    assert after["evaluation"]["systems"] == before["systems"]  # accuracies are those of the other texts
+    assert (after["evaluation"]["n"], after["evaluation"]["left_out"]) == (len(rows), 0)
+    unknown = after["student_quality"]["unknown"]
+    assert (unknown["labelled"], unknown["unknown"]) == (len(rows), len(STRANGE))
+    shown = [
+        entry["unknown"] for entry in workspace("predict", *(text for text, _ in rows), "--unknown", "--json").json
+    ]
+    strange = workspace("predict", *(text for text, _ in STRANGE), "--unknown", "--json").json
+    scores, others = [entry["score"] for entry in shown], [entry["unknown"]["score"] for entry in strange]
+    pairs = [(a > b) + (a == b) / 2 for a in others for b in scores]
+    assert unknown["auroc"] == pytest.approx(sum(pairs) / len(pairs))
+    assert unknown["labelled_flagged"] == sum(entry["flag"] for entry in shown)
+    assert f"of {len(STRANGE)} unknown test texts" in result.out
+    assert "Unknown texts" in Page(page_of(workspace)).text
+
+
+def test_without_unknown_test_texts_the_report_has_the_share_of_flagged_ones(built: Workspace) -> None:
+    unknown = numbers_of(built)["student_quality"]["unknown"]
+    assert (unknown["labelled"], unknown["unknown"], unknown["auroc"], unknown["curve"]) == (TEST, 0, None, [])
+    assert "No test text has the label of corpus.unknown" in Page(page_of(built)).text
+
+
+def test_an_unknown_label_is_no_label_of_a_teacher_or_of_the_list(fresh: Workspace) -> None:
+    refused = fresh.attempt("plan", "corpus.labels=[banking, law]", "corpus.unknown=law")
+    assert refused.code == 2
+    assert "also in corpus.labels" in refused.err

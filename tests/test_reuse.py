@@ -49,6 +49,7 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "corpus.label": (["corpus.label=text"], ALL),
     "corpus.labels": (["corpus.labels=[banking, law]"], ALL),
     "corpus.rename": (["corpus.rename={banking: money}"], ALL),
+    "corpus.unknown": (["corpus.unknown=none"], {REPORT}),
     "corpus.limit": (["corpus.limit=50"], ALL),
     "corpus.on_bad_row": (["corpus.on_bad_row=skip"], ALL),
     "labels": (["labels=texts/labels.csv"], TARGETS_ON),  # with `amalgam`, weigh-teachers too: test_labels.py

@@ -251,6 +251,9 @@ class Corpus(ConfigSection):
     """All allowed gold labels; integer labels are indices into this list. null: any label of a teacher."""
     rename: dict[Text, Text] = {}
     """Map from gold labels in the files to label names of the teachers; several may have the same new name."""
+    unknown: Text | None = None
+    """Gold label of texts that belong to no label of a teacher, such as none. The report measures whether the student
+    flags such test texts."""
     limit: Positive | None = None
     """Largest number of training texts, sampled by content independently of row order; null: all."""
     on_bad_row: Literal["error", "skip"] = "error"

@@ -244,8 +244,8 @@ class Student:
 
 
 def _unknown_threshold(classifier: Classifier, folder: Path) -> float:
-    threshold = getattr(classifier.model.config, "unknown_threshold", None)
-    if not isinstance(threshold, float):
+    threshold = classifier.unknown_threshold
+    if threshold is None:
         what = "the student's config.json has no unknown_threshold"
         fix = "train it again on texts: `amalgam train-student`; or omit --unknown"
         raise ModelError(what, where=str(folder / "config.json"), fix=fix)

@@ -71,6 +71,8 @@ def corpus_settings(corpus: Corpus) -> dict[str, object]:
     settings = corpus.model_dump(exclude={"train", "validation", "test"})
     if not corpus.rename:
         del settings["rename"]
+    if corpus.unknown is None or not corpus.labels:  # it only is one more allowed label
+        del settings["unknown"]
     return {**settings, "id_type": "auto"}
 
 

@@ -88,8 +88,9 @@ def label_space(run: Run) -> LabelSpace:
     teachers = teachers_of(run)
     if teachers:
         return union_of({teacher.name: teacher.labels for teacher in teachers})
-    gold = run.experiment.corpus.labels or sorted(run.result("read-corpus").facts["parts"]["train"]["labels"])
-    return LabelSpace(tuple(gold), {})
+    corpus = run.experiment.corpus
+    gold = corpus.labels or sorted(run.result("read-corpus").facts["parts"]["train"]["labels"])
+    return LabelSpace(tuple(label for label in gold if label != corpus.unknown), {})
 
 
 @once
@@ -195,13 +196,14 @@ def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:
 def check_gold_labels(part: Part, corpus: Corpus, union: set[str]) -> str | None:
     """Refuses gold labels outside the union; returns a note where the corpus settings skip such texts."""
     counts = part.facts["labels"]
-    unknown = {label: int(count) for label, count in sorted(counts.items()) if label not in union}
+    expected = union | {corpus.unknown}
+    unknown = {label: int(count) for label, count in sorted(counts.items()) if label not in expected}
     if not unknown:
         return None
     names = shown_names(unknown, LABELS_SHOWN)
     count = sum(unknown.values())
     texts = f"{count:,} {part.name} text{'s' if count > 1 else ''}"
-    if corpus.on_bad_row == "error" or len(unknown) == len(counts):
+    if corpus.on_bad_row == "error" or not union & counts.keys():
         raise DataError(
             f"{texts} {'have' if count > 1 else 'has'} a gold label that is not in the union: {names}",
             where=f"corpus.{part.name}, column {shown(str(corpus.label))}; "

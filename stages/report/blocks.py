@@ -108,6 +108,27 @@ class TeachersQuality(TypedDict):
     """By teacher: the texts with one of its labels, predicted among its labels."""
 
 
+class FlaggedShares(TypedDict):
+    """The shares of texts with a label and of unknown texts with a score above a threshold."""
+
+    labelled: float
+    unknown: float
+
+
+class UnknownQuality(TypedDict):
+    """How well the student's score separates texts with the unknown label from the other test texts."""
+
+    labelled: int
+    labelled_flagged: int
+    unknown: int
+    unknown_flagged: int
+    auroc: float | None
+    """None without texts of the unknown label, like the ends of its 95 % interval."""
+    low: float | None
+    high: float | None
+    curve: list[FlaggedShares]
+
+
 class LengthGroup(Answered):
     """Texts of `low` to `high` letters."""
 
@@ -130,6 +151,8 @@ class StudentQuality(TypedDict):
     rivals: list[RivalCounts]
     coverage: Coverage
     lengths: list[LengthGroup]
+    unknown: UnknownQuality | None
+    """None if the student has no threshold."""
 
 
 # ---- the teachers' audit

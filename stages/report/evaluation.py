@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from amalgam.data.arrays import softmax
+from amalgam.data.arrays import softmax, unknown_score
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import SIMILARITIES, arrow_schema, parquet_options
 from amalgam.data.tokens import TokenRows
@@ -89,6 +89,8 @@ class EvaluationInputs:
     """The system that the report is about."""
     student: Classifier | None
     calibration_bins: int
+    unknown_label: str | None = None
+    """Gold label of texts that belong to no label of the union."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,10 @@ class TestAnswers:
     """Length of each text in letters."""
     seconds: float
     """Time of the student's predictions."""
+    scores: Array = field(default_factory=lambda: np.zeros(0))
+    """The student's unknown score of each text; empty without a student."""
+    unknown_scores: Array = field(default_factory=lambda: np.zeros(0))
+    """The scores of the texts with the unknown label."""
 
 
 def predict_test(inputs: EvaluationInputs) -> TestAnswers:
@@ -122,6 +128,8 @@ def predict_test(inputs: EvaluationInputs) -> TestAnswers:
         {name: Predictions.joined([group.systems[name] for group in groups]) for name in groups[0].systems},
         np.concatenate([group.letters for group in groups]),
         sum(group.seconds for group in groups),
+        np.concatenate([group.scores for group in groups]),
+        np.concatenate([group.unknown_scores for group in groups]),
     )
 
 
@@ -137,6 +145,7 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     table = pa.concat_tables(read_bucket(inputs.store, bucket) for bucket in buckets)
     gold = gold_indices(labels, table)
     kept = gold >= 0
+    unknown = table.filter(pa.array([label == inputs.unknown_label for label in table.column("label").to_pylist()]))
     table, gold, similar = table.filter(pa.array(kept)), gold[kept], similar[kept]
     own: dict[str, Array] = {}
     systems: dict[str, Predictions] = {}
@@ -153,10 +162,15 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
         systems["ensemble"] = Predictions.of(ensemble(logits, labels), gold)
     systems["zero-shot"] = Predictions.of(softmax(similar), gold)
     texts, began = fields(table), time.perf_counter()
+    scores = unknown_scores = np.zeros(0)
     if inputs.student is not None:
-        systems[inputs.system] = Predictions.of(softmax(inputs.student.logits(texts)), gold)
+        predicted = inputs.student.logits(texts)
+        systems[inputs.system], scores = Predictions.of(softmax(predicted), gold), unknown_score(predicted)
     seconds, letters = time.perf_counter() - began, np.array([sum(map(len, text)) for text in texts], np.int64)
-    return TestAnswers(first + np.flatnonzero(kept), gold, own, systems, letters, seconds)
+    if inputs.student is not None and inputs.unknown_label is not None:
+        unknown_scores = unknown_score(inputs.student.logits(fields(unknown)))
+    rows = first + np.flatnonzero(kept)
+    return TestAnswers(rows, gold, own, systems, letters, seconds, scores, unknown_scores)
 
 
 def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from amalgam.stages.report.blocks import EvaluationBlock, Histogram, ReportJson, StudentQuality
+from amalgam.stages.report.blocks import EvaluationBlock, Histogram, ReportJson, StudentQuality, UnknownQuality
 from amalgam.stages.report.verdict import Coverage
 
 WIDTH, HEIGHT = 360, 240
@@ -51,6 +51,8 @@ def figures(numbers: ReportJson) -> dict[str, Markup]:
     measured = coverage_of(numbers)
     if measured:
         drawn["coverage"] = coverage(measured, "accuracy" if quality else "agreement with the targets")
+    if quality and quality["unknown"] and quality["unknown"]["curve"]:
+        drawn["unknown"] = unknown_texts(quality["unknown"])
     for name, block in _histograms(numbers).items():
         label, unit, names = HISTOGRAMS[name]
         drawn[name] = histogram(label, unit, names, block)
@@ -119,6 +121,17 @@ def coverage(measured: Coverage, unit: str) -> Markup | None:
     figure = Figure("Accuracy by coverage", across, axis(unit, min(low, 0.9), 1.0), {})
     figure.path(points, "line one")
     figure.dot(*points[-1], "one", 3)
+    return figure.svg()
+
+
+def unknown_texts(quality: UnknownQuality) -> Markup:
+    """Draws the share of unknown texts that are flagged by the share of others, for all thresholds."""
+    across, up = axis("share of other texts flagged", 0.0, 1.0), axis("share of unknown texts flagged", 0.0, 1.0)
+    figure = Figure("Unknown texts", across, up, {})
+    figure.path([(0.0, 0.0), (1.0, 1.0)], "line chance")
+    figure.path([(row["labelled"], row["unknown"]) for row in quality["curve"]], "line one")
+    shares = (quality["labelled_flagged"] / quality["labelled"], quality["unknown_flagged"] / quality["unknown"])
+    figure.dot(*shares, "one", 3)
     return figure.svg()
 
 

@@ -41,7 +41,7 @@ from amalgam.stages.report.blocks import (
 from amalgam.stages.report.figures import coverage_of, figures, spikes
 from amalgam.stages.report.report_json import total_seconds
 from amalgam.stages.report.students import Measures
-from amalgam.stages.report.tables import advice
+from amalgam.stages.report.tables import advice, unknown_line
 from amalgam.stages.report.verdict import PREDICTED_COLUMNS, Answered, LabelShare, Rival, Threshold, UnlabelledQuality
 
 TEMPLATES = Path(__file__).parent
@@ -232,6 +232,7 @@ def _view(numbers: ReportJson) -> dict[str, object]:
         "advice": advice(audit) if audit else [],
         "seconds": total_seconds(numbers),
         "coverage": _coverage(numbers),
+        "unknown": unknown_line(quality["unknown"]) if quality and quality["unknown"] else None,
         "calibration": _calibration(numbers),
         "lengths": [_with_bounds(row) for row in quality["lengths"]] if quality else [],
         "losses": _losses(numbers),

@@ -22,6 +22,7 @@ from amalgam.data.parquet import matrix
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
+from amalgam.stages.common.intervals import NORMAL_95
 from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
 from amalgam.stages.report.blocks import (
     CalibrationBin,
@@ -30,6 +31,7 @@ from amalgam.stages.report.blocks import (
     ConfusionMatrix,
     Confusions,
     DisputedText,
+    FlaggedShares,
     Histogram,
     LabelQuality,
     LengthGroup,
@@ -38,6 +40,7 @@ from amalgam.stages.report.blocks import (
     TargetCounts,
     TargetQuality,
     TeacherUncertainty,
+    UnknownQuality,
 )
 from amalgam.stages.report.evaluation import (
     EvaluationInputs,
@@ -112,7 +115,46 @@ def student_quality(
         "rivals": rival_counts(answers, labels, inputs.system),
         "coverage": coverage(predictions.confidence, right),
         "lengths": by_length(answers.letters, right),
+        "unknown": _unknown_quality(inputs, answers),
     }
+
+
+def _unknown_quality(inputs: EvaluationInputs, answers: TestAnswers) -> UnknownQuality | None:
+    threshold = inputs.student.unknown_threshold if inputs.student else None
+    return None if threshold is None else unknown_quality(answers.scores, answers.unknown_scores, threshold)
+
+
+def unknown_quality(labelled: Array, unknown: Array, threshold: float) -> UnknownQuality:
+    """Compares the unknown scores of two groups of texts: AUROC with DeLong's interval, and shares above thresholds."""
+    auroc = low = high = None
+    curve: list[FlaggedShares] = []
+    if len(labelled) and len(unknown):
+        wins = _share_below(np.sort(labelled), unknown)
+        losses = 1 - _share_below(np.sort(unknown), labelled)
+        auroc = float(wins.mean())
+        error = float(np.sqrt(wins.var() / len(wins) + losses.var() / len(losses)))
+        low, high = max(0.0, auroc - NORMAL_95 * error), min(1.0, auroc + NORMAL_95 * error)
+        thresholds = [np.inf, *np.quantile(labelled, np.linspace(1, 0, CURVE)), -np.inf]
+        curve = [
+            {"labelled": float((labelled > at).mean()), "unknown": float((unknown > at).mean())} for at in thresholds
+        ]
+    return {
+        "labelled": len(labelled),
+        "labelled_flagged": int((labelled > threshold).sum()),
+        "unknown": len(unknown),
+        "unknown_flagged": int((unknown > threshold).sum()),
+        "auroc": auroc,
+        "low": low,
+        "high": high,
+        "curve": curve,
+    }
+
+
+def _share_below(ordered: Array, values: Array) -> Array:
+    """Returns the share of the ordered numbers below each value; equal ones count half."""
+    below = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
+    shares: Array = below / (2 * len(ordered))
+    return shares
 
 
 def rival_counts(answers: TestAnswers, labels: LabelSpace, system: str) -> list[RivalCounts]:

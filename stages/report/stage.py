@@ -55,7 +55,7 @@ from amalgam.stages.report.report_json import (
     teacher_costs,
 )
 from amalgam.stages.report.students import damaged_reports
-from amalgam.stages.report.tables import print_evaluation
+from amalgam.stages.report.tables import print_evaluation, unknown_line
 from amalgam.stages.report.verdict import TO_LABEL, UnlabelledQuality, lines
 from amalgam.stages.target_methods import COMPARATIVE, Evidence, reads_texts, target_method
 from amalgam.stages.train_student.stage import held_out_share, student_folder
@@ -98,7 +98,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 5
+    VERSION = 6
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
@@ -119,6 +119,7 @@ class Report(Stage):
         test, inputs = part_of(run, "test"), dict[str, object]()
         if test:
             inputs = {"test": test.labels_digest, "zero-shot": _zero_shot_identity(run)}
+            inputs |= {"unknown": run.experiment.corpus.unknown} if run.experiment.corpus.unknown else {}
         if teachers_of(run):
             inputs |= {"families": families_of(run), "dtype": dtype_of(run)}
             if run.experiment.cache.adaptive:
@@ -183,6 +184,9 @@ class Report(Stage):
         else:
             run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
         findings: Findings = _stored(run, FINDINGS)
+        quality = findings["student_quality"]
+        if quality and quality["unknown"]:
+            run.console.say(f"  {unknown_line(quality['unknown'])}")
         inputs = ReportInputs(
             settings=run.experiment,
             store=run.store,
@@ -267,7 +271,7 @@ def _evaluate(run: Run) -> Evaluated:
         learns = run.experiment.student.learns
         scores = Evaluation(
             n=len(answers.gold),
-            left_out=test.texts - len(answers.gold),
+            left_out=test.texts - len(answers.gold) - len(answers.unknown_scores),
             labels=list(names),
             groups={name: [names[column] for column in own] for name, own in inputs.labels.columns.items()},
             systems=evaluate_systems(inputs, answers),
@@ -327,6 +331,7 @@ def evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
         system=f"student ({system})" if learns else system,
         student=load_student(run, student_folder(run), labels.names, where="the student") if learns else None,
         calibration_bins=run.experiment.report.calibration_bins,
+        unknown_label=run.experiment.corpus.unknown,
     )
 
 

@@ -6,8 +6,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from amalgam.pipeline.console import Console
-from amalgam.stages.common.intervals import nats, percent, points
-from amalgam.stages.report.blocks import AuditBlock, AuditedLabel, AuditedTeacher, Evaluation, LeftOut, Scores
+from amalgam.stages.common.intervals import bounds, nats, percent, points
+from amalgam.stages.report.blocks import (
+    AuditBlock,
+    AuditedLabel,
+    AuditedTeacher,
+    Evaluation,
+    LeftOut,
+    Scores,
+    UnknownQuality,
+)
 
 Score = Literal["accuracy", "macro_f1", "nll_nats", "ece"]
 SCORES: tuple[Score, ...] = ("accuracy", "macro_f1", "nll_nats", "ece")
@@ -34,6 +42,17 @@ def print_evaluation(console: Console, scores: Evaluation) -> None:
     title = f"{scores['n']:,} labelled test texts, {len(scores['labels'])} labels; accuracy over all labels"
     rows = [row(name, scores["systems"][name], scores["groups"]) for name in names]
     console.table(title, header(scores["groups"]), rows)
+
+
+def unknown_line(unknown: UnknownQuality) -> str:
+    """Returns how many texts the student flags as unknown, for the terminal and the page."""
+    labelled = f"{percent(unknown['labelled_flagged'] / max(unknown['labelled'], 1))} of {unknown['labelled']:,}"
+    if unknown["auroc"] is None:
+        return f"the student flags {labelled} test texts as unknown"
+    flagged = f"{percent(unknown['unknown_flagged'] / unknown['unknown'])} of {unknown['unknown']:,} unknown test texts"
+    between = bounds(unknown["low"] or 0.0, unknown["high"] or 0.0)
+    auroc = f"AUROC {percent(unknown['auroc'])}, 95 % interval {between}"
+    return f"the student flags {flagged} and {labelled} others as unknown ({auroc})"
 
 
 def header(groups: Iterable[str]) -> list[str]:

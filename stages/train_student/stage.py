@@ -274,8 +274,8 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     settings = training_of(student, schedule(run), objective_rate=config.learning_rate)
     results = train(training_services(run), new, data.learn, phases, settings, selected, checkpoint)
     unknown = set_unknown_threshold(new, data, validation)
-    counts = {"cut": data.truncated, "texts": len(data.learn)}
-    return new, {**results, "labels": facts["labels"], **counts, "unknown": unknown}
+    labels, cut = facts["labels"], data.truncated
+    return new, {**results, "labels": labels, "cut": cut, "texts": len(data.learn), "unknown": unknown}
 
 
 def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts]:
@@ -315,7 +315,9 @@ def _validation(run: Run, new: NewClassifier, labels: Sequence[str]) -> Examples
     from amalgam.stages.common.training.batches import labelled
 
     part = validation_part(run)
-    return part and labelled(tokenized_buckets(run, part, new, ["key", "label"]), labels).learn
+    if part is None:
+        return None
+    return labelled(tokenized_buckets(run, part, new, ["key", "label"]), labels).learn
 
 
 def _by_accuracy(validation: Examples, pad_id: int) -> Selection:

@@ -180,7 +180,8 @@ def encoders_of(run: Run) -> dict[str, tuple[Settings, str]]:
 
 def groups_of(run: Run) -> dict[str, list[str]]:
     """Returns each teacher's labels."""
-    settings, known_labels = settings_of(run), _labelled_part(run).labels
+    settings, outside = settings_of(run), run.experiment.corpus.unknown
+    known_labels = [label for label in _labelled_part(run).labels if label != outside]
     groups = settings.groups or dict.fromkeys(settings.co_train or {}, known_labels)
     if isinstance(groups, int):
         if groups * 2 > len(known_labels):

@@ -11,6 +11,7 @@ import pytest
 from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.stages.report.evaluation import Predictions, evaluate
+from amalgam.stages.report.quality import unknown_quality
 
 LABELS = LabelSpace(("a", "b", "c", "d"), {"left": (0, 1), "right": (2, 3)})
 # Predictions a, a, c, b; the third is sure, the others are not.
@@ -78,3 +79,23 @@ def test_no_texts_and_predictions_that_are_no_numbers_are_refused() -> None:
     broken[2, 1] = np.nan
     with pytest.raises(WorkError, match="where: rows 2"):
         evaluate(Predictions.of(broken, GOLD), GOLD, LABELS, bins=5)
+
+
+def test_auroc_counts_the_pairs_that_the_unknown_score_orders() -> None:
+    """Of 2 x 3 pairs, 4 are in order and 1 is equal; the threshold 2.5 flags one of three and one of two texts."""
+    quality = unknown_quality(np.array([1.0, 2.0, 4.0]), np.array([2.0, 5.0]), 2.5)
+    auroc, low, high = quality["auroc"] or 0.0, quality["low"] or 0.0, quality["high"] or 0.0
+    assert auroc == pytest.approx(4.5 / 6)
+    assert (quality["labelled_flagged"], quality["unknown_flagged"]) == (1, 1)
+    assert low < auroc < high <= 1
+    assert quality["curve"][0] == {"labelled": 0, "unknown": 0}
+    assert quality["curve"][-1] == {"labelled": 1, "unknown": 1}
+
+
+def test_the_interval_of_auroc_has_the_true_value_in_95_of_100_samples() -> None:
+    """Unit normals at a distance of 1.5: AUROC is the normal distribution at 1.5 / sqrt(2), 0.856."""
+    random, inside = np.random.default_rng(0), 0
+    for _ in range(200):
+        quality = unknown_quality(random.normal(size=80), random.normal(size=40) + 1.5, 0.0)
+        inside += (quality["low"] or 0.0) <= 0.8556 <= (quality["high"] or 0.0)
+    assert 180 <= inside <= 199

@@ -278,6 +278,12 @@ class Classifier:
         self._order = [self.labels.index(name) for name in labels]
         self.labels = list(labels)
 
+    @property
+    def unknown_threshold(self) -> float | None:
+        """Unknown score above which a text is unlike the training texts; None if the configuration has none."""
+        threshold = getattr(self.model.config, "unknown_threshold", None)
+        return threshold if isinstance(threshold, float) else None
+
     def logits(self, texts: Sequence[tuple[str, ...]]) -> NDArray[np.float64]:
         """Returns the logits [texts, labels]."""
         tokens = encode(self.tokenizer, texts, self.limit, types=self.types)

@@ -236,6 +236,13 @@ def test_nothing_is_printed_and_the_users_logging_is_left_alone(
     assert caplog.records == []
 
 
+def test_the_threshold_of_unknown_texts_is_not_that_of_the_encoder(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    rewrite_config(folder, unknown_threshold=-3.5)
+    assert load(files_of(folder)).config.unknown_threshold == -3.5
+    assert not hasattr(load_student(files_of(folder), labels=LABELS, layers=None, seed=0).config, "unknown_threshold")
+
+
 def body_of(model: Any) -> dict[str, Any]:
     return {name: tensor for name, tensor in model.base_model.state_dict().items() if "pooler" not in name}
 

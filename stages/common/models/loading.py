@@ -87,6 +87,7 @@ def load_student(
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: index for index, label in enumerate(labels)}
     config.problem_type = "single_label_classification"
+    vars(config).pop("unknown_threshold", None)  # of the student that the encoder was
     if dropout is not None:
         apply_rate(config, dropout)
     if layers is not None:

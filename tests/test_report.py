@@ -486,7 +486,9 @@ def test_test_texts_of_no_teacher_measure_whether_the_student_flags_them(workspa
     pairs = [(a > b) + (a == b) / 2 for a in others for b in scores]
     assert unknown["auroc"] == pytest.approx(sum(pairs) / len(pairs))
     assert unknown["labelled_flagged"] == sum(entry["flag"] for entry in shown)
-    assert f"of {len(STRANGE)} unknown test texts" in result.out
+    shown_line = f"of {len(STRANGE)} unknown test texts and "
+    assert shown_line in " ".join(result.out.split())
+    assert f"(AUROC {unknown['auroc']:.3f}, 95 % interval" in " ".join(result.out.split())
     assert "Unknown texts" in Page(page_of(workspace)).text
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from amalgam.pipeline.console import Console
-from amalgam.stages.common.intervals import bounds, nats, percent, points
+from amalgam.stages.common.intervals import nats, percent, points
 from amalgam.stages.report.blocks import (
     AuditBlock,
     AuditedLabel,
@@ -50,8 +50,7 @@ def unknown_line(unknown: UnknownQuality) -> str:
     if unknown["auroc"] is None:
         return f"the student flags {labelled} test texts as unknown"
     flagged = f"{percent(unknown['unknown_flagged'] / unknown['unknown'])} of {unknown['unknown']:,} unknown test texts"
-    between = bounds(unknown["low"] or 0.0, unknown["high"] or 0.0)
-    auroc = f"AUROC {percent(unknown['auroc'])}, 95 % interval {between}"
+    auroc = f"AUROC {unknown['auroc']:.3f}, 95 % interval {unknown['low']:.3f} to {unknown['high']:.3f}"
     return f"the student flags {flagged} and {labelled} others as unknown ({auroc})"
 
 

@@ -487,8 +487,8 @@ def test_test_texts_of_no_teacher_measure_whether_the_student_flags_them(workspa
     assert unknown["auroc"] == pytest.approx(sum(pairs) / len(pairs))
     assert unknown["labelled_flagged"] == sum(entry["flag"] for entry in shown)
     shown_line = f"of {len(STRANGE)} unknown test texts and "
-    assert shown_line in " ".join(result.out.split())
-    assert f"(AUROC {unknown['auroc']:.3f}, 95 % interval" in " ".join(result.out.split())
+    assert shown_line in " ".join(result.err.split())
+    assert f"(AUROC {unknown['auroc']:.3f}, 95 % interval" in " ".join(result.err.split())
     assert "Unknown texts" in Page(page_of(workspace)).text
 
 

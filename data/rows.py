@@ -21,8 +21,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 from unicodedata import normalize
-from urllib.parse import unquote
 
+from amalgam.data.hub import fetch_texts
 from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa, pl, pq
 from amalgam.pipeline.config.schema import Corpus
@@ -34,10 +34,9 @@ FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
 MOST_CHARACTERS = 1 << 20
 """Characters of the longest text; a model reads at most some ten thousand."""
 SAMPLE_LINES = 64
+HUB = "hf://"
 MOST_COPIES = 3
 """Copies of a remote file that is written at the same time, before the run ends."""
-SECONDS_TO_ANSWER = 10
-HUB_FILE = re.compile(r"hf://(?P<kind>dataset|space)s/(?P<name>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<path>.+)")
 BATCH_ROWS = 1024
 BOM = b"\xef\xbb\xbf"
 
@@ -132,7 +131,7 @@ def _no_files(source: str, path: Path) -> DataError:
 def fetch_remote(url: str, folder: Path) -> Path:
     """Returns a local copy of an hf:// or s3:// address, whose rows keep their numbers.
 
-    Polars reads the usual AWS_* and HF_* variables itself.
+    The clients read the usual AWS_* and HF_* variables themselves.
     """
     name = remote_name(url)
     suffix = name.suffix.lower()
@@ -143,7 +142,10 @@ def fetch_remote(url: str, folder: Path) -> Path:
     target = folder / blake2b(url.encode(), digest_size=6).hexdigest() / name  # two addresses may end in one name
     target.parent.mkdir(exist_ok=True)
     try:
-        _copy_one_version(url, target)
+        if url.startswith(HUB):
+            fetch_texts(url, target, where=address)
+        else:
+            _copy_one_version(url, target)
     except InputChangedError:
         target.unlink(missing_ok=True)
         fix = "wait until it is written, then run the same command again"
@@ -151,7 +153,7 @@ def fetch_remote(url: str, folder: Path) -> Path:
     except (OSError, pl.exceptions.PolarsError) as error:
         target.unlink(missing_ok=True)  # a sink that fails leaves a valid file of no rows
         reason, fix = shown(str(error).replace(url, address), 200), "check the address and your access to it"
-        fix += " (AWS_* or HF_TOKEN), or fetch it yourself and name the local file"
+        fix += " (AWS_*), or fetch it yourself and name the local file"
         raise DataError(f"{address} cannot be read", where=reason, fix=fix) from error
     return target
 
@@ -162,11 +164,7 @@ def remote_name(url: str) -> Path:
 
 
 def _copy_one_version(url: str, target: Path) -> None:
-    """Copies a Hub address at its present commit, and an object again if its version changed meanwhile."""
-    at_commit = _at_commit(url)
-    if at_commit is not None:
-        _copy(at_commit, target)
-        return
+    """Copies an object, and again if its version changed meanwhile."""
     for _ in range(MOST_COPIES):
         before = _versions(url)
         if before is None:  # without versions, two copies are compared
@@ -184,23 +182,6 @@ def _copy(url: str, target: Path) -> None:
         pl.scan_parquet(url).sink_parquet(target)
     else:
         pl.scan_lines(url).sink_csv(target, include_header=False, quote_style="never")
-
-
-def _at_commit(url: str) -> str | None:
-    """Returns a Hub address with the commit of its revision; None for other addresses, or if the Hub names none."""
-    match = HUB_FILE.fullmatch(url)
-    if match is None:
-        return None
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # httpx, whichever it uses
-
-    kind, name, revision, path = match["kind"], match["name"], match["revision"], match["path"]
-    branch = "refs/convert/parquet" if revision == "~parquet" else unquote(revision or "main")
-    try:
-        commit = HfApi().repo_info(name, repo_type=kind, revision=branch, timeout=SECONDS_TO_ANSWER).sha
-    except (HTTPError, OSError, ValueError):  # the copy then fails with the reason
-        return None
-    return f"hf://{kind}s/{name}@{commit}/{path}" if commit else None
 
 
 def _versions(url: str) -> object:

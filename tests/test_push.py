@@ -16,6 +16,7 @@ from huggingface_hub import ModelCardData, constants
 
 from amalgam.stages.app.model_card import CardInfo, card
 from amalgam.stages.common.deliveries import MARKS, METADATA
+from amalgam.stages.common.intervals import percent
 from amalgam.tests.stages.fake_hub import FakeHub
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, Workspace, rewrite_mark, write_model
 
@@ -91,11 +92,11 @@ def test_the_cards_numbers_are_the_reports(desk: Workspace) -> None:
         if cells
     }
     for name, shown in (("ensemble", "ensemble"), ("student (muka-soft)", r"student \(muka-soft\)")):
-        assert rows[shown][:2] == [f"{systems[name]['accuracy']:.3f}", f"{systems[name]['macro_f1']:.3f}"]
+        assert rows[shown][:2] == [percent(systems[name]["accuracy"]), percent(systems[name]["macro_f1"])]
     front = yaml.safe_load(text.split("---")[1])
     metrics = front["model-index"][0]["results"][0]["metrics"]
     assert metrics[0] == {"type": "accuracy", "value": round(systems["student (muka-soft)"]["accuracy"], 4)}
-    assert re.search(rf"\b{TEST} .*\b8 labels.* 0\.125", text)
+    assert re.search(rf"\b{TEST} .*\b8 labels.* 12\.5 %", text)
     assert "| law | second |" in text
     assert str(desk.folder) not in text
     assert [result.metric_value for result in ModelCardData(**front).eval_results or ()] == [
@@ -112,7 +113,7 @@ def test_numbers_are_those_of_the_students_fingerprint(workspace: Workspace) -> 
     accuracy = json.loads(path.read_text())["systems"]["student (muka-soft)"]["accuracy"]
     for arguments in ([], ["--student", "students/student"]):
         text = workspace("push", NAME, "--card", *arguments).out
-        assert re.search(rf"\*\*student.*\*\*{accuracy:.3f}\*\*", text)
+        assert re.search(rf"\*\*student.*\*\*{percent(accuracy)}\*\*", text)
         assert "learning_rate: 0.01" in text
     student = workspace.folder / "students/student"
     rewrite_mark(student, fingerprint="0" * 20)

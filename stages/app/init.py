@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.data.keys import shown, similar_labels
 from amalgam.pipeline.config.load import write_template
 from amalgam.pipeline.config.schema import SAFE_NAME
@@ -135,7 +136,7 @@ def _from_hub(model_id: str) -> tuple[Path, str]:
         if "config.json" not in model.names:
             fix = "name a text classifier that transformers can load"
             raise ModelError(f"{model_id} has no config.json", where=WHERE, fix=fix)
-        return model_hub.fetch(model, ["config.json"], where=WHERE, revision=model_hub.DEFAULT_REVISION), model.commit
+        return model_hub.fetch(model, ["config.json"], where=WHERE, revision=DEFAULT_REVISION), model.commit
     folder = model_hub.cached(model_id, None)
     if folder is None:
         what = f"the Hub cannot be reached, and {model_id} is not in this machine's cache"

@@ -17,6 +17,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
     RepositoryNotFoundError,
 )
 
+from amalgam.data.hub import SECONDS_TO_ANSWER, address, silent
 from amalgam.data.keys import shown, shown_names
 from amalgam.pipeline.console import Console, size
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, ModelError, WorkError, nearest
@@ -64,7 +65,7 @@ def push(  # noqa: PLR0913 - the options of the command
     if written is not None:
         rows.append([CARD, size(len(written.encode())), "written from the report: --card shows it"])
     kind = "public" if public else "private"
-    console.table(f"{finished.folder} -> {hub.address(repo_id)} ({kind})", ["file", "size", ""], rows)
+    console.table(f"{finished.folder} -> {address(repo_id)} ({kind})", ["file", "size", ""], rows)
     if not yes:
         console.result(f"{size(sum(sizes.values()))} in {len(rows)} files; nothing was uploaded: add --yes")
         return
@@ -121,15 +122,15 @@ def _upload(repo_id: str, files: dict[str, Path], written: str | None, *, public
         operations.append(CommitOperationAdd(CARD, io.BytesIO(written.encode())))
     api = HfApi()
     try:
-        with hub.silent():
+        with silent():
             existing = None
             with suppress(RepositoryNotFoundError):
-                existing = api.model_info(repo_id, timeout=hub.SECONDS_TO_ANSWER)
+                existing = api.model_info(repo_id, timeout=SECONDS_TO_ANSWER)
             if existing is None:
                 api.create_repo(repo_id, private=not public, repo_type="model")
             elif not existing.private and not public:
                 fix = "add --public, or name another repository"
-                raise ExperimentError(f"{repo_id} is public", where=hub.address(repo_id), fix=fix)
+                raise ExperimentError(f"{repo_id} is public", where=address(repo_id), fix=fix)
             commit = api.create_commit(repo_id, operations, commit_message="amalgam push", repo_type="model")
     except HfHubHTTPError as error:
         status = error.response.status_code
@@ -137,7 +138,7 @@ def _upload(repo_id: str, files: dict[str, Path], written: str | None, *, public
         if status in {401, 403}:
             what = f"the Hub does not let this token write to {repo_id}"
             fix = "run `hf auth login` with a token that can write"
-        raise ModelError(what, where=hub.address(repo_id), fix=fix) from None
+        raise ModelError(what, where=address(repo_id), fix=fix) from None
     except (HTTPError, OSError, ValueError) as error:
         what = f"the upload failed ({type(error).__name__})"
         raise WorkError(what, where=repo_id, fix="run the command again; uploaded files are not sent twice") from None

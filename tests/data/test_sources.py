@@ -8,13 +8,11 @@ import threading
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 import pytest
 
-from amalgam.data import rows
 from amalgam.data.rows import BadRow, Row, fetch_remote, find_files, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, InputChangedError
@@ -236,24 +234,6 @@ def test_an_object_written_while_it_is_read_is_one_version_or_an_error(
         assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     else:
         assert fetch_remote("s3://texts/a.csv", tmp_path).read_bytes() == contents[-1]
-
-
-@pytest.mark.parametrize("revision", [None, "v1", "~parquet", "refs%2Fpr%2F1"])
-def test_a_data_set_of_the_hub_is_read_at_one_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str | None
-) -> None:
-    requests, addresses, commit = [], [], "c" * 40
-
-    def repo_info(_: object, name: str, **options: object) -> SimpleNamespace:
-        requests.append((name, options["repo_type"], options["revision"]))
-        return SimpleNamespace(sha=commit)
-
-    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", repo_info)
-    monkeypatch.setattr(rows, "_copy", lambda url, _: addresses.append(url))
-    fetch_remote(f"hf://datasets/a/b{f'@{revision}' if revision else ''}/x y/t.csv", tmp_path)
-    assert addresses == [f"hf://datasets/a/b@{commit}/x y/t.csv"]
-    branch = {None: "main", "v1": "v1", "~parquet": "refs/convert/parquet", "refs%2Fpr%2F1": "refs/pr/1"}[revision]
-    assert requests == [("a/b", "dataset", branch)]
 
 
 def test_an_address_that_names_no_file_is_refused_without_its_secrets(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import unquote
 
-INFO = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)(/revision/(?P<revision>[^/?]+))?(\?.*)?")
+INFO = re.compile(r"/api/(models/)?(?P<id>(datasets/)?[^/]+/[^/?]+)(/revision/(?P<revision>[^/?]+))?(\?.*)?")
 TREE = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/tree/(?P<revision>[^/?]+)(\?.*)?")
 WRITE = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/(?P<what>preupload|commit)/main(\?.*)?")
 BATCH = re.compile(r"/(?P<id>[^/]+/[^/]+)\.git/info/lfs/objects/batch")
-FILE = re.compile(r"/(?P<id>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
+FILE = re.compile(r"/(?P<id>(datasets/)?[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
 LARGE = (".safetensors", ".bin")
 
 
@@ -147,7 +148,9 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self.hub.repositories.get(match["id"]) if match else None
         if match is None or repository is None:
             return self._refuse(404, "RepoNotFound", "Repository not found")
-        revision = match["revision"] or "main"
+        if repository.private and "Authorization" not in self.headers:
+            return self._refuse(401, "RepoNotFound", "Repository not found")
+        revision = unquote(match["revision"] or "main")
         commit = repository.branches.get(revision, revision)
         if commit not in repository.commits:
             return self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
@@ -168,10 +171,11 @@ class _Handler(BaseHTTPRequestHandler):
             )
         if match.re is TREE:
             return self._json([_entry(name, content) for name, content in files.items()])
-        if match["name"] not in files:
+        name = unquote(match["name"])
+        if name not in files:
             return self._refuse(404, "EntryNotFound", "Entry not found")
-        content = files[match["name"]]
-        headers = {"ETag": f'"{_entry(match["name"], content)["etag"]}"', "X-Repo-Commit": commit}
+        content = files[name]
+        headers = {"ETag": f'"{_entry(name, content)["etag"]}"', "X-Repo-Commit": commit}
         return self._send(200, content, headers)
 
     def _json(self, value: Any) -> None:

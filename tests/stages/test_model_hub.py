@@ -91,7 +91,7 @@ def test_only_what_a_classifier_needs_is_downloaded(hub: FakeHub, ask: Asker, tm
 
 def test_a_fixed_commit_and_a_branch_and_a_tag_are_what_they_say(hub: FakeHub, ask: Asker, tmp_path: Path) -> None:
     old = hub.push("org/news", small_model(tmp_path / "news"))
-    new = hub.push("org/news", small_model(tmp_path / "news", numbers=b"87654321"), branch="refs%2Fpr%2F1")
+    new = hub.push("org/news", small_model(tmp_path / "news", numbers=b"87654321"), branch="refs/pr/1")
     hub.push("org/news", small_model(tmp_path / "news", numbers=b"11111111"))
     fixed, branch, main = ask({**RESOLVE, "revision": old}, {**RESOLVE, "revision": "refs/pr/1"}, RESOLVE)
     assert (fixed["commit"], branch["commit"]) == (old, new)

@@ -7,23 +7,14 @@ the client, so that no header, token or address with a password is printed or lo
 from __future__ import annotations
 
 import glob
-import logging
 import re
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
 
+from amalgam.data.hub import DEFAULT_REVISION, SECONDS_TO_ANSWER, refusal, silent
 from amalgam.pipeline.errors import DiskFullError, ModelError, is_disk_full
 
-if TYPE_CHECKING:
-    from huggingface_hub.errors import HfHubHTTPError
-
-DEFAULT_REVISION = "main"
-SECONDS_TO_ANSWER = 10
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MODEL_ID = re.compile(r"(?=.{1,96}$)[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 BUSY = (408, 429)
@@ -55,7 +46,8 @@ def ask(model_id: str, revision: str | None, *, where: str | None) -> HubModel |
     except HfHubHTTPError as error:
         if error.response.status_code >= 500 or error.response.status_code in BUSY:
             return None
-        raise _refusal(error, model_id, revision, where) from None
+        what, fix = refusal(error, model_id, revision)
+        raise ModelError(what, where=where, fix=fix) from None
     except (HTTPError, OSError, ValueError):
         return None
     names = tuple(sibling.rfilename for sibling in info.siblings or ())
@@ -91,62 +83,11 @@ def fetch(model: HubModel, names: Iterable[str], *, where: str | None, revision:
                 folder = Path(snapshot_download(model.id, revision=model.commit, allow_patterns=patterns))
             return folder
     except HfHubHTTPError as error:
-        raise _refusal(error, model.id, model.commit, where) from None
+        what, fix = refusal(error, model.id, model.commit)
+        raise ModelError(what, where=where, fix=fix) from None
     except (HTTPError, OSError, ValueError) as error:
         if is_disk_full(error):
             fix = "make room, then run the command again: finished files are kept"
             raise DiskFullError(f"disk full while downloading {model.id}", where=where, fix=fix) from None
         what = f"the download of {model.id} broke off ({type(error).__name__})"
         raise ModelError(what, where=where, fix="run the command again: finished files are kept") from None
-
-
-def address(model_id: str) -> str:
-    """Returns the address of the model's page, without a user name or password from HF_ENDPOINT."""
-    from huggingface_hub import constants
-
-    parts = urlsplit(constants.ENDPOINT)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], path=f"{parts.path}/{model_id}"))
-
-
-def _refusal(error: HfHubHTTPError, model_id: str, revision: str | None, where: str | None) -> ModelError:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    page, login, status = address(model_id), "hf auth login", error.response.status_code
-    what, fix = f"the Hub refused {model_id} with status {status}", f"look at {page}"
-    if isinstance(error, GatedRepoError):
-        what = f"{model_id} is gated: the Hub gives it only to those who accepted its licence"
-        fix = f"accept the licence at {page}, then {login}"
-    elif isinstance(error, RevisionNotFoundError):
-        what = f"{model_id} has no revision {revision or DEFAULT_REVISION!r} on the Hub"
-        fix = f"see its branches and tags at {page}"
-    elif "credentials" in (error.response.headers.get("X-Error-Message") or ""):
-        what, fix = f"the Hub refused the stored token for {model_id}", login
-    elif isinstance(error, RepositoryNotFoundError) or status in (401, 404):
-        what = f"there is no model {model_id} on the Hub, or it is private"
-        fix = f"check the spelling at {page}; if it is private, {login}"
-    return ModelError(what, where=where, fix=fix)
-
-
-def silent() -> AbstractContextManager[None]:
-    """Silences the Hub's client."""
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    show_bars = None if are_progress_bars_disabled() else enable_progress_bars
-    return silenced("huggingface_hub", disable_progress_bars, show_bars)
-
-
-@contextmanager
-def silenced(library: str, hide_bars: Callable[[], object], show_bars: Callable[[], None] | None) -> Iterator[None]:
-    """Silences a library's warnings, messages and progress bars, because amalgam raises its own errors."""
-    logger = logging.getLogger(library)
-    level = logger.level
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logger.setLevel(logging.CRITICAL)
-        hide_bars()
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
-            if show_bars:
-                show_bars()

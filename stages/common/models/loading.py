@@ -25,9 +25,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from amalgam.data.hub import silenced
 from amalgam.data.keys import shown_names
 from amalgam.pipeline.errors import AmalgamError, ModelError
-from amalgam.stages.common.models.hub import silenced
 from amalgam.stages.common.models.model_folder import ATTENTIVE
 from amalgam.stages.common.models.resolve import ModelFiles, auto_config
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.pipeline.errors import ModelError, nearest
 from amalgam.pipeline.input_files import FileMark, InputFile, changed_error, unchanged
 from amalgam.pipeline.storage.store import Store
@@ -70,7 +71,7 @@ class Reference:
 
     @property
     def revision_pin(self) -> str:
-        return f"{self.model_id}@{self.revision or model_hub.DEFAULT_REVISION}"
+        return f"{self.model_id}@{self.revision or DEFAULT_REVISION}"
 
     @property
     def known_commit(self) -> str | None:
@@ -252,7 +253,7 @@ def _check_light(reference: Reference, model: model_hub.HubModel, revision: str 
     where, trusted = reference.where, reference.trust_remote_code
     light = model_folder.light_names(model.names, trust_remote_code=trusted)
     light += [name for name in model.names if name == model_folder.CARD]  # for the card of the student
-    folder = model_hub.fetch(model, light, where=where, revision=revision or model_hub.DEFAULT_REVISION)
+    folder = model_hub.fetch(model, light, where=where, revision=revision or DEFAULT_REVISION)
     config = model_folder.read_config(folder, where=where, trust_remote_code=trusted)
     chosen, _ = model_folder.choose_weights(model.names, config, where=where, allow_pickle=reference.allow_pickle)
     weights = [chosen, *model_folder.shards(folder / chosen, where=where)]

@@ -10,12 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.facts import DECLARED
 from amalgam.pipeline.storage.paths import CACHED_TOKENS
 from amalgam.pipeline.storage.store import Record, Store, StoredFile, canonical_record
+from amalgam.stages.common.training import checkpoint_files
 from amalgam.stages.registry import STAGES
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_errors import denied, mode, permissions
@@ -31,6 +34,8 @@ THEIRS = (
 
 
 MINE = "my own text"
+SPARSE = 6 << 30
+"""Bytes of a file without content."""
 
 
 def record_of(unit: Path) -> Path:
@@ -316,6 +321,26 @@ def test_notes_and_logs_have_digests(workspace: Workspace) -> None:
     assert mine.read_text() == "mine"
 
 
+def test_a_log_of_gigabytes_is_damaged_and_not_read(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    [log] = (workspace.artifacts / "training-logs").glob("train-student-*.jsonl")
+    os.truncate(log, SPARSE)
+    monkeypatch.setattr(checkpoint_files, "file_digest", pytest.fail)
+    [row] = workspace.attempt("verify", "--json").json["damaged"]
+    assert row["path"] == f"training-logs/{log.name}"
+
+
+def test_tensors_of_gigabytes_are_damaged_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"a": np.zeros(3)}, path)
+    assert checkpoint_files.has_content(path, file_digest(path))
+    assert not checkpoint_files.has_content(path, "0" * 64)
+    monkeypatch.setattr(checkpoint_files, "file_digest", pytest.fail)
+    for content in (path.read_bytes(), b"\0" * 8, (2**62).to_bytes(8, "little"), b"\x02" + b"\0" * 7 + b"[]"):
+        path.write_bytes(content)
+        os.truncate(path, SPARSE)
+        assert not checkpoint_files.has_content(path, "0" * 64)
+
+
 def test_a_single_json_file_of_a_unit_is_no_record(workspace: Workspace) -> None:
     store = Store(workspace.artifacts)
     with store.draft(store.folder("report", "0123456789abcdef0123"), "words", ".json") as draft:
@@ -346,7 +371,7 @@ def add_checkpoint(workspace: Workspace, result: str) -> Path:
 
     folder = workspace.artifacts / "train-student" / result / "checkpoint" / "step-000002"
     folder.mkdir(parents=True)
-    (folder / "weights.safetensors").write_bytes(b"weights")
+    save_file({"a": np.zeros(3)}, folder / "weights.safetensors")
     digests = {"weights": file_digest(folder / "weights.safetensors")}
     body = {"format": 2, "step": 2, "files": digests, "state": {}}
     (folder / "state.json").write_text(json.dumps({"fingerprint": fingerprint(body), "checkpoint": body}))

@@ -22,11 +22,10 @@ from safetensors.torch import load, save_file
 
 from amalgam.pipeline.console import size
 from amalgam.pipeline.errors import DiskFullError, is_disk_full
-from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import atomic_write, sync
 from amalgam.pipeline.storage.paths import is_regular
-from amalgam.stages.common.training.checkpoint_files import FORMAT, STATE, STEP, BrokenError, read_state
+from amalgam.stages.common.training.checkpoint_files import FORMAT, STATE, STEP, BrokenError, has_content, read_state
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -94,7 +93,7 @@ def read(folder: Path, step: int) -> Checkpoint:
             file = path / f"{name}.safetensors"
             if file.exists() and not is_regular(file):
                 raise BrokenError(f"{file.name} is no regular file")
-            if file_digest(file) != digest:  # before the file is read as a whole: it may be of any size
+            if not has_content(file, digest):  # before the file is read as a whole: it may be of any size
                 raise BrokenError(f"{file.name} has changed since it was written")
             tensors[name] = load(file.read_bytes())
     except OSError as error:

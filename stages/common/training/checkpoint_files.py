@@ -11,7 +11,7 @@ from typing import Any
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import atomic_write
-from amalgam.pipeline.storage.paths import is_regular, small_content
+from amalgam.pipeline.storage.paths import MOST_BYTES, is_regular, small_content
 from amalgam.pipeline.storage.small_files import signed, verified
 
 FORMAT = 2
@@ -42,6 +42,19 @@ def read_state(folder: Path) -> dict[str, Any]:
     return body
 
 
+def has_content(file: Path, digest: str) -> bool:
+    """Returns whether a file of tensors has the digest; one that its header does not describe is not read."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = opened.read(size) if size <= MOST_BYTES else b""
+    try:
+        ends = [entry["data_offsets"][1] for name, entry in json.loads(header).items() if name != "__metadata__"]
+        is_whole = 8 + size + max(ends, default=0) == file.stat().st_size
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return False
+    return is_whole and file_digest(file) == digest
+
+
 def checkpoint_folders(root: Path) -> Iterator[Path]:
     """Yields the folder `checkpoint` of each training below a workspace."""
     for stage in TRAINING_STAGES:
@@ -65,7 +78,7 @@ def damaged_files(folder: Path) -> dict[Path, str]:
         try:
             digests = read_state(path.parent)["files"]
             files = {path.parent / f"{name}.safetensors": digest for name, digest in digests.items()}
-            changed = [file for file, digest in files.items() if is_regular(file) and file_digest(file) != digest]
+            changed = [file for file, digest in files.items() if is_regular(file) and not has_content(file, digest)]
             damaged |= {file: f"{file.name} has changed since it was written" for file in changed}
         except BrokenError as error:
             damaged |= {path: str(error)} if path.exists() else {}
@@ -84,7 +97,7 @@ def log_digest(log: Path) -> Path:
 
 def write_log_digest(log: Path) -> None:
     with atomic_write(log_digest(log)) as temporary:
-        temporary.write_bytes(signed({"sha256 of the log": file_digest(log)}))
+        temporary.write_bytes(signed({"log": {"bytes": log.stat().st_size, "sha256": file_digest(log)}}))
 
 
 def damaged_logs(root: Path) -> Iterator[Path]:
@@ -95,5 +108,12 @@ def damaged_logs(root: Path) -> Iterator[Path]:
             content = verified(small_content(path))
             if content is None:
                 yield path
-            elif is_regular(log) and content.get("sha256 of the log") != file_digest(log):
+            elif is_regular(log) and not _is_unchanged(log, content.get("log")):
                 yield log
+
+
+def _is_unchanged(log: Path, expected: object) -> bool:
+    match expected:
+        case {"bytes": int(size), "sha256": str(digest)}:
+            return log.stat().st_size == size and file_digest(log) == digest
+    return False

@@ -10,7 +10,7 @@ of the others'. An estimator is a function of a Setting that returns weights [te
 
 right is the share of texts whose most heavily weighted teacher has the gold label. labels is the share for which this
 teacher predicts it. loss is the largest loss in one setting against the best of muka, ensemble, standardised and
-free-mixture. within is half of the 95 % interval of the mean, by a bootstrap over pools: settings of a pool share texts
+former. within is half of the 95 % interval of the mean, by a bootstrap over pools: settings of a pool share texts
 and teachers.
 seconds is CPU time per setting, with the signal.
 """
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-RIVALS = ("muka", "ensemble", "standardised", "free-mixture")
+RIVALS = ("muka", "ensemble", "standardised", "former")
 BOOTSTRAPS = 2000
 
 
@@ -59,13 +59,15 @@ def ensemble(setting: Setting) -> Array:
 
 
 def standardised(setting: Setting) -> Array:
-    """Returns the standardised sum of all kinds of evidence: correct where teachers' shares are alike."""
-    return weigh.standardised(weigh.together(list(setting.evidence.kinds.values())))
+    """Returns the standardised signal of the former method: correct where teachers' shares are alike."""
+    signal = setting.former_signal
+    return muka(setting) if signal is None else weigh.standardised(signal)
 
 
-def free_mixture(setting: Setting) -> Array:
-    """Returns the mixture with free shares over the standardised sum of all kinds."""
-    return weigh.mixture(weigh.together(list(setting.evidence.kinds.values())))[0]
+def former(setting: Setting) -> Array:
+    """Returns the weights of `method: amalgam` before 2026-11-23: a mixture with free shares."""
+    signal = setting.former_signal
+    return muka(setting) if signal is None else weigh.mixture(signal)[0]
 
 
 def range_scaled(setting: Setting) -> Array:
@@ -102,7 +104,7 @@ ESTIMATORS: dict[str, Callable[[Setting], Array]] = {
     "muka": muka,
     "ensemble": ensemble,
     "standardised": standardised,
-    "free-mixture": free_mixture,
+    "former": former,
     "range-scaled": range_scaled,
     "dawid-skene": dawid_skene,
     "amalgam": amalgam,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from amalgam.benchmarks import former_choice
 from amalgam.benchmarks.choice_pools import Pool, packed, unpacked, write_arrays
 from amalgam.data.arrays import softmax, top_margin
 from amalgam.pipeline.config.schema import Targets
@@ -83,6 +84,10 @@ class Setting:
     def estimated(self) -> tuple[Array | None, Array | None]:
         """Returns the input of the mixture, and the teachers' shares; None where the kinds do not agree."""
         return weigh.agreed_signal(self.evidence, NEIGHBOURS, self.facts)
+
+    @cached_property
+    def former_signal(self) -> Array | None:
+        return former_choice.signal_of(self)
 
     @cached_property
     def answered(self) -> Array:

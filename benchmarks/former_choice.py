@@ -1,0 +1,58 @@
+"""The choice of teacher before 2026-11-23, as a rival that later versions of amalgam are measured against.
+
+The signal is the sum of standardised kinds. Each kind has its mean over the neighbourhood that improves its agreement.
+Only this path is kept here; the arithmetic of single signals is that of amalgam.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.weigh_teachers.weigh import WeightFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from amalgam.benchmarks.choice_settings import Setting
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+CLOSEST = 5
+NEIGHBOURS = 10, 50
+OWN = "answers", "states"
+AGAINST = 0.1
+
+
+def signal_of(setting: Setting) -> Array | None:
+    """Returns the former input of the mixture; None where the kinds do not agree."""
+    features, states = setting.features.astype(np.float32), [own.astype(np.float32) for own in setting.states]
+    kinds = {
+        "answers": weigh.together(list(setting.answers.values())),
+        "states": weigh.standard(np.stack([weigh.density(own, CLOSEST) for own in states], axis=1)),
+        "names": weigh.standard(setting.names),
+    }
+    kept = weigh.agreeing_kinds(kinds, WeightFacts(notes=[]))
+    if kept is None:
+        return None
+    spaces = (features, weigh.side_by_side([features, *states]))
+    nearest = [weigh.nearest(space, max(NEIGHBOURS))[0][:, :count] for space in spaces for count in NEIGHBOURS]
+    whole = weigh.together(list(kept.values()))
+    others = whole.sum(axis=1, keepdims=True) - whole
+    factors = [_factor(own, others) if kind in OWN else 1.0 for kind, own in kept.items()]
+    return weigh.together([_smoothed(kind, kept, nearest) for kind in kept], factors)
+
+
+def _smoothed(kind: str, kept: Mapping[str, Array], nearest: list[Array]) -> Array:
+    """Returns the kind as it is or over the neighbours, whichever agrees best with the others."""
+    own = kept[kind]
+    candidates = [own, *(weigh.together([own, weigh.smoothed(own, places)]) for places in nearest)]
+    return max(candidates, key=lambda signal: weigh.agreement({kind: signal}, kept)[kind])
+
+
+def _factor(own: Array, others: Array) -> Array:
+    """Returns 0.5 for a teacher whose evidence is higher where others are right, else 1."""
+    against = [weigh.correlation(a, b) for a, b in zip(own.T, others.T, strict=True)]
+    return np.where(np.array(against) > AGAINST, 0.5, 1.0)

@@ -8,11 +8,28 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from amalgam.tests.workspaces import TIMEOUT, Workspace, build_once, finish, ranks, torchrun
+from amalgam.pipeline.errors import InterruptedRunError
+from amalgam.pipeline.execution import ranks as rank_inputs
+from amalgam.pipeline.execution.ranks import RankInputs
+from amalgam.pipeline.execution.stage import WorkerShare
+from amalgam.tests.pipeline.toy_stages import toy_base, toy_run, toy_stages
+from amalgam.tests.workspaces import (
+    TIMEOUT,
+    CommandResult,
+    Workspace,
+    build_once,
+    finish,
+    ranks,
+    run_ranks,
+    shift_weights,
+    torchrun,
+)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +140,83 @@ def test_a_part_that_is_none_is_refused(fresh: Workspace, part: str) -> None:
     result = fresh.attempt("run", f"--part={part}")
     assert result.code == 2
     assert f"--part {part}" in result.err
+
+
+# ---- machines with different inputs
+
+
+def change_texts(machine: Workspace) -> None:
+    machine.write(machine.texts()[:-1])
+
+
+def change_teacher(machine: Workspace) -> None:
+    shift_weights(machine.folder / "models/second", {"classifier.bias": 0.5})
+
+
+def change_experiment(machine: Workspace) -> None:
+    machine.edit("epochs: 1", "epochs: 2")
+
+
+def add_stage(machine: Workspace) -> None:
+    machine.edit("student:\n", "student:\n  method: amalgam\n")
+    machine.edit("targets:\n  mode: soft\n", "")
+
+
+def use_other_disk(machine: Workspace) -> None:
+    machine.edit("workspace: ../shared", "workspace: ./own")
+
+
+OTHER_INPUTS: dict[Callable[[Workspace], None], tuple[str, str]] = {
+    change_texts: ("where: read-corpus", "inputs."),
+    change_teacher: ("where: cache-teachers", "inputs."),
+    change_experiment: ("where: the experiment", "experiment.student.epochs: 1 -> 2"),
+    add_stage: ("where: the experiment", "(+4 more)"),
+    use_other_disk: ("where: the experiment", "workspace: "),
+}
+
+
+def as_two_machines(fresh: Workspace, *arguments: str) -> CommandResult:
+    """Runs the command as two ranks, each with the inputs of a machine of its own, and one workspace."""
+    machines = [fresh, Workspace(fresh.folder.with_name("machine"))]
+    return run_ranks(lambda rank: machines[int(rank["RANK"])].process(*arguments, **rank))
+
+
+@pytest.mark.parametrize("change", OTHER_INPUTS)
+def test_processes_with_different_inputs_end_with_the_difference(
+    fresh: Workspace, change: Callable[[Workspace], None]
+) -> None:
+    with fresh.config.open("a") as file:
+        file.write("execution:\n  workspace: ../shared\n")
+    change(fresh.copy(fresh.folder.with_name("machine")))
+    began = time.monotonic()
+    result = as_two_machines(fresh, "run")
+    assert time.monotonic() - began < TIMEOUT / 2
+    assert result.code == 2, result.err
+    where, difference = OTHER_INPUTS[change]
+    assert "process 1 on " in result.err
+    assert "has other inputs than process 0: " in result.err
+    assert where in result.err
+    assert difference in result.err
+    assert "fault of amalgam" not in result.err
+    assert not fresh.units()
+
+
+def test_the_process_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal ends the waiting."""
+    run, notes = toy_run(toy_base(tmp_path)), list[str]()
+    monkeypatch.setattr(rank_inputs, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(rank_inputs, "_connect", lambda *_: SimpleNamespace(check=lambda _: False))
+
+    def interrupt(text: str) -> None:
+        notes.append(text)
+        run.signals.arrived = signal.SIGTERM
+
+    monkeypatch.setattr(run.console, "note", interrupt)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    run.share = WorkerShare(0, 2, "torchrun")
+    with pytest.raises(InterruptedRunError):
+        RankInputs(run).compare_settings(toy_stages())
+    assert notes == ["waiting for process 1, which reads its inputs"]
 
 
 def test_a_student_trained_by_two_has_the_labels_of_the_union(by_two: tuple[Workspace, str], built: Workspace) -> None:

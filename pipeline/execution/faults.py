@@ -133,7 +133,8 @@ def as_error(error: BaseException) -> AmalgamError:
         fix = f"close other programs, or lower execution.batch_tokens or student.batch_size, {AGAIN}"
         return WorkError(f"out of memory{_first_line(error)}", fix=fix)
     if isinstance(error, OSError) and error.errno is not None:
-        place = None if error.filename is None else short_path(error.filename)
+        path = error.filename if error.filename2 is None or not is_disk_full(error) else error.filename2
+        place = None if path is None else short_path(path)
         name = f"{place.rpartition('/')[2]}: " if place else ""
         kind = DiskFullError if is_disk_full(error) else WorkError
         return kind(f"{name}{reason_of(error)}", where=place, fix=f"{fix_of(error)}, {AGAIN}")

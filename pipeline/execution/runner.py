@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from amalgam.pipeline.console import size
-from amalgam.pipeline.errors import DamagedError, ExperimentError, InputChangedError, all_of
-from amalgam.pipeline.execution.disk_space import check_disk_space
+from amalgam.pipeline.errors import DamagedError, DiskFullError, ExperimentError, InputChangedError, all_of
+from amalgam.pipeline.execution.disk_space import check_disk_space, with_need
 from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.execution.plan import StageState, identity_of, plan, shown_choices, stage_state
+from amalgam.pipeline.execution.ranks import RankInputs
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units, records_of
 from amalgam.pipeline.input_files import changed_error
 from amalgam.pipeline.storage.fingerprint import library_versions
@@ -49,14 +50,15 @@ def update(  # noqa: PLR0913 - the options of a command
 
     When all are complete, the workspace keeps the run's overrides for later stage commands.
     """
-    _up_to(stages, run, target)  # refuses an unknown stage before the workspace is written
+    needed = _up_to(stages, run, target)  # refuses an unknown stage before the workspace is written
     if run.file is not None and not run.file.has_content():  # half of it may have been read
         raise changed_error(run.file.path)
-    run.store.claim()  # before any model loads
-    repairs = 0
+    _claim(run, needed)  # before any model loads
+    ranks, repairs = RankInputs(run), 0
+    ranks.compare_settings(needed)
     while True:
         try:
-            states = _once(_up_to(stages, run, target), run, target=target, only=only, force=force and not repairs)
+            states = _once(needed, run, ranks, target=target, only=only, force=force and not repairs)
             break
         except (DamagedError, InputChangedError) as fault:
             is_input = isinstance(fault, InputChangedError)
@@ -74,6 +76,14 @@ def update(  # noqa: PLR0913 - the options of a command
     return states
 
 
+def _claim(run: Run, stages: Sequence[Stage]) -> None:
+    try:
+        run.store.claim()
+    except OSError as error:
+        full = storage_error(error, "the workspace cannot be written", run.store.root)
+        raise with_need(full, stages, run, stages[0].name) if isinstance(full, DiskFullError) else full from error
+
+
 def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]:
     needed = [stage for stage in stages if stage.is_needed(run.experiment)]
     names = [stage.name for stage in needed]
@@ -83,7 +93,9 @@ def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]
     return needed if target is None else needed[: names.index(target) + 1]
 
 
-def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, force: bool) -> list[StageState]:
+def _once(  # noqa: PLR0913 - the options of a command
+    stages: list[Stage], run: Run, ranks: RankInputs, *, target: str | None, only: bool, force: bool
+) -> list[StageState]:
     states = []
     waiting = _resolve_inputs(stages, run)
     _check_outputs(stages, run)
@@ -91,6 +103,7 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
         ours = stage.name == target or target is None
         if stage.name in waiting:
             stage.resolve_inputs(run)
+        ranks.compare_identity(stage)
         state = stage_state(stage, run)
         if force and ours:
             state = _forced(stage, run, state)
@@ -104,7 +117,10 @@ def _once(stages: list[Stage], run: Run, *, target: str | None, only: bool, forc
             raise ExperimentError(f"{stage.name} is not up to date ({state.why})", fix=fix)
         else:
             check_disk_space(stages, run, [state], first=stage.name)
-            _run_stage(stage, run, state)
+            try:
+                _run_stage(stage, run, state)
+            except DiskFullError as error:
+                raise with_need(error, stages, run, stage.name) from error
         if run.share.is_leader:
             run.store.move_head(stage.name, run.fingerprint(stage.name))
             _publish(stage, run, fresh=state.state != "current")

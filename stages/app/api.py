@@ -17,7 +17,8 @@ from amalgam.data.lazy import pl, torch
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console, aligned
-from amalgam.pipeline.errors import AmalgamError, DamagedError, DataError, ExperimentError, all_of, nearest
+from amalgam.pipeline.errors import AmalgamError, DamagedError, DataError, ExperimentError, all_of, is_disk_full, nearest
+from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.execution.plan import IdentityJson, StageState, StateJson, identity_of, plan
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, share_of
@@ -80,7 +81,7 @@ def working(run: Run) -> Iterator[None]:
             raise DamagedError(what, path=unreadable[0], where=run.store.backend.address) from error
         finally:
             if isinstance(run.digest_of, FileDigests) and run.digest_of.is_changed:
-                with suppress(AmalgamError):  # a workspace that cannot be written
+                with suppress(AmalgamError, OSError):  # a workspace that cannot be written
                     run.store.claim()
                     run.digest_of.save()
 
@@ -311,7 +312,12 @@ class Experiment:
 
         `repair` copies delivered files again from the workspace.
         """
-        return verification.verify(self._run, repair=repair)
+        try:
+            return verification.verify(self._run, repair=repair)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            raise storage_error(error, "a damaged file cannot be mended", self._run.base) from error
 
     def find_garbage(self, *, unused: bool = False, delete: bool = False) -> list[maintenance.Garbage]:
         """Leftovers; `unused`: also results that the last builds do not use. Nothing goes without `delete`."""

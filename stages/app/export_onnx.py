@@ -24,6 +24,7 @@ from amalgam.data.keys import shown
 from amalgam.data.tokens import encode, uses_token_types
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError, WorkError
+from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.user_paths import check_writable, user_path
 from amalgam.stages.app.predict import finished_student
 from amalgam.stages.common.deliveries import EXPORT, Mark, replace_folder, write_mark, written_files
@@ -60,7 +61,10 @@ def export(config: Path, student: Path | None, out: Path | None, *, force: bool,
         (temporary / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
         write_mark(temporary, Mark(finished.fingerprint or "", written_files(temporary), {}, EXPORT))
 
-    replace_folder(folder, write)
+    try:
+        replace_folder(folder, write)
+    except OSError as error:
+        raise storage_error(error, "the export cannot be written", folder.absolute().parent) from error
     console = Console(quiet=quiet)
     console.say(f"on {TEXTS} texts no logit differs from torch's by more than {facts['largest_difference']:.1e}")
     console.result(str(folder))

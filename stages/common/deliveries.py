@@ -262,11 +262,11 @@ def mend(services: DeliveryServices, target: Path, files: Mapping[str, StoredFil
     """Copies damaged files again from the workspace; the present ones go to quarantine."""
     for name, fault in damaged.items():
         original = services.store.verified_path(files[name])
-        place = set_aside(services.store, target / name)
-        services.note(f"{_shown(target / name)} was damaged ({fault}); copied again from the workspace{place}")
         make_folder((target / name).parent)
         with atomic_write(target / name) as temporary:
             _copy(original, temporary)
+            place = set_aside(services.store, target / name)  # after the copy: the disk may be full
+        services.note(f"{_shown(target / name)} was damaged ({fault}); copied again from the workspace{place}")
 
 
 def restore_original(store: Store, file: StoredFile, copy: Path) -> None:

@@ -38,12 +38,13 @@ def check_disk_space(
     return "; ".join(lines)
 
 
-def with_need(error: DiskFullError, stages: Sequence[Stage], run: Run, first: str) -> DiskFullError:
+def add_need(error: DiskFullError, stages: Sequence[Stage], run: Run, first: str) -> None:
     """Adds to the message the least that the results of a stage and of the later ones still need."""
     names = [stage.name for stage in stages]
     total = sum(sum(_need(stage, run, None)) for stage in stages[names.index(first) :])
-    what = f"{error.what}; the missing results need at least {size(total)}" if total else error.what
-    return DiskFullError(what, where=error.where, fix=error.fix)
+    if total:
+        error.what += f"; the missing results need at least {size(total)}"
+        error.args = (error.what,)  # of which processes make it again
 
 
 def _need(stage: Stage, run: Run, state: StageState | None) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from amalgam.pipeline.console import size
 from amalgam.pipeline.errors import DamagedError, DiskFullError, ExperimentError, InputChangedError, all_of
-from amalgam.pipeline.execution.disk_space import check_disk_space, with_need
+from amalgam.pipeline.execution.disk_space import add_need, check_disk_space
 from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.execution.plan import StageState, identity_of, plan, shown_choices, stage_state
 from amalgam.pipeline.execution.ranks import RankInputs
@@ -80,8 +80,10 @@ def _claim(run: Run, stages: Sequence[Stage]) -> None:
     try:
         run.store.claim()
     except OSError as error:
-        full = storage_error(error, "the workspace cannot be written", run.store.root)
-        raise with_need(full, stages, run, stages[0].name) if isinstance(full, DiskFullError) else full from error
+        fault = storage_error(error, "the workspace cannot be written", run.store.root)
+        if isinstance(fault, DiskFullError):
+            add_need(fault, stages, run, stages[0].name)
+        raise fault from error
 
 
 def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]:
@@ -120,7 +122,8 @@ def _once(  # noqa: PLR0913 - the options of a command
             try:
                 _run_stage(stage, run, state)
             except DiskFullError as error:
-                raise with_need(error, stages, run, stage.name) from error
+                add_need(error, stages, run, stage.name)
+                raise
         if run.share.is_leader:
             run.store.move_head(stage.name, run.fingerprint(stage.name))
             _publish(stage, run, fresh=state.state != "current")

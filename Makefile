@@ -8,6 +8,7 @@
 # make audit       looks up known vulnerabilities of the tested versions, and compares the digests of their files
 # make dist        builds the wheel and the list of its packages (CycloneDX) into dist/
 # make fuzz        damages, attacks and uses small experiments at random for an hour; FUZZ="--seconds 180" is shorter
+# make check-disk  runs commands on small disks of 60 sizes (tmpfs, ext4) that become full; needs root, takes an hour
 # make docs        builds the documentation into site/
 # make notebook    runs the notebook of examples/ and stores it with its outputs
 # make check-gpu   checks correctness and speed on this machine's GPU (needs torch, transformers and numpy)
@@ -23,8 +24,9 @@ LOW_TESTS ?= tests/test_golden.py $(addprefix tests/stages/test_, $(addsuffix .p
 	targets_rules keyed_dropout teacher fine_tuning metrics generate_writing graphs))
 TORCH_FROM ?=
 FUZZ ?=
+DISKS ?=
 
-.PHONY: demo test test-notebook test-ray test-s3 fuzz check check-low audit dist docs notebook check-gpu clean
+.PHONY: demo test test-notebook test-ray test-s3 fuzz check-disk check check-low audit dist docs notebook check-gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/amalgam demo
@@ -49,6 +51,10 @@ test-s3: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m amalgam.tests.fuzz $(FUZZ)
+
+# The mounts are gone with the process that made them.
+check-disk: $(INSTALLED)
+	unshare --mount $(BIN)/python -m amalgam.tests.full_disks $(DISKS)
 
 check: $(INSTALLED) $(AUDIT)
 	$(BIN)/ruff check .

@@ -65,7 +65,7 @@ PARTS = ("begin", "meanwhile", "later")
 UNCHECKED = "--unchecked"
 FULL = ("the disk is full", "disk full", "too little space")
 DAMAGED = "the model is damaged"
-"""A damaged file was set aside, and the disk had no space for another copy."""
+"""Message of a command that needs the student while the disk has no space for another copy of a damaged file."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Probe:
         return f"WRONG: {wrong}" if wrong else "refused" if has_failed else "enough", outcomes
 
     def _after(self, outcomes: Sequence[Outcome], *, with_others: bool) -> str | None:
-        """Returns what is wrong after space was freed, the experiment was run, and it was verified.
+        """Returns the fault after space was freed, the experiment was run, and it was verified.
 
         `with_others`: there may be other students, which reports list.
         """
@@ -197,7 +197,7 @@ ENDS = {0, DiskFullError.exit_code, DamagedError.exit_code, ExperimentError.exit
 
 
 def fault_of(outcome: Outcome) -> str | None:
-    """Returns what is wrong with a command's end."""
+    """Returns the fault of a command's end, or None."""
     name, text = " ".join(outcome.words), outcome.text
     if outcome.code == FaultError.exit_code or "Traceback" in text or outcome.code not in ENDS:
         return f"{name} ended with a traceback or with {outcome.code}"
@@ -208,9 +208,10 @@ def fault_of(outcome: Outcome) -> str | None:
     if outcome.code and outcome.words != ("verify",):
         if not any(words in text for words in (*FULL, DAMAGED)):
             return f"{name} does not name the full disk"
-        if not all(any(line.startswith(start) for line in lines) for start in ("where: ", "fix: ")):
+        parts = ("fix: ",) if outcome.words[0] == "doctor" else ("where: ", "fix: ")  # its table names the folder
+        if not all(any(line.startswith(part) for line in lines) for part in parts):
             return f"{name} names no place or no fix"
-    is_report = any(line.startswith("error: report ") for line in errors)  # it is small
+    is_report = any(line.startswith(("error: report ", "error: report:")) for line in errors)  # it is small
     if outcome.words[0] == "run" and outcome.code and "need" not in text and not is_report:
         return f"{name} does not name the need"
     return None

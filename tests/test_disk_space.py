@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,8 @@ from amalgam.pipeline.execution import disk_space
 from amalgam.stages.common import deliveries
 from amalgam.stages.common.models import loading
 from amalgam.stages.common.models.model_folder import count_parameters
+from amalgam.tests.full_disks import Disk, fault_of, mounted
+from amalgam.tests.fuzz.experiments import OURS, Outcome
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.workspaces import PASSES, TEACHER_LABELS, TEST, TRAIN, Workspace
 
@@ -114,3 +118,36 @@ def test_current_results_need_no_space(workspace: Workspace, leave: Callable[[in
     shutil.rmtree(workspace.artifacts / "report")  # a report is small
     workspace("run")
     assert workspace.attempt("plan", "cache.seed=5").code == 1
+
+
+# ---- real disks; `make check-disk` has 60 sizes on two file systems
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    try:
+        with mounted("tmpfs", tmp_path, 16 << 20) as disk:
+            yield disk
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        pytest.skip("this user may not mount a disk")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_a_disk_that_another_program_fills_is_named_and_the_next_run_ends_well(
+    disk: Disk, fresh: Workspace, built: Workspace, leave: Callable[[int], None], share: float
+) -> None:
+    leave(1 << 60)  # the check before the work
+    workspace, words = fresh.copy(disk.folder / "experiment"), ("run",)
+    files = [path for name in OURS for path in (built.folder / name).rglob("*") if path.is_file()]
+    disk.leave(int(share * sum(path.stat().st_size for path in files)))
+    result = workspace.attempt(*words)
+    assert result.code == 1, result.err
+    assert fault_of(Outcome(words, result.code, result.err)) is None, result.err
+    assert "the disk is full" in result.err
+    assert str(disk.folder) in result.err
+    assert not list(disk.folder.rglob(".tmp-*"))
+    disk.release()
+    workspace(*words)
+    for stage in ("cache-teachers", "build-targets"):
+        assert workspace.digests(stage) == built.digests(stage)
+    assert workspace("verify", "--json").json["damaged"] == []

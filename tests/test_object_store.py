@@ -14,12 +14,13 @@ import pytest
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.storage.store import MANIFEST, Store, open_store
 from amalgam.stages.app.maintenance import find_garbage
+from amalgam.stages.common.deliveries import EXPORT, Mark, write_mark, written_files
 from amalgam.tests.forking import LIGHT, Forked
 from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.pipeline.crashing import changing
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
 from amalgam.tests.s3_server import S3
-from amalgam.tests.workspaces import Workspace, age, finish
+from amalgam.tests.workspaces import Workspace, age, finish, flip_bit
 
 ADDRESS = "s3://bucket/some where/prefix"
 TEXT = bytes(range(256)) * 3
@@ -180,3 +181,55 @@ def test_the_cache_may_be_deleted_at_any_time(far: Workspace, tmp_path: Path) ->
     shutil.rmtree(tmp_path / "cache")
     assert "build-targets: done" in far("build-targets", "targets.mode=hard").err
     assert json.loads(far("plan", "--json").out)["stages"][0]["state"] == "current"
+
+
+# ---- deliveries, which are on the local disk
+
+
+def export_by_hand(folder: Path) -> None:
+    """Writes an export without the minutes of a real one."""
+    folder.mkdir()
+    (folder / "model.onnx").write_bytes(TEXT)
+    write_mark(folder, Mark("0" * 20, written_files(folder), {}, EXPORT))
+
+
+def test_damaged_deliveries_of_a_remote_workspace_are_found_refused_and_mended(far: Workspace) -> None:
+    far("run")
+    export_by_hand(far.folder / "students/student-onnx")
+    assert far("verify", "--json").json["damaged"] == []
+    for name, (damage, is_model) in {
+        "students/student/model.safetensors": (flip_bit, True),
+        "students/student/config.json": (Path.unlink, True),
+        "reports/student.html": (flip_bit, False),
+    }.items():
+        path = far.folder / name
+        before = path.read_bytes()
+        for mending in ("run", "verify --repair"):
+            damage(path)
+            verified = far.attempt("verify")
+            assert (verified.code, name in verified.out) == (1, True), verified.err
+            refused = far.attempt("predict", "a text")
+            assert (refused.code, path.name in refused.err) == ((2, True) if is_model else (0, False)), refused.err
+            mended = far.attempt(*(mending.split() if is_model else ["run"]))
+            assert mended.code == 0, mended.err
+            assert path.read_bytes() == before
+    assert far("verify", "--json").json["damaged"] == []
+    flip_bit(far.folder / "students/student-onnx/model.onnx")
+    [row] = far.attempt("verify", "--repair", "--json").json["damaged"]
+    assert (row["path"], row["mended"]) == ("students/student-onnx/model.onnx", False)
+    assert "amalgam export --onnx --force" in row["repair"]
+
+
+def test_a_damaged_stored_student_is_copied_from_its_delivery(
+    far: Workspace, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far("run")
+    store = opened(address)
+    [stored] = [name for name in objects(address) if re.match("train-student/.*/model.safetensors$", name)]
+    before = store.backend.read([stored])[stored]
+    store.backend.put({stored: before[:-1]})
+    monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "other"))
+    [row] = far("verify", "--repair", "--json").json["damaged"]
+    assert (row["path"], row["repair"], row["mended"]) == (stored, "copied from the delivered folder", True)
+    assert opened(address).backend.read([stored])[stored] == before
+    assert "train-student: reused" in far("run").err

@@ -6,9 +6,10 @@ the units by position and communicate only through the store.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def update(  # noqa: PLR0913 - the options of a command
     needed = _up_to(stages, run, target)  # refuses an unknown stage before the workspace is written
     if run.file is not None and not run.file.has_content():  # half of it may have been read
         raise changed_error(run.file.path)
-    _claim(run, needed)  # before any model loads
+    with _storage_errors(needed, run, needed[0].name):
+        run.store.claim()  # before any model loads
     ranks, repairs = RankInputs(run), 0
     ranks.compare_settings(needed)
     while True:
@@ -76,14 +78,19 @@ def update(  # noqa: PLR0913 - the options of a command
     return states
 
 
-def _claim(run: Run, stages: Sequence[Stage]) -> None:
+@contextlib.contextmanager
+def _storage_errors(stages: Sequence[Stage], run: Run, name: str) -> Iterator[None]:
+    """Names the stage in an error of the disk, and in that of a full disk the need of this stage and the later ones."""
     try:
-        run.store.claim()
+        yield
     except OSError as error:
-        fault = storage_error(error, "the workspace cannot be written", run.store.root)
+        fault = storage_error(error, name, run.store.root)
         if isinstance(fault, DiskFullError):
-            add_need(fault, stages, run, stages[0].name)
+            add_need(fault, stages, run, name)
         raise fault from error
+    except DiskFullError as error:
+        add_need(error, stages, run, name)
+        raise
 
 
 def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]:
@@ -119,14 +126,12 @@ def _once(  # noqa: PLR0913 - the options of a command
             raise ExperimentError(f"{stage.name} is not up to date ({state.why})", fix=fix)
         else:
             check_disk_space(stages, run, [state], first=stage.name)
-            try:
+            with _storage_errors(stages, run, stage.name):
                 _run_stage(stage, run, state)
-            except DiskFullError as error:
-                add_need(error, stages, run, stage.name)
-                raise
         if run.share.is_leader:
-            run.store.move_head(stage.name, run.fingerprint(stage.name))
-            _publish(stage, run, fresh=state.state != "current")
+            with _storage_errors(stages, run, stage.name):
+                run.store.move_head(stage.name, run.fingerprint(stage.name))
+                _publish(stage, run, fresh=state.state != "current")
     return states
 
 
@@ -203,21 +208,18 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
         run.console.say(f"  auto: {shown_choices(state.chosen)}")
     run.executed.add(stage.name)
     began = time.monotonic()
-    try:
-        while True:
-            if not run_units(stage, run, units):
-                done = len(units) - len(pending_units(run, units))
-                raise PartialRunDoneError(replace(state, done=done, total=len(units)))
-            more = list(stage.more_units(run, folder))
-            units = more or units
-            if not more or not pending_units(run, more):
-                break
-        if run.share.is_leader or run.share.kind == "part":
-            _finish(stage, run, folder, units, reused, time.monotonic() - began)
-        else:
-            _wait_until(lambda: bool(run.store.records([folder / MANIFEST])), stage, run, units)
-    except OSError as error:
-        raise storage_error(error, stage.name, run.store.root) from error
+    while True:
+        if not run_units(stage, run, units):
+            done = len(units) - len(pending_units(run, units))
+            raise PartialRunDoneError(replace(state, done=done, total=len(units)))
+        more = list(stage.more_units(run, folder))
+        units = more or units
+        if not more or not pending_units(run, more):
+            break
+    if run.share.is_leader or run.share.kind == "part":
+        _finish(stage, run, folder, units, reused, time.monotonic() - began)
+    else:
+        _wait_until(lambda: bool(run.store.records([folder / MANIFEST])), stage, run, units)
     manifest = run.store.record(folder / MANIFEST)
     if manifest is None:
         raise DamagedError(f"{stage.name}/{name}/{MANIFEST} cannot be read back", path=str(folder / MANIFEST))

@@ -60,7 +60,8 @@ app = typer.Typer(
 )
 
 
-Config = Annotated[Path, typer.Option("-c", "--config", help="The experiment file.")]
+Config = Annotated[Path, typer.Option("-c", "--config", readable=False, help="The experiment file.")]
+"""`readable=False`, here and below: the errors of amalgam have a place and a fix."""
 
 Overrides = Annotated[
     list[str] | None,
@@ -85,7 +86,8 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the resul
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 Student = Annotated[
-    Path | None, typer.Option("--student", help="Folder of a student; default: the student of the experiment.")
+    Path | None,
+    typer.Option("--student", readable=False, help="Folder of a student; default: the student of the experiment."),
 ]
 
 FILE = Path("amalgam.yaml")
@@ -154,7 +156,7 @@ def init(
     from_teachers: Annotated[
         bool, typer.Option("--from-teachers", help="The arguments are models: Hub ids or folders; read their labels.")
     ] = False,
-    into: Annotated[Path, typer.Option(help="Folder for amalgam.yaml, with --from-teachers.")] = Path(),
+    into: Annotated[Path, typer.Option(readable=False, help="Folder for amalgam.yaml, with --from-teachers.")] = Path(),
 ) -> None:
     """Write a commented experiment file, with your teachers in it if you name them."""
     from amalgam.stages.app.init import write_experiment
@@ -184,7 +186,9 @@ def build_targets(  # noqa: PLR0913 - the options of a command
     mode: Annotated[
         str | None, typer.Option(help="targets.mode, such as soft or hard.", autocompletion=completion.modes)
     ] = None,
-    oracle: Annotated[Path | None, typer.Option(help="Model folder; prints KL(its prediction || target).")] = None,
+    oracle: Annotated[
+        Path | None, typer.Option(readable=False, help="Model folder; prints KL(its prediction || target).")
+    ] = None,
     only: Only = False,
     force: Force = False,
     part: Part = None,
@@ -461,7 +465,8 @@ def predict(  # noqa: PLR0913 - the options of a command
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A .parquet or .csv file; without it csv goes to stdout.")
+        Path | None,
+        typer.Option(metavar="FILE", readable=False, help="A .parquet or .csv file; without it csv goes to stdout."),
     ] = None,
     student: Student = None,
     text: Annotated[
@@ -510,7 +515,10 @@ def export(  # noqa: PLR0913 - the options of a command
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, the only format.")] = False,
     student: Student = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder to write. [default: the student's folder with -onnx]")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", readable=False, help="Folder to write. [default: the student's folder with -onnx]"
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
     config: Config = FILE,

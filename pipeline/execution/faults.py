@@ -31,6 +31,7 @@ from amalgam.pipeline.errors import (
     short_path,
 )
 from amalgam.pipeline.secrets import masked
+from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Store
 
@@ -133,7 +134,8 @@ def as_error(error: BaseException) -> AmalgamError:
         fix = f"close other programs, or lower execution.batch_tokens or student.batch_size, {AGAIN}"
         return WorkError(f"out of memory{_first_line(error)}", fix=fix)
     if isinstance(error, OSError) and error.errno is not None:
-        path = error.filename if error.filename2 is None or not is_disk_full(error) else error.filename2
+        is_ours = TEMPORARY in str(error.filename)  # a temporary file that was renamed or copied
+        path = error.filename2 if error.filename2 and (is_ours or is_disk_full(error)) else error.filename
         place = None if path is None else short_path(path)
         name = f"{place.rpartition('/')[2]}: " if place else ""
         kind = DiskFullError if is_disk_full(error) else WorkError

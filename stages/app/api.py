@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
+from amalgam.data.keys import shown
 from amalgam.data.lazy import pl, torch
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource
 from amalgam.pipeline.config.schema import ExperimentConfig
@@ -56,6 +57,9 @@ def open_run(
         console = Console(quiet=True)  # only the leader prints
     console = console or Console()
     store.notify = console.note
+    if not store.backend.is_remote and store.root.exists() and not store.root.is_dir():
+        fix = "set execution.workspace to a folder"
+        raise ExperimentError(f"{shown(store.root.name)} is a file, not a folder", where=str(store.root), fix=fix)
     store.check_workspace()
     digests = FileDigests(store.root / "digests.json")
     return Run(loaded.experiment, loaded.base, store, console, share, digests, loaded.overrides, loaded.file)

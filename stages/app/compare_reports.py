@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
+from amalgam.data.keys import shown
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import DataError, ExperimentError, QualityError
@@ -123,6 +124,9 @@ def report(  # noqa: PLR0913 - the options of a command
     elif not 2 <= len(names) <= MOST_RUNS:
         fix = f"name other runs; the page of a single run is {FOLDER}/NAME.html"
         raise ExperimentError(f"a comparison takes 2 to {MOST_RUNS} runs, got {len(names)}", fix=fix)
+    elif len(set(names)) < len(names):
+        twice = shown(next(name for name in names if names.count(name) > 1))
+        raise ExperimentError(f"{twice} is named twice", where="amalgam report", fix="name each run once")
     elif only or force or part or requirements != Requirements():
         fix = "remove these options, or name one file"
         what = "a comparison takes none of --no-upstream, --force, --part, --json and --fail-..."

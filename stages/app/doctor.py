@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from amalgam.data.keys import shown
 from amalgam.pipeline.console import size
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
@@ -20,6 +21,8 @@ from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.common.load import check_labels, encoder_files, labels_by_teacher, prepare_teachers
 from amalgam.stages.generate.stage import language_model_files
 from amalgam.stages.train_teachers.stage import encoders_of
+
+DEFAULT_FILE = "amalgam.yaml"
 
 
 class Check(NamedTuple):
@@ -40,6 +43,9 @@ def diagnose(config: Path, overrides: list[str]) -> Iterator[Check]:
 
 def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
     """Yields a check of the file and of each input that it names; loads no weights and fetches no texts."""
+    if not config.exists() and config.name != DEFAULT_FILE:
+        yield Check("experiment", f"no file {shown(str(config))}", "name another file with -c FILE", ok=False)
+        return
     if not config.exists():
         yield Check("experiment", f"no {config.name} here", "amalgam init")
         yield Check("disk", f"{size(shutil.disk_usage(Path.cwd()).free)} free")

@@ -73,15 +73,14 @@ def export(config: Path, student: Path | None, out: Path | None, *, force: bool,
 def _check_folder(folder: Path, *, force: bool) -> None:
     """Refuses, before the student loads, a folder that could not be written or is no export."""
     user_path(str(folder), where="--out")
+    name = shown(folder.absolute().name) or str(folder.absolute())  # the name of `.` is that of the folder
     fix = "change its permissions, or name a folder elsewhere with --out"
     check_writable(folder.absolute().parent, fix)
     if folder.is_symlink():
-        raise ExperimentError(
-            f"{shown(folder.name)} is a link", where=str(folder.absolute()), fix="name another folder"
-        )
+        raise ExperimentError(f"{name} is a link", where=str(folder.absolute()), fix="name another folder")
     if not folder.exists():
         return
-    what, way_out = f"{shown(folder.name)} exists", "replace it with --force"
+    what, way_out = f"{name} exists", "replace it with --force"
     if not (folder / FACTS).is_file() or not (folder / MODEL).is_file():
         what, way_out = f"{what} and is no export", "name another folder with --out"
     elif force:

@@ -32,6 +32,9 @@ from amalgam.stages.common.models.read_card import read_card
 from amalgam.stages.common.models.resolve import own_labels, read_model
 from amalgam.stages.methods import load_with_methods
 
+HEAD = "ForSequenceClassification"
+"""End of the class names of classifiers."""
+
 
 def push(  # noqa: PLR0913 - the options of the command
     repo_id: str, config: Path, student: Path | None, *, licence: str | None, public: bool, yes: bool, show_card: bool
@@ -42,6 +45,10 @@ def push(  # noqa: PLR0913 - the options of the command
     console, finished = Console(), finished_student(config, student)
     _check_licence(licence, finished.folder)
     model = read_model(finished.folder, "amalgam push")
+    kinds = [str(kind) for kind in model.config.get("architectures") or ()]
+    if kinds and not any(kind.endswith(HEAD) for kind in kinds):
+        fix = "name the folder of a student, such as students/student"
+        raise ModelError(f"{shown(kinds[0])} is no classifier", where=str(finished.folder), fix=fix)
     files = _files(finished.folder)
     written = None
     if CARD in files:

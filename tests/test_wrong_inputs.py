@@ -1,0 +1,145 @@
+"""Wrong words for the commands of results and of the workspace: what, where and a fix, and nothing is written."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from amalgam.cli import main
+from amalgam.tests.test_errors import on_a_full_device
+from amalgam.tests.workspaces import Workspace
+
+Change = Callable[[Workspace], object]
+
+
+def nothing(_: Workspace) -> None: ...
+
+
+def write(path: str, content: str | bytes) -> Change:
+    def change(workspace: Workspace) -> None:
+        place = workspace.folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return change
+
+
+def delete(path: str) -> Change:
+    return lambda workspace: shutil.rmtree(workspace.folder / path)
+
+
+def folder_in_place_of(path: str) -> Change:
+    def change(workspace: Workspace) -> None:
+        (workspace.folder / path).unlink()
+        (workspace.folder / path).mkdir()
+
+    return change
+
+
+def to_label(content: str) -> Change:
+    return write("reports/x.to-label.csv", content)
+
+
+def unlabelled(workspace: Workspace) -> None:
+    workspace.edit("  test: texts/test.csv\n  label: label\n", "")
+
+
+LABELLED = "run corpus.test=reports/x.to-label.csv corpus.label=label"
+FILE = "execution.workspace=amalgam.yaml"
+
+WRONG: list[tuple[Change, str, int, str]] = [
+    # texts to label, and reports
+    (to_label("row,text,label\n1,a text,\n"), LABELLED, 3, "x.to-label.csv row 2, field label: empty"),
+    (to_label("row,text,label\n1,a text,nolabel\n"), LABELLED, 3, "not in the union: nolabel"),
+    (to_label("row,text,label\n"), LABELLED, 3, "no rows in x.to-label.csv"),
+    (to_label("row;text;label\n1;a;law\n"), LABELLED, 3, "commas instead of"),
+    (unlabelled, "report --fail-under 0.5", 2, "no labelled test texts"),
+    (nothing, "report --fail-under nan", 2, "--fail-under"),
+    (nothing, "report --fail-if-worse-than \x1b[31m", 2, "name one of ensemble"),
+    (nothing, "report student student", 2, "student is named twice"),
+    (nothing, "report student nosuch", 2, "there is no report of nosuch"),
+    (nothing, "report a b --json", 2, "a comparison takes none of"),
+    (write("reports/student.json", "{}"), "report student other", 3, "student.json is not a report"),
+    (write("reports/other.json", "[1,2"), "report other student", 3, "other.json cannot be read as a report"),
+    # verify and gc
+    (nothing, f"verify {FILE}", 2, "amalgam.yaml is a file, not a folder"),
+    (nothing, f"verify --repair --json {FILE}", 2, "amalgam.yaml is a file, not a folder"),
+    (nothing, f"gc --yes {FILE}", 2, "amalgam.yaml is a file, not a folder"),
+    (nothing, f"status {FILE}", 2, "amalgam.yaml is a file, not a folder"),
+    (nothing, "verify students/student", 2, "write field=value"),
+    (nothing, "verify --repair execution.workspace=texts", 2, "neither empty nor a workspace"),
+    (nothing, "gc --json --yes execution.workspace=texts", 2, "neither empty nor a workspace"),
+    (delete("artifacts/cache-teachers"), "gc --yes --unused", 1, "HEAD.json names a result of cache-teachers"),
+    (folder_in_place_of("artifacts/WORKSPACE.json"), "gc --yes", 1, "artifacts/WORKSPACE.json"),
+    (write("artifacts/WORKSPACE.json", "{}"), "gc --yes execution.workspace=s3://", 2, "BUCKET/PREFIX"),
+    # export
+    (nothing, "export --onnx --out .", 2, "workspace exists and is no export"),
+    (nothing, "export --onnx --out /", 2, "/ exists and is no export"),
+    (nothing, "export --onnx --out amalgam.yaml/x", 2, "amalgam.yaml is a file"),
+    (nothing, "export --onnx --out students/student --force", 2, "is no export"),
+    (nothing, "export --onnx --student models/encoder --out x", 2, "no classification head"),
+    (nothing, "export --onnx --student texts", 2, "no config.json"),
+    # push
+    (nothing, "push ../../x/y", 2, "is no repository name"),
+    (nothing, "push me/x --student models/encoder", 2, "BertModel is no classifier"),
+    (nothing, "push me/x --license nosuch", 2, "no licence identifier"),
+    (nothing, "push me/x --student texts", 2, "no config.json"),
+    (nothing, "push me/x -c nosuch.yaml", 2, "nosuch.yaml does not exist"),
+    # --json
+    (nothing, "doctor --json -c nosuch.yaml", 2, "no file nosuch.yaml"),
+    (nothing, "explain --json nosuch", 2, "name one of generate"),
+    (nothing, "audit --json cache.passes=1", 2, "not in the cache"),
+    (nothing, "predict --json --input texts/test.csv", 2, "--json is for texts that are typed"),
+    (nothing, "sweep --json student.name=a,b", 2, "give student.name one value"),
+    (nothing, "plan --json nosuch.field=1", 2, "unknown key"),
+]
+
+
+@pytest.mark.parametrize(("change", "line", "code", "piece"), WRONG, ids=[f"{row[1]}-{row[3]}" for row in WRONG])
+def test_a_wrong_input_ends_with_its_name(
+    workspace: Workspace, change: Change, line: str, code: int, piece: str
+) -> None:
+    change(workspace)
+    before = {path for path in workspace.folder.rglob("*") if "artifacts" not in path.parts}
+    result = workspace.attempt(*line.split(" "))
+    assert result.code == code, result.err
+    assert piece in result.err + result.out
+    assert "Traceback" not in result.err
+    assert ".tmp-" not in result.err
+    assert before == {path for path in workspace.folder.rglob("*") if "artifacts" not in path.parts}
+
+
+PRINTING = [
+    "plan",
+    "plan --json",
+    "plan --tree",
+    "status",
+    "status --json",
+    "verify",
+    "verify --json",
+    "gc",
+    "gc --json",
+]
+PRINTING += ["audit", "audit --json", "explain report", "methods", "schema", "doctor", "push me/x", "push me/x --card"]
+
+
+@on_a_full_device
+@pytest.mark.parametrize("line", PRINTING)
+def test_no_command_hides_that_its_result_cannot_be_printed(
+    built: Workspace, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(built.folder)
+    monkeypatch.setattr("sys.argv", ["amalgam", *line.split(" ")])
+    full = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails, too
+    try:
+        with contextlib.redirect_stdout(full), pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        with contextlib.suppress(OSError):
+            full.close()
+    assert ended.value.code == 1
+    assert "No space left" in capsys.readouterr().err

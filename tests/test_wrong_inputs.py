@@ -44,10 +44,6 @@ def to_label(content: str) -> Change:
     return write("reports/x.to-label.csv", content)
 
 
-def unlabelled(workspace: Workspace) -> None:
-    workspace.edit("  test: texts/test.csv\n  label: label\n", "")
-
-
 LABELLED = "run corpus.test=reports/x.to-label.csv corpus.label=label"
 FILE = "execution.workspace=amalgam.yaml"
 
@@ -57,7 +53,6 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (to_label("row,text,label\n1,a text,nolabel\n"), LABELLED, 3, "not in the union: nolabel"),
     (to_label("row,text,label\n"), LABELLED, 3, "no rows in x.to-label.csv"),
     (to_label("row;text;label\n1;a;law\n"), LABELLED, 3, "commas instead of"),
-    (unlabelled, "report --fail-under 0.5", 2, "no labelled test texts"),
     (nothing, "report --fail-under nan", 2, "--fail-under"),
     (nothing, "report --fail-if-worse-than \x1b[31m", 2, "name one of ensemble"),
     (nothing, "report student student", 2, "student is named twice"),

@@ -18,7 +18,15 @@ from amalgam.data.lazy import pl, torch
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console, aligned
-from amalgam.pipeline.errors import AmalgamError, DamagedError, DataError, ExperimentError, all_of, is_disk_full, nearest
+from amalgam.pipeline.errors import (
+    AmalgamError,
+    DamagedError,
+    DataError,
+    ExperimentError,
+    all_of,
+    is_disk_full,
+    nearest,
+)
 from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.execution.plan import IdentityJson, StageState, StateJson, identity_of, plan
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update

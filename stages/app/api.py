@@ -66,7 +66,7 @@ def open_run(
     console = console or Console()
     store.notify = console.note
     if not store.backend.is_remote and store.root.exists() and not store.root.is_dir():
-        fix = "set execution.workspace to a folder"
+        fix = "choose a folder: set execution.workspace=DIR"
         raise ExperimentError(f"{shown(store.root.name)} is a file, not a folder", where=str(store.root), fix=fix)
     store.check_workspace()
     digests = FileDigests(store.root / "digests.json")

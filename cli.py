@@ -61,7 +61,7 @@ app = typer.Typer(
 
 
 Config = Annotated[Path, typer.Option("-c", "--config", readable=False, help="The experiment file.")]
-"""`readable=False`, here and below: the errors of amalgam have a place and a fix."""
+"""`readable=False`: errors of amalgam have a place and a fix."""
 
 Overrides = Annotated[
     list[str] | None,
@@ -86,8 +86,7 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the resul
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 Student = Annotated[
-    Path | None,
-    typer.Option("--student", readable=False, help="Folder of a student; default: the student of the experiment."),
+    Path | None, typer.Option("--student", help="Folder of a student; default: the student of the experiment.")
 ]
 
 FILE = Path("amalgam.yaml")
@@ -186,9 +185,7 @@ def build_targets(  # noqa: PLR0913 - the options of a command
     mode: Annotated[
         str | None, typer.Option(help="targets.mode, such as soft or hard.", autocompletion=completion.modes)
     ] = None,
-    oracle: Annotated[
-        Path | None, typer.Option(readable=False, help="Model folder; prints KL(its prediction || target).")
-    ] = None,
+    oracle: Annotated[Path | None, typer.Option(help="Model folder; prints KL(its prediction || target).")] = None,
     only: Only = False,
     force: Force = False,
     part: Part = None,
@@ -465,8 +462,7 @@ def predict(  # noqa: PLR0913 - the options of a command
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", readable=False, help="A .parquet or .csv file; without it csv goes to stdout."),
+        Path | None, typer.Option(metavar="FILE", help="A .parquet or .csv file; without it csv goes to stdout.")
     ] = None,
     student: Student = None,
     text: Annotated[
@@ -515,10 +511,7 @@ def export(  # noqa: PLR0913 - the options of a command
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, the only format.")] = False,
     student: Student = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", readable=False, help="Folder to write. [default: the student's folder with -onnx]"
-        ),
+        Path | None, typer.Option(metavar="FOLDER", help="Folder to write. [default: the student's folder with -onnx]")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
     config: Config = FILE,

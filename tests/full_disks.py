@@ -39,6 +39,8 @@ SIZES = 60
 DISKS = ("tmpfs", "ext4")
 CAPACITY = 64 << 20
 BLOCK = 4096
+STEPS = (1 << 24, 1 << 18, BLOCK)
+"""Bytes by which the file that takes the space grows."""
 MARGIN = 1.1
 
 LOOKS: Sequence[tuple[str, ...]] = (("plan",), ("status",), ("verify",), ("gc", "--yes"), ("run",), ("doctor",))
@@ -86,10 +88,11 @@ class Disk:
     def leave(self, count: int) -> None:
         """Takes all space but `count` bytes."""
         self.release()
-        taken = self.free - count
-        if taken > 0:
-            with self.ballast.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, taken)
+        with self.ballast.open("wb") as file:
+            for step in STEPS:  # ext4 needs blocks for the extents of the file itself
+                with contextlib.suppress(OSError):
+                    while (taken := min(step, self.free - count)) > 0:
+                        os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, taken)
 
     def release(self) -> None:
         self.ballast.unlink(missing_ok=True)

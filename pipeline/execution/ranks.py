@@ -12,7 +12,8 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any, Protocol
 
 from amalgam.pipeline.errors import ExperimentError, WorkError
 from amalgam.pipeline.execution.plan import identity_of
@@ -20,8 +21,16 @@ from amalgam.pipeline.execution.stage import Run, Stage
 from amalgam.pipeline.storage.fingerprint import differences, library_versions
 from amalgam.pipeline.storage.store import MARK
 
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store as KeyValueStore
+
+class KeyValueStore(Protocol):
+    """The methods of torch's store that are used here."""
+
+    def set(self, key: str, value: str, /) -> object: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+    def check(self, keys: list[str], /) -> bool: ...
+
 
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
@@ -95,8 +104,7 @@ class RankInputs:
 @cache
 def _connect(rank: int, count: int) -> KeyValueStore:
     """Connects to the store that torchrun, or process 0, serves; the training's process group uses the same one."""
-    from torch.distributed.rendezvous import rendezvous
-
+    rendezvous = import_module("torch.distributed.rendezvous").rendezvous
     store: KeyValueStore = next(iter(rendezvous("env://", rank, count)))[0]
     return store
 

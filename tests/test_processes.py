@@ -188,9 +188,7 @@ def test_processes_with_different_inputs_end_with_the_difference(
     with fresh.config.open("a") as file:
         file.write("execution:\n  workspace: ../shared\n")
     change(fresh.copy(fresh.folder.with_name("machine")))
-    began = time.monotonic()
-    result = as_two_machines(fresh, "run")
-    assert time.monotonic() - began < TIMEOUT / 2
+    result = as_two_machines(fresh, "run")  # which kills processes that wait
     assert result.code == 2, result.err
     where, difference = OTHER_INPUTS[change]
     assert "process 1 on " in result.err

@@ -364,8 +364,8 @@ amalgam label --count 50              writes labels.csv: texts to label, with th
 
 amalgam label labels.csv              prints the changes by the labels in it
 
-Half of the texts are those whose teacher is most uncertain. The others are random, because only random texts estimate
-an accuracy. Empty labels are left out.
+The texts are random: uncertain ones do not give better teachers, and only random ones estimate an accuracy. Rows
+without a label are left out.
 """
 
 
@@ -377,13 +377,13 @@ def label(  # noqa: PLR0913 - the options of a command
     ] = None,
     config: Config = FILE,
     count: Annotated[int, typer.Option(min=1, max=100_000, help="Number of texts to label.")] = 50,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the random texts and of the hints' order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the texts and of the hints' order.")] = 0,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to write. [default: labels.csv next to the experiment]")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the texts whose labels help most to choose teachers; with a filled file, print the changes."""
+    """Write random training texts to label; with a filled file, print the changes by their labels."""
     commands.label(arguments or [], config, count=count, seed=seed, out=out, as_json=as_json)
 
 

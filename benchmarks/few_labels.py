@@ -1,4 +1,4 @@
-"""Measures the choice of teachers with a few gold labels: texts picked by `amalgam label` against random ones.
+"""Measures the choice of teachers with a few gold labels: random texts against uncertain ones.
 
 python benchmarks/few_labels.py --folder choice-benchmark [--counts 10 50] [--draws 5] [--only trec6] [--json]
 
@@ -22,8 +22,8 @@ import numpy as np
 from amalgam.benchmarks.choice import amalgam, within
 from amalgam.benchmarks.choice_settings import load_settings
 from amalgam.benchmarks.protocol import row, show
+from amalgam.benchmarks.uncertain_texts import Candidates, pick
 from amalgam.stages.weigh_teachers.few_labels import Labelled, corrected
-from amalgam.stages.weigh_teachers.to_label import Candidates, pick
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from amalgam.benchmarks import few_labels
 from amalgam.benchmarks.choice_settings import Setting, write_setting
+from amalgam.benchmarks.uncertain_texts import Candidates, pick, uncertainty
 from amalgam.tests.test_choice import setting
 
 __all__ = ["setting"]
@@ -43,3 +45,20 @@ def test_the_table_compares_picked_and_random_texts(
 def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
     with mock.patch.object(sys, "argv", ["few_labels.py", "--folder", str(tmp_path)]), pytest.raises(SystemExit):
         few_labels.main()
+
+
+def test_uncertain_texts_are_no_near_duplicates_and_of_all_predictions() -> None:
+    random = np.random.default_rng(0)
+    features = np.repeat(random.normal(size=(40, 8)), 5, axis=0)  # five copies of each text
+    weights = np.tile([0.5, 0.5], (200, 1)) + 0.001 * random.random((200, 2))
+    answers = np.stack([np.arange(200) // 5 % 4, 4 + np.zeros(200, int)], axis=1)
+    rows = [entry.row for entry in pick(Candidates(weights, answers, features), 20, 0) if entry.why == "uncertain"]
+    assert len({row // 5 for row in rows}) == len(rows) == 10
+    assert len({int(answers[row, 0]) for row in rows}) == 4
+
+
+def test_certain_texts_are_picked_last_and_teachers_that_agree_are_certain() -> None:
+    weights = np.array([[0.5, 0.5], [0.9, 0.1], [0.5, 0.5], [0.99, 0.01]])
+    answers = np.array([[0, 1], [0, 1], [0, 0], [0, 1]])
+    assert uncertainty(weights, answers)[2] == 0
+    assert [entry.row for entry in pick(Candidates(weights, answers, None), 2, 0) if entry.why == "uncertain"] == [0]

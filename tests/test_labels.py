@@ -15,7 +15,6 @@ from amalgam import Experiment
 from amalgam.data.keys import text_key
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.stages.weigh_teachers.few_labels import Labelled, corrected
-from amalgam.stages.weigh_teachers.to_label import Candidates, pick, uncertainty
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
 LABELS = [label for own in TEACHER_LABELS.values() for label in own]
@@ -103,7 +102,7 @@ def test_ids_identify_texts(fresh: Workspace) -> None:
     fresh("build-targets", "corpus.id=number", "labels=labels.csv")
     assert fresh.targets()[text_key([rows[3][0]])][1] == 1.0
     written = fresh("label", "--count", "4", "--out", "more.csv", "corpus.id=number")
-    assert "4 texts to label" in written.out
+    assert "4 random texts to label" in written.out
     with (fresh.folder / "more.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             assert rows[int(row["number"])][0] == row["text"]
@@ -237,15 +236,13 @@ def fill(path: Path, labels: dict[str, str], rows: int | None = None) -> None:
 def test_texts_to_label_are_written_filled_and_compared(workspace: Workspace) -> None:
     written = workspace("label", "--count", "20", *AMALGAM)
     path = workspace.folder / "labels.csv"
-    assert "20 texts to label; 10 of them are random" in written.out
+    assert "20 random texts to label" in written.out
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len({row["key"] for row in rows}) == 20
     assert {row["label"] for row in rows} == {""}
     assert {row["hint_1"] for row in rows} | {row["hint_2"] for row in rows} <= set(LABELS)
     assert any(row["hint_1"] in TEACHER_LABELS["second"] for row in rows)  # the order of the teachers is random
-    assert {float(row["probability"]) for row in rows if row["why"] == "uncertain"} == {1.0}
-    assert {float(row["probability"]) for row in rows if row["why"] == "random"} == {10 / (120 - 10)}
     assert workspace.attempt("label", *AMALGAM).code == 2  # a file is never replaced
     fill(path, dict(workspace.texts()), 19)
     effect = workspace("label", "labels.csv", *AMALGAM)
@@ -267,23 +264,6 @@ def test_a_method_that_weighs_no_teachers_has_texts_to_label_too(workspace: Work
     effect = workspace("label", "labels.csv", "student.method=vanilla-kd", "targets.mode=vanilla-kd")
     assert "5 labels" in effect.out
     assert "share with labels" not in effect.out
-
-
-def test_uncertain_texts_are_no_near_duplicates_and_of_all_predictions() -> None:
-    random = np.random.default_rng(0)
-    features = np.repeat(random.normal(size=(40, 8)), 5, axis=0)  # five copies of each text
-    weights = np.tile([0.5, 0.5], (200, 1)) + 0.001 * random.random((200, 2))
-    answers = np.stack([np.arange(200) // 5 % 4, 4 + np.zeros(200, int)], axis=1)
-    rows = [entry.row for entry in pick(Candidates(weights, answers, features), 20, 0) if entry.why == "uncertain"]
-    assert len({row // 5 for row in rows}) == len(rows) == 10
-    assert len({int(answers[row, 0]) for row in rows}) == 4
-
-
-def test_certain_texts_are_picked_last_and_teachers_that_agree_are_certain() -> None:
-    weights = np.array([[0.5, 0.5], [0.9, 0.1], [0.5, 0.5], [0.99, 0.01]])
-    answers = np.array([[0, 1], [0, 1], [0, 0], [0, 1]])
-    assert uncertainty(weights, answers)[2] == 0
-    assert [entry.row for entry in pick(Candidates(weights, answers, None), 2, 0) if entry.why == "uncertain"] == [0]
 
 
 @pytest.mark.parametrize(("method", "mode"), [("uhc", "uhc"), ("muka-soft", "soft"), ("vanilla-kd", "vanilla-kd")])
@@ -312,7 +292,7 @@ def test_labels_from_python(workspace: Workspace) -> None:
     effect = experiment.compare_labels(path)
     assert effect.labels == 10
     assert effect.random is not None
-    assert effect.random.texts == 5
+    assert effect.random.texts == 10
 
 
 def test_python_takes_a_file_of_labels(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,7 +286,7 @@ class Experiment:
             return Audit(audit(self._run, states))
 
     def label(self, count: int = 50, *, seed: int = 0) -> pl.DataFrame:
-        """Returns the training texts whose labels help most: key, text, label (empty), hint_1 and so on, why.
+        """Returns random training texts to label: key, text, label (empty), hint_1 and so on, why.
 
         Fill the column label, write the frame as csv, and give its path to `compare_labels` or as `labels`.
         """

@@ -26,7 +26,6 @@ from amalgam.stages.common.intervals import percent
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.tables import print_audit
-from amalgam.stages.weigh_teachers.to_label import DRAWN
 
 
 def run_stages(  # noqa: PLR0913 - the options of a command
@@ -223,8 +222,7 @@ def label(  # noqa: PLR0913 - the options of a command
         check_new(target)
         table = experiment.label(count, seed=seed)
         write_labels_file(target, table)
-        drawn = table.filter(table["why"] == DRAWN).height
-        console.result(f"{target}: {table.height:,} texts to label; {drawn:,} of them are random, the others uncertain")
+        console.result(f"{target}: {table.height:,} random texts to label")
         column = experiment.config.corpus.label or "label"
         console.sentence(f"labels: {', '.join(experiment.labels)}")
         console.result(f"fill the column {column}, then run: amalgam label {shlex.quote(str(target))}")

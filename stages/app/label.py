@@ -1,4 +1,4 @@
-"""Writes the training texts to label, and reports the changes by their labels (`amalgam label`)."""
+"""Writes random training texts to label, and reports the changes by their labels (`amalgam label`)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from typing import Any
 
 from amalgam.data.arrays import Array, softmax
 from amalgam.data.lazy import np, pa, pl
-from amalgam.data.parquet import key_array, matrix
+from amalgam.data.parquet import matrix
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.build_targets.stage import read_targets, target_facts
-from amalgam.stages.common.cached.load import answer_reader, features_of
+from amalgam.stages.common.cached.load import answer_reader
 from amalgam.stages.common.corpus import fields, neighbouring_buckets, tables
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.load import given_labels, label_space, train_part
 from amalgam.stages.target_methods import target_method
-from amalgam.stages.weigh_teachers.stage import keys_of, predictions, weights_of
-from amalgam.stages.weigh_teachers.to_label import DRAWN, Candidates, Picked, pick
+from amalgam.stages.weigh_teachers.stage import keys_of, predictions
+
+RANDOM = "random"
+"""Value of the column `why`; the file of texts to label in reports/ has other values too."""
 
 HINT = "hint_"
 """Start of the columns with the teachers' predictions; they are in random order, because the first one is copied."""
@@ -33,49 +35,30 @@ HINT = "hint_"
 
 
 def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
-    """Returns key, id, text, label (empty), the distinct predictions of the teachers, why, and probability."""
+    """Returns key, id, text, label (empty), and the distinct predictions of the teachers, for random texts."""
     if not target_method(run.experiment.targets).takes_labels:
         what = f"targets.mode: {run.experiment.targets.mode} does not use labels"
         raise ExperimentError(what, where="amalgam label", fix="choose another student.method, such as amalgam")
     answers, given = predictions(run, train_part(run).buckets).labels, given_labels(run)
     keys = keys_of(run, train_part(run).buckets).to_pylist() if given else []
-    labelled = [row for row, key in enumerate(keys) if given and key in given.by_key]
-    picked = pick(Candidates(_weights(run), answers, _features(run), labelled), count, seed)
-    return _table(run, picked, answers, np.random.default_rng(seed))
+    unlabelled = [row for row in range(len(answers)) if given is None or keys[row] not in given.by_key]
+    random = np.random.default_rng(seed)
+    rows = random.choice(unlabelled, min(count, len(unlabelled)), replace=False).tolist()
+    return _table(run, rows, answers[rows], random)
 
 
-def _weights(run: Run) -> Array:
-    """Returns the teachers' weights; those of MUKA for methods that weigh no teachers."""
-    if target_method(run.experiment.targets).weighs_together:
-        return np.stack(weights_of(run).column("weight").to_numpy(zero_copy_only=False)).astype(np.float64)
-    reader, parts = answer_reader(run), []
-    for group in neighbouring_buckets(train_part(run).buckets):
-        keys, prefixes = pl.Series("key", keys_of(run, group), pl.Binary), [bucket.prefix for bucket in group]
-        confidences = [reader.evidence(name, prefixes, keys).confidence.to_numpy() for name in label_space(run).columns]
-        parts.append(np.stack(confidences, axis=1))
-    return softmax(np.concatenate(parts) / run.experiment.targets.temperature)
-
-
-def _features(run: Run) -> Array | None:
-    """Returns the encoder's states if the method reads them; without them near duplicates are not left out."""
-    if not target_method(run.experiment.targets).reads_features:
-        return None
-    features: Array = features_of(run, key_array(keys_of(run, train_part(run).buckets)))
-    return features
-
-
-def _table(run: Run, picked: Sequence[Picked], answers: Array, random: np.random.Generator) -> pl.DataFrame:
+def _table(run: Run, rows: Sequence[int], answers: Array, random: np.random.Generator) -> pl.DataFrame:
     corpus, names = run.experiment.corpus, label_space(run).names
-    texts = _texts(run, [entry.row for entry in picked])
+    texts = _texts(run, rows)
     columns: dict[str, list[Any]] = {"key": [key.hex() for key in texts.column("key").to_pylist()]}
     if corpus.id != "auto":
         columns[corpus.id] = texts.column("id").to_pylist()
     columns |= dict(zip(corpus.text, map(list, zip(*fields(texts), strict=True)), strict=True))
-    columns[corpus.label or "label"] = [""] * len(picked)
-    hints = [[names[label] for label in random.permutation(np.unique(answers[entry.row]))] for entry in picked]
+    columns[corpus.label or "label"] = [""] * len(rows)
+    hints = [[names[label] for label in random.permutation(np.unique(own))] for own in answers]
     for place in range(max(map(len, hints), default=0)):
         columns[f"{HINT}{place + 1}"] = [own[place] if place < len(own) else "" for own in hints]
-    columns |= {"why": [entry.why for entry in picked], "probability": [entry.probability for entry in picked]}
+    columns["why"] = [RANDOM] * len(rows)
     return pl.DataFrame(columns)
 
 
@@ -173,7 +156,7 @@ def random_texts(path: Path) -> set[bytes]:
     table = pl.read_csv(path, infer_schema=False)
     if not {"key", "why"} <= set(table.columns):
         return set()
-    return {bytes.fromhex(key) for key in table.filter(pl.col("why") == DRAWN)["key"]}
+    return {bytes.fromhex(key) for key in table.filter(pl.col("why") == RANDOM)["key"]}
 
 
 @dataclass(frozen=True)

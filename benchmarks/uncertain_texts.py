@@ -1,4 +1,4 @@
-"""Picks the training texts whose labels help most to choose teachers."""
+"""Picks texts whose teacher is uncertain, a rival of the random texts of `amalgam label`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from amalgam.data.arrays import Array, entropy_nats
-from amalgam.data.lazy import np
 
 RANDOM = 0.5
-"""Share of the texts that are drawn at random; an honest estimate of accuracy needs them."""
+"""Share of the texts that are drawn at random."""
 
 NEAR = 5
 """Nearest texts of a picked one that are not picked too."""

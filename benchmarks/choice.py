@@ -84,9 +84,15 @@ def amalgam(setting: Setting) -> Array:
 
 
 def told_shares(setting: Setting) -> Array:
-    """Returns the weights of `method: amalgam` with the true shares."""
-    confidence, facts, targets = setting.answers["confidence"], WeightFacts(notes=[]), Targets.model_validate(AMALGAM)
-    return weigh.weigh(setting.estimated[0], confidence, targets, facts, setting.shares)[0]
+    """Returns the mixture over the scaled evidence with the true shares."""
+    signal = setting.estimated[0]
+    return muka(setting) if signal is None else weigh.mixture(signal, setting.shares)[0]
+
+
+def counted_shares(setting: Setting) -> Array:
+    """Returns the mixture over the scaled evidence, with the shares of the highest values."""
+    signal, shares = setting.estimated
+    return muka(setting) if signal is None else weigh.mixture(signal, shares)[0]
 
 
 def dawid_skene(setting: Setting) -> Array:
@@ -108,6 +114,7 @@ ESTIMATORS: dict[str, Callable[[Setting], Array]] = {
     "range-scaled": range_scaled,
     "dawid-skene": dawid_skene,
     "amalgam": amalgam,
+    "counted-shares": counted_shares,
     "told-shares": told_shares,
     "oracle": oracle,
 }

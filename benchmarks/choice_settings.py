@@ -82,7 +82,7 @@ class Setting:
 
     @cached_property
     def estimated(self) -> tuple[Array | None, Array | None]:
-        """Returns the input of the mixture, and the teachers' shares; None where the kinds do not agree."""
+        """Returns the scaled evidence, and the teachers' shares; None where the kinds do not agree."""
         return weigh.agreed_signal(self.evidence, NEIGHBOURS, self.facts)
 
     @cached_property
@@ -229,7 +229,7 @@ def setting_from(name: str, pool: str, sources: dict[int, dict[str, Array]], lay
 def write_setting(setting: Setting, path: Path) -> None:
     """Writes all fields of a setting, and arrays that are computed from them.
 
-    `signals` are the raw KINDS, `kinds` the standardised ones. `signal` is the input of the mixture, NaN where kinds do
+    `signals` are the raw KINDS, `kinds` the standardised ones. `signal` is the scaled evidence, NaN where kinds do
     not agree. `near` has the places of neighbours.
     """
     states = weigh.densities([own.astype(np.float32) for own in setting.states], len(setting.labels))

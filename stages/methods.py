@@ -34,7 +34,7 @@ VANILLA_KD = {"mode": "vanilla-kd"}
 AMALGAM = {
     "mode": "hard",
     "distribution": "top-label",
-    "teacher_weights": "mixture",
+    "teacher_weights": "range",
     "weight_signal": "all",
     "neighbours": 10,
 }

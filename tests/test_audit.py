@@ -45,7 +45,7 @@ def test_the_audit_looks_at_the_weights_that_were_made(workspace: Workspace) -> 
     assert audited(workspace, method)["weights"] == "muka"  # nothing has weighed yet
     workspace("build-targets", method, "targets.mode=soft")
     audit = audited(workspace, method)
-    assert audit["weights"] == "mixture"
+    assert audit["weights"] == "range"
     assert sum(one["wins_by_weights"] for one in audit["teachers"]) == pytest.approx(1)
 
 

@@ -421,10 +421,10 @@ class Targets(ConfigSection):
     """Distillation temperature T of vanilla-kd, uhc and stratanet, and t of mt-bert."""
     task_loss: bool = True
     """mt-bert: add the loss on gold labels. Without it, and with text_weights: none, no gold label is read."""
-    teacher_weights: Literal["muka", "standardised", "mixture"] = "muka"
+    teacher_weights: Literal["muka", "standardised", "mixture", "range"] = "muka"
     """Teacher weights in soft and hard targets. muka: from the confidences on one text. standardised: from each
     teacher's evidence in standard deviations over all texts. mixture: like standardised, with estimated shares of the
-    teachers."""
+    teachers. range: from evidence that is scaled by the ends of its range, label by label."""
     weight_signal: Literal["confidence", "margin", "all"] = "confidence"
     """Evidence for teacher weights other than muka. confidence: the uncertainty measure. margin: the logit margin. all:
     predictions, hidden states and label names."""

@@ -49,7 +49,7 @@ class WeightConfig(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 8
+    VERSION = 9
     parallelism = "single"
     unit_label = "weighings"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -128,6 +128,10 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
         if signal is not None and targets.neighbours:
             near = weigh.nearest(features_of(run, key_array(keys)), targets.neighbours)[0]
             signal = weigh.coherent(signal, near, facts)
+        if signal is not None and targets.teacher_weights == "range":
+            signal = weigh.by_range(
+                signal, label_sets.predicted(predicted.labels, weigh.together(list(answers.values())))
+            )
     facts["fallback"] = signal is None
     weights, estimated = weigh.weigh(signal, label_sets.mean(answers["confidence"]), targets, facts, shares)
     if not label_sets.all_differ:

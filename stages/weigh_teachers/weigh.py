@@ -64,7 +64,7 @@ TOP = 0.03
 """Part of a label's texts whose mean is the upper end of its range, if it is more than ENDS texts."""
 
 RANGE_TEMPERATURE = 1 / 16
-"""Temperature of the softmax over the scaled evidence, which is averaged with the mixture."""
+"""Temperature of the softmax over the scaled evidence."""
 
 SHARPER = 4
 """Power of the mean lead of the best teacher over the second in the weight of a kind of evidence."""
@@ -112,12 +112,12 @@ def weigh(
     """
     if signal is None:
         weights = softmax(confidence / targets.temperature)
+    elif targets.teacher_weights == "range":
+        weights = softmax(signal / RANGE_TEMPERATURE)
     elif targets.teacher_weights == "standardised" or signal.shape[1] == 1:
         weights = standardised(signal)
     else:
         weights, fitted = mixture(signal, shares)
-        if targets.weight_signal == "all":
-            weights = (weights + softmax(signal / RANGE_TEMPERATURE)) / 2
         facts["separation"] = float(fitted.separations.mean())
         return weights, fitted.shares
     return weights, weights.mean(axis=0)

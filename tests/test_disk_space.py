@@ -17,6 +17,7 @@ from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.tests.full_disks import Disk, fault_of, mounted
 from amalgam.tests.fuzz.experiments import OURS, Outcome
 from amalgam.tests.test_bad_input import assert_three_lines
+from amalgam.tests.test_errors import raising
 from amalgam.tests.workspaces import PASSES, TEACHER_LABELS, TEST, TRAIN, Workspace
 
 
@@ -151,3 +152,17 @@ def test_a_disk_that_another_program_fills_is_named_and_the_next_run_ends_well(
     for stage in ("cache-teachers", "build-targets"):
         assert workspace.digests(stage) == built.digests(stage)
     assert workspace("verify", "--json").json["damaged"] == []
+
+
+def test_a_disk_without_a_block_for_the_workspace_is_full(
+    fresh: Workspace, leave: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On ext4, a new folder needs a block."""
+    leave(1 << 60)
+    monkeypatch.setattr(Path, "touch", raising(OSError(28, "No space left on device")))
+    result = fresh.attempt("run")
+    assert result.code == 1, result.err
+    assert_three_lines(result.err)
+    assert "the disk is full" in result.err
+    assert "the missing results need at least" in result.err
+    assert "amalgam gc" in result.err

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.errors import ExperimentError, is_disk_full
 from amalgam.pipeline.storage.backend import TEMPORARY, FileInfo
 from amalgam.pipeline.storage.paths import MOST_BYTES, inside, is_below, is_regular
 
@@ -36,6 +36,8 @@ class LocalStorage:
             probe.touch()
             probe.unlink()
         except OSError as error:
+            if is_disk_full(error):  # the runner adds the need
+                raise
             raise ExperimentError(
                 f"the workspace cannot be written: {error.strerror}",
                 where=str(self.root),

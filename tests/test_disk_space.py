@@ -154,12 +154,13 @@ def test_a_disk_that_another_program_fills_is_named_and_the_next_run_ends_well(
     assert workspace("verify", "--json").json["damaged"] == []
 
 
+@pytest.mark.parametrize("call", ["mkdir", "touch"])
 def test_a_disk_without_a_block_for_the_workspace_is_full(
-    fresh: Workspace, leave: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    fresh: Workspace, leave: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """On ext4, a new folder needs a block."""
     leave(1 << 60)
-    monkeypatch.setattr(Path, "touch", raising(OSError(28, "No space left on device")))
+    monkeypatch.setattr(Path, call, raising(OSError(28, "No space left on device")))
     result = fresh.attempt("run")
     assert result.code == 1, result.err
     assert_three_lines(result.err)

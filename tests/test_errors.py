@@ -279,7 +279,7 @@ def test_closed_streams_are_no_error_and_damage_no_file(fresh: Workspace, closed
 
 @pytest.mark.parametrize("seconds", [0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5])
 def test_an_interrupt_while_the_command_starts_shows_no_traceback(workspace: Workspace, seconds: float) -> None:
-    """Python itself is not ready for signals in its first 20 ms."""
+    """Python itself is not ready for signals at first; on a busy machine that takes longer than 20 ms."""
     process = subprocess.Popen(
         [sys.executable, "-m", "amalgam", "plan"],
         cwd=workspace.folder,
@@ -291,8 +291,9 @@ def test_an_interrupt_while_the_command_starts_shows_no_traceback(workspace: Wor
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode in {0, 130, -signal.SIGINT}, err
-    assert "amalgam" not in err.partition("Traceback")[2], err
+    not_ready = "Fatal Python error: init_import_site" in err
+    assert not_ready or process.returncode in {0, 130, -signal.SIGINT}, err
+    assert not_ready or "amalgam" not in err.partition("Traceback")[2], err
 
 
 # ---- models

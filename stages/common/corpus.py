@@ -108,6 +108,12 @@ class StoredBucket(TypedDict):
     file: str
 
 
+class FetchedFacts(TypedDict):
+    """Facts of a remote file that was fetched."""
+
+    source: str
+
+
 class PartFacts(TypedDict):
     """The facts of a part in the manifest: the fields of `data.corpus.PartFacts`, and the counts of generated texts."""
 

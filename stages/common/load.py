@@ -27,6 +27,7 @@ from amalgam.stages.common.corpus import (
     REMOTE,
     Bucket,
     CorpusFacts,
+    FetchedFacts,
     Part,
     corpus_for,
     filters_of,
@@ -462,6 +463,7 @@ def fetch(run: Run, sources: Sequence[str]) -> None:
             path = _fetched_record(run, source)
             with run.store.draft(path.parent, path.stem, remote_name(source).suffix.lower()) as draft:
                 fetch_remote(source, draft.folder)
+                draft.facts = FetchedFacts(source=source)
             record = run.store.record(path)
             if record is not None and run.store.pin("remote", source, record.files[0].sha256) != record.files[0].sha256:
                 run.store.quarantine(path, run.store.path(record.files[0]))

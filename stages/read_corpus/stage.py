@@ -26,6 +26,7 @@ from amalgam.stages.common.corpus import (
     GENERATED,
     HELD_OUT,
     CorpusFacts,
+    FetchedFacts,
     PartFacts,
     corpus_for,
     corpus_settings,
@@ -49,7 +50,7 @@ class ReadCorpus(Stage):
     unit_label = "parts"
     reads = ("generate",)
     sections = ("corpus",)
-    facts = FactTypes(CorpusFacts, PartFacts)
+    facts = FactTypes(CorpusFacts, PartFacts | FetchedFacts)
 
     def resolve_inputs(self, run: Run) -> None:
         """Downloads remote files once and pins their content."""

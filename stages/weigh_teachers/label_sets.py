@@ -1,6 +1,6 @@
 """Combines teachers that have the same labels, because they are right on the same texts.
 
-The mixture assumes that exactly one teacher is right. Two copies of a teacher would contradict that on all their texts.
+The weights assume that exactly one teacher is right. Two copies of a teacher would contradict that on all their texts.
 """
 
 from __future__ import annotations

@@ -118,7 +118,8 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     facts: WeightFacts = {"notes": []}
     keys, predicted, label_sets = keys_of(run, buckets), predictions(run, buckets), LabelSets.of(label_space(run))
     answers = predicted.evidence
-    shares, kinds = None, {"answers": label_sets.mean(weigh.together(list(answers.values())))}
+    combined = weigh.together(list(answers.values()))
+    shares, kinds = None, {"answers": label_sets.mean(combined)}
     if targets.weight_signal == "all":
         evidence = evidence_of(run, keys, predicted)
         kinds = dict(evidence.kinds)
@@ -129,13 +130,11 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
             near = weigh.nearest(features_of(run, key_array(keys)), targets.neighbours)[0]
             signal = weigh.coherent(signal, near, facts)
         if signal is not None and targets.teacher_weights == "range":
-            signal = weigh.by_range(
-                signal, label_sets.predicted(predicted.labels, weigh.together(list(answers.values())))
-            )
+            signal = weigh.by_range(signal, label_sets.predicted(predicted.labels, combined))
     facts["fallback"] = signal is None
     weights, estimated = weigh.weigh(signal, label_sets.mean(answers["confidence"]), targets, facts, shares)
     if not label_sets.all_differ:
-        weights = label_sets.divided(weights, weigh.together(list(answers.values())))
+        weights = label_sets.divided(weights, combined)
         estimated = label_sets.divided_shares(estimated, weights)
     labelled = _labelled(run, keys)
     if labelled:

@@ -108,7 +108,7 @@ def weigh(
 ) -> tuple[Array, Array]:
     """Returns the weights [texts, teachers] and shares; without a signal MUKA's own, by each text's confidences alone.
 
-    `shares` are the teachers' shares of the texts, if provenance determines them.
+    `shares` are the teachers' shares of the texts for the mixture; None: it estimates them.
     """
     if signal is None:
         weights = softmax(confidence / targets.temperature)

@@ -20,6 +20,7 @@ import difflib
 import errno
 import os
 import re
+import signal
 from collections.abc import Iterable, Sequence
 
 
@@ -98,6 +99,9 @@ class FaultError(AmalgamError):
     """An exception that amalgam does not expect; `where` is a file with the traceback."""
 
     exit_code = 70
+
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class InterruptedRunError(AmalgamError):

@@ -58,7 +58,7 @@ class Forked:
         arguments: Sequence[str],
         folder: Path,
         environment: Mapping[str, str],
-        module: str = "amalgam.cli",
+        module: str = "amalgam.__main__",
         loaded: Sequence[str] = LOADED,
     ) -> None:
         self.args = [module, *arguments]

@@ -138,7 +138,7 @@ class Probe:
 
     def command(self, *words: str, checked: bool = True) -> Outcome:
         """Runs a command in a process, whose temporary files are on the same disk."""
-        module = "amalgam.cli" if checked else "amalgam.tests.full_disks"
+        module = "amalgam.__main__" if checked else "amalgam.tests.full_disks"
         given = words if checked else (UNCHECKED, *words)
         environment = quiet_environment(TMPDIR=str(self.disk.folder), AMALGAM_CACHE=str(self.disk.folder / "cache"))
         result = finish(Forked(given, self.workspace.folder, environment, module))

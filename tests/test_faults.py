@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from amalgam.data.parquet import matrix
+from amalgam.pipeline.errors import InterruptedRunError
+from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.stages.app.api import open_run
 from amalgam.stages.cache_teachers.ask import record_conflict
@@ -242,6 +244,43 @@ def test_a_second_interrupt_ends_at_once(fresh: Workspace) -> None:
     code, err = interrupted(fresh, signal.SIGINT, signal.SIGINT)
     assert code in {130, -signal.SIGINT}  # a shell shows 130 for both; the second may reach an exiting process
     assert "Traceback" not in err
+
+
+INTERRUPTED: dict[str, tuple[str, ...]] = {
+    "train-student": ("train-student", "student.epochs=20"),
+    "run": ("run", "cache.passes=9", "student.epochs=3"),
+    "sweep": ("sweep", "student.seed=3,4"),
+    "export": ("export", "--onnx"),
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("command", INTERRUPTED)
+def test_a_signal_at_any_time_ends_a_command_without_files_or_traces_left(
+    workspace: Workspace, command: str, number: signal.Signals
+) -> None:
+    process = workspace.process(*INTERRUPTED[command])
+    time.sleep(0.1 + 0.15 * list(INTERRUPTED).index(command))
+    process.send_signal(number)
+    ended = finish(process)
+    assert ended.code in {0, 128 + number, -number}, ended.err  # 0 or killed: it had ended, or was about to
+    assert ended.code != 128 + number or f"stopped by {number.name}" in ended.err
+    assert "Traceback" not in ended.err
+    assert not [path for path in workspace.folder.rglob(".tmp-*") if path.exists()]
+    workspace("run")
+    assert workspace("verify", "--json").json["damaged"] == []
+    assert workspace.stale() == set()
+
+
+def test_a_signal_to_a_finished_run_reaches_the_work_around_it() -> None:
+    """The last stage of one student of a sweep ends before it looks for signals; the next student must not begin."""
+    around, inside = InterruptHandler(), InterruptHandler()
+    with around.listening():
+        with inside.listening():
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(InterruptedRunError):
+            around.check()
+        around.arrived = None
 
 
 def test_killed_three_times_it_ends_where_an_uninterrupted_run_does(fresh: Workspace, uninterrupted: Workspace) -> None:

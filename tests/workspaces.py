@@ -115,7 +115,7 @@ class Workspace:
     def new_process(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start the command as a shell does, in a new Python process."""
         return subprocess.Popen(
-            [sys.executable, "-m", "amalgam.cli", *arguments],
+            [sys.executable, "-m", "amalgam", *arguments],
             cwd=self.folder,
             env=quiet_environment(**environment),
             stdout=subprocess.PIPE,

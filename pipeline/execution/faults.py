@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from amalgam.pipeline.console import Console, size
 from amalgam.pipeline.errors import (
+    STOPPING,
     AmalgamError,
     DiskFullError,
     FaultError,
@@ -38,8 +39,6 @@ from amalgam.pipeline.storage.store import Store
 PASSING = (errno.EIO, errno.ESTALE)
 
 ATTEMPTS = 3
-
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 AGAIN = "then run the same command again: committed units stay"
 
@@ -78,6 +77,8 @@ class InterruptHandler:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+        if self.arrived is not None:  # after the last check: the caller may have more work, as a sweep has
+            signal.raise_signal(self.arrived)
 
     def _arrive(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.arrived == signal.SIGINT:

@@ -7,6 +7,7 @@ MANIFEST.json makes a stage's result complete. No lock is needed: the first reco
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ from amalgam.pipeline.storage.facts import DECLARED, FactTypes, ResultIdentity, 
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.local import LocalStorage, alone_in, sync, temporary_path
 from amalgam.pipeline.storage.packing import PackedStorage
-from amalgam.pipeline.storage.paths import check_path
+from amalgam.pipeline.storage.paths import check_path, inside
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
 from amalgam.pipeline.user_paths import user_path
 
@@ -123,6 +124,10 @@ class Store:
         """Returns the path inside the workspace."""
         return path.relative_to(self.root).as_posix()
 
+    def own_folder(self, folder: Path) -> Path:
+        """Returns a folder to write in; raises DamagedError if a link leads from it out of the workspace."""
+        return inside(self.root, f"{self.inside(folder)}/file").parent
+
     def path(self, file: StoredFile) -> Path:
         return self.root / file.path
 
@@ -136,8 +141,8 @@ class Store:
 
     def record(self, path: Path) -> Record | None:
         """Returns the record at `path`, or None if it is absent or unreadable: the unit is not committed."""
-        inside = self.inside(path)
-        return parsed_record(inside, self.backend.read([inside]).get(inside))
+        place = self.inside(path)
+        return parsed_record(place, self.backend.read([place]).get(place))
 
     def records(self, paths: Sequence[Path], *, complete: bool = True) -> dict[Path, Record]:
         """Returns the committed records; `complete`: only those whose files have the right sizes."""
@@ -182,6 +187,18 @@ class Store:
                 raise DamagedError(f"{file.path} {what}", path=file.path, where=self.where(self.path(file)))
             self.verified_files.add(file.path)
         return self.backend.local_path(file.path) or self.path(file)
+
+    def content(self, file: StoredFile, kind: Any) -> Any:
+        """Returns the content of a JSON file of this type; quarantines a file with other content."""
+        text = self.verified_path(file).read_text("utf-8")
+        with contextlib.suppress(ValueError, RecursionError):
+            content = json.loads(text)
+            if fits(content, kind):
+                return content
+        self.verified_files.discard(file.path)
+        self.backend.quarantine([file.path])
+        what = f"{file.path} has other content than amalgam writes and was quarantined"
+        raise DamagedError(what, path=file.path, where=self.where(self.path(file)))
 
     def verified_paths(self, files: Iterable[StoredFile]) -> list[Path]:
         """Returns the verified paths of several files, copied to this machine together."""
@@ -237,7 +254,7 @@ class Store:
     @contextlib.contextmanager
     def draft(self, folder: Path, name: str, suffix: str = "") -> Iterator[UnitWriter]:
         """Yields a folder for a unit's files, and publishes them if the block raises no exception."""
-        temporary = temporary_path(folder)
+        temporary = temporary_path(self.own_folder(folder))
         temporary.mkdir(parents=True)
         try:
             draft = UnitWriter(temporary, made={"libraries": library_versions()})
@@ -266,34 +283,34 @@ class Store:
 
     def commit(self, path: Path, record: Record) -> Record:
         """Publishes a record if the path is free; returns the first complete record."""
-        inside, content = self.inside(path), canonical_record(record).encode()
-        if self.backend.put_if_absent(inside, content):
+        place, content = self.inside(path), canonical_record(record).encode()
+        if self.backend.put_if_absent(place, content):
             return record
         earlier, ours = self.record(path), {file.path: file for file in record.files}
         has_ours = earlier and all(ours.get(file.path, file) == file for file in earlier.files)
         if earlier is not None and has_ours and not self.missing_files(earlier):
             return earlier
         self.quarantine(path)  # unreadable, its files are missing, or it has another digest for a file of this record
-        return record if self.backend.put_if_absent(inside, content) else (self.record(path) or record)
+        return record if self.backend.put_if_absent(place, content) else (self.record(path) or record)
 
     def replace(self, path: Path, value: Mapping[str, Any], *, copy: bool = False) -> None:
         """Writes one of the few files that change, with its digest; `copy`: and then its copy."""
-        inside = self.inside(path)
-        self.backend.put({inside: signed(value)})
+        place = self.inside(path)
+        self.backend.put({place: signed(value)})
         if copy:
-            self.backend.put({copy_of(inside): signed(value)})
+            self.backend.put({copy_of(place): signed(value)})
 
     def read_json(self, path: Path) -> dict[str, Any] | None:
         """Returns the content of such a file, restored from its copy if it is damaged; None if both are."""
-        inside = self.inside(path)
-        texts = self.backend.read([inside, copy_of(inside)])
-        content = verified(texts.get(inside))
-        copied = verified(texts.get(copy_of(inside))) if content is None else None
+        place = self.inside(path)
+        texts = self.backend.read([place, copy_of(place)])
+        content = verified(texts.get(place))
+        copied = verified(texts.get(copy_of(place))) if content is None else None
         if copied is None:
             return content
-        self.notify(f"{inside} was damaged or missing; it is restored from its copy")
+        self.notify(f"{place} was damaged or missing; it is restored from its copy")
         with contextlib.suppress(OSError, DamagedError):  # a reader may not be allowed to write
-            self.backend.put({inside: signed(copied)})
+            self.backend.put({place: signed(copied)})
         return copied
 
     # ---- the workspace
@@ -417,18 +434,18 @@ class Store:
 def _ignored(note: str) -> None: ...
 
 
-def parsed_record(inside: str, content: bytes | None, *, trusted: bool = False) -> Record | None:
+def parsed_record(place: str, content: bytes | None, *, trusted: bool = False) -> Record | None:
     """Returns the record at a path, or None if it is absent, damaged, or belongs to another path."""
     try:
         record = None if content is None else Record.from_json(content, trusted=trusted)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
-    return record if record is None or (_belongs(record, inside) and _has_types(record, inside)) else None
+    return record if record is None or (_belongs(record, place) and _has_types(record, place)) else None
 
 
-def _has_types(record: Record, inside: str) -> bool:
+def _has_types(record: Record, place: str) -> bool:
     """Returns whether the record has the fields that its stage declares; an undeclared stage's has any."""
-    room, name = inside.partition("/")[0], inside.rpartition("/")[2]
+    room, name = place.partition("/")[0], place.rpartition("/")[2]
     if name == TIMING:
         return fits(record.facts, Timing) and record.facts["seconds"] >= 0 <= record.facts["workload"]
     kinds = DECLARED.get(room, FactTypes())
@@ -440,12 +457,12 @@ def _has_types(record: Record, inside: str) -> bool:
     return is_result and fits(record.facts.get("units", 1), int) and fits(record.facts, kinds.manifest)
 
 
-def _belongs(record: Record, inside: str) -> bool:
+def _belongs(record: Record, place: str) -> bool:
     """Returns whether a manifest is in the folder of its identity, or a unit's files are next to its record."""
-    folder, _, name = inside.rpartition("/")
+    folder, _, name = place.rpartition("/")
     if name == MANIFEST:
         return fingerprint(record.identity) == folder.rpartition("/")[2]
-    return all(file.path.startswith(f"{inside.removesuffix('.json')}-") for file in record.files)
+    return all(file.path.startswith(f"{place.removesuffix('.json')}-") for file in record.files)
 
 
 def _object_storage(address: str) -> StorageBackend:

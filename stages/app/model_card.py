@@ -99,7 +99,7 @@ def numbers_of(store: Store, base: Path, student: str) -> Numbers:
     file = next((file for file in manifest.files if Path(file.path).name == EVALUATION), None)
     if file is None:
         return Numbers(None, "there are no labelled test texts", verdict)
-    evaluation: Evaluation = json.loads(store.verified_path(file).read_text("utf-8"))
+    evaluation: Evaluation = store.content(file, Evaluation)
     return Numbers(evaluation, "", verdict)
 
 

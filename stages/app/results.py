@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -188,8 +189,10 @@ class RunResult:
     @cached_property
     def _report_json(self) -> Mapping[str, Any]:
         path = self.report.with_suffix(".json") if self.report else None
-        content = json.loads(small_content(path) or b"{}") if path else {}
-        return content if isinstance(content, dict) else {}
+        with suppress(ValueError, RecursionError):
+            content = json.loads(small_content(path) or b"{}") if path else {}
+            return content if isinstance(content, dict) else {}
+        return {}
 
     def __iter__(self) -> Iterator[StageResult]:
         return iter(self.stages)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
-from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes, Made
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.pipeline.storage.store import Record, StoredFile
+from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.cache_teachers.stage import audit_lines
 from amalgam.stages.common.cached.load import (
@@ -183,7 +183,7 @@ class Report(Stage):
                 run.console.say(line)
         else:
             run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
-        findings: Findings = _stored(run, FINDINGS)
+        findings = _findings(run)
         quality = findings["student_quality"]
         if quality and quality["unknown"]:
             run.console.say(f"  {unknown_line(quality['unknown'])}")
@@ -231,13 +231,18 @@ def evaluation(run: Run) -> Evaluation:
 
 def evaluation_if_any(run: Run) -> Evaluation | None:
     """Returns the evaluation on the test texts; None without test texts."""
-    scores: Evaluation | None = _stored(run, EVALUATION)
+    file = _file(run, EVALUATION)
+    scores: Evaluation | None = run.store.content(file, Evaluation) if file else None
     return scores
 
 
-def _stored(run: Run, name: str) -> Any:
-    file = _file(run, name)
-    return None if file is None else json.loads(run.store.verified_path(file).read_text("utf-8"))
+def _findings(run: Run) -> Findings:
+    file = _file(run, FINDINGS)
+    if file is None:
+        what, fix = f"the record of the report has no {FINDINGS}", "amalgam report --force"
+        raise DamagedError(what, path=MANIFEST, where=run.store.backend.address, fix=fix)
+    findings: Findings = run.store.content(file, Findings)
+    return findings
 
 
 def _file(run: Run, name: str) -> StoredFile | None:

@@ -127,7 +127,7 @@ class TrainStudent(Stage):
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.common.models.loading import save_pretrained_folder
 
-        checkpoint = unit.folder / "checkpoint"
+        checkpoint = run.store.own_folder(unit.folder / "checkpoint")
         train_student = _train_on_texts if reads_texts(run.experiment) else _train_on_embeddings
         new, facts = train_student(run, checkpoint)
         if run.share.is_leader:

@@ -115,7 +115,7 @@ class TrainTeachers(Stage):
         from amalgam.stages.common.training.loop import training_of
         from amalgam.stages.train_teachers.training import co_train, train
 
-        settings, checkpoint = settings_of(run), unit.folder / "checkpoint"
+        settings, checkpoint = settings_of(run), run.store.own_folder(unit.folder / "checkpoint")
         method, units = (co_train, self.units(run, unit.folder)) if settings.co_train else (train, [unit])
         training = training_of(settings, schedule(run, unit.name))
         trained = method(_encoders(run, unit), unit.payload, training, training_services(run), checkpoint)

@@ -38,7 +38,7 @@ class Reader:
         """Reads the texts of one address in a new process."""
         (self.folder / "amalgam.yaml").write_text(EXPERIMENT.format(source=source))
         env = self.hub.env(self.folder / "home", **environment)
-        return finish(Forked(["read-corpus"], self.folder, env, "amalgam.cli", LIGHT))
+        return finish(Forked(["read-corpus"], self.folder, env, "amalgam.__main__", LIGHT))
 
     def push(self, branch: str = "main", *, gated: bool = False) -> str:
         """Stores two Parquet files and a csv file with an odd name as a commit of the branch."""

@@ -154,7 +154,7 @@ def digest(files: Mapping[str, InputFile], *, where: str) -> str:
 def _read_json(path: Path, *, where: str) -> dict[str, Any]:
     try:
         parsed = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         what = f"{path.name} cannot be read as JSON"
         raise ModelError(what, where=f"{where}: {path}{line}", fix="restore the file") from None

@@ -23,6 +23,7 @@ from amalgam.data.keys import shown
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.faults import InterruptHandler
+from amalgam.pipeline.storage.paths import inside
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples
@@ -92,7 +93,7 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
     """Trains with progress, log and interrupts; `keep` saves the final state for a phase that follows."""
     parts = checkpoint.relative_to(services.workspace).parts
     name = "-".join(part for part in parts if part not in {"units", "checkpoint"})
-    log = TrainingLog(services.workspace / LOGS / f"{name}.jsonl", training, services.trackers)
+    log = TrainingLog(inside(services.workspace, f"{LOGS}/{name}.jsonl"), training, services.trackers)
     steps = training.epochs * -(-len(examples) // training.batch_size)
     with services.console.steps(phase, steps) as show, closing(log):
 

@@ -272,6 +272,43 @@ def test_a_link_in_the_place_of_a_stage_is_not_followed(workspace: Workspace) ->
     assert "link" in result.err
 
 
+@pytest.mark.parametrize("name", ["tokens", "train-student", "training-logs", "build-targets", "students", "reports"])
+def test_nothing_is_written_behind_a_link(workspace: Workspace, tmp_path: Path, name: str) -> None:
+    folder = (workspace.folder if name in {"students", "reports"} else workspace.artifacts) / name
+    if folder.exists():
+        folder.rename(tmp_path / "away")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    folder.symlink_to(outside)
+    for command in (("train-student", "--force"), ("run", "targets.temperature=0.5"), ("verify", "--repair")):
+        result = workspace.attempt(*command)
+        assert "Traceback" not in result.err
+        assert not list(outside.iterdir())
+    assert workspace.attempt("verify").code == 1
+    folder.unlink()
+    workspace("run")
+    assert workspace("verify", "--json").json["damaged"] == []
+
+
+@pytest.mark.parametrize("name", ["findings.json", "evaluation.json"])
+@pytest.mark.parametrize("content", ["{}", "[]", "null", '{"n": 1}', "[" * 100_000])
+def test_signed_json_with_other_fields_is_made_again(workspace: Workspace, name: str, content: str) -> None:
+    [path] = workspace.artifacts.glob(f"report/*/*/{name}")
+    before = json.loads(path.read_text())
+    path.write_text(content)
+
+    def named_again(record: Record) -> Record:
+        inside = path.relative_to(workspace.artifacts).as_posix()
+        changed = StoredFile(inside, len(content), file_digest(path))
+        return replace(record, files=tuple(changed if file.path == inside else file for file in record.files))
+
+    for record in (record_of(path.parent), path.parent.parent / "MANIFEST.json"):
+        rewrite(record, named_again)
+    result = workspace("run")
+    assert f"{name} has other content than amalgam writes and was quarantined" in result.err
+    assert json.loads(path.read_text()) == before
+
+
 def test_verify_opens_regular_files_only(workspace: Workspace) -> None:
     unit = workspace.units()[0]
     unit.unlink()

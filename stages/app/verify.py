@@ -42,7 +42,7 @@ from amalgam.stages.common.deliveries import (
     write_mark,
 )
 from amalgam.stages.common.load import delivery_services
-from amalgam.stages.common.training.checkpoint_files import checkpoint_folders, damaged_files, damaged_logs
+from amalgam.stages.common.training.checkpoint_files import LOGS, checkpoint_folders, damaged_files, damaged_logs
 from amalgam.stages.registry import STAGES
 
 FROM_COPY = "restored from its copy"
@@ -85,6 +85,7 @@ def verify(run: Run, *, repair: bool = False) -> Verification:
     """Verifies stored, delivered and small files, and mends them; a damaged result goes to quarantine."""
     entries = list(run.store.backend.list())
     damages = [
+        *_links(run.base, run.store),
         *_small_files(run.store, [entry.path for entry in entries]),
         *_indexes(run.store, entries),
         *_checkpoints(run.store),
@@ -110,6 +111,14 @@ def _mended(path: str, fault: str, repair: str) -> Damage:
 
 def _unmended(path: str, fault: str, repair: str, command: str = "") -> Damage:
     return Damage(path=path, fault=fault, repair=repair, mended=False, command=command)
+
+
+def _links(base: Path, store: Store) -> Iterator[Damage]:
+    fault, repair = "it is a link, behind which no file is checked or written", "move the link away and run again"
+    own = [] if store.backend.is_remote else [*(stage.name for stage in STAGES), CACHED_TOKENS, LOGS]
+    for path in (*(base / name for name in (STUDENTS, TEACHERS, REPORTS)), *(store.root / name for name in own)):
+        if path.is_symlink():
+            yield _unmended(path.relative_to(base if path.parent == base else store.root).as_posix(), fault, repair)
 
 
 # ---- small files

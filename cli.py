@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +16,8 @@ from typer.core import TyperGroup
 from amalgam import __version__
 from amalgam.data.lazy import LazyModule
 from amalgam.pipeline.console import Console, printing
-from amalgam.pipeline.errors import STOPPING, ExperimentError, InterruptedRunError
+from amalgam.pipeline.errors import ExperimentError, InterruptedRunError
+from amalgam.pipeline.signals import stopping
 from amalgam.stages import STAGE_FOLDERS
 from amalgam.stages.app import completion
 
@@ -561,56 +560,20 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        with _stopping():
+        with stopping():
             _run_command(_as_overrides(arguments))
     except BrokenPipeError:
         sys.exit(1)
-    except (Exception, StopSignal) as error:
+    except Exception as error:
         if debug:
             raise
-        from amalgam.pipeline.execution.faults import as_error, interrupted
+        from amalgam.pipeline.execution.faults import as_error
 
-        shown = interrupted(error.number) if isinstance(error, StopSignal) else as_error(error)
+        shown = as_error(error)
         if isinstance(shown, InterruptedRunError):  # no traceback if a second interrupt arrives while the process exits
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         Console().say(f"error: {shown}")
         sys.exit(shown.exit_code)
-
-
-class StopSignal(BaseException):
-    """A signal arrived while no run listens; no `except Exception` of a library catches it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
-@contextlib.contextmanager
-def _stopping() -> Iterator[None]:
-    """Raises StopSignal at the first signal that stops, so that temporary files are deleted; a second one kills."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-        yield
-        return
-
-    arrived: list[int] = []
-
-    def stop(number: int, _frame: object) -> None:
-        arrived.append(number)
-        for each in handled:
-            signal.signal(each, signal.SIG_DFL)
-        raise StopSignal(number)
-
-    handled = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
-    before = {number: signal.signal(number, stop) for number in handled}
-    try:
-        yield
-    except Exception:
-        if arrived:  # a compiled module that was being imported makes an ImportError of it
-            raise StopSignal(arrived[0]) from None
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _run_command(arguments: list[str]) -> None:

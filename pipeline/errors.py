@@ -20,7 +20,6 @@ import difflib
 import errno
 import os
 import re
-import signal
 from collections.abc import Iterable, Sequence
 
 
@@ -99,9 +98,6 @@ class FaultError(AmalgamError):
     """An exception that amalgam does not expect; `where` is a file with the traceback."""
 
     exit_code = 70
-
-
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class InterruptedRunError(AmalgamError):

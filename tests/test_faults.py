@@ -15,8 +15,8 @@ import pytest
 
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.errors import InterruptedRunError
-from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.pipeline.execution.stage import Unit
+from amalgam.pipeline.signals import InterruptHandler
 from amalgam.stages.app.api import open_run
 from amalgam.stages.cache_teachers.ask import record_conflict
 from amalgam.tests.forking import Forked

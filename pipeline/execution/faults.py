@@ -1,8 +1,7 @@
-"""Faults during a run: signals, transient I/O errors, a full disk or memory, and exceptions of libraries."""
+"""Faults during a run: transient I/O errors, a full disk or memory, and exceptions of libraries."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import platform
@@ -10,21 +9,17 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TypeVar
 
 from amalgam.pipeline.console import Console, size
 from amalgam.pipeline.errors import (
-    STOPPING,
     AmalgamError,
     DiskFullError,
     FaultError,
-    InterruptedRunError,
     WorkError,
     fix_of,
     is_disk_full,
@@ -32,6 +27,7 @@ from amalgam.pipeline.errors import (
     short_path,
 )
 from amalgam.pipeline.secrets import masked
+from amalgam.pipeline.signals import interrupted
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Store
@@ -49,46 +45,6 @@ MOST_SHOWN = 200
 """Characters of a library's message."""
 
 T = TypeVar("T")
-
-
-class InterruptHandler:
-    """The first SIGINT, SIGTERM or SIGHUP stops the run at the next safe place, a second SIGINT stops it at once."""
-
-    def __init__(self) -> None:
-        self.arrived: int | None = None
-
-    def requested(self) -> bool:
-        return self.arrived is not None
-
-    def check(self) -> None:
-        """Raises InterruptedRunError after a signal; committed units stay."""
-        if self.arrived is not None:
-            raise interrupted(self.arrived)
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-            yield
-            return
-        handled = [number for number in STOPPING if not _is_ignored_hangup(number)]
-        before = {number: signal.signal(number, self._arrive) for number in handled}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        if self.arrived is not None:  # after the last check: the caller may have more work, as a sweep has
-            signal.raise_signal(self.arrived)
-
-    def _arrive(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.arrived == signal.SIGINT:
-            os._exit(128 + signal.SIGINT)
-        self.arrived = number
-
-
-def _is_ignored_hangup(number: int) -> bool:
-    """Returns whether nohup started the process: it survives the end of its terminal."""
-    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 def with_retries(work: Callable[[], T], what: str, store: Store, console: Console) -> T:
@@ -109,11 +65,6 @@ def with_retries(work: Callable[[], T], what: str, store: Store, console: Consol
 
 
 # ---- errors for the user
-
-
-def interrupted(number: int) -> InterruptedRunError:
-    what = f"stopped by {signal.Signals(number).name}; committed units stay"
-    return InterruptedRunError(what, signal_number=number, fix="run the same command again to continue")
 
 
 def storage_error(error: Exception, what: str, folder: Path) -> WorkError:

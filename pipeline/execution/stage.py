@@ -18,8 +18,9 @@ from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.execution.faults import InterruptHandler, with_retries
+from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.input_files import InputFile
+from amalgam.pipeline.signals import InterruptHandler
 from amalgam.pipeline.storage.facts import DECLARED, FactTypes
 from amalgam.pipeline.storage.store import Record, Store
 

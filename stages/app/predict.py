@@ -28,7 +28,7 @@ from amalgam.data.rows import SUFFIXES, BadRow, Row, has_surrogate, read_lines, 
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import Console, printing
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
-from amalgam.pipeline.execution.faults import InterruptHandler
+from amalgam.pipeline.signals import InterruptHandler
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, user_path
 from amalgam.stages.common.deliveries import METADATA, check_delivered, read_metadata

@@ -21,11 +21,11 @@ import yaml
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError, InputChangedError
-from amalgam.pipeline.execution.faults import InterruptHandler
 from amalgam.pipeline.execution.plan import stage_state
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.input_files import InputFile
+from amalgam.pipeline.signals import InterruptHandler
 from amalgam.stages.app.api import QuietTables, open_run, run_without_tables, working
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES

@@ -22,7 +22,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from amalgam.data.keys import shown
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.execution.faults import InterruptHandler
+from amalgam.pipeline.signals import InterruptHandler
 from amalgam.pipeline.storage.paths import inside
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.resolve import NewClassifier

@@ -1,0 +1,93 @@
+"""Signals that stop a command: SIGINT, SIGTERM and SIGHUP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from amalgam.pipeline.errors import InterruptedRunError
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class InterruptHandler:
+    """The first signal stops the run at the next safe place, a second SIGINT stops it at once."""
+
+    def __init__(self) -> None:
+        self.arrived: int | None = None
+
+    def requested(self) -> bool:
+        return self.arrived is not None
+
+    def check(self) -> None:
+        """Raises InterruptedRunError after a signal; committed units stay."""
+        if self.arrived is not None:
+            raise interrupted(self.arrived)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        with _handled_by(self._arrive):
+            yield
+        if self.arrived is not None:  # after the last check: the caller may have more work, as a sweep has
+            signal.raise_signal(self.arrived)
+
+    def _arrive(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.arrived == signal.SIGINT:
+            os._exit(128 + signal.SIGINT)
+        self.arrived = number
+
+
+class StopSignal(BaseException):
+    """A signal arrived outside a run; no `except Exception` of a library catches it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    """Raises InterruptedRunError after the first signal, so that temporary files are deleted; a second one kills."""
+    arrived: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        arrived.append(number)
+        for each in STOPPING:
+            signal.signal(each, signal.SIG_DFL)
+        raise StopSignal(number)
+
+    try:
+        with _handled_by(stop):
+            yield
+    except (Exception, StopSignal):
+        if arrived:  # a compiled module that was being imported makes an ImportError of the signal
+            raise interrupted(arrived[0]) from None
+        raise
+
+
+@contextlib.contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+    handled = [number for number in STOPPING if not _is_ignored_hangup(number)]
+    before = {number: signal.signal(number, handler) for number in handled}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def _is_ignored_hangup(number: int) -> bool:
+    """Returns whether nohup started the process: it survives the end of its terminal."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
+
+def interrupted(number: int) -> InterruptedRunError:
+    what = f"stopped by {signal.Signals(number).name}; committed units stay"
+    return InterruptedRunError(what, signal_number=number, fix="run the same command again to continue")

@@ -18,6 +18,7 @@ LAYERS = (
     "pipeline/secrets.py",
     "pipeline/user_paths.py",
     "pipeline/input_files.py",
+    "pipeline/signals.py",
     "pipeline/console.py",
     "pipeline/notebook.py",
     "pipeline/config",

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from amalgam.pipeline.console import size
 from amalgam.pipeline.errors import DamagedError, DiskFullError, ExperimentError, InputChangedError, all_of
 from amalgam.pipeline.execution.disk_space import add_need, check_disk_space
 from amalgam.pipeline.execution.faults import storage_error
@@ -145,8 +144,7 @@ def _publish(stage: Stage, run: Run, *, fresh: bool) -> None:
     try:
         stage.publish(run, manifest)
     except OSError as error:
-        copy = size(stage.least_bytes(run, None)[1])
-        what = f"{stage.name}: its result cannot be copied next to the experiment file ({copy} are needed)"
+        what = f"{stage.name}: its result cannot be copied next to the experiment file"
         raise storage_error(error, what, run.base) from error
     for note in run.notes[stage.name] if fresh else ():
         run.console.note(note)

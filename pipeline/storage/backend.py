@@ -57,6 +57,10 @@ class StorageBackend(Protocol):
         """Yields every file below a folder."""
         ...
 
+    def names(self, folder: str) -> set[str]:
+        """Returns the names of the files and folders in a folder."""
+        ...
+
     def put_if_absent(self, path: str, content: bytes) -> bool:
         """Stores a small file and returns True; returns False if the file exists. Atomic between all writers."""
         ...

@@ -6,16 +6,17 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 from amalgam.pipeline.errors import ExperimentError, is_disk_full
 from amalgam.pipeline.storage.backend import TEMPORARY, FileInfo
-from amalgam.pipeline.storage.paths import MOST_BYTES, inside, is_below, is_regular
+from amalgam.pipeline.storage.paths import MOST_BYTES, inside, is_below
 
 T = TypeVar("T")
 
@@ -45,26 +46,38 @@ class LocalStorage:
             ) from error
 
     def read(self, paths: Sequence[str]) -> dict[str, bytes]:
-        small = [path for path, size in self.sizes(paths).items() if size <= MOST_BYTES]
-        return self._of_each(small, Path.read_bytes)
+        contents = {}
+        for path, size in self.sizes(paths).items():
+            if size <= MOST_BYTES:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # deleted meanwhile
+                    contents[path] = (self.root / path).read_bytes()
+        return contents
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        return self._of_each(paths, lambda path: path.lstat().st_size)
-
-    def _of_each(self, paths: Sequence[str], value_of: Callable[[Path], T]) -> dict[str, T]:
-        """Returns the values of regular files; those behind a link out of the workspace count as absent."""
-        values = {}
-        below = cache(lambda folder: is_below(folder, self.root))
-        for path in paths:
-            local = self.root / path
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                if is_regular(local) and below(local.parent):
-                    values[path] = value_of(local)
-        return values
+        """Returns the sizes of regular files; those behind a link out of the workspace count as absent."""
+        sizes, root = {}, str(self.root)
+        below = cache(lambda folder: is_below(self.root / folder, self.root))
+        for path in paths:  # paths as strings, because there may be a hundred thousand of them
+            try:
+                status = os.lstat(f"{root}/{path}")
+            except (FileNotFoundError, NotADirectoryError, ValueError):
+                continue
+            if stat.S_ISREG(status.st_mode) and below(path.rpartition("/")[0]):
+                sizes[path] = status.st_size
+        return sizes
 
     def list(self, folder: str = "") -> Iterator[FileInfo]:
         if is_below(self.root / folder, self.root):
             yield from _list(str(self.root / folder), f"{folder}/" if folder else "")
+
+    def names(self, folder: str) -> set[str]:
+        if not is_below(self.root / folder, self.root):
+            return set()
+        try:
+            with os.scandir(self.root / folder) as listing:
+                return {entry.name for entry in listing if not entry.is_symlink()}
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
         target = inside(self.root, path)

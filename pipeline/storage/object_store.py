@@ -141,6 +141,11 @@ class ObjectStorage:
             below = self._requests(folders[start : start + AT_ONCE], self.files_below)
             yield from [entry for entries in below.values() for entry in entries]
 
+    def names(self, folder: str) -> set[str]:
+        level = self._requests([folder], lambda path: obstore.list_with_delimiter(self._client, path))[folder]
+        paths = [*level["common_prefixes"], *(entry["path"] for entry in level["objects"])]
+        return {path.rstrip("/").rpartition("/")[2] for path in paths}
+
     def get(self, paths: Sequence[str]) -> set[str]:
         copied = set(self._requests(paths, self._download))
         for path in set(paths) - copied:

@@ -201,8 +201,10 @@ class PackedStorage:
     def _packed_or_loose(
         self, paths: Sequence[str], packed: Callable[[str], T | None], loose: Callable[[Sequence[str]], dict[str, T]]
     ) -> dict[str, T]:
-        values = {path: value for path in paths if (value := packed(path)) is not None}
-        values |= loose([path for path in paths if path not in values])
+        with_index = {folder for folder in set(map(_parent, paths)) if self.index(folder).read}
+        in_packs = [path for path in paths if _parent(path) in with_index] if with_index else []
+        values = {path: value for path in in_packs if (value := packed(path)) is not None}
+        values |= loose([path for path in paths if path not in values] if values else paths)
         rest = [path for path in paths if path not in values]
         for folder in {_parent(path) for path in rest}:
             self.index(folder, refresh=True)
@@ -264,7 +266,7 @@ class PackedStorage:
 
     def names(self, folder: str) -> list[str]:
         """Returns the names of the files and folders in a folder, sorted."""
-        names = {entry.path.removeprefix(f"{folder}/").split("/")[0] for entry in self.inner.list(folder)} - {FOLDER}
+        names = self.inner.names(folder) - {FOLDER}
         index = self.index(folder, refresh=True)
         return sorted(names | {PurePosixPath(path).name for path in (*index.texts, *index.pieces)})
 

@@ -40,7 +40,9 @@ IN_UNIT = re.compile(
 def check_path(path: str) -> str:
     """Returns the path of a file inside a workspace; raises ValueError if it is absolute, climbs or is no file name."""
     parts = path.split("/")
-    if "\0" in path or any(part in {"", ".", ".."} or len(part.encode()) > LONGEST_NAME for part in parts):
+    is_short = len(path) <= LONGEST_NAME and path.isascii()
+    has_long = not is_short and any(len(part.encode()) > LONGEST_NAME for part in parts)
+    if has_long or "\0" in path or "" in parts or "." in parts or ".." in parts:
         raise ValueError(f"{path[:80]!r} is no path inside a workspace")
     return path
 

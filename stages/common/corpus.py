@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from amalgam.data.lazy import pa
@@ -190,7 +189,7 @@ def fields(table: pa.Table) -> list[tuple[str, ...]]:
 
 def part_name(file: StoredFile) -> str:
     """Returns the part's name; its files are in the folder PART-DIGEST."""
-    return Path(file.path).parent.name.rsplit("-", 1)[0]
+    return file.path.split("/")[-2].rsplit("-", 1)[0]
 
 
 def neighbouring_buckets(buckets: Sequence[Bucket], most: int = UNIT_TEXTS) -> Iterator[tuple[Bucket, ...]]:

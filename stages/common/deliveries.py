@@ -203,15 +203,23 @@ def is_copy_of(folder: Path, files: Mapping[str, StoredFile]) -> bool:
     return bool(files) and not faults(folder, files)
 
 
+def refuse_links(base: Path, path: Path) -> None:
+    """Refuses a path below the experiment's folder that is a link or behind one."""
+    for level in (path, *path.parents):
+        if level == base:
+            return
+        if level.is_symlink():
+            what = f"{level.relative_to(base).as_posix()} is a link, behind which amalgam writes no file"
+            raise ExperimentError(what, where=str(level), fix="remove the link, or choose another name")
+
+
 def check_target(base: Path, folder: str, name: str, files: Mapping[str, StoredFile] | None = None) -> Path:
     """Returns base/folder/name; raises an error, before any work, if amalgam did not make the present folder.
 
     A folder with a damaged mark is amalgam's if it has all these files.
     """
     target = base / folder / name
-    if target.is_symlink() or not target.parent.resolve().is_relative_to(base.resolve()):
-        what = f"{folder}/{name} is a link to a folder outside the experiment's folder"
-        raise ExperimentError(what, where=str(target), fix="remove the link, or choose another name")
+    refuse_links(base, target)
     is_ours = read_metadata(target) is not None or (has_mark(target) and is_copy_of(target, files or {}))
     if target.exists() and not is_ours:
         what = f"{folder}/{name} exists and was not made by amalgam"
@@ -306,6 +314,7 @@ def deliver_page(
     folder: Path, name: str, fingerprint: str, texts: Mapping[str, bytes], services: DeliveryServices | None
 ) -> None:
     """Writes the files of a page into the folder, and their mark below it; equal files stay untouched."""
+    refuse_links(folder.parent, folder / PAGES / name)
     present = read_mark(folder / PAGES / name)
     changed = faults(folder, present.files or {}) if present else {}
     for file, text in texts.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amalgam.data.keys import LabelSpace, shown, shown_names, text_key, union_of
@@ -382,7 +382,7 @@ def part_of(run: Run, name: str) -> Part | None:
     facts = corpus["parts"].get(name)
     if facts is None:
         return None
-    inside = {PurePosixPath(file.path).name: file for file in manifest.files if part_name(file) == name}
+    inside = {file.path.rpartition("/")[2]: file for file in manifest.files if part_name(file) == name}
     buckets = tuple(
         Bucket(bucket["prefix"], bucket["rows"], bucket["keys_digest"], inside[bucket["file"]])
         for bucket in facts["buckets"]

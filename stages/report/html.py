@@ -25,7 +25,7 @@ from amalgam.pipeline.console import duration, printable, size
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable
-from amalgam.stages.common.deliveries import PAGES, REPORTS, DeliveryServices, deliver_page, read_mark
+from amalgam.stages.common.deliveries import PAGES, REPORTS, DeliveryServices, deliver_page, read_mark, refuse_links
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
 from amalgam.stages.common.training.schedule import FEW
 from amalgam.stages.methods import method_name
@@ -435,6 +435,7 @@ def publish(  # noqa: PLR0913 - a page and its mark
 def publish_texts(base: Path, name: str, content: bytes) -> str:
     """Writes the texts to label as reports/NAME and returns a line about it; a file with labels is kept."""
     target = base / FOLDER / name
+    refuse_links(base, target.parent)
     if target.is_symlink() or (target.exists() and not _without_labels(target, content)):
         return f"  texts to label: {FOLDER}/{name} has labels or other columns, so it was kept"
     if not target.exists() or target.read_bytes() != content:
@@ -459,9 +460,7 @@ def _check_file(base: Path, page: str, suffix: str, *, marked: bool) -> None:
     """Refuses a file that does not look like one of amalgam; with `marked`, also a damaged one of the same size may."""
     name = page + suffix
     target, mark = base / FOLDER / name, read_mark(base / FOLDER / PAGES / page) if marked else None
-    if target.is_symlink() or not target.parent.resolve().is_relative_to(base.resolve()):
-        what = f"{FOLDER}/{name} is a link or outside the experiment's folder"
-        raise ExperimentError(what, where=str(target), fix="remove the link")
+    refuse_links(base, target)
     written = (mark.files or {}).get(name) if mark else None
     if target.exists() and not _is_ours(target) and not (written and target.stat().st_size == written.bytes):
         what = f"{FOLDER}/{name} exists and was not made by amalgam"

@@ -2,7 +2,7 @@
 
 python benchmarks/choice.py make --data PATH [PATH] --sets trec6 banking77 [--draws 3]
 python benchmarks/choice.py table [--estimators muka amalgam my/file.py:function] [--each] [--json]
-python benchmarks/choice.py stability [--noise 1e-6]
+python benchmarks/choice.py stability | accuracy
 
 `make` trains teachers on half of the labelled texts, and writes one file per setting with the evidence on the others.
 An interrupted run resumes. `table` measures each setting as it is and thinned to a quarter of one teacher's texts, or
@@ -171,11 +171,14 @@ def main() -> None:
     stability.set_defaults(run=_stability)
     stability.add_argument("--noise", type=float, default=1e-6, help="deviation of the noise")
     stability.add_argument("--draws", type=int, default=1, help="draws of the noise")
+    accuracy = commands.add_parser("accuracy", help="compare the estimate of the targets' accuracy with the labels")
+    accuracy.set_defaults(run=_accuracy)
     for command in (table, stability):
         command.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), help="names, or path.py:function")
+    for command in (table, stability, accuracy):
         command.add_argument("--only", nargs="+", default=[], help="settings whose name contains one of these")
         command.add_argument("--json", action="store_true")
-    for command in (make, table, stability):
+    for command in (make, table, stability, accuracy):
         command.add_argument("--folder", type=Path, default=Path("choice-benchmark"))
     options = parser.parse_args()
     options.run(options)
@@ -279,6 +282,49 @@ def _each(figures: Sequence[Mapping[str, Any]], estimators: Iterable[str]) -> It
     for each in figures:
         right = {name: round(each[name]["right"], 3) for name in estimators}
         yield row("choice", each["name"], n=each["n"], **right)
+
+
+def _accuracy(options: argparse.Namespace) -> None:
+    """Estimates each data set's accuracies with the mean odds of the others."""
+    measured: dict[str, list[tuple[float, float, bool]]] = defaultdict(list)
+    for setting in _settings(options):
+        for variant in (setting, *setting.thinned()):
+            weights = amalgam(variant)
+            certainty = float(weights.max(axis=1).mean())
+            measured[setting.name.partition("-")[0]].append((certainty, variant.labelled(weights), variant is setting))
+    missed: dict[str, Array] = {}
+    inside: dict[str, Array] = {}
+    for name, triples in measured.items():
+        certainty, right, _ = np.array(triples).T
+        others = np.array(
+            [triple[:2] for other, own in measured.items() if other != name for triple in own] or [(0.5, 0.5)]
+        )
+        estimate = _log_odds(certainty) + (_log_odds(others[:, 1]) - _log_odds(others[:, 0])).mean()
+        missed[name] = 1 / (1 + np.exp(-estimate)) - right
+        inside[name] = np.abs(estimate - _log_odds(right)) <= np.log(weigh.ODDS_FACTOR)
+    whole = {name: np.array([triple[2] for triple in triples]) for name, triples in measured.items()}
+    for parts in (missed, inside, whole):
+        parts["all"] = np.concatenate(list(parts.values()))
+    shown = [
+        row(
+            "choice accuracy",
+            name,
+            n=len(errors),
+            bias=round(float(errors.mean()), 3),
+            error=round(float(np.abs(errors).mean()), 3),
+            error_as_is=round(float(np.abs(errors[whole[name]]).mean()), 3),
+            within_003=round(float((np.abs(errors[whole[name]]) <= 0.03).mean()), 2),
+            in_interval=round(float(inside[name].mean()), 2),
+        )
+        for name, errors in missed.items()
+    ]
+    show(shown, as_json=options.json)
+
+
+def _log_odds(shares: Array) -> Array:
+    kept = np.clip(shares, 0.01, 0.99)
+    log_odds: Array = np.log(kept / (1 - kept))
+    return log_odds
 
 
 def _stability(options: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ import pytest
 from amalgam import Experiment
 from amalgam.data.keys import text_key
 from amalgam.pipeline.errors import AmalgamError
+from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.few_labels import Labelled, corrected
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
@@ -256,6 +257,21 @@ def test_texts_to_label_are_written_filled_and_compared(workspace: Workspace) ->
     with (workspace.folder / "more.csv").open(newline="") as file:
         labelled = {row["key"] for row in rows[:19]}
         assert not labelled & {row["key"] for row in csv.DictReader(file)}
+
+
+def test_without_labels_the_accuracy_of_the_targets_is_estimated(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "estimated accuracy" not in workspace("build-targets", *AMALGAM).err  # the evidence does not agree
+    monkeypatch.setattr(weigh, "AGREEING", -1.0)
+    result = workspace("weigh-teachers", "--force", *AMALGAM)
+    assert "estimated accuracy of the targets: " in result.err
+    workspace("label", "--count", "20", *AMALGAM)
+    fill(workspace.folder / "labels.csv", dict(workspace.texts()))
+    labelled = workspace("build-targets", *AMALGAM, "labels=labels.csv")
+    assert "20 labels" in labelled.err
+    assert "estimated accuracy" not in labelled.err
+    assert "estimated accuracy" not in workspace("build-targets").err
 
 
 def test_a_method_that_weighs_no_teachers_has_texts_to_label_too(workspace: Workspace) -> None:

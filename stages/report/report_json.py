@@ -158,6 +158,7 @@ def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, others: list[tupl
         steps=student["steps"],
         epochs=student["epochs"],
         largest_loss=largest["step"] if largest and len(losses) > 1 and largest["lost"] > 0 else None,
+        estimate=weights.get("accuracy") if weights else None,
         weights_unused=weights is not None and weights.get("fallback", False),
         long_texts=student["cut"] / max(student["texts"], 1),
         method=numbers["method"],

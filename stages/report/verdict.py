@@ -22,6 +22,7 @@ from amalgam.stages.common.intervals import (
     unpaired,
 )
 from amalgam.stages.common.training.schedule import FEW_STEPS
+from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
 
 Decision = Literal["ship", "do not ship", "cannot say"]
 
@@ -195,6 +196,8 @@ class VerdictInputs:
     epochs: int = 1
     largest_loss: str | None = None
     """Step with the largest loss of accuracy: teachers, choice, fit, choice and fit."""
+    estimate: AccuracyEstimate | None = None
+    """The accuracy of the targets, estimated without labels."""
     weights_unused: bool = False
     """Whether the teachers' evidence was dropped, and each text's own confidences were used."""
     long_texts: float = 0.0
@@ -335,6 +338,12 @@ def _without_labels(inputs: VerdictInputs) -> Verdict:
             )
             if high < LEAST_AGREEMENT:
                 faults.append(f"The student did not learn its targets. {reasons[-1]}")
+        if inputs.estimate:
+            low, value, high = (inputs.estimate[part] for part in ("low", "value", "high"))
+            reasons.append(
+                f"The targets' accuracy is estimated at {percent(value)} (95 % interval {bounds(low, high)}), "
+                "from how clear the evidence for the teachers is."
+            )
         cautions.append("Agreement is no accuracy: the student repeats the teachers' errors too.")
     decision: Decision = "do not ship" if faults else "cannot say"
     causes = list(_causes(inputs, []))

@@ -29,12 +29,13 @@ from amalgam.stages.common.cached.load import (
     states_of,
 )
 from amalgam.stages.common.corpus import Bucket, are_written, neighbouring_buckets, read_bucket
+from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.common.load import generated_file, given_labels, label_space, labels_identity, train_part
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.few_labels import Labelled, corrected
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
-from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
+from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
 
 
 class WeightSettings(TypedDict):
@@ -49,7 +50,7 @@ class WeightConfig(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 9
+    VERSION = 10
     parallelism = "single"
     unit_label = "weighings"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -100,7 +101,12 @@ class WeighTeachers(Stage):
             f"{teacher} {100 * share:.0f}%" for teacher, share in manifest.facts.get("shares", {}).items()
         )
         yield f"estimated shares of the texts: {shares}"
-        labelled = manifest.facts.get("labelled")
+        accuracy, labelled = manifest.facts.get("accuracy"), manifest.facts.get("labelled")
+        if accuracy:
+            yield (
+                f"estimated accuracy of the targets: {percent(accuracy['value'])} "
+                f"(95 % interval {bounds(accuracy['low'], accuracy['high'])})"
+            )
         if labelled:
             yield f"{labelled['texts']:,} labels; {labelled['moved']:,} texts have another teacher than without them"
 
@@ -133,10 +139,13 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
             signal = weigh.by_range(signal, label_sets.predicted(predicted.labels, combined))
     facts["fallback"] = signal is None
     weights, estimated = weigh.weigh(signal, label_sets.mean(answers["confidence"]), targets, facts, shares)
+    labelled, is_default = _labelled(run, keys), (targets.teacher_weights, targets.weight_signal) == ("range", "all")
+    estimate = estimated_accuracy(weights) if signal is not None and is_default and not labelled else None
+    if estimate:
+        facts["accuracy"] = estimate
     if not label_sets.all_differ:
         weights = label_sets.divided(weights, combined)
         estimated = label_sets.divided_shares(estimated, weights)
-    labelled = _labelled(run, keys)
     if labelled:
         by_teacher = [label_sets.by_teacher(kind) for kind in kinds.values()]
         weights, estimated = _with_labels(weights, by_teacher, predicted.labels, labelled, facts)

@@ -19,6 +19,7 @@ from amalgam.stages.report.evaluation import TestAnswers as Answers
 from amalgam.stages.report.labelling import columns_of, in_turn, select
 from amalgam.stages.report.quality import by_length, coverage, rival_counts
 from amalgam.stages.report.verdict import EQUAL, RivalCounts, VerdictInputs, lines, never_predicted, verdict
+from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
 
 Array = Any
 
@@ -251,6 +252,14 @@ def test_the_verdict_of_a_made_experiment(name: str) -> None:
     first, *more = lines(result)
     assert first.startswith(f"verdict: {decision}. ")
     assert len(more) <= 2
+
+
+def test_without_labels_an_estimate_of_the_targets_is_a_reason_and_decides_nothing() -> None:
+    estimate: AccuracyEstimate = {"low": 0.312, "value": 0.5, "high": 0.688}
+    with_it, without = (verdict(VerdictInputs(0, unlabelled=unlabelled(91), estimate=one)) for one in (estimate, None))
+    [reason] = [text for text in with_it["reasons"] if text not in without["reasons"]]
+    assert "targets' accuracy is estimated at 50.0 % (95 % interval 31.2 to 68.8)" in reason
+    assert with_it["decision"] == without["decision"] == "cannot say"
 
 
 def test_the_reason_names_the_rival_and_both_accuracies() -> None:

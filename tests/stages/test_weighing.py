@@ -317,6 +317,17 @@ def test_the_signal_of_agreeing_kinds_is_better_than_the_best_kind() -> None:
     assert rightly(mixture(signal, shares)[0], right) > 0.95
 
 
+def test_clearer_weights_have_a_higher_estimate_of_the_accuracy_with_an_interval() -> None:
+    estimates = [weigh.estimated_accuracy(np.tile([share, 1 - share], (50, 1))) for share in (0.6, 0.8, 0.95, 1.0)]
+    values = [estimate["value"] for estimate in estimates if estimate]
+    assert values == sorted(values)
+    assert len(set(values)) == 4
+    assert all(0 < one["low"] < one["value"] < one["high"] <= 1 for one in estimates if one)
+    odds = [estimate["value"] / (1 - estimate["value"]) for estimate in estimates if estimate]
+    assert odds[1] / odds[0] == pytest.approx((0.8 / 0.2) / (0.6 / 0.4), rel=1e-2)
+    assert weigh.estimated_accuracy(np.ones((50, 1))) is None
+
+
 def test_no_neighbours_leave_each_text_its_own_evidence() -> None:
     right = np.random.default_rng(0).choice(2, 600)
     kept = company(right)[0]

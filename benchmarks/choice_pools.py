@@ -193,7 +193,7 @@ def collected(run: Run) -> dict[str, Array]:
     keys, space = keys_of(run, train_part(run).buckets), label_space(run)
     order = pl.DataFrame({"key": pl.Series(keys.to_pylist(), dtype=pl.Binary)})
     texts = order.join(frames.texts(run, "train").collect(), on="key", how="left", maintain_order="left")
-    features = features_of(run, key_array(keys))
+    features = features_of(run, key_array(keys))[:]
     names = load_encoder(run).name_states(space.names)
     arrays: dict[str, Array] = {
         "features": features.astype(np.float16),

@@ -18,7 +18,7 @@ from amalgam.benchmarks.choice_pools import Pool, packed, unpacked, write_arrays
 from amalgam.data.arrays import softmax, top_margin
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.methods import AMALGAM
-from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.weigh_teachers import neighbours, weigh
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
 
 if TYPE_CHECKING:
@@ -232,8 +232,9 @@ def write_setting(setting: Setting, path: Path) -> None:
     `signals` are the raw KINDS, `kinds` the standardised ones. `signal` is the scaled evidence, NaN where kinds do
     not agree. `near` has the places of neighbours.
     """
-    states = weigh.densities([own.astype(np.float32) for own in setting.states], len(setting.labels))
-    kinds = [*setting.answers.values(), states, setting.names]
+    states = [own.astype(np.float32) for own in setting.states]
+    density = weigh.standard(neighbours.densities(states, len(setting.labels)))
+    kinds = [*setting.answers.values(), density, setting.names]
     nowhere = np.full((len(setting.gold), len(setting.teachers)), np.nan)
     about: dict[str, Any] = {name: getattr(setting, name) for name in ("name", "pool", "labels", "teachers", "layers")}
     signal = setting.estimated[0]
@@ -242,7 +243,7 @@ def write_setting(setting: Setting, path: Path) -> None:
         "kinds": np.stack(list(setting.evidence.kinds.values()), axis=2).astype(np.float32),
         "signal": (nowhere if signal is None else signal).astype(np.float32),
         "confidence": setting.answers["confidence"],
-        "near": weigh.nearest(setting.evidence.features, NEIGHBOURS)[0],
+        "near": neighbours.nearest(setting.evidence.features, NEIGHBOURS)[0],
         **{name: getattr(setting, name) for name in ("gold", "features", "similarity")},
         "texts": packed(setting.texts),
     }

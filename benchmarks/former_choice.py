@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.weigh_teachers import neighbours, weigh
 from amalgam.stages.weigh_teachers.weigh import WeightFacts
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ def signal_of(setting: Setting) -> Array | None:
     features, states = setting.features.astype(np.float32), [own.astype(np.float32) for own in setting.states]
     kinds = {
         "answers": weigh.together(list(setting.answers.values())),
-        "states": weigh.standard(np.stack([weigh.density(own, CLOSEST) for own in states], axis=1)),
+        "states": weigh.standard(np.stack([neighbours.density(own, CLOSEST) for own in states], axis=1)),
         "names": weigh.standard(setting.names),
     }
     kept = weigh.agreeing_kinds(kinds, WeightFacts(notes=[]))
     if kept is None:
         return None
-    spaces = (features, weigh.side_by_side([features, *states]))
-    nearest = [weigh.nearest(space, max(NEIGHBOURS))[0][:, :count] for space in spaces for count in NEIGHBOURS]
+    spaces = (features, neighbours.SideBySide.of([features, *states]))
+    nearest = [neighbours.nearest(space, max(NEIGHBOURS))[0][:, :count] for space in spaces for count in NEIGHBOURS]
     whole = weigh.together(list(kept.values()))
     others = whole.sum(axis=1, keepdims=True) - whole
     factors = [_factor(own, others) if kind in OWN else 1.0 for kind, own in kept.items()]

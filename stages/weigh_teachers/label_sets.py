@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from amalgam.data.arrays import Array
 from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import np
+from amalgam.stages.weigh_teachers.neighbours import Space, blocks_of, mean_of
 from amalgam.stages.weigh_teachers.weigh import standardised
 
 
@@ -49,10 +51,10 @@ class LabelSets:
         best = [np.array(group)[answers[:, list(group)].argmax(axis=1)] for group in self.groups]
         return np.take_along_axis(labels, np.stack(best, axis=1), axis=1)
 
-    def joined(self, states: Sequence[Array]) -> list[Array]:
+    def joined(self, states: Sequence[Space]) -> list[Space]:
         """Returns one space for each group; teachers of a group have equal scale in it."""
         return [
-            states[group[0]] if len(group) == 1 else np.concatenate([_scaled(states[place]) for place in group], axis=1)
+            states[group[0]] if len(group) == 1 else Joined.of([states[place] for place in group])
             for group in self.groups
         ]
 
@@ -72,7 +74,26 @@ class LabelSets:
         return divided
 
 
-def _scaled(states: Array) -> Array:
-    """Returns the states with a mean squared distance of 1 from their mean."""
-    deviation = float(np.sqrt(((states - states.mean(axis=0)) ** 2).sum(axis=1).mean()))
-    return states / deviation if deviation > 0 else states
+@dataclass(frozen=True)
+class Joined:
+    """Several spaces as one; each is scaled to a mean squared distance of 1 from its mean."""
+
+    spaces: Sequence[Space]
+    deviations: Sequence[float]
+
+    @classmethod
+    def of(cls, spaces: Sequence[Space]) -> Joined:
+        return cls(spaces, [_deviation(space) for space in spaces])
+
+    def __len__(self) -> int:
+        return len(self.spaces[0])
+
+    def __getitem__(self, rows: Any, /) -> Array:
+        parts = [space[rows] / deviation for space, deviation in zip(self.spaces, self.deviations, strict=True)]
+        return np.concatenate(parts, axis=1)
+
+
+def _deviation(space: Space) -> float:
+    mean = mean_of(space)
+    squares = sum(float(((space[rows] - mean) ** 2).sum(dtype=np.float64)) for rows in blocks_of(space))
+    return float(np.sqrt(squares / max(1, len(space)))) or 1.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from amalgam.data.arrays import Array, top_margin
 from amalgam.data.keys import text_key
@@ -28,6 +28,7 @@ from amalgam.stages.common.cached.load import (
     passes_counted,
     states_of,
 )
+from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.corpus import Bucket, are_written, neighbouring_buckets, read_bucket
 from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.common.load import generated_file, given_labels, label_space, labels_identity, train_part
@@ -35,6 +36,7 @@ from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.few_labels import Labelled, corrected
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
+from amalgam.stages.weigh_teachers.neighbours import blocks_of, nearest
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
 
 
@@ -133,7 +135,7 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     else:
         signal = weigh.exclusive(label_sets.mean(answers[targets.weight_signal]), facts)
         if signal is not None and targets.neighbours:
-            near = weigh.nearest(features_of(run, key_array(keys)), targets.neighbours)[0]
+            near = nearest(features_of(run, key_array(keys)), targets.neighbours)[0]
             signal = weigh.coherent(signal, near, facts)
         if signal is not None and targets.teacher_weights == "range":
             signal = weigh.by_range(signal, label_sets.predicted(predicted.labels, combined))
@@ -215,12 +217,10 @@ def predictions(run: Run, buckets: Sequence[Bucket]) -> Predictions:
 def evidence_of(run: Run, keys: pa.Array, predicted: Predictions) -> Evidence:
     """Reads all kinds of evidence for the texts with these keys; teachers of equal labels are one."""
     space, features = label_space(run), features_of(run, key_array(keys))
-    states = [
-        own.take(np.arange(len(own)))[:, 0, 0].astype(np.float32)
-        for own in states_of(run, key_array(keys), last_states)
-    ]
-    similarity = features @ load_encoder(run).name_states(space.names).T
-    names = np.stack([similarity[:, list(own)].max(axis=1) for own in space.columns.values()], axis=1)
+    states = [Pooled(own) for own in states_of(run, key_array(keys), last_states)]
+    labels, owned = load_encoder(run).name_states(space.names).T, list(map(list, space.columns.values()))
+    similarity = (features[rows] @ labels for rows in blocks_of(features))
+    names = np.concatenate([np.stack([block[:, own].max(axis=1) for own in owned], axis=1) for block in similarity])
     kinds = weigh.kinds_of(list(predicted.evidence.values()), states, names, len(space.names))
     label_sets, written = LabelSets.of(space), provenance(run, keys)
     return Evidence(
@@ -230,6 +230,20 @@ def evidence_of(run: Run, keys: pa.Array, predicted: Predictions) -> Evidence:
         states=label_sets.joined(states),
         written=None if written is None else label_sets.mean(written),
     )
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A teacher's pooled states as a space."""
+
+    states: States
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, rows: Any, /) -> Array:
+        places = np.arange(len(self.states))[rows]
+        return self.states.take(places)[:, 0, 0].astype(np.float32)
 
 
 def provenance(run: Run, keys: pa.Array) -> Array | None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Required, TypedDict
 
 from amalgam.data.arrays import Array, softmax, top_margin
-from amalgam.data.lazy import np, torch
+from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Targets
+from amalgam.stages.weigh_teachers.neighbours import BLOCK, SideBySide, Space, densities, nearest
 
 FALLBACK = "each text's own confidences were used, as muka does"
 
@@ -89,22 +90,6 @@ MOST_CERTAIN = 0.999
 LEAST_SHARE = 0.01
 LEAST_RANGE = 1e-6
 
-BLOCK = 2048
-REFERENCES = 131_072
-"""In a larger corpus neighbours are searched among a sample of this size, so time grows linearly with the texts.
-
-The sample is evenly spaced in key order, and keys are digests, so it is random.
-"""
-
-CLOSEST = 5, 20
-"""Least and largest number of the nearest others whose mean distance gives a text's density."""
-
-OF_A_LABEL = 10
-"""Density is of one in so many of the texts that a label has on average."""
-
-AS_GOOD_AS_EQUAL = 1e-3
-"""Distance below which texts are not distinguished."""
-
 SHARPNESS = 0.5
 """Temperature of the softmax over standardised signals, in deviations."""
 
@@ -164,20 +149,20 @@ class Evidence:
     """Standardised evidence [texts, teachers] of each kind but provenance."""
     predicted: Array
     """Position of the label that each teacher predicts: [texts, teachers]."""
-    features: Array
+    features: Space
     """States of the encoder: [texts, width], each of length 1."""
-    states: Sequence[Array]
+    states: Sequence[Space]
     """Last states of each teacher: [texts, width]."""
     written: Array | None = None
     """Probability of the class that a text was generated for, at the teacher it was generated for."""
 
 
-def kinds_of(answers: Sequence[Array], states: Sequence[Array], names: Array, labels: int) -> dict[str, Array]:
+def kinds_of(answers: Sequence[Array], states: Sequence[Space], names: Array, labels: int) -> dict[str, Array]:
     """Returns the standardised evidence [texts, teachers] of each kind but provenance.
 
     `answers` are confidence, margin and highest logit; `names` is the similarity to the teacher's closest label name.
     """
-    return {"answers": together(answers), "states": densities(states, labels), "names": standard(names)}
+    return {"answers": together(answers), "states": standard(densities(states, labels)), "names": standard(names)}
 
 
 def agreed_signal(evidence: Evidence, neighbours: int, facts: WeightFacts) -> tuple[Array | None, Array | None]:
@@ -188,7 +173,7 @@ def agreed_signal(evidence: Evidence, neighbours: int, facts: WeightFacts) -> tu
     written = evidence.written
     if written is not None:
         kept = with_provenance(kept, standard(written), facts)
-    near = nearest(side_by_side([evidence.features, *evidence.states]), neighbours)[0]
+    near = nearest(SideBySide.of([evidence.features, *evidence.states]), neighbours)[0]
     scaled = {kind: by_range(together([own, smoothed(own, near)]), evidence.predicted) for kind, own in kept.items()}
     weights = facts["kinds"] = {kind: round(weight, 4) for kind, weight in weights_of_kinds(scaled).items()}
     signal: Array = np.sum([weights[kind] * own for kind, own in scaled.items()], axis=0)
@@ -350,59 +335,13 @@ def _relative(signal: Array) -> Array:
 # ---- neighbours
 
 
-def nearest(features: Array, count: int, references: int = REFERENCES) -> tuple[Array, Array]:
-    """Returns places and similarities [texts, count] of the nearest other texts by exact cosine; fewer if absent."""
-    states = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
-    texts = len(states)
-    among = torch.arange(texts) if texts <= references else torch.arange(references) * texts // references
-    others = states[among].T
-    count = min(count, len(among) - 1)
-    places = np.empty((texts, max(0, count)), np.int64)
-    alike = np.empty(places.shape, np.float32)
-    for start in range(0, texts if count > 0 else 0, BLOCK):
-        similarity = states[start : start + BLOCK] @ others
-        itself = (among >= start) & (among < start + len(similarity))
-        similarity[among[itself] - start, itself.nonzero().squeeze(1)] = -2.0
-        closest = similarity.topk(count, dim=1)
-        places[start : start + BLOCK] = among[closest.indices].numpy()
-        alike[start : start + BLOCK] = closest.values.numpy()
-    return places, alike
-
-
-def densities(states: Sequence[Array], labels: int) -> Array:
-    """Returns the density of texts in each teacher's space: learned classes are dense, other texts are between them.
-
-    `labels` is the number of labels of all teachers: small classes have few neighbours.
-    """
-    least, most = CLOSEST
-    texts = min(len(states[0]), REFERENCES)
-    closest = min(most, max(least, round(texts / (OF_A_LABEL * labels))))
-    return standard(np.stack([density(own, closest) for own in states], axis=1))
-
-
-def density(states: Array, closest: int) -> Array:
-    """Returns -log of each text's mean distance to the closest others: 1 - cosine around the mean of all states."""
-    similarity = nearest(side_by_side([states]), closest)[1].astype(np.float64)
-    distance = 1 - similarity.mean(axis=1) if similarity.shape[1] else np.ones(len(states))
-    log_density: Array = -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)
-    return log_density
-
-
 def smoothed(signal: Array, near: Array) -> Array:
     """Returns the signal's mean over each text's neighbours; a text without any keeps its own."""
-    return signal[near].mean(axis=1) if near.shape[1] else signal
-
-
-def side_by_side(spaces: Sequence[Array]) -> Array:
-    """Joins spaces with equal weight: each is centred and scaled to length 1."""
-    parts = [_of_length_1(space - space.mean(axis=0)) for space in spaces]
-    return _of_length_1(np.concatenate(parts, axis=1))
-
-
-def _of_length_1(states: Array) -> Array:
-    length = np.linalg.norm(states, axis=1, keepdims=True)
-    unit_states: Array = states / np.where(length > 0, length, 1)
-    return unit_states
+    if not near.shape[1]:
+        return signal
+    blocks = [signal[near[start : start + BLOCK]].mean(axis=1) for start in range(0, len(near), BLOCK)]
+    means: Array = np.concatenate(blocks) if blocks else signal
+    return means
 
 
 # ---- from a signal to weights

@@ -14,6 +14,7 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.inference.states import mean_over_tokens
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
+from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, density, nearest
 from amalgam.stages.weigh_teachers.weigh import (
     AGREEING,
     COHERENT,
@@ -26,12 +27,8 @@ from amalgam.stages.weigh_teachers.weigh import (
     by_range,
     coherent,
     counted,
-    densities,
-    density,
     exclusion,
     mixture,
-    nearest,
-    side_by_side,
     smoothed,
     standard,
     standardised,
@@ -352,7 +349,7 @@ def test_neighbours_in_a_large_corpus_come_from_a_sample_without_the_text_itself
 def test_spaces_side_by_side_count_alike_whatever_their_scale() -> None:
     random = np.random.default_rng(0)
     one, other = random.normal(size=(50, 3)), random.normal(size=(50, 5))
-    combined = side_by_side([one, 1000 * other + 7])
+    combined = SideBySide.of([one, 1000 * other + 7])[:]
     assert np.linalg.norm(combined, axis=1) == pytest.approx(1)
     assert np.linalg.norm(combined[:, :3], axis=1) == pytest.approx(2**-0.5)
 
@@ -407,7 +404,7 @@ def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sur
     classes = np.eye(16)[random.choice(3, 2000)]
     between = random.normal(size=(2000, 16)) / 4
     own = [np.where(right[:, None] == teacher, classes + 0.2 * between, between) for teacher in range(2)]
-    statistics = densities([states.astype(np.float32) for states in own], 6)
+    statistics = standard(densities([states.astype(np.float32) for states in own], 6))
     assert rightly(of_mixture(statistics), right) > 0.95
     lengths = standard(np.stack([np.linalg.norm(states, axis=1) for states in own], axis=1))
     assert rightly(of_mixture(statistics), right) > rightly(of_mixture(lengths), right) + 0.02
@@ -460,5 +457,5 @@ def test_copies_of_a_teacher_have_one_space_with_the_neighbours_of_one() -> None
     random = np.random.default_rng(0)
     states = [random.normal(size=(40, 6)), random.normal(size=(40, 4)) + 3]
     joined = LabelSets([[0, 2], [1]]).joined([states[0], states[1], states[0]])
-    plain, copied = side_by_side(states), side_by_side(joined)
-    assert copied @ copied.T == pytest.approx(plain @ plain.T)
+    plain, copied = SideBySide.of(states)[:], SideBySide.of(joined)[:]
+    assert copied @ copied.T == pytest.approx(plain @ plain.T, abs=1e-6)

@@ -22,7 +22,7 @@ from amalgam.stages.common.cached.coverage import (
     family_name,
     units_in,
 )
-from amalgam.stages.common.cached.read import AnswerReader, States, open_states, read_features
+from amalgam.stages.common.cached.read import AnswerReader, Features, States, open_features, open_states
 from amalgam.stages.common.corpus import Bucket, Part
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.load import (
@@ -259,9 +259,9 @@ def state_of(
     return open_states(teacher.name, list(folders.values()), keys)
 
 
-def features_of(run: Run, keys: Keys) -> Any:
-    """Returns the encoder's states [texts, width] in float32, of the texts with these keys."""
-    return read_features([run.store.verified_path(file) for file in _files_of(run, encoder_states(run))], keys)
+def features_of(run: Run, keys: Keys) -> Features:
+    """Returns the encoder's states of the texts with these keys."""
+    return open_features([run.store.verified_path(file) for file in _files_of(run, encoder_states(run))], keys)
 
 
 def _files_of(run: Run, states: CachedStates) -> list[StoredFile]:

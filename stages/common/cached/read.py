@@ -7,7 +7,7 @@ any size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +209,11 @@ class States:
         """Returns [texts, tokens, blocks, width] in fp16, padded with zeros; pooled states have one token."""
         longest = int(self.lengths[rows].max(initial=0))
         states = np.zeros((len(rows), longest, len(range(self.blocks)[blocks]), self.width), np.float16)
+        if (self.lengths[rows] == 1).all():  # a row each: all of a file at once
+            for number in np.unique(self.file_of[rows]):
+                of_file = np.flatnonzero(self.file_of[rows] == number)
+                states[of_file, 0] = self.files[number][self.starts[rows[of_file]], blocks]
+            return states
         for place, row in enumerate(rows):
             start, length = self.starts[row], self.lengths[row]
             states[place, :length] = self.files[self.file_of[row]][start : start + length, blocks]
@@ -226,12 +231,47 @@ def open_states(teacher: str, units: Sequence[Mapping[str, Path]], wanted: Keys)
     return States(teacher, mapped, *(np.concatenate(part)[places] for part in (file_of, starts, lengths)))
 
 
-def read_features(paths: Sequence[Path], wanted: Keys) -> Array:
-    """Returns the encoder's states [texts, width] in float32, in the order of the wanted keys."""
-    tables = [read_table(path) for path in paths]
-    values = np.concatenate([matrix(table.column("features")) for table in tables])
-    features: Array = values[_places(tables, wanted, "the encoder")].astype(np.float32)
-    return features
+@dataclass(frozen=True)
+class Features:
+    """The encoder's states of some texts [texts, width], in the order of the requested keys, read on demand."""
+
+    paths: Sequence[Path]
+    file_of: RowNumbers
+    """The file of each text."""
+    rows: RowNumbers
+    """The row of each text in its file."""
+    cache: dict[int, Array] = field(default_factory=dict)
+    """The last file that was read, by its place."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, wanted: Any, /) -> Array:
+        """Returns the states in float32; `wanted` is a slice or an array of places."""
+        files, rows = self.file_of[wanted], self.rows[wanted]
+        numbers = np.unique(files).tolist()
+        parts = {number: self._read(number)[rows[files == number]] for number in numbers}
+        width = next((part.shape[1] for part in parts.values()), 0)
+        states = np.empty((len(rows), width), np.float32)
+        for number, part in parts.items():
+            states[files == number] = part
+        return states
+
+    def _read(self, number: int) -> Array:
+        if number not in self.cache:
+            states = matrix(read_table(self.paths[number], ["features"]).column("features"))
+            self.cache.clear()
+            self.cache[number] = states
+        return self.cache[number]
+
+
+def open_features(paths: Sequence[Path], wanted: Keys) -> Features:
+    """Returns the encoder's states of the wanted keys."""
+    tables = [read_table(path, ["key"]) for path in paths]
+    file_of = np.concatenate([np.full(len(table), place) for place, table in enumerate(tables)])
+    rows = np.concatenate([np.arange(len(table)) for table in tables])
+    places = _places(tables, wanted, "the encoder")
+    return Features(paths, file_of[places], rows[places])
 
 
 def _places(tables: Sequence[pa.Table], wanted: Keys, owner: str) -> RowNumbers:

@@ -93,6 +93,13 @@ CACHE_PASSES = (
 )
 
 
+# cache-teachers with cache.adaptive: a decision for a bucket.
+STOPS = (
+    Column("key", "key", "the text"),
+    Column("passes", "int32", "the passes that suffice, or 0 if more are needed"),
+)
+
+
 FEATURES = (
     Column("key", "key", "the text"),
     Column(

@@ -32,6 +32,7 @@ FILES = {
     "CACHE_TEXTS": "`cache-teachers/FAMILY/units/*.parquet`",
     "CACHE_LOGITS": "the same, in files of answers without dropout",
     "CACHE_PASSES": "the same, in files of passes",
+    "STOPS": "the same, of decisions with `cache.adaptive`",
     "FEATURES": "`cache-features/FAMILY/units/*.parquet` of an encoder",
     "SIMILARITIES": "`report/zero-shot-*/*.parquet`",
     "STATES": "`cache-features/FAMILY/units/*/keys.parquet` of a teacher",

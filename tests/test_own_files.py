@@ -304,6 +304,17 @@ def test_a_link_to_itself_is_named(workspace: Workspace, name: str) -> None:
     assert f"{name} is a link" in workspace.attempt("run").err
 
 
+@pytest.mark.parametrize("name", ["\x00", "../outside", "a/b", ".", "x" * 300])
+def test_a_head_that_names_no_folder_has_no_entry(workspace: Workspace, name: str) -> None:
+    store = Store(workspace.artifacts)
+    for stage in ("report", "build-targets"):
+        store.replace(store.root / "HEAD.json", {**store.head(), stage: {"fingerprint": name, "overrides": {}}})
+        assert stage not in store.head()
+    for command in ("verify", "status", "plan", "gc --yes", "run"):
+        assert "fault of amalgam" not in workspace.attempt(*command.split()).err
+    assert store.head().keys() >= {"report", "build-targets"}
+
+
 @pytest.mark.parametrize("name", ["findings.json", "evaluation.json"])
 @pytest.mark.parametrize("content", ["{}", "[]", "null", '{"n": 1}', "[" * 100_000])
 def test_signed_json_with_other_fields_is_made_again(workspace: Workspace, name: str, content: str) -> None:
@@ -556,6 +567,28 @@ def test_a_signed_unit_without_readable_content_is_named_and_computed_again(
         assert result.code in {0, 1}
     assert result.code == 0, result.err
     assert largest_difference(workspace.targets(), before) < TOLERANCE
+
+
+def test_a_signed_table_of_another_stage_is_named_and_computed_again(workspace: Workspace) -> None:
+    [similarities] = workspace.artifacts.glob("report/zero-shot-*/*.parquet")
+    before = similarities.read_bytes()
+    [targets] = workspace.artifacts.glob("build-targets/*/units/*.parquet")
+    shutil.copy(targets, similarities)
+    stored = StoredFile(
+        str(similarities.relative_to(workspace.artifacts)), similarities.stat().st_size, file_digest(similarities)
+    )
+    rewrite(record_of(similarities), lambda record: replace(record, files=(stored,)))
+    for manifest in workspace.artifacts.glob("report/*/MANIFEST.json"):
+        rewrite(
+            manifest,
+            lambda old: replace(old, files=tuple(stored if f.path == stored.path else f for f in old.files)),
+        )
+    result = workspace.attempt("run", "targets.temperature=0.5")
+    assert result.code == 1
+    assert "cannot be read" in result.err
+    assert similarities.name in result.err
+    workspace("run", "targets.temperature=0.5")
+    assert similarities.read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Records, pins and indexes may come from another machine. Each path is checked wh
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -45,6 +46,13 @@ def check_path(path: str) -> str:
     if has_long or "\0" in path or "" in parts or "." in parts or ".." in parts:
         raise ValueError(f"{path[:80]!r} is no path inside a workspace")
     return path
+
+
+def is_name(text: str) -> bool:
+    """Returns whether the text can name a file or a folder of a workspace."""
+    with contextlib.suppress(ValueError):
+        return "/" not in check_path(text)
+    return False
 
 
 def inside(root: Path, path: str) -> Path:

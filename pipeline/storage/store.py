@@ -25,7 +25,7 @@ from amalgam.pipeline.storage.facts import DECLARED, FactTypes, ResultIdentity, 
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.local import LocalStorage, alone_in, sync, temporary_path
 from amalgam.pipeline.storage.packing import PackedStorage
-from amalgam.pipeline.storage.paths import check_path, inside
+from amalgam.pipeline.storage.paths import check_path, inside, is_name
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
 from amalgam.pipeline.user_paths import user_path
 
@@ -364,7 +364,7 @@ class Store:
         head = dict[str, HeadEntry]()
         for stage, entry in (self.read_json(self.root / HEAD) or {}).items():
             match entry:
-                case {"fingerprint": str(), "overrides": dict()}:
+                case {"fingerprint": str(name), "overrides": dict()} if is_name(name):
                     head[stage] = entry
         return head
 

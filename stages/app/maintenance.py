@@ -11,6 +11,20 @@ from pathlib import Path
 from typing import TypedDict
 
 from amalgam.data.lazy import np, pq
+from amalgam.data.parquet import (
+    CACHE_TEXTS,
+    CORPUS,
+    FEATURES,
+    SIMILARITIES,
+    SKIPPED,
+    STATES,
+    STOPS,
+    TARGETS,
+    TOKENS,
+    WEIGHTS,
+    WRITTEN,
+    Column,
+)
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import Run, Stage
@@ -129,7 +143,7 @@ class Packing(TypedDict):
 
 
 def unreadable_files(store: Store) -> list[str]:
-    """Returns the files that this process may have read, and that do not have the format of their suffix."""
+    """Returns the files that this process may have read, and that have not the format of their suffix and stage."""
     unreadable = []
     for path in sorted(store.verified_files):
         local = store.backend.local_path(path)
@@ -137,9 +151,29 @@ def unreadable_files(store: Store) -> list[str]:
         try:
             if kind is not None and local is not None:
                 kind(local)
+                if local.suffix == ".parquet" and not _has_columns(local, TABLES.get(path.partition("/")[0], ())):
+                    unreadable.append(path)
         except Exception:  # noqa: BLE001 - each library has exceptions of its own
             unreadable.append(path)
     return unreadable
+
+
+def _has_columns(path: Path, tables: Sequence[Sequence[Column]]) -> bool:
+    names = set(pq.read_schema(path).names)
+    return not tables or any({column.name for column in table} <= names for table in tables)
+
+
+TABLES: Mapping[str, Sequence[Sequence[Column]]] = {
+    "read-corpus": (CORPUS, SKIPPED),
+    "generate": (WRITTEN,),
+    "cache-teachers": (CACHE_TEXTS, STOPS),
+    "cache-features": (FEATURES, STATES),
+    CACHED_TOKENS: (TOKENS,),
+    "weigh-teachers": (WEIGHTS,),
+    "build-targets": (TARGETS,),
+    "report": (SIMILARITIES,),
+}
+"""The tables of each stage's files."""
 
 
 def _read_rows(path: Path) -> None:

@@ -1,0 +1,161 @@
+"""A workspace from a stranger: valid digests of other content, and links in the place of folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from amalgam.pipeline.input_files import file_digest
+from amalgam.pipeline.storage.store import Record, Store, StoredFile, canonical_record
+from amalgam.tests.test_own_files import record_of, tree
+from amalgam.tests.workspaces import TOLERANCE, Workspace, age, flip_bit, largest_difference, rewrite
+
+# ---- links
+
+
+def test_a_link_in_the_place_of_a_stage_is_not_followed(workspace: Workspace) -> None:
+    outside = workspace.folder / "outside"
+    (workspace.artifacts / "cache-teachers").rename(outside)
+    (workspace.artifacts / "cache-teachers").symlink_to(outside)
+    before = tree(outside)
+    flip_bit(next(outside.glob("*/units/*.parquet")))
+    changed = tree(outside)
+    age(outside)
+    for command in (("verify",), ("gc", "--yes"), ("run",), ("gc", "--unused", "--yes")):
+        result = workspace.attempt(*command)
+        assert "Traceback" not in result.err
+        assert tree(outside) == changed != before
+    assert workspace.attempt("verify").code == 1
+    result = workspace.attempt("run")
+    assert result.code == 1
+    assert "link" in result.err
+
+
+@pytest.mark.parametrize(
+    "name", ["tokens", "train-student", "training-logs", "build-targets", "students", "reports", "reports/.amalgam"]
+)
+def test_nothing_is_written_behind_a_link(workspace: Workspace, tmp_path: Path, name: str) -> None:
+    folder = (workspace.folder if name.startswith(("students", "reports")) else workspace.artifacts) / name
+    if folder.exists():
+        folder.rename(tmp_path / "away")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    folder.symlink_to(outside)
+    for command in (("train-student", "--force"), ("run", "targets.temperature=0.5"), ("verify", "--repair")):
+        result = workspace.attempt(*command)
+        assert "Traceback" not in result.err
+        assert not list(outside.iterdir())
+    assert workspace.attempt("verify").code == (0 if name == "reports/.amalgam" else 1)
+    folder.unlink()
+    workspace("run")
+    assert workspace("verify", "--json").json["damaged"] == []
+
+
+@pytest.mark.parametrize("name", ["students", "reports", "students/student"])
+def test_a_link_to_itself_is_named(workspace: Workspace, name: str) -> None:
+    folder = workspace.folder / name
+    shutil.rmtree(folder)
+    folder.symlink_to(folder)
+    for command in ("run", "train-student --force", "report --force", "verify", "plan", "gc --yes", "predict hello"):
+        result = workspace.attempt(*command.split())
+        assert result.code in {0, 1, 2}
+        assert "fault of amalgam" not in result.err
+    assert f"{name} is a link" in workspace.attempt("run").err
+
+
+@pytest.mark.parametrize("name", ["\x00", "../outside", "a/b", ".", "x" * 300])
+def test_a_head_that_names_no_folder_has_no_entry(workspace: Workspace, name: str) -> None:
+    store = Store(workspace.artifacts)
+    for stage in ("report", "build-targets"):
+        store.replace(store.root / "HEAD.json", {**store.head(), stage: {"fingerprint": name, "overrides": {}}})
+        assert stage not in store.head()
+    for command in ("verify", "status", "plan", "gc --yes", "run"):
+        assert "fault of amalgam" not in workspace.attempt(*command.split()).err
+    assert store.head().keys() >= {"report", "build-targets"}
+
+
+@pytest.mark.parametrize("name", ["findings.json", "evaluation.json"])
+@pytest.mark.parametrize("content", ["{}", "[]", "null", '{"n": 1}', "[" * 100_000])
+def test_signed_json_with_other_fields_is_made_again(workspace: Workspace, name: str, content: str) -> None:
+    [path] = workspace.artifacts.glob(f"report/*/*/{name}")
+    before = json.loads(path.read_text())
+    path.write_text(content)
+
+    def named_again(record: Record) -> Record:
+        inside = path.relative_to(workspace.artifacts).as_posix()
+        changed = StoredFile(inside, len(content), file_digest(path))
+        return replace(record, files=tuple(changed if file.path == inside else file for file in record.files))
+
+    for record in (record_of(path.parent), path.parent.parent / "MANIFEST.json"):
+        rewrite(record, named_again)
+    result = workspace("run")
+    assert f"{name} has other content than amalgam writes and was quarantined" in result.err
+    assert json.loads(path.read_text()) == before
+
+
+# ---- signed content
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"PAR1 and no footer PAR1", None], ids=["empty", "other", "footer", "page"]
+)
+def test_a_signed_unit_without_readable_content_is_named_and_computed_again(
+    workspace: Workspace, content: bytes | None
+) -> None:
+    """Anyone who hands a workspace on can give a record the digest of any content."""
+    before = workspace.targets()
+    for unit in workspace.units():
+        unit.write_bytes((2**62).to_bytes(8, "little") + unit.read_bytes()[8:] if content is None else content)
+        stored = StoredFile(str(unit.relative_to(workspace.artifacts)), unit.stat().st_size, file_digest(unit))
+        record = Record.from_json(record_of(unit).read_text())
+        record_of(unit).write_text(canonical_record(replace(record, files=(stored,))))
+    [manifest] = (workspace.artifacts / "cache-teachers").glob("*/MANIFEST.json")
+    files = {
+        file.path: file for unit in workspace.units() for file in Record.from_json(record_of(unit).read_text()).files
+    }
+    rewrite(manifest, lambda old: replace(old, files=tuple(files[file.path] for file in old.files)))
+    result = workspace.attempt("build-targets", "--force")
+    assert result.code == 1
+    assert "cannot be read" in result.err
+    assert workspace.units()[0].name in result.err or "quarantined" in result.err
+    for _ in range(4):
+        result = workspace.attempt("build-targets", "--force")
+        assert result.code in {0, 1}
+    assert result.code == 0, result.err
+    assert largest_difference(workspace.targets(), before) < TOLERANCE
+
+
+def test_a_signed_table_of_another_stage_is_named_and_computed_again(workspace: Workspace) -> None:
+    [similarities] = workspace.artifacts.glob("report/zero-shot-*/*.parquet")
+    before = similarities.read_bytes()
+    [targets] = workspace.artifacts.glob("build-targets/*/units/*.parquet")
+    shutil.copy(targets, similarities)
+    stored = StoredFile(
+        str(similarities.relative_to(workspace.artifacts)), similarities.stat().st_size, file_digest(similarities)
+    )
+    rewrite(record_of(similarities), lambda record: replace(record, files=(stored,)))
+    for manifest in workspace.artifacts.glob("report/*/MANIFEST.json"):
+        rewrite(
+            manifest,
+            lambda old: replace(old, files=tuple(stored if f.path == stored.path else f for f in old.files)),
+        )
+    result = workspace.attempt("run", "targets.temperature=0.5")
+    assert result.code == 1
+    assert "cannot be read" in result.err
+    assert similarities.name in result.err
+    workspace("run", "targets.temperature=0.5")
+    assert similarities.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"seconds": {}}, {"seconds": -1.0, "units": 1, "found": 0, "workload": 0, "bytes": 0}]
+)
+def test_a_timing_that_is_no_number_is_damaged(workspace: Workspace, facts: dict[str, object]) -> None:
+    for path in workspace.artifacts.glob("*/*/timing.json"):
+        rewrite(path, lambda old: replace(old, facts=facts))
+    for words in (("report", "--force"), ("plan", "--estimate"), ("verify",), ("run",)):
+        assert workspace.attempt(*words).code in {0, 1}

@@ -1,8 +1,9 @@
-"""A workspace from a stranger: valid digests of other content, and links in the place of folders."""
+"""A workspace from a stranger: valid digests of other content, and links that replace folders."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.store import Record, Store, StoredFile, canonical_record
 from amalgam.tests.test_own_files import record_of, tree
-from amalgam.tests.workspaces import TOLERANCE, Workspace, age, flip_bit, largest_difference, rewrite
+from amalgam.tests.workspaces import TOLERANCE, Workspace, age, finish, flip_bit, largest_difference, rewrite
 
 # ---- links
 
@@ -95,6 +96,24 @@ def test_signed_json_with_other_fields_is_made_again(workspace: Workspace, name:
     result = workspace("run")
     assert f"{name} has other content than amalgam writes and was quarantined" in result.err
     assert json.loads(path.read_text()) == before
+
+
+@pytest.mark.parametrize("how", ["pipe", "link", "folder"])
+def test_a_training_log_that_is_no_regular_file_is_refused(workspace: Workspace, tmp_path: Path, how: str) -> None:
+    [log] = workspace.artifacts.glob("training-logs/train-student-*.jsonl")
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    log.unlink()
+    if how == "pipe":
+        os.mkfifo(log)
+    elif how == "link":
+        log.symlink_to(outside)
+    else:
+        log.mkdir()
+    result = finish(workspace.process("train-student", "--force"))
+    assert result.code == 2
+    assert f"{log.name} is no regular file" in result.err
+    assert outside.read_text() == "mine"
 
 
 # ---- signed content

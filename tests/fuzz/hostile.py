@@ -276,7 +276,7 @@ def resign(bench: Bench, changed: Path) -> None:
 def change_kind(bench: Bench, rng: random.Random, canary: Path) -> str:
     """Replaces a file or a folder by a link, a pipe, a folder, or a file without end."""
     kept = [path for path, entry in bench.made.kept.items() if "quarantine" not in path.parts]
-    # Where the cache is, the user's own environment says: it is no part of a workspace from a stranger.
+    # The user's own environment names the cache: a workspace from a stranger has none.
     ours = {bench.workspace.artifacts, bench.cache}
     path = rng.choice([path for path in kept if path.exists() and path not in ours])
     is_folder = path.is_dir()

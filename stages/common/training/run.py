@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -23,7 +24,7 @@ from amalgam.data.keys import shown
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.signals import InterruptHandler
-from amalgam.pipeline.storage.paths import inside
+from amalgam.pipeline.storage.paths import inside, is_regular
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples
@@ -216,6 +217,9 @@ class TrainingLog:
 
     def _start(self, step: int) -> None:
         """Opens the log at the first step, when device and processes are known; a resumed log is appended."""
+        if os.path.lexists(self.path) and not is_regular(self.path):
+            what = f"{self.path.parent.name}/{self.path.name} is no regular file"
+            raise ExperimentError(what, where=str(self.path), fix="move it away")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         log_digest(self.path).unlink(missing_ok=True)
         self._file = self._stack.enter_context(self.path.open("w" if step == 1 else "a", encoding="utf-8"))

@@ -116,6 +116,24 @@ def test_a_training_log_that_is_no_regular_file_is_refused(workspace: Workspace,
     assert outside.read_text() == "mine"
 
 
+@pytest.mark.parametrize("how", ["pipe", "file"])
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint/step-000001"])
+def test_a_checkpoint_folder_that_is_none_is_named(workspace: Workspace, name: str, how: str) -> None:
+    [manifest] = workspace.artifacts.glob("train-student/*/MANIFEST.json")
+    shutil.rmtree(manifest.parent)
+    path = manifest.parent / name
+    path.parent.mkdir(parents=True)
+    if how == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text("mine")
+    result = finish(workspace.process("run"))
+    assert result.code in ({1} if name == "checkpoint" else {0, 1})
+    assert "fault of amalgam" not in result.err
+    assert name == "checkpoint" or result.code == 0 or "step-000001" in result.err
+    assert name != "checkpoint" or "checkpoint is no folder" in result.err
+
+
 # ---- signed content
 
 

@@ -125,8 +125,11 @@ class Store:
         return path.relative_to(self.root).as_posix()
 
     def own_folder(self, folder: Path) -> Path:
-        """Returns a folder to write in; raises DamagedError if a link leads from it out of the workspace."""
-        return inside(self.root, f"{self.inside(folder)}/file").parent
+        """Returns a folder to write in; raises DamagedError if it is a file, a pipe or a link out of the workspace."""
+        own, place = inside(self.root, f"{self.inside(folder)}/file").parent, self.inside(folder)
+        if os.path.lexists(own) and not own.is_dir():
+            raise DamagedError(f"{place} is no folder", path=place, where=str(own), fix="move it away")
+        return own
 
     def path(self, file: StoredFile) -> Path:
         return self.root / file.path

@@ -45,7 +45,8 @@ def save(folder: Path, snapshot: Checkpoint) -> None:
     """Writes a checkpoint in `folder` and removes the older ones once it is complete."""
     target = folder / f"step-{snapshot.step:06d}"
     # An existing folder is incomplete: a complete one would have been resumed.
-    shutil.rmtree(target, ignore_errors=True)
+    if target.is_dir():  # a pipe would block
+        shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     try:
         tables = snapshot.tensors.items()

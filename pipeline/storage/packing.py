@@ -31,7 +31,17 @@ FOLDER = "packs"
 ENDPOINTS = {"s3://": "AWS_ENDPOINT_URL", "gs://": "GOOGLE_BASE_URL", "az://": "AZURE_STORAGE_ENDPOINT"}
 """Environment variables that name a server other than the provider's own."""
 
-UNREADABLE = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+UNREADABLE = (
+    OSError,
+    EOFError,
+    zlib.error,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
 
 LARGEST = 1 << 40
 """Limit of a pack's size in bytes."""

@@ -310,6 +310,15 @@ def test_an_index_that_names_a_path_outside_is_damaged(tmp_path: Path, path: str
     assert (tmp_path / "mine.bin").read_bytes() == b"mine"
 
 
+@pytest.mark.parametrize("place", [[float("inf"), 1], [0, float("nan")], [0, -1], ["0", {}], [2**70, 1]])
+def test_an_index_with_impossible_numbers_is_damaged(tmp_path: Path, place: list[Any]) -> None:
+    store = opened(str(tmp_path / "artifacts"))
+    pieces = {f"{FOLDER}/a": [f"{FOLDER}/packs/a.pack", *place]}
+    store.backend.add(FOLDER, texts={f"{FOLDER}/a.json": "{}"}, pieces=pieces, packs={})
+    index = opened(str(tmp_path / "artifacts")).backend.index(FOLDER)
+    assert (index.read, index.texts, index.pieces) == (1, {}, {})
+
+
 def damage(store: Store, *paths: str) -> None:
     for path in paths:
         store.backend.inner.put({path: store.backend.inner.read([path])[path][:-9] + b"\0" * 9})

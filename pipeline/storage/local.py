@@ -60,7 +60,7 @@ class LocalStorage:
         for path in paths:  # paths as strings, because there may be a hundred thousand of them
             try:
                 status = os.lstat(f"{root}/{path}")
-            except (FileNotFoundError, NotADirectoryError, ValueError):
+            except (OSError, ValueError):
                 continue
             if stat.S_ISREG(status.st_mode) and below(path.rpartition("/")[0]):
                 sizes[path] = status.st_size
@@ -76,7 +76,7 @@ class LocalStorage:
         try:
             with os.scandir(self.root / folder) as listing:
                 return {entry.name for entry in listing if not entry.is_symlink()}
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:  # absent, or without permission: `check` names that
             return set()
 
     def put_if_absent(self, path: str, content: bytes) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -16,7 +15,7 @@ from typer.core import TyperGroup
 from amalgam import __version__
 from amalgam.data.lazy import LazyModule
 from amalgam.pipeline.console import Console, printing
-from amalgam.pipeline.errors import ExperimentError, InterruptedRunError
+from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.signals import stopping
 from amalgam.stages import STAGE_FOLDERS
 from amalgam.stages.app import completion
@@ -570,8 +569,6 @@ def main() -> None:
         from amalgam.pipeline.execution.faults import as_error
 
         shown = as_error(error)
-        if isinstance(shown, InterruptedRunError):  # no traceback if a second interrupt arrives while the process exits
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
         Console().say(f"error: {shown}")
         sys.exit(shown.exit_code)
 

@@ -63,7 +63,9 @@ def stopping() -> Iterator[None]:
     try:
         with _handled_by(stop):
             yield
-    except (Exception, StopSignal):
+    except (Exception, StopSignal) as error:
+        if arrived or isinstance(error, InterruptedRunError):  # no traceback if a second one arrives during the exit
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         if arrived:  # a compiled module that was being imported makes an ImportError of the signal
             raise interrupted(arrived[0]) from None
         raise

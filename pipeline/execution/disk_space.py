@@ -42,21 +42,21 @@ def add_need(error: DiskFullError, stages: Sequence[Stage], run: Run, first: str
     """Adds to the message the least that the results of a stage and of the later ones still need."""
     names = [stage.name for stage in stages]
     later = stages[names.index(first) :]
-    total = sum(sum(_need(stage, run, None, or_last=False)) for stage in later)
+    total = sum(sum(_need(stage, run, None, may_reuse=False)) for stage in later)
     copy = later[0].least_bytes(run, None)[1]  # of a complete result
     if total or copy:
         error.what += f"; {'the missing results need' if total else 'this copy needs'} at least {size(total or copy)}"
         error.args = (error.what,)  # of which processes make it again
 
 
-def _need(stage: Stage, run: Run, state: StageState | None, *, or_last: bool = True) -> tuple[int, int]:
+def _need(stage: Stage, run: Run, state: StageState | None, *, may_reuse: bool = True) -> tuple[int, int]:
     """Returns the least number of bytes in the workspace, and next to the experiment file.
 
-    `or_last`: a stage that waits for an input needs none if it has a result, which may be that of this experiment.
+    `may_reuse`: a stage that waits for an input needs none if it has a result, which may be that of this experiment.
     """
     try:
         state = state or stage_state(stage, run)
-        if or_last and state.fingerprint is None and run.store.last(stage.name) is not None:
+        if may_reuse and state.fingerprint is None and run.store.last(stage.name) is not None:
             return 0, 0
         missing = None if state.fingerprint is None else state.missing
         return (0, 0) if state.state == "current" else stage.least_bytes(run, missing)

@@ -126,7 +126,8 @@ class Store:
 
     def own_folder(self, folder: Path) -> Path:
         """Returns a folder to write in; raises DamagedError if it is a file, a pipe or a link out of the workspace."""
-        own, place = inside(self.root, f"{self.inside(folder)}/file").parent, self.inside(folder)
+        place = self.inside(folder)
+        own = inside(self.root, f"{place}/file").parent
         if os.path.lexists(own) and not own.is_dir():
             raise DamagedError(f"{place} is no folder", path=place, where=str(own), fix="move it away")
         return own

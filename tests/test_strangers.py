@@ -188,6 +188,19 @@ def test_a_signed_table_of_another_stage_is_named_and_computed_again(workspace: 
     assert similarities.read_bytes() == before
 
 
+@pytest.mark.parametrize("facts", [{"labels": ["a"] * 1000}, {"objective": "restricted"}, {"columns": [[0]]}], ids=list)
+def test_a_signed_manifest_of_other_labels_is_named_and_made_again(
+    workspace: Workspace, facts: dict[str, object]
+) -> None:
+    [manifest] = (workspace.artifacts / "build-targets").glob("*/MANIFEST.json")
+    before = manifest.read_text()
+    rewrite(manifest, lambda old: replace(old, facts={**old.facts, **facts}))
+    result = workspace.attempt("run", "student.seed=5")
+    assert result.code == 0
+    assert f"has other {next(iter(facts))} than the experiment and was quarantined" in result.err
+    assert manifest.read_text() == before
+
+
 @pytest.mark.parametrize(
     "facts", [{}, {"seconds": {}}, {"seconds": -1.0, "units": 1, "found": 0, "workload": 0, "bytes": 0}]
 )

@@ -16,10 +16,10 @@ from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import pa, pl
 from amalgam.data.parquet import TARGETS, arrow_schema, key_array, read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
-from amalgam.pipeline.errors import DataError, WorkError
+from amalgam.pipeline.errors import DamagedError, DataError, WorkError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes
-from amalgam.pipeline.storage.store import Record
+from amalgam.pipeline.storage.store import MANIFEST, Record
 from amalgam.stages.build_targets.labels import with_labels
 from amalgam.stages.common.cached.load import answer_reader, dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
@@ -54,13 +54,18 @@ class TargetSummary(TypedDict):
     selection: dict[str, list[int]]
 
 
-class TargetFacts(LossFacts):
-    """The manifest's facts."""
+class TargetMeaning(LossFacts):
+    """What the columns of the targets mean, and the loss that reads them."""
 
-    method: NotRequired[str | None]
     labels: list[str]
     knows: dict[str, list[str]]
     gold: bool
+
+
+class TargetFacts(TargetMeaning):
+    """The manifest's facts."""
+
+    method: NotRequired[str | None]
     summary: TargetSummary
 
 
@@ -137,16 +142,9 @@ class BuildTargets(Stage):
             draft.facts = summarise(batch, rows, label_space(run))
 
     def finish(self, run: Run, records: Sequence[Record]) -> TargetFacts:
-        targets, space = run.experiment.targets, label_space(run)
-        method = target_method(targets)
         return {
-            "method": method_of(targets.model_dump()),
-            "labels": list(space.names),
-            "knows": {teacher: [space.names[place] for place in places] for teacher, places in space.columns.items()},
-            "objective": method.loss,
-            "gold": method.reads_gold,
-            "columns": [list(places) for places in space.columns.values()],
-            "student_temperature": targets.kd_temperature if method.tempered else 1.0,
+            **_meaning(run),
+            "method": method_of(run.experiment.targets.model_dump()),
             "summary": reduce(_added, [record.facts for record in records]),  # in the order of the buckets
         }
 
@@ -159,8 +157,28 @@ class BuildTargets(Stage):
 
 
 def target_facts(run: Run) -> TargetFacts:
+    """Returns the manifest's facts; quarantines a manifest of other labels or of another loss."""
     facts: TargetFacts = run.result("build-targets").facts
+    for name, value in _meaning(run).items():
+        if facts.get(name) != value:
+            path = run.store.folder("build-targets", run.fingerprint("build-targets")) / MANIFEST
+            run.store.quarantine(path)
+            what = f"{run.store.inside(path)} has other {name} than the experiment and was quarantined"
+            raise DamagedError(what, path=str(path), where=run.store.where(path))
     return facts
+
+
+def _meaning(run: Run) -> TargetMeaning:
+    targets, space = run.experiment.targets, label_space(run)
+    method = target_method(targets)
+    return {
+        "labels": list(space.names),
+        "knows": {teacher: [space.names[place] for place in places] for teacher, places in space.columns.items()},
+        "objective": method.loss,
+        "gold": method.reads_gold,
+        "columns": [list(places) for places in space.columns.values()],
+        "student_temperature": targets.kd_temperature if method.tempered else 1.0,
+    }
 
 
 def read_targets(run: Run) -> Iterator[pa.Table]:

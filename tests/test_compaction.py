@@ -73,3 +73,21 @@ def test_units_that_head_no_longer_uses_go_from_the_index(packed: Workspace) -> 
     assert packed(*unused, "--json").json["items"] == []
     assert packed.stale("cache.seed=5") == set()
     assert "cache-teachers" in packed.stale()
+
+
+def test_a_link_in_the_place_of_the_local_copies_is_not_followed(packed: Workspace, tmp_path: Path) -> None:
+    packed("build-targets", "targets.temperature=0.5")  # copies units
+    [copies] = (tmp_path / "cache").iterdir()
+    theirs = tmp_path / "theirs"
+    copies.rename(theirs)
+    unfinished = theirs / ".tmp-1-0123456789ab" / "x"
+    unfinished.parent.mkdir()
+    unfinished.write_text("")
+    age(theirs)
+    copies.symlink_to(theirs)
+    packed("gc", "--yes")
+    assert unfinished.exists()
+    copies.unlink()
+    theirs.rename(copies)
+    packed("gc", "--yes")
+    assert not (copies / unfinished.relative_to(theirs)).exists()

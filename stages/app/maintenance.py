@@ -302,8 +302,8 @@ def _local_leftovers(run: Run, entries: Sequence[FileInfo], stages: Sequence[Sta
             if TEMPORARY_NAME.fullmatch(path.name) and _is_old(_newest(path)) and not files_of_user(path):
                 yield _row(str(path), sum(file.lstat().st_size for file in _below(path)), "temporary")
     cache = LocalStorage(backend.unpacked)
-    if not backend.is_remote and not any(entry.packed for entry in entries):
-        return
+    if cache.root.is_symlink() or (not backend.is_remote and not any(entry.packed for entry in entries)):
+        return  # amalgam makes a folder: a link there is someone else's
     for entry in cache.list():
         parts = entry.path.split("/")
         if not _is_old(entry.modified) or entry.path in stored:

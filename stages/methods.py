@@ -173,7 +173,7 @@ def consistency_checks(experiment: ExperimentConfig) -> Checks:
     yield from _corpus_checks(experiment)
     yield from _student_checks(experiment)
     targets, passes = experiment.targets, experiment.cache.passes
-    too_many = targets.passes is not None and targets.passes > passes
+    too_many = targets.passes is not None and passes is not None and targets.passes > passes
     yield too_many, "targets.passes", f"{targets.passes} is more than cache.passes, {passes}"
     yield from target_method(targets).checks()
     yield from objective_inputs(experiment).checks()

@@ -259,6 +259,7 @@ def test_a_teacher_without_dropout_is_refused_with_a_fix(fresh: Workspace) -> No
     assert "first" in result.err
     assert "dropout: 0.1" in result.err
     fresh("build-targets", "teachers.0.dropout=0.1")
+    fresh("build-targets", "student.method=amalgam", "cache.passes=auto")
 
 
 def test_a_teacher_with_nan_logits_fails_with_its_name_and_the_texts(fresh: Workspace) -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from amalgam.pipeline.errors import ExperimentError
+from amalgam.stages.common.cached import load
 from amalgam.stages.common.inference.states import words_of
 from amalgam.stages.methods import METHODS, experiment_schema, load_with_methods, method_of, objective_in
 from amalgam.stages.target_methods import OBJECTIVE_INPUTS, TARGET_METHODS, VanillaKD
@@ -162,6 +163,29 @@ def test_a_variant_without_passes_has_one_name(fresh: Workspace) -> None:
         "student (muka-soft w/o MC dropout w/o re-weighting)"
         in fresh("run", "cache.passes=0", "targets.text_weights=none").out
     )
+
+
+def test_passes_are_run_for_methods_that_read_them(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second method computes the missing passes alone, and the number that auto chose reuses the result."""
+    monkeypatch.setattr(load, "AUTO_PASSES", 3)
+    fresh.edit("  passes: 4\n", "")
+    fresh.edit("targets:\n  mode: soft\n", "")
+    method = "student.method=amalgam"
+    fresh("read-corpus")
+    assert "cache.passes=0" in fresh("plan", method).out
+    with fresh.counting() as asked:
+        fresh("build-targets", method)
+    assert (asked[0].logits, asked[0].passes) == (2 * (TRAIN + TEST), 0)
+    assert fresh.stale(method, "cache.passes=0") & {"cache-teachers", "weigh-teachers", "build-targets"} == set()
+    for name in ("vanilla-kd", "uhc", "supervised"):
+        assert load.passes_of(load_with_methods(fresh.config, [f"student.method={name}"]).experiment) == 0
+    with fresh.counting() as asked:
+        fresh("build-targets", "student.method=muka-soft")
+    assert (asked[0].logits, asked[0].passes) == (0, 2 * 3 * TRAIN)
+    with fresh.counting() as asked:
+        fresh("build-targets", method, "targets.weight_signal=confidence", "targets.passes=2")
+        fresh("build-targets", method)
+    assert (asked[0].logits, asked[0].passes) == (0, 0)
 
 
 def test_methods_are_listed_with_their_source_and_needs(fresh: Workspace) -> None:

@@ -93,6 +93,8 @@ def _or_auto(kind: Any) -> BeforeValidator:
     return BeforeValidator(lambda value: None if value == "auto" else value, json_schema_input_type=types)
 
 
+PassCount = Annotated[int, Field(ge=0, le=4096)]
+
 PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST_FACTOR)]
 
 Epochs = Annotated[
@@ -371,8 +373,9 @@ class Generate(ConfigSection):
 class Cache(ConfigSection):
     """Predictions of the teachers, computed once for each text."""
 
-    passes: Annotated[int, Field(ge=0, le=4096)] = 16
-    """Number K of Monte-Carlo dropout passes for each text and teacher."""
+    passes: Annotated[PassCount | None, _or_auto(PassCount)] = None
+    """Number K of Monte-Carlo dropout passes for each text and teacher. auto: 16 for a method that reads them, as MUKA
+    does, and 0 for one that does not need them, as amalgam."""
     adaptive: bool = False
     """Stop after 4 or 8 passes if the most confident teacher of a text is settled. One text in a hundred runs
     all passes as a check."""
@@ -415,7 +418,7 @@ class Targets(ConfigSection):
     text_weights: Literal["margin", "none"] = "margin"
     """Weight of a text in the loss. margin: lead of the best teacher over the best one with another label; 1 if all
     agree. none: 1."""
-    passes: Annotated[int, Field(ge=0, le=4096)] | None = None
+    passes: PassCount | None = None
     """Number of cached passes to use; 0: only the pass with dropout off; null: all."""
     kd_temperature: Factor = 1.0
     """Distillation temperature T of vanilla-kd, uhc and stratanet, and t of mt-bert."""

@@ -25,6 +25,7 @@ from amalgam.stages.common.cached.load import (
     dtype_of,
     families_of,
     family_key,
+    passes_of,
     pinned_dtype,
     requests_of,
     unit_keys,
@@ -108,7 +109,7 @@ class CacheTeachers(Stage):
     def identity(self, run: Run) -> Identity:
         parts = _parts(run)
         return Identity(
-            config={"cache": run.experiment.cache.model_dump()},
+            config={"cache": run.experiment.cache.model_dump() | {"passes": passes_of(run.experiment)}},
             inputs={
                 "teachers": {teacher.name: teacher.identity for teacher in teachers_of(run)},
                 "texts": {part.name: part.texts_digest for part, _ in parts},
@@ -116,8 +117,11 @@ class CacheTeachers(Stage):
             },
         )
 
+    def chosen(self, run: Run) -> dict[str, object]:
+        return {"cache.passes": passes_of(run.experiment)} if run.experiment.cache.passes is None else {}
+
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units are in the families
-        if run.experiment.cache.adaptive and run.experiment.cache.passes and reads_texts(run.experiment):
+        if run.experiment.cache.adaptive and passes_of(run.experiment) and reads_texts(run.experiment):
             return _adaptive_units(run)
         return _plain_units(run, _parts(run))
 
@@ -125,7 +129,7 @@ class CacheTeachers(Stage):
         """Returns the number of text-passes."""
         if units is not None:
             return float(sum(unit.size for unit in units))
-        passes = run.experiment.cache.passes
+        passes = passes_of(run.experiment)
         texts = sum(part.texts * (1 + passes * (part.name == "train")) for part, _ in _parts(run))
         return float(texts * len(teachers_of(run)))
 
@@ -195,7 +199,7 @@ class CacheTeachers(Stage):
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:
         if "adaptive" in manifest.facts:
-            yield from audit_lines(manifest.facts["adaptive"], run.experiment.cache.passes)
+            yield from audit_lines(manifest.facts["adaptive"], passes_of(run.experiment))
 
     def recomputed(self, unit: Record | None, teacher: str) -> str:
         texts = f"{unit.facts['rows']:,} texts" if unit and "rows" in unit.facts else "one unit"
@@ -241,7 +245,7 @@ def _check_new_teachers(run: Run) -> None:
     for teacher in teachers_of(run):
         folder = units_folder(run, CacheTeachers.name, families[teacher.name])
         if not any(run.store.units(folder, [path.stem]) for path in run.store.units_in(folder)):  # ends at the first
-            loader.load(teacher, dtype_of(run), passes=run.experiment.cache.passes)
+            loader.load(teacher, dtype_of(run), passes=passes_of(run.experiment))
 
 
 def _choose_dtype(run: Run) -> None:
@@ -256,7 +260,7 @@ def _choose_dtype(run: Run) -> None:
             teachers_of(run),
             dtype,
             sample_texts(tables(run.store, part), part.texts),
-            passes=run.experiment.cache.passes,
+            passes=passes_of(run.experiment),
             check_interrupt=run.signals.check,
         )
         dtype, why = dtype if passed else "fp32", figures
@@ -266,7 +270,7 @@ def _choose_dtype(run: Run) -> None:
 
 def _parts(run: Run) -> list[tuple[Part, int]]:
     """Returns the parts that teachers run on, each with its number of passes."""
-    parts = [(train_part(run), run.experiment.cache.passes)] if reads_texts(run.experiment) else []
+    parts = [(train_part(run), passes_of(run.experiment))] if reads_texts(run.experiment) else []
     parts += [(part, 0) for part in extra_parts(run)]
     test = part_of(run, "test")
     return [*parts, (test, 0)] if test else parts
@@ -284,7 +288,7 @@ def _adaptive_units(run: Run) -> list[Unit]:
 
     rounds = stopping_rounds(
         run.store,
-        run.experiment.cache.passes,
+        passes_of(run.experiment),
         [(bucket, requests[bucket.prefix].keys) for bucket in part.buckets],
         list(families_of(run).values()),
         request=request,

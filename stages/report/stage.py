@@ -30,6 +30,7 @@ from amalgam.stages.common.cached.load import (
     families_of,
     load_encoder,
     passes_counted,
+    passes_of,
 )
 from amalgam.stages.common.corpus import Part
 from amalgam.stages.common.deliveries import STUDENTS, delivered_students
@@ -179,7 +180,7 @@ class Report(Stage):
             print_evaluation(run.console, scores)
             if not run.experiment.student.learns:
                 run.console.verdict([f"reported method: {scores['system']}; no student was trained"])
-            for line in audit_lines(scores["adaptive"], run.experiment.cache.passes) if "adaptive" in scores else ():
+            for line in audit_lines(scores["adaptive"], passes_of(run.experiment)) if "adaptive" in scores else ():
                 run.console.say(line)
         else:
             run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")

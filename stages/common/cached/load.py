@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.data.arrays import Keys
 from amalgam.data.parquet import read_keys
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import MANIFEST, StoredFile
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 ENCODER = "student.encoder"
 
 DTYPES = ("fp32", "bf16", "fp16")
+
+AUTO_PASSES = 16
+"""K of the MUKA paper."""
 
 KEPT_UNITS = 64
 """Units whose keys stay in memory."""
@@ -88,11 +92,22 @@ def describe_family(run: Run, stage: str, family: str, content: Mapping[str, Any
 # ---- predictions
 
 
+def passes_of(experiment: ExperimentConfig) -> int:
+    """Returns the number of dropout passes for each text; auto: none if the method's choice does not need them."""
+    if experiment.cache.passes is not None:
+        return experiment.cache.passes
+    method, used = target_method(experiment.targets), experiment.targets.passes
+    if method.reads_passes or (method.weighs_together and not method.reads_states):
+        return AUTO_PASSES if used is None else used
+    return used or 0
+
+
 def passes_counted(run: Run) -> dict[str, int]:
     """Returns the number of cached passes that are used, for the identities of dependent stages."""
     counted_passes = run.experiment.targets.passes
-    facts = {"passes": run.experiment.cache.passes if counted_passes is None else counted_passes}
-    return facts | ({"adaptive": run.experiment.cache.passes} if run.experiment.cache.adaptive else {})
+    passes = passes_of(run.experiment)
+    facts = {"passes": passes if counted_passes is None else counted_passes}
+    return facts | ({"adaptive": passes} if run.experiment.cache.adaptive else {})
 
 
 def dtype_of(run: Run) -> str:
@@ -158,7 +173,8 @@ def answer_reader(run: Run) -> AnswerReader:
         families=families_of(run),
         labels={teacher.name: len(teacher.labels) for teacher in teachers_of(run)},
         targets=run.experiment.targets,
-        cache=run.experiment.cache,
+        passes=passes_of(run.experiment),
+        adaptive=run.experiment.cache.adaptive,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from amalgam.data.arrays import Array, Keys, RowNumbers, softmax_column, width
 from amalgam.data.lazy import np, pa, pl
 from amalgam.data.parquet import key_array, matrix, read_table
-from amalgam.pipeline.config.schema import Cache, Targets
+from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.common.cached.coverage import PrefixIndex
@@ -44,7 +44,9 @@ class AnswerReader:
     labels: Mapping[str, int]
     """Number of labels by teacher."""
     targets: Targets
-    cache: Cache
+    passes: int
+    """Passes that the experiment caches for each text."""
+    adaptive: bool
 
     def logits(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
         """Returns the logits with dropout off; `prefixes` are the buckets of the keys."""
@@ -59,13 +61,13 @@ class AnswerReader:
         targets = self.targets
         answers = self._answers(teacher, prefixes, keys)
         logits = _aligned(_logits(answers), keys, teacher)["logits"]
-        full = self.cache.passes if targets.passes is None else targets.passes
+        full = self.passes if targets.passes is None else targets.passes
         comparative = targets.uncertainty in COMPARATIVE  # a placeholder: fit-statistics computes these confidences
         measure = MEASURES["entropy" if comparative else targets.uncertainty]
         if full == 0 or (comparative and targets.distribution == "deterministic"):
             sums, full = pl.DataFrame(sums_over_passes(logits.to_numpy(), 1, measure)), 0
         else:
-            squares = self.cache.adaptive and not comparative
+            squares = self.adaptive and not comparative
             frames = [
                 _summed(answers, count, rows, measure, squares=squares)
                 for count, rows in self._pass_counts(prefixes, full)

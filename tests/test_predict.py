@@ -19,6 +19,7 @@ from amalgam.pipeline.errors import DataError
 from amalgam.stages.app import predict as predict_module
 from amalgam.stages.app.predict import checked_texts
 from amalgam.stages.common.deliveries import COPY_OF_MARK, MARKS, METADATA
+from amalgam.stages.common.models.model_folder import UNKNOWN
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import (
     TEACHER_LABELS,
@@ -85,38 +86,120 @@ def test_explain_sums_what_each_teachers_labels_hold(desk: Workspace, right: dic
     assert f"labels of first   {entry['mass']['first']:.3f}" in shown
 
 
-def test_unknown_texts_are_flagged_as_transformers_and_the_config_alone_would(desk: Workspace) -> None:
+def plain_student(desk: Workspace, tmp_path: Path, *without: str) -> Path:
+    """Returns a copy of the student's folder without marks, and without these files."""
+    folder = tmp_path / "plain"
+    shutil.copytree(desk.folder / "students/student", folder)
+    for name in (*MARKS, *without):
+        (folder / name).unlink(missing_ok=True)
+    return folder
+
+
+def test_unknown_texts_are_far_from_the_states_of_each_class(desk: Workspace) -> None:
+    """Compares with transformers and the file alone: the least distance of the layer's mean state from a class."""
+    import torch
+    from safetensors import safe_open
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = desk.folder / "students/student"
+    model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
+    with safe_open(folder / UNKNOWN, framework="pt") as file:
+        about, means, whiten = file.metadata(), file.get_tensor("means"), file.get_tensor("whiten")
+    with torch.no_grad():
+        outputs = [model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True) for text in TEXTS]
+    states = torch.stack([output.hidden_states[int(about["layer"])][0].mean(0) for output in outputs])
+    white = (states[:, None] - means) @ whiten.T
+    scores = (white.square().sum(-1).min(1).values / means.shape[1]).sqrt().tolist()
+    threshold = float(about["threshold"])
+    for entry, score in zip(desk("predict", *TEXTS, "--unknown", "--json").json, scores, strict=True):
+        assert entry["unknown"]["score"] == pytest.approx(score, rel=1e-3)
+        assert entry["unknown"]["threshold"] == threshold
+        assert entry["unknown"]["flag"] is (score > threshold)
+        assert entry["unknown"]["source"] == "states"
+    shown = desk("predict", TEXTS[0], "--unknown").out
+    assert f"unknown: {'yes' if scores[0] > threshold else 'no'} (score {scores[0]:.3f}, threshold" in shown
+    rows = rows_of(desk("predict", "--input", "texts/train.csv", "--unknown", "--explain"))
+    assert list(rows[0])[-4:] == ["unknown", "unknown_score", "mass_first", "mass_second"]
+    assert sum(row["unknown"] == "true" for row in rows) < len(rows) / 20
+    assert scores[-1] > 1.2 * threshold  # two words; the training texts are sentences
+
+
+def test_without_the_states_unknown_texts_are_flagged_as_transformers_and_the_config_alone_would(
+    desk: Workspace, tmp_path: Path
+) -> None:
     """Compares with four lines of transformers, as in docs/student.md."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    folder = desk.folder / "students/student"
+    folder = plain_student(desk, tmp_path, UNKNOWN)
     model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
     with torch.no_grad():
         logits = torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in TEXTS])
     scores = (-logits.logsumexp(dim=-1)).tolist()
     threshold = model.config.unknown_threshold
-    for entry, score in zip(desk("predict", *TEXTS, "--unknown", "--json").json, scores, strict=True):
+    result = desk("predict", *TEXTS, "--unknown", "--json", "--student", str(folder)).json
+    for entry, score in zip(result, scores, strict=True):
         assert entry["unknown"]["score"] == pytest.approx(score, abs=1e-5)
         assert entry["unknown"]["threshold"] == threshold
         assert entry["unknown"]["flag"] is (score > threshold)
-    shown = desk("predict", TEXTS[0], "--unknown").out
+        assert entry["unknown"]["source"] == "logits"
+    shown = desk("predict", TEXTS[0], "--unknown", "--student", str(folder)).out
     assert f"unknown: {'yes' if scores[0] > threshold else 'no'} (score {scores[0]:.3f}, threshold" in shown
-    rows = rows_of(desk("predict", "--input", "texts/train.csv", "--unknown", "--explain"))
-    assert list(rows[0])[-4:] == ["unknown", "unknown_score", "mass_first", "mass_second"]
+    rows = rows_of(desk("predict", "--input", "texts/train.csv", "--unknown", "--student", str(folder)))
     assert {row["unknown"] for row in rows} <= {"true", "false"}
     assert 0 < sum(row["unknown"] == "true" for row in rows) < len(rows) / 3
 
 
-def test_a_student_without_threshold_refuses_unknown(desk: Workspace, tmp_path: Path) -> None:
-    shutil.copytree(desk.folder / "students/student", tmp_path / "bare")
-    for mark in (METADATA, COPY_OF_MARK):
-        (tmp_path / "bare" / mark).unlink(missing_ok=True)
-    config = tmp_path / "bare/config.json"
-    config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "unknown_threshold"}))
-    refused = desk.attempt("predict", TEXTS[0], "--unknown", "--student", str(tmp_path / "bare"))
+def test_a_damaged_or_foreign_file_of_states_is_refused(desk: Workspace, tmp_path: Path) -> None:
+    """The folder has no marks, so that only the file itself shows the fault."""
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    folder = plain_student(desk, tmp_path)
+    path = folder / UNKNOWN
+    whole = path.read_bytes()
+    with safe_open(path, framework="np") as file:
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in ("means", "whiten")}
+
+    def refusal() -> str:
+        return desk.attempt("predict", TEXTS[0], "--unknown", "--student", str(folder)).err
+
+    faults = {
+        f"{UNKNOWN} belongs to other weights": (tensors, about | {"weights": "0" * 64}),
+        f"{UNKNOWN} has the format 99": (tensors, about | {"format": "99"}),
+        f"{UNKNOWN} is damaged: its content is not": (tensors | {"means": tensors["means"][:, 1:].copy()}, about),
+    }
+    for message, (content, metadata) in faults.items():
+        save_file(content, path, metadata=metadata)
+        assert message in refusal()
+    save_file(tensors | {"whiten": tensors["whiten"] * float("nan")}, path, metadata=about)
+    assert f"{UNKNOWN} is damaged: its content is not" in refusal()
+    save_file(tensors, path, metadata=about | {"layer": "99"})
+    assert f"{UNKNOWN} is damaged: its content is not" in refusal()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert f"{UNKNOWN} is damaged" in refusal()
+    assert "delete the file" in refusal()
+    assert desk.attempt("predict", TEXTS[0], "--student", str(folder)).code == 0  # without --unknown it is not read
+    path.write_bytes(whole)
+    assert desk("predict", TEXTS[0], "--unknown", "--student", str(folder)).code == 0
+
+
+def test_a_changed_file_of_states_is_found_by_the_mark(desk: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(desk.folder / "students/student", tmp_path / "student")
+    with (tmp_path / "student" / UNKNOWN).open("r+b") as file:
+        file.seek(-4, 2)
+        file.write(b"\0\0\1\0")
+    refused = desk.attempt("predict", TEXTS[0], "--student", str(tmp_path / "student"))
     assert refused.code == 2
-    assert "config.json has no unknown_threshold" in refused.err
+    assert f"the model is damaged: {UNKNOWN} (its content does not match its digest)" in refused.err
+
+
+def test_a_student_without_threshold_refuses_unknown(desk: Workspace, tmp_path: Path) -> None:
+    config = plain_student(desk, tmp_path, UNKNOWN) / "config.json"
+    config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "unknown_threshold"}))
+    refused = desk.attempt("predict", TEXTS[0], "--unknown", "--student", str(config.parent))
+    assert refused.code == 2
+    assert f"has no {UNKNOWN}, and its config.json no unknown_threshold" in refused.err
     assert "`amalgam train-student`" in refused.err
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from amalgam.data.arrays import Array, softmax, unknown_score
+from amalgam.data.arrays import Array, softmax
 from amalgam.data.keys import shown, text_key
 from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
@@ -32,6 +32,7 @@ from amalgam.pipeline.signals import InterruptHandler
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, user_path
 from amalgam.stages.common.deliveries import METADATA, check_delivered, read_metadata
+from amalgam.stages.common.models.model_folder import UNKNOWN
 from amalgam.stages.common.models.read_card import Source, Training
 from amalgam.stages.common.models.resolve import read_model
 from amalgam.stages.methods import load_with_methods
@@ -190,6 +191,8 @@ class UnknownTexts:
     flags: Array
     scores: Array
     threshold: float
+    source: str
+    """"states" or "logits", of which the scores are."""
 
 
 @dataclass(frozen=True)
@@ -226,29 +229,29 @@ class Student:
         self.threshold = _unknown_threshold(self._classifier, finished.folder) if unknown else None
 
     def __call__(self, texts: Sequence[tuple[str, ...]]) -> Predictions:
-        logits = self._classifier.logits(texts)
+        unknown = None
+        if self.threshold is None:
+            logits = self._classifier.logits(texts)
+        else:
+            logits, scores = self._classifier.logits_and_scores(texts)
+            source = "states" if self._classifier.unknown_states else "logits"
+            unknown = UnknownTexts(scores > self.threshold, scores, self.threshold, source)
         probabilities = softmax(logits)
         best = np.argsort(-probabilities, axis=1, kind="stable")[:, : self.top]
         return Predictions(
             [[self.labels[position] for position in row] for row in best],
             np.take_along_axis(probabilities, best, axis=1),
             {teacher: probabilities[:, positions].sum(axis=1) for teacher, positions in self.positions.items()},
-            self._unknown(logits),
+            unknown,
         )
-
-    def _unknown(self, logits: Array) -> UnknownTexts | None:
-        if self.threshold is None:
-            return None
-        scores = unknown_score(logits)
-        return UnknownTexts(scores > self.threshold, scores, self.threshold)
 
 
 def _unknown_threshold(classifier: Classifier, folder: Path) -> float:
     threshold = classifier.unknown_threshold
     if threshold is None:
-        what = "the student's config.json has no unknown_threshold"
+        what = f"the student has no {UNKNOWN}, and its config.json no unknown_threshold"
         fix = "train it again on texts: `amalgam train-student`; or omit --unknown"
-        raise ModelError(what, where=str(folder / "config.json"), fix=fix)
+        raise ModelError(what, where=str(folder), fix=fix)
     return threshold
 
 
@@ -340,7 +343,7 @@ def _unknown_entry(unknown: UnknownTexts | None, row: int) -> dict[str, Any]:
     if unknown is None:
         return {}
     flag, score = bool(unknown.flags[row]), float(unknown.scores[row])
-    return {"unknown": {"flag": flag, "score": score, "threshold": unknown.threshold}}
+    return {"unknown": {"flag": flag, "score": score, "threshold": unknown.threshold, "source": unknown.source}}
 
 
 # ---- texts from a file

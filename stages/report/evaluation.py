@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from amalgam.data.arrays import softmax, unknown_score
+from amalgam.data.arrays import softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import SIMILARITIES, arrow_schema, parquet_options
 from amalgam.data.tokens import TokenRows
@@ -164,11 +164,11 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     texts, began = fields(table), time.perf_counter()
     scores = unknown_scores = np.zeros(0)
     if inputs.student is not None:
-        predicted = inputs.student.logits(texts)
-        systems[inputs.system], scores = Predictions.of(softmax(predicted), gold), unknown_score(predicted)
+        predicted, scores = inputs.student.logits_and_scores(texts)
+        systems[inputs.system] = Predictions.of(softmax(predicted), gold)
     seconds, letters = time.perf_counter() - began, np.array([sum(map(len, text)) for text in texts], np.int64)
     if inputs.student is not None and inputs.unknown_label is not None:
-        unknown_scores = unknown_score(inputs.student.logits(fields(unknown)))
+        _, unknown_scores = inputs.student.logits_and_scores(fields(unknown))
     rows = first + np.flatnonzero(kept)
     return TestAnswers(rows, gold, own, systems, letters, seconds, scores, unknown_scores)
 

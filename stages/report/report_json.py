@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from amalgam.data.keys import LabelSpace
@@ -225,7 +225,7 @@ def _part_counts(name: str, facts: PartFacts) -> PartCounts:
 
 
 def _student(manifest: Record) -> StudentBlock:
-    weights = sum(file.bytes for file in manifest.files if file.path.endswith(".safetensors"))
+    weights = sum(file.bytes for file in manifest.files if PurePosixPath(file.path).match("model*.safetensors"))
     facts: StudentFacts = manifest.facts
     return {
         "steps": facts["steps"],

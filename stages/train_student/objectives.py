@@ -20,7 +20,8 @@ from amalgam.data.arrays import RowNumbers
 from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.cached.read import States
-from amalgam.stages.common.inference.states import in_blocks, mean_over_tokens
+from amalgam.stages.common.inference.batches import mean_over_tokens
+from amalgam.stages.common.inference.states import in_blocks
 from amalgam.stages.common.training.losses import Batch, Objective
 
 HEADS = 8

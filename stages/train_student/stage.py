@@ -50,6 +50,7 @@ from amalgam.stages.train_teachers.stage import encoders_of
 if TYPE_CHECKING:
     from amalgam.stages.common.training.batches import Examples
     from amalgam.stages.common.training.run import Selection
+    from amalgam.stages.common.unknown import UnknownStates
     from amalgam.stages.make_embeddings.stage import EmbeddingFacts
     from amalgam.stages.train_student.training import TeacherEmbeddings
 
@@ -60,7 +61,7 @@ NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
 
 class TrainStudent(Stage):
     name = "train-student"
-    VERSION = 4  # the configuration has a threshold of unknown texts
+    VERSION = 5  # the folder has the states of unknown texts
     parallelism = "collective"
     unit_label = "students"
     sections = ("student", "objective")
@@ -129,10 +130,12 @@ class TrainStudent(Stage):
 
         checkpoint = run.store.own_folder(unit.folder / "checkpoint")
         train_student = _train_on_texts if reads_texts(run.experiment) else _train_on_embeddings
-        new, facts = train_student(run, checkpoint)
+        new, facts, unknown = train_student(run, checkpoint)
         if run.share.is_leader:
             with run.store.draft(unit.folder, unit.name) as draft:
                 save_pretrained_folder(new.model, new.tokenizer, draft.folder, max_tokens=new.limit)
+                if unknown:
+                    unknown.save(draft.folder)
                 draft.facts = {**facts, "max_tokens": new.limit}
                 draft.made = {"libraries": library_versions()}
             shutil.rmtree(checkpoint, ignore_errors=True)
@@ -242,11 +245,12 @@ def _training(run: Run, manifest: Record) -> Training:
 # ---- the two trainings
 
 
-def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts]:
+def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts, UnknownStates | None]:
     from amalgam.stages.common.training.loop import training_of
     from amalgam.stages.common.training.losses import targets_objective
     from amalgam.stages.train_student.training import (
         check_lengths,
+        fit_unknown_states,
         objective_phases,
         selection,
         set_unknown_threshold,
@@ -274,11 +278,11 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     settings = training_of(student, schedule(run), objective_rate=config.learning_rate)
     results = train(training_services(run), new, data.learn, phases, settings, selected, checkpoint)
     unknown = set_unknown_threshold(new, data, validation)
-    labels, cut = facts["labels"], data.truncated
-    return new, {**results, "labels": labels, "cut": cut, "texts": len(data.learn), "unknown": unknown}
+    fitted, labels, cut = fit_unknown_states(new, data), facts["labels"], data.truncated
+    return new, {**results, "labels": labels, "cut": cut, "texts": len(data.learn), "unknown": unknown}, fitted
 
 
-def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts]:
+def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts, None]:
     from amalgam.stages.common.training.loop import training_of
     from amalgam.stages.common.training.losses import WeightedKL
     from amalgam.stages.train_student.training import projected_embeddings, split_embeddings, train
@@ -296,7 +300,7 @@ def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, Stu
     phases, settings = [("", targets)], training_of(student, schedule(run))
     selected = _by_accuracy(validation, new.pad_id) if validation else selection
     results = train(training_services(run), new, learned, phases, settings, selected, checkpoint)
-    return new, {**results, "labels": labels, "cut": 0, "texts": 0, "unknown": None}
+    return new, {**results, "labels": labels, "cut": 0, "texts": 0, "unknown": None}, None
 
 
 def _teacher_embeddings(run: Run) -> Iterator[TeacherEmbeddings]:

@@ -19,12 +19,18 @@ from safetensors.torch import load_file
 
 from amalgam.data.arrays import unknown_score
 from amalgam.data.parquet import key_array, matrix
-from amalgam.data.tokens import TokenRows
+from amalgam.data.tokens import Ragged, TokenRows
 from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
 from amalgam.pipeline.errors import ExperimentError, ModelError, WorkError
 from amalgam.stages.build_targets.stage import TargetFacts
 from amalgam.stages.common.cached.read import States
-from amalgam.stages.common.inference.batches import predict
+from amalgam.stages.common.inference.batches import (
+    middle_layer,
+    model_inputs,
+    predict,
+    predict_with_states,
+    weights_digest,
+)
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import aligned
 from amalgam.stages.common.models.resolve import NewClassifier
@@ -33,6 +39,7 @@ from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.stages.common.training.run import Selection, TrainingServices, learn, negative_loss
 from amalgam.stages.common.training.schedule import PhasedFacts, TrainingFacts, UnknownThreshold
+from amalgam.stages.common.unknown import UnknownStates
 from amalgam.stages.make_embeddings.search import SpecialTokens, fit_projection
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext, Phases
 
@@ -40,7 +47,9 @@ SCORE_NAMES = {"scores": "difference from", "mt-bert": "cross-entropy to"}
 
 
 KNOWN_SHARE = 0.95
-"""Share of the texts that the threshold of unknown texts is set on, and that it accepts."""
+"""Share of the texts that the threshold of the logits' score is set on, and that it accepts."""
+UNKNOWN_TEXTS = 20_000
+"""Largest number of texts to which the states of unknown texts are fitted."""
 
 
 def train(  # noqa: PLR0913 - the training's inputs, by name
@@ -77,6 +86,22 @@ def set_unknown_threshold(new: NewClassifier, data: TrainingData, validation: Ex
     threshold = float(np.quantile(unknown_score(logits.astype(np.float64)), KNOWN_SHARE))
     new.model.config.unknown_threshold = threshold
     return {"threshold": threshold, "texts": len(texts), "source": source}
+
+
+def fit_unknown_states(new: NewClassifier, data: TrainingData) -> UnknownStates | None:
+    """Fits the states of at most UNKNOWN_TEXTS training texts by predicted label; None if the model gives no states.
+
+    The keys of the texts are hashes, so the first of them are a random sample.
+    """
+    rows = np.arange(min(len(data.learn), UNKNOWN_TEXTS))
+    tokens = Ragged.of(data.learn.tokens).take(rows)
+    types = None if data.learn.type_ids is None else Ragged.of(data.learn.type_ids).take(rows)
+    layer = middle_layer(new.model, model_inputs(tokens, types, rows[:1], new.pad_id))
+    if layer is None:
+        return None
+    logits, states = predict_with_states(new.model, tokens, pad_id=new.pad_id, layer=layer, type_ids=types)
+    groups = logits.argmax(axis=1)
+    return UnknownStates.of(states.astype(np.float64), groups, layer=layer, weights=weights_digest(new.model))
 
 
 def targeted(

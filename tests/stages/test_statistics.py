@@ -11,16 +11,9 @@ import pytest
 
 from amalgam.data.arrays import softmax
 from amalgam.stages.common.cached.read import States
+from amalgam.stages.common.gaussians import Gaussians, Moments, shrunk
 from amalgam.stages.fit_statistics import fit as statistics
-from amalgam.stages.fit_statistics.fit import (
-    Gaussians,
-    Moments,
-    Statistics,
-    folds_of,
-    most_confident,
-    scores_of,
-    shrunk,
-)
+from amalgam.stages.fit_statistics.fit import Statistics, folds_of, most_confident, scores_of
 from amalgam.stages.fit_statistics.stage import StatisticsFacts, notes
 from amalgam.stages.target_methods import COMPARATIVE
 

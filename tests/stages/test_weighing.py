@@ -11,7 +11,7 @@ import torch
 from amalgam.data.arrays import top_margin
 from amalgam.data.keys import union_of
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.common.inference.states import mean_over_tokens
+from amalgam.stages.common.inference.batches import mean_over_tokens
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, density, nearest

@@ -8,24 +8,27 @@ grouping of rows changes results only by rounding.
 from __future__ import annotations
 
 import gc
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from amalgam.data.arrays import RowNumbers
+from amalgam.data.arrays import RowNumbers, unknown_score
 from amalgam.data.keys import shown_names
 from amalgam.data.tokens import Ids, Ragged, Tokens, encode
 from amalgam.pipeline.errors import ModelError, WorkError
-from amalgam.stages.common.device import PendingTransfer, pick_device, put_on
+from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, tokens_at_once
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
 from amalgam.stages.common.models.resolve import ModelFiles, takes_types
+from amalgam.stages.common.unknown import UnknownStates, has_unknown, read_unknown
 
 KEYS_SHOWN = 5
 
@@ -234,20 +237,68 @@ def predict(
 ) -> NDArray[np.float32]:
     """Returns logits [n, C] in the order of `tokens`, without dropout."""
     tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
-    lengths = tokens.lengths
-    device = next(model.parameters()).device
     config: Any = model.config
     all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
+    with _without_dropout(model):
+        for rows in token_batches(tokens.lengths, batch_tokens):
+            inputs = put_on(next(model.parameters()).device, model_inputs(tokens, type_ids, rows, pad_id))
+            all_logits[rows] = model(**inputs).logits.float().cpu().numpy()
+    return all_logits
+
+
+def predict_with_states(
+    model: torch.nn.Module, tokens: Sequence[Ids], *, pad_id: int, layer: int, type_ids: Sequence[Ids] | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Returns logits [n, C] and the mean over tokens of a layer's states [n, W], without dropout."""
+    tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
+    config: Any = model.config
+    width, device = int(config.get_text_config().hidden_size), next(model.parameters()).device
+    all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
+    all_states = np.zeros((len(tokens), width), dtype=np.float32)
+    with _without_dropout(model):
+        for rows in token_batches(tokens.lengths, tokens_at_once(device, width)):
+            inputs = put_on(device, model_inputs(tokens, type_ids, rows, pad_id))
+            output = model(**inputs, output_hidden_states=True)
+            means = mean_over_tokens(output.hidden_states[layer].float(), inputs["attention_mask"])
+            all_logits[rows] = output.logits.float().cpu().numpy()
+            all_states[rows] = means.cpu().numpy()
+    return all_logits, all_states
+
+
+def middle_layer(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> int | None:
+    """Returns the position of the middle layer among the hidden states; None if these inputs get no state per token."""
+    config: Any = model.config
+    with _without_dropout(model):
+        output = model(**put_on(next(model.parameters()).device, inputs), output_hidden_states=True)
+    states = getattr(output, "hidden_states", None) or ()
+    shape = (*inputs["input_ids"].shape, getattr(config.get_text_config(), "hidden_size", None))
+    middle = len(states) // 2
+    return middle if len(states) > 1 and tuple(states[middle].shape) == shape else None
+
+
+def mean_over_tokens(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Returns the mean over each text's own tokens, without padding."""
+    weights = mask.unsqueeze(-1).to(states.dtype)
+    return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+@contextmanager
+def _without_dropout(model: torch.nn.Module) -> Iterator[None]:
     was_training = model.training
     model.eval()
     # Not inference mode: tensors that a model caches in that mode could not be trained with afterwards.
     with torch.no_grad():
-        for rows in token_batches(lengths, batch_tokens):
-            inputs = model_inputs(tokens, type_ids, rows, pad_id)
-            logits = model(**put_on(device, inputs)).logits
-            all_logits[rows] = logits.float().cpu().numpy()
+        yield
     model.train(was_training)
-    return all_logits
+
+
+def weights_digest(model: torch.nn.Module) -> str:
+    """Returns a digest of all weights, which does not depend on the format of their file."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(weight.detach().float().cpu().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 LONGEST_TOKENS = 512
@@ -278,9 +329,24 @@ class Classifier:
         self._order = [self.labels.index(name) for name in labels]
         self.labels = list(labels)
 
+    @cached_property
+    def unknown_states(self) -> UnknownStates | None:
+        """The fit of the middle layer's states in the model's folder; None without it."""
+        if not has_unknown(self.folder):
+            return None
+        config = self.model.config.get_text_config()
+        return read_unknown(
+            self.folder,
+            width=int(config.hidden_size),
+            layers=int(config.num_hidden_layers),
+            weights=weights_digest(self.model),
+        )
+
     @property
     def unknown_threshold(self) -> float | None:
-        """Unknown score above which a text is unlike the training texts; None if the configuration has none."""
+        """Unknown score above which a text is unlike the training texts; None if the folder has none."""
+        if self.unknown_states is not None:
+            return self.unknown_states.threshold
         threshold = getattr(self.model.config, "unknown_threshold", None)
         return threshold if isinstance(threshold, float) else None
 
@@ -289,3 +355,15 @@ class Classifier:
         tokens = encode(self.tokenizer, texts, self.limit, types=self.types)
         logits = predict(self.model, tokens.ids, pad_id=self.pad_id, type_ids=tokens.type_ids)
         return logits[:, self._order].astype(np.float64)
+
+    def logits_and_scores(self, texts: Sequence[tuple[str, ...]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Returns the logits [texts, labels] and the unknown scores [texts]: of the states, else of the logits."""
+        fit = self.unknown_states
+        if fit is None:
+            logits = self.logits(texts)
+            return logits, unknown_score(logits)
+        tokens = encode(self.tokenizer, texts, self.limit, types=self.types)
+        logits, states = predict_with_states(
+            self.model, tokens.ids, pad_id=self.pad_id, layer=fit.layer, type_ids=tokens.type_ids
+        )
+        return logits[:, self._order].astype(np.float64), fit.scores(states.astype(np.float64))

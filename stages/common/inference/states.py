@@ -22,7 +22,7 @@ from amalgam.data.parquet import FEATURES, STATES, build_table, write_table
 from amalgam.data.tokens import TokenRows, encode
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.common.device import tokens_at_once
-from amalgam.stages.common.inference.batches import BATCH_TOKENS, model_inputs, token_batches
+from amalgam.stages.common.inference.batches import BATCH_TOKENS, mean_over_tokens, model_inputs, token_batches
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.resolve import LAST_LAYER, NewClassifier
 
@@ -64,12 +64,6 @@ class Encoder:
         """Returns the states of label names: [names, width], each of length 1."""
         new = self.classifier
         return self.pooled(encode(new.tokenizer, [(words_of(name),) for name in names], new.limit, types=new.types))
-
-
-def mean_over_tokens(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Returns the mean over each text's own tokens, without padding."""
-    weights = mask.unsqueeze(-1).to(states.dtype)
-    return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
 def feature_table(encoder: Encoder, keys: Any, tokens: TokenRows) -> pa.Table:

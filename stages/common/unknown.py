@@ -1,0 +1,118 @@
+"""Scores how unlike the training texts a text is, by the states of the student's middle layer.
+
+The score is the distance from the nearest class, sqrt(d^2 / W) with the squared Mahalanobis distance d^2 and the width
+W, so that training texts are near 1. `unknown.safetensors` in the student's folder has the fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from amalgam.pipeline.errors import ModelError
+from amalgam.stages.common.gaussians import Array, Gaussians, Groups, Moments
+from amalgam.stages.common.models.model_folder import UNKNOWN
+
+FORMAT = "1"
+PARTS = ("means", "whiten")
+
+KNOWN_SHARE = 0.99
+"""Share of the training texts whose score is below the threshold."""
+
+FOLDS = 5
+FIX = "run `amalgam verify --repair`, or delete the file: then the score of the logits is used"
+
+
+@dataclass(frozen=True)
+class UnknownStates:
+    """Gaussians of the training texts' states by predicted label, and the score above which a text is unknown."""
+
+    gaussians: Gaussians
+    layer: int
+    """Position among the model's hidden states, of which the first is the embeddings."""
+    threshold: float
+    weights: str
+    """Digest of the weights that the states come from."""
+
+    @classmethod
+    def of(cls, states: Array, groups: Groups, *, layer: int, weights: str) -> UnknownStates:
+        """Fits to states [n, W]; the threshold is a quantile of scores under Gaussians of the other folds.
+
+        A text is nearer to Gaussians fitted on it than a new text is.
+        """
+        folds, scores = np.arange(len(states)) % min(FOLDS, len(states)), np.empty(len(states))
+        parts = [_moments(states, groups, folds == fold) for fold in range(folds.max() + 1)]
+        for fold in range(len(parts)):
+            others = [part for place, part in enumerate(parts) if place != fold] or parts
+            scores[folds == fold] = _scores(Gaussians.of(others), states[folds == fold])
+        return cls(Gaussians.of(parts), layer, float(np.quantile(scores, KNOWN_SHARE)), weights)
+
+    def scores(self, states: Array) -> Array:
+        """Returns the score [n] of states [n, W]."""
+        return _scores(self.gaussians, states)
+
+    def save(self, folder: Path) -> None:
+        tensors = {name: getattr(self.gaussians, name).astype(np.float32) for name in PARTS}
+        about = {"format": FORMAT, "layer": str(self.layer), "threshold": repr(self.threshold), "weights": self.weights}
+        save_file(tensors, folder / UNKNOWN, metadata=about)
+
+
+def _moments(states: Array, groups: Groups, chosen: Array) -> Moments:
+    moments = Moments(states[0], int(groups.max()) + 1)
+    moments.add(states[chosen], groups[chosen])
+    return moments
+
+
+def _scores(gaussians: Gaussians, states: Array) -> Array:
+    scores: Array = np.sqrt(gaussians.distance(states) / states.shape[1])
+    return scores
+
+
+def has_unknown(folder: Path) -> bool:
+    """Returns whether a student's folder has a fit, readable or not."""
+    return (folder / UNKNOWN).exists()
+
+
+def read_unknown(folder: Path, *, width: int, layers: int, weights: str) -> UnknownStates:
+    """Returns the fit in a student's folder; refuses a damaged file and that of other weights.
+
+    `weights` is the digest of the loaded weights.
+    """
+    path = folder / UNKNOWN
+    try:
+        path.open("rb").close()  # safetensors calls a file without permission missing
+        with safe_open(path, framework="np") as file:
+            about, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{UNKNOWN} is damaged: {error}", where=str(path), fix=FIX) from None
+    if about.get("format") != FORMAT:
+        what = f"{UNKNOWN} has the format {about.get('format', 'none')}, and this version of amalgam reads {FORMAT}"
+        raise ModelError(what, where=str(path), fix="update amalgam, or train the student again")
+    if about.get("weights") != weights:
+        what = f"{UNKNOWN} belongs to other weights than those of this model"
+        fix = "restore the file of this student, or delete it: then the score of the logits is used"
+        raise ModelError(what, where=str(path), fix=fix)
+    fit = _fit_of(about, tensors, width)
+    if fit is None or not 0 <= fit.layer <= layers:
+        what = f"{UNKNOWN} is damaged: its content is not that of a fit to {width} dimensions"
+        raise ModelError(what, where=str(path), fix=FIX)
+    return fit
+
+
+def _fit_of(about: Mapping[str, str], tensors: Mapping[str, Array], width: int) -> UnknownStates | None:
+    """Returns the fit if all numbers and shapes are possible."""
+    means, whiten = (tensors.get(name, np.empty(0)).astype(np.float64) for name in PARTS)
+    try:
+        layer, threshold = int(about["layer"]), float(about["threshold"])
+    except (KeyError, ValueError):
+        return None
+    shapes_fit = means.shape == (len(means), width) and len(means) > 0 and whiten.shape == (width, width)
+    if not shapes_fit or not all(map(math.isfinite, (threshold, means.sum(), np.abs(whiten).sum()))):
+        return None
+    return UnknownStates(Gaussians(means, whiten, np.array(math.nan)), layer, threshold, about["weights"])

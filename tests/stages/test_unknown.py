@@ -1,0 +1,98 @@
+"""The fit of unknown texts: what it flags, its file, and models without states per token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from amalgam.pipeline.errors import ModelError
+from amalgam.stages.common.inference.batches import middle_layer, model_inputs, predict, predict_with_states
+from amalgam.stages.common.unknown import KNOWN_SHARE, UnknownStates, read_unknown
+from amalgam.stages.report.quality import unknown_quality
+from amalgam.tests.stages.tiny_models import tiny
+
+WIDTH = 24
+
+
+def states(random: np.random.Generator, texts: int, *, moved: float = 0.0) -> tuple[Any, Any]:
+    """Returns states of three classes in directions of very different variance, and the classes."""
+    groups = np.arange(texts) % 3
+    scale = np.geomspace(3.0, 0.5, WIDTH)
+    values = 100.0 + np.eye(WIDTH)[groups] * 20 + random.normal(size=(texts, WIDTH)) * scale
+    values[:, -1] += moved  # in the direction of the least variance
+    return values, groups
+
+
+def test_texts_outside_the_covariance_are_flagged_and_few_new_texts_of_the_classes() -> None:
+    """With 60 texts for 24 dimensions, a threshold on the fitted texts' own distances would flag most new texts."""
+    random = np.random.default_rng(0)
+    fit = UnknownStates.of(*states(random, 60), layer=1, weights="")
+    known, unknown = (fit.scores(states(random, 3000, moved=moved)[0]) for moved in (0.0, 5.0))
+    quality = unknown_quality(known, unknown, fit.threshold)
+    assert quality["auroc"] is not None
+    assert quality["auroc"] > 0.9
+    assert quality["labelled_flagged"] / 3000 < 1 - KNOWN_SHARE + 0.05
+    assert 0.5 < np.median(known) < 2.0
+
+
+def test_the_distance_is_that_from_the_nearest_class() -> None:
+    random = np.random.default_rng(1)
+    values, groups = states(random, 3000)
+    fit = UnknownStates.of(values, groups, layer=1, weights="")
+    between = values[groups == 0].mean(axis=0) * 2 - values[groups == 1].mean(axis=0)
+    means = np.stack([values[groups == group].mean(axis=0) for group in range(3)])
+    assert fit.scores(means).max() < fit.scores(between[None])[0]
+    one = UnknownStates.of(values, np.zeros_like(groups), layer=1, weights="")
+    assert fit.scores(means).max() < one.scores(means).min()
+
+
+def test_one_text_and_equal_states_can_be_fitted() -> None:
+    for texts in (1, 7):
+        fit = UnknownStates.of(np.ones((texts, WIDTH)), np.zeros(texts, np.int64), layer=0, weights="")
+        assert fit.scores(np.ones((2, WIDTH))) == pytest.approx([0.0, 0.0], abs=1e-6)
+        assert fit.scores(np.full((1, WIDTH), 2.0))[0] > fit.threshold
+
+
+def test_the_file_gives_the_same_scores(tmp_path: Path) -> None:
+    values, groups = states(np.random.default_rng(2), 200)
+    fit = UnknownStates.of(values, groups, layer=2, weights="ab")
+    fit.save(tmp_path)
+    read = read_unknown(tmp_path, width=WIDTH, layers=2, weights="ab")
+    assert (read.layer, read.threshold) == (fit.layer, fit.threshold)
+    assert read.scores(values) == pytest.approx(fit.scores(values), rel=1e-3)
+    with pytest.raises(ModelError, match="belongs to other weights"):
+        read_unknown(tmp_path, width=WIDTH, layers=2, weights="cd")
+    with pytest.raises(ModelError, match="is damaged"):
+        read_unknown(tmp_path, width=WIDTH, layers=1, weights="ab")
+
+
+TOKENS = [np.array([2, *range(9, 9 + size), 3]) for size in (1, 4, 9, 30)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"), [("bert", 2), ("bert", 1), ("distilbert", 2), ("gpt2", 2), ("modernbert", 2)]
+)
+def test_the_states_are_the_mean_of_the_middle_layer_for_any_batch(kind: str, layers: int) -> None:
+    settings = {"num_hidden_layers": layers} if kind == "bert" else {}
+    model, _ = tiny(kind, spread=3.0, **settings)
+    model.config.pad_token_id = 0
+    assert middle_layer(model, model_inputs(TOKENS, None, np.arange(2), 0)) == 1
+    logits, values = predict_with_states(model, TOKENS, pad_id=0, layer=1)
+    assert logits == pytest.approx(predict(model, TOKENS, pad_id=0), abs=1e-4)
+    for row, ids in enumerate(TOKENS):
+        with torch.no_grad():
+            own = model(input_ids=torch.from_numpy(ids)[None], output_hidden_states=True).hidden_states[1][0].mean(0)
+        assert values[row] == pytest.approx(own.numpy(), abs=1e-4)
+
+
+def test_a_model_without_a_state_per_token_has_no_middle_layer() -> None:
+    from transformers import BartConfig, BartForSequenceClassification
+
+    shape = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "d_model": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = BartForSequenceClassification(BartConfig(vocab_size=60, eos_token_id=3, pad_token_id=0, **shape, **heads))
+    assert middle_layer(model, model_inputs(TOKENS, None, np.arange(1), 0)) is None

@@ -23,7 +23,7 @@ def cut(path: Path) -> None:
 
 
 DAMAGES: dict[str, Change] = {"flip": flip_bit, "cut": cut, "delete": Path.unlink}
-DELIVERED = ("model.safetensors", "config.json", "tokenizer.json")
+DELIVERED = ("model.safetensors", "config.json", "tokenizer.json", "unknown.safetensors")
 
 
 def student(workspace: Workspace) -> Path:

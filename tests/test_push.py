@@ -17,11 +17,12 @@ from huggingface_hub import ModelCardData, constants
 from amalgam.stages.app.model_card import CardInfo, card
 from amalgam.stages.common.deliveries import MARKS, METADATA
 from amalgam.stages.common.intervals import percent
+from amalgam.stages.common.models.model_folder import UNKNOWN
 from amalgam.tests.stages.fake_hub import FakeHub
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, Workspace, rewrite_mark, write_model
 
 NAME = "me/desk"
-FILES = {METADATA, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
+FILES = {METADATA, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", UNKNOWN}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 def test_without_yes_it_lists_the_files_and_sends_no_request(desk: Workspace, hub: FakeHub) -> None:
     result = desk("push", NAME)
     assert {line.split()[0] for line in result.out.splitlines()[3:-1]} == FILES
-    assert re.search("6 files.*--yes", result.out.splitlines()[-1])
+    assert re.search("7 files.*--yes", result.out.splitlines()[-1])
     assert "(private)" in result.out
     assert hub.requests == []
 

@@ -278,7 +278,8 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     settings = training_of(student, schedule(run), objective_rate=config.learning_rate)
     results = train(training_services(run), new, data.learn, phases, settings, selected, checkpoint)
     unknown = set_unknown_threshold(new, data, validation)
-    fitted, labels, cut = fit_unknown_states(new, data), facts["labels"], data.truncated
+    fitted = fit_unknown_states(new.model, data.learn.tokens, data.learn.type_ids, pad_id=new.pad_id)
+    labels, cut = facts["labels"], data.truncated
     return new, {**results, "labels": labels, "cut": cut, "texts": len(data.learn), "unknown": unknown}, fitted
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from amalgam.data.arrays import unknown_score
 from amalgam.data.parquet import key_array, matrix
-from amalgam.data.tokens import Ragged, TokenRows
+from amalgam.data.tokens import Ids, Ragged, TokenRows
 from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
 from amalgam.pipeline.errors import ExperimentError, ModelError, WorkError
 from amalgam.stages.build_targets.stage import TargetFacts
@@ -88,20 +88,21 @@ def set_unknown_threshold(new: NewClassifier, data: TrainingData, validation: Ex
     return {"threshold": threshold, "texts": len(texts), "source": source}
 
 
-def fit_unknown_states(new: NewClassifier, data: TrainingData) -> UnknownStates | None:
+def fit_unknown_states(
+    model: Any, tokens: Sequence[Ids], type_ids: Sequence[Ids] | None, *, pad_id: int
+) -> UnknownStates | None:
     """Fits the states of at most UNKNOWN_TEXTS training texts by predicted label; None if the model gives no states.
 
-    The keys of the texts are hashes, so the first of them are a random sample.
+    Training texts are in the order of their keys, which are hashes, so the first of them are a random sample.
     """
-    rows = np.arange(min(len(data.learn), UNKNOWN_TEXTS))
-    tokens = Ragged.of(data.learn.tokens).take(rows)
-    types = None if data.learn.type_ids is None else Ragged.of(data.learn.type_ids).take(rows)
-    layer = middle_layer(new.model, model_inputs(tokens, types, rows[:1], new.pad_id))
+    rows = np.arange(min(len(tokens), UNKNOWN_TEXTS))
+    tokens, type_ids = Ragged.of(tokens).take(rows), None if type_ids is None else Ragged.of(type_ids).take(rows)
+    layer = middle_layer(model, model_inputs(tokens, type_ids, rows[:1], pad_id))
     if layer is None:
         return None
-    logits, states = predict_with_states(new.model, tokens, pad_id=new.pad_id, layer=layer, type_ids=types)
+    logits, states = predict_with_states(model, tokens, pad_id=pad_id, layer=layer, type_ids=type_ids)
     groups = logits.argmax(axis=1)
-    return UnknownStates.of(states.astype(np.float64), groups, layer=layer, weights=weights_digest(new.model))
+    return UnknownStates.of(states.astype(np.float64), groups, layer=layer, weights=weights_digest(model))
 
 
 def targeted(

@@ -77,7 +77,7 @@ TOKENS = [np.array([2, *range(9, 9 + size), 3]) for size in (1, 4, 9, 30)]
     ("kind", "layers"), [("bert", 2), ("bert", 1), ("distilbert", 2), ("gpt2", 2), ("modernbert", 2)]
 )
 def test_the_states_are_the_mean_of_the_middle_layer_for_any_batch(kind: str, layers: int) -> None:
-    settings = {"num_hidden_layers": layers} if kind == "bert" else {}
+    settings: dict[str, Any] = {"num_hidden_layers": layers} if kind == "bert" else {}
     model, _ = tiny(kind, spread=3.0, **settings)
     model.config.pad_token_id = 0
     assert middle_layer(model, model_inputs(TOKENS, None, np.arange(2), 0)) == 1

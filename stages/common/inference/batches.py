@@ -363,7 +363,7 @@ class Classifier:
             logits = self.logits(texts)
             return logits, unknown_score(logits)
         tokens = encode(self.tokenizer, texts, self.limit, types=self.types)
-        logits, states = predict_with_states(
+        predicted, states = predict_with_states(
             self.model, tokens.ids, pad_id=self.pad_id, layer=fit.layer, type_ids=tokens.type_ids
         )
-        return logits[:, self._order].astype(np.float64), fit.scores(states.astype(np.float64))
+        return predicted[:, self._order].astype(np.float64), fit.scores(states.astype(np.float64))

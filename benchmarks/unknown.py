@@ -46,9 +46,9 @@ def main() -> None:
     options = parser.parse_args()
     student = finished_in(options.student).load()
     fit = student.unknown_states if options.train is None else _fitted(student, options.train)
-    known = pl.read_parquet(options.known)
-    logits, scores = _scores(student, fit, known["text"].to_list())
-    right = np.array(student.labels)[logits.argmax(axis=1)] == known["label"].to_numpy()
+    table = pl.read_parquet(options.known)
+    logits, scores = _scores(student, fit, table["text"].to_list())
+    right = np.array(student.labels)[logits.argmax(axis=1)] == table["label"].to_numpy()
     thresholds = {"states": fit.threshold if fit else np.nan, "logits": student.model.config.unknown_threshold}
     rows = []
     for path in options.others:

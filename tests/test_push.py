@@ -75,7 +75,8 @@ def test_weights_go_apart_from_the_commit_by_lfs(workspace: Workspace, hub: Fake
     oid = hashlib.sha256(content).hexdigest()
     assert len(content) > 12_000_000
     assert hub.requests.count(f"PUT /lfs/{oid}") == 1
-    assert set(hub.large) == {oid}
+    states = hashlib.sha256((weights.parent / UNKNOWN).read_bytes()).hexdigest()
+    assert set(hub.large) == {oid, states}
     assert hub.repositories[NAME].commits["main"]["model.safetensors"] == content
     before = list(hub.requests)
     workspace("push", NAME, "--yes")

@@ -1,7 +1,7 @@
 """Scores how unlike the training texts a text is, by the states of the student's middle layer.
 
-The score is the distance from the nearest class, sqrt(d^2 / W) with the squared Mahalanobis distance d^2 and the width
-W, so that training texts are near 1. `unknown.safetensors` in the student's folder has the fit.
+The score is the Mahalanobis distance from the nearest class, divided by the square root of the width, so that training
+texts are near 1. `unknown.safetensors` in the student's folder has the fit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from amalgam.stages.common.models.model_folder import UNKNOWN
 FORMAT = "1"
 PARTS = ("means", "whiten")
 
-KNOWN_SHARE = 0.99
+KNOWN_SHARE = 0.995
 """Share of the training texts whose score is below the threshold."""
 
 FOLDS = 5

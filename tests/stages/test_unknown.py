@@ -1,4 +1,4 @@
-"""The fit of unknown texts: what it flags, its file, and models without states per token."""
+"""The fit of unknown texts: flags, the file, and models without states per token."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_texts_outside_the_covariance_are_flagged_and_few_new_texts_of_the_class
     """With 60 texts for 24 dimensions, a threshold on the fitted texts' own distances would flag most new texts."""
     random = np.random.default_rng(0)
     fit = UnknownStates.of(*states(random, 60), layer=1, weights="")
-    known, unknown = (fit.scores(states(random, 3000, moved=moved)[0]) for moved in (0.0, 5.0))
-    quality = unknown_quality(known, unknown, fit.threshold)
+    labelled, unknown = (fit.scores(states(random, 3000, moved=moved)[0]) for moved in (0.0, 5.0))
+    quality = unknown_quality(labelled, unknown, fit.threshold)
     assert quality["auroc"] is not None
     assert quality["auroc"] > 0.9
     assert quality["labelled_flagged"] / 3000 < 1 - KNOWN_SHARE + 0.05
-    assert 0.5 < np.median(known) < 2.0
+    assert 0.5 < np.median(labelled) < 2.0
 
 
 def test_the_distance_is_that_from_the_nearest_class() -> None:

@@ -57,7 +57,7 @@ def main() -> None:
         _, unknown = _scores(student, fit, sample)
         for source, own in scores.items():
             quality = unknown_quality(own, unknown[source], thresholds[source])
-            figures: dict[str, Any] = {name: quality[name] for name in ("auroc", "low", "high")}  # type: ignore[literal-required]
+            figures: dict[str, Any] = {name: quality[name] for name in ("auroc", "low", "high")}
             figures |= {"known": len(own), "unknown": len(sample), "accuracy": float(right.mean())}
             figures |= {
                 "known_flagged": quality["labelled_flagged"] / len(own),

@@ -136,6 +136,12 @@ WEIGHTS = (
     Column("weight", "array<float32>", "of each teacher, in their order: how probably it is the right one"),
 )
 
+LABELLED_WEIGHTS = (
+    Column("key", "key", "a text with a label in `labels` of the experiment"),
+    Column("fitted", "array<float32>", "the teachers' weights before the text's label was set"),
+    Column("left_out", "array<float32>", "the same, by cross-validation: without the labels of the text's fold"),
+)
+
 TARGETS = (
     Column("key", "key", "the text"),
     Column("target", "array<float32>", "the distribution over the union of labels that the student is to learn"),

@@ -39,6 +39,7 @@ FILES = {
     "TOKENS": "`tokens/FINGERPRINT/*.parquet`",
     "TOKEN_TYPES": "the same, for models that distinguish the two texts of a pair",
     "WEIGHTS": "`weigh-teachers/FINGERPRINT/units/*.parquet`",
+    "LABELLED_WEIGHTS": "the same, where the experiment has `labels`",
     "UNKNOWN": "output of `amalgam predict --unknown --out`, in addition",
     "TARGETS": "`build-targets/FINGERPRINT/units/*.parquet`",
     "PREDICTIONS": "output of `amalgam predict --out`, in addition to the columns of `--top` and `--explain`",

@@ -15,6 +15,7 @@ from amalgam.data.parquet import (
     CACHE_TEXTS,
     CORPUS,
     FEATURES,
+    LABELLED_WEIGHTS,
     SIMILARITIES,
     SKIPPED,
     STATES,
@@ -169,7 +170,7 @@ TABLES: Mapping[str, Sequence[Sequence[Column]]] = {
     "cache-teachers": (CACHE_TEXTS, STOPS),
     "cache-features": (FEATURES, STATES),
     CACHED_TOKENS: (TOKENS,),
-    "weigh-teachers": (WEIGHTS,),
+    "weigh-teachers": (WEIGHTS, LABELLED_WEIGHTS),
     "build-targets": (TARGETS,),
     "report": (SIMILARITIES,),
 }

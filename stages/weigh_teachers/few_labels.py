@@ -23,9 +23,11 @@ LEAST_GAIN = 1.0
 """The labels change other texts only if the log-likelihood of all labels, by cross-validation, rises by more."""
 
 FOLDS = 10
-ROUNDS = 30
-LARGEST_STEP = 2.0
+ROUNDS = 100
 SETTLED = 1e-4
+SHORTEST_STEP = 2**-20
+"""Share of Newton's step below which the coefficients count as settled."""
+
 LEAST_PROBABILITY = 1e-4
 """Smaller probabilities of the right teacher count as this one in cross-validation."""
 
@@ -49,6 +51,10 @@ class Corrected:
     """Mean of -log w(teachers that know the label) on labelled texts, without labels."""
     loss_after: float
     """The same by cross-validation, at the chosen strength."""
+    fitted: Array
+    """Weights of the labelled texts before their labels are set."""
+    left_out: Array
+    """The same by cross-validation: no label of a text's fold is used."""
 
 
 def corrected(weights: Array, kinds: Sequence[Array], answers: Array, labelled: Labelled) -> Corrected:
@@ -58,16 +64,17 @@ def corrected(weights: Array, kinds: Sequence[Array], answers: Array, labelled: 
     """
     start = np.log(np.maximum(weights, LEAST_WEIGHT))
     design = _Design.of(start, kinds, answers)
-    loss = _loss(softmax(start[labelled.rows]), labelled.has_label)
-    before, best, chosen = float(loss.mean()), float(loss.mean()), None
+    before = _loss(softmax(start[labelled.rows]), labelled.has_label)
+    best, chosen, left_out = before, None, weights[labelled.rows]
     for strength in STRENGTHS if len(labelled.rows) > 1 else ():
-        mean = _cross_validated(design, labelled, strength)
-        if mean < best:
-            best, chosen = mean, strength
+        own = _cross_validated(design, labelled, strength)
+        loss = _loss(own, labelled.has_label)
+        if loss < best:
+            best, chosen, left_out = loss, strength, own
     if (before - best) * len(labelled.rows) <= LEAST_GAIN:
-        best, chosen = before, None
+        best, chosen, left_out = before, None, weights[labelled.rows]
     after = weights if chosen is None else softmax(design.scores(_fit(design, labelled, chosen)))
-    return Corrected(_with_known(after, labelled), chosen, before, best)
+    return Corrected(_with_known(after, labelled), chosen, before, best, after[labelled.rows], left_out)
 
 
 def _with_known(weights: Array, labelled: Labelled) -> Array:
@@ -117,11 +124,18 @@ class _Design:
 
 
 def _fit(design: _Design, labelled: Labelled, strength: float) -> Array:
-    """Returns the coefficients with the largest posterior, by Newton's method."""
+    """Returns the coefficients with the largest posterior, by Newton's method with a line search."""
     terms, has_label, coefficients = design.rows(labelled.rows), labelled.has_label, design.centre
     used = np.flatnonzero(terms.any(axis=(0, 1)))  # the other coefficients stay at their centre
     terms, centre = terms[:, :, used], coefficients[used]
     flat, own = terms.reshape(-1, len(used)), centre
+
+    def posterior(own: Array) -> float:
+        scores = terms @ own
+        right = np.logaddexp.reduce(np.where(has_label, scores, -np.inf), axis=1)
+        return float((right - np.logaddexp.reduce(scores, axis=1)).sum() - strength / 2 * ((own - centre) ** 2).sum())
+
+    value = posterior(own)
     for _ in range(ROUNDS):
         scores = terms @ own
         weights, right = softmax(scores), softmax(np.where(has_label, scores, -np.inf))
@@ -130,30 +144,34 @@ def _fit(design: _Design, labelled: Labelled, strength: float) -> Array:
         mean = weighted.reshape(terms.shape).sum(axis=1)
         spread = flat.T @ weighted - mean.T @ mean
         step = np.linalg.solve(spread + strength * np.eye(len(used)), gradient)
-        largest = float(np.abs(step).max())
-        own = own + step * min(1.0, LARGEST_STEP / max(largest, SETTLED))
-        if largest < SETTLED:
+        share, after = 1.0, posterior(own + step)
+        while after < value and share > SHORTEST_STEP:
+            share /= 2
+            after = posterior(own + share * step)
+        if after < value:
+            break
+        own, value = own + share * step, after
+        if share * np.abs(step).max() < SETTLED:
             break
     coefficients[used] = own
     return coefficients
 
 
-def _cross_validated(design: _Design, labelled: Labelled, strength: float) -> float:
-    """Returns the mean loss of texts on which the coefficients were not fitted.
+def _cross_validated(design: _Design, labelled: Labelled, strength: float) -> Array:
+    """Returns the weights of texts on which the coefficients were not fitted [labelled texts, teachers].
 
     Texts are in the order of their keys, which are digests, so each fold is a random sample.
     """
     fold = np.arange(len(labelled.rows)) % min(FOLDS, len(labelled.rows))
-    losses = np.empty(len(fold))
+    weights = np.empty(labelled.has_label.shape)
     for number in range(int(fold.max()) + 1):
         left_out = fold == number
         rest = Labelled(labelled.rows[~left_out], labelled.has_label[~left_out])
         coefficients = _fit(design, rest, strength)
-        scores = design.rows(labelled.rows[left_out]) @ coefficients
-        losses[left_out] = _loss(softmax(scores), labelled.has_label[left_out])
-    return float(losses.mean())
+        weights[left_out] = softmax(design.rows(labelled.rows[left_out]) @ coefficients)
+    return weights
 
 
-def _loss(weights: Array, has_label: Array) -> Array:
-    result: Array = -np.log(np.maximum((weights * has_label).sum(axis=1), LEAST_PROBABILITY))
-    return result
+def _loss(weights: Array, has_label: Array) -> float:
+    """Returns the mean of -log w(teachers that know the label)."""
+    return float(-np.log(np.maximum((weights * has_label).sum(axis=1), LEAST_PROBABILITY)).mean())

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 from amalgam.data.arrays import Array, top_margin
 from amalgam.data.keys import text_key
 from amalgam.data.lazy import np, pa, pc, pl
-from amalgam.data.parquet import WEIGHTS, build_table, key_array, read_table, write_table
+from amalgam.data.parquet import LABELLED_WEIGHTS, WEIGHTS, build_table, key_array, read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
 from amalgam.pipeline.storage.facts import FactTypes
@@ -34,10 +34,13 @@ from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.common.load import generated_file, given_labels, label_space, labels_identity, train_part
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
-from amalgam.stages.weigh_teachers.few_labels import Labelled, corrected
+from amalgam.stages.weigh_teachers.few_labels import Corrected, Labelled, corrected
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.neighbours import blocks_of, nearest
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
+
+LABELLED = "weights_labelled.parquet"
+"""The file with the weights of labelled texts; it exists with `labels` of the experiment."""
 
 
 class WeightSettings(TypedDict):
@@ -78,7 +81,8 @@ class WeighTeachers(Stage):
         inputs |= {"families": families_of(run), "dtype": dtype_of(run)}
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs["written"] = generated_file(run).sha256
-        inputs |= labels_identity(run)
+        if given_labels(run):
+            inputs |= {**labels_identity(run), "labelled weights": "left out"}  # before, they were not kept
         if not LabelSets.of(label_space(run)).all_differ:
             inputs["combined"] = "teachers with the same labels"  # before, they excluded each other
         upstream = ["cache-features"] if target_method(targets).reads_features else []
@@ -93,9 +97,11 @@ class WeighTeachers(Stage):
         return float(train_part(run).texts)
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        table, facts = teacher_weights(run)
+        weights, labelled, facts = teacher_weights(run)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-            write_table(table, draft.folder / "weights.parquet")
+            write_table(weights, draft.folder / "weights.parquet")
+            if labelled is not None:
+                write_table(labelled, draft.folder / LABELLED)
             draft.facts = facts
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
@@ -120,8 +126,11 @@ class WeighTeachers(Stage):
         return f"{weights} weights of {', '.join(manifest.facts.get('shares', ()))}"
 
 
-def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
-    """Returns the weights of all training texts in the order of their keys, and the facts of the manifest."""
+def teacher_weights(run: Run) -> tuple[pa.Table, pa.Table | None, WeightFacts]:
+    """Returns the weights of all training texts in the order of their keys, and the facts of the manifest.
+
+    The second table has the weights of the labelled texts without their own labels; None without labels.
+    """
     targets, buckets, teachers = run.experiment.targets, train_part(run).buckets, list(label_space(run).columns)
     facts: WeightFacts = {"notes": []}
     keys, predicted, label_sets = keys_of(run, buckets), predictions(run, buckets), LabelSets.of(label_space(run))
@@ -148,11 +157,15 @@ def teacher_weights(run: Run) -> tuple[pa.Table, WeightFacts]:
     if not label_sets.all_differ:
         weights = label_sets.divided(weights, combined)
         estimated = label_sets.divided_shares(estimated, weights)
+    apart = None
     if labelled:
         by_teacher = [label_sets.by_teacher(kind) for kind in kinds.values()]
-        weights, estimated = _with_labels(weights, by_teacher, predicted.labels, labelled, facts)
+        result = _with_labels(weights, by_teacher, predicted.labels, labelled, facts)
+        weights, estimated = result.weights, result.weights.mean(axis=0)
+        columns = {"fitted": result.fitted.astype(np.float32), "left_out": result.left_out.astype(np.float32)}
+        apart = build_table(LABELLED_WEIGHTS, {"key": keys.take(pa.array(labelled.rows)), **columns})
     facts["shares"] = dict(zip(teachers, estimated.round(4).tolist(), strict=True))
-    return build_table(WEIGHTS, {"key": keys, "weight": weights.astype(np.float32)}), facts
+    return build_table(WEIGHTS, {"key": keys, "weight": weights.astype(np.float32)}), apart, facts
 
 
 def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
@@ -171,8 +184,8 @@ def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
 
 def _with_labels(
     weights: Array, kinds: Sequence[Array], predicted: Array, labelled: Labelled, facts: WeightFacts
-) -> tuple[Array, Array]:
-    """Returns weights and shares after the labels."""
+) -> Corrected:
+    """Returns the weights after the labels."""
     result = corrected(weights, kinds, predicted, labelled)
     moved = weights.argmax(axis=1) != result.weights.argmax(axis=1)
     facts["labelled"] = {
@@ -182,7 +195,7 @@ def _with_labels(
         "loss_before": round(result.loss_before, 4),
         "loss_after": round(result.loss_after, 4),
     }
-    return result.weights, result.weights.mean(axis=0)
+    return result
 
 
 @dataclass(frozen=True)
@@ -274,7 +287,14 @@ def keys_of(run: Run, buckets: Sequence[Bucket]) -> pa.Array:
 
 def weights_of(run: Run) -> pa.Table:
     """Returns the teacher weights in the order of the corpus's buckets and their keys."""
-    return _read_weights(run, run.result("weigh-teachers").files[0])
+    files = run.result("weigh-teachers").files
+    return _read_weights(run, next(file for file in files if Path(file.path).name != LABELLED))
+
+
+def labelled_weights_of(run: Run) -> pa.Table:
+    """Returns the teacher weights of the labelled texts before their labels were set."""
+    files = run.result("weigh-teachers").files
+    return _read_weights(run, next(file for file in files if Path(file.path).name == LABELLED))
 
 
 @once

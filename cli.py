@@ -362,7 +362,7 @@ Examples:
 
 amalgam label --count 50              writes labels.csv: texts to label, with the teachers' predictions as hints
 
-amalgam label labels.csv              prints the changes by the labels in it
+amalgam label labels.csv              prints the changes by the labels in it, and accuracies with intervals
 
 The texts are random: uncertain ones do not give better teachers, and only random ones estimate an accuracy. Rows
 without a label are left out.

@@ -6,6 +6,9 @@ The settings are those of benchmarks/choice.py. Each draw is a seed of the rando
 right is the share of texts whose most heavily weighted teacher has the gold label, labelled texts included. labels is
 the share of targets that are the gold label. others is that share on texts without a label. probe is the accuracy of
 ridge regression there: it learns from the encoder's states and the same labels alone.
+targets_error is the estimated accuracy of the targets minus that of other texts. targets_covered is the share of 95 %
+intervals that have the latter. student_error and student_covered are the same for ridge regression on the targets of
+texts without a label, instead of a student. fitted_error is targets_error without cross-validation.
 within is half of the 95 % interval of the mean, by a bootstrap over pools of teachers. picked-random compares pairs.
 """
 
@@ -23,7 +26,8 @@ from amalgam.benchmarks.choice import amalgam, within
 from amalgam.benchmarks.choice_settings import load_settings
 from amalgam.benchmarks.protocol import row, show
 from amalgam.benchmarks.uncertain_texts import Candidates, pick
-from amalgam.stages.weigh_teachers.few_labels import Labelled, corrected
+from amalgam.stages.report.label_estimates import RightTexts
+from amalgam.stages.weigh_teachers.few_labels import Corrected, Labelled, corrected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +37,9 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 RIDGE = 1.0
-FIGURES = ("right", "labels", "others", "probe")
+FOLDS = 5
+ESTIMATES = ("targets_error", "targets_covered", "fitted_error", "student_error", "student_covered")
+FIGURES = ("right", "labels", "others", "probe", *ESTIMATES)
 
 
 @dataclass(frozen=True)
@@ -78,13 +84,15 @@ def measure(setting: Setting, counts: Sequence[int], draws: int) -> Iterator[Mea
             candidates = Candidates(weights, setting.answered, setting.features.astype(np.float32))
             picked = np.array([entry.row for entry in pick(candidates, count, draw)])
             for how, rows in (("random", random), ("picked", picked)):
-                figures = _figures(setting, weights, np.sort(rows))
+                figures = _figures(setting, weights, rows, draw, random=how == "random")
                 yield Measurement(setting.name, setting.pool, count, how, draw, figures)
 
 
-def _figures(setting: Setting, weights: Array, rows: Array) -> dict[str, float]:
-    labelled = Labelled(rows, setting.has_gold[rows])
-    after = corrected(weights, list(setting.evidence.kinds.values()), setting.answered, labelled).weights
+def _figures(setting: Setting, weights: Array, rows: Array, draw: int, *, random: bool) -> dict[str, float]:
+    result = corrected(
+        weights, list(setting.evidence.kinds.values()), setting.answered, Labelled(rows, setting.has_gold[rows])
+    )
+    after = result.weights
     targets = setting.answered[np.arange(len(after)), after.argmax(axis=1)]
     targets[rows] = setting.gold[rows]
     others = np.setdiff1d(np.arange(len(after)), rows)
@@ -92,18 +100,44 @@ def _figures(setting: Setting, weights: Array, rows: Array) -> dict[str, float]:
         "right": setting.right(after),
         "labels": float((targets == setting.gold).mean()),
         "others": float((targets == setting.gold)[others].mean()),
-        "probe": float((_probe(setting, rows) == setting.gold)[others].mean()),
+        "probe": float((_ridge(setting, rows, setting.gold[rows]) == setting.gold)[others].mean()),
+        **(_errors(setting, result, targets, rows, draw) if random else {}),
     }
 
 
-def _probe(setting: Setting, rows: Array) -> Array:
-    """Returns the labels that ridge regression on the labelled texts predicts for all texts."""
+def _errors(setting: Setting, result: Corrected, targets: Array, rows: Array, draw: int) -> dict[str, float]:
+    """Compares the estimates by random labels with the accuracies on the other texts."""
+    learned = np.setdiff1d(np.arange(len(targets)), rows)
+    fold, student = np.random.default_rng(draw).integers(FOLDS, size=len(targets)), np.empty_like(targets)
+    for number in range(FOLDS):
+        own = learned[fold[learned] != number]
+        student[fold == number] = _ridge(setting, own, targets[own])[fold == number]
+    fitted, left_out = (
+        setting.answered[rows, weights.argmax(axis=1)] == setting.gold[rows]
+        for weights in (result.fitted, result.left_out)
+    )
+    right = RightTexts({}, {}, None, fitted, left_out, student[rows] == setting.gold[rows])
+    true = {
+        name: float((own == setting.gold)[learned].mean()) for name, own in (("targets", targets), ("student", student))
+    }
+    errors = {"fitted_error": float(fitted.mean()) - true["targets"]}
+    for system in right.systems():
+        name, accuracy = system["name"], true[system["name"]]
+        errors |= {
+            f"{name}_error": system["mean"] - accuracy,
+            f"{name}_covered": float(system["low"] <= accuracy <= system["high"]),
+        }
+    return errors
+
+
+def _ridge(setting: Setting, rows: Array, labels: Array) -> Array:
+    """Returns the labels that ridge regression on some texts predicts for all texts."""
     features = setting.features.astype(np.float64)
-    own, gold = features[rows] - features[rows].mean(axis=0), np.eye(len(setting.labels))[setting.gold[rows]]
+    own, gold = features[rows] - features[rows].mean(axis=0), np.eye(len(setting.labels))[labels]
     kernel = own @ own.T + RIDGE * np.eye(len(rows))
     scores = (features - features[rows].mean(axis=0)) @ own.T @ np.linalg.solve(kernel, gold - gold.mean(axis=0))
-    labels: Array = (scores + gold.mean(axis=0)).argmax(axis=1)
-    return labels
+    predicted: Array = (scores + gold.mean(axis=0)).argmax(axis=1)
+    return predicted
 
 
 # ---- tables

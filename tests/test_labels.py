@@ -14,7 +14,10 @@ import pytest
 from amalgam import Experiment
 from amalgam.data.keys import text_key
 from amalgam.pipeline.errors import AmalgamError
-from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.common import load
+from amalgam.stages.common.intervals import interval
+from amalgam.stages.report.label_estimates import RightTexts
+from amalgam.stages.weigh_teachers import few_labels, weigh
 from amalgam.stages.weigh_teachers.few_labels import Labelled, corrected
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
@@ -191,6 +194,16 @@ def test_a_few_labels_correct_wrong_shares() -> None:
     assert result.weights.sum(axis=1) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("strength", few_labels.STRENGTHS)
+def test_the_correction_converges_at_every_strength(strength: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_labels, "STRENGTHS", (strength,))
+    weights, kinds, answers, right = mistaken()
+    rows = np.arange(0, 600, 10)
+    result = corrected(weights, kinds, answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
+    assert result.strength == strength
+    assert result.loss_after < result.loss_before
+
+
 def test_labels_that_the_weights_predict_change_the_labelled_texts_alone() -> None:
     _, kinds, answers, right = mistaken()
     weights = 0.9 * np.eye(2)[right] + 0.05
@@ -217,6 +230,142 @@ def test_teachers_that_know_the_label_divide_a_text_by_their_weights() -> None:
     answers = np.concatenate([answers, answers[:, :1]], axis=1)
     result = corrected(weights, kinds, answers, Labelled(np.array([0]), np.array([[True, False, True]])))
     assert result.weights[0] == pytest.approx([0.5, 0.0, 0.5])
+
+
+def test_weights_by_cross_validation_do_not_depend_on_the_own_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_labels, "STRENGTHS", (30.0,))
+    weights, kinds, answers, right = mistaken()
+    rows = np.arange(0, 600, 5)
+    has_label = np.eye(2, dtype=bool)[right[rows]]
+    flipped = has_label.copy()
+    flipped[4] = ~flipped[4]
+    own, other = (corrected(weights, kinds, answers, Labelled(rows, labels)) for labels in (has_label, flipped))
+    assert own.strength == other.strength == 30.0
+    fold = np.arange(len(rows)) % 10 == 4
+    assert other.left_out[fold] == pytest.approx(own.left_out[fold])
+    assert other.left_out[~fold] != pytest.approx(own.left_out[~fold])
+    assert other.fitted[4] != pytest.approx(own.fitted[4])
+
+
+def test_cross_validation_estimates_the_accuracy_on_other_texts_and_the_fit_is_optimistic() -> None:
+    errors: dict[str, list[float]] = {"fitted": [], "left_out": []}
+    for seed in range(20):
+        weights, kinds, answers, right = mistaken(seed=seed)
+        noise = [np.random.default_rng([seed, place]).normal(size=(600, 2)) for place in range(8)]
+        rows = np.arange(0, 600, 20)
+        result = corrected(weights, [*kinds, *noise], answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
+        others = np.setdiff1d(np.arange(600), rows)
+        true = accuracy(result.weights[others], right[others])
+        errors["fitted"].append(accuracy(result.fitted, right[rows]) - true)
+        errors["left_out"].append(accuracy(result.left_out, right[rows]) - true)
+    error = float(np.std(errors["left_out"])) / np.sqrt(20)
+    assert abs(np.mean(errors["left_out"])) < 3 * error
+    assert np.mean(errors["fitted"]) > np.mean(errors["left_out"]) + 0.02
+
+
+# ---- estimates of accuracies
+
+
+LABELLED = ("labels=labels.csv", "corpus.test=null", *AMALGAM)
+
+
+def estimates(workspace: Workspace) -> dict[str, Any]:
+    numbers = json.loads((workspace.folder / "reports/student.json").read_text())
+    block: dict[str, Any] = numbers["label_estimates"]
+    return block
+
+
+@pytest.fixture
+def estimating(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """Return a workspace in which 10 of 120 texts are enough for an estimate."""
+    monkeypatch.setattr(load, "LEAST_ESTIMATION", 10)
+    return workspace
+
+
+def test_random_labels_estimate_the_accuracy_of_the_student_and_its_rivals(estimating: Workspace) -> None:
+    estimating("label", "--count", "14", *AMALGAM)
+    fill(estimating.folder / "labels.csv", dict(estimating.texts()), 12)
+    result = estimating("run", *LABELLED)
+    assert "12 labelled training texts, picked at random; 2 more have no label" in result.out
+    numbers = json.loads((estimating.folder / "reports/student.json").read_text())
+    assert numbers["summary"][0].startswith(
+        "On 12 labelled training texts, which it did not learn, the student has about "
+    )
+    block = estimates(estimating)
+    assert (block["n"], block["labels"], block["empty"], block["random"]) == (12, 12, 2, True)
+    systems = {(system["kind"], system["name"]): system for system in block["systems"]}
+    assert {kind for kind, _ in systems} == {"student", "targets", "ensemble", "teacher", "teacher on its own labels"}
+    for system in systems.values():
+        assert system["low"] <= system["mean"] <= system["high"]
+    own = [systems["teacher on its own labels", teacher]["n"] for teacher in TEACHER_LABELS]
+    assert sum(own) == 12
+    page = (estimating.folder / "reports/student.html").read_text()
+    assert "Accuracy by a few labels" in page
+    again = estimating("report", *LABELLED)
+    assert "report: reused" in again.err
+
+
+def test_the_student_does_not_learn_the_texts_that_estimate_its_accuracy(estimating: Workspace) -> None:
+    def learned() -> int:
+        head = json.loads((estimating.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
+        manifest = json.loads((estimating.artifacts / "train-student" / head / "MANIFEST.json").read_text())
+        return int(manifest["facts"]["texts"])
+
+    write(estimating, estimating.texts()[:12])
+    estimating("train-student", "student.held_out=0", *LABELLED)
+    assert learned() == 108
+    write(estimating, estimating.texts()[:9])  # too few for an estimate
+    estimating("train-student", "student.held_out=0", *LABELLED)
+    assert learned() == 120
+    write(estimating, estimating.texts()[:40])  # more than a tenth of the texts
+    estimating("train-student", "student.held_out=0", *LABELLED)
+    assert learned() == 108
+    estimating("train-student", "student.held_out=0", "labels=null", *AMALGAM)
+    assert learned() == 120
+
+
+def test_labels_of_unknown_origin_estimate_under_a_condition(estimating: Workspace) -> None:
+    write(estimating, estimating.texts()[:12])
+    result = estimating("run", *LABELLED)
+    assert "a random sample only if you picked them at random" in result.out
+    assert "This holds if they are a random sample" in (estimating.folder / "reports/student.html").read_text()
+    assert estimates(estimating)["random"] is False
+
+
+def test_labels_of_hard_texts_estimate_nothing(estimating: Workspace) -> None:
+    picked = ["random"] * 3 + ["small margin"] * 9
+    rows = [(*row, why) for row, why in zip(estimating.texts()[:12], picked, strict=True)]
+    write(estimating, rows, ("text", "label", "why"))
+    estimating("run", *LABELLED)
+    assert estimates(estimating) is None
+    effect = estimating("label", "labels.csv", *AMALGAM)
+    assert "accuracy on 3 labelled texts, picked at random" in effect.out
+    write(estimating, rows[3:], ("text", "label", "why"))
+    assert "picked" not in estimating("label", "labels.csv", *AMALGAM).out
+
+
+def test_a_method_without_a_choice_of_teachers_has_estimates_too(estimating: Workspace) -> None:
+    write(estimating, estimating.texts()[:12])
+    for method, kinds in {"muka-soft": {"targets"}, "uhc": set[str]()}.items():
+        mode = {"muka-soft": "soft"}.get(method, method)
+        estimating("run", "labels=labels.csv", "corpus.test=null", f"student.method={method}", f"targets.mode={mode}")
+        systems = estimates(estimating)["systems"]
+        assert {"student", "ensemble"} | kinds == {row["kind"] for row in systems if "teacher" not in row["kind"]}
+        assert "chose the weights" not in (estimating.folder / "reports/student.html").read_text()
+
+
+def test_a_correction_for_fitted_weights_lowers_the_student_and_widens_its_interval() -> None:
+    right = np.arange(50) < 40
+    fitted = np.arange(50) < 45
+    texts = RightTexts({}, {}, None, fitted, right, student=fitted)
+    student, targets = texts.systems()
+    assert student["mean"] == targets["mean"] == 0.8
+    moved = RightTexts({}, {}, None, fitted, right, student=(np.arange(50) < 40) | (np.arange(50) >= 45))
+    corrected_student, _ = moved.systems()
+    assert corrected_student["mean"] == pytest.approx(0.8)
+    assert corrected_student["high"] - corrected_student["low"] > student["high"] - student["low"]
+    plain = RightTexts({}, {}, None, None, None, student=right)
+    assert [(row["mean"], row["low"], row["high"]) for row in plain.systems()] == [(0.8, *interval(0.8, 50))]
 
 
 # ---- the texts to label
@@ -248,7 +397,12 @@ def test_texts_to_label_are_written_filled_and_compared(workspace: Workspace) ->
     fill(path, dict(workspace.texts()), 19)
     effect = workspace("label", "labels.csv", *AMALGAM)
     assert "19 labels, 1 rows without one" in effect.out
-    assert "n = " in effect.out
+    assert "accuracy on 19 labelled texts, picked at random" in effect.out
+    assert {"targets without labels", "targets with labels", "ensemble"} <= {
+        line.split("  ")[0] for line in effect.out.splitlines()
+    }
+    assert "of 120 training texts have another target, " in effect.out
+    assert "another teacher" in effect.out
     assert "share with labels" in effect.out
     assert "amalgam run labels=./labels.csv" in effect.out
     assert workspace("label", "labels.csv", "--json", *AMALGAM).json["labels"] == 19
@@ -307,8 +461,8 @@ def test_labels_from_python(workspace: Workspace) -> None:
     frame.with_columns(label=frame["text"].replace_strict(truth)).write_csv(path)
     effect = experiment.compare_labels(path)
     assert effect.labels == 10
-    assert effect.random is not None
-    assert effect.random.texts == 10
+    assert effect.estimates is not None
+    assert (effect.estimates.texts, effect.estimates.random) == (10, True)
 
 
 def test_python_takes_a_file_of_labels(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ from amalgam.stages.app.arguments import experiment_of, local_path, with_texts, 
 from amalgam.stages.app.checks import check_texts, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import store_texts
-from amalgam.stages.app.label import LabelEffect, label_effect, random_texts, texts_to_label
+from amalgam.stages.app.label import LabelEffect, label_effect, texts_to_label
 from amalgam.stages.app.oracle import show_divergence
 from amalgam.stages.app.predict import Student, finished_in
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
@@ -299,7 +299,7 @@ class Experiment:
         local = local_path(Path(path).absolute(), self._run.base)
         without, using = (self._targets_with(labels) for labels in ("null", json.dumps(local)))
         with working(using):
-            return label_effect(without, using, random_texts(Path(path)))
+            return label_effect(without, using)
 
     def _targets_with(self, labels: str) -> Run:
         """Builds the targets with other labels; later commands do not repeat the override."""

@@ -25,7 +25,7 @@ from amalgam.stages.app.verify import REPAIR, RUN, Damage
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.tables import print_audit
+from amalgam.stages.report.tables import ESTIMATE_COLUMNS, estimate_row, print_audit
 
 
 def run_stages(  # noqa: PLR0913 - the options of a command
@@ -234,6 +234,8 @@ def label(  # noqa: PLR0913 - the options of a command
         return
     for line in effect.lines():
         console.result(line)
+    if effect.estimates:
+        console.table(effect.estimates.title, ESTIMATE_COLUMNS, [*map(estimate_row, effect.estimates.systems)])
     rows = [[name, percent(before), percent(after)] for name, (before, after) in effect.shares.items()]
     if rows:
         console.table("", ["teacher", "share without labels", "share with labels"], rows)

@@ -5,27 +5,26 @@ from __future__ import annotations
 import csv
 import io
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import ne
 from pathlib import Path
 from typing import Any
 
-from amalgam.data.arrays import Array, softmax
+from amalgam.data.arrays import Array
 from amalgam.data.lazy import np, pa, pl
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.build_targets.stage import read_targets, target_facts
-from amalgam.stages.common.cached.load import answer_reader
-from amalgam.stages.common.corpus import fields, neighbouring_buckets, tables
-from amalgam.stages.common.intervals import interval, percent
-from amalgam.stages.common.load import given_labels, label_space, train_part
+from amalgam.stages.common.corpus import fields, tables
+from amalgam.stages.common.given_labels import RANDOM, WHY, GivenLabels
+from amalgam.stages.common.load import given_labels, label_space, picked_at_random, train_part
+from amalgam.stages.report.stage import estimate_inputs
+from amalgam.stages.report.verdict import SystemEstimate
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers.stage import keys_of, predictions
-
-RANDOM = "random"
-"""Value of the column `why`; the file of texts to label in reports/ has other values too."""
 
 HINT = "hint_"
 """Start of the columns with the teachers' predictions; they are in random order, because the first one is copied."""
@@ -58,7 +57,7 @@ def _table(run: Run, rows: Sequence[int], answers: Array, random: np.random.Gene
     hints = [[names[label] for label in random.permutation(np.unique(own))] for own in answers]
     for place in range(max(map(len, hints), default=0)):
         columns[f"{HINT}{place + 1}"] = [own[place] if place < len(own) else "" for own in hints]
-    columns["why"] = [RANDOM] * len(rows)
+    columns[WHY] = [RANDOM] * len(rows)
     return pl.DataFrame(columns)
 
 
@@ -84,13 +83,19 @@ def write_labels_file(path: Path, table: pl.DataFrame) -> None:
 
 
 @dataclass(frozen=True)
-class RandomTexts:
-    """Counts on the labelled texts that were drawn at random; only these estimate an accuracy."""
+class Estimates:
+    """Accuracies of targets, ensemble and teachers by labelled texts; no text's own label is used."""
 
     texts: int
-    targets_right: int
-    """Targets without labels that have the gold label."""
-    ensemble_right: int
+    """Labelled texts that are marked as random; all, if the file marks none."""
+    random: bool
+    """Whether they are known to be a random sample of the training texts."""
+    systems: list[SystemEstimate]
+
+    @property
+    def title(self) -> str:
+        picked = "picked at random" if self.random else "a random sample only if you picked them at random"
+        return f"accuracy on {self.texts:,} labelled texts, {picked}"
 
 
 @dataclass(frozen=True)
@@ -102,61 +107,66 @@ class LabelEffect:
     """Rows of the file without a label."""
     texts: int
     """Training texts."""
+    moved: int | None
+    """Texts with another chosen teacher; None if the method compares no teachers."""
     changed: int
     """Texts with another label as target."""
-    right_before: int
-    """Labelled texts whose target without labels is the label."""
+    right_before: int | None
+    """Labelled texts whose target without labels is the label; None if a target is no distribution over labels."""
     shares: dict[str, tuple[float, float]]
     """By teacher: its share of the texts without and with the labels; empty if the method compares no teachers."""
-    random: RandomTexts | None
-    """None if the file does not mark the random texts."""
+    estimates: Estimates | None
+    """None if no labelled text is a random one."""
 
     def lines(self) -> list[str]:
         empty = f", {self.empty:,} rows without one" if self.empty else ""
-        lines = [f"{self.labels:,} labels{empty}"]
-        lines += [f"without them, {self.right_before:,} of these texts have the right target"]
-        if self.random and self.random.texts:
-            lines += [_estimate("targets", self.random.targets_right, self.random.texts)]
-            lines += [_estimate("the ensemble", self.random.ensemble_right, self.random.texts)]
-        lines += [f"with them, {self.changed:,} of {self.texts:,} training texts have another target"]
-        return lines
+        targets = f"with them, {self.changed:,} of {self.texts:,} training texts have another target"
+        moved = f", {self.moved:,} another teacher" if self.moved is not None else ""
+        right = f"without them, {self.right_before:,} of the labelled texts have the right target"
+        return [f"{self.labels:,} labels{empty}", *([right] if self.right_before is not None else []), targets + moved]
 
 
-def _estimate(name: str, right: int, texts: int) -> str:
-    low, high = interval(right / texts, texts)
-    bounds = f"95 % interval {100 * low:.0f} to {100 * high:.0f}"
-    return f"accuracy of {name} without labels: {percent(right / texts)} ({bounds}, n = {texts}, random texts)"
-
-
-def label_effect(before: Run, after: Run, random_keys: set[bytes]) -> LabelEffect:
+def label_effect(before: Run, after: Run) -> LabelEffect:
     """Compares the targets of a run without labels and of one with them."""
-    given, names = given_labels(after), target_facts(after)["labels"]
-    labels = given.by_key if given else {}
+    given = given_labels(after)
+    if given is None:
+        raise AssertionError("the second run has labels")
     old, new = _targets(before), _targets(after)
-    right = {key for key, label in labels.items() if names[old.labels[old.rows[key]]] == label}
-    random = {key for key in random_keys if key in labels}
-    ensemble = _ensemble(after, {key: old.rows[key] for key in random})
+    compared, over_union = None not in old.teachers, target_facts(after)["objective"] == "kl"
+    right = _right(after, old, given.by_key) if over_union else None
     return LabelEffect(
-        labels=len(labels),
-        empty=given.empty if given else 0,
+        labels=len(given.by_key),
+        empty=given.empty,
         texts=len(old.labels),
+        moved=sum(map(ne, old.teachers, new.teachers)) if compared else None,
         changed=int((old.labels != new.labels).sum()),
-        right_before=len(right),
-        shares=_shares(old.teachers, new.teachers, list(label_space(after).columns)),
-        random=RandomTexts(len(random), len(right & random), sum(names[ensemble[key]] == labels[key] for key in random))
-        if random_keys
-        else None,
+        right_before=None if right is None else int(right.sum()),
+        shares=_shares(old.teachers, new.teachers, list(label_space(after).columns)) if compared else {},
+        estimates=_estimates(after, old, given),
     )
 
 
-def random_texts(path: Path) -> set[bytes]:
-    """Returns the keys of the texts that a file of `amalgam label` or of the report marks as random."""
-    if path.suffix.lower() != ".csv":
-        return set()
-    table = pl.read_csv(path, infer_schema=False)
-    if not {"key", "why"} <= set(table.columns):
-        return set()
-    return {bytes.fromhex(key) for key in table.filter(pl.col("why") == RANDOM)["key"]}
+def _right(run: Run, targets: _Targets, labels: Mapping[bytes, str]) -> Array:
+    """Returns whether the targets of these texts have their labels first."""
+    names = label_space(run).names
+    return np.array([names[targets.labels[targets.rows[key]]] == label for key, label in labels.items()])
+
+
+def _estimates(run: Run, old: _Targets, given: GivenLabels) -> Estimates | None:
+    from amalgam.stages.report.label_estimates import estimate, right_texts
+
+    keys = given.by_key.keys() if given.random is None else given.random
+    if not keys:
+        return None
+    right = right_texts(estimate_inputs(run, train_part(run), keys))
+    systems: list[SystemEstimate] = [
+        {**system, "name": "targets with labels"} if system["kind"] == "targets" else system
+        for system in right.systems()
+    ]
+    if right.left_out is not None:
+        before = _right(run, old, {key: given.by_key[key] for key in keys})
+        systems.insert(0, estimate("targets without labels", "targets", before))
+    return Estimates(len(keys), picked_at_random(run), systems)
 
 
 @dataclass(frozen=True)
@@ -179,24 +189,7 @@ def _targets(run: Run) -> _Targets:
 def _shares(
     before: Sequence[str | None], after: Sequence[str | None], teachers: Sequence[str]
 ) -> dict[str, tuple[float, float]]:
-    if None in before:
-        return {}
     return {name: (before.count(name) / len(before), after.count(name) / len(after)) for name in teachers}
-
-
-def _ensemble(run: Run, rows: dict[bytes, int]) -> dict[bytes, int]:
-    """Returns the ensemble's label of these texts: the largest logit of all teachers."""
-    space, reader = label_space(run), answer_reader(run)
-    labels: dict[bytes, int] = {}
-    for group in neighbouring_buckets(train_part(run).buckets) if rows else ():
-        keys, prefixes = pl.Series("key", keys_of(run, group), pl.Binary), [bucket.prefix for bucket in group]
-        logits = [reader.evidence(teacher, prefixes, keys).logits.to_numpy() for teacher in space.columns]
-        probability = softmax(np.concatenate(logits, axis=1).astype(np.float64))
-        union = np.zeros((len(keys), len(space.names)))
-        for place, label in enumerate(label for own in space.columns.values() for label in own):
-            union[:, label] += probability[:, place]
-        labels |= {key: int(union[row].argmax()) for row, key in enumerate(keys.to_list()) if key in rows}
-    return labels
 
 
 def next_step(path: str) -> str:

@@ -7,11 +7,12 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from amalgam.data.arrays import width
+from amalgam.data.arrays import Array, width
 from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import pa, pl
 from amalgam.data.parquet import TARGETS, arrow_schema, key_array, read_table, write_table
@@ -35,7 +36,7 @@ from amalgam.stages.common.load import (
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_of
 from amalgam.stages.target_methods import LossFacts, TargetBatch, TargetInputs, reads_texts, target_method
-from amalgam.stages.weigh_teachers.stage import weights_of
+from amalgam.stages.weigh_teachers.stage import labelled_weights_of, weights_of
 
 BINS = 10
 """Number of bins of the weights in the summary."""
@@ -216,18 +217,52 @@ def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table, labels: pl.Ser
         )
     if not method.reads_teachers:
         return method.build(TargetInputs(space, gold))
-    keys = pl.Series("key", rows.column("key"), dtype=pl.Binary)
-    reader, prefixes = answer_reader(run), [bucket.prefix for bucket in buckets]
-    evidence = [reader.evidence(name, prefixes, keys) for name in space.columns]
-    if method.weighs_by_domain:
-        evidence = with_domain_confidence(run, evidence, prefixes, key_array(rows.column("key")))
-    weights = _weights(run, buckets, keys) if method.weighs_together else None
-    batch = method.build(TargetInputs(space, gold, evidence, weights))
+    weights = _weights(run, buckets, rows) if method.weighs_together else None
+    batch = _of_teachers(run, buckets, rows, weights)
     return batch if labels is None else with_labels(batch, space, labels, by_teacher=method.loss == "restricted")
 
 
-def _weights(run: Run, buckets: Sequence[Bucket], keys: pl.Series) -> pl.Series:
+def _of_teachers(run: Run, buckets: Sequence[Bucket], rows: pa.Table, weights: pl.Series | None) -> TargetBatch:
+    """Returns the targets of some texts of these buckets from the teachers' predictions."""
+    space, method = label_space(run), target_method(run.experiment.targets)
+    keys, prefixes = pl.Series("key", rows.column("key"), dtype=pl.Binary), [bucket.prefix for bucket in buckets]
+    reader = answer_reader(run)
+    evidence = [reader.evidence(name, prefixes, keys) for name in space.columns]
+    if method.weighs_by_domain:
+        evidence = with_domain_confidence(run, evidence, prefixes, key_array(rows.column("key")))
+    gold = pl.Series("label", rows.column("label"), dtype=pl.String)
+    return method.build(TargetInputs(space, gold, evidence, weights))
+
+
+@dataclass(frozen=True)
+class UnsetTargets:
+    """The first labels of labelled texts' targets before their gold labels are set, by position in the union."""
+
+    fitted: Array
+    """With the weights that all labels corrected."""
+    left_out: Array
+    """With weights by cross-validation, without the labels of the text's fold."""
+
+
+def unset_targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> UnsetTargets | None:
+    """Returns the targets of labelled texts before their labels; None if a target is no distribution over labels."""
+    method = target_method(run.experiment.targets)
+    if method.loss != "kl":
+        return None
+    if not method.weighs_together:
+        labels = _of_teachers(run, buckets, rows, None).target.to_numpy().argmax(axis=1)
+        return UnsetTargets(labels, labels)
+    table = labelled_weights_of(run)
+    place = {key: row for row, key in enumerate(table.column("key").to_pylist())}
+    weights = table.take([place[key] for key in rows.column("key").to_pylist()])
+    columns = (pl.Series("weight", weights.column(name)) for name in ("fitted", "left_out"))
+    batches = (_of_teachers(run, buckets, rows, column) for column in columns)
+    return UnsetTargets(*(batch.target.to_numpy().argmax(axis=1) for batch in batches))
+
+
+def _weights(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> pl.Series:
     """Returns the teachers' weights on these texts from weigh-teachers."""
+    keys = pl.Series("key", rows.column("key"), dtype=pl.Binary)
     before = sum(bucket.rows for bucket in train_part(run).buckets if bucket.prefix < buckets[0].prefix)
     table = weights_of(run).slice(before, len(keys))
     if not pl.Series("key", table.column("key"), pl.Binary).equals(keys):

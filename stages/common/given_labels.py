@@ -19,6 +19,9 @@ FROM_CORPUS = "corpus"
 
 WHERE = "labels"
 KEY, ID, TEXT = "key", "id", "text"
+WHY, RANDOM = "why", "random"
+"""The column of a file of texts to label with the reason for each text, and its value for random texts."""
+
 MOST_SHOWN = 20
 SIMILAR = 0.7
 
@@ -30,6 +33,8 @@ class GivenLabels:
     by_key: Mapping[bytes, str]
     empty: int = 0
     """Rows of the file without a label."""
+    random: frozenset[bytes] | None = None
+    """Keys of the labelled texts that the file marks as random; None: it has no reasons."""
 
     @property
     def digest(self) -> str:
@@ -49,6 +54,8 @@ class LabelRow:
     """The key of the text, or its id."""
     shown: str
     label: str
+    why: str | None = None
+    """How the text was picked, if the file has the column."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,8 @@ class LabelFile:
     rows: Sequence[LabelRow]
     problems: Sequence[str]
     empty: int
+    marked: bool = False
+    """Whether the file has the column WHY."""
 
     def check(self, names: Sequence[str] | None = None, keys: Mapping[bytes | str, bytes] | None = None) -> None:
         """Refuses all faulty rows in one message.
@@ -79,7 +88,8 @@ class LabelFile:
             raise DataError(f"no row of {self.name} has a label", where=self.where, fix=fix)
 
     def by_key(self, keys: Mapping[bytes | str, bytes]) -> GivenLabels:
-        return GivenLabels({keys[row.text]: row.label for row in self.rows}, self.empty)
+        random = frozenset(keys[row.text] for row in self.rows if row.why == RANDOM) if self.marked else None
+        return GivenLabels({keys[row.text]: row.label for row in self.rows}, self.empty, random)
 
     def _absent(self, row: LabelRow) -> str:
         if self.column == TEXT:
@@ -102,6 +112,8 @@ def read_label_file(path: Path, corpus: Corpus) -> LabelFile:
     rows, problems, empty = [], [], 0
     _check_column(path, settings)
     unit = "line" if path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
+    marked = _has_column(path, WHY)
+    reasons = _column(path, WHY) if marked else {}
     for row in read_rows(path, corpus=settings):
         place = f"{unit} {row.number}"
         if not isinstance(row, Row):
@@ -109,8 +121,9 @@ def read_label_file(path: Path, corpus: Corpus) -> LabelFile:
         elif row.label is None:
             empty += 1
         else:
-            rows.append(LabelRow(place, _identity(column, row.fields), shown(row.fields[0]), row.label))
-    return LabelFile(shown(path.name, 200), f"{WHERE}: {shown(str(path), 200)}", column, rows, problems, empty)
+            identity, why = _identity(column, row.fields), reasons.get(row.number)
+            rows.append(LabelRow(place, identity, shown(row.fields[0]), row.label, why))
+    return LabelFile(shown(path.name, 200), f"{WHERE}: {shown(str(path), 200)}", column, rows, problems, empty, marked)
 
 
 def find_texts(file: LabelFile, buckets: Iterable[pa.Table]) -> dict[bytes | str, bytes]:
@@ -159,6 +172,12 @@ def _has_column(path: Path, name: str) -> bool:
             return False
         raise
     return True
+
+
+def _column(path: Path, name: str) -> dict[int, str]:
+    """Returns the values of a column by row number; rows without a value are left out."""
+    rows = read_rows(path, corpus=Corpus(text=[name]))
+    return {row.number: row.fields[0].strip() for row in rows if isinstance(row, Row)}
 
 
 def _check_column(path: Path, settings: Corpus) -> None:

@@ -6,6 +6,8 @@ import math
 from statistics import NormalDist
 from typing import NamedTuple
 
+from amalgam.data.arrays import Array
+
 NORMAL_95 = 1.96
 """Standard errors of a 95 % interval."""
 
@@ -47,13 +49,24 @@ def errors_of(comparisons: int) -> float:
     return NORMAL_95 if comparisons < 2 else NormalDist().inv_cdf(1 - 0.025 / comparisons)
 
 
-def interval(share: float, n: int, errors: float = NORMAL_95) -> tuple[float, float]:
+def interval(share: float, n: float, errors: float = NORMAL_95) -> tuple[float, float]:
     """Returns the 95 % Wilson interval of a share."""
     if not n:
         return 0.0, 1.0
     middle = (share + errors**2 / (2 * n)) / (1 + errors**2 / n)
     reach = errors / (1 + errors**2 / n) * math.sqrt(share * (1 - share) / n + errors**2 / (4 * n * n))
     return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def interval_of_mean(values: Array) -> tuple[float, float]:
+    """Returns the 95 % interval of an accuracy from values of that mean, such as corrected ones of -1 to 2.
+
+    It is Wilson's, for so many texts that their right and wrong answers had the variance of the values.
+    """
+    n, mean = len(values), float(values.mean().clip(0, 1))
+    centre = (mean * n + 2) / (n + 4)  # not 0 or 1, where right and wrong answers have no variance
+    of_answers = centre * (1 - centre)
+    return interval(mean, n * of_answers / max(float(values.var()), of_answers))
 
 
 def paired(gained: int, lost: int, n: int, errors: float = NORMAL_95) -> Difference:

@@ -74,6 +74,12 @@ LABELS_SHOWN = 5
 MOST_SCANNED = 50_000_000
 """Most bytes of texts that `plan` and `doctor` read to look up the texts of given labels."""
 
+MOST_ESTIMATION, ESTIMATION_SHARE = 500, 0.1
+"""Most labelled texts that estimate accuracies, and their largest share of the training texts."""
+
+LEAST_ESTIMATION = 20
+"""Fewer labelled texts are too few to estimate an accuracy; students learn them."""
+
 SIMILARITY = 0.85
 """Lowest ratio of `nearest` at which an error suggests a label for another one."""
 
@@ -140,6 +146,30 @@ def labels_identity(run: Run) -> dict[str, str]:
     """Returns the input of the labels for an identity; empty without labels."""
     labels = given_labels(run)
     return {"given labels": labels.digest} if labels else {}
+
+
+@once
+def estimation_texts(run: Run) -> frozenset[bytes]:
+    """Returns the labelled texts that estimate accuracies; no student learns them.
+
+    They are the random ones, if the file marks these. Of too many, the first by key are a random sample.
+    """
+    given = given_labels(run)
+    if given is None:
+        return frozenset()
+    keys = given.by_key.keys() if given.random is None else given.random
+    most = min(MOST_ESTIMATION, int(ESTIMATION_SHARE * train_part(run).texts))
+    return (
+        frozenset(sorted(keys, key=lambda key: key[8:])[:most])
+        if len(keys) >= LEAST_ESTIMATION <= most
+        else frozenset()
+    )
+
+
+def picked_at_random(run: Run) -> bool:
+    """Returns whether the labelled texts are known to be a random sample: marked ones, or all training texts."""
+    given = given_labels(run)
+    return given is not None and (given.random is not None or len(given.by_key) == train_part(run).texts)
 
 
 @once

@@ -10,7 +10,15 @@ from typing import Any, Literal, NotRequired, TypedDict
 from amalgam.stages.build_targets.stage import TargetSummary
 from amalgam.stages.cache_teachers.stage import AdaptiveSummary
 from amalgam.stages.report.students import Measures, StudentScores, SweepPoint
-from amalgam.stages.report.verdict import Answered, Coverage, LabelCounts, RivalCounts, UnlabelledQuality, Verdict
+from amalgam.stages.report.verdict import (
+    Answered,
+    Coverage,
+    LabelCounts,
+    LabelEstimates,
+    RivalCounts,
+    UnlabelledQuality,
+    Verdict,
+)
 
 # ---- the evaluation
 
@@ -332,6 +340,8 @@ class Findings(TypedDict):
     target_quality: TargetQuality | None
     unlabelled: UnlabelledQuality | None
     scripts: dict[str, ScriptCounts]
+    label_estimates: NotRequired[LabelEstimates]
+    """Only with labelled training texts that the student was not trained on."""
 
 
 # ---- reports/NAME.json
@@ -472,4 +482,6 @@ class ReportJson(TypedDict):
     """None if no student was trained."""
     unlabelled: UnlabelledQuality | None
     """Without labelled test texts."""
+    label_estimates: LabelEstimates | None
+    """Accuracies on labelled training texts that the student was not trained on."""
     notes: list[Note]

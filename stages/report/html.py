@@ -41,7 +41,7 @@ from amalgam.stages.report.blocks import (
 from amalgam.stages.report.figures import coverage_of, figures, spikes
 from amalgam.stages.report.report_json import total_seconds
 from amalgam.stages.report.students import Measures
-from amalgam.stages.report.tables import advice, unknown_line
+from amalgam.stages.report.tables import advice, estimate_line, system_name, unknown_line
 from amalgam.stages.report.verdict import PREDICTED_COLUMNS, Answered, LabelShare, Rival, Threshold, UnlabelledQuality
 
 TEMPLATES = Path(__file__).parent
@@ -106,6 +106,7 @@ def _environment() -> jinja2.Environment:
         "count": _optional("{:,}".format),
         "nats": _optional(nats),
         "percent": _optional(percent),
+        "system_name": system_name,
         "bounds": lambda row: bounds(row["low"], row["high"]),
         "millions": _optional(millions),
         "points": _optional(points),
@@ -232,6 +233,7 @@ def _view(numbers: ReportJson) -> dict[str, object]:
         "advice": advice(audit) if audit else [],
         "seconds": total_seconds(numbers),
         "coverage": _coverage(numbers),
+        "label_estimates": numbers["label_estimates"] and estimate_line(numbers["label_estimates"]),
         "unknown": unknown_line(quality["unknown"]) if quality and quality["unknown"] else None,
         "calibration": _calibration(numbers),
         "lengths": [_with_bounds(row) for row in quality["lengths"]] if quality else [],

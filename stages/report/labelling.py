@@ -43,8 +43,8 @@ LEAST_HELD_OUT = 20
 """Fewer held-out texts are too few for an agreement; it then counts all texts."""
 
 SELECTED = 200
-QUOTAS = {"student and ensemble disagree": 100, "small margin": 50, "random": SELECTED}
-"""Most texts to label by reason, in this order; random texts fill the rest."""
+QUOTAS = {"student and ensemble disagree": 100, "small margin": 50}
+"""Most texts to label by reason, in this order; random texts are the rest."""
 
 NO_COVERAGE: Coverage = {"thresholds": [], "curve": []}
 
@@ -154,21 +154,25 @@ def _sample(inputs: LabellingInputs) -> _Sample:
 
 
 def select(student: Array, ensemble: Array | None) -> list[tuple[int, str]]:
-    """Returns the rows to label in order, with the reason; each reason takes the predicted labels in turn."""
+    """Returns the rows to label in order, with the reason; each reason takes the predicted labels in turn.
+
+    Random rows are drawn from all before the others, because only then they estimate an accuracy.
+    """
     label, margin = student.argmax(axis=1), _margin(student)
     rows = np.arange(len(label))
-    orders = {"small margin": rows[np.argsort(margin, kind="stable")], "random": rows}
+    orders = {"small margin": rows[np.argsort(margin, kind="stable")]}
     if ensemble is not None:
         differ = rows[label != ensemble.argmax(axis=1)]
         both = np.minimum(margin, _margin(ensemble))[differ]  # both are certain, and one is wrong
         orders["student and ensemble disagree"] = differ[np.argsort(-both, kind="stable")]
-    chosen: dict[int, str] = {}
+    places = SELECTED - sum(min(quota, len(orders.get(why, ()))) for why, quota in QUOTAS.items())
+    random, chosen = rows[:places].tolist(), dict[int, str]()
     for why, quota in QUOTAS.items():
-        candidates = [row for row in orders.get(why, np.arange(0)).tolist() if row not in chosen]
-        if why != "random":
-            candidates = in_turn(candidates, label[candidates].tolist())
-        chosen |= dict.fromkeys(candidates[: min(quota, SELECTED - len(chosen))], why)
-    return list(chosen.items())
+        taken = {*chosen, *random}
+        candidates = [row for row in orders.get(why, rows[:0]).tolist() if row not in taken]
+        most = SELECTED - len(random) - len(chosen) if why == "small margin" else quota
+        chosen |= dict.fromkeys(in_turn(candidates, label[candidates].tolist())[:most], why)
+    return [*chosen.items(), *((row, "random") for row in random)]
 
 
 def in_turn(rows: Sequence[int], labels: Sequence[int]) -> list[int]:

@@ -44,7 +44,7 @@ from amalgam.stages.report.students import (
     student_rivals,
     temperature_sweep,
 )
-from amalgam.stages.report.verdict import TO_LABEL, VerdictInputs, verdict
+from amalgam.stages.report.verdict import TO_LABEL, VerdictInputs, estimate_sentence, verdict
 
 if TYPE_CHECKING:
     from amalgam.stages.common.training.schedule import StudentFacts
@@ -127,6 +127,7 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
         "summary": [],
         "verdict": None,
         "unlabelled": findings["unlabelled"],
+        "label_estimates": findings.get("label_estimates"),
         "notes": [{"stage": stage, "note": note} for stage, notes in inputs.notes.items() for note in notes],
     }
     n = evaluation["n"] if evaluation else 0
@@ -159,6 +160,7 @@ def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, others: list[tupl
         epochs=student["epochs"],
         largest_loss=largest["step"] if largest and len(losses) > 1 and largest["lost"] > 0 else None,
         estimate=weights.get("accuracy") if weights else None,
+        by_labels=numbers["label_estimates"],
         weights_unused=weights is not None and weights.get("fallback", False),
         long_texts=student["cut"] / max(student["texts"], 1),
         method=numbers["method"],
@@ -304,6 +306,8 @@ def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -
 
 def summary(numbers: ReportJson) -> list[str]:
     evaluation = numbers["evaluation"]
+    if evaluation is None and numbers["label_estimates"]:
+        return [estimate_sentence(numbers["label_estimates"]), _teacher_choice(numbers["target_quality"] or {})]
     if evaluation is None:
         missing = f"The accuracy of the student ({numbers['method']}) is unknown: there are no labelled test texts."
         return [f"{missing} Set corpus.test.", _teacher_choice(numbers["target_quality"] or {})]

@@ -7,9 +7,10 @@ their own, which all methods share.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
@@ -21,7 +22,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes, Made
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
-from amalgam.stages.build_targets.stage import read_targets, target_facts
+from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
 from amalgam.stages.cache_teachers.stage import audit_lines
 from amalgam.stages.common.cached.load import (
     ENCODER,
@@ -38,9 +39,12 @@ from amalgam.stages.common.load import (
     delivery_services,
     encoder_digest,
     encoder_files,
+    estimation_texts,
+    given_labels,
     label_space,
     load_student,
     part_of,
+    picked_at_random,
     teachers_of,
     tokenized_buckets,
     train_part,
@@ -56,15 +60,17 @@ from amalgam.stages.report.report_json import (
     teacher_costs,
 )
 from amalgam.stages.report.students import damaged_reports
-from amalgam.stages.report.tables import print_evaluation, unknown_line
-from amalgam.stages.report.verdict import TO_LABEL, UnlabelledQuality, lines
+from amalgam.stages.report.tables import print_estimates, print_evaluation, unknown_line
+from amalgam.stages.report.verdict import TO_LABEL, LabelEstimates, UnlabelledQuality, lines
 from amalgam.stages.target_methods import COMPARATIVE, Evidence, reads_texts, target_method
 from amalgam.stages.train_student.stage import held_out_share, student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
+    from amalgam.stages.common.inference.batches import Classifier
     from amalgam.stages.report.audit import AuditInputs
     from amalgam.stages.report.evaluation import EvaluationInputs
+    from amalgam.stages.report.label_estimates import EstimateInputs
 
 EVALUATION, FINDINGS, TEXTS_TO_LABEL = "evaluation.json", "findings.json", "to-label.csv"
 
@@ -99,7 +105,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 6
+    VERSION = 7  # random texts to label are drawn before the others
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
@@ -126,6 +132,9 @@ class Report(Stage):
             if run.experiment.cache.adaptive:
                 inputs["adaptive"] = run.fingerprint("cache-teachers")
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
+        given = given_labels(run)
+        if given:
+            inputs["labels"] = {"random": picked_at_random(run), "empty": given.empty}
         config: dict[str, object] = {"report": run.experiment.report.model_dump()}
         if not run.experiment.student.learns:
             return Identity({**config, "method": method_name(run.experiment)}, inputs)
@@ -185,6 +194,8 @@ class Report(Stage):
         else:
             run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
         findings = _findings(run)
+        if "label_estimates" in findings:
+            print_estimates(run.console, findings["label_estimates"])
         quality = findings["student_quality"]
         if quality and quality["unknown"]:
             run.console.say(f"  {unknown_line(quality['unknown'])}")
@@ -301,7 +312,48 @@ def _evaluate(run: Run) -> Evaluated:
         "unlabelled": unlabelled,
         "scripts": {part.name: script_counts(run.store, part) for part in (train, test) if part},
     }
+    if train and estimation_texts(run):
+        findings["label_estimates"] = _label_estimates(run, train)
     return Evaluated(scores, findings, to_label, speed)
+
+
+def _label_estimates(run: Run, train: Part) -> LabelEstimates:
+    from amalgam.stages.report.label_estimates import right_texts
+
+    given, keys = given_labels(run), estimation_texts(run)
+    if given is None:
+        raise AssertionError("there are no labels")
+    student = load_student(run, student_folder(run), label_space(run).names, where="the student")
+    right = right_texts(estimate_inputs(run, train, keys, student))
+    both = None if right.student is None or right.ensemble is None else (right.student, right.ensemble)
+    return {
+        "n": len(keys),
+        "labels": len(given.by_key),
+        "empty": given.empty,
+        "random": picked_at_random(run),
+        "weights": target_method(run.experiment.targets).weighs_together,
+        "systems": list(right.systems()),
+        "gained": int((both[0] & ~both[1]).sum()) if both else None,
+        "lost": int((both[1] & ~both[0]).sum()) if both else None,
+    }
+
+
+def estimate_inputs(
+    run: Run, train: Part, keys: Collection[bytes], student: Classifier | None = None
+) -> EstimateInputs:
+    """Returns the inputs of the estimates on the texts with these keys, which have labels."""
+    from amalgam.stages.report.label_estimates import EstimateInputs
+
+    given, labels = given_labels(run), label_space(run)
+    return EstimateInputs(
+        store=run.store,
+        train=train,
+        labels=labels,
+        gold={key: given.by_key[key] for key in keys} if given else {},
+        answers=answer_reader(run) if "cache-teachers" in run.results and labels.columns else None,
+        targets=partial(unset_targets, run),
+        student=student,
+    )
 
 
 def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:

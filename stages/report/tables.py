@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from amalgam.pipeline.console import Console
-from amalgam.stages.common.intervals import nats, percent, points
+from amalgam.stages.common.intervals import bounds, nats, percent, points
 from amalgam.stages.report.blocks import (
     AuditBlock,
     AuditedLabel,
@@ -16,11 +16,14 @@ from amalgam.stages.report.blocks import (
     Scores,
     UnknownQuality,
 )
+from amalgam.stages.report.verdict import LabelEstimates, SystemEstimate
 
 Score = Literal["accuracy", "macro_f1", "nll_nats", "ece"]
 SCORES: tuple[Score, ...] = ("accuracy", "macro_f1", "nll_nats", "ece")
 
 MOST_SYSTEMS, MOST_LABELS = 12, 20
+
+ESTIMATE_COLUMNS = ("", "n", "accuracy", "95 % interval")
 
 
 def share(value: float | None) -> str:
@@ -42,6 +45,32 @@ def print_evaluation(console: Console, scores: Evaluation) -> None:
     title = f"{scores['n']:,} labelled test texts, {len(scores['labels'])} labels; accuracy over all labels"
     rows = [row(name, scores["systems"][name], scores["groups"]) for name in names]
     console.table(title, header(scores["groups"]), rows)
+
+
+def print_estimates(console: Console, estimates: LabelEstimates) -> None:
+    """Prints the estimated accuracies on labelled training texts."""
+    rows = [estimate_row(system) for system in estimates["systems"]]
+    console.table(f"  accuracy by labels: {estimate_line(estimates)}", ESTIMATE_COLUMNS, rows)
+
+
+def estimate_line(estimates: LabelEstimates) -> str:
+    """Returns the number of the texts and how they were picked, for the terminal and the page."""
+    count = f"{estimates['n']:,} of {estimates['labels']:,} labelled training texts"
+    if estimates["n"] == estimates["labels"]:
+        count = f"{estimates['n']:,} labelled training texts"
+    picked = "picked at random" if estimates["random"] else "a random sample only if you picked them at random"
+    empty = f"; {estimates['empty']:,} more have no label and may be harder ones" if estimates["empty"] else ""
+    return f"{count}, {picked}{empty}"
+
+
+def estimate_row(system: SystemEstimate) -> list[str]:
+    """Returns the cells of one system: its name, the number of texts, the accuracy and its interval."""
+    return [system_name(system), f"{system['n']:,}", percent(system["mean"]), bounds(system["low"], system["high"])]
+
+
+def system_name(system: SystemEstimate) -> str:
+    names = {"teacher": f"teacher {system['name']}", "teacher on its own labels": f"{system['name']} on its own labels"}
+    return names.get(system["kind"], system["name"])
 
 
 def unknown_line(unknown: UnknownQuality) -> str:

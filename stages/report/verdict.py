@@ -173,6 +173,38 @@ class UnlabelledQuality(TypedDict):
     """Texts in the file to label."""
 
 
+SystemKind = Literal["student", "targets", "ensemble", "teacher", "teacher on its own labels"]
+
+
+class SystemEstimate(TypedDict):
+    """The estimated accuracy of a system on n labelled training texts, with its 95 % interval."""
+
+    name: str
+    kind: SystemKind
+    n: int
+    mean: float
+    low: float
+    high: float
+
+
+class LabelEstimates(TypedDict):
+    """Estimates on the n labelled training texts that the student was not trained on."""
+
+    n: int
+    labels: int
+    """All labels in `labels` of the experiment."""
+    empty: int
+    """Rows of the file without a label."""
+    random: bool
+    """Whether the texts are known to be a random sample of the training texts."""
+    weights: bool
+    """Whether the labels chose the weights of the teachers, so that targets and student are corrected for it."""
+    systems: list[SystemEstimate]
+    gained: int | None
+    """Texts on which only the student is right, and not the ensemble; None without teachers."""
+    lost: int | None
+
+
 class LabelCounts(TypedDict):
     """The test texts of a label, its right predictions and all predictions of it."""
 
@@ -198,6 +230,8 @@ class VerdictInputs:
     """Step with the largest loss of accuracy: teachers, choice, fit, choice and fit."""
     estimate: AccuracyEstimate | None = None
     """The accuracy of the targets, estimated without labels."""
+    by_labels: LabelEstimates | None = None
+    """Accuracies on labelled training texts; they count only without labelled test texts."""
     weights_unused: bool = False
     """Whether the teachers' evidence was dropped, and each text's own confidences were used."""
     long_texts: float = 0.0
@@ -325,6 +359,10 @@ def _lost_teachers(rivals: Sequence[Rival]) -> list[Rival]:
 def _without_labels(inputs: VerdictInputs) -> Verdict:
     quality, faults, cautions = inputs.unlabelled, list[str](), list[str]()
     reasons = ["There are no labelled test texts."]
+    if inputs.by_labels:
+        reasons.append(estimate_sentence(inputs.by_labels))
+        worse = _worse_than_ensemble(inputs.by_labels)
+        (faults if inputs.by_labels["random"] else cautions).extend([worse] if worse else [])
     if quality:
         missing, agreement = never_predicted(quality), quality["agreement"]
         if missing:
@@ -338,7 +376,7 @@ def _without_labels(inputs: VerdictInputs) -> Verdict:
             )
             if high < LEAST_AGREEMENT:
                 faults.append(f"The student did not learn its targets. {reasons[-1]}")
-        if inputs.estimate:
+        if inputs.estimate and not inputs.by_labels:
             low, value, high = (inputs.estimate[part] for part in ("low", "value", "high"))
             reasons.append(
                 f"The targets' accuracy is estimated at {percent(value)} (95 % interval {bounds(low, high)}), "
@@ -347,7 +385,8 @@ def _without_labels(inputs: VerdictInputs) -> Verdict:
         cautions.append("Agreement is no accuracy: the student repeats the teachers' errors too.")
     decision: Decision = "do not ship" if faults else "cannot say"
     causes = list(_causes(inputs, []))
-    causes.append({"code": "no-labels", "text": "the accuracy is unknown without labelled test texts"})
+    unknown = "the accuracy is unknown without labelled test texts"
+    causes.append({"code": "no-labels", "text": "there are no labelled test texts" if inputs.by_labels else unknown})
     return {
         "decision": decision,
         "reasons": faults or reasons,
@@ -357,6 +396,30 @@ def _without_labels(inputs: VerdictInputs) -> Verdict:
         "rivals": [],
         "texts_needed": None,
     }
+
+
+def estimate_sentence(estimates: LabelEstimates) -> str:
+    """Returns the estimated accuracies on labelled training texts, and the condition under which they hold."""
+    systems = {system["kind"]: system for system in estimates["systems"]}
+    student, *others = (systems[kind] for kind in ("student", "targets", "ensemble") if kind in systems)
+    also = "; ".join(f"the {other['name']} {percent(other['mean'])}" for other in others)
+    sentence = (
+        f"On {estimates['n']:,} labelled training texts, which it did not learn, the student has about "
+        f"{percent(student['mean'])} accuracy (95 % interval {bounds(student['low'], student['high'])})"
+    )
+    condition = "" if estimates["random"] else " This holds if they are a random sample of the training texts."
+    return f"{sentence}{f'; {also}' if also else ''}.{condition}"
+
+
+def _worse_than_ensemble(estimates: LabelEstimates) -> str | None:
+    """Returns a sentence if the student is significantly worse than the ensemble on the labelled training texts."""
+    if estimates["gained"] is None or estimates["lost"] is None:
+        return None
+    mean, low, high = paired(estimates["gained"], estimates["lost"], estimates["n"])
+    if high >= 0:
+        return None
+    numbers = f"95 % interval {-100 * high:+.1f} to {-100 * low:+.1f}, n = {estimates['n']:,}"
+    return f"On labelled training texts the ensemble is {-100 * mean:.1f} points better than the student ({numbers})."
 
 
 def never_predicted(quality: UnlabelledQuality) -> list[str]:

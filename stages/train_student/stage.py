@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
 from amalgam.pipeline.storage.facts import FactTypes
-from amalgam.pipeline.storage.fingerprint import library_versions
+from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.cached.load import states_of
@@ -21,6 +21,7 @@ from amalgam.stages.common.load import (
     delivery_services,
     encoder_digest,
     encoder_files,
+    estimation_texts,
     label_space,
     load_new_classifier,
     part_of,
@@ -104,6 +105,9 @@ class TrainStudent(Stage):
                 settings["weights"] = None  # of the terms: a constant of the method, with a place here
         if objective.states:
             upstream["cache-features"] = run.fingerprint("cache-features")
+        estimates = estimation_texts(run)
+        if estimates:
+            inputs["estimation texts"] = fingerprint(sorted(key.hex() for key in estimates))
         if objective.weighs_by_domain:
             upstream["fit-statistics"] = run.fingerprint("fit-statistics")
             config["confidence"] = measure_of(run.experiment)
@@ -263,7 +267,7 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     new = load_new_classifier(run, student, facts["labels"], ENCODER)
     validation = _validation(run, new, facts["labels"])
     texts = tokenized_buckets(run, part, new, ["key"])
-    data = targeted(texts, read_targets(run), held_out=held_out_share(run))
+    data = targeted(texts, read_targets(run), held_out=held_out_share(run), unused=estimation_texts(run))
     targets = targets_objective(facts)
     selected = _by_accuracy(validation, new.pad_id) if validation else selection(data, new.pad_id, targets, facts)
     states = states_of(run, data.keys) if objective.states else []

@@ -7,7 +7,7 @@ since it reads no word.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,11 @@ def fit_unknown_states(
 
 
 def targeted(
-    texts: Iterable[tuple[pa.Table, TokenRows]], targets: Iterable[pa.Table], *, held_out: float
+    texts: Iterable[tuple[pa.Table, TokenRows]],
+    targets: Iterable[pa.Table],
+    *,
+    held_out: float,
+    unused: Collection[bytes] = (),
 ) -> TrainingData:
     """Returns the training texts with their targets, joined bucket by bucket, and a held-out share."""
 
@@ -117,7 +121,7 @@ def targeted(
         keys, values = key_array(rows.column("key")), matrix(own.column("target"))
         return keys, tokens, values, own.column("weight").to_numpy()
 
-    return split((read(*bucket, own) for bucket, own in zip(texts, targets, strict=True)), held_out)
+    return split((read(*bucket, own) for bucket, own in zip(texts, targets, strict=True)), held_out, unused)
 
 
 def selection(data: TrainingData, pad_id: int, objective: Objective, facts: TargetFacts) -> Selection:

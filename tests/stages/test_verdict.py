@@ -13,12 +13,22 @@ from hypothesis import strategies as st
 
 from amalgam.data.keys import union_of
 from amalgam.pipeline.config.schema import Corpus
-from amalgam.stages.common.intervals import errors_of, interval, paired, texts_needed, unpaired
+from amalgam.stages.common.intervals import errors_of, interval, interval_of_mean, paired, texts_needed, unpaired
 from amalgam.stages.report.evaluation import Predictions
 from amalgam.stages.report.evaluation import TestAnswers as Answers
 from amalgam.stages.report.labelling import columns_of, in_turn, select
 from amalgam.stages.report.quality import by_length, coverage, rival_counts
-from amalgam.stages.report.verdict import EQUAL, RivalCounts, VerdictInputs, lines, never_predicted, verdict
+from amalgam.stages.report.verdict import (
+    EQUAL,
+    LabelEstimates,
+    RivalCounts,
+    SystemEstimate,
+    SystemKind,
+    VerdictInputs,
+    lines,
+    never_predicted,
+    verdict,
+)
 from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
 
 Array = Any
@@ -262,6 +272,72 @@ def test_without_labels_an_estimate_of_the_targets_is_a_reason_and_decides_nothi
     assert with_it["decision"] == without["decision"] == "cannot say"
 
 
+def test_the_interval_of_a_mean_is_wilson_s_and_wider_for_values_that_vary_more() -> None:
+    right = np.arange(100) < 80
+    assert interval_of_mean(right.astype(float)) == pytest.approx(interval(0.8, 100))
+    assert interval_of_mean(np.ones(100)) == pytest.approx(interval(1.0, 100))
+    varied = right + np.tile([1, -1], 50)
+    low, high = interval_of_mean(varied)
+    assert varied.mean() == pytest.approx(0.8)
+    assert high - low > 1.5 * (interval(0.8, 100)[1] - interval(0.8, 100)[0])
+    wide = interval_of_mean(np.array([2.0, 0.0] * 10))
+    assert 0 <= wide[0] < 0.8
+    assert wide[1] == 1
+
+
+def estimated(student: int, ensemble: int, *, gained: int, random: bool = True) -> LabelEstimates:
+    """Accuracies on 100 labelled training texts; `gained`: texts on which only the student is right."""
+    counts: dict[SystemKind, int] = {"student": student, "targets": 88, "ensemble": ensemble}
+    systems: list[SystemEstimate] = [
+        {"name": kind, "kind": kind, "n": 100, "mean": right / 100, "low": right / 100 - 0.1, "high": right / 100 + 0.1}
+        for kind, right in counts.items()
+    ]
+    return {
+        "n": 100,
+        "labels": 100,
+        "empty": 0,
+        "random": random,
+        "weights": True,
+        "systems": systems,
+        "gained": gained,
+        "lost": gained - student + ensemble,
+    }
+
+
+def test_labelled_training_texts_replace_the_estimate_without_labels() -> None:
+    estimate: AccuracyEstimate = {"low": 0.312, "value": 0.5, "high": 0.688}
+    estimates = estimated(85, 60, gained=30)
+    result = verdict(VerdictInputs(0, unlabelled=unlabelled(91), estimate=estimate, by_labels=estimates))
+    text = "the student has about 85.0 % accuracy (95 % interval 75.0 to 95.0); the targets 88.0 %; the ensemble 60.0 %"
+    assert text in lines(result)[0]
+    assert "random sample" not in lines(result)[0]
+    assert not any("is estimated at 50.0 %" in reason for reason in result["reasons"])
+    assert result["decision"] == "cannot say"
+    condition = verdict(
+        VerdictInputs(0, unlabelled=unlabelled(91), by_labels=estimated(85, 60, gained=30, random=False))
+    )
+    assert "This holds if they are a random sample" in lines(condition)[0]
+
+
+def test_a_student_below_the_ensemble_on_random_labelled_texts_is_not_shipped() -> None:
+    results = {
+        (gained, random): verdict(VerdictInputs(0, by_labels=estimated(60, 75, gained=gained, random=random)))
+        for gained in (2, 40)
+        for random in (True, False)
+    }
+    sentence = "On labelled training texts the ensemble is 15.0 points better than the student ("
+    assert results[2, True]["decision"] == "do not ship"
+    assert results[2, True]["reasons"][0].startswith(sentence)
+    assert results[2, False]["decision"] == "cannot say"
+    assert any(caution.startswith(sentence) for caution in results[2, False]["cautions"])
+    assert results[40, True]["decision"] == "cannot say"  # the difference may be chance
+
+
+def test_labelled_training_texts_change_no_verdict_on_test_texts() -> None:
+    inputs = made(500, 0.852, 0.762, 0.62)
+    assert verdict(replace(inputs, by_labels=estimated(60, 75, gained=2))) == verdict(inputs)
+
+
 def test_the_reason_names_the_rival_and_both_accuracies() -> None:
     [reason] = [text for text in verdict(made(1000, 0.548, 0.624, 0.948))["reasons"] if "shot" in text]
     assert all(number in reason for number in ("94.8 %", "54.8 %", "40.0 points", "n = 1,000"))
@@ -388,6 +464,21 @@ def test_texts_to_label_are_disagreements_close_and_random_texts_of_all_labels()
     assert np.bincount(student[disputed].argmax(axis=1)).tolist() == [25] * 4
     margins = np.sort(student, axis=1)
     assert (margins[:, -1] - margins[:, -2])[by_reason["small margin"]].max() < 0.3
+
+
+@pytest.mark.parametrize("wrong", [0.02, 0.5])
+def test_random_texts_to_label_estimate_the_accuracy(wrong: float) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        student, gold = rng.dirichlet(np.ones(4), 1000), np.empty(1000, int)
+        gold[:] = student.argmax(axis=1)
+        errors = rng.random(1000) < wrong
+        gold[errors] = (gold[errors] + 1) % 4
+        chosen = select(student, np.eye(4)[gold])  # the ensemble disagrees exactly on errors
+        assert len(chosen) == 200
+        random = [row for row, why in chosen if why == "random"]
+        assert sorted(random) == list(range(len(random)))  # the first rows are a random sample
+        assert len(random) >= 50
 
 
 def test_few_texts_are_all_labelled_and_no_ensemble_is_needed() -> None:

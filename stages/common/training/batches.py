@@ -7,7 +7,7 @@ accumulated parts; these only divide it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,18 +127,23 @@ def held_out_keys(keys: Sequence[bytes], share: float) -> Array:
     return np.array([int.from_bytes(key[8:], "big") < share * 2**64 for key in keys], dtype=bool)
 
 
-def split(buckets: Iterable[BucketArrays], held_out: float) -> TrainingData:
-    """Splits off the share `held_out` of the texts by their keys; all texts are learned if none would remain."""
+def split(buckets: Iterable[BucketArrays], held_out: float, unused: Collection[bytes] = ()) -> TrainingData:
+    """Splits off the share `held_out` of the texts by their keys; all texts are learned if none would remain.
+
+    Texts with the keys `unused` are in neither part.
+    """
     columns = [*zip(*buckets, strict=True)]
     tokens = join(columns[1])
     keys, targets, weights = (np.concatenate(columns[place]) for place in (0, 2, 3))
-    is_held_out = held_out_keys(key_list(keys), held_out)
-    if is_held_out.all():
-        is_held_out[:] = False
+    is_used = np.array([key not in unused for key in key_list(keys)], dtype=bool)
+    is_held_out = held_out_keys(key_list(keys), held_out) & is_used
+    is_learned = is_used & ~is_held_out
+    if not is_learned.any():
+        is_learned, is_held_out = is_used, np.zeros_like(is_used)
 
     def examples(chosen: Array) -> Examples:
         taken = tokens.take(np.flatnonzero(chosen))
         return Examples(taken.ids, taken.type_ids, targets[chosen], weights[chosen])
 
     rest = examples(is_held_out) if is_held_out.any() else None
-    return TrainingData(examples(~is_held_out), rest, int(tokens.truncated.sum()), keys[~is_held_out])
+    return TrainingData(examples(is_learned), rest, int(tokens.truncated.sum()), keys[is_learned])

@@ -1,0 +1,121 @@
+"""Estimates accuracies on the labelled training texts that no student learns (`labels` of the experiment).
+
+Teachers and ensemble use no label, so their share of right texts is an estimate. The labels choose the weights of the
+teachers, so the targets are those of cross-validation, and the student's share is corrected by the same difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from amalgam.data.arrays import Array
+from amalgam.data.keys import LabelSpace
+from amalgam.data.lazy import np, pa, pl
+from amalgam.stages.build_targets.stage import UnsetTargets
+from amalgam.stages.common.cached.read import AnswerReader
+from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
+from amalgam.stages.common.intervals import interval, interval_of_mean
+from amalgam.stages.report.evaluation import ensemble
+from amalgam.stages.report.verdict import SystemEstimate, SystemKind
+
+if TYPE_CHECKING:
+    from amalgam.pipeline.storage.store import Store
+    from amalgam.stages.common.inference.batches import Classifier
+
+
+@dataclass(frozen=True)
+class EstimateInputs:
+    """Everything that the estimates read."""
+
+    store: Store
+    train: Part
+    labels: LabelSpace
+    gold: Mapping[bytes, str]
+    """The labels of the texts by key."""
+    answers: AnswerReader | None
+    """Reads the teachers' cached predictions; None without teachers."""
+    targets: Callable[[Sequence[Bucket], pa.Table], UnsetTargets | None]
+    student: Classifier | None = None
+
+
+@dataclass(frozen=True)
+class RightTexts:
+    """Whether each system predicts the gold label of each labelled text [texts]."""
+
+    own: Mapping[str, Array]
+    """By teacher, of the texts with one of its labels."""
+    teachers: Mapping[str, Array]
+    ensemble: Array | None
+    fitted: Array | None
+    """The targets before the labels are set, with the weights that all labels chose."""
+    left_out: Array | None
+    """The same by cross-validation."""
+    student: Array | None
+
+    @property
+    def corrected_student(self) -> Array | None:
+        """Returns the student's right texts, minus the advantage of weights that were fitted to the same labels."""
+        if self.student is None or self.fitted is None or self.left_out is None:
+            return self.student
+        corrected: Array = self.student.astype(float) - self.fitted + self.left_out
+        return corrected
+
+    def systems(self) -> Iterator[SystemEstimate]:
+        """Yields the estimates with 95 % intervals: student, targets, ensemble, teachers."""
+        student = self.corrected_student
+        if student is not None:
+            mean, (low, high) = float(np.clip(student.mean(), 0, 1)), interval_of_mean(student)
+            yield {"name": "student", "kind": "student", "n": len(student), "mean": mean, "low": low, "high": high}
+        if self.left_out is not None:
+            yield estimate("targets", "targets", self.left_out)
+        if self.ensemble is not None:
+            yield estimate("ensemble", "ensemble", self.ensemble)
+        for name, right in self.teachers.items():
+            yield estimate(name, "teacher", right)
+            yield estimate(name, "teacher on its own labels", self.own[name])
+
+
+def estimate(name: str, kind: SystemKind, right: Array) -> SystemEstimate:
+    """Returns the share of right texts with Wilson's interval."""
+    share = float(right.mean()) if len(right) else 0.0
+    low, high = interval(share, len(right))
+    return {"name": name, "kind": kind, "n": len(right), "mean": share, "low": low, "high": high}
+
+
+def right_texts(inputs: EstimateInputs) -> RightTexts:
+    """Compares every system with the gold labels."""
+    buckets, table = _rows(inputs.store, inputs.train, inputs.gold.keys())
+    position = {name: place for place, name in enumerate(inputs.labels.names)}
+    keys = table.column("key").to_pylist()
+    gold = np.array([position[inputs.gold[key]] for key in keys])
+    logits = {}
+    if inputs.answers and inputs.labels.columns:
+        prefixes, column = [bucket.prefix for bucket in buckets], pl.Series("key", keys, pl.Binary)
+        read = ((name, inputs.answers.logits(name, prefixes, column)) for name in inputs.labels.columns)
+        logits = {name: own.to_numpy().astype(np.float64) for name, own in read}
+    columns = {name: np.array(own) for name, own in inputs.labels.columns.items()}
+    teachers = {name: columns[name][own.argmax(axis=1)] == gold for name, own in logits.items()}
+    targets = inputs.targets(buckets, table)
+    predicted = inputs.student.logits(fields(table)).argmax(axis=1) if inputs.student else None
+    return RightTexts(
+        own={name: right[np.isin(gold, columns[name])] for name, right in teachers.items()},
+        teachers=teachers,
+        ensemble=ensemble(logits, inputs.labels).argmax(axis=1) == gold if logits else None,
+        fitted=None if targets is None else targets.fitted == gold,
+        left_out=None if targets is None else targets.left_out == gold,
+        student=None if predicted is None else predicted == gold,
+    )
+
+
+def _rows(store: Store, train: Part, keys: Collection[bytes]) -> tuple[list[Bucket], pa.Table]:
+    """Returns the texts with these keys in key order, and their buckets."""
+    buckets, parts = [], []
+    for bucket in train.buckets:
+        own = read_bucket(store, bucket, ["key"]).column("key").to_pylist()
+        rows = [row for row, key in enumerate(own) if key in keys]
+        if rows:
+            buckets.append(bucket)
+            parts.append(read_bucket(store, bucket).take(rows))
+    return buckets, pa.concat_tables(parts)

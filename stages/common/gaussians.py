@@ -24,9 +24,9 @@ class Moments:
 
     def add(self, states: Array, groups: Groups) -> None:
         """Adds states [n, W] of these groups."""
-        member, moved = np.eye(len(self.counts))[groups], states - self.origin
-        self.counts += member.sum(axis=0)
-        self.sums += member.T @ moved
+        moved = states - self.origin
+        self.counts += np.bincount(groups, minlength=len(self.counts))
+        np.add.at(self.sums, groups, moved)
         self.products += moved.T @ moved
 
 
@@ -58,8 +58,9 @@ class Gaussians:
 
     def distance(self, states: Array) -> Array:
         """Returns [n]: the squared Mahalanobis distance of each state [n, W] from the nearest mean."""
-        white = states @ self.whiten.T
-        squared: Array = np.minimum.reduce([np.square(white - mean).sum(axis=1) for mean in self.means @ self.whiten.T])
+        white, squared = states @ self.whiten.T, np.full(len(states), np.inf)
+        for mean in self.means @ self.whiten.T:
+            np.minimum(squared, np.square(white - mean).sum(axis=1), out=squared)
         return squared
 
 

@@ -101,6 +101,8 @@ def fit_unknown_states(
     if layer is None:
         return None
     logits, states = predict_with_states(model, tokens, pad_id=pad_id, layer=layer, type_ids=type_ids)
+    if not np.isfinite(states).all():
+        return None
     groups = logits.argmax(axis=1)
     return UnknownStates.of(states.astype(np.float64), groups, layer=layer, weights=weights_digest(model))
 

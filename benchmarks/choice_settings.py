@@ -77,13 +77,15 @@ class Setting:
     @cached_property
     def evidence(self) -> Evidence:
         states = [own.astype(np.float32) for own in self.states]
-        kinds = weigh.kinds_of(list(self.answers.values()), states, self.names, len(self.labels))
-        return Evidence(kinds, self.answered, self.features.astype(np.float32), states)
+        density = neighbours.densities(states, len(self.labels))
+        spaces = neighbours.SideBySide.of([self.features.astype(np.float32), *states])
+        kinds = weigh.kinds_of(list(self.answers.values()), density, self.names)
+        return Evidence(kinds, self.answered, neighbours.nearest(spaces, NEIGHBOURS)[0])
 
     @cached_property
     def estimated(self) -> tuple[Array | None, Array | None]:
         """Returns the scaled evidence, and the teachers' shares; None where the kinds do not agree."""
-        return weigh.agreed_signal(self.evidence, NEIGHBOURS, self.facts)
+        return weigh.agreed_signal(self.evidence, self.facts)
 
     @cached_property
     def former_signal(self) -> Array | None:
@@ -243,7 +245,7 @@ def write_setting(setting: Setting, path: Path) -> None:
         "kinds": np.stack(list(setting.evidence.kinds.values()), axis=2).astype(np.float32),
         "signal": (nowhere if signal is None else signal).astype(np.float32),
         "confidence": setting.answers["confidence"],
-        "near": neighbours.nearest(setting.evidence.features, NEIGHBOURS)[0],
+        "near": neighbours.nearest(setting.features.astype(np.float32), NEIGHBOURS)[0],
         **{name: getattr(setting, name) for name in ("gold", "features", "similarity")},
         "texts": packed(setting.texts),
     }

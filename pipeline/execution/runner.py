@@ -292,7 +292,8 @@ def run_units(stage: Stage, run: Run, units: Sequence[Unit]) -> bool:
 def _ours(stage: Stage, run: Run, units: Sequence[Unit]) -> list[Unit]:
     share = run.share
     if stage.parallelism == "units":
-        return share.select(units)
+        by_all = [unit for unit in units if unit.is_read_by_others and share.kind == "part"]
+        return by_all + [unit for unit in share.select(units) if unit not in by_all]
     if stage.parallelism == "single" and share.kind == "part":
         return list(units)  # cheap, and no other part to wait for: each part runs it, the first to commit wins
     together = stage.parallelism == "collective" and share.kind == "torchrun"

@@ -44,6 +44,8 @@ class Unit:
     """Data of the stage for this unit."""
     is_complete: bool = False
     """The unit was complete when the units were listed."""
+    is_read_by_others: bool = False
+    """Later units of the stage read its result; with `--part`, each part runs it if it is missing."""
 
     @property
     def record_path(self) -> Path:

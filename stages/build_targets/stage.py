@@ -23,7 +23,7 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import MANIFEST, Record
 from amalgam.stages.build_targets.labels import with_labels
 from amalgam.stages.common.cached.load import answer_reader, dtype_of, families_of, passes_counted
-from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
+from amalgam.stages.common.corpus import Bucket, group_name, neighbouring_buckets, read_bucket
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.common.load import (
     check_gold,
@@ -126,7 +126,7 @@ class BuildTargets(Stage):
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [
-            Unit(_name(buckets), folder / "units", sum(bucket.rows for bucket in buckets), buckets)
+            Unit(group_name(buckets), folder / "units", sum(bucket.rows for bucket in buckets), buckets)
             for buckets in neighbouring_buckets(train_part(run).buckets)
         ]
 
@@ -194,11 +194,6 @@ def read_targets(run: Run) -> Iterator[pa.Table]:
         rest = rest.slice(bucket.rows)
 
 
-def _name(buckets: Sequence[Bucket]) -> str:
-    """Names in order are keys in order."""
-    return buckets[0].prefix if len(buckets) == 1 else f"{buckets[0].prefix}-{buckets[-1].prefix}"
-
-
 def _given_labels(run: Run, rows: pa.Table) -> pl.Series | None:
     """Returns the label in `labels` of each text, or None without any label."""
     given = given_labels(run)
@@ -263,8 +258,7 @@ def unset_targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> UnsetT
 def _weights(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> pl.Series:
     """Returns the teachers' weights on these texts from weigh-teachers."""
     keys = pl.Series("key", rows.column("key"), dtype=pl.Binary)
-    before = sum(bucket.rows for bucket in train_part(run).buckets if bucket.prefix < buckets[0].prefix)
-    table = weights_of(run).slice(before, len(keys))
+    table = weights_of(run, buckets)
     if not pl.Series("key", table.column("key"), pl.Binary).equals(keys):
         raise WorkError(
             "weights and texts do not have the same keys", fix="run `amalgam verify`, then the same command again"

@@ -192,13 +192,18 @@ def part_name(file: StoredFile) -> str:
     return file.path.split("/")[-2].rsplit("-", 1)[0]
 
 
-def neighbouring_buckets(buckets: Sequence[Bucket], most: int = UNIT_TEXTS) -> Iterator[tuple[Bucket, ...]]:
+def neighbouring_buckets(buckets: Sequence[Bucket], most: int | None = None) -> Iterator[tuple[Bucket, ...]]:
     """Yields groups of buckets in key order, of at most `most` texts or one bucket, the same in all processes."""
     group: list[Bucket] = []
     for bucket in buckets:
-        if group and sum(member.rows for member in group) + bucket.rows > most:
+        if group and sum(member.rows for member in group) + bucket.rows > (most or UNIT_TEXTS):
             yield tuple(group)
             group = []
         group.append(bucket)
     if group:
         yield tuple(group)
+
+
+def group_name(buckets: Sequence[Bucket]) -> str:
+    """Returns the name of a group's unit: names in order are keys in order."""
+    return buckets[0].prefix if len(buckets) == 1 else f"{buckets[0].prefix}-{buckets[-1].prefix}"

@@ -151,7 +151,7 @@ def domain_confidences(run: Run, keys: Keys, prefixes: Sequence[str]) -> Array:
     teachers = teachers_of(run)
     files = {Path(file.path).stem.rsplit("-", 1)[0]: file for file in run.result("fit-statistics").files}
     fitted = [Statistics.load(run.store.verified_path(files[teacher.name])) for teacher in teachers]
-    states = states_of(run, keys, statistics_states)
+    states = states_of(run, keys, statistics_states, prefixes)
     logits = [cached_logits(run, teacher.name, prefixes, keys) for teacher in teachers] if measure == "msp" else None
     return confidences(fitted, states, logits, measure)
 

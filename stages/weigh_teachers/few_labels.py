@@ -43,8 +43,25 @@ class Labelled:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """The effect of the labels on the weights of all texts."""
+
+    coefficients: Array
+    """Those of the logit; empty: the weights without labels predict as well."""
+    biases: Array
+    """Teachers' answers that have a bias, as numbers."""
+
+    def __call__(self, weights: Array, kinds: Sequence[Array], answers: Array) -> Array:
+        if not len(self.coefficients):
+            return weights
+        design = _Design.of(np.log(np.maximum(weights, LEAST_WEIGHT)), kinds, answers, self.biases)
+        return softmax(design.scores(self.coefficients))
+
+
+@dataclass(frozen=True)
 class Corrected:
     weights: Array
+    correction: Correction
     strength: float | None
     """Strength of the prior that cross-validation chose; None: the weights without labels predict as well."""
     loss_before: float
@@ -62,22 +79,24 @@ def corrected(weights: Array, kinds: Sequence[Array], answers: Array, labelled: 
 
     `kinds` are standardised evidence [texts, teachers], `answers` the label of the union that each teacher predicts.
     """
-    start = np.log(np.maximum(weights, LEAST_WEIGHT))
-    design = _Design.of(start, kinds, answers)
-    before = _loss(softmax(start[labelled.rows]), labelled.has_label)
-    best, chosen, left_out = before, None, weights[labelled.rows]
-    for strength in STRENGTHS if len(labelled.rows) > 1 else ():
-        own = _cross_validated(design, labelled, strength)
-        loss = _loss(own, labelled.has_label)
+    rows, has_label = labelled.rows, labelled.has_label
+    start = np.log(np.maximum(weights[rows], LEAST_WEIGHT))
+    design = _Design.of(start, [kind[rows] for kind in kinds], answers[rows])
+    before = _loss(softmax(start), has_label)
+    best, chosen, left_out = before, None, weights[rows]
+    for strength in STRENGTHS if len(rows) > 1 else ():
+        own = _cross_validated(design, has_label, strength)
+        loss = _loss(own, has_label)
         if loss < best:
             best, chosen, left_out = loss, strength, own
-    if (before - best) * len(labelled.rows) <= LEAST_GAIN:
-        best, chosen, left_out = before, None, weights[labelled.rows]
-    after = weights if chosen is None else softmax(design.scores(_fit(design, labelled, chosen)))
-    return Corrected(_with_known(after, labelled), chosen, before, best, after[labelled.rows], left_out)
+    if (before - best) * len(rows) <= LEAST_GAIN:
+        best, chosen, left_out = before, None, weights[rows]
+    correction = Correction(np.empty(0) if chosen is None else _fit(design, has_label, chosen), design.biases)
+    after = correction(weights, kinds, answers)
+    return Corrected(with_known(after, labelled), correction, chosen, before, best, after[rows], left_out)
 
 
-def _with_known(weights: Array, labelled: Labelled) -> Array:
+def with_known(weights: Array, labelled: Labelled) -> Array:
     """Divides the weight of a labelled text among the teachers that know its label, in proportion to their weights."""
     result = weights.copy()
     own = np.maximum(weights[labelled.rows], LEAST_WEIGHT) * labelled.has_label
@@ -92,19 +111,21 @@ class _Design:
     dense: Sequence[Array]
     """[texts, teachers] each: the log weight, and the kinds of evidence."""
     answers: Array
-    """[texts, teachers]: the number of the answer's bias."""
+    """[texts, teachers]: the number of the answer's bias; the last one is of answers without a bias."""
+    biases: Array
 
     @classmethod
-    def of(cls, start: Array, kinds: Sequence[Array], answers: Array) -> _Design:
+    def of(cls, start: Array, kinds: Sequence[Array], answers: Array, biases: Array | None = None) -> _Design:
         teachers = start.shape[1]
-        distinct = answers + np.arange(teachers) * (int(answers.max()) + 1)
-        _, numbers = np.unique(distinct, return_inverse=True)
-        return cls([start, *kinds], numbers.reshape(answers.shape))
+        distinct = answers.astype(np.int64) * teachers + np.arange(teachers)
+        biases = np.unique(distinct) if biases is None else biases
+        places = np.searchsorted(biases, distinct).clip(max=len(biases) - 1)
+        return cls([start, *kinds], np.where(biases[places] == distinct, places, len(biases)), biases)
 
     @property
     def centre(self) -> Array:
         """Returns the coefficients of the weights without labels."""
-        centre = np.zeros(len(self.dense) + self.answers.shape[1] + int(self.answers.max()) + 1)
+        centre = np.zeros(len(self.dense) + self.answers.shape[1] + len(self.biases) + 1)
         centre[0] = 1.0
         return centre
 
@@ -115,17 +136,19 @@ class _Design:
         result: Array = np.sum(terms, axis=0) + biases + of_answers[self.answers]
         return result
 
-    def rows(self, rows: RowNumbers) -> Array:
+    def terms(self) -> Array:
         """Returns all terms of a few texts [texts, teachers, terms]."""
-        dense = np.stack([term[rows] for term in self.dense], axis=2)
-        teachers, answers = self.answers.shape[1], int(self.answers.max()) + 1
-        biases = np.broadcast_to(np.eye(teachers), (len(rows), teachers, teachers))
-        return np.concatenate([dense, biases, np.eye(answers)[self.answers[rows]]], axis=2)
+        texts, teachers = self.answers.shape
+        own = np.broadcast_to(np.eye(teachers), (texts, teachers, teachers))
+        return np.concatenate([np.stack(self.dense, axis=2), own, np.eye(len(self.biases) + 1)[self.answers]], axis=2)
+
+    def only(self, rows: Array) -> _Design:
+        return _Design([term[rows] for term in self.dense], self.answers[rows], self.biases)
 
 
-def _fit(design: _Design, labelled: Labelled, strength: float) -> Array:
+def _fit(design: _Design, has_label: Array, strength: float) -> Array:
     """Returns the coefficients with the largest posterior, by Newton's method with a line search."""
-    terms, has_label, coefficients = design.rows(labelled.rows), labelled.has_label, design.centre
+    terms, coefficients = design.terms(), design.centre
     used = np.flatnonzero(terms.any(axis=(0, 1)))  # the other coefficients stay at their centre
     terms, centre = terms[:, :, used], coefficients[used]
     flat, own = terms.reshape(-1, len(used)), centre
@@ -157,18 +180,17 @@ def _fit(design: _Design, labelled: Labelled, strength: float) -> Array:
     return coefficients
 
 
-def _cross_validated(design: _Design, labelled: Labelled, strength: float) -> Array:
+def _cross_validated(design: _Design, has_label: Array, strength: float) -> Array:
     """Returns the weights of texts on which the coefficients were not fitted [labelled texts, teachers].
 
     Texts are in the order of their keys, which are digests, so each fold is a random sample.
     """
-    fold = np.arange(len(labelled.rows)) % min(FOLDS, len(labelled.rows))
-    weights = np.empty(labelled.has_label.shape)
+    fold = np.arange(len(has_label)) % min(FOLDS, len(has_label))
+    weights = np.empty(has_label.shape)
     for number in range(int(fold.max()) + 1):
         left_out = fold == number
-        rest = Labelled(labelled.rows[~left_out], labelled.has_label[~left_out])
-        coefficients = _fit(design, rest, strength)
-        weights[left_out] = softmax(design.rows(labelled.rows[left_out]) @ coefficients)
+        coefficients = _fit(design.only(~left_out), has_label[~left_out], strength)
+        weights[left_out] = softmax(design.only(left_out).scores(coefficients))
     return weights
 
 

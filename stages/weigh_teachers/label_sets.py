@@ -12,8 +12,8 @@ from typing import Any
 from amalgam.data.arrays import Array
 from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import np
-from amalgam.stages.weigh_teachers.neighbours import Space, blocks_of, mean_of
-from amalgam.stages.weigh_teachers.weigh import standardised
+from amalgam.stages.weigh_teachers.neighbours import Space, mean_of, references_of
+from amalgam.stages.weigh_teachers.weigh import Fitted, standardised
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,22 @@ class LabelSets:
         best = [np.array(group)[answers[:, list(group)].argmax(axis=1)] for group in self.groups]
         return np.take_along_axis(labels, np.stack(best, axis=1), axis=1)
 
-    def joined(self, states: Sequence[Space]) -> list[Space]:
-        """Returns one space for each group; teachers of a group have equal scale in it."""
+    def joined(self, states: Sequence[Space], first: Sequence[Space] | None = None) -> list[Space]:
+        """Returns one space for each group; its teachers have equal scale over the references, which are in `first`."""
+        first = first or states
         return [
-            states[group[0]] if len(group) == 1 else Joined.of([states[place] for place in group])
+            states[group[0]]
+            if len(group) == 1
+            else Joined([states[place] for place in group], [_deviation(first[place]) for place in group])
             for group in self.groups
         ]
 
-    def divided(self, weights: Array, answers: Array) -> Array:
+    def divided(self, weights: Array, answers: Array, fitted: Fitted | None = None) -> Array:
         """Divides the weight of each group [texts, groups] among its teachers, by the evidence of their predictions."""
-        divided = np.empty(answers.shape)
+        divided, fitted = np.empty(answers.shape), fitted or Fitted()
         for group, weight in zip(self.groups, weights.T, strict=True):
-            divided[:, list(group)] = weight[:, None] * standardised(answers[:, list(group)])
+            own = standardised(answers[:, list(group)], fitted.part(f"group {group[0]}"))
+            divided[:, list(group)] = weight[:, None] * own
         return divided
 
     def divided_shares(self, shares: Array, weights: Array) -> Array:
@@ -76,14 +80,10 @@ class LabelSets:
 
 @dataclass(frozen=True)
 class Joined:
-    """Several spaces as one; each is scaled to a mean squared distance of 1 from its mean."""
+    """Several spaces as one; the references of each are scaled to a mean squared distance of 1 from their mean."""
 
     spaces: Sequence[Space]
     deviations: Sequence[float]
-
-    @classmethod
-    def of(cls, spaces: Sequence[Space]) -> Joined:
-        return cls(spaces, [_deviation(space) for space in spaces])
 
     def __len__(self) -> int:
         return len(self.spaces[0])
@@ -94,6 +94,5 @@ class Joined:
 
 
 def _deviation(space: Space) -> float:
-    mean = mean_of(space)
-    squares = sum(float(((space[rows] - mean) ** 2).sum(dtype=np.float64)) for rows in blocks_of(space))
-    return float(np.sqrt(squares / max(1, len(space)))) or 1.0
+    squares = (references_of(space) - mean_of(space)) ** 2
+    return float(np.sqrt(squares.sum(axis=1, dtype=np.float64).mean())) or 1.0

@@ -1,7 +1,7 @@
 """Finds the nearest other texts in spaces of hidden states, which are read block by block.
 
-Up to REFERENCES texts, each is compared with every other, and beyond with a sample of that size. Time is then linear in
-the texts, and memory holds the sample, one block and the neighbours.
+Each text is compared with the first texts of the corpus, the references. Time is then linear in the texts, and memory
+holds the references, one block and the neighbours.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from amalgam.data.lazy import np, torch
 
 BLOCK = 2048
 REFERENCES = 16_384
-"""The sample is evenly spaced in key order, and keys are digests, so it is random."""
+"""The first texts in key order are a random sample, because keys are digests."""
 
 CLOSEST = 5, 20
 """Least and largest number of the nearest others whose mean distance gives a text's density."""
@@ -48,6 +48,10 @@ class SideBySide:
     def of(cls, spaces: Sequence[Space]) -> SideBySide:
         return cls(spaces, [mean_of(space) for space in spaces])
 
+    def of_texts(self, spaces: Sequence[Space]) -> SideBySide:
+        """Returns the same space for other texts."""
+        return SideBySide(spaces, self.means)
+
     def __len__(self) -> int:
         return len(self.spaces[0])
 
@@ -57,9 +61,13 @@ class SideBySide:
 
 
 def mean_of(space: Space) -> Array:
-    sums = sum(np.asarray(space[rows]).sum(axis=0, dtype=np.float64) for rows in blocks_of(space))
-    mean: Array = (sums / max(1, len(space))).astype(np.float32)
+    """Returns the mean of the references."""
+    mean: Array = references_of(space).mean(axis=0, dtype=np.float64).astype(np.float32)
     return mean
+
+
+def references_of(space: Space) -> Array:
+    return np.ascontiguousarray(space[: min(len(space), REFERENCES)], np.float32)
 
 
 def blocks_of(space: Space) -> Iterator[slice]:
@@ -73,42 +81,43 @@ def _of_length_1(states: Array) -> Array:
     return unit_states
 
 
-def nearest(space: Space, count: int, references: int = REFERENCES) -> tuple[Array, Array]:
-    """Returns places and similarities [texts, count] of the nearest other texts by exact cosine; fewer if absent.
+def nearest(space: Space, count: int, first: Space | None = None, start: int = 0) -> tuple[Array, Array]:
+    """Returns places and similarities [texts, count] of the nearest references by exact cosine; fewer if absent.
 
-    The states have length 1.
+    The states have length 1. `first` has the references where `space` begins at the text number `start` of the corpus.
     """
-    texts = len(space)
-    among = np.arange(texts) if texts <= references else np.arange(references) * texts // references
-    others = torch.from_numpy(np.ascontiguousarray(space[among], np.float32)).T
-    count = min(count, len(among) - 1)
-    places = np.empty((texts, max(0, count)), np.int32)
+    others = torch.from_numpy(references_of(space if first is None else first)).T
+    references = others.shape[1]
+    count = max(0, min(count, references - 1))
+    places = np.empty((len(space), count), np.int32)
     alike = np.empty(places.shape, np.float32)
-    for rows in blocks_of(space) if count > 0 else ():
+    memory = torch.empty(min(BLOCK, len(space)), references)  # new memory for each block takes longer than the product
+    for rows in blocks_of(space) if count else ():
         states = torch.from_numpy(np.ascontiguousarray(space[rows], np.float32))
-        similarity = states @ others
-        itself = np.flatnonzero((among >= rows.start) & (among < rows.stop))
-        similarity[among[itself] - rows.start, itself] = -2.0
+        similarity = torch.mm(states, others, out=memory[: len(states)])
+        itself = np.arange(start + rows.start, min(start + rows.stop, references))
+        similarity[itself - start - rows.start, itself] = -2.0
         closest = similarity.topk(count, dim=1)
-        places[rows] = among[closest.indices.numpy()]
+        places[rows] = closest.indices.numpy()
         alike[rows] = closest.values.numpy()
     return places, alike
 
 
-def densities(states: Sequence[Space], labels: int) -> Array:
+def densities(states: Sequence[Space], labels: int, first: Sequence[Space] | None = None, start: int = 0) -> Array:
     """Returns the density of texts in each teacher's space: learned classes are dense, other texts are between them.
 
     `labels` is the number of labels of all teachers: small classes have few neighbours.
     """
     least, most = CLOSEST
-    texts = min(len(states[0]), REFERENCES)
-    closest = min(most, max(least, round(texts / (OF_A_LABEL * labels))))
-    return np.stack([density(own, closest) for own in states], axis=1)
+    first = first or states
+    closest = min(most, max(least, round(min(len(first[0]), REFERENCES) / (OF_A_LABEL * labels))))
+    return np.stack([density(own, closest, near, start) for own, near in zip(states, first, strict=True)], axis=1)
 
 
-def density(states: Space, closest: int) -> Array:
-    """Returns -log of each text's mean distance to the closest others: 1 - cosine around the mean of all states."""
-    similarity = nearest(SideBySide.of([states]), closest)[1].astype(np.float64)
+def density(states: Space, closest: int, first: Space | None = None, start: int = 0) -> Array:
+    """Returns -log of each text's mean distance to the closest references: 1 - cosine around their mean."""
+    references = SideBySide.of([states if first is None else first])
+    similarity = nearest(references.of_texts([states]), closest, references, start)[1].astype(np.float64)
     distance = 1 - similarity.mean(axis=1) if similarity.shape[1] else np.ones(len(states))
     log_density: Array = -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)
     return log_density

@@ -1,21 +1,23 @@
-"""Stage weigh-teachers: one unit, the weight of every teacher on every training text, from the cache alone.
+"""Stage weigh-teachers: the weight of every teacher on every training text, from the cache alone.
 
-Wanted where `targets.teacher_weights` is not MUKA's own, which looks at one text at a time: these look at all of them.
+A unit is a block of texts. The first fits means, ranges and shares, which the other blocks reuse: keys are digests, so
+its texts are a random sample. A corpus of one block is fitted on all its texts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypedDict
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, NotRequired, TypedDict
 
 from amalgam.data.arrays import Array, top_margin
 from amalgam.data.keys import text_key
 from amalgam.data.lazy import np, pa, pc, pl
 from amalgam.data.parquet import LABELLED_WEIGHTS, WEIGHTS, build_table, key_array, read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
+from amalgam.pipeline.errors import DamagedError
+from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common.cached.load import (
@@ -29,15 +31,17 @@ from amalgam.stages.common.cached.load import (
     states_of,
 )
 from amalgam.stages.common.cached.read import States
-from amalgam.stages.common.corpus import Bucket, are_written, neighbouring_buckets, read_bucket
+from amalgam.stages.common.corpus import Bucket, are_written, group_name, neighbouring_buckets, read_bucket
 from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.common.load import generated_file, given_labels, label_space, labels_identity, train_part
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
-from amalgam.stages.weigh_teachers.few_labels import Corrected, Labelled, corrected
+from amalgam.stages.weigh_teachers.few_labels import Correction, Labelled, corrected, with_known
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
-from amalgam.stages.weigh_teachers.neighbours import blocks_of, nearest
-from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
+from amalgam.stages.weigh_teachers.neighbours import SideBySide, Space, blocks_of, densities, nearest
+from amalgam.stages.weigh_teachers.weigh import Evidence, Fitted, WeightFacts, estimated_accuracy
+
+FITTED = ".safetensors"
 
 LABELLED = "weights_labelled.parquet"
 """The file with the weights of labelled texts; it exists with `labels` of the experiment."""
@@ -53,13 +57,27 @@ class WeightConfig(TypedDict):
     targets: WeightSettings
 
 
+class BlockFacts(TypedDict):
+    """Sums over the texts of a block."""
+
+    texts: int
+    weights: list[float]
+    """By teacher."""
+    largest: float
+    """Sum of each text's largest weight; teachers of equal labels count as one."""
+    moved: int
+    """Texts with another teacher of the largest weight than without labels."""
+    fit: NotRequired[WeightFacts]
+    """The results of the checks, from the first block."""
+
+
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 10
-    parallelism = "single"
-    unit_label = "weighings"
+    VERSION = 11
+    parallelism = "units"
+    unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
-    facts = FactTypes(WeightFacts, WeightFacts, config=WeightConfig)
+    facts = FactTypes(WeightFacts, BlockFacts, config=WeightConfig)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and target_method(experiment.targets).weighs_together
@@ -89,26 +107,79 @@ class WeighTeachers(Stage):
         fingerprints = {stage: run.fingerprint(stage) for stage in upstream}
         return Identity({"targets": settings}, inputs, fingerprints)
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
-        return [Unit("weights", folder)]
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
+        """Returns the first block alone until it is complete."""
+        first, *others = self.more_units(run, folder)
+        return [first] if pending_units(run, [first]) else [first, *others]
 
-    def workload(self, run: Run, units: Sequence[Unit] | None) -> float:  # noqa: ARG002 - the base class's arguments
-        """Returns the number of texts."""
-        return float(train_part(run).texts)
+    def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
+        return [
+            Unit(
+                group_name(block.buckets),
+                folder / "units",
+                sum(bucket.rows for bucket in block.buckets),
+                block,
+                is_read_by_others=block.start == 0,
+            )
+            for block in _blocks(run)
+        ]
+
+    def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
+        """Returns the number of texts; where the first block is missing, all are."""
+        if units is None or any(unit.is_read_by_others for unit in units):
+            return float(train_part(run).texts)
+        return float(sum(unit.size for unit in units))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        weights, labelled, facts = teacher_weights(run)
+        block: Block = unit.payload
+        texts, check = Texts.of(run, block), WeightFacts(notes=[])
+        fitted = _fitted(run, unit.folder) if block.start else Fitted()
+        weighed = _weigh(run, texts, fitted, check)
+        weights, labelled, apart = weighed.weights, _labelled(run, texts.keys), None
+        if labelled is not None:
+            if not block.start:
+                apart = _fit_labels(run, texts, weighed, labelled, fitted, check)
+            correction = Correction(fitted.values["correction"], fitted.values["biases"])
+            weights = with_known(correction(weights, weighed.kinds, weighed.predicted), labelled)
+        facts = BlockFacts(
+            texts=len(weights),
+            weights=weights.sum(axis=0).tolist(),
+            largest=weighed.largest,
+            moved=int((weights.argmax(axis=1) != weighed.weights.argmax(axis=1)).sum()),
+        )
+        if not block.start:
+            facts["fit"] = {**check, "fitted": len(weights)}
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-            write_table(weights, draft.folder / "weights.parquet")
-            if labelled is not None:
-                write_table(labelled, draft.folder / LABELLED)
+            columns = {"key": texts.keys, "weight": weights.astype(np.float32)}
+            write_table(build_table(WEIGHTS, columns), draft.folder / "weights.parquet")
+            if apart is not None:
+                write_table(apart, draft.folder / LABELLED)
+            if not block.start and len(_blocks(run)) > 1:
+                fitted.save(draft.folder / "fitted.safetensors")
             draft.facts = facts
 
-    def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+    def finish(self, run: Run, records: Sequence[Record]) -> WeightFacts:
+        targets, space = run.experiment.targets, label_space(run)
+        facts: WeightFacts = records[0].facts["fit"] | {}
+        texts = sum(record.facts["texts"] for record in records)
+        shares = np.sum([record.facts["weights"] for record in records], axis=0) / texts
+        facts.setdefault("shares", dict(zip(space.columns, shares.round(4).tolist(), strict=True)))
+        if "labelled" in facts:
+            facts["labelled"] = {**facts["labelled"], "moved": sum(record.facts["moved"] for record in records)}
+            return facts
+        is_default = (targets.teacher_weights, targets.weight_signal) == ("range", "all")
+        if is_default and not facts["fallback"] and len(LabelSets.of(space).groups) > 1:
+            facts["accuracy"] = estimated_accuracy(sum(record.facts["largest"] for record in records) / texts)
+        return facts
+
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:
         shares = ", ".join(
             f"{teacher} {100 * share:.0f}%" for teacher, share in manifest.facts.get("shares", {}).items()
         )
         yield f"estimated shares of the texts: {shares}"
+        fitted, texts = manifest.facts.get("fitted", 0), train_part(run).texts
+        if 0 < fitted < texts and not manifest.facts["fallback"]:
+            yield f"ranges and shares were fitted on {fitted:,} random texts of {texts:,}"
         accuracy, labelled = manifest.facts.get("accuracy"), manifest.facts.get("labelled")
         if accuracy:
             yield (
@@ -126,46 +197,160 @@ class WeighTeachers(Stage):
         return f"{weights} weights of {', '.join(manifest.facts.get('shares', ()))}"
 
 
-def teacher_weights(run: Run) -> tuple[pa.Table, pa.Table | None, WeightFacts]:
-    """Returns the weights of all training texts in the order of their keys, and the facts of the manifest.
+# ---- blocks of texts
 
-    The second table has the weights of the labelled texts without their own labels; None without labels.
-    """
-    targets, buckets, teachers = run.experiment.targets, train_part(run).buckets, list(label_space(run).columns)
-    facts: WeightFacts = {"notes": []}
-    keys, predicted, label_sets = keys_of(run, buckets), predictions(run, buckets), LabelSets.of(label_space(run))
-    answers = predicted.evidence
-    combined = weigh.together(list(answers.values()))
-    shares, kinds = None, {"answers": label_sets.mean(combined)}
+
+@dataclass(frozen=True)
+class Block:
+    """Neighbouring buckets of training texts; build-targets has the same ones."""
+
+    buckets: tuple[Bucket, ...]
+    start: int
+    """The number of texts before it."""
+
+
+def _blocks(run: Run) -> list[Block]:
+    return _blocks_of(run, train_part(run).texts_digest)
+
+
+@once
+def _blocks_of(run: Run, _digest: str) -> list[Block]:
+    groups = list(neighbouring_buckets(train_part(run).buckets))
+    ends = np.cumsum([sum(bucket.rows for bucket in group) for group in groups]).tolist()
+    return [Block(group, start) for group, start in zip(groups, [0, *ends], strict=False)]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The keys of texts, and their buckets."""
+
+    keys: pa.Array
+    prefixes: Sequence[str]
+    start: int
+    """The number of texts before the block that they are from."""
+
+    @classmethod
+    def of(cls, run: Run, block: Block) -> Texts:
+        return cls(keys_of(run, block.buckets), [bucket.prefix for bucket in block.buckets], block.start)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """The weights of some texts, before labels correct them."""
+
+    weights: Array
+    kinds: Sequence[Array]
+    """Each kind of evidence: [texts, teachers]."""
+    predicted: Array
+    """Position of the predicted label in the union: [texts, teachers]."""
+    largest: float
+
+
+def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighed:
+    """Returns the weights of these texts; on the first block it adds its numbers to `fitted` and `facts`."""
+    targets, label_sets = run.experiment.targets, LabelSets.of(label_space(run))
+    answers = _predictions(run, texts.prefixes, texts.keys)
+    shares = None
     if targets.weight_signal == "all":
-        evidence = evidence_of(run, keys, predicted)
-        kinds = dict(evidence.kinds)
-        signal, shares = weigh.agreed_signal(evidence, targets.neighbours, facts)
+        evidence, combined = _evidence(run, texts, answers, fitted)
+        kinds = list(evidence.kinds.values())
+        signal, shares = weigh.agreed_signal(evidence, facts, fitted)
     else:
-        signal = weigh.exclusive(label_sets.mean(answers[targets.weight_signal]), facts)
-        if signal is not None and targets.neighbours:
-            near = nearest(features_of(run, key_array(keys)), targets.neighbours)[0]
-            signal = weigh.coherent(signal, near, facts)
-        if signal is not None and targets.teacher_weights == "range":
-            signal = weigh.by_range(signal, label_sets.predicted(predicted.labels, combined))
+        combined = weigh.together(list(answers.evidence.values()), fitted=fitted.part("answers"))
+        kinds = [label_sets.mean(combined)]
+        signal = _single_signal(run, texts, answers, combined, fitted, facts)
     facts["fallback"] = signal is None
-    weights, estimated = weigh.weigh(signal, label_sets.mean(answers["confidence"]), targets, facts, shares)
-    labelled, is_default = _labelled(run, keys), (targets.teacher_weights, targets.weight_signal) == ("range", "all")
-    estimate = estimated_accuracy(weights) if signal is not None and is_default and not labelled else None
-    if estimate:
-        facts["accuracy"] = estimate
+    confidence = label_sets.mean(answers.evidence["confidence"])
+    weights, estimated = weigh.weigh(signal, confidence, targets, facts, shares, fitted)
+    largest = float(weights.max(axis=1).sum())
     if not label_sets.all_differ:
-        weights = label_sets.divided(weights, combined)
+        weights = label_sets.divided(weights, combined, fitted)
         estimated = label_sets.divided_shares(estimated, weights)
-    apart = None
-    if labelled:
-        by_teacher = [label_sets.by_teacher(kind) for kind in kinds.values()]
-        result = _with_labels(weights, by_teacher, predicted.labels, labelled, facts)
-        weights, estimated = result.weights, result.weights.mean(axis=0)
-        columns = {"fitted": result.fitted.astype(np.float32), "left_out": result.left_out.astype(np.float32)}
-        apart = build_table(LABELLED_WEIGHTS, {"key": keys.take(pa.array(labelled.rows)), **columns})
-    facts["shares"] = dict(zip(teachers, estimated.round(4).tolist(), strict=True))
-    return build_table(WEIGHTS, {"key": keys, "weight": weights.astype(np.float32)}), apart, facts
+    if "separation" in facts:  # the mixture has shares of its own
+        facts["shares"] = dict(zip(label_space(run).columns, estimated.round(4).tolist(), strict=True))
+    return Weighed(weights, [label_sets.by_teacher(kind) for kind in kinds], answers.labels, largest)
+
+
+def _single_signal(  # noqa: PLR0913 - what the choice rests on
+    run: Run, texts: Texts, answers: Predictions, combined: Array, fitted: Fitted, facts: WeightFacts
+) -> Array | None:
+    """Returns the signal of one kind of predictions; None: it does not separate the teachers."""
+    targets, label_sets = run.experiment.targets, LabelSets.of(label_space(run))
+    signal = label_sets.mean(answers.evidence[str(targets.weight_signal)])
+    if not fitted.value("separates", lambda: weigh.exclusive(signal, facts)):
+        return None
+    if targets.neighbours:
+        features, first = _features(run, texts), _features(run, Texts.of(run, _blocks(run)[0]))
+        near = nearest(features, targets.neighbours, first, texts.start)[0]
+        signal = weigh.coherent(signal, near, facts, fitted)
+    if targets.teacher_weights == "range":
+        signal = weigh.by_range(signal, label_sets.predicted(answers.labels, combined), fitted)
+    return signal
+
+
+@once
+def _fitted(run: Run, folder: Path) -> Fitted:
+    """Returns the numbers that the first block determined."""
+    first = folder / f"{group_name(_blocks(run)[0].buckets)}.json"
+    record = run.store.record(first)
+    if record is None:
+        raise DamagedError(f"weigh-teachers {first.stem} is missing", path=str(first))
+    return Fitted.load(run.store.verified_path(next(file for file in record.files if file.path.endswith(FITTED))))
+
+
+# ---- labels
+
+
+def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
+    run: Run, texts: Texts, weighed: Weighed, labelled: Labelled, fitted: Fitted, facts: WeightFacts
+) -> pa.Table:
+    """Adds the correction by all labelled texts, and returns their weights without their own labels.
+
+    Texts of other blocks are read for it.
+    """
+    reused, parts = replace(fitted, is_reused=True), [(texts, weighed, labelled)]
+    for others in _labelled_elsewhere(run):
+        labels = _labelled(run, others.keys)
+        if labels is not None:
+            parts.append((others, _weigh(run, others, reused, WeightFacts(notes=[])), labels))
+    has_label = np.concatenate([labels.has_label for _, _, labels in parts])
+    result = corrected(
+        np.concatenate([own.weights[labels.rows] for _, own, labels in parts]),
+        [
+            np.concatenate([own.kinds[kind][labels.rows] for _, own, labels in parts])
+            for kind in range(len(weighed.kinds))
+        ],
+        np.concatenate([own.predicted[labels.rows] for _, own, labels in parts]),
+        Labelled(np.arange(len(has_label)), has_label),
+    )
+    fitted.value("correction", lambda: result.correction.coefficients)
+    fitted.value("biases", lambda: result.correction.biases)
+    facts.pop("shares", None)
+    facts["labelled"] = {
+        "texts": len(has_label),
+        "moved": 0,
+        "strength": result.strength,
+        "loss_before": round(result.loss_before, 4),
+        "loss_after": round(result.loss_after, 4),
+    }
+    keys = pa.concat_arrays([own.keys.take(pa.array(labels.rows)) for own, _, labels in parts])
+    columns = {"fitted": result.fitted.astype(np.float32), "left_out": result.left_out.astype(np.float32)}
+    return build_table(LABELLED_WEIGHTS, {"key": keys, **columns})
+
+
+def _labelled_elsewhere(run: Run) -> Iterator[Texts]:
+    """Yields the labelled texts after the first block, in groups of buckets."""
+    given, first, after = given_labels(run), _blocks(run)[0], _blocks(run)[1:]
+    bits = {format(int.from_bytes(key[:2], "big"), "016b") for key in given.by_key} if given else set()
+    buckets = [bucket for block in after for bucket in block.buckets]
+    lengths = {len(bucket.prefix) for bucket in buckets}
+    prefixes = {own[:length] for own in bits for length in lengths}
+    start = sum(bucket.rows for bucket in first.buckets)
+    for group in neighbouring_buckets([bucket for bucket in buckets if bucket.prefix in prefixes]):
+        keys = keys_of(run, group)
+        labelled = _labelled(run, keys)
+        if labelled is not None and len(labelled.rows):
+            yield Texts(keys.take(labelled.rows), [bucket.prefix for bucket in group], start)
 
 
 def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
@@ -182,20 +367,7 @@ def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
     return Labelled(rows, np.array([teachers_with[given.by_key[key]] for key in keys.take(rows).to_pylist()]))
 
 
-def _with_labels(
-    weights: Array, kinds: Sequence[Array], predicted: Array, labelled: Labelled, facts: WeightFacts
-) -> Corrected:
-    """Returns the weights after the labels."""
-    result = corrected(weights, kinds, predicted, labelled)
-    moved = weights.argmax(axis=1) != result.weights.argmax(axis=1)
-    facts["labelled"] = {
-        "texts": len(labelled.rows),
-        "moved": int(moved.sum()),
-        "strength": result.strength,
-        "loss_before": round(result.loss_before, 4),
-        "loss_after": round(result.loss_after, 4),
-    }
-    return result
+# ---- the evidence
 
 
 @dataclass(frozen=True)
@@ -210,39 +382,62 @@ class Predictions:
 
 def predictions(run: Run, buckets: Sequence[Bucket]) -> Predictions:
     """Reads the predictions of all teachers, in the order of the buckets' keys."""
-    reader, parts, labels = answer_reader(run), [], []
-    for group in neighbouring_buckets(buckets):
-        keys, prefixes = pl.Series("key", keys_of(run, group), pl.Binary), [bucket.prefix for bucket in group]
-        by_teacher, predicted = [], []
-        for teacher, own in label_space(run).columns.items():
-            evidence = reader.evidence(teacher, prefixes, keys)
-            logits, confidence = evidence.logits.to_numpy(), evidence.confidence.to_numpy()
-            margin = top_margin(logits.astype(np.float64))
-            by_teacher.append(np.stack([confidence, margin, logits.max(axis=1)], axis=1))
-            predicted.append(np.array(own)[logits.argmax(axis=1)])
-        parts.append(np.stack(by_teacher, axis=2))
-        labels.append(np.stack(predicted, axis=1))
-    joined = np.concatenate(parts)
+    parts = [
+        _predictions(run, [bucket.prefix for bucket in group], keys_of(run, group))
+        for group in neighbouring_buckets(buckets)
+    ]
+    evidence = {name: np.concatenate([part.evidence[name] for part in parts]) for name in parts[0].evidence}
+    return Predictions(evidence, np.concatenate([part.labels for part in parts]))
+
+
+def _predictions(run: Run, prefixes: Sequence[str], keys: pa.Array) -> Predictions:
+    reader, in_order = answer_reader(run), pl.Series("key", keys, pl.Binary)
+    by_teacher, predicted = [], []
+    for teacher, own in label_space(run).columns.items():
+        evidence = reader.evidence(teacher, prefixes, in_order)
+        logits, confidence = evidence.logits.to_numpy(), evidence.confidence.to_numpy()
+        margin = top_margin(logits.astype(np.float64))
+        by_teacher.append(np.stack([confidence, margin, logits.max(axis=1)], axis=1))
+        predicted.append(np.array(own)[logits.argmax(axis=1)])
+    joined = np.stack(by_teacher, axis=2)
     by_name = {name: joined[:, place] for place, name in enumerate(("confidence", "margin", "highest"))}
-    return Predictions(by_name, np.concatenate(labels))
+    return Predictions(by_name, np.stack(predicted, axis=1))
 
 
-def evidence_of(run: Run, keys: pa.Array, predicted: Predictions) -> Evidence:
-    """Reads all kinds of evidence for the texts with these keys; teachers of equal labels are one."""
-    space, features = label_space(run), features_of(run, key_array(keys))
-    states = [Pooled(own) for own in states_of(run, key_array(keys), last_states)]
-    labels, owned = load_encoder(run).name_states(space.names).T, list(map(list, space.columns.values()))
-    similarity = (features[rows] @ labels for rows in blocks_of(features))
-    names = np.concatenate([np.stack([block[:, own].max(axis=1) for own in owned], axis=1) for block in similarity])
-    kinds = weigh.kinds_of(list(predicted.evidence.values()), states, names, len(space.names))
-    label_sets, written = LabelSets.of(space), provenance(run, keys)
-    return Evidence(
+def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> tuple[Evidence, Array]:
+    """Reads all kinds of evidence, and that of the predictions by teacher; teachers of equal labels are one."""
+    space, first = label_space(run), Texts.of(run, _blocks(run)[0])  # which has the references
+    label_sets, written = LabelSets.of(space), provenance(run, texts.keys)
+    features, first_features = _features(run, texts), _features(run, first)
+    states, first_states = _states(run, texts), _states(run, first)
+    names, owned = _name_states(run), list(map(list, space.columns.values()))
+    similarity = (features[rows] @ names for rows in blocks_of(features))
+    closest = np.concatenate([np.stack([block[:, own].max(axis=1) for own in owned], axis=1) for block in similarity])
+    density = densities(states, len(space.names), first_states, texts.start)
+    kinds = weigh.kinds_of(list(answers.evidence.values()), density, closest, fitted)
+    joint = SideBySide.of([first_features, *label_sets.joined(first_states)])
+    own = joint.of_texts([features, *label_sets.joined(states, first_states)])
+    evidence = Evidence(
         kinds=label_sets.means(kinds),
-        predicted=label_sets.predicted(predicted.labels, kinds["answers"]),
-        features=features,
-        states=label_sets.joined(states),
+        predicted=label_sets.predicted(answers.labels, kinds["answers"]),
+        near=nearest(own, run.experiment.targets.neighbours, joint, texts.start)[0],
         written=None if written is None else label_sets.mean(written),
     )
+    return evidence, kinds["answers"]
+
+
+def _features(run: Run, texts: Texts) -> Space:
+    return features_of(run, key_array(texts.keys), texts.prefixes)
+
+
+def _states(run: Run, texts: Texts) -> list[Space]:
+    return [Pooled(own) for own in states_of(run, key_array(texts.keys), last_states, texts.prefixes)]
+
+
+@once
+def _name_states(run: Run) -> Array:
+    """Returns the encoder's states of the label names [width, labels]."""
+    return load_encoder(run).name_states(label_space(run).names).T
 
 
 @dataclass(frozen=True)
@@ -267,16 +462,23 @@ def provenance(run: Run, keys: pa.Array) -> Array | None:
     teachers = list(label_space(run).columns)
     if not are_written(run.experiment) or len(teachers) == 1:
         return None
-    columns = ["text", "teacher", "class_probability"]
-    table = read_table(run.store.verified_path(generated_file(run)), columns)
-    rows = {key: row for row, key in enumerate(keys.to_pylist())}
-    probabilities = np.zeros((len(rows), len(teachers)))
-    for text, teacher, probability in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
-        row = rows.get(text_key((text,)))
-        if row is not None:
-            place = teachers.index(teacher)
+    written = _written(run, generated_file(run))
+    probabilities = np.zeros((len(keys), len(teachers)))
+    for row, key in enumerate(keys.to_pylist()):
+        for place, probability in written.get(key, ()):
             probabilities[row, place] = max(probabilities[row, place], probability)
     return probabilities
+
+
+@once
+def _written(run: Run, file: StoredFile) -> dict[bytes, list[tuple[int, float]]]:
+    """Returns the teacher and the class's probability of each generated text, by key; a text may occur repeatedly."""
+    columns, teachers = ["text", "teacher", "class_probability"], list(label_space(run).columns)
+    table = read_table(run.store.verified_path(file), columns)
+    written: dict[bytes, list[tuple[int, float]]] = {}
+    for text, teacher, probability in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
+        written.setdefault(text_key((text,)), []).append((teachers.index(teacher), probability))
+    return written
 
 
 def keys_of(run: Run, buckets: Sequence[Bucket]) -> pa.Array:
@@ -285,16 +487,19 @@ def keys_of(run: Run, buckets: Sequence[Bucket]) -> pa.Array:
     return table.column("key").combine_chunks()
 
 
-def weights_of(run: Run) -> pa.Table:
-    """Returns the teacher weights in the order of the corpus's buckets and their keys."""
-    files = run.result("weigh-teachers").files
-    return _read_weights(run, next(file for file in files if Path(file.path).name != LABELLED))
+def weights_of(run: Run, buckets: Sequence[Bucket] | None = None) -> pa.Table:
+    """Returns the teacher weights of one group of neighbouring buckets, or of all texts, in the order of their keys."""
+    tables = [file for file in run.result("weigh-teachers").files if file.path.endswith(".parquet")]
+    files = [file for file in tables if PurePosixPath(file.path).name != LABELLED]
+    if buckets is not None:
+        files = [files[[block.buckets for block in _blocks(run)].index(tuple(buckets))]]
+    return pa.concat_tables(read_table(run.store.verified_path(file)) for file in files)
 
 
 def labelled_weights_of(run: Run) -> pa.Table:
     """Returns the teacher weights of the labelled texts before their labels were set."""
     files = run.result("weigh-teachers").files
-    return _read_weights(run, next(file for file in files if Path(file.path).name == LABELLED))
+    return _read_weights(run, next(file for file in files if PurePosixPath(file.path).name == LABELLED))
 
 
 @once

@@ -1,20 +1,23 @@
-"""Computes each teacher's weight on each text from evidence [texts, teachers] of all texts, without labels.
+"""Computes each teacher's weight on each text from evidence [texts, teachers], without labels.
 
 Predictions fail by overconfident errors, hidden states for classes that training did not separate, label names if they
 are uninformative. Evidence that correlates with no other is dropped. The rest is scaled by the ends of its range, label
 by label, and weighed by how clearly it separates teachers. Without usable evidence the weights are MUKA's own.
+
+A large corpus has several blocks of texts. Means, ranges and shares are fitted on the first and reused for the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Required, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Required, TypedDict
 
 from amalgam.data.arrays import Array, softmax, top_margin
 from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.weigh_teachers.neighbours import BLOCK, SideBySide, Space, densities, nearest
+from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES
 
 FALLBACK = "each text's own confidences were used, as muka does"
 
@@ -46,6 +49,8 @@ class WeightFacts(TypedDict, total=False):
     notes: Required[list[str]]
     fallback: bool
     """Whether the evidence was dropped, and each text's own confidences were used."""
+    fitted: int
+    """The number of texts on which means, ranges and shares were fitted."""
     shares: dict[str, float]
     """The teachers' shares of the texts."""
     separation: float
@@ -105,8 +110,46 @@ PRIOR = 0.05
 """Weight of equal shares against the texts' own, as a part of the texts."""
 
 
-def weigh(
-    signal: Array | None, confidence: Array, targets: Targets, facts: WeightFacts, shares: Array | None
+@dataclass(frozen=True)
+class Fitted:
+    """Numbers that the first block of texts determines, and that the other blocks reuse."""
+
+    values: dict[str, Array] = field(default_factory=dict)
+    is_reused: bool = False
+    prefix: str = ""
+
+    def part(self, name: str) -> Fitted:
+        """Returns the same numbers for the names of one step."""
+        return replace(self, prefix=f"{self.prefix}{name}/")
+
+    def value(self, name: str, fit: Callable[[], Any]) -> Array:
+        """Returns the value of this name; on the first block `fit` computes it."""
+        name = f"{self.prefix}{name}"
+        if not self.is_reused:
+            if name in self.values:
+                raise AssertionError(f"{name} is fitted twice")
+            self.values[name] = np.ascontiguousarray(fit())
+        return self.values[name]
+
+    def save(self, path: Path) -> None:
+        from safetensors.numpy import save_file
+
+        save_file(self.values, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Fitted:
+        from safetensors.numpy import load_file
+
+        return cls(load_file(path), is_reused=True)
+
+
+def weigh(  # noqa: PLR0913 - the parts of a choice
+    signal: Array | None,
+    confidence: Array,
+    targets: Targets,
+    facts: WeightFacts,
+    shares: Array | None,
+    fitted: Fitted | None = None,
 ) -> tuple[Array, Array]:
     """Returns the weights [texts, teachers] and shares; without a signal MUKA's own, by each text's confidences alone.
 
@@ -117,22 +160,20 @@ def weigh(
     elif targets.teacher_weights == "range":
         weights = softmax(signal / RANGE_TEMPERATURE)
     elif targets.teacher_weights == "standardised" or signal.shape[1] == 1:
-        weights = standardised(signal)
+        weights = standardised(signal, fitted)
     else:
-        weights, fitted = mixture(signal, shares)
-        facts["separation"] = float(fitted.separations.mean())
-        return weights, fitted.shares
+        weights, estimated = mixture(signal, shares, fitted)
+        facts["separation"] = float(estimated.separations.mean())
+        return weights, estimated.shares
     return weights, weights.mean(axis=0)
 
 
-def estimated_accuracy(weights: Array) -> AccuracyEstimate | None:
-    """Returns the accuracy of the targets of `method: amalgam` without labels; None for one teacher.
+def estimated_accuracy(largest: float) -> AccuracyEstimate:
+    """Returns the accuracy of the targets of `method: amalgam` without labels, from the mean largest weight of a text.
 
     Larger weights mean clearer evidence; they are too large, by about the same odds on every data set.
     """
-    if weights.shape[1] == 1 or not len(weights):
-        return None
-    largest = min(float(weights.max(axis=1).mean()), MOST_CERTAIN)
+    largest = min(largest, MOST_CERTAIN)
     odds = ACCURACY_ODDS * largest / (1 - largest)
     low, value, high = (round(part / (1 + part), 4) for part in (odds / ODDS_FACTOR, odds, odds * ODDS_FACTOR))
     return {"low": low, "value": value, "high": high}
@@ -149,53 +190,76 @@ class Evidence:
     """Standardised evidence [texts, teachers] of each kind but provenance."""
     predicted: Array
     """Position of the label that each teacher predicts: [texts, teachers]."""
-    features: Space
-    """States of the encoder: [texts, width], each of length 1."""
-    states: Sequence[Space]
-    """Last states of each teacher: [texts, width]."""
+    near: Array
+    """Places of the nearest references in the states of the encoder and all teachers: [texts, neighbours]."""
     written: Array | None = None
     """Probability of the class that a text was generated for, at the teacher it was generated for."""
 
 
-def kinds_of(answers: Sequence[Array], states: Sequence[Space], names: Array, labels: int) -> dict[str, Array]:
+def kinds_of(answers: Sequence[Array], density: Array, names: Array, fitted: Fitted | None = None) -> dict[str, Array]:
     """Returns the standardised evidence [texts, teachers] of each kind but provenance.
 
     `answers` are confidence, margin and highest logit; `names` is the similarity to the teacher's closest label name.
     """
-    return {"answers": together(answers), "states": standard(densities(states, labels)), "names": standard(names)}
+    fitted = fitted or Fitted()
+    return {
+        "answers": together(answers, fitted=fitted.part("answers")),
+        "states": standard(density, fitted.part("states")),
+        "names": standard(names, fitted.part("names")),
+    }
 
 
-def agreed_signal(evidence: Evidence, neighbours: int, facts: WeightFacts) -> tuple[Array | None, Array | None]:
+def agreed_signal(
+    evidence: Evidence, facts: WeightFacts, fitted: Fitted | None = None
+) -> tuple[Array | None, Array | None]:
     """Returns the signal of all kinds of evidence, and the teachers' shares; None: the kinds do not agree."""
-    kept = agreeing_kinds(evidence.kinds, facts)
-    if kept is None:
-        return None, None
-    written = evidence.written
+    fitted, kinds, written = fitted or Fitted(), dict(evidence.kinds), evidence.written
     if written is not None:
-        kept = with_provenance(kept, standard(written), facts)
-    near = nearest(SideBySide.of([evidence.features, *evidence.states]), neighbours)[0]
-    scaled = {kind: by_range(together([own, smoothed(own, near)]), evidence.predicted) for kind, own in kept.items()}
-    weights = facts["kinds"] = {kind: round(weight, 4) for kind, weight in weights_of_kinds(scaled).items()}
-    signal: Array = np.sum([weights[kind] * own for kind, own in scaled.items()], axis=0)
-    shares = written_shares(written)
-    return signal, counted(signal) if shares is None else shares
+        kinds["provenance"] = standard(written, fitted.part("written"))
+    is_kept = fitted.value("kept", lambda: np.isin(list(kinds), list(_kept(kinds, facts))))
+    if not is_kept.any():
+        return None, None
+    scaled = {}
+    for kind in (kind for kind, keep in zip(kinds, is_kept, strict=True) if keep):
+        part = fitted.part(f"signal of {kind}")
+        own = together([kinds[kind], smoothed(kinds[kind], evidence.near, part)], fitted=part)
+        scaled[kind] = by_range(own, evidence.predicted, part)
+    weights = fitted.value("weights", lambda: [round(weight, 4) for weight in weights_of_kinds(scaled).values()])
+    facts["kinds"] = dict(zip(scaled, weights.tolist(), strict=True))
+    signal: Array = np.sum([weight * own for weight, own in zip(weights, scaled.values(), strict=True)], axis=0)
+
+    def shares() -> Array:
+        of_texts = written_shares(written)
+        return counted(signal) if of_texts is None else of_texts
+
+    return signal, fitted.value("shares", shares)
 
 
-def by_range(signal: Array, predicted: Array) -> Array:
+def by_range(signal: Array, predicted: Array, fitted: Fitted | None = None) -> Array:
     """Scales each teacher's signal to 0 at its lowest values and 1 at the highest of texts with the predicted label.
 
     The ends of a range do not depend on the teacher's share of the texts, as mean and deviation do. Labels differ in
     how confident and how dense their own texts are, so each has an upper end of its own.
     """
-    scaled = np.empty(signal.shape)
-    for teacher, own in enumerate(signal.T):
-        lowest = np.sort(own)[:ENDS].mean()
-        for label in np.unique(predicted[:, teacher]):
-            texts = predicted[:, teacher] == label
-            values = own[texts]
-            highest = np.sort(values)[-max(ENDS, int(TOP * len(values))) :].mean()
-            scaled[texts, teacher] = (values - lowest) / max(highest - lowest, LEAST_RANGE)
+    fitted = fitted or Fitted()
+    lowest = fitted.value("lowest", lambda: np.sort(signal, axis=0)[:ENDS].mean(axis=0))
+    ends = fitted.value("highest", lambda: _upper_ends(signal, predicted))
+    highest = ends[np.arange(len(ends)), np.minimum(predicted, ends.shape[1] - 1)]
+    scaled: Array = (signal - lowest) / np.maximum(highest - lowest, LEAST_RANGE)
     return scaled
+
+
+def _upper_ends(signal: Array, predicted: Array) -> Array:
+    """Returns the upper ends [teachers, labels + 1]; a label without texts, as the last one, has the teacher's mean."""
+    ends = np.empty((signal.shape[1], int(predicted.max(initial=-1)) + 2))
+    for teacher, (own, labels) in enumerate(zip(signal.T, predicted.T, strict=True)):
+        highest = {}
+        for label in np.unique(labels):
+            values = np.sort(own[labels == label])
+            highest[label] = values[-max(ENDS, int(TOP * len(values))) :].mean()
+        ends[teacher] = np.mean(list(highest.values()))
+        ends[teacher, list(highest)] = list(highest.values())
+    return ends
 
 
 def weights_of_kinds(scaled: Mapping[str, Array]) -> dict[str, float]:
@@ -215,6 +279,14 @@ def counted(signal: Array) -> Array:
     counts = np.maximum(counts, LEAST_SHARE)
     shares: Array = counts / counts.sum()
     return shares
+
+
+def _kept(kinds: Mapping[str, Array], facts: WeightFacts) -> Mapping[str, Array]:
+    """Returns the kinds of evidence that are used."""
+    kept = agreeing_kinds({kind: own for kind, own in kinds.items() if kind != "provenance"}, facts)
+    if kept is None or "provenance" not in kinds:
+        return kept or {}
+    return with_provenance(kept, kinds["provenance"], facts)
 
 
 def agreeing_kinds(evidence: Mapping[str, Array], facts: WeightFacts) -> Mapping[str, Array] | None:
@@ -272,13 +344,13 @@ def written_shares(written: Array | None) -> Array | None:
 # ---- a single kind of evidence
 
 
-def exclusive(signal: Array, facts: WeightFacts) -> Array | None:
-    """Returns the signal, or None if it does not separate the teachers."""
+def exclusive(signal: Array, facts: WeightFacts) -> bool:
+    """Returns whether the signal separates the teachers."""
     facts["exclusion"] = exclusion(signal)
     if signal.shape[1] == 1 or facts["exclusion"] >= EXCLUSIVE:
-        return signal
+        return True
     facts["notes"].append(f"the signals do not separate the teachers (exclusion {facts['exclusion']:.2f}): {FALLBACK}")
-    return None
+    return False
 
 
 def exclusion(signal: Array) -> float:
@@ -291,34 +363,43 @@ def exclusion(signal: Array) -> float:
     return float(-mean * (teachers - 1))
 
 
-def coherent(signal: Array, near: Array, facts: WeightFacts) -> Array:
+def coherent(signal: Array, near: Array, facts: WeightFacts, fitted: Fitted | None = None) -> Array:
     """Returns the mean over each text's neighbours if it correlates with the signal, else the signal."""
-    smooth = smoothed(signal, near)
+    fitted = fitted or Fitted()
+    smooth = smoothed(signal, near, fitted)
+    return smooth if fitted.value("coherent", lambda: _is_coherent(signal, smooth, facts)) else signal
+
+
+def _is_coherent(signal: Array, smooth: Array, facts: WeightFacts) -> bool:
     facts["coherence"] = float(np.mean([correlation(a, b) for a, b in zip(signal.T, smooth.T, strict=True)]))
     if facts["coherence"] >= COHERENT or signal.shape[1] == 1:
-        return smooth
+        return True
     facts["notes"].append(
         f"neighbouring texts do not predict a text's teacher (correlation {facts['coherence']:.2f}): "
         "each text's own signal was used"
     )
-    return signal
+    return False
 
 
 # ---- signals
 
 
-def standard(signal: Array) -> Array:
+def standard(signal: Array, fitted: Fitted | None = None) -> Array:
     """Returns each teacher's signal in its own deviations from its own mean over the texts."""
-    deviation = signal.std(axis=0)
-    scores: Array = (signal - signal.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
+    values = (fitted or Fitted()).value("scale", lambda: np.stack([signal.mean(axis=0), signal.std(axis=0)]))
+    mean, deviation = values
+    scores: Array = (signal - mean) / np.where(deviation > 0, deviation, 1.0)
     return scores
 
 
-def together(signals: Sequence[Array], factors: Sequence[Array | float] | None = None) -> Array:
+def together(
+    signals: Sequence[Array], factors: Sequence[Array | float] | None = None, fitted: Fitted | None = None
+) -> Array:
     """Returns the standardised sum of standardised signals, each times its factor."""
-    factors = factors or [1.0] * len(signals)
-    scores = [factor * standard(signal) for factor, signal in zip(factors, signals, strict=True)]
-    return standard(np.sum(scores, axis=0))
+    factors, fitted = factors or [1.0] * len(signals), fitted or Fitted()
+    scores = [standard(signal, fitted.part(str(place))) for place, signal in enumerate(signals)]
+    total = np.sum([factor * score for factor, score in zip(factors, scores, strict=True)], axis=0)
+    return standard(total, fitted.part("sum"))
 
 
 def correlation(a: Array, b: Array) -> float:
@@ -335,11 +416,12 @@ def _relative(signal: Array) -> Array:
 # ---- neighbours
 
 
-def smoothed(signal: Array, near: Array) -> Array:
+def smoothed(signal: Array, near: Array, fitted: Fitted | None = None) -> Array:
     """Returns the signal's mean over each text's neighbours; a text without any keeps its own."""
     if not near.shape[1]:
         return signal
-    blocks = [signal[near[start : start + BLOCK]].mean(axis=1) for start in range(0, len(near), BLOCK)]
+    references = (fitted or Fitted()).value("references", lambda: signal[:REFERENCES])
+    blocks = [references[near[start : start + BLOCK]].mean(axis=1) for start in range(0, len(near), BLOCK)]
     means: Array = np.concatenate(blocks) if blocks else signal
     return means
 
@@ -347,9 +429,9 @@ def smoothed(signal: Array, near: Array) -> Array:
 # ---- from a signal to weights
 
 
-def standardised(signal: Array) -> Array:
+def standardised(signal: Array, fitted: Fitted | None = None) -> Array:
     """Returns the softmax over teachers of standardised signals: correct where teachers' shares are alike."""
-    return softmax(standard(signal) / SHARPNESS)
+    return softmax(standard(signal, fitted) / SHARPNESS)
 
 
 @dataclass(frozen=True)
@@ -374,7 +456,7 @@ class Mixture:
         return softmax(gain + np.log(self.shares))
 
 
-def mixture(signal: Array, shares: Array | None = None) -> tuple[Array, Mixture]:
+def mixture(signal: Array, shares: Array | None = None, fitted: Fitted | None = None) -> tuple[Array, Mixture]:
     """Returns the weights [texts, teachers] and the fitted mixture.
 
     A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.
@@ -383,16 +465,30 @@ def mixture(signal: Array, shares: Array | None = None) -> tuple[Array, Mixture]
     a smaller scatter of own texts would appear as a larger share. The separations d_i, in deviations of the noise,
     shrink towards their mean. Without both, EM loses a teacher if there are more than two.
     """
-    texts, teachers = signal.shape
-    scores, weights = standard(signal), standardised(signal)
-    fitted = _fit(scores, weights, shares)
+    fitted = fitted or Fitted()
+    scores = standard(signal, fitted.part("mixture"))
+
+    def fit() -> Array:
+        estimated = _estimated(scores, shares)
+        ratio = np.full(signal.shape[1], estimated.ratio)
+        return np.stack([estimated.shares, estimated.separations, estimated.noise, ratio])
+
+    of_texts, separations, noise, ratios = fitted.value("mixture", fit)
+    estimated = Mixture(of_texts, separations, noise, float(ratios[0]))
+    return estimated.posterior(scores), estimated
+
+
+def _estimated(scores: Array, shares: Array | None) -> Mixture:
+    texts, teachers = scores.shape
+    weights = softmax(scores / SHARPNESS)
+    estimated = _fit(scores, weights, shares)
     for _ in range(ROUNDS if teachers > 1 and texts > 1 else 0):
-        posterior = fitted.posterior(scores)
+        posterior = estimated.posterior(scores)
         change, weights = float(np.abs(posterior - weights).max()), posterior
-        fitted = _fit(scores, weights, shares)
+        estimated = _fit(scores, weights, shares)
         if change < SETTLED:
             break
-    return weights, fitted
+    return estimated
 
 
 def _fit(scores: Array, weights: Array, known_shares: Array | None) -> Mixture:

@@ -12,7 +12,8 @@ from amalgam.data.arrays import top_margin
 from amalgam.data.keys import union_of
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.inference.batches import mean_over_tokens
-from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.methods import AMALGAM
+from amalgam.stages.weigh_teachers import neighbours, weigh
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, density, nearest
 from amalgam.stages.weigh_teachers.weigh import (
@@ -20,6 +21,7 @@ from amalgam.stages.weigh_teachers.weigh import (
     COHERENT,
     EXCLUSIVE,
     Evidence,
+    Fitted,
     WeightFacts,
     agreed_signal,
     agreeing_kinds,
@@ -296,15 +298,15 @@ def test_counted_shares_are_of_the_highest_signals_and_never_zero() -> None:
     assert counted(np.array([[1.0, 0.0]] * 3)).min() > 0.009
 
 
-def evidence_of(right: Array, **kinds: Array) -> Evidence:
-    states = company(right)[1]
-    return Evidence(kinds, np.zeros((len(right), int(right.max()) + 1), int), states, [states, states])
+def evidence_of(right: Array, kinds: dict[str, Array], count: int = 10) -> Evidence:
+    near = nearest(SideBySide.of([company(right)[1]] * 3), count)[0]
+    return Evidence(kinds, np.zeros((len(right), int(right.max()) + 1), int), near)
 
 
 def test_the_signal_of_agreeing_kinds_is_better_than_the_best_kind() -> None:
     right = np.random.default_rng(0).choice(2, 1500, p=[0.7, 0.3])
     kept, facts = company(right)[0], WeightFacts(notes=[])
-    signal, shares = agreed_signal(evidence_of(right, **kept), 10, facts)
+    signal, shares = agreed_signal(evidence_of(right, kept), facts)
     assert signal is not None
     assert shares is not None
     assert shares == pytest.approx([0.7, 0.3], abs=0.05)
@@ -314,36 +316,64 @@ def test_the_signal_of_agreeing_kinds_is_better_than_the_best_kind() -> None:
     assert rightly(mixture(signal, shares)[0], right) > 0.95
 
 
+@pytest.mark.parametrize("settings", [{}, {"teacher_weights": "mixture"}, {"teacher_weights": "standardised"}])
+def test_other_blocks_get_the_weights_that_the_fitted_block_gives_the_same_texts(settings: dict[str, Any]) -> None:
+    right = np.random.default_rng(0).choice(2, 900, p=[0.7, 0.3])
+    kept, near = company(right)[0], nearest(company(right)[1], 10)[0]
+    predicted = np.random.default_rng(1).integers(3, size=(900, 2))
+    targets = Targets.model_validate({**AMALGAM, **settings})
+
+    def weights(rows: slice, fitted: Fitted) -> Array:
+        answers = [kept["0"][rows], kept["1"][rows]]
+        kinds = weigh.kinds_of(answers, kept["2"][rows], kept["1"][rows], fitted)
+        evidence = Evidence(kinds, predicted[rows], near[rows], np.eye(2)[right][rows])
+        signal, shares = agreed_signal(evidence, {"notes": []}, fitted)
+        return weigh.weigh(signal, answers[0], targets, {"notes": []}, shares, fitted)[0]
+
+    fitted = Fitted()
+    whole = weights(slice(0, 900), fitted)
+    reused = Fitted(fitted.values, is_reused=True)
+    parts = [weights(slice(start, start + 300), reused) for start in (0, 300, 600)]
+    assert np.concatenate(parts) == pytest.approx(whole, abs=1e-9)
+
+
+def test_a_label_that_the_fitted_block_lacks_has_the_mean_upper_end_of_its_teacher() -> None:
+    fitted = Fitted()
+    by_range(np.array([[0.0], [2.0], [0.0], [4.0]] * 5), np.array([[0], [0], [1], [1]] * 5), fitted)
+    reused = Fitted(fitted.values, is_reused=True)
+    assert by_range(np.array([[3.0]] * 3), np.array([[0], [1], [9]]), reused)[:, 0] == pytest.approx([1.5, 0.75, 1.0])
+
+
 def test_clearer_weights_have_a_higher_estimate_of_the_accuracy_with_an_interval() -> None:
-    estimates = [weigh.estimated_accuracy(np.tile([share, 1 - share], (50, 1))) for share in (0.6, 0.8, 0.95, 1.0)]
-    values = [estimate["value"] for estimate in estimates if estimate]
+    estimates = [weigh.estimated_accuracy(largest) for largest in (0.6, 0.8, 0.95, 1.0)]
+    values = [estimate["value"] for estimate in estimates]
     assert values == sorted(values)
     assert len(set(values)) == 4
-    assert all(0 < one["low"] < one["value"] < one["high"] <= 1 for one in estimates if one)
-    odds = [estimate["value"] / (1 - estimate["value"]) for estimate in estimates if estimate]
+    assert all(0 < one["low"] < one["value"] < one["high"] <= 1 for one in estimates)
+    odds = [estimate["value"] / (1 - estimate["value"]) for estimate in estimates]
     assert odds[1] / odds[0] == pytest.approx((0.8 / 0.2) / (0.6 / 0.4), rel=1e-2)
-    assert weigh.estimated_accuracy(np.ones((50, 1))) is None
 
 
 def test_no_neighbours_leave_each_text_its_own_evidence() -> None:
     right = np.random.default_rng(0).choice(2, 600)
     kept = company(right)[0]
-    signal, _ = agreed_signal(evidence_of(right, **kept), 0, {"notes": []})
+    signal, _ = agreed_signal(evidence_of(right, kept, 0), {"notes": []})
     scaled = {kind: by_range(together([own, own]), np.zeros(own.shape, int)) for kind, own in kept.items()}
     weights = weights_of_kinds(scaled)
     assert signal == pytest.approx(sum(weights[kind] * own for kind, own in scaled.items()), abs=1e-3)
 
 
-def test_neighbours_in_a_large_corpus_come_from_a_sample_without_the_text_itself() -> None:
+def test_neighbours_in_a_large_corpus_are_references_without_the_text_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "REFERENCES", 700)
     features = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float32)
     features /= np.linalg.norm(features, axis=1, keepdims=True)
-    neighbours = nearest(features, 5, references=700)[0]
-    among = np.arange(700) * 3000 // 700
-    assert np.isin(neighbours, among).all()
-    assert not (neighbours == np.arange(3000)[:, None]).any()
-    row = int(among[3])
-    closest = among[np.argsort(-(features[among] @ features[row]))][1:6]
-    assert sorted(neighbours[row]) == sorted(closest)
+    near = nearest(features, 5)[0]
+    assert near.max() < 700
+    assert not (near == np.arange(3000)[:, None]).any()
+    for row in (3, 2999):
+        order = np.argsort(-(features[:700] @ features[row]))
+        assert sorted(near[row]) == sorted(order[order != row][:5])
+    assert np.array_equal(nearest(features[600:], 5, features, 600)[0], near[600:])
 
 
 def test_spaces_side_by_side_count_alike_whatever_their_scale() -> None:

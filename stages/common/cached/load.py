@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from amalgam.data.arrays import Keys
@@ -155,11 +155,11 @@ def _key_of(run: Run, teacher: ResolvedTeacher, dtype: str) -> dict[str, object]
 
 
 @once
-def _family_indexes(run: Run, _fingerprint: str) -> dict[str, PrefixIndex[StoredFile]]:
-    """Returns the files of the current cache-teachers manifest by family and bucket, in its order."""
+def _family_indexes(run: Run, stage: str, _fingerprint: str) -> dict[str, PrefixIndex[StoredFile]]:
+    """Returns the files of the stage's current manifest by family and bucket, in its order."""
     families: dict[str, list[tuple[str, StoredFile]]] = {}
-    for file in run.result("cache-teachers").files:
-        prefix = Path(file.path).name.split("-", 1)[0]
+    for file in run.result(stage).files:
+        prefix = PurePosixPath(file.path).parts[3].split("-", 1)[0]  # STAGE/FAMILY/units/UNIT
         families.setdefault(family_in(file.path), []).append((prefix, file))
     return {family: PrefixIndex(pairs) for family, pairs in families.items()}
 
@@ -169,7 +169,7 @@ def answer_reader(run: Run) -> AnswerReader:
     return AnswerReader(
         store=run.store,
         manifest=run.result("cache-teachers"),
-        indexes=_family_indexes(run, run.fingerprint("cache-teachers")),
+        indexes=_family_indexes(run, "cache-teachers", run.fingerprint("cache-teachers")),
         families=families_of(run),
         labels={teacher.name: len(teacher.labels) for teacher in teachers_of(run)},
         targets=run.experiment.targets,
@@ -258,31 +258,39 @@ def parts_of(run: Run, states: CachedStates) -> list[Part]:
 
 
 def states_of(
-    run: Run, keys: Keys, which: Callable[[Run, ResolvedTeacher], CachedStates] = teacher_states
+    run: Run,
+    keys: Keys,
+    which: Callable[[Run, ResolvedTeacher], CachedStates] = teacher_states,
+    prefixes: Sequence[str] | None = None,
 ) -> list[States]:
-    """Returns the states of every teacher for the texts with these keys."""
-    return [state_of(run, teacher, keys, which) for teacher in teachers_of(run)]
+    """Returns the states of every teacher for the texts with these keys; `prefixes` are their buckets, None is all."""
+    return [state_of(run, teacher, keys, which, prefixes) for teacher in teachers_of(run)]
 
 
 def state_of(
-    run: Run, teacher: ResolvedTeacher, keys: Keys, which: Callable[[Run, ResolvedTeacher], CachedStates]
+    run: Run,
+    teacher: ResolvedTeacher,
+    keys: Keys,
+    which: Callable[[Run, ResolvedTeacher], CachedStates],
+    prefixes: Sequence[str] | None = None,
 ) -> States:
     """Returns the states of one teacher for the texts with these keys."""
     folders: dict[Path, dict[str, Path]] = {}
-    for file in sorted(_files_of(run, which(run, teacher)), key=lambda file: Path(file.path)):
+    for file in sorted(_files_of(run, which(run, teacher), prefixes), key=lambda file: Path(file.path)):
         path = Path(file.path)
         folders.setdefault(path.parent, {})[path.name] = run.store.verified_path(file)
     return open_states(teacher.name, list(folders.values()), keys)
 
 
-def features_of(run: Run, keys: Keys) -> Features:
+def features_of(run: Run, keys: Keys, prefixes: Sequence[str] | None = None) -> Features:
     """Returns the encoder's states of the texts with these keys."""
-    return open_features([run.store.verified_path(file) for file in _files_of(run, encoder_states(run))], keys)
+    paths = [run.store.verified_path(file) for file in _files_of(run, encoder_states(run), prefixes)]
+    return open_features(paths, keys)
 
 
-def _files_of(run: Run, states: CachedStates) -> list[StoredFile]:
-    family = states.family
-    return [file for file in run.result("cache-features").files if family_in(file.path) == family]
+def _files_of(run: Run, states: CachedStates, prefixes: Sequence[str] | None) -> list[StoredFile]:
+    index = _family_indexes(run, "cache-features", run.fingerprint("cache-features"))[states.family]
+    return index.entries if prefixes is None else index.overlapping(prefixes)
 
 
 @once

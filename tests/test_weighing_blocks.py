@@ -1,0 +1,224 @@
+"""Weigh-teachers on a corpus of several blocks: any number of processes gives the same weights, and work is kept.
+
+As a module, it runs the command with small blocks: `python -m amalgam.tests.test_weighing_blocks weigh-teachers`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from amalgam.cli import main
+from amalgam.data.demo_corpus import generate
+from amalgam.data.keys import text_key
+from amalgam.pipeline.execution.stage import Run, Unit
+from amalgam.stages.common import corpus
+from amalgam.stages.weigh_teachers import neighbours, weigh
+from amalgam.stages.weigh_teachers.stage import LABELLED, WeighTeachers
+from amalgam.tests.forking import Forked
+from amalgam.tests.workspaces import (
+    TEACHER_LABELS,
+    Workspace,
+    build_once,
+    finish,
+    flip_bit,
+    new_workspace,
+    quiet_environment,
+    run_ranks,
+)
+
+AMALGAM = ("student.method=amalgam", "targets.mode=hard")
+WEIGH = ("weigh-teachers", *AMALGAM)
+TEXTS, BLOCKS = 1500, 4
+MODULE = "amalgam.tests.test_weighing_blocks"
+SMALL = (
+    (corpus, "UNIT_TEXTS", 400),
+    (weigh, "REFERENCES", 150),
+    (neighbours, "REFERENCES", 150),
+    (weigh, "AGREEING", -1.0),
+)
+"""Blocks of one bucket; random teachers do not agree, and their evidence is used all the same."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, value in SMALL:
+            patch.setattr(module, name, value)
+        yield
+
+
+def build(folder: Path) -> Workspace:
+    workspace = new_workspace(folder)
+    workspace.write(generate(TEXTS, 0))
+    workspace("cache-features", *AMALGAM)
+    return workspace
+
+
+@pytest.fixture
+def cached(shared: Path, tmp_path: Path) -> Workspace:
+    """Return a copy of a workspace in which weigh-teachers has not run."""
+    return build_once(shared / "blocks", build).copy(tmp_path / "workspace")
+
+
+@pytest.fixture
+def alone(cached: Workspace, tmp_path: Path) -> Mapping[bytes, Array]:
+    """Return the weights of one process."""
+    return weights(by_one(cached.copy(tmp_path / "alone")))
+
+
+def by_one(workspace: Workspace, *overrides: str) -> Workspace:
+    workspace(*WEIGH, *overrides)
+    return workspace
+
+
+def manifest(workspace: Workspace) -> Any:
+    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["weigh-teachers"]["fingerprint"]
+    return json.loads((workspace.artifacts / "weigh-teachers" / head / "MANIFEST.json").read_text())
+
+
+def weights(workspace: Workspace) -> dict[bytes, Array]:
+    files = [file["path"] for file in manifest(workspace)["files"]]
+    paths = [path for path in files if path.endswith(".parquet") and not path.endswith(f"/{LABELLED}")]
+    assert len(paths) == BLOCKS
+    table = pa.concat_tables(pq.read_table(workspace.artifacts / path) for path in paths)
+    keys = table.column("key").to_pylist()
+    assert keys == sorted(keys)
+    return dict(zip(keys, np.array(table.column("weight").to_pylist()), strict=True))
+
+
+def assert_equal(own: Mapping[bytes, Array], others: Mapping[bytes, Array]) -> None:
+    assert list(own) == list(others)
+    assert np.array(list(own.values())) == pytest.approx(np.array(list(others.values())), abs=1e-5)
+
+
+def started(workspace: Workspace, **rank: str) -> Forked:
+    return Forked(WEIGH, workspace.folder, quiet_environment(**rank), MODULE)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_several_processes_give_the_weights_of_one(
+    cached: Workspace, alone: Mapping[bytes, Array], processes: int
+) -> None:
+    result = run_ranks(lambda rank: started(cached, **rank), processes)
+    assert result.code == 0, result.err
+    assert_equal(weights(cached), alone)
+    assert np.ptp(np.array(list(alone.values()))[:, 0]) > 0.5
+
+
+def test_parts_give_the_weights_of_one_process_in_any_order(cached: Workspace, alone: Mapping[bytes, Array]) -> None:
+    assert "3 of 4 units" in cached(*WEIGH, "--part", "1/2").err  # with the first block, which both parts need
+    cached(*WEIGH, "--part", "0/2")
+    assert_equal(weights(cached), alone)
+    assert "weigh-teachers: reused" in cached("build-targets", *AMALGAM).err
+    assert len(cached.targets()) == len(alone)
+
+
+def test_a_killed_run_keeps_its_blocks(
+    cached: Workspace, alone: Mapping[bytes, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = Forked(WEIGH, cached.folder, quiet_environment(KILL_AT="3"), MODULE)
+    assert finish(killed).code == -signal.SIGKILL
+    kept = cached.digests("weigh-teachers")
+    assert len({unit for unit, _ in kept}) == 2
+    done = count_units(monkeypatch)
+    by_one(cached)
+    assert len(done) == BLOCKS - 2
+    assert kept < cached.digests("weigh-teachers")
+    assert_equal(weights(cached), alone)
+    assert "weigh-teachers: reused" in cached(*WEIGH).err
+
+
+def test_damaged_blocks_are_computed_again(
+    cached: Workspace, alone: Mapping[bytes, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_one(cached)
+    fitted, *others = [cached.artifacts / file["path"] for file in manifest(cached)["files"]]
+    assert fitted.suffix == ".safetensors"
+    flip_bit(others[-1])
+    done = count_units(monkeypatch)
+    assert "does not match its digest" in cached("build-targets", *AMALGAM).err
+    assert done == [others[-1].name.rsplit("-", 1)[0]]
+    flip_bit(fitted)
+    others[-1].unlink()  # another block needs the damaged numbers
+    done.clear()
+    assert "does not match its digest" in cached(*WEIGH).err
+    assert done == [fitted.parent.name.rsplit("-", 1)[0], others[-1].name.rsplit("-", 1)[0]]
+    assert_equal(weights(cached), alone)
+
+
+def test_labels_in_any_block_correct_the_weights_of_all(cached: Workspace, alone: Mapping[bytes, Array]) -> None:
+    rows = cached.texts()[:40]
+    lines = "".join(f'"{text}",{label}\n' for text, label in rows)
+    (cached.folder / "labels.csv").write_text(f"text,label\n{lines}")
+    by_one(cached, "labels=labels.csv")
+    assert manifest(cached)["facts"]["labelled"]["texts"] == len(rows)
+    [labelled] = [file["path"] for file in manifest(cached)["files"] if file["path"].endswith(f"/{LABELLED}")]
+    keys = pq.read_table(cached.artifacts / labelled).column("key").to_pylist()
+    assert keys == sorted(text_key([text]) for text, _ in rows)
+    corrected = weights(cached)
+    for text, label in rows:
+        assert corrected[text_key([text])].tolist() == [float(label in own) for own in TEACHER_LABELS.values()]
+    moved = [key for key in alone if corrected[key].argmax() != alone[key].argmax()]
+    assert len(moved) == manifest(cached)["facts"]["labelled"]["moved"]
+
+
+def test_a_forced_run_computes_all_blocks(cached: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_one(cached)
+    done = count_units(monkeypatch)
+    assert "fitted on" in cached(*WEIGH, "--force").err
+    assert len(done) == BLOCKS
+
+
+def test_the_first_block_alone_is_known_until_it_is_complete(cached: Workspace) -> None:
+    plan = cached.plan(*AMALGAM)["weigh-teachers"]
+    assert plan["units"] == {"done": 0, "total": 1}
+    cached.attempt(*WEIGH, "--part", "1/2")
+    assert cached.plan(*AMALGAM)["weigh-teachers"]["units"] == {"done": 3, "total": BLOCKS}
+
+
+def count_units(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of the units that run from now on."""
+    done: list[str] = []
+    run_unit = WeighTeachers.run_unit
+
+    def counted(stage: WeighTeachers, run: Run, unit: Unit) -> None:
+        run_unit(stage, run, unit)
+        done.append(unit.name)
+
+    monkeypatch.setattr(WeighTeachers, "run_unit", counted)
+    return done
+
+
+def kill_at(number: int) -> None:
+    """Kill this process as it begins the unit of this number."""
+    run_unit, begun = WeighTeachers.run_unit, []
+
+    def killed(stage: WeighTeachers, run: Run, unit: Unit) -> None:
+        begun.append(unit)
+        if len(begun) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        run_unit(stage, run, unit)
+
+    setattr(WeighTeachers, "run_unit", killed)  # noqa: B010 - mypy has no assignment of a method
+
+
+if __name__ == "__main__":
+    for module, name, value in SMALL:
+        setattr(module, name, value)
+    if "KILL_AT" in os.environ:
+        kill_at(int(os.environ["KILL_AT"]))
+    sys.argv[0] = "amalgam"
+    main()

@@ -1,10 +1,8 @@
 """Computes each teacher's weight on each text from evidence [texts, teachers], without labels.
 
-Predictions fail by overconfident errors, hidden states for classes that training did not separate, label names if they
-are uninformative. Evidence that correlates with no other is dropped. The rest is scaled by the ends of its range, label
-by label, and weighed by how clearly it separates teachers. Without usable evidence the weights are MUKA's own.
-
-A large corpus has several blocks of texts. Means, ranges and shares are fitted on the first and reused for the others.
+Evidence that correlates with no other is dropped. The rest is scaled by the ends of its range, label by label, and
+weighed by how clearly it separates teachers. Without usable evidence the weights are MUKA's own. Means, ranges and
+shares are fitted on the first block of a corpus and reused for the others.
 """
 
 from __future__ import annotations

@@ -52,15 +52,18 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
     dtype: str,
     sample: Mapping[bytes, tuple[str, ...]],
     *,
-    passes: int,
+    passes: int | None,
     check_interrupt: Callable[[], None],
 ) -> tuple[bool, str]:
-    """Returns whether `dtype` agrees with fp32, and the figures, or the error where a teacher could not be run."""
+    """Returns whether `dtype` agrees with fp32, and the figures, or the error where a teacher could not be run.
+
+    `passes` None: passes of teachers with dropout are compared, because a later method may run them.
+    """
 
     def logits_of(resolved: ResolvedTeacher, precision: str) -> Array:
         """Returns logits [texts, passes, labels]; without passes, those of the run without dropout."""
-        count = min(PASSES, passes)
-        teacher = loader.load(resolved, precision, passes=count)
+        teacher = loader.load(resolved, precision, passes=passes or 0)
+        count = PASSES if passes is None and teacher.sites else min(PASSES, passes or 0)
         logits, raw = run_passes(
             teacher,
             teacher.tokenise(list(sample.values())),

@@ -260,7 +260,7 @@ def _choose_dtype(run: Run) -> None:
             teachers_of(run),
             dtype,
             sample_texts(tables(run.store, part), part.texts),
-            passes=passes_of(run.experiment),
+            passes=run.experiment.cache.passes,
             check_interrupt=run.signals.check,
         )
         dtype, why = dtype if passed else "fp32", figures

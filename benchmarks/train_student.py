@@ -1,6 +1,6 @@
 """Compares train-student with its rivals: one student on the same tokens, interleaved.
 
-python benchmarks/train_student.py --texts PATH/ag_news/train.parquet [--json]
+python benchmarks/train_student.py --texts PATH/ag_news/train.parquet [--padding] [--json]
 """
 
 from __future__ import annotations
@@ -80,10 +80,14 @@ def main() -> None:
         bench = Bench(student, tokenizer, device, dtype, Path(scratch))
         gold = np.array([names.index(label) for label in labels], np.int64)
         data = training_data(tokenizer, texts, gold, len(names), options.max_tokens)
-        check(bench, data, EPOCHS_TO_MEMORISE["random" if options.random else "pre-trained"])
         epochs = -(-options.steps // -(-len(data) // options.batch_size))
         training = training_for(epochs, options.batch_size, options.learning_rate)
-        rows = race(bench, data, training, options.without, options.repeats)
+        if options.padding:
+            share = round(real_share(data, training), 3)
+            rows = [row("train_student", "padding", texts=len(data), real_token_share=share)]
+        else:
+            check(bench, data, EPOCHS_TO_MEMORISE["random" if options.random else "pre-trained"])
+            rows = race(bench, data, training, options.without, options.repeats)
     show(rows, as_json=options.json)
 
 
@@ -100,6 +104,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--without", nargs="*", default=[], help="rows to leave out")
+    parser.add_argument("--padding", action="store_true", help="only count the share of tokens that are not padding")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 

@@ -223,6 +223,37 @@ def test_another_number_of_processes_may_resume_only_between_epochs(tmp_path: Pa
     assert train(tiny_bert(), tmp_path / "5").facts["resumed_from_step"] == 5
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss_count": {}},
+        {"step": 7},
+        {"best_score": None},
+        {"history": [{"step": 3}]},
+        {"unknown": 1},
+        {"tensors": "weights"},
+        {"tensors": "best"},
+        {"tensors": "optimizer"},
+    ],
+    ids=str,
+)
+def test_a_signed_checkpoint_of_other_content_is_skipped(tmp_path: Path, changes: dict[str, Any]) -> None:
+    stopped_at(tmp_path, 6)
+    snapshot = checkpoint.latest(tmp_path)[0]
+    assert snapshot is not None
+    state, tensors = snapshot.state, dict(snapshot.tensors)
+    if "tensors" in changes:
+        name = changes["tensors"]
+        tensors[name] = {of: torch.zeros(3) if tensor.ndim else tensor for of, tensor in tensors[name].items()}
+    else:
+        state = {**state, "progress": {**state["progress"], **changes}}
+    shutil.rmtree(tmp_path)
+    checkpoint.save(tmp_path, replace(snapshot, state=state, tensors=tensors))
+    result = train(tiny_bert(), tmp_path)
+    assert result.facts["resumed_from_step"] == 0
+    assert any("skipped" in note for note in result.notes)
+
+
 class NotANumber(Objective):
     """WeightedKL, but for some of its calls; with accumulate 2, each step makes two."""
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, get_type_hints
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from torch.nn.utils import clip_grad_norm_
 from amalgam.data.arrays import RowNumbers
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.errors import WorkError
+from amalgam.pipeline.storage.facts import fits
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.device import dtype_for, put_on, seed_generators
 from amalgam.stages.common.training import checkpoint as checkpoints
@@ -97,6 +98,15 @@ class _Progress:
     non_finite: int = 0
     """Consecutive non-finite losses."""
     skipped: int = 0
+
+
+class _State(TypedDict):
+    """The content of a checkpoint's state.json."""
+
+    identity: str
+    world: int
+    progress: dict[str, Any]
+    """Of _Progress."""
 
 
 class _Learner(nn.Module):
@@ -347,7 +357,7 @@ class TrainingRun:
         if not step:
             return notes
         snapshot = snapshot or checkpoints.read(folder, int(step))
-        if snapshot.state["identity"] != self._identity:
+        if not self._is_own(snapshot):
             return [*notes, f"checkpoint step-{snapshot.step:06d} is of another training and was skipped"]
         world = snapshot.state["world"]
         if world != self.world and snapshot.step % self.per_epoch:
@@ -363,6 +373,24 @@ class TrainingRun:
         self.best = snapshot.tensors.get("best", {})
         return notes
 
+    def _is_own(self, snapshot: Checkpoint) -> bool:
+        """Returns whether a checkpoint can be resumed; its digests only say that it has not changed."""
+        if not fits(snapshot.state, _State) or snapshot.state["identity"] != self._identity:
+            return False
+        progress, kinds = snapshot.state["progress"], get_type_hints(_Progress)
+        typed = progress.keys() == kinds.keys() and all(fits(progress[name], kind) for name, kind in kinds.items())
+        if not typed or not progress["step"] == snapshot.step <= self.total:
+            return False
+        own, weights = _shapes(self.learner.state_dict()), snapshot.tensors.get("weights", {})
+        best, moments = snapshot.tensors.get("best"), snapshot.tensors.get("optimizer", {})
+        named = {f"{name}/{weight}": shape for weight, shape in own.items() for name in ("exp_avg", "exp_avg_sq")}
+        return (
+            _shapes(weights) == own
+            and (best is None or _shapes(best) == own)
+            and bool(progress["history"]) == (progress["best_score"] is not None)
+            and all(named.get(name, ()) == shape for name, shape in _shapes(moments).items())
+        )
+
     @cached_property
     def _identity(self) -> str:
         """Returns a fingerprint of everything that a checkpoint must share with the run that resumes it."""
@@ -375,6 +403,10 @@ class TrainingRun:
             "weights": {name: list(weight.shape) for weight, name in self.names.items()},
         }
         return fingerprint(parts)
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def training_dtype(device: torch.device) -> str:

@@ -336,3 +336,24 @@ def test_two_deliveries_at_once_end_well(workspace: Workspace) -> None:
     assert_mine(student(workspace))
     assert damaged(workspace) == {}
     assert not list((workspace.folder / "students").glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("suffix", [".html", ".json"])
+def test_a_pipe_in_the_place_of_a_page_is_refused(workspace: Workspace, suffix: str) -> None:
+    pipe(workspace.folder / f"reports/student{suffix}")
+    for words in (("run", "student.seed=5"), ("report", "--force")):
+        result = workspace.attempt(*words)
+        assert result.code == 2
+        assert f"reports/student{suffix} exists and was not made by amalgam" in result.err
+    if suffix == ".json":
+        assert "cannot be read as a report" in workspace.attempt("report", "student", "other").err
+
+
+def test_a_pipe_in_the_place_of_the_texts_to_label_is_kept(workspace: Workspace) -> None:
+    workspace.edit("  label: label\n", "")
+    workspace.edit("  test: texts/test.csv\n", "")
+    workspace("run")
+    [texts] = (workspace.folder / "reports").glob("*.to-label.csv")
+    pipe(texts)
+    assert "was kept" in workspace("report", "--force").err
+    assert texts.is_fifo()

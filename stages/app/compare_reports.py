@@ -195,7 +195,7 @@ def read_report(path: Path) -> ReportJson:
     """Reads and checks a report's JSON, which a user may have edited."""
     fix = "run `amalgam report` with this student.name first"
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8") if path.is_file() or not path.exists() else "")  # a pipe blocks
     except FileNotFoundError:
         names = sorted(file.stem for file in path.parent.glob("*.json") if file.stem != NAME)
         existing = f" (existing: {', '.join(names)})" if names else ""

@@ -24,6 +24,7 @@ from amalgam.pipeline.config.schema import TEACHER, ExperimentConfig
 from amalgam.pipeline.console import duration, printable, size
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.local import atomic_write
+from amalgam.pipeline.storage.paths import is_regular
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.deliveries import PAGES, REPORTS, DeliveryServices, deliver_page, read_mark, refuse_links
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
@@ -450,6 +451,8 @@ def _without_labels(path: Path, content: bytes) -> bool:
     """Returns whether the file has the columns of `content` and not a single label."""
     header = next(csv.reader(io.StringIO(content.decode())))
     label = header[-1 - len(PREDICTED_COLUMNS)]
+    if not is_regular(path):
+        return False
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file)
@@ -470,6 +473,8 @@ def _check_file(base: Path, page: str, suffix: str, *, marked: bool) -> None:
 
 
 def _is_ours(path: Path) -> bool:
+    if not is_regular(path):  # a pipe would block
+        return False
     try:
         with path.open("rb") as file:
             return MARKERS[path.suffix].encode() in file.read(MARKER_BYTES)

@@ -374,7 +374,7 @@ class TrainingRun:
         return notes
 
     def _is_own(self, snapshot: Checkpoint) -> bool:
-        """Returns whether a checkpoint can be resumed; its digests only say that it has not changed."""
+        """Returns whether a checkpoint can be resumed; its digests prove only that it has not changed."""
         if not fits(snapshot.state, _State) or snapshot.state["identity"] != self._identity:
             return False
         progress, kinds = snapshot.state["progress"], get_type_hints(_Progress)

@@ -35,7 +35,7 @@ from amalgam.stages.common.load import (
 )
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_of
-from amalgam.stages.target_methods import LossFacts, TargetBatch, TargetInputs, reads_texts, target_method
+from amalgam.stages.target_methods import Evidence, LossFacts, TargetBatch, TargetInputs, reads_texts, target_method
 from amalgam.stages.weigh_teachers.stage import labelled_weights_of, weights_of
 
 BINS = 10
@@ -213,20 +213,18 @@ def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table, labels: pl.Ser
     if not method.reads_teachers:
         return method.build(TargetInputs(space, gold))
     weights = _weights(run, buckets, rows) if method.weighs_together else None
-    batch = _of_teachers(run, buckets, rows, weights)
+    batch = method.build(TargetInputs(space, gold, _evidence(run, buckets, rows), weights))
     return batch if labels is None else with_labels(batch, space, labels, by_teacher=method.loss == "restricted")
 
 
-def _of_teachers(run: Run, buckets: Sequence[Bucket], rows: pa.Table, weights: pl.Series | None) -> TargetBatch:
-    """Returns the targets of some texts of these buckets from the teachers' predictions."""
-    space, method = label_space(run), target_method(run.experiment.targets)
+def _evidence(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> list[Evidence]:
+    """Returns the teachers' predictions for some texts of these buckets."""
     keys, prefixes = pl.Series("key", rows.column("key"), dtype=pl.Binary), [bucket.prefix for bucket in buckets]
     reader = answer_reader(run)
-    evidence = [reader.evidence(name, prefixes, keys) for name in space.columns]
-    if method.weighs_by_domain:
-        evidence = with_domain_confidence(run, evidence, prefixes, key_array(rows.column("key")))
-    gold = pl.Series("label", rows.column("label"), dtype=pl.String)
-    return method.build(TargetInputs(space, gold, evidence, weights))
+    evidence = [reader.evidence(name, prefixes, keys) for name in label_space(run).columns]
+    if target_method(run.experiment.targets).weighs_by_domain:
+        return with_domain_confidence(run, evidence, prefixes, key_array(rows.column("key")))
+    return evidence
 
 
 @dataclass(frozen=True)
@@ -244,15 +242,20 @@ def unset_targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> UnsetT
     method = target_method(run.experiment.targets)
     if method.loss != "kl":
         return None
+    gold, evidence = pl.Series("label", rows.column("label"), dtype=pl.String), _evidence(run, buckets, rows)
+
+    def first_labels(weights: pl.Series | None) -> Array:
+        inputs = TargetInputs(label_space(run), gold, evidence, weights)
+        labels: Array = method.build(inputs).target.to_numpy().argmax(axis=1)
+        return labels
+
     if not method.weighs_together:
-        labels = _of_teachers(run, buckets, rows, None).target.to_numpy().argmax(axis=1)
-        return UnsetTargets(labels, labels)
+        return UnsetTargets(first_labels(None), first_labels(None))
     table = labelled_weights_of(run)
     place = {key: row for row, key in enumerate(table.column("key").to_pylist())}
     weights = table.take([place[key] for key in rows.column("key").to_pylist()])
-    columns = (pl.Series("weight", weights.column(name)) for name in ("fitted", "left_out"))
-    batches = (_of_teachers(run, buckets, rows, column) for column in columns)
-    return UnsetTargets(*(batch.target.to_numpy().argmax(axis=1) for batch in batches))
+    fitted, left_out = (first_labels(pl.Series("weight", weights.column(name))) for name in ("fitted", "left_out"))
+    return UnsetTargets(fitted, left_out)
 
 
 def _weights(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> pl.Series:

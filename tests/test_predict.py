@@ -178,7 +178,7 @@ def test_a_damaged_or_foreign_file_of_states_is_refused(desk: Workspace, tmp_pat
     assert f"{UNKNOWN} is damaged: its content is not" in refusal()
     path.write_bytes(whole[: len(whole) // 2])
     assert f"{UNKNOWN} is damaged" in refusal()
-    assert "delete the file" in refusal()
+    assert "delete it: then the score of the logits is used" in refusal()
     assert desk.attempt("predict", TEXTS[0], "--student", str(folder)).code == 0  # without --unknown it is not read
     path.write_bytes(whole)
     assert desk("predict", TEXTS[0], "--unknown", "--student", str(folder)).code == 0

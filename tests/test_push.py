@@ -59,6 +59,7 @@ def test_with_yes_every_file_arrives_as_it_is_and_private(desk: Workspace, hub: 
     }
     assert not (folder / "README.md").exists()
     assert sent["README.md"].decode() == desk("push", NAME, "--card").out.removesuffix("\n")
+    assert "It reads `unknown.safetensors`" in sent["README.md"].decode()
     assert "writer" not in result.out + result.err
 
 
@@ -230,5 +231,6 @@ def test_hostile_names_are_text_in_the_card() -> None:
 
 def test_of_very_many_labels_a_hundred_are_shown_and_the_rest_counted() -> None:
     text = card(CardInfo([f"label {place}" for place in range(150)], {"all": ["label 3"]}, None), NAME)
+    assert "--unknown" not in text  # no file of states
     assert "50 more" in text
     assert (text.count("| label "), len(TEACHER_LABELS)) == (101, 2)

@@ -63,6 +63,8 @@ class CardInfo:
     licence: str | None = None
     """The licence that the student is published under; None: that of all sources, if they state the same."""
     numbers: Numbers = field(default_factory=Numbers)
+    flags_unknown: bool = False
+    """Whether the folder has a fit of unknown texts."""
 
     def owners(self, label: str) -> list[str]:
         return [teacher for teacher, labels in self.teachers.items() if label in labels]

@@ -27,7 +27,7 @@ from amalgam.stages.app.model_card import CardInfo, Numbers, card, numbers_of
 from amalgam.stages.app.predict import StudentFolder, finished_student
 from amalgam.stages.common.deliveries import COPY_OF_MARK
 from amalgam.stages.common.models import hub
-from amalgam.stages.common.models.model_folder import CARD
+from amalgam.stages.common.models.model_folder import CARD, UNKNOWN
 from amalgam.stages.common.models.read_card import read_card
 from amalgam.stages.common.models.resolve import own_labels, read_model
 from amalgam.stages.methods import load_with_methods
@@ -58,7 +58,8 @@ def push(  # noqa: PLR0913 - the options of the command
     else:
         labels, are_named = own_labels(model, teacher=finished.folder.name)
         facts = (finished.teachers, finished.max_tokens, finished.sources, finished.training, finished.fingerprint)
-        info = CardInfo(labels, *facts, licence, _numbers(finished, config, required=student is None))
+        numbers = _numbers(finished, config, required=student is None)
+        info = CardInfo(labels, *facts, licence, numbers, flags_unknown=UNKNOWN in files)
         written, remarks = card(info, repo_id), info.warnings
         remarks += [] if are_named else ["the labels have no names: set id2label in config.json"]
         remarks += [] if info.published_licence else ["the card states no licence: choose one with --license"]

@@ -26,7 +26,7 @@ KNOWN_SHARE = 0.995
 """Share of the training texts whose score is below the threshold."""
 
 FOLDS = 5
-FIX = "run `amalgam verify --repair`, or delete the file: then the score of the logits is used"
+FIX = "restore the file of this student, or delete it: then the score of the logits is used"
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,7 @@ def read_unknown(folder: Path, *, width: int, layers: int, weights: str) -> Unkn
         raise ModelError(what, where=str(path), fix="update amalgam, or train the student again")
     if about.get("weights") != weights:
         what = f"{UNKNOWN} belongs to other weights than those of this model"
-        fix = "restore the file of this student, or delete it: then the score of the logits is used"
-        raise ModelError(what, where=str(path), fix=fix)
+        raise ModelError(what, where=str(path), fix=FIX)
     fit = _fit_of(about, tensors, width)
     if fit is None or not 0 <= fit.layer <= layers:
         what = f"{UNKNOWN} is damaged: its content is not that of a fit to {width} dimensions"

@@ -223,3 +223,8 @@ def test_a_student_trained_by_two_has_the_labels_of_the_union(by_two: tuple[Work
         for workspace in (by_two[0], built)
     ]
     assert configs[0] == configs[1]
+
+
+def test_the_states_of_unknown_texts_belong_to_the_weights_that_two_trained(by_two: tuple[Workspace, str]) -> None:
+    [entry] = by_two[0]("predict", "the chef fried the onion", "--unknown", "--json").json
+    assert entry["unknown"]["source"] == "states"

@@ -22,7 +22,7 @@ from amalgam.data.arrays import unknown_score
 from amalgam.data.tokens import encode
 from amalgam.stages.app.predict import finished_in
 from amalgam.stages.common.inference.batches import Classifier, predict_with_states
-from amalgam.stages.common.unknown import UnknownStates
+from amalgam.stages.common.models.unknown import UnknownStates
 from amalgam.stages.report.quality import unknown_quality
 from amalgam.stages.train_student.training import fit_unknown_states
 

@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from amalgam.data.arrays import softmax, top_margin
+from amalgam.data.arrays import Gaussians, Moments, softmax, top_margin
 from amalgam.stages.common.cached.read import States
-from amalgam.stages.common.gaussians import Array, Gaussians, Groups, Moments
 from amalgam.stages.target_methods import COMPARATIVE
+
+Array = NDArray[np.float64]
+Groups = NDArray[np.int64]
 
 ROUNDING = 1e-9
 """Tolerance of a fraction times a number of texts, so that an integer is not rounded up."""

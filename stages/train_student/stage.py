@@ -49,9 +49,9 @@ from amalgam.stages.target_methods import measure_of, objective_inputs, reads_te
 from amalgam.stages.train_teachers.stage import encoders_of
 
 if TYPE_CHECKING:
+    from amalgam.stages.common.models.unknown import UnknownStates
     from amalgam.stages.common.training.batches import Examples
     from amalgam.stages.common.training.run import Selection
-    from amalgam.stages.common.unknown import UnknownStates
     from amalgam.stages.make_embeddings.stage import EmbeddingFacts
     from amalgam.stages.train_student.training import TeacherEmbeddings
 

@@ -34,12 +34,12 @@ from amalgam.stages.common.inference.batches import (
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import aligned
 from amalgam.stages.common.models.resolve import NewClassifier
+from amalgam.stages.common.models.unknown import UnknownStates
 from amalgam.stages.common.training.batches import BucketArrays, Examples, TrainingData, split
 from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.stages.common.training.run import Selection, TrainingServices, learn, negative_loss
 from amalgam.stages.common.training.schedule import PhasedFacts, TrainingFacts, UnknownThreshold
-from amalgam.stages.common.unknown import UnknownStates
 from amalgam.stages.make_embeddings.search import SpecialTokens, fit_projection
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext, Phases
 

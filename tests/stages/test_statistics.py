@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amalgam.data.arrays import softmax
+from amalgam.data.arrays import Gaussians, Moments, shrunk, softmax
 from amalgam.stages.common.cached.read import States
-from amalgam.stages.common.gaussians import Gaussians, Moments, shrunk
 from amalgam.stages.fit_statistics import fit as statistics
 from amalgam.stages.fit_statistics.fit import Statistics, folds_of, most_confident, scores_of
 from amalgam.stages.fit_statistics.stage import StatisticsFacts, notes

@@ -11,7 +11,7 @@ import torch
 
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.inference.batches import middle_layer, model_inputs, predict, predict_with_states
-from amalgam.stages.common.unknown import KNOWN_SHARE, UnknownStates, read_unknown
+from amalgam.stages.common.models.unknown import KNOWN_SHARE, UnknownStates, read_unknown
 from amalgam.stages.report.quality import unknown_quality
 from amalgam.tests.stages.tiny_models import tiny
 

@@ -28,7 +28,7 @@ from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, t
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
 from amalgam.stages.common.models.resolve import ModelFiles, takes_types
-from amalgam.stages.common.unknown import UnknownStates, has_unknown, read_unknown
+from amalgam.stages.common.models.unknown import UnknownStates, has_unknown, read_unknown
 
 KEYS_SHOWN = 5
 

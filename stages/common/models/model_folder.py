@@ -44,7 +44,7 @@ ATTENTIVE = "amalgam-attentive"
 """amalgam's own architecture, in attentive.py."""
 CARD = "README.md"
 UNKNOWN = "unknown.safetensors"
-"""The fit of a student that stages/common/unknown.py reads; no weights of the model."""
+"""The fit of a student that stages/common/models/unknown.py reads; no weights of the model."""
 
 
 def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from amalgam.data.arrays import Array, Gaussians, Moments, RowNumbers
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.common.gaussians import Array, Gaussians, Groups, Moments
 from amalgam.stages.common.models.model_folder import UNKNOWN
 
 FORMAT = "1"
@@ -41,7 +41,7 @@ class UnknownStates:
     """Digest of the weights that the states come from."""
 
     @classmethod
-    def of(cls, states: Array, groups: Groups, *, layer: int, weights: str) -> UnknownStates:
+    def of(cls, states: Array, groups: RowNumbers, *, layer: int, weights: str) -> UnknownStates:
         """Fits to states [n, W]; the threshold is a quantile of scores under Gaussians of the other folds.
 
         A text is nearer to Gaussians fitted on it than a new text is.
@@ -63,7 +63,7 @@ class UnknownStates:
         save_file(tensors, folder / UNKNOWN, metadata=about)
 
 
-def _moments(states: Array, groups: Groups, chosen: Array) -> Moments:
+def _moments(states: Array, groups: RowNumbers, chosen: Array) -> Moments:
     moments = Moments(states[0], int(groups.max()) + 1)
     moments.add(states[chosen], groups[chosen])
     return moments

@@ -7,6 +7,7 @@ their own, which all methods share.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -36,6 +37,8 @@ from amalgam.stages.common.cached.load import (
 from amalgam.stages.common.corpus import Part
 from amalgam.stages.common.deliveries import STUDENTS, delivered_students
 from amalgam.stages.common.load import (
+    ESTIMATION_SHARE,
+    LEAST_ESTIMATION,
     delivery_services,
     encoder_digest,
     encoder_files,
@@ -194,8 +197,7 @@ class Report(Stage):
         else:
             run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
         findings = _findings(run)
-        if "label_estimates" in findings:
-            print_estimates(run.console, findings["label_estimates"])
+        _print_label_estimates(run, findings)
         quality = findings["student_quality"]
         if quality and quality["unknown"]:
             run.console.say(f"  {unknown_line(quality['unknown'])}")
@@ -336,6 +338,14 @@ def _label_estimates(run: Run, train: Part) -> LabelEstimates:
         "gained": int((both[0] & ~both[1]).sum()) if both else None,
         "lost": int((both[1] & ~both[0]).sum()) if both else None,
     }
+
+
+def _print_label_estimates(run: Run, findings: Findings) -> None:
+    if "label_estimates" in findings:
+        print_estimates(run.console, findings["label_estimates"])
+    elif given_labels(run):
+        least = f"{LEAST_ESTIMATION} random labelled texts of {math.ceil(LEAST_ESTIMATION / ESTIMATION_SHARE):,}"
+        run.console.say(f"  the labels estimate no accuracy: an estimate needs at least {least} training texts")
 
 
 def estimate_inputs(

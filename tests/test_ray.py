@@ -333,7 +333,7 @@ def test_a_cluster_makes_what_one_process_makes(
         result = fresh("run", f"student.method={method}", *on_ray)
         assert "train-student: done" in result.err
         assert fresh.stale(f"student.method={method}") == set()
-    stages = ["cache-teachers", "cache-features", "fit-statistics", "build-targets", "train-student"]
+    stages = ["cache-teachers", "cache-features", "fit-statistics", "weigh-teachers", "build-targets", "train-student"]
     assert sorted(set(spread)) == sorted(stages)
     for stage in stages:
         assert made(fresh, stage).items() <= made(alone, stage).items(), stage

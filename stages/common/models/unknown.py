@@ -6,6 +6,7 @@ texts are near 1. `unknown.safetensors` in the student's folder has the fit.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,10 +18,14 @@ from safetensors.numpy import save_file
 
 from amalgam.data.arrays import Array, Gaussians, Moments, RowNumbers
 from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.storage.facts import fits
 from amalgam.stages.common.models.model_folder import UNKNOWN
 
 FORMAT = "1"
 PARTS = ("means", "whiten")
+
+ABOUT = "amalgam"
+"""Name of the JSON among the file's metadata."""
 
 KNOWN_SHARE = 0.995
 """Share of the training texts whose score is below the threshold."""
@@ -60,7 +65,8 @@ class UnknownStates:
     def save(self, folder: Path) -> None:
         tensors = {name: getattr(self.gaussians, name).astype(np.float32) for name in PARTS}
         about = {"format": FORMAT, "layer": str(self.layer), "threshold": repr(self.threshold), "weights": self.weights}
-        save_file(tensors, folder / UNKNOWN, metadata=about)
+        # One entry: safetensors writes several in any order, and equal fits are equal files.
+        save_file(tensors, folder / UNKNOWN, metadata={ABOUT: json.dumps(about)})
 
 
 def _moments(states: Array, groups: RowNumbers, chosen: Array) -> Moments:
@@ -88,9 +94,11 @@ def read_unknown(folder: Path, *, width: int, layers: int, weights: str) -> Unkn
     try:
         path.open("rb").close()  # safetensors calls a file without permission missing
         with safe_open(path, framework="np") as file:
-            about, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            about = json.loads((file.metadata() or {}).get(ABOUT, "{}"))
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{UNKNOWN} is damaged: {error}", where=str(path), fix=FIX) from None
+    about = about if fits(about, dict[str, str]) else {}
     if about.get("format") != FORMAT:
         what = f"{UNKNOWN} has the format {about.get('format', 'none')}, and this version of amalgam reads {FORMAT}"
         raise ModelError(what, where=str(path), fix="update amalgam, or train the student again")

@@ -201,6 +201,17 @@ def test_a_signed_manifest_of_other_labels_is_named_and_made_again(
     assert manifest.read_text() == before
 
 
+def test_a_signed_range_of_passes_with_four_ends_is_made_again(workspace: Workspace) -> None:
+    [manifest] = (workspace.artifacts / "cache-teachers").glob("*/MANIFEST.json")
+    before = manifest.read_text()
+    rewrite(
+        manifest, lambda old: replace(old, facts={**old.facts, "ranges": dict.fromkeys(old.facts["ranges"], [0] * 4)})
+    )
+    assert workspace.attempt("report", "--force").code in {0, 1}
+    workspace("run")
+    assert manifest.read_text() == before
+
+
 @pytest.mark.parametrize(
     "facts", [{}, {"seconds": {}}, {"seconds": -1.0, "units": 1, "found": 0, "workload": 0, "bytes": 0}]
 )

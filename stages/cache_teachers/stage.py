@@ -65,7 +65,7 @@ class CacheFacts(TypedDict):
     cut: dict[str, int]
     """Number of truncated texts by teacher."""
     dtype: str
-    ranges: dict[str, list[int]]
+    ranges: dict[str, tuple[int, int]]
     """First and last pass of each file."""
     pass_counts: NotRequired[dict[str, str]]
     """The file of each bucket with the number of passes by text."""
@@ -179,10 +179,10 @@ class CacheTeachers(Stage):
     def finish(self, run: Run, records: Sequence[Record]) -> CacheFacts:
         families = families_of(run)
         cut = Counter[str]()
-        ranges = dict[str, list[int]]()
+        ranges = dict[str, tuple[int, int]]()
         decisions = [record for record in records if "step" in record.facts]
         for record in (record for record in records if "step" not in record.facts):
-            ranges[record.files[0].path] = [record.facts["first"], record.facts["last"]]
+            ranges[record.files[0].path] = (record.facts["first"], record.facts["last"])
             if record.facts["logits"]:
                 cut[family_in(record.files[0].path)] += int(record.facts["cut"])
         truncated = {teacher: cut[family] for teacher, family in families.items()}

@@ -15,7 +15,7 @@ import numpy as np
 
 from amalgam.benchmarks import former_choice
 from amalgam.benchmarks.choice_pools import Pool, packed, unpacked, write_arrays
-from amalgam.data.arrays import softmax, top_margin
+from amalgam.data.arrays import top_margin
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import neighbours, weigh
@@ -272,10 +272,3 @@ def load_settings(folder: Path, names: Sequence[str] = ()) -> Iterator[Setting]:
     for path in sorted((folder / "settings").glob("*.npz")):
         if not path.stem.endswith(".draft") and (not names or any(name in path.stem for name in names)):
             yield load_setting(path)
-
-
-def softmax_over_all(setting: Setting) -> Array:
-    """Returns each teacher's highest probability in one softmax over all teachers' logits: the ensemble."""
-    joined = softmax(np.concatenate(setting.logits, axis=1).astype(np.float64))
-    ends = np.cumsum([own.shape[1] for own in setting.logits])[:-1]
-    return np.stack([part.max(axis=1) for part in np.split(joined, ends, axis=1)], axis=1)

@@ -13,6 +13,7 @@ import pytest
 
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.app import export_onnx as onnx_export
+from amalgam.stages.app import quantize_onnx
 from amalgam.stages.app.predict import StudentFolder, finished_in
 from amalgam.tests.forking import BARE, Forked
 from amalgam.tests.test_bad_input import assert_three_lines
@@ -144,3 +145,78 @@ def test_an_export_that_could_not_be_written_is_an_error_before_the_student_load
         result = workspace.attempt("export", "--onnx", "--out", out)
         assert result.code == 2, result.err
         assert_three_lines(result.err)
+
+
+def test_an_int8_export_has_its_comparison_on_labelled_test_texts(exported: Workspace) -> None:
+    result = exported("export", "--onnx", "--int8", "--force")
+    folder = exported.folder / "students/student-onnx-int8"
+    assert result.out.strip() == str(folder)
+    assert "ONNX int8" in result.err
+    facts = json.loads((folder / "export.json").read_text())["int8"]
+    assert (facts["labelled"], facts["source"]) == (len(exported.texts("test")), "corpus.test")
+    assert facts["same_label"] > 0.8
+    assert abs(facts["accuracy_fp32"] - facts["accuracy_int8"]) <= 1 - facts["same_label"] + 1e-9
+    sizes = {row["form"]: row["bytes"] for row in facts["speed"]}
+    assert sizes["ONNX int8"] == (folder / "model.onnx").stat().st_size < sizes["ONNX fp32"]
+    assert not (folder / "fp32.onnx").exists()
+
+
+def test_the_int8_model_computes_in_int8_and_agrees_with_the_student(exported: Workspace, tmp_path: Path) -> None:
+    import numpy as np
+    import onnx
+    import onnxruntime
+
+    classifier = finished_in(exported.folder / "students/student").load()
+    onnx_export.write_model(classifier, tmp_path / "fp32.onnx")
+    quantize_onnx.write_int8(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
+    operators = {node.op_type for node in onnx.load(tmp_path / "int8.onnx").graph.node}
+    assert "MatMulInteger" in operators
+    session = onnxruntime.InferenceSession(str(tmp_path / "int8.onnx"))
+    tokens = classifier.tokenizer(["the chef fried the onion"], return_tensors="np")
+    names = {one.name for one in session.get_inputs()}
+    (logits,) = session.run(["logits"], {name: value for name, value in tokens.items() if name in names})
+    expected = classifier.logits([("the chef fried the onion",)])
+    assert np.abs(logits - expected).max() < 0.1 * np.abs(expected).max()
+
+
+def int8_facts(before: float | None, after: float | None, same: float) -> quantize_onnx.Int8Facts:
+    return {
+        "texts": 500,
+        "source": "corpus.test",
+        "same_label": same,
+        "labelled": 0 if before is None else 500,
+        "accuracy_fp32": before,
+        "accuracy_int8": after,
+        "speed": [],
+    }
+
+
+def test_an_int8_model_that_loses_accuracy_is_refused_without_force(
+    exported: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantize_onnx.check_loss(int8_facts(0.9, 0.896, 0.97), force=False)
+    quantize_onnx.check_loss(int8_facts(None, None, 0.98), force=False)
+    quantize_onnx.check_loss(int8_facts(0.9, 0.5, 0.5), force=True)
+    with pytest.raises(WorkError, match=r"loses 0\.6 points"):
+        quantize_onnx.check_loss(int8_facts(0.9, 0.894, 0.99), force=False)
+    with pytest.raises(WorkError, match="another label"):
+        quantize_onnx.check_loss(int8_facts(None, None, 0.97), force=False)
+    monkeypatch.setattr(quantize_onnx, "MOST_LOST", -1.0)
+    refused = exported.attempt("export", "--onnx", "--int8", "--out", "refused")
+    assert refused.code != 0
+    assert_three_lines(refused.err)
+    assert "--force" in refused.err
+    assert not (exported.folder / "refused").exists()
+
+
+def test_int8_is_compared_on_the_texts_of_a_file_with_and_without_labels(exported: Workspace) -> None:
+    (exported.folder / "plain.csv").write_text("text\nthe chef fried the onion\nthe court heard the nurse\n")
+    given = ("export", "--onnx", "--int8", "--force", "--out", "of-file", "--input")
+    exported(*given, "plain.csv")
+    facts = json.loads((exported.folder / "of-file/export.json").read_text())["int8"]
+    assert (facts["texts"], facts["labelled"], facts["accuracy_int8"]) == (2, 0, None)
+    for wrong in ("absent.csv", "students"):
+        refused = exported.attempt(*given, wrong)
+        assert refused.code == 3, refused.err
+        assert_three_lines(refused.err)
+    assert "--int8" in exported.attempt("export", "--onnx", "--input", "plain.csv").err

@@ -1,6 +1,7 @@
 """Exports the student to ONNX with free batch size and length (`amalgam export --onnx`).
 
-The logits of 32 texts are compared with torch; a model that differs is refused and removed.
+The logits of 32 texts are compared with torch; a model that differs is refused and removed. With --int8 the model is
+then quantised.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,16 @@ from amalgam.pipeline.errors import ExperimentError, WorkError
 from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.user_paths import check_writable, user_path
 from amalgam.stages.app.predict import finished_student
+from amalgam.stages.app.quantize_onnx import (
+    ComparedTexts,
+    Int8Facts,
+    check_loss,
+    compare,
+    compared_texts,
+    eager_attention,
+    show,
+    write_int8,
+)
 from amalgam.stages.common.deliveries import EXPORT, Mark, replace_folder, write_mark, written_files
 from amalgam.stages.common.inference.batches import Classifier, model_inputs
 from amalgam.stages.common.models.model_folder import light_names
@@ -39,7 +50,19 @@ MOST_APART = 1e-3
 LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 
 
-def export(config: Path, student: Path | None, out: Path | None, *, force: bool, quiet: bool) -> None:
+def export(  # noqa: PLR0913 - the options of the command
+    config: Path,
+    student: Path | None,
+    out: Path | None,
+    *,
+    int8: bool = False,
+    source: Path | None = None,
+    force: bool,
+    quiet: bool,
+) -> None:
+    if source is not None and not int8:
+        fix = "add --int8, or omit --input"
+        raise ExperimentError("--input names texts that int8 is compared on", where="amalgam export", fix=fix)
     for name in LIBRARIES:
         try:
             importlib.import_module(name)
@@ -47,19 +70,24 @@ def export(config: Path, student: Path | None, out: Path | None, *, force: bool,
             fix = "pip install 'amalgam-distill[onnx]'"
             raise ExperimentError(f"{name} is not installed", where="amalgam export --onnx", fix=fix) from None
     finished = finished_student(config, student)
-    folder = out or finished.folder.with_name(f"{finished.folder.name}-onnx")
+    folder = out or finished.folder.with_name(f"{finished.folder.name}-onnx{'-int8' if int8 else ''}")
     _check_folder(folder, force=force)
+    texts = compared_texts(config, source) if int8 else None
     classifier = finished.load()
     classifier.model.to("cpu")
     facts: dict[str, Any] = {}
 
     def write(temporary: Path) -> None:
-        write_model(classifier, temporary / MODEL)
+        with eager_attention(classifier) if int8 else nullcontext():
+            write_model(classifier, temporary / MODEL)
         facts.update(check_parity(classifier, temporary / MODEL))
+        if texts is not None:
+            facts["int8"] = _quantise(classifier, temporary, texts, force=force)
         for name in light_names([path.name for path in finished.folder.iterdir()]):
             shutil.copy2(finished.folder / name, temporary / name)
         (temporary / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
-        write_mark(temporary, Mark(finished.fingerprint or "", written_files(temporary), {}, EXPORT))
+        about = {"options": "--onnx --int8"} if int8 else {}
+        write_mark(temporary, Mark(finished.fingerprint or "", written_files(temporary), about, EXPORT))
 
     try:
         replace_folder(folder, write)
@@ -67,7 +95,20 @@ def export(config: Path, student: Path | None, out: Path | None, *, force: bool,
         raise storage_error(error, "the export cannot be written", folder.absolute().parent) from error
     console = Console(quiet=quiet)
     console.say(f"on {TEXTS} texts no logit differs from torch's by more than {facts['largest_difference']:.1e}")
+    if texts is not None:
+        show(console, facts["int8"])
     console.result(str(folder))
+
+
+def _quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, *, force: bool) -> Int8Facts:
+    """Replaces the model of the folder by its int8 form."""
+    fp32, model = folder / "fp32.onnx", folder / MODEL
+    model.rename(fp32)
+    write_int8(fp32, model)
+    facts = compare(classifier, fp32, model, texts)
+    check_loss(facts, force=force)
+    fp32.unlink()
+    return facts
 
 
 def _check_folder(folder: Path, *, force: bool) -> None:

@@ -359,7 +359,8 @@ class _Deliveries:
             elif target == self.run.base / REPORTS:
                 yield _unmended(path, fault, f"written again by `{RUN}`", RUN)
             elif mark.kind == EXPORT:
-                yield _unmended(path, fault, "exported again by `amalgam export --onnx --force`")
+                options = mark.facts.get("options", "--onnx")
+                yield _unmended(path, fault, f"exported again by `amalgam export {options} --force`")
             else:
                 repair = "the workspace no longer has it: train it again, or restore a backup"
                 yield _unmended(path, fault, repair)

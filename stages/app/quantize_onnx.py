@@ -1,0 +1,247 @@
+"""Quantises an ONNX export to int8 (`amalgam export --onnx --int8`) and compares it with the student.
+
+Weights are int8 with one scale per output; activations are quantised while the model runs. A model that loses accuracy
+is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+
+from amalgam.data.arrays import Array
+from amalgam.data.keys import shown
+from amalgam.data.rows import Row, read_rows
+from amalgam.data.tokens import encode
+from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.console import Console, size
+from amalgam.pipeline.errors import AmalgamError, DataError, ExperimentError, WorkError
+from amalgam.pipeline.user_paths import user_path
+from amalgam.stages.app.api import Experiment
+from amalgam.stages.common.inference.batches import Classifier, model_inputs, predict, token_batches
+from amalgam.stages.methods import load_with_methods
+
+MOST_LOST = 0.004
+"""Largest loss of accuracy on labelled texts."""
+LEAST_SAME = 0.98
+"""Smallest share of texts with the same label, if no text has a gold label."""
+MOST_TEXTS = 2000
+TIMED_TEXTS, ROUNDS = 64, 5
+BATCH_TOKENS = 1024
+OPERATORS = ["MatMul", "Gemm", "Gather"]
+FP32, INT8, TORCH = "ONNX fp32", "ONNX int8", "torch fp32"
+
+
+class Speed(TypedDict):
+    form: str
+    bytes: int
+    texts_per_second: float
+    start_seconds: float
+
+
+class Int8Facts(TypedDict):
+    """The comparison in export.json."""
+
+    texts: int
+    source: str
+    same_label: float
+    labelled: int
+    accuracy_fp32: float | None
+    accuracy_int8: float | None
+    speed: list[Speed]
+
+
+# ---- the texts
+
+
+@dataclass(frozen=True)
+class ComparedTexts:
+    texts: list[tuple[str, ...]]
+    gold: list[str | None]
+    source: str
+
+
+def compared_texts(config: Path, source: Path | None) -> ComparedTexts:
+    """Returns at most MOST_TEXTS texts: of the file, else of corpus.test, else of the training texts."""
+    return _of_file(config, source) if source is not None else _of_experiment(config)
+
+
+def _of_file(config: Path, source: Path) -> ComparedTexts:
+    path = user_path(str(source), kind=DataError, where="--input")
+    if not path.is_file():
+        raise DataError("the input file does not exist", where=str(path.absolute()), fix="set --input FILE")
+    corpus = load_with_methods(config).experiment.corpus if config.is_file() else Corpus()
+    corpus = corpus.model_copy(update={"label": corpus.label or "label", "id": "auto"})
+    usable = (row for row in read_rows(path, corpus=corpus) if isinstance(row, Row))
+    rows = list(islice(usable, MOST_TEXTS))
+    if not rows:
+        raise DataError(f"no rows in {shown(path.name)}", where=str(path), fix="fill it, or name another")
+    return ComparedTexts([row.fields for row in rows], [row.label for row in rows], path.name)
+
+
+def _of_experiment(config: Path) -> ComparedTexts:
+    try:
+        experiment = Experiment.open(config, [], Console(quiet=True))
+        part = "test" if experiment.config.corpus.test else "train"
+        table = experiment.texts(part).head(MOST_TEXTS).collect()
+    except AmalgamError as error:
+        what = f"--int8 compares the model on texts, and the experiment's cannot be read: {error.what}"
+        fix = "run `amalgam run`, or name a file of texts with --input FILE"
+        raise ExperimentError(what, where=error.where or str(config), fix=fix) from error
+    fields = [table[name].to_list() for name in ("text", "text_2") if name in table.columns]
+    fields = [column for column in fields if None not in column]
+    gold = table["label"].to_list() if "label" in table.columns else [None] * len(table)
+    return ComparedTexts(list(zip(*fields, strict=True)), gold, f"corpus.{part}")
+
+
+# ---- the model
+
+
+def write_int8(fp32: Path, path: Path) -> None:
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(fp32)
+    del model.graph.value_info[:]  # the exporter's shapes contradict those that onnx infers
+    onnx.save(model, path)
+    # MatMulConstBOnly: products of two activations, in the attention, stay fp32.
+    options = {"MatMulConstBOnly": True}
+    with _silent():
+        quantize_dynamic(
+            path,
+            path,
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+            op_types_to_quantize=OPERATORS,
+            extra_options=options,
+        )
+
+
+@contextmanager
+def eager_attention(classifier: Classifier) -> Iterator[None]:
+    """Exports plain products: torch's fused attention becomes a graph with tests for empty rows."""
+    model = classifier.model
+    before = model.config._attn_implementation  # noqa: SLF001 - transformers has no public name
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts) -> Int8Facts:
+    """Returns accuracy, agreement, size and speed of the int8 model next to the student."""
+    tokens = encode(classifier.tokenizer, texts.texts, classifier.limit, types=classifier.types)
+    logits = predict(classifier.model, tokens.ids, pad_id=classifier.pad_id, type_ids=tokens.type_ids)
+    expected = logits.argmax(axis=1)
+    rows = token_batches(tokens.lengths, BATCH_TOKENS)
+    batches = [model_inputs(tokens.ids, tokens.type_ids, batch, classifier.pad_id) for batch in rows]
+    started = {FP32: _start(fp32), INT8: _start(int8)}
+    quantised = np.empty(len(expected), np.int64)
+    for batch, inputs in zip(rows, batches, strict=True):
+        quantised[batch] = started[INT8][0](inputs).argmax(axis=1)
+    names = {label: place for place, label in enumerate(classifier.labels)}
+    gold = np.array([names.get(label or "", -1) for label in texts.gold], np.int64)
+    labelled = gold >= 0
+    accuracies = [float((own == gold)[labelled].mean()) if labelled.any() else None for own in (expected, quantised)]
+    forms: dict[str, Callable[[Any], Any]] = {TORCH: lambda inputs: classifier.model(**inputs).logits}
+    forms |= {name: run for name, (run, _) in started.items()}
+    order = np.random.default_rng(0).permutation(len(tokens.ids))[:TIMED_TEXTS]
+    timed = [order[chunk] for chunk in token_batches(tokens.lengths[order], BATCH_TOKENS)]
+    timed_inputs = [model_inputs(tokens.ids, tokens.type_ids, batch, classifier.pad_id) for batch in timed]
+    rates = _texts_per_second(forms, timed_inputs, len(order))
+    sizes = {TORCH: _weight_bytes(classifier), FP32: fp32.stat().st_size, INT8: int8.stat().st_size}
+    starts = {TORCH: 0.0, **{name: seconds for name, (_, seconds) in started.items()}}
+    return {
+        "texts": len(expected),
+        "source": texts.source,
+        "same_label": float((quantised == expected).mean()),
+        "labelled": int(labelled.sum()),
+        "accuracy_fp32": accuracies[0],
+        "accuracy_int8": accuracies[1],
+        "speed": [
+            {"form": name, "bytes": sizes[name], "texts_per_second": rates[name], "start_seconds": starts[name]}
+            for name in forms
+        ],
+    }
+
+
+def _weight_bytes(classifier: Classifier) -> int:
+    return sum(path.stat().st_size for path in classifier.folder.glob("*.safetensors"))
+
+
+def _start(path: Path) -> tuple[Callable[[Any], Array], float]:
+    """Returns a function from a batch to logits, and the seconds until the session was ready."""
+    import onnxruntime
+
+    began = time.perf_counter()
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    seconds = time.perf_counter() - began
+    return lambda inputs: session.run(["logits"], {name: value.numpy() for name, value in inputs.items()})[0], seconds
+
+
+def _texts_per_second(
+    forms: dict[str, Callable[[Any], Any]], batches: Sequence[dict[str, torch.Tensor]], texts: int
+) -> dict[str, float]:
+    """Times all forms in turn, batch by batch; the first round is a warm-up."""
+    rounds: dict[str, list[float]] = {name: [] for name in forms}
+    with torch.inference_mode():
+        for _ in range(ROUNDS + 1):
+            seconds = dict.fromkeys(forms, 0.0)
+            for inputs in batches:
+                for name, run in forms.items():
+                    began = time.perf_counter()
+                    run(inputs)
+                    seconds[name] += time.perf_counter() - began
+            for name, value in seconds.items():
+                rounds[name].append(value)
+    return {name: texts / median(values[1:]) for name, values in rounds.items()}
+
+
+def check_loss(facts: Int8Facts, *, force: bool) -> None:
+    """Refuses an int8 model that loses more than MOST_LOST, or without gold labels agrees on less than LEAST_SAME."""
+    before, after = facts["accuracy_fp32"], facts["accuracy_int8"]
+    if before is not None and after is not None:
+        what = f"int8 loses {100 * (before - after):.1f} points of accuracy ({before:.3f} to {after:.3f})"
+        where = f"{facts['labelled']:,} labelled texts of {facts['source']}; at most {100 * MOST_LOST:.1f} are allowed"
+        is_bad = before - after > MOST_LOST + 1e-12
+    else:
+        what = f"int8 gives {100 * (1 - facts['same_label']):.1f} % of the texts another label"
+        where = f"{facts['texts']:,} texts of {facts['source']}; at most {100 * (1 - LEAST_SAME):.0f} % are allowed"
+        is_bad = facts["same_label"] < LEAST_SAME
+    if is_bad and not force:
+        fix = "use the fp32 export: omit --int8; or accept the loss with --force"
+        raise WorkError(what, where=where, fix=fix)
+
+
+def show(console: Console, facts: Int8Facts) -> None:
+    """Prints the comparison."""
+    before, after = facts["accuracy_fp32"], facts["accuracy_int8"]
+    same = f"{facts['same_label']:.3f} of {facts['texts']:,} texts of {facts['source']} have the same label in int8"
+    if before is not None and after is not None:
+        same += f"; accuracy on {facts['labelled']:,} labelled ones {before:.3f} in fp32, {after:.3f} in int8"
+    console.say(same)
+    for row in facts["speed"]:
+        start = f", ready in {row['start_seconds']:.2f} s" if row["start_seconds"] else ""
+        rate = f"{row['texts_per_second']:,.0f} texts/s"
+        console.say(f"  {row['form']:<10}  {size(row['bytes']):>8}  {rate:>14}{start}")
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Silences the quantiser's advice; `compare` tests the result."""
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

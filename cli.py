@@ -18,7 +18,7 @@ from amalgam.pipeline.console import Console, printing
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.signals import stopping
 from amalgam.stages import STAGE_FOLDERS
-from amalgam.stages.app import completion
+from amalgam.stages.app import completion, serve_command
 
 if TYPE_CHECKING:
     from amalgam.stages.app import commands, compare_reports, export_onnx
@@ -524,6 +524,9 @@ def export(  # noqa: PLR0913 - the options of a command
     if not onnx:
         raise ExperimentError("no format is given", where="amalgam export", fix="run `amalgam export --onnx`")
     export_onnx.export(config, student, out, int8=int8, source=source, force=force, quiet=quiet)
+
+
+app.command(rich_help_panel=STUDENT, epilog=serve_command.EPILOG)(serve_command.serve)
 
 
 @app.command(rich_help_panel=STUDENT, epilog=PUSH)

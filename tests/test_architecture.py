@@ -44,7 +44,7 @@ HEAVY = {
     "safetensors",
     "tokenizers",
 }
-OPTIONAL = {"ray", "obstore", "onnx", "onnxruntime", "onnxscript"}
+OPTIONAL = {"ray", "obstore", "onnx", "onnxruntime", "onnxscript", "h11"}
 RUN = ("amalgam.pipeline.execution.stage", "Run")
 EDGE = re.compile(r"pipeline/execution/.*|stages/app/.*|stages/common/(\w+/)?load\.py|stages/\w+/stage\.py")
 

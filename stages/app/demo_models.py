@@ -41,7 +41,7 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 def tiny_encoder(folder: Path, texts: Sequence[str], seed: int) -> None:
     """A BERT encoder with random weights and a lower-case WordPiece tokenizer that fits the texts, in one folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = BertTokenizer(vocab=_word_pieces(texts), do_lower_case=True, model_max_length=ENCODER_POSITIONS)
+    tokenizer = BertTokenizer(vocab=word_pieces(texts), do_lower_case=True, model_max_length=ENCODER_POSITIONS)
     tokenizer.save_pretrained(folder)
     config = BertConfig(
         vocab_size=len(tokenizer),
@@ -65,7 +65,7 @@ def tiny_encoder(folder: Path, texts: Sequence[str], seed: int) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _word_pieces(texts: Sequence[str]) -> dict[str, int]:
+def word_pieces(texts: Sequence[str]) -> dict[str, int]:
     """The most frequent words, and every character as a piece for all others.
 
     The library's WordPiece trainer breaks ties by a hash that differs from process to process; this is reproducible.

@@ -1,0 +1,265 @@
+"""Serves an ONNX export of the student over HTTP (`amalgam serve`). torch is not loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import importlib
+import ipaddress
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amalgam.data.arrays import softmax, unknown_score
+from amalgam.data.keys import shown
+from amalgam.data.lazy import np
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.errors import ExperimentError, ModelError, number_of, reason_of
+from amalgam.pipeline.execution.faults import as_error
+from amalgam.pipeline.signals import InterruptHandler
+from amalgam.pipeline.user_paths import user_path
+from amalgam.stages.app.batcher import Batcher, Prediction, Text
+from amalgam.stages.common.deliveries import STUDENTS, check_delivered, read_mark
+from amalgam.stages.methods import load_with_methods
+
+LIBRARIES = ("onnxruntime", "h11")
+MODEL, FACTS, TOKENIZER, CONFIG = "model.onnx", "export.json", "tokenizer.json", "config.json"
+SUFFIX = "-onnx"
+
+LAUNCH_TOKENS = 2048
+"""Tokens of one run of the model, padding included; it bounds the memory of a batch."""
+MOST_PADDING = 0.2
+"""Share of padding above which a run is divided."""
+LEAST_TOKENS = 256
+"""A run of fewer tokens is not divided: its padding costs less than another run."""
+
+BACKLOG = 512
+QUIET_SECONDS = 60.0
+"""Time in which a fault of the same kind is not printed again."""
+
+
+# ---- the student
+
+
+@dataclass(frozen=True)
+class ExportFolder:
+    folder: Path
+    labels: Sequence[str]
+    inputs: Sequence[str]
+    max_tokens: int
+    fingerprint: str
+    pad_id: int
+    unknown_threshold: float | None
+
+
+def export_folder(config: Path, student: Path | None, console: Console) -> ExportFolder:
+    """Returns the export in `student`, or that of the experiment's student."""
+    if student is not None:
+        fix = f"name a folder that `amalgam export --onnx` wrote, such as {STUDENTS}/student{SUFFIX}"
+        if (student / CONFIG).is_file() and not (student / FACTS).exists():
+            fix = f"run `amalgam export --onnx --student {student}`, then `amalgam serve --student {student}{SUFFIX}`"
+        return read_export(student, fix)
+    loaded = load_with_methods(config)
+    source = loaded.base / STUDENTS / loaded.experiment.student.name
+    export = read_export(source.with_name(source.name + SUFFIX), f"run `amalgam export --onnx -c {config}`")
+    trained = read_mark(source)
+    if trained and trained.fingerprint != export.fingerprint:
+        console.note(f"{source.name} was trained after its export: `amalgam export --onnx --force` updates it")
+    return export
+
+
+def read_export(folder: Path, fix: str) -> ExportFolder:
+    where = str(folder.absolute())
+    names = (MODEL, FACTS, TOKENIZER, CONFIG)
+    missing = [name for name in names if not (user_path(str(folder), kind=ModelError) / name).is_file()]
+    if missing:
+        what = f"the folder has no {missing[0]}, so it is no export" if folder.is_dir() else "the export does not exist"
+        raise ModelError(what, where=where, fix=fix)
+    check_delivered(folder)
+    mark = read_mark(folder)
+    facts, config = (_read_json(folder / name) for name in (FACTS, CONFIG))
+    threshold, pad_id = config.get("unknown_threshold"), config.get("pad_token_id")
+    labels, inputs, limit = facts.get("labels"), facts.get("inputs"), facts.get("max_tokens")
+    if not isinstance(labels, list) or not isinstance(inputs, list) or type(limit) is not int:
+        raise ModelError(f"{FACTS} lacks labels, inputs or max_tokens", where=where, fix="export the student again")
+    return ExportFolder(
+        folder,
+        [str(label) for label in labels],
+        [str(name) for name in inputs],
+        limit,
+        mark.fingerprint if mark else "",
+        pad_id if type(pad_id) is int else 0,
+        float(threshold) if isinstance(threshold, int | float) else None,
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path.name} cannot be read: {error}", where=str(path), fix="export it again") from error
+    return content if isinstance(content, dict) else {}
+
+
+class OnnxStudent:
+    """Predicts with ONNX Runtime and tokenizers."""
+
+    def __init__(self, export: ExportFolder, threads: int) -> None:
+        import onnxruntime
+        from tokenizers import Tokenizer
+
+        self.export = export
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are for other work, too
+        options.log_severity_level = 4  # errors raise
+        try:
+            self._tokenizer = Tokenizer.from_file(str(export.folder / TOKENIZER))
+            self._tokenizer.no_padding()
+            if self._tokenizer.truncation is None:
+                self._tokenizer.enable_truncation(export.max_tokens)
+            path = str(export.folder / MODEL)
+            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # both libraries raise classes of their own
+            what = f"ONNX Runtime or tokenizers cannot load the export: {shown(str(error), 200)}"
+            fix = "run `amalgam export --onnx --force`"
+            raise ModelError(what, where=str(export.folder.absolute()), fix=fix) from error
+
+    def __call__(self, texts: Sequence[Text]) -> list[Prediction]:
+        encoded = self._tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in texts])
+        lengths = np.array([len(each.ids) for each in encoded])
+        predictions: list[Prediction | None] = [None] * len(texts)
+        for rows in launches(lengths):
+            logits = self._logits([encoded[row] for row in rows], int(lengths[rows].max()))
+            scores = unknown_score(logits)
+            for row, probabilities, score in zip(rows, softmax(logits), scores, strict=True):
+                predictions[row] = Prediction(probabilities, float(score), bool(encoded[row].overflowing))
+        return [prediction for prediction in predictions if prediction is not None]
+
+    def _logits(self, encoded: Sequence[Any], width: int) -> Any:
+        ids, mask, types = (np.zeros((len(encoded), width), np.int64) for _ in range(3))
+        ids[:] = self.export.pad_id
+        for row, each in enumerate(encoded):
+            ids[row, : len(each.ids)], types[row, : len(each.ids)] = each.ids, each.type_ids
+            mask[row, : len(each.ids)] = 1
+        columns = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+        (logits,) = self._session.run(["logits"], {name: columns[name] for name in self.export.inputs})
+        return logits.astype(np.float64)
+
+
+def launches(lengths: Any) -> Iterator[Any]:
+    """Yields the rows of each run of the model: texts of similar length, with few tokens of padding."""
+    order = np.argsort(-lengths, kind="stable")
+    begin, real = 0, 0
+    for place, row in enumerate(order):
+        padded = int(lengths[order[begin]]) * (place - begin + 1)
+        too_padded = real >= LEAST_TOKENS and padded * (1 - MOST_PADDING) > real + int(lengths[row])
+        if place > begin and (padded > LAUNCH_TOKENS or too_padded):
+            yield order[begin:place]
+            begin, real = place, 0
+        real += int(lengths[row])
+    if len(order):
+        yield order[begin:]
+
+
+# ---- the command
+
+
+def serve(  # noqa: PLR0913 - the options of the command
+    config: Path,
+    student: Path | None,
+    *,
+    host: str,
+    port: int,
+    threads: int | None,
+    batch_size: int,
+    most_waiting: int,
+    most_texts: int,
+    most_characters: int,
+    most_bytes: int,
+    seconds: float,
+    grace: float,
+    quiet: bool,
+) -> int:
+    """Serves until a signal arrives; returns the exit code of that signal."""
+    _check_libraries()
+    if most_texts > most_waiting:
+        what = f"--max-texts is {most_texts}, and the queue has room for {most_waiting}"
+        raise ExperimentError(what, where="amalgam serve", fix="raise --max-waiting, or lower --max-texts")
+    from amalgam.stages.app.http_server import Description, Limits, Server
+
+    console, signals = Console(quiet=quiet), InterruptHandler()
+    export = export_folder(config, student, console)
+    with listen(host, port) as listener:
+        model = OnnxStudent(export, threads or len(os.sched_getaffinity(0)))
+        model([("the first run takes longer",)])
+        faults = Faults(console)
+        batcher = Batcher(model, batch_size=batch_size, most_waiting=most_waiting, on_error=faults.show)
+        description = Description(export.labels, export.fingerprint, export.max_tokens, export.unknown_threshold)
+        limits = Limits(most_texts, most_characters, most_bytes, seconds, grace)
+        server = Server(batcher, description, limits, faults.show)
+        _announce(console, export, listener)
+        with signals.listening():
+            unanswered = asyncio.run(server.run(listener, signals.requested))
+            number = signals.arrived or signal.SIGTERM
+            signals.arrived = None  # it is handled
+    name, answered = signal.Signals(number).name, server.metrics.requests.total()
+    lost = f"{unanswered:,} accepted requests got no answer within {grace:g} s" if unanswered else "none was lost"
+    console.say(f"stopped by {name}: {answered:,} requests answered, {lost}")
+    return 128 + number
+
+
+def _check_libraries() -> None:
+    for name in LIBRARIES:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            fix = "pip install 'amalgam-distill[serve]'"
+            raise ExperimentError(f"{name} is not installed", where="amalgam serve", fix=fix) from None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Binds the address, before the model loads."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError) as error:
+        fix = "name an address of this machine with --host, such as 127.0.0.1"
+        if number_of(error) in {errno.EADDRINUSE, errno.EACCES}:
+            fix = "choose another port with --port, such as 8080"
+        what = f"the server cannot listen: {reason_of(error)}"
+        raise ExperimentError(what, where=f"{shown(host)}:{port}", fix=fix) from error
+
+
+def _announce(console: Console, export: ExportFolder, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    console.say(
+        f"student: {os.path.relpath(export.folder)} ({len(export.labels)} labels, fingerprint {export.fingerprint})"
+    )
+    if not ipaddress.ip_address(host).is_loopback:
+        console.note(
+            "the server has no authentication and no TLS: every machine that reaches it may use it. Put a proxy that "
+            "has both in front of it, or listen on 127.0.0.1"
+        )
+    console.result(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+
+class Faults:
+    """Prints faults of the server, each kind at most once a minute, so that requests cannot fill a disk."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown: dict[type[BaseException], float] = {}
+
+    def show(self, error: BaseException) -> None:
+        now, kind = time.monotonic(), type(error)
+        if now - self._shown.get(kind, -QUIET_SECONDS) < QUIET_SECONDS:
+            return
+        self._shown[kind] = now
+        self._console.say(f"error: {as_error(error)}")

@@ -26,13 +26,8 @@ else:
     modules = ("commands", "compare_reports", "export_onnx")
     commands, compare_reports, export_onnx = (LazyModule(f"amalgam.stages.app.{name}") for name in modules)
 
-START, STAGES, WHOLE, STUDENT, WORKSPACE = (
-    "Start",
-    "Stages, in their order",
-    "All stages",
-    "The student",
-    "The workspace",
-)
+HEADINGS = ("Start", "Stages, in their order", "All stages", "The student", "The workspace")
+START, STAGES, WHOLE, STUDENT, WORKSPACE = HEADINGS
 """Headings of `amalgam --help`."""
 
 
@@ -41,7 +36,7 @@ class GroupedCommands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         commands: list[Any] = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
-        for heading in (START, STAGES, WHOLE, STUDENT, WORKSPACE):
+        for heading in HEADINGS:
             rows = [(command.name, command.help) for command in commands if command.rich_help_panel == heading]
             with formatter.section(heading):
                 formatter.write_dl(rows)

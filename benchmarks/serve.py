@@ -77,7 +77,7 @@ def _export(scratch: Path) -> Path:
     from amalgam.stages.app.export_onnx import export
 
     student = save_classifier(scratch / "student", "random", LABELS)
-    export(Path("none.yaml"), student, None, force=False, quiet=True)
+    export(Path("none.yaml"), student, None, int8=False, source=None, force=False, quiet=True)
     return scratch / "student-onnx"
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.console import duration, size
@@ -19,6 +19,7 @@ from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import StageState, stage_state
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit
 from amalgam.pipeline.storage.store import TIMING
+from amalgam.stages.cache_teachers.stage import pass_prices
 from amalgam.stages.common.load import encoder_digest, encoder_files, teachers_of
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.registry import STAGES
@@ -53,7 +54,11 @@ class Cost:
         return [duration(self.seconds), size(self.memory_mb * MEGABYTE), size(self.disk_mb * MEGABYTE)]
 
 
-class CostJson(TypedDict):
+class PricesJson(TypedDict):
+    passes: NotRequired[Mapping[str, int]]
+
+
+class CostJson(PricesJson):
     stages: Mapping[str, Mapping[str, float] | None]
     total: Mapping[str, float] | None
     notes: dict[str, str]
@@ -64,6 +69,9 @@ class CostEstimate:
     """The costs of all stages that are not current, or the reason why a cost is not known."""
 
     costs: dict[str, Cost | str]
+    passes: Mapping[str, int] = field(default_factory=dict)
+    """Text-passes of the teachers by `cache.passes`: none, auto and all; empty without missing predictions."""
+    second_per_pass: float | None = None
 
     @property
     def estimates(self) -> dict[str, Cost]:
@@ -93,12 +101,20 @@ class CostEstimate:
         if self.total:
             seconds, memory, disk = self.total.cells()
             lines.append(f"total: about {seconds}, at most {memory} of memory, {disk} on disk")
+        if self.passes:
+            prices = ", ".join(f"{self._price(count)} with cache.passes={name}" for name, count in self.passes.items())
+            lines.append(f"price of dropout passes, if nothing is cached: {prices}")
         return lines
+
+    def _price(self, count: int) -> str:
+        seconds = "" if self.second_per_pass is None else f" ({duration(count * self.second_per_pass)})"
+        return f"{count:,} text-passes{seconds}"
 
     def to_json(self) -> CostJson:
         stages = {stage: None if isinstance(cost, str) else asdict(cost) for stage, cost in self.costs.items()}
         notes = {stage: cost for stage, cost in self.costs.items() if isinstance(cost, str)}
-        return {"stages": stages, "total": asdict(self.total) if self.total else None, "notes": notes}
+        prices: PricesJson = {"passes": self.passes} if self.passes else {}
+        return {"stages": stages, "total": asdict(self.total) if self.total else None, "notes": notes, **prices}
 
 
 def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
@@ -112,7 +128,14 @@ def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = Fal
             costs[state.stage] = f"after {pending}"
         except AmalgamError as error:
             costs[state.stage] = error.what
-    return CostEstimate(costs)
+    if "cache-teachers" not in costs:
+        return CostEstimate(costs)
+    try:
+        passes = pass_prices(run)
+    except (AmalgamError, PendingDependencyError):  # the texts are not read yet
+        return CostEstimate(costs)
+    rate = _recorded(run, stages["cache-teachers"])
+    return CostEstimate(costs, passes, rate.seconds / rate.workload if rate else None)
 
 
 def _cost(run: Run, stage: Stage, state: StageState, *, measure: bool) -> Cost | str:

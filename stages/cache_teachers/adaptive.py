@@ -98,6 +98,21 @@ class CachedPasses:
             logits[rows, low - passes.start : high - passes.start] = raw[:, low - unit.first : high - unit.first]
         return np.zeros((len(keys), len(passes), 2), np.float16) if logits is None else logits
 
+    def logits(self, family: str, prefix: str, keys: Any) -> Array:
+        """Returns the logits with dropout off [texts, labels]."""
+        logits: Array | None = None
+        for unit in self.families[family].overlapping([prefix]):
+            if not unit.logits:
+                continue
+            unit_keys = self.keys_of(unit)
+            places = np.minimum(np.searchsorted(unit_keys, keys), len(unit_keys) - 1)
+            rows = np.flatnonzero(unit_keys[places] == keys)
+            if len(rows):
+                raw = matrix(read_table(self.store.verified_path(unit.file), ["logits"]).column(0))
+                logits = np.zeros((len(keys), raw.shape[1]), raw.dtype) if logits is None else logits
+                logits[rows] = raw[places[rows]]
+        return np.zeros((len(keys), 2), np.float32) if logits is None else logits
+
     def confidence(self, decision: StopDecision, keys: Any, passes: range) -> tuple[Array, Array]:
         """Returns the confidence over these passes and its standard error, both [teachers, texts]."""
         prefix = decision.bucket.prefix

@@ -49,6 +49,8 @@ class CacheInputs:
     store: Store
     console: Console
     check_interrupt: Callable[[], None]
+    auto: bool = False
+    """Whether the number of passes is amalgam's own choice: then a teacher without dropout is no error."""
 
 
 def ask_teachers(inputs: CacheInputs, units: Sequence[Unit]) -> None:
@@ -57,7 +59,10 @@ def ask_teachers(inputs: CacheInputs, units: Sequence[Unit]) -> None:
         requests = [unit for unit in units if unit.payload.teacher == resolved.name]
         if requests:
             passes = max(unit.payload.last for unit in requests)
-            teacher = inputs.loader.load(resolved, inputs.dtype, passes=passes)
+            teacher = inputs.loader.load(resolved, inputs.dtype, passes=0 if inputs.auto else passes)
+            if inputs.auto and passes and not teacher.has_active_dropout:
+                what = "it has no active dropout, so its prediction without dropout counts as every pass"
+                inputs.console.note(f"teacher {teacher.name}: {what}")
             _run_pooled(inputs, teacher, requests, inputs.texts.tokenizer(resolved, teacher))
             inputs.loader.log_notes(teacher)
 
@@ -140,16 +145,21 @@ def _compute(
     inputs.check_interrupt()
     request = pool[0].unit.payload
     began = time.monotonic()
+    wanted = range(request.first, request.last)
+    repeats = inputs.auto and len(wanted) > 0 and not teacher.has_active_dropout
     logits, passes = run_passes(
         teacher,
         join(tokenized.tokens for tokenized in pool),
         [key for tokenized in pool for key in tokenized.keys],
-        range(request.first, request.last),
-        deterministic=request.logits,
+        range(0) if repeats else wanted,
+        deterministic=request.logits or repeats,
         batch_tokens=batch_tokens,
         on_progress=inputs.console.advance,
         stop=inputs.check_interrupt,
     )
+    if repeats and logits is not None:
+        passes = np.repeat(logits[:, None].astype(passes.dtype), len(wanted), axis=1)
+        logits = logits if request.logits else None
     seconds = time.monotonic() - began
     total = max(1, sum(tokenized.tokens.ids.values.size for tokenized in pool))
     commits: list[Callable[[], None]] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -19,8 +20,19 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, p
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import CachedPasses, DecisionFacts, decide, stopping_rounds
+from amalgam.stages.cache_teachers.sample import (
+    PassAudit,
+    audit_passes,
+    is_audited,
+    pass_lines,
+    sample_size,
+    sampled_rows,
+    too_few_line,
+    wanted_passes,
+)
 from amalgam.stages.common.cached.coverage import AnswerFacts, CachedUnits, UnitRequest, family_in, units_for
 from amalgam.stages.common.cached.load import (
+    AUTO_PASSES,
     describe_family,
     dtype_of,
     families_of,
@@ -70,6 +82,7 @@ class CacheFacts(TypedDict):
     pass_counts: NotRequired[dict[str, str]]
     """The file of each bucket with the number of passes by text."""
     adaptive: NotRequired[AdaptiveSummary]
+    audit: NotRequired[PassAudit]
 
 
 class CacheSettings(TypedDict):
@@ -107,13 +120,14 @@ class CacheTeachers(Stage):
                 run.console.note(f"cache.dtype auto is {earlier}, as in the results that exist")
 
     def identity(self, run: Run) -> Identity:
-        parts = _parts(run)
+        parts, sampled = _parts(run), sampled_texts(run)
         return Identity(
             config={"cache": run.experiment.cache.model_dump() | {"passes": passes_of(run.experiment)}},
             inputs={
                 "teachers": {teacher.name: teacher.identity for teacher in teachers_of(run)},
                 "texts": {part.name: part.texts_digest for part, _ in parts},
                 "dtype": dtype_of(run),
+                **({"sample": {"texts": sampled, "passes": AUTO_PASSES}} if sampled else {}),
             },
         )
 
@@ -129,9 +143,7 @@ class CacheTeachers(Stage):
         """Returns the number of text-passes."""
         if units is not None:
             return float(sum(unit.size for unit in units))
-        passes = passes_of(run.experiment)
-        texts = sum(part.texts * (1 + passes * (part.name == "train")) for part, _ in _parts(run))
-        return float(texts * len(teachers_of(run)))
+        return float(_text_passes(run))
 
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         """Returns a byte for each logit: half of its size in fp16, because the files are compressed."""
@@ -154,6 +166,7 @@ class CacheTeachers(Stage):
             store=run.store,
             console=run.console,
             check_interrupt=run.signals.check,
+            auto=run.experiment.cache.passes is None,
         )
         _check_new_teachers(run)
         for teacher in inputs.teachers:
@@ -162,8 +175,7 @@ class CacheTeachers(Stage):
         ask_teachers(inputs, [unit for unit in units if isinstance(unit.payload, UnitRequest)])
         decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
         if decisions:
-            by_family = {family: units_of(run, self.name, family) for family in families.values()}
-            cached = CachedPasses(run.store, by_family, unit_keys(run))
+            cached = _cached_passes(run)
             for unit in decisions:
                 with_retries(partial(decide, cached, unit), f"{self.name} {unit.name}", run.store, run.console)
 
@@ -190,6 +202,8 @@ class CacheTeachers(Stage):
         if decisions:
             last = {record.facts["prefix"]: record.files[0].path for record in decisions if record.facts["step"] == 0}
             facts["pass_counts"], facts["adaptive"] = last, _summary(decisions)
+        if sampled_texts(run):
+            facts["audit"] = _audit(run)
         return facts
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
@@ -200,6 +214,8 @@ class CacheTeachers(Stage):
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:
         if "adaptive" in manifest.facts:
             yield from audit_lines(manifest.facts["adaptive"], passes_of(run.experiment))
+        if "audit" in manifest.facts:
+            yield from pass_lines(manifest.facts["audit"])
 
     def recomputed(self, unit: Record | None, teacher: str) -> str:
         texts = f"{unit.facts['rows']:,} texts" if unit and "rows" in unit.facts else "one unit"
@@ -245,7 +261,7 @@ def _check_new_teachers(run: Run) -> None:
     for teacher in teachers_of(run):
         folder = units_folder(run, CacheTeachers.name, families[teacher.name])
         if not any(run.store.units(folder, [path.stem]) for path in run.store.units_in(folder)):  # ends at the first
-            loader.load(teacher, dtype_of(run), passes=passes_of(run.experiment))
+            loader.load(teacher, dtype_of(run), passes=run.experiment.cache.passes or 0)
 
 
 def _choose_dtype(run: Run) -> None:
@@ -274,6 +290,61 @@ def _parts(run: Run) -> list[tuple[Part, int]]:
     parts += [(part, 0) for part in extra_parts(run)]
     test = part_of(run, "test")
     return [*parts, (test, 0)] if test else parts
+
+
+def chooses_no_passes(run: Run) -> bool:
+    """Returns whether `auto` runs no passes for a method that compares teachers: a sample audits this choice."""
+    experiment = run.experiment
+    chosen = is_audited(experiment) and not passes_of(experiment) and reads_texts(experiment)
+    return chosen and len(teachers_of(run)) > 1
+
+
+def sampled_texts(run: Run) -> int:
+    """Returns the number of training texts that run passes although the others run none."""
+    return sample_size(train_part(run).texts, AUTO_PASSES) if chooses_no_passes(run) else 0
+
+
+def audited_passes(run: Run) -> Iterator[str]:
+    """Yields the sentences of the audit, or why the corpus has none; nothing if the file sets the passes."""
+    if sampled_texts(run):
+        yield from pass_lines(run.result(CacheTeachers.name).facts["audit"])
+    elif chooses_no_passes(run):
+        yield too_few_line(AUTO_PASSES)
+
+
+def _text_passes(run: Run) -> int:
+    """Returns the forward passes of all teachers over all texts, with and without dropout."""
+    texts = sum(part.texts * (1 + passes * (part.name == "train")) for part, passes in _parts(run))
+    return (texts + AUTO_PASSES * sampled_texts(run)) * len(teachers_of(run))
+
+
+def pass_prices(run: Run) -> dict[str, int]:
+    """Returns the text-passes of this corpus without dropout passes, by `auto`, and with all passes for every text."""
+    cache = run.experiment.cache
+    most = cache.passes or AUTO_PASSES
+
+    def price(passes: int | None) -> int:
+        settings = cache.model_copy(update={"passes": passes})
+        return _text_passes(replace(run, experiment=run.experiment.model_copy(update={"cache": settings})))
+
+    return {"0": price(0), "auto": price(None), str(most): price(most)}
+
+
+def _cached_passes(run: Run) -> CachedPasses:
+    families = families_of(run).values()
+    by_family = {family: units_of(run, CacheTeachers.name, family) for family in families}
+    return CachedPasses(run.store, by_family, unit_keys(run))
+
+
+def _audit(run: Run) -> PassAudit:
+    """Compares the choice with and without passes on the sampled texts."""
+    part = train_part(run)
+    sample = {
+        bucket.prefix: read_keys(run.store.verified_path(bucket.file))[:rows]
+        for bucket, rows in sampled_rows(part.buckets, sampled_texts(run))
+        if rows
+    }
+    return audit_passes(_cached_passes(run), list(families_of(run).values()), sample, part.texts, AUTO_PASSES)
 
 
 def _adaptive_units(run: Run) -> list[Unit]:
@@ -308,7 +379,9 @@ def _plain_units(run: Run, parts: Iterable[tuple[Part, int]]) -> list[Unit]:
     cached = _cached_units(run)
     by_teacher: dict[str, list[Unit]] = {teacher: [] for teacher in cached}
     for part, passes in parts:
-        for bucket in requests_of(run, part):
+        sample = sampled_rows(part.buckets, sampled_texts(run) if part.name == "train" else 0)
+        for bucket, (_, sampled) in zip(requests_of(run, part), sample, strict=True):
+            wanted = passes or wanted_passes(bucket.texts, sampled, AUTO_PASSES)
             for teacher, units in cached.items():
-                by_teacher[teacher] += units_for(teacher, bucket, units, passes)
+                by_teacher[teacher] += units_for(teacher, bucket, units, wanted)
     return [unit for units in by_teacher.values() for unit in units]

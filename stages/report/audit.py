@@ -20,6 +20,7 @@ from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.storage.store import Store
+from amalgam.stages.cache_teachers.sample import PassAudit
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
 from amalgam.stages.common.models.resolve import ModelFiles, same_models
 from amalgam.stages.report.blocks import (
@@ -64,6 +65,8 @@ class AuditInputs:
     store: Store
     read_evidence: Callable[[Sequence[str], pa.ChunkedArray], Sequence[Evidence]]
     """(bucket prefixes, text keys) -> one entry per teacher, in the order of `labels`."""
+    passes: PassAudit | None = None
+    """What a sample of the texts says about passes that the others did not run."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def audit_texts(inputs: AuditInputs, blocks: Iterable[AuditedTexts]) -> AuditBlo
     for texts in blocks:
         counts.add(texts)
     conflicts = (counts.conflicts / max(counts.texts, 1)).tolist()
-    return {
+    block: AuditBlock = {
         "texts": counts.texts,
         "labelled": counts.labelled,
         "weights": "muka" if inputs.weights is None else targets.teacher_weights,
@@ -122,6 +125,9 @@ def audit_texts(inputs: AuditInputs, blocks: Iterable[AuditedTexts]) -> AuditBlo
         "gold": list(_gold(counts, labels)),
         "duplicates": list(_duplicates(inputs.models, counts, labels)),
     }
+    if inputs.passes:
+        block["passes"] = inputs.passes
+    return block
 
 
 # ---- sums

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypedDict
 
 from amalgam.stages.build_targets.stage import TargetSummary
+from amalgam.stages.cache_teachers.sample import PassAudit
 from amalgam.stages.cache_teachers.stage import AdaptiveSummary
 from amalgam.stages.report.students import Measures, StudentScores, SweepPoint
 from amalgam.stages.report.verdict import (
@@ -236,6 +237,8 @@ class Duplicates(TypedDict):
 class AuditBlock(TypedDict):
     """The teachers' audit, as `amalgam audit --json` prints it."""
 
+    passes: NotRequired[PassAudit]
+    """Of `cache.passes: auto`, where most texts run none."""
     texts: int
     labelled: int
     weights: str

@@ -24,7 +24,7 @@ from amalgam.pipeline.storage.facts import FactTypes, Made
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
 from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
-from amalgam.stages.cache_teachers.stage import audit_lines
+from amalgam.stages.cache_teachers.stage import audit_lines, audited_passes, sampled_texts
 from amalgam.stages.common.cached.load import (
     ENCODER,
     answer_reader,
@@ -70,6 +70,7 @@ from amalgam.stages.train_student.stage import held_out_share, student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
+    from amalgam.stages.cache_teachers.sample import PassAudit
     from amalgam.stages.common.inference.batches import Classifier
     from amalgam.stages.report.audit import AuditInputs
     from amalgam.stages.report.evaluation import EvaluationInputs
@@ -132,7 +133,7 @@ class Report(Stage):
             inputs |= {"unknown": run.experiment.corpus.unknown} if run.experiment.corpus.unknown else {}
         if teachers_of(run):
             inputs |= {"families": families_of(run), "dtype": dtype_of(run)}
-            if run.experiment.cache.adaptive:
+            if run.experiment.cache.adaptive or sampled_texts(run):
                 inputs["adaptive"] = run.fingerprint("cache-teachers")
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
         given = given_labels(run)
@@ -196,6 +197,8 @@ class Report(Stage):
                 run.console.say(line)
         else:
             run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
+        for line in audited_passes(run) if "cache-teachers" in run.results else ():
+            run.console.say(line)
         findings = _findings(run)
         _print_label_estimates(run, findings)
         quality = findings["student_quality"]
@@ -510,4 +513,11 @@ def _audit_inputs(run: Run) -> AuditInputs:
         uncertainty="entropy" if targets.uncertainty in COMPARATIVE and not by_domain else targets.uncertainty,
         store=run.store,
         read_evidence=read_evidence,
+        passes=_pass_audit(run),
     )
+
+
+def _pass_audit(run: Run) -> PassAudit | None:
+    """Returns what the sampled texts say about passes that the others do not run; None without a sample."""
+    audit: PassAudit | None = run.result("cache-teachers").facts.get("audit") if teachers_of(run) else None
+    return audit

@@ -1,0 +1,116 @@
+"""The sample: a few texts run K passes where the others run none, to audit the choice without passes.
+
+Keys are random and texts lie in their order, so the first texts are a random sample that few files hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypedDict
+
+from amalgam.data.lazy import np
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.stages.cache_teachers.adaptive import CachedPasses
+from amalgam.stages.common.cached.uncertainty import summarise_passes
+from amalgam.stages.common.corpus import Bucket
+from amalgam.stages.common.intervals import bounds, interval, percent
+from amalgam.stages.target_methods import target_method
+
+SAMPLED = 200
+"""Texts of a sample, if the corpus is large enough."""
+
+FEWEST = 30
+"""A smaller sample is not worth its cost: its interval says nothing."""
+
+
+class PassAudit(TypedDict):
+    """What the sampled texts say about passes that the other texts do not run."""
+
+    texts: int
+    sampled: int
+    passes: int
+    """With dropout, of each sampled text."""
+    runs: float
+    """Forward passes of a text in the mean, with and without dropout."""
+    same: int
+    """Sampled texts with the same most confident teacher without passes and with all of them."""
+    halves_same: int
+    """Sampled texts with the same most confident teacher in the first and in the second half of the passes."""
+
+
+def is_audited(experiment: ExperimentConfig) -> bool:
+    """Returns whether the number of passes is chosen for a method that compares teachers by their predictions."""
+    method = target_method(experiment.targets)
+    return experiment.cache.passes is None and method.weighted and not method.weighs_by_domain
+
+
+def sample_size(texts: int, passes: int) -> int:
+    """Returns the number of sampled texts: together they run at most one pass for each text of the corpus."""
+    size = min(SAMPLED, texts // passes)
+    return size if size >= FEWEST else 0
+
+
+def sampled_rows(buckets: Sequence[Bucket], size: int) -> Iterator[tuple[Bucket, int]]:
+    """Yields each bucket with the number of its first texts that are in the sample of `size` texts."""
+    for bucket in buckets:
+        rows = min(size, bucket.rows)
+        yield bucket, rows
+        size -= rows
+
+
+def wanted_passes(rows: int, sampled: int, passes: int) -> Any:
+    """Returns the number of passes of all texts of a bucket, or of each where only its first ones are sampled."""
+    return passes * (sampled > 0) if sampled in {0, rows} else np.where(np.arange(rows) < sampled, passes, 0)
+
+
+def audit_passes(
+    cached: CachedPasses, families: Sequence[str], sample: Mapping[str, Any], texts: int, passes: int
+) -> PassAudit:
+    """Compares the most confident teacher of sampled texts with and without passes; `sample` is keys by bucket."""
+    sampled = same = halves_same = 0
+    for prefix, keys in sample.items():
+        off, whole, first, second = (
+            np.stack([summarise_passes(logits[:, part]).confidence for logits in by_teacher]).argmax(0)
+            for by_teacher, part in _compared(cached, families, prefix, keys, passes)
+        )
+        sampled += len(keys)
+        same += int((off == whole).sum())
+        halves_same += int((first == second).sum())
+    return {
+        "texts": texts,
+        "sampled": sampled,
+        "passes": passes,
+        "runs": 1 + passes * sampled / texts,
+        "same": same,
+        "halves_same": halves_same,
+    }
+
+
+def _compared(
+    cached: CachedPasses, families: Sequence[str], prefix: str, keys: Any, passes: int
+) -> Iterator[tuple[list[Any], slice]]:
+    """Yields logits [texts, passes, labels] of all teachers: without dropout, of all passes, and of each half."""
+    yield [cached.logits(family, prefix, keys)[:, None] for family in families], slice(None)
+    raw = [cached.read(family, prefix, keys, range(passes)) for family in families]
+    for part in (slice(None), slice(passes // 2), slice(passes // 2, 2 * (passes // 2))):
+        yield raw, part
+
+
+def too_few_line(passes: int) -> str:
+    """Formats why a corpus has no sample."""
+    return f"the passes have no audit: a sample needs {FEWEST * passes:,} training texts"
+
+
+def pass_lines(audit: PassAudit) -> Iterator[str]:
+    """Formats the audit for the console and the page."""
+    sampled, passes = audit["sampled"], audit["passes"]
+    yield (
+        f"{audit['runs']:.2f} passes a text instead of {1 + passes}: one without dropout, and {passes} with dropout "
+        f"for {sampled:,} of {audit['texts']:,} texts"
+    )
+    same = audit["same"] / sampled
+    halves = f"; {passes // 2} passes and {passes // 2} others agree for {percent(audit['halves_same'] / sampled)}"
+    yield (
+        f"one pass and {passes} passes have the same most confident teacher for {percent(same)} of them "
+        f"(95 % interval {bounds(*interval(same, sampled))}){halves if passes > 1 else ''}"
+    )

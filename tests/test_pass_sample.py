@@ -1,0 +1,184 @@
+"""cache.passes: auto runs passes on a sample of the texts, and reports what the others lose without them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from amalgam.stages.cache_teachers import sample, stage
+from amalgam.stages.cache_teachers.sample import pass_lines, sample_size
+from amalgam.stages.common.cached import load
+from amalgam.stages.common.cached.uncertainty import summarise_passes
+from amalgam.tests.workspaces import TEST, TRAIN, Workspace, flip_bit, ranks, word_list, write_model
+
+AUTO = ("cache.passes=auto", "student.method=amalgam")
+PASSES, SAMPLED = 4, TRAIN // 4
+
+
+@pytest.fixture
+def auto(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A workspace whose sample is a quarter of its texts, with 4 passes."""
+    for module in (load, stage):
+        monkeypatch.setattr(module, "AUTO_PASSES", PASSES)
+    fresh.edit("targets:\n  mode: soft\n", "")
+    return fresh
+
+
+def cached(workspace: Workspace) -> dict[str, Any]:
+    """Return the facts of the last cache-teachers."""
+    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["cache-teachers"]["fingerprint"]
+    content = json.loads((workspace.artifacts / "cache-teachers" / head / "MANIFEST.json").read_text())
+    return dict(content["facts"])
+
+
+def answers(workspace: Workspace, family: str) -> tuple[dict[bytes, Any], dict[bytes, Any]]:
+    """Return logits and passes of a family by text."""
+    logits, passes = dict[bytes, Any](), dict[bytes, Any]()
+    for record in (workspace.artifacts / "cache-teachers" / family / "units").glob("*.json"):
+        frame = pl.read_parquet(workspace.artifacts / json.loads(record.read_text())["files"][0]["path"])
+        logits |= dict(frame.select("key", "logits").iter_rows()) if "logits" in frame.columns else {}
+        passes |= dict(frame.select("key", "passes").iter_rows()) if "passes" in frame.columns else {}
+    return logits, passes
+
+
+@pytest.mark.parametrize(
+    ("texts", "size"), [(2, 0), (150, 0), (479, 0), (480, 30), (1000, 62), (3200, 200), (10**8, 200)]
+)
+def test_a_sample_costs_at_most_one_pass_a_text(texts: int, size: int) -> None:
+    assert sample_size(texts, 16) == size
+    assert size * 16 <= texts
+
+
+def test_the_sampled_texts_have_all_passes_and_the_others_none(auto: Workspace) -> None:
+    with auto.counting() as asked:
+        result = auto("cache-teachers", *AUTO)
+    assert (asked[0].logits, asked[0].passes) == (2 * (TRAIN + TEST), 2 * PASSES * SAMPLED)
+    audit, families = cached(auto)["audit"], cached(auto)["families"].values()
+    by_teacher = [answers(auto, family) for family in families]
+    trained = sorted(pl.concat(map(pl.read_parquet, auto.artifacts.glob("read-corpus/*/train-*/*.parquet")))["key"])
+    assert {key for _, passes in by_teacher for key in passes} == set(trained[:SAMPLED])
+    keys = trained[:SAMPLED]
+    off = [summarise_passes(np.array([[one[0][key]] for key in keys])).confidence for one in by_teacher]
+    raw = [np.array([one[1][key] for key in keys]).reshape(SAMPLED, PASSES, -1) for one in by_teacher]
+    on, first, second = (
+        np.stack([summarise_passes(one[:, part]).confidence for one in raw]).argmax(0)
+        for part in (slice(None), slice(2), slice(2, 4))
+    )
+    assert audit == {
+        "texts": TRAIN,
+        "sampled": SAMPLED,
+        "passes": PASSES,
+        "runs": pytest.approx(2.0),
+        "same": int((np.stack(off).argmax(0) == on).sum()),
+        "halves_same": int((first == second).sum()),
+    }
+    assert f"4 with dropout for {SAMPLED} of {TRAIN} texts" in result.err
+
+
+def test_the_audit_is_in_run_report_and_audit(auto: Workspace) -> None:
+    line = r"one pass and 4 passes have the same most confident teacher for \d+\.\d % of them \(95 % interval"
+    assert re.search(line, auto("run", *AUTO).err)
+    assert auto("audit", "--json", *AUTO).json["passes"] == cached(auto)["audit"]
+    assert re.search(line, auto("audit", *AUTO).out)
+    [page] = (auto.folder / "reports").glob("*.html")
+    assert re.search(line, page.read_text())
+    assert "None passes" not in page.read_text()
+
+
+def test_more_passes_later_cost_the_difference_and_targets_stay(auto: Workspace) -> None:
+    auto("build-targets", *AUTO)
+    assert auto.stale(*AUTO) & {"cache-teachers", "weigh-teachers", "build-targets"} == set()
+    auto("cache-teachers", "cache.passes=0", AUTO[1])
+    assert auto.stale("cache.passes=0", AUTO[1]) & {"weigh-teachers", "build-targets"} == set()
+    with auto.counting() as asked:
+        auto("cache-teachers", "cache.passes=4", "student.method=muka-soft")
+    assert (asked[0].logits, asked[0].passes) == (0, 2 * PASSES * (TRAIN - SAMPLED))
+
+
+def test_a_new_text_costs_itself_and_a_sampled_one_its_passes(auto: Workspace) -> None:
+    auto("cache-teachers", *AUTO)
+    before = {key for family in cached(auto)["families"].values() for key in answers(auto, family)[1]}
+    auto.write([*auto.texts(), *((f"one more text, number {row}", auto.texts()[0][1]) for row in range(8))])
+    with auto.counting() as asked:
+        auto("cache-teachers", *AUTO)
+    after = {key for family in cached(auto)["families"].values() for key in answers(auto, family)[1]}
+    assert cached(auto)["audit"]["sampled"] == SAMPLED + 2
+    assert before < after
+    assert (asked[0].logits, asked[0].passes) == (2 * 8, 2 * PASSES * len(after - before))
+
+
+def test_a_lost_unit_of_the_sample_is_made_again(auto: Workspace) -> None:
+    auto("cache-teachers", *AUTO)
+    before = cached(auto)["audit"]
+    [unit, *_] = [path for path in auto.units() if "passes" in pl.read_parquet_schema(path)]
+    flip_bit(unit)
+    assert auto.attempt("verify").code != 0
+    with auto.counting() as asked:
+        auto("cache-teachers", *AUTO)
+    assert asked[0].passes > 0
+    assert cached(auto)["audit"] == before
+
+
+def test_two_processes_share_the_sample(fresh: Workspace) -> None:
+    fresh.edit("targets:\n  mode: soft\n", "")
+    fresh.write([(f"{text} {copy}", label) for text, label in fresh.texts() for copy in range(4)])
+    alone = fresh.without_artifacts(fresh.folder.parent / "alone")
+    alone("cache-teachers", *AUTO)
+    assert ranks(fresh, "cache-teachers", *AUTO).code == 0
+    assert cached(fresh)["audit"]["sampled"] == cached(alone)["audit"]["sampled"] == 4 * TRAIN // 16
+
+
+def test_a_teacher_without_dropout_has_equal_passes(auto: Workspace) -> None:
+    """It is refused where the user sets a number of passes, and counts as it is where amalgam chooses it."""
+    labels = ["banking", "computing", "cooking", "football"]
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
+    write_model(auto.folder / "models" / "first", words=word_list(auto), seed=1, labels=labels, **still)
+    result = auto("cache-teachers", *AUTO)
+    assert "teacher first: it has no active dropout" in result.err
+    logits, passes = answers(auto, cached(auto)["families"]["first"])
+    assert len(passes) == SAMPLED
+    for key, raw in passes.items():
+        assert np.array(raw).reshape(PASSES, -1) == pytest.approx(np.tile(logits[key], (PASSES, 1)), rel=1e-2, abs=1e-2)
+    assert auto.attempt("cache-teachers", "cache.passes=5", "student.method=muka-soft").code == 2
+
+
+def test_the_plan_shows_the_prices_of_no_passes_of_auto_and_of_all(auto: Workspace) -> None:
+    auto("read-corpus")
+    plan, texts = " ".join(auto("plan", *AUTO).out.split()), TRAIN + TEST
+    prices = [2 * texts, 2 * (texts + PASSES * SAMPLED), 2 * (texts + PASSES * TRAIN)]
+    for price, name in zip(prices, ("0", "auto", "4"), strict=True):
+        assert f"{price:,} text-passes with cache.passes={name}" in plan
+    assert auto("plan", "--json", *AUTO).json["cost"]["passes"] == {"0": prices[0], "auto": prices[1], "4": prices[2]}
+    with auto.counting() as asked:
+        auto("cache-teachers", *AUTO)
+    assert asked[0].logits + asked[0].passes == prices[1]
+    assert "text-passes" not in auto("plan", *AUTO).out
+    priced = " ".join(auto("plan", "cache.passes=7", AUTO[1]).out.split())
+    assert re.search(rf"{2 * (texts + 7 * TRAIN):,} text-passes \(.*s\) with cache.passes=7", priced)
+
+
+def test_one_teacher_or_a_small_corpus_has_no_sample(auto: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    auto("read-corpus")
+    assert auto("build-targets", "student.method=uhc", "cache.passes=auto").code == 0
+    assert "audit" not in cached(auto)
+    monkeypatch.setattr(sample, "FEWEST", SAMPLED + 1)
+    result = auto("run", *AUTO)
+    assert "audit" not in cached(auto)
+    assert "the passes have no audit: a sample needs 124 training texts" in result.err
+    monkeypatch.undo()
+    auto.edit("  - name: second\n    model: ./models/second\n", "")
+    auto.edit("  test: texts/test.csv\n", "")
+    auto("cache-teachers", *AUTO)
+    assert "audit" not in cached(auto)
+
+
+def test_the_interval_is_that_of_the_sample() -> None:
+    audit = {"texts": 4000, "sampled": 200, "passes": 16, "runs": 1.8, "same": 194, "halves_same": 196}
+    first, second = pass_lines(audit)  # type: ignore[arg-type]
+    assert first.startswith("1.80 passes a text instead of 17")
+    assert "97.0 % of them (95 % interval 93.6 to 98.6); 8 passes and 8 others agree for 98.0 %" in second

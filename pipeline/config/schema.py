@@ -375,7 +375,7 @@ class Cache(ConfigSection):
 
     passes: Annotated[PassCount | None, _or_auto(PassCount)] = None
     """Number K of Monte-Carlo dropout passes for each text and teacher. auto: 16 for a method that reads them, as MUKA
-    does; for amalgam, 16 for a sample of at most 200 texts, which audits the choice without passes; else 0."""
+    does, else 0. With amalgam, at most 200 texts run 16: a sample that audits the choice without passes."""
     adaptive: bool = False
     """Stop after 4 or 8 passes if the most confident teacher of a text is settled. One text in a hundred runs
     all passes as a check."""

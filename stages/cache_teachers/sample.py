@@ -1,6 +1,6 @@
 """The sample: a few texts run K passes where the others run none, to audit the choice without passes.
 
-Keys are random and texts lie in their order, so the first texts are a random sample that few files hold.
+Keys are random and order the texts, so the first texts are a random sample, and few files contain it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SAMPLED = 200
 """Texts of a sample, if the corpus is large enough."""
 
 FEWEST = 30
-"""A smaller sample is not worth its cost: its interval says nothing."""
+"""A smaller sample is not worth its cost: its interval is too wide."""
 
 
 class PassAudit(TypedDict):
-    """What the sampled texts say about passes that the other texts do not run."""
+    """Counts on sampled texts, which run passes that the others do not."""
 
     texts: int
     sampled: int

@@ -66,7 +66,7 @@ class AuditInputs:
     read_evidence: Callable[[Sequence[str], pa.ChunkedArray], Sequence[Evidence]]
     """(bucket prefixes, text keys) -> one entry per teacher, in the order of `labels`."""
     passes: PassAudit | None = None
-    """What a sample of the texts says about passes that the others did not run."""
+    """Counts on a sample of texts, which ran passes that the others did not."""
 
 
 @dataclass(frozen=True)

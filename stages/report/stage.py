@@ -518,6 +518,6 @@ def _audit_inputs(run: Run) -> AuditInputs:
 
 
 def _pass_audit(run: Run) -> PassAudit | None:
-    """Returns what the sampled texts say about passes that the others do not run; None without a sample."""
+    """Returns the counts on sampled texts, which ran passes that the others did not; None without a sample."""
     audit: PassAudit | None = run.result("cache-teachers").facts.get("audit") if teachers_of(run) else None
     return audit

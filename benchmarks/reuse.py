@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from amalgam.benchmarks.cache_teachers import checkpoint
+from amalgam.benchmarks.cache_teachers import LABELS
+from amalgam.benchmarks.models import SHAPES, save_classifier
 from amalgam.benchmarks.protocol import median, row, show, texts_from
 
 PASSES = 16
@@ -25,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=Path, help="a Parquet file with a column `text`; default: the embedded corpus")
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--shape", choices=SHAPES, default="minilm")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
         "--memory",
@@ -54,7 +56,7 @@ def _changes(options: argparse.Namespace) -> list[dict[str, Any]]:
     base_texts = texts[: options.count]
     seconds: dict[str, list[float]] = {"K 32": [], "K 16": [], "K 16 to 32": [], "1 % appended": []}
     with tempfile.TemporaryDirectory() as scratch:
-        model = checkpoint(Path(scratch), "minilm")
+        model = save_classifier(Path(scratch) / "teacher", options.shape, LABELS)
         for repeat in range(options.repeats):
             fresh_folder, grown_folder = Path(scratch) / f"{repeat}-fresh", Path(scratch) / f"{repeat}-grown"
             _experiment(fresh_folder, base_texts, model)

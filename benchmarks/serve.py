@@ -40,9 +40,8 @@ def main() -> None:
         rows = [_direct(folder, texts, options)]
         rows += [_load(folder, bodies, clients, options) for clients in options.clients]
         rows.append(_end_under_load(folder, bodies, options))
-    whole = rows[0]["texts_per_s"]
     for figures in rows[1:-1]:
-        figures["ratio_to_direct"] = round(figures["texts_per_s"] / whole, 3)
+        figures["cpu_of_direct"] = round(figures["cpu_ms_a_text"] / rows[0]["cpu_ms_a_text"], 3)
     show(rows, as_json=options.json)
 
 
@@ -96,13 +95,16 @@ def _direct(folder: Path, texts: Sequence[str], options: argparse.Namespace) -> 
     student = OnnxStudent(read_export(folder, "export the student"), options.threads)
     batches = [[(text,) for text in texts[first : first + BATCH]] for first in range(0, len(texts), BATCH)]
     student(batches[0])
-    rates = []
+    rates, before = [], time.process_time()
     for part in np.array_split(np.arange(len(batches)), min(5, len(batches))):
         began = time.perf_counter()
         for number in part:
             student(batches[number])
         rates.append(sum(len(batches[number]) for number in part) / (time.perf_counter() - began))
-    return row("serve", "direct", texts_per_s=round(median(rates), 1), spread=round(spread(rates), 3))
+    cpu = round((time.process_time() - before) * 1e3 / len(texts), 2)
+    return row(
+        "serve", "direct", texts_per_s=round(median(rates), 1), cpu_ms_a_text=cpu, spread=round(spread(rates), 3)
+    )
 
 
 class Server:
@@ -121,6 +123,10 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait()
 
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def peak_mb(self) -> float:
         lines = Path(f"/proc/{self.process.pid}/status").read_text("utf-8").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1e3
@@ -130,9 +136,9 @@ def _load(folder: Path, bodies: Sequence[bytes], clients: int, options: argparse
     server = Server(folder, options.threads)
     try:
         asyncio.run(_send(server.port, bodies[:WARM_UP], clients))
-        began = time.perf_counter()
+        began, before = time.perf_counter(), server.cpu_seconds()
         answers = asyncio.run(_send(server.port, bodies, clients))
-        took = time.perf_counter() - began
+        took, cpu = time.perf_counter() - began, server.cpu_seconds() - before
         peak = server.peak_mb()
     finally:
         server.end()
@@ -140,6 +146,7 @@ def _load(folder: Path, bodies: Sequence[bytes], clients: int, options: argparse
     figures = {
         "requests": len(bodies),
         "texts_per_s": round(len(bodies) * options.each / took, 1),
+        "cpu_ms_a_text": round(cpu * 1e3 / (len(bodies) * options.each), 2),
         "p50_ms": round(float(np.quantile(seconds, 0.5)) * 1e3, 1),
         "p99_ms": round(float(np.quantile(seconds, 0.99)) * 1e3, 1),
         "not_200": sum(status != 200 for status, _ in answers),

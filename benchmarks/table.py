@@ -206,9 +206,9 @@ def main() -> None:
     is_printed = options.print or options.only  # RESULTS.md keeps a whole table
     if not is_printed:
         with_table(RESULTS.read_text("utf-8"), "")  # before hours of work
-    before, began = cpu_seconds(), datetime.now(UTC)
+    before, began, head = cpu_seconds(), datetime.now(UTC), commit()
     outcomes = [measured(BENCHMARKS[name], options) for name in options.only or BENCHMARKS]
-    text = table(outcomes, options, began, foreign_share(before))
+    text = table(outcomes, options, f"{head}, {began:%Y-%m-%d %H:%M} UTC", foreign_share(before))
     if is_printed:
         print(text)  # noqa: T201  a benchmark's output
     else:
@@ -325,16 +325,16 @@ def _number(value: Any) -> str:
     return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
 
 
-def table(outcomes: Sequence[Outcome], options: argparse.Namespace, began: datetime, foreign: float | None) -> str:
+def table(outcomes: Sequence[Outcome], options: argparse.Namespace, origin: str, foreign: float | None) -> str:
     facts, libraries = machine(), versions()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     form = "quick form: generated texts, random weights, small sizes" if options.quick else "whole form"
     command = f"make benchmark{' QUICK=1' if options.quick else ''}"
     busy = "unknown" if foreign is None else f"{100 * foreign:.0f} %"
     lines = [
-        f"## All benchmarks ({commit()}, {began:%Y-%m-%d})",
+        f"## All benchmarks ({origin})",
         "",
-        f"`{command}` wrote this table on {began:%Y-%m-%d %H:%M} UTC. It is the {form}.",
+        f"`{command}` wrote this table. It is the {form}.",
         "*Spread* is half of the range over the median. Ratios are medians of runs in turn.",
         "",
         f"- **Machine**: {facts['cpu']}, {facts['cores']} cores, {memory:.0f} GB, GPU: {_gpu()}.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, name: str =
 def test_a_row_has_figure_ratio_spread_and_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     outcome = table.measured(fake(monkeypatch, tmp_path, PRINTS), options())
     assert not outcome.failed
-    text = table.table([outcome], options(), datetime(2026, 1, 2, tzinfo=UTC), 0.5)
+    text = table.table([outcome], options(), "abc, 2026-01-02", 0.5)
     [row] = [line for line in text.splitlines() if "speed, " in line]
     expected = (
         r"\| speed, amalgam \| 1,234 texts/s \| 2 x rival \| 2 % \| `python benchmarks/fake.py --quickly`, \d+ s \|"
@@ -47,7 +46,7 @@ def test_a_row_has_figure_ratio_spread_and_command(monkeypatch: pytest.MonkeyPat
     assert re.fullmatch(expected, row), row
     assert "2026-01-02" in text
     assert "busy" in text
-    assert "busy" not in table.table([outcome], options(), datetime(2026, 1, 2, tzinfo=UTC), 0.01)
+    assert "busy" not in table.table([outcome], options(), "abc, 2026-01-02", 0.01)
 
 
 def test_folders_are_replaced_in_arguments_and_not_in_the_table(

@@ -22,9 +22,11 @@ import pytest
 import typer.main
 
 from amalgam.cli import app
+from amalgam.pipeline.console import Console
 from amalgam.stages.app import http_server
 from amalgam.stages.app.batcher import Batcher, Prediction, Text
 from amalgam.stages.app.http_server import Description, Limits, Server
+from amalgam.stages.app.serve import ExportFolder, Faults, announce
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_export import ALONE, ROOT, exported, printed_by  # noqa: F401  a fixture
 from amalgam.tests.workspaces import Workspace, finish
@@ -384,12 +386,12 @@ def test_a_client_that_reads_no_answer_is_closed() -> None:
     limits = Limits(texts=8, characters=200, body=2000, seconds=0.5, grace=10.0)
     with Running(limits=limits) as server, server.connect() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        until(lambda: len(server.server._connections) == 1)  # noqa: SLF001
+        until(lambda: len(server.server.connections) == 1)
         client.settimeout(0.1)
         with contextlib.suppress(OSError):
             while True:
                 client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 100)
-        until(lambda: not server.server._connections)  # noqa: SLF001
+        until(lambda: not server.server.connections)
         assert server.errors == []
 
 
@@ -507,6 +509,25 @@ def test_the_answer_in_the_docs_has_the_fields_of_the_server(running: Running) -
         name: defaults[name] for name in limits
     }
     assert len(limits) == 6
+
+
+def test_an_address_that_others_reach_has_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    export = ExportFolder(Path("model"), LABELS, [], 32, "abc", 0, None)
+    for host, noted in (("127.0.0.1", False), ("0.0.0.0", True)):  # noqa: S104 - it is bound and never listens
+        with socket.socket() as unused:
+            unused.bind((host, 0))
+            announce(Console(), export, unused)
+            shown = capsys.readouterr()
+            assert shown.out == f"http://{host}:{unused.getsockname()[1]}\n"
+            assert ("no authentication" in shown.err) == noted
+
+
+def test_the_same_fault_is_printed_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    faults = Faults(Console())
+    for error in (MemoryError("one"), MemoryError("two"), OSError(24, "Too many open files")):
+        faults.show(error)
+    printed = capsys.readouterr().err
+    assert (printed.count("error:"), "two" in printed, "Too many open files" in printed) == (2, False, True)
 
 
 def test_the_server_needs_neither_torch_nor_transformers(exported: Workspace) -> None:  # noqa: F811

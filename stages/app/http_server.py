@@ -305,7 +305,8 @@ class Server:
         self.metrics = Metrics()
         batcher.on_batch = self.metrics.batch_texts.add
         self.ending = False
-        self._connections: set[Connection] = set()
+        self.connections: set[Connection] = set()
+        """The open ones."""
 
     async def run(self, listener: socket, stop: Callable[[], bool]) -> int:
         """Returns the number of requests without an answer at the end of the grace."""
@@ -319,16 +320,16 @@ class Server:
         for client in clients:
             await self._adopt(client)
         began = time.monotonic()
-        while self._connections and time.monotonic() < began + self.limits.grace:
+        while self.connections and time.monotonic() < began + self.limits.grace:
             await asyncio.sleep(TICK)
             if time.monotonic() > began + LAST_SECONDS:
-                for connection in [each for each in self._connections if each.is_idle]:
+                for connection in [each for each in self.connections if each.is_idle]:
                     connection.abort()
-        unanswered = sum(connection.is_accepted for connection in self._connections)
+        unanswered = sum(connection.is_accepted for connection in self.connections)
         self.batcher.end()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.abort()
-        while self._connections:  # noqa: ASYNC110 - once, at the end
+        while self.connections:  # noqa: ASYNC110 - once, at the end
             await asyncio.sleep(TICK)
         return unanswered
 
@@ -338,16 +339,16 @@ class Server:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(self, reader, writer)
-        self._connections.add(connection)
+        self.connections.add(connection)
         try:
-            if len(self._connections) > MOST_CONNECTIONS:
+            if len(self.connections) > MOST_CONNECTIONS:
                 await connection.refuse(self.overloaded("too many connections are open", 1))
             else:
                 await connection.run()
         except Exception as error:  # noqa: BLE001 - one client's fault ends no other connection
             self._on_error(error)
         finally:
-            self._connections.discard(connection)
+            self.connections.discard(connection)
             writer.close()
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -358,7 +359,7 @@ class Server:
         if path == "/health":
             return self._health()
         if path == "/metrics":
-            text = self.metrics.text(self.student, len(self._connections), self.batcher.waiting)
+            text = self.metrics.text(self.student, len(self.connections), self.batcher.waiting)
             return Answer(HTTPStatus.OK, text.encode(), PROMETHEUS, path=path)
         request = read_request(body, self.limits, len(self.student.labels))
         try:

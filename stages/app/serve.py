@@ -197,14 +197,14 @@ def serve(  # noqa: PLR0913 - the options of the command
     console, signals = Console(quiet=quiet), InterruptHandler()
     export = export_folder(config, student, console)
     with listen(host, port) as listener:
-        model = OnnxStudent(export, threads or len(os.sched_getaffinity(0)))
+        model = OnnxStudent(export, threads or usable_cores())
         model([("the first run takes longer",)])
         faults = Faults(console)
         batcher = Batcher(model, batch_size=batch_size, most_waiting=most_waiting, on_error=faults.show)
         description = Description(export.labels, export.fingerprint, export.max_tokens, export.unknown_threshold)
         limits = Limits(most_texts, most_characters, most_bytes, seconds, grace)
         server = Server(batcher, description, limits, faults.show)
-        _announce(console, export, listener)
+        announce(console, export, listener)
         with signals.listening():
             unanswered = asyncio.run(server.run(listener, signals.requested))
             number = signals.arrived or signal.SIGTERM
@@ -237,7 +237,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise ExperimentError(what, where=f"{shown(host)}:{port}", fix=fix) from error
 
 
-def _announce(console: Console, export: ExportFolder, listener: socket.socket) -> None:
+def announce(console: Console, export: ExportFolder, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     console.say(
         f"student: {os.path.relpath(export.folder)} ({len(export.labels)} labels, fingerprint {export.fingerprint})"
@@ -248,6 +248,11 @@ def _announce(console: Console, export: ExportFolder, listener: socket.socket) -
             "has both in front of it, or listen on 127.0.0.1"
         )
     console.result(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+
+def usable_cores() -> int:
+    """Returns the number of cores that this process may use; macOS has no affinity."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Faults:

@@ -7,7 +7,8 @@ same is the share of texts with the choice of the first K passes. `other passes`
 difference is same minus that of `other passes`, with a 95 % interval from a bootstrap over texts.
 passes counts forward passes for each text and teacher, the one without dropout included.
 A corrected row learns log(1 - confidence) of K passes from the prediction without dropout, teacher by teacher.
-It learns on a random sample of the texts, and its figures are means over draws of the sample.
+It learns on a random sample of the texts, and its figures are means over draws of the sample. The correction is left
+out where the prediction without dropout agrees with K passes as often on the sample, by cross-validation.
 Its sampled texts, and a share of the texts with the smallest gap between the two best teachers, have K passes.
 """
 
@@ -38,6 +39,7 @@ SHARE = 0.05
 """Share of the texts in a sample; at most one text in K, and at least 200 where this allows it."""
 
 LEAST_SAMPLE = 200
+FOLDS = 10
 BOOTSTRAPS = 1000
 
 
@@ -109,14 +111,30 @@ def corrected(logits: Array, exact: Array, sampled: Array) -> Array:
 def corrected_choice(predictions: Predictions, sampled: Array, asked: float) -> tuple[Array, float]:
     """Returns each text's teacher, and the passes of a text: the sample and a share `asked` of the others have K."""
     exact, texts = predictions.first, predictions.texts
-    teachers = range(len(predictions.logits))
-    log_uncertainty = np.stack([corrected(predictions.logits[i], exact[:, i], sampled) for i in teachers], axis=1)
+    log_uncertainty = np.log(predictions.without_dropout.clip(LEAST))
+    if _is_corrected_better(predictions, sampled):
+        log_uncertainty = _corrected(predictions, sampled)
     best = np.sort(log_uncertainty, axis=1)
     others = np.setdiff1d(np.arange(texts), sampled)
     closest = others[np.argsort((best[:, 1] - best[:, 0])[others], kind="stable")][: round(asked * texts)]
     with_passes = np.concatenate([sampled, closest])
     log_uncertainty[with_passes] = np.log(exact[with_passes].clip(LEAST))
     return log_uncertainty.argmin(axis=1), 1 + predictions.count * len(with_passes) / texts
+
+
+def _corrected(predictions: Predictions, sampled: Array) -> Array:
+    pairs = zip(predictions.logits, predictions.first.T, strict=True)
+    return np.stack([corrected(logits, exact, sampled) for logits, exact in pairs], axis=1)
+
+
+def _is_corrected_better(predictions: Predictions, sampled: Array) -> bool:
+    """Returns whether the correction chooses as K passes do more often on the sample, by cross-validation."""
+    chosen, plain = predictions.first.argmin(axis=1), predictions.without_dropout.argmin(axis=1)
+    by_fold = np.empty(len(sampled), np.int64)
+    for fold in np.array_split(np.arange(len(sampled)), FOLDS):
+        others = np.delete(sampled, fold)
+        by_fold[fold] = _corrected(predictions, others)[sampled[fold]].argmin(axis=1)
+    return bool((by_fold == chosen[sampled]).sum() > (plain[sampled] == chosen[sampled]).sum())
 
 
 def sample_size(texts: int, passes: int) -> int:

@@ -30,6 +30,14 @@ def test_the_readme_is_short_and_lists_no_files() -> None:
         assert part in README
 
 
+def test_the_picture_names_no_box_twice() -> None:
+    """Mermaid draws two boxes of one name as one box, with the text of the second."""
+    picture = README.partition("```mermaid\n")[2].partition("```")[0]
+    names = re.findall(r"\b(\w+)\[", picture)
+    assert names
+    assert len(names) == len(set(names))
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md", "docs/comparison.md"])
 def test_every_accuracy_is_one_of_the_benchmarks(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")

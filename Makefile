@@ -21,7 +21,9 @@ WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 AUDIT := .venv-audit/.installed
-# Without tests that fork a process with polars loaded: with the lowest versions such a fork can hang.
+# Without tests that fork a process with polars loaded: with the lowest versions such a fork can hang. The test of two
+# processes runs without forks, by torchrun.
+FORKED := tests/stages/test_fine_tuning.py::test_two_processes_train_as_one_and_leave_together
 LOW_TESTS ?= tests/test_golden.py $(addprefix tests/stages/test_, $(addsuffix .py, models weighing statistics \
 	targets_rules keyed_dropout teacher fine_tuning metrics generate_writing graphs))
 TORCH_FROM ?=
@@ -82,7 +84,10 @@ check-low: $(INSTALLED) $(AUDIT)
 	$(PYTHON) -m venv --clear .venv-low
 	.venv-low/bin/python -m pip install --quiet $(TORCH_FROM) "$$(grep '^torch==' constraints-low.txt)"
 	.venv-low/bin/python -m pip install --quiet --constraint constraints-low.txt --editable '.[dev]'
-	PATH="$$PWD/.venv-low/bin:$$PATH" .venv-low/bin/python -m pytest --override-ini filterwarnings=default $(LOW_TESTS)
+	PATH="$$PWD/.venv-low/bin:$$PATH" .venv-low/bin/python -m pytest --override-ini filterwarnings=default \
+		--deselect $(FORKED) $(LOW_TESTS)
+	ACCELERATE_USE_CPU=1 .venv-low/bin/torchrun --nproc_per_node 2 --module amalgam.tests.stages.test_fine_tuning \
+		"$$(mktemp -d)"
 
 docs: $(INSTALLED)
 	bash .ci/docs site

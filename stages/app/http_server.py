@@ -480,7 +480,7 @@ class Connection:
             parts.append(bytes(event.data))
             size += len(event.data)
             if size > limit:
-                raise too_large("the body is larger", limit)
+                raise too_large("the body has too many bytes", limit)
         return b"".join(parts) if isinstance(event, h11.EndOfMessage) else None
 
     async def _event(self) -> Any:

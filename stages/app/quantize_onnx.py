@@ -36,7 +36,7 @@ MOST_LOST = 0.004
 LEAST_SAME = 0.98
 """Smallest share of texts with the same label, if no text has a gold label."""
 MOST_TEXTS = 2000
-TIMED_TEXTS, ROUNDS = 64, 5
+TIMED_TEXTS, SINGLE_TEXTS, ROUNDS = 64, 16, 5
 BATCH_TOKENS = 1024
 OPERATORS = ["MatMul", "Gemm", "Gather"]
 FP32, INT8, TORCH = "ONNX fp32", "ONNX int8", "torch fp32"
@@ -46,6 +46,8 @@ class Speed(TypedDict):
     form: str
     bytes: int
     texts_per_second: float
+    """In batches of texts of similar length."""
+    one_text_seconds: float
     start_seconds: float
 
 
@@ -157,9 +159,12 @@ def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts
     forms: dict[str, Callable[[Any], Any]] = {TORCH: lambda inputs: classifier.model(**inputs).logits}
     forms |= {name: run for name, (run, _) in started.items()}
     order = np.random.default_rng(0).permutation(len(tokens.ids))[:TIMED_TEXTS]
+    alone = min(len(order), SINGLE_TEXTS)
     timed = [order[chunk] for chunk in token_batches(tokens.lengths[order], BATCH_TOKENS)]
     timed_inputs = [model_inputs(tokens.ids, tokens.type_ids, batch, classifier.pad_id) for batch in timed]
-    rates = _texts_per_second(forms, timed_inputs, len(order))
+    rates = _texts_per_second(forms, timed_inputs)
+    single = [model_inputs(tokens.ids, tokens.type_ids, order[[row]], classifier.pad_id) for row in range(alone)]
+    singles = _texts_per_second(forms, single)
     sizes = {TORCH: _weight_bytes(classifier), FP32: fp32.stat().st_size, INT8: int8.stat().st_size}
     starts = {TORCH: 0.0, **{name: seconds for name, (_, seconds) in started.items()}}
     return {
@@ -170,7 +175,13 @@ def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts
         "accuracy_fp32": accuracies[0],
         "accuracy_int8": accuracies[1],
         "speed": [
-            {"form": name, "bytes": sizes[name], "texts_per_second": rates[name], "start_seconds": starts[name]}
+            {
+                "form": name,
+                "bytes": sizes[name],
+                "texts_per_second": rates[name],
+                "one_text_seconds": 1 / singles[name],
+                "start_seconds": starts[name],
+            }
             for name in forms
         ],
     }
@@ -185,15 +196,18 @@ def _start(path: Path) -> tuple[Callable[[Any], Array], float]:
     import onnxruntime
 
     began = time.perf_counter()
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # else its threads slow the other forms
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     seconds = time.perf_counter() - began
     return lambda inputs: session.run(["logits"], {name: value.numpy() for name, value in inputs.items()})[0], seconds
 
 
 def _texts_per_second(
-    forms: dict[str, Callable[[Any], Any]], batches: Sequence[dict[str, torch.Tensor]], texts: int
+    forms: dict[str, Callable[[Any], Any]], batches: Sequence[dict[str, torch.Tensor]]
 ) -> dict[str, float]:
     """Times all forms in turn, batch by batch; the first round is a warm-up."""
+    texts = sum(len(inputs["input_ids"]) for inputs in batches)
     rounds: dict[str, list[float]] = {name: [] for name in forms}
     with torch.inference_mode():
         for _ in range(ROUNDS + 1):
@@ -233,8 +247,8 @@ def show(console: Console, facts: Int8Facts) -> None:
     console.say(same)
     for row in facts["speed"]:
         start = f", ready in {row['start_seconds']:.2f} s" if row["start_seconds"] else ""
-        rate = f"{row['texts_per_second']:,.0f} texts/s"
-        console.say(f"  {row['form']:<10}  {size(row['bytes']):>8}  {rate:>14}{start}")
+        rate, alone = f"{row['texts_per_second']:,.0f} texts/s", f"{1000 * row['one_text_seconds']:.1f} ms"
+        console.say(f"  {row['form']:<10}  {size(row['bytes']):>8}  {rate:>14}, one text {alone:>8}{start}")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Compares cheaper predictions with K dropout passes, by the choice of the most confident teacher.
 
-python benchmarks/passes.py --experiment FOLDER/amalgam.yaml [--passes 16] [--asked 0 0.03 0.08] [--json]
+python benchmarks/passes.py --experiment FOLDER/amalgam.yaml [--passes 16] [--closest 0 0.03 0.08] [--json]
 
 The teachers run 2 K passes for every text; cached ones are reused. Each row chooses a teacher for each text in one way.
 same is the share of texts with the choice of the first K passes. `other passes` chooses by the second K.
@@ -108,15 +108,15 @@ def corrected(logits: Array, exact: Array, sampled: Array) -> Array:
     return predicted
 
 
-def corrected_choice(predictions: Predictions, sampled: Array, asked: float) -> tuple[Array, float]:
-    """Returns each text's teacher, and the passes of a text: the sample and a share `asked` of the others have K."""
+def corrected_choice(predictions: Predictions, sampled: Array, share: float) -> tuple[Array, float]:
+    """Returns each text's teacher, and the passes of a text: the sample and a share of the others have K."""
     exact, texts = predictions.first, predictions.texts
     log_uncertainty = np.log(predictions.without_dropout.clip(LEAST))
     if _is_corrected_better(predictions, sampled):
         log_uncertainty = _corrected(predictions, sampled)
     best = np.sort(log_uncertainty, axis=1)
     others = np.setdiff1d(np.arange(texts), sampled)
-    closest = others[np.argsort((best[:, 1] - best[:, 0])[others], kind="stable")][: round(asked * texts)]
+    closest = others[np.argsort((best[:, 1] - best[:, 0])[others], kind="stable")][: round(share * texts)]
     with_passes = np.concatenate([sampled, closest])
     log_uncertainty[with_passes] = np.log(exact[with_passes].clip(LEAST))
     return log_uncertainty.argmin(axis=1), 1 + predictions.count * len(with_passes) / texts
@@ -144,7 +144,7 @@ def sample_size(texts: int, passes: int) -> int:
 # ---- rows
 
 
-def rows(name: str, predictions: Predictions, asked: Sequence[float], draws: int) -> Iterator[dict[str, Any]]:
+def rows(name: str, predictions: Predictions, shares: Sequence[float], draws: int) -> Iterator[dict[str, Any]]:
     """Yields a row for each way to choose teachers."""
     count, texts = predictions.count, predictions.texts
     chosen, other = predictions.first.argmin(axis=1), predictions.second.argmin(axis=1)
@@ -171,9 +171,9 @@ def rows(name: str, predictions: Predictions, asked: Sequence[float], draws: int
     quarter = slice(count, count + max(1, count // 4))
     yield measured("a quarter", [predictions.by_passes(quarter).argmin(axis=1)], 1 + max(1, count // 4))
     samples = [random.permutation(texts)[: sample_size(texts, count)] for _ in range(draws)]
-    for share in asked:
+    for share in shares:
         choices, passes = zip(*(corrected_choice(predictions, sample, share) for sample in samples), strict=True)
-        yield measured(f"corrected, {share:.0%} asked", choices, passes[0])
+        yield measured(f"corrected, closest {share:.0%}", choices, passes[0])
 
 
 def collected(experiment: Path, passes: int, limit: int | None) -> Predictions:
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=16, help="K")
     parser.add_argument("--limit", type=int, help="most texts")
     parser.add_argument(
-        "--asked", type=float, nargs="+", default=[0.0, 0.03, 0.08], help="shares of texts with K passes"
+        "--closest", type=float, nargs="+", default=[0.0, 0.03, 0.08], help="shares of texts with K passes"
     )
     parser.add_argument("--draws", type=int, default=20, help="draws of the sample")
     parser.add_argument("--json", action="store_true")
@@ -218,7 +218,7 @@ def main() -> None:
     for experiment in options.experiment:
         predictions = collected(experiment, options.passes, options.limit)
         name = experiment.absolute().parent.name
-        show(list(rows(name, predictions, options.asked, options.draws)), as_json=options.json)
+        show(list(rows(name, predictions, options.closest, options.draws)), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -28,21 +28,21 @@ def measured(predictions: Predictions) -> dict[str, dict[str, Any]]:
 def test_the_correction_learns_the_scale_of_each_teacher(predictions: Predictions) -> None:
     figures = measured(predictions)
     assert figures["no passes"]["same"] < 0.9
-    assert figures["corrected, 0% asked"]["same"] > figures["no passes"]["same"] + 0.05
-    assert figures["corrected, 5% asked"]["same"] > figures["corrected, 0% asked"]["same"]
+    assert figures["corrected, closest 0%"]["same"] > figures["no passes"]["same"] + 0.05
+    assert figures["corrected, closest 5%"]["same"] > figures["corrected, closest 0%"]["same"]
     assert figures["other passes"]["difference"] == 0.0
     assert figures["no passes"]["low"] < figures["no passes"]["difference"] < figures["no passes"]["high"] < 0
 
 
-def test_the_passes_of_sampled_and_asked_texts_are_counted(predictions: Predictions) -> None:
+def test_the_passes_of_sampled_and_closest_texts_are_counted(predictions: Predictions) -> None:
     figures = measured(predictions)
     sampled = sample_size(TEXTS, PASSES) / TEXTS
     assert [figures[name]["passes"] for name in ("other passes", "no passes")] == [1 + PASSES, 1]
-    assert figures["corrected, 0% asked"]["passes"] == pytest.approx(1 + PASSES * sampled, abs=0.01)
-    assert figures["corrected, 5% asked"]["passes"] == pytest.approx(1 + PASSES * (sampled + 0.05), abs=0.01)
+    assert figures["corrected, closest 0%"]["passes"] == pytest.approx(1 + PASSES * sampled, abs=0.01)
+    assert figures["corrected, closest 5%"]["passes"] == pytest.approx(1 + PASSES * (sampled + 0.05), abs=0.01)
 
 
-def test_asking_all_texts_is_the_choice_of_k_passes(predictions: Predictions) -> None:
+def test_passes_for_all_texts_give_the_choice_of_k_passes(predictions: Predictions) -> None:
     choice, passes = corrected_choice(predictions, np.arange(100), 1.0)
     assert (choice == predictions.first.argmin(axis=1)).all()
     assert passes == 1 + PASSES

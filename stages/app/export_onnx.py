@@ -6,13 +6,9 @@ then quantised.
 
 from __future__ import annotations
 
-import importlib
 import json
-import logging
 import shutil
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,13 +32,14 @@ from amalgam.stages.app.quantize_onnx import (
     compared_texts,
     eager_attention,
     show,
+    silent,
     write_int8,
 )
+from amalgam.stages.app.serve import FACTS, MODEL, check_libraries
 from amalgam.stages.common.deliveries import EXPORT, Mark, replace_folder, write_mark, written_files
 from amalgam.stages.common.inference.batches import Classifier, model_inputs
 from amalgam.stages.common.models.model_folder import light_names
 
-MODEL, FACTS = "model.onnx", "export.json"
 TEXTS, AT_ONCE = 32, 8
 MOST_APART = 1e-3
 """Largest difference of a logit, relative to the largest logit; it allows another order of float32 operations."""
@@ -63,12 +60,7 @@ def export(  # noqa: PLR0913 - the options of the command
     if source is not None and not int8:
         fix = "add --int8, or omit --input"
         raise ExperimentError("--input names texts that int8 is compared on", where="amalgam export", fix=fix)
-    for name in LIBRARIES:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            fix = "pip install 'amalgam-distill[onnx]'"
-            raise ExperimentError(f"{name} is not installed", where="amalgam export --onnx", fix=fix) from None
+    check_libraries(LIBRARIES, "onnx", "amalgam export --onnx")
     finished = finished_student(config, student)
     folder = out or finished.folder.with_name(f"{finished.folder.name}-onnx{'-int8' if int8 else ''}")
     _check_folder(folder, force=force)
@@ -146,7 +138,7 @@ def write_model(classifier: Classifier, path: Path) -> None:
     names = _input_names(classifier)
     free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=classifier.limit)}
     try:
-        with _silent():
+        with silent():
             program = torch.onnx.export(
                 _Logits(classifier.model).eval(),
                 kwargs={name: torch.ones(2, min(7, classifier.limit), dtype=torch.int64) for name in names},
@@ -204,14 +196,3 @@ def parity_texts(classifier: Classifier) -> list[tuple[str, ...]]:
 def _input_names(classifier: Classifier) -> list[str]:
     types = uses_token_types(classifier.tokenizer, types=classifier.types)
     return ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])]
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Silences the exporter's messages and warnings; check_parity tests the result."""
-    logging.disable()
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)

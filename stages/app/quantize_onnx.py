@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ def write_int8(fp32: Path, path: Path) -> None:
     onnx.save(model, path)
     # MatMulConstBOnly: products of two activations, in the attention, stay fp32.
     options = {"MatMulConstBOnly": True}
-    with _silent():
+    with silent():
         quantize_dynamic(
             path,
             path,
@@ -252,10 +253,11 @@ def show(console: Console, facts: Int8Facts) -> None:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Silences the quantiser's advice; `compare` tests the result."""
+def silent() -> Iterator[None]:
+    """Silences the libraries' messages and warnings; amalgam checks each model that they write."""
     logging.disable()
     try:
-        yield
+        with warnings.catch_warnings(action="ignore"):
+            yield
     finally:
         logging.disable(logging.NOTSET)

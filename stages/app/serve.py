@@ -188,7 +188,7 @@ def serve(  # noqa: PLR0913 - the options of the command
     quiet: bool,
 ) -> int:
     """Serves until a signal arrives; returns the exit code of that signal."""
-    _check_libraries()
+    check_libraries(LIBRARIES, "serve", "amalgam serve")
     if most_texts > most_waiting:
         what = f"--max-texts is {most_texts}, and the queue has room for {most_waiting}"
         raise ExperimentError(what, where="amalgam serve", fix="raise --max-waiting, or lower --max-texts")
@@ -215,13 +215,13 @@ def serve(  # noqa: PLR0913 - the options of the command
     return 128 + number
 
 
-def _check_libraries() -> None:
-    for name in LIBRARIES:
+def check_libraries(names: Sequence[str], extra: str, command: str) -> None:
+    for name in names:
         try:
             importlib.import_module(name)
         except ImportError:
-            fix = "pip install 'amalgam-distill[serve]'"
-            raise ExperimentError(f"{name} is not installed", where="amalgam serve", fix=fix) from None
+            fix = f"pip install 'amalgam-distill[{extra}]'"
+            raise ExperimentError(f"{name} is not installed", where=command, fix=fix) from None
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -86,13 +86,10 @@ class CachedPasses:
             low, high = max(passes.start, unit.first), min(passes.stop, unit.last)
             if low >= high or not len(keys):
                 continue
-            unit_keys = self.keys_of(unit)
-            places = np.minimum(np.searchsorted(unit_keys, keys), len(unit_keys) - 1)
-            rows = np.flatnonzero(unit_keys[places] == keys)
+            rows, raw = self._gathered(unit, keys, "passes")
             if not len(rows):
                 continue
-            raw = matrix(read_table(self.store.verified_path(unit.file), ["passes"]).column(0))
-            raw = raw.reshape(len(unit_keys), unit.last - unit.first, -1)[places[rows]]
+            raw = raw.reshape(len(rows), unit.last - unit.first, -1)
             if logits is None:
                 logits = np.zeros((len(keys), len(passes), raw.shape[2]), raw.dtype)
             logits[rows, low - passes.start : high - passes.start] = raw[:, low - unit.first : high - unit.first]
@@ -104,14 +101,21 @@ class CachedPasses:
         for unit in self.families[family].overlapping([prefix]):
             if not unit.logits:
                 continue
-            unit_keys = self.keys_of(unit)
-            places = np.minimum(np.searchsorted(unit_keys, keys), len(unit_keys) - 1)
-            rows = np.flatnonzero(unit_keys[places] == keys)
+            rows, raw = self._gathered(unit, keys, "logits")
             if len(rows):
-                raw = matrix(read_table(self.store.verified_path(unit.file), ["logits"]).column(0))
                 logits = np.zeros((len(keys), raw.shape[1]), raw.dtype) if logits is None else logits
-                logits[rows] = raw[places[rows]]
+                logits[rows] = raw
         return np.zeros((len(keys), 2), np.float32) if logits is None else logits
+
+    def _gathered(self, unit: CachedUnit, keys: Any, column: str) -> tuple[Array, Array]:
+        """Returns the rows of `keys` that the unit has, and their values of a column."""
+        unit_keys = self.keys_of(unit)
+        places = np.minimum(np.searchsorted(unit_keys, keys), len(unit_keys) - 1)
+        rows = np.flatnonzero(unit_keys[places] == keys)
+        if not len(rows):
+            return rows, np.empty((0, 0), np.float32)
+        values = matrix(read_table(self.store.verified_path(unit.file), [column]).column(0))
+        return rows, values[places[rows]]
 
     def confidence(self, decision: StopDecision, keys: Any, passes: range) -> tuple[Array, Array]:
         """Returns the confidence over these passes and its standard error, both [teachers, texts]."""

@@ -14,8 +14,9 @@ import pytest
 
 from amalgam.data.arrays import softmax
 from amalgam.data.tokens import encode
-from amalgam.stages.app.export_onnx import MODEL, check_parity, write_model
+from amalgam.stages.app.export_onnx import check_parity, write_model
 from amalgam.stages.app.predict import finished_in
+from amalgam.stages.app.serve import MODEL
 from amalgam.stages.common.models.loading import load_tokenizer, save_pretrained_folder
 from amalgam.stages.common.models.resolve import read_model
 from amalgam.tests.forking import BARE, Forked

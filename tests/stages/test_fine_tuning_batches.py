@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from amalgam.data.tokens import Ragged, TokenRows
 from amalgam.stages.common.inference.batches import token_batches
-from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share
+from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share, split
 
 
 def test_every_row_comes_once_an_epoch_in_an_order_of_seed_and_epoch_alone() -> None:
@@ -74,3 +75,11 @@ def test_the_digest_depends_on_the_boundaries_of_texts() -> None:
     assert examples.digest() == same.digest()
     assert examples.digest() != moved.digest()
     assert examples.digest() != Examples(examples.tokens, None, examples.targets, examples.weights).digest()
+
+
+def test_held_out_texts_do_not_count_as_truncated_training_texts() -> None:
+    keys = np.frombuffer(np.random.default_rng(0).bytes(16 * 200), "S16")
+    tokens = TokenRows(Ragged.of([np.arange(3)] * 200), None, np.ones(200, bool))
+    data = split([(keys, tokens, np.eye(2)[[0] * 200], np.ones(200))], 0.25)
+    assert data.held_out is not None
+    assert data.truncated == len(data.learn) == 200 - len(data.held_out)

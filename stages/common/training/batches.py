@@ -97,7 +97,7 @@ class TrainingData:
     learn: Examples
     held_out: Examples | None
     truncated: int
-    """Number of truncated texts."""
+    """Number of truncated texts in `learn`."""
     keys: Array
     """Keys of the texts in `learn`, in their order."""
 
@@ -146,4 +146,4 @@ def split(buckets: Iterable[BucketArrays], held_out: float, unused: Collection[b
         return Examples(taken.ids, taken.type_ids, targets[chosen], weights[chosen])
 
     rest = examples(is_held_out) if is_held_out.any() else None
-    return TrainingData(examples(is_learned), rest, int(tokens.truncated.sum()), keys[is_learned])
+    return TrainingData(examples(is_learned), rest, int(tokens.truncated[is_learned].sum()), keys[is_learned])

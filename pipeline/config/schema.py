@@ -278,7 +278,7 @@ class Teacher(ConfigSection):
     max_tokens: Positive | None = None
     """Largest text length in tokens, special tokens included; null: cache.max_tokens."""
     dropout: Rate | None = None
-    """Dropout rate at every site of the model; null: cache.dropout."""
+    """Dropout rate at every site of the model; null: cache.dropout. It does not switch off last-layer."""
     trust_remote_code: bool = False
     """Run code from the model's repository; requires a revision that is a full commit."""
     allow_pickle: bool = False
@@ -381,13 +381,24 @@ class Cache(ConfigSection):
     all passes as a check."""
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     """Random seed of dropout; each mask is a pure function of (seed, teacher, text, pass, site)."""
-    dropout: Rate | None = None
-    """Dropout rate of every teacher; null: the rates in each model's configuration."""
+    dropout: Rate | Literal["last-layer"] | None = None
+    """Dropout rate of every teacher; null: the rates in each model's configuration. last-layer: these rates, but only
+    in the last layer and the head; the layers before it run once for all passes."""
     max_tokens: MaxTokens = 128
     on_long_text: Literal["truncate", "error"] = "truncate"
     """Treatment of texts longer than max_tokens. truncate: drop the rest. error: refuse the text by name."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Number format of teacher inference; auto: chosen once for each workspace by the device, then fixed."""
+
+    @property
+    def rate(self) -> float | None:
+        """Returns the dropout rate of every teacher; None: those of each model's configuration."""
+        return self.dropout if isinstance(self.dropout, float) else None
+
+    @property
+    def last_layer(self) -> bool:
+        """Returns whether passes drop units in the last layer and the head alone."""
+        return self.dropout == "last-layer"
 
 
 class Targets(ConfigSection):

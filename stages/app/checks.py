@@ -18,7 +18,7 @@ from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
-from amalgam.stages.common.cached.load import ENCODER
+from amalgam.stages.common.cached.load import ENCODER, passes_of
 from amalgam.stages.common.corpus import GENERATED, IN_MEMORY, REMOTE, corpus_for, sources_of
 from amalgam.stages.common.deliveries import read_metadata
 from amalgam.stages.common.load import check_encoder, check_labels, labels_by_teacher
@@ -141,6 +141,9 @@ def _about_teachers(run: Run) -> Iterator[str]:
     if "MC dropout" in method.full_name(experiment, ""):
         weights = f"targets.mode={experiment.targets.mode} weights the teachers by one prediction each"
         yield f"without dropout passes, {weights}; the papers use cache.passes=16"
+    if experiment.cache.last_layer and not passes_of(experiment):
+        runs = "this experiment runs none (at most a sample)"
+        yield f"cache.dropout=last-layer is for dropout passes, and {runs}; set cache.passes=16"
     try:
         labels = labels_by_teacher(run)
     except AmalgamError:  # a problem, not a remark

@@ -61,7 +61,8 @@ def ask_teachers(inputs: CacheInputs, units: Sequence[Unit]) -> None:
             passes = max(unit.payload.last for unit in requests)
             teacher = inputs.loader.load(resolved, inputs.dtype, passes=0 if inputs.auto else passes)
             if inputs.auto and passes and not teacher.has_active_dropout:
-                what = "it has no active dropout, so its prediction without dropout counts as every pass"
+                where = " in its last layer and head" if teacher.last_layer else ""
+                what = f"it has no active dropout{where}, so its prediction without dropout counts as every pass"
                 inputs.console.note(f"teacher {teacher.name}: {what}")
             _run_pooled(inputs, teacher, requests, inputs.texts.tokenizer(resolved, teacher))
             inputs.loader.log_notes(teacher)
@@ -80,7 +81,8 @@ def _run_pooled(
     with ThreadPoolExecutor(1, "write") as writer, ThreadPoolExecutor(1, "read") as reader:
         try:
             for _, group in groupby(sorted(units, key=kind), key=kind):
-                for pool in _pools(_tokenize_ahead(inputs, reader, tokenize, group), POOL_LAUNCHES * batch_tokens):
+                ahead = _tokenize_ahead(inputs, reader, tokenize, group)
+                for pool in _pools(ahead, POOL_LAUNCHES * batch_tokens, count_once=teacher.last_layer):
                     commits = _compute(inputs, teacher, pool, batch_tokens)
                     _await(writes)  # at most one pool is in memory for writing
                     writes = [writer.submit(commit) for commit in commits]
@@ -122,14 +124,15 @@ def _tokenize_ahead(
         yield pending.popleft().result()
 
 
-def _pools(units: Iterable[TokenizedUnit], full: int) -> Iterator[list[TokenizedUnit]]:
-    """Yields groups of units with about `full` tokens, counted once for each pass, or POOL_TEXTS texts."""
+def _pools(units: Iterable[TokenizedUnit], full: int, *, count_once: bool) -> Iterator[list[TokenizedUnit]]:
+    """Yields groups of units with about `full` tokens, counted once or for each pass, or POOL_TEXTS texts."""
     pool: list[TokenizedUnit] = []
     tokens = texts = 0
     for tokenized in units:
         request = tokenized.unit.payload
         pool.append(tokenized)
-        tokens += tokenized.tokens.ids.values.size * max(1, request.last - request.first)
+        passes = 1 if count_once else max(1, request.last - request.first)
+        tokens += tokenized.tokens.ids.values.size * passes
         texts += len(tokenized.keys)
         if tokens >= full or texts >= POOL_TEXTS:
             yield pool

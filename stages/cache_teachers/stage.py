@@ -87,6 +87,7 @@ class CacheFacts(TypedDict):
 
 class CacheSettings(TypedDict):
     passes: int
+    dropout: float | str | None
 
 
 class CacheConfig(TypedDict):
@@ -140,15 +141,18 @@ class CacheTeachers(Stage):
         return _plain_units(run, _parts(run))
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
-        """Returns the number of text-passes."""
-        if units is not None:
-            return float(sum(unit.size for unit in units))
-        return float(_text_passes(run))
+        """Returns the number of text-passes; those of the last layer alone count as nothing beside the first one."""
+        if not run.experiment.cache.last_layer:
+            return float(_logits_rows(run, units))
+        if units is None:
+            return float(sum(part.texts for part, _ in _parts(run)) * len(teachers_of(run)))
+        sized = [(unit.size, unit.payload) for unit in units if isinstance(unit.payload, UnitRequest)]
+        return sum(size / (request.last - request.first + request.logits) for size, request in sized)
 
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         """Returns a byte for each logit: half of its size in fp16, because the files are compressed."""
         labels = min(len(teacher.labels) for teacher in teachers_of(run))
-        return int(self.workload(run, units)) * labels, 0
+        return _logits_rows(run, units) * labels, 0
 
     def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Lists the next round of adaptive passes, which depends on the answers of the last one."""
@@ -222,8 +226,9 @@ class CacheTeachers(Stage):
         return f"predicted again: {texts} of teacher {teacher}" if teacher else f"computed again: {texts}"
 
     def describe(self, manifest: Record) -> str:
-        passes, dtype = manifest.identity["config"]["cache"]["passes"], manifest.facts["dtype"]
-        return f"{', '.join(manifest.facts['families'])}; K = {passes}, {dtype}"
+        cache, dtype = manifest.identity["config"]["cache"], manifest.facts["dtype"]
+        where = " in the last layer" if cache["dropout"] == "last-layer" else ""
+        return f"{', '.join(manifest.facts['families'])}; K = {cache['passes']}{where}, {dtype}"
 
 
 def _summary(decisions: Sequence[Record]) -> AdaptiveSummary:
@@ -261,7 +266,9 @@ def _check_new_teachers(run: Run) -> None:
     for teacher in teachers_of(run):
         folder = units_folder(run, CacheTeachers.name, families[teacher.name])
         if not any(run.store.units(folder, [path.stem]) for path in run.store.units_in(folder)):  # ends at the first
-            loader.load(teacher, dtype_of(run), passes=run.experiment.cache.passes or 0)
+            loaded = loader.load(teacher, dtype_of(run), passes=run.experiment.cache.passes or 0)
+            if loaded.last_layer and (passes_of(run.experiment) or sampled_texts(run)):
+                _ = loaded.early_sites  # refuses a model whose last layer cannot run alone
 
 
 def _choose_dtype(run: Run) -> None:
@@ -312,6 +319,11 @@ def audited_passes(run: Run) -> Iterator[str]:
         yield too_few_line(AUTO_PASSES)
 
 
+def _logits_rows(run: Run, units: Sequence[Unit] | None) -> int:
+    """Returns the text-passes of these units, or of all."""
+    return _text_passes(run) if units is None else sum(unit.size for unit in units)
+
+
 def _text_passes(run: Run) -> int:
     """Returns the forward passes of all teachers over all texts, with and without dropout."""
     texts = sum(part.texts * (1 + passes * (part.name == "train")) for part, passes in _parts(run))
@@ -321,6 +333,8 @@ def _text_passes(run: Run) -> int:
 def pass_prices(run: Run) -> dict[str, int]:
     """Returns the text-passes of this corpus without dropout passes, by `auto`, and with all passes for every text."""
     cache = run.experiment.cache
+    if cache.last_layer:  # passes of the last layer cost little, so there is nothing to choose
+        return {}
     most = cache.passes or AUTO_PASSES
 
     def price(passes: int | None) -> int:

@@ -266,7 +266,7 @@ def _named_teachers(run: Run) -> Iterable[ResolvedTeacher]:
             files,
             tuple(labels),
             teacher.max_tokens or cache.max_tokens,
-            teacher.dropout if teacher.dropout is not None else cache.dropout,
+            teacher.dropout if teacher.dropout is not None else cache.rate,
         )
 
 
@@ -308,7 +308,7 @@ def _trained_teachers(run: Run) -> Iterable[ResolvedTeacher]:
         folder = trained_folder(run, name)
         files = resolve(model_reference(run, str(folder)))
         labels = label_names(files, labels=None, rename={}, teacher=name)
-        yield ResolvedTeacher(name, files, tuple(labels), settings.max_tokens, run.experiment.cache.dropout)
+        yield ResolvedTeacher(name, files, tuple(labels), settings.max_tokens, run.experiment.cache.rate)
 
 
 def trained_folder(run: Run, name: str) -> Path:
@@ -521,7 +521,7 @@ def teacher_loader(run: Run) -> TeacherLoader:
     from amalgam.stages.common.inference.teacher import TeacherLoader
 
     cache, execution = run.experiment.cache, run.experiment.execution
-    return TeacherLoader(cache.seed, execution.device, execution.batch_tokens, run.console)
+    return TeacherLoader(cache.seed, execution.device, execution.batch_tokens, run.console, cache.last_layer)
 
 
 def load_student(run: Run, folder: Path, labels: Sequence[str], *, where: str) -> Classifier:

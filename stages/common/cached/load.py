@@ -149,6 +149,8 @@ def family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, object]:
 
 def _key_of(run: Run, teacher: ResolvedTeacher, dtype: str) -> dict[str, object]:
     key: dict[str, object] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype}
+    if run.experiment.cache.last_layer:
+        key["passes"] = "last-layer"
     if run.experiment.execution.on_version_change == "strict":
         key["libraries"] = library_versions()
     return key

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,11 @@ class Launch:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def with_passes(self, passes: range) -> Launch:
+        """Returns the rows of each text: without dropout, and in these passes."""
+        of_text = np.array([DROPOUT_OFF, *passes])
+        return Launch(np.repeat(self.texts, len(of_text)), np.tile(of_text, len(self)))
 
     def halves(self) -> tuple[Launch, Launch]:
         middle = (len(self) + 1) // 2
@@ -100,21 +106,28 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
     """Returns the logits of the dropout-off run [texts, labels], if wanted, and of the passes [texts, passes, labels].
 
     `on_progress` receives the rows of each finished launch; `stop` runs before each launch and may raise.
+    A teacher that drops units in its last layer alone runs both together, the run without dropout in any case.
     """
-    launcher = _Launcher(teacher, tokens, keys, on_progress, stop)
+    together = teacher.last_layer and len(passes) > 0
+    launcher = _Launcher(teacher, tokens, keys, stop, passes if together else None)
     teacher.oom_splits = 0
     lengths = [len(text) for text in tokens]
     plan = partial(plan_launches, lengths, batch_tokens=batch_tokens, padding=teacher.padding)
     logits = np.empty((len(tokens), teacher.labels), np.float32) if deterministic else None
-    if logits is not None:
-        for part, values in launcher.run(plan(range(DROPOUT_OFF, 0), fold=True)):
-            logits[part.texts] = values
+    launches: list[Iterable[Launch]] = []
+    if together or deterministic:
+        launches.append(plan(range(DROPOUT_OFF, 0), fold=True))
+    if len(passes) and not together:
+        launches.append(plan(passes, fold=teacher.can_batch_passes))
     raw = np.empty((len(tokens), len(passes), teacher.labels), np.float16)
-    if len(passes):
-        for part, values in launcher.run(plan(passes, fold=teacher.can_batch_passes)):
-            what = "logits are beyond 65504, the largest number the cache keeps"
-            launcher.refuse(part, np.abs(values) > np.finfo(np.float16).max, what)
-            raw[part.texts, part.passes - passes.start] = values.astype(np.float16)
+    for part, values in launcher.run(chain(*launches)):
+        dropped = part.passes != DROPOUT_OFF
+        what = "logits are beyond 65504, the largest number the cache keeps"
+        launcher.refuse(part, (np.abs(values) > np.finfo(np.float16).max) & dropped[:, None], what)
+        raw[part.texts[dropped], part.passes[dropped] - passes.start] = values[dropped].astype(np.float16)
+        if logits is not None:
+            logits[part.texts[~dropped]] = values[~dropped]
+        on_progress(len(part) if deterministic else int(dropped.sum()))
     return logits, raw
 
 
@@ -125,8 +138,9 @@ class _Launcher:
     teacher: Teacher
     tokens: Sequence[Tokens]
     keys: Sequence[bytes]
-    on_progress: Callable[[int], None]
     stop: Callable[[], None]
+    last_layer_passes: range | None = None
+    """Passes that follow each launch without dropout, in the last layer alone."""
     ceiling: int | None = None
 
     def run(self, launches: Iterable[Launch]) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
@@ -156,15 +170,19 @@ class _Launcher:
         while len(started) > but:
             part, transfer = started.popleft()
             values = transfer.wait().numpy()
+            if self.last_layer_passes is not None:
+                part = part.with_passes(self.last_layer_passes)
             self.refuse(part, np.logical_not(np.isfinite(values)), "logits are NaN or infinite")
-            self.on_progress(len(part))
             yield part, values
 
     def _start(self, part: Launch) -> PendingTransfer | None:
         """Returns None without enough memory. The error is dropped, and with it all that its traceback keeps alive."""
         tokens, keys = [self.tokens[i] for i in part.texts], [self.keys[i] for i in part.texts]
+        rows = Rows(tokens, keys, part.passes)
         try:
-            return self.teacher.start(Rows(tokens, keys, part.passes))
+            if self.last_layer_passes is not None:
+                return self.teacher.start_last_layer(rows, self.last_layer_passes)
+            return self.teacher.start(rows)
         except RuntimeError as error:
             is_oom = isinstance(error, torch.OutOfMemoryError)
             if not is_oom and not any(words in str(error).lower() for words in OUT_OF_MEMORY):

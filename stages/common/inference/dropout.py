@@ -279,6 +279,11 @@ def attended(attention: Attention, dropped: torch.Tensor) -> torch.Tensor:
     return torch.matmul(dropped.mul_(torch.softmax(scores, -1)), attention.value)
 
 
+def _plain_attention(attention: Attention) -> torch.Tensor:
+    query, key, value, mask = attention[:4]
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=attention.scale)
+
+
 def hide(scores: torch.Tensor, mask: torch.Tensor) -> None:
     """Hidden keys get the lowest finite score instead of -inf: a row without any key then stays finite."""
     lowest = torch.finfo(scores.dtype).min
@@ -357,9 +362,7 @@ class Recorder(DropoutMode):
 
     def attention(self, attention: Attention) -> torch.Tensor:
         self.calls.append(Call(self._inside(), attention.rate, attention.scores_shape))
-        return functional.scaled_dot_product_attention(
-            attention.query, attention.key, attention.value, attn_mask=attention.mask, scale=attention.scale
-        )
+        return _plain_attention(attention)
 
 
 class MaskClaim(NamedTuple):
@@ -381,23 +384,41 @@ class MaskClaim(NamedTuple):
 
 
 class KeyedDropout(DropoutMode):
-    """Masks for one launch: `words` is [sites, rows], of which shared sites use the first row alone."""
+    """Masks for one launch: `words` is [sites, rows], of which shared sites use the first row alone.
 
-    def __init__(self, bank: Bank, sites: Sequence[Site], words: torch.Tensor) -> None:
+    Calls before site `first` leave their numbers as they are.
+    """
+
+    def __init__(self, bank: Bank, sites: Sequence[Site], words: torch.Tensor, first: int = 0) -> None:
         super().__init__()
         self._bank = bank
         self._sites = sites
         self._words = words
+        self._first = first
         self._next = 0
         self._offsets: dict[tuple[tuple[Axis, ...], tuple[int, ...]], torch.Tensor] = {}
 
+    def skip(self) -> None:
+        """Continues at site `first`: the caller leaves out the layers before it."""
+        self._next = self._first
+
+    def _is_early(self) -> bool:
+        """Returns whether the next call is before site `first`, and counts it if so."""
+        early = self._next < self._first
+        self._next += early
+        return early
+
     def dropped(self, x: torch.Tensor, rate: float, shape: tuple[int, ...], *, inplace: bool) -> torch.Tensor:
+        if self._is_early():
+            return x
         mask = self.claim(shape, rate).whole()
         if inplace:
             return x.mul_(mask)
         return mask.mul_(x) if mask.shape == x.shape and mask.dtype == x.dtype else x * mask
 
     def attention(self, attention: Attention) -> torch.Tensor:
+        if self._is_early():
+            return _plain_attention(attention)
         shape = attention.scores_shape
         claim = self.claim(shape, attention.rate)
         heads = claim.site.axes[0].size

@@ -60,6 +60,20 @@ class Layer:
             one.bias.data = self.bias[number * width : (number + 1) * width]
 
 
+@dataclass(frozen=True)
+class LayerInputs:
+    """A layer's work before its first dropout site: it is the same in every pass over the same states."""
+
+    three: tuple[torch.Tensor, ...]
+    """Query, key and value."""
+    hidden: torch.Tensor
+    mask: torch.Tensor | None
+
+    def repeated(self, passes: int) -> torch.Tensor:
+        """Returns the states with each text once for each pass."""
+        return self.hidden if passes == 1 else self.hidden.repeat_interleave(passes, 0)
+
+
 @dataclass(eq=False)
 class Buffers:
     """Tensors that stay from launch to launch: fresh memory costs more than the numbers written into it."""
@@ -84,10 +98,11 @@ class Buffers:
 
 
 class FastEncoder:
-    """Replaces a model's encoder while `patched` is active."""
+    """Replaces a model's encoder while `patched` or `last_layer` is active."""
 
     def __init__(self, encoder: nn.Module, layers: list[Layer], *, first_token: bool) -> None:
         self.encoder = encoder
+        self.last_block: Any = encoder.layer[-1]  # type: ignore[index]
         self.layers = layers
         self.first_token = first_token
         weight = layers[0].weight
@@ -95,9 +110,21 @@ class FastEncoder:
         self.fused: Fused | None = None
         """Compiled forms of dropout's steps, where they are faster and right."""
 
+    def patched(
+        self, dropout: KeyedDropout | None, kept: list[LayerInputs] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Runs all layers; the last one's inputs are added to `kept`, and are valid until the next run."""
+        return self._replaced(partial(self._forward, dropout, kept))
+
+    def last_layer(
+        self, dropout: KeyedDropout, inputs: LayerInputs, passes: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """Runs the last layer on inputs that were kept, so many passes of each text in a row."""
+        return self._replaced(partial(self._forward_last, dropout, inputs, passes))
+
     @contextlib.contextmanager
-    def patched(self, dropout: KeyedDropout | None) -> Iterator[None]:
-        self.encoder.forward = partial(self._forward, dropout)
+    def _replaced(self, forward: Any) -> Iterator[None]:
+        self.encoder.forward = forward
         try:
             yield
         finally:
@@ -106,6 +133,7 @@ class FastEncoder:
     def _forward(
         self,
         dropout: KeyedDropout | None,
+        kept: list[LayerInputs] | None,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         **_rest: Any,
@@ -113,27 +141,39 @@ class FastEncoder:
         hidden = hidden_states
         with torch._C.DisableTorchFunction():  # noqa: SLF001  the mode is checked by name below, not call by call
             for layer in self.layers:
-                last = self.first_token and layer is self.layers[-1]
-                hidden = self._layer(layer, hidden, attention_mask, dropout, first_token=last)
+                last = layer is self.layers[-1]
+                inputs = self._inputs(layer, hidden, attention_mask, first_token=last and self.first_token)
+                hidden = self._layer(layer, inputs, dropout)
+                if last and kept is not None:
+                    kept.append(inputs)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
 
-    def _layer(
-        self,
-        layer: Layer,
-        hidden: torch.Tensor,
-        mask: torch.Tensor | None,
-        dropout: KeyedDropout | None,
-        *,
-        first_token: bool,
-    ) -> torch.Tensor:
-        rows, _, width = hidden.shape
+    def _forward_last(
+        self, dropout: KeyedDropout, inputs: LayerInputs, passes: int, *_states: Any, **_rest: Any
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        dropout.skip()
+        with torch._C.DisableTorchFunction():  # noqa: SLF001
+            hidden = self._layer(self.layers[-1], inputs, dropout, passes)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
+
+    def _inputs(
+        self, layer: Layer, hidden: torch.Tensor, mask: torch.Tensor | None, *, first_token: bool
+    ) -> LayerInputs:
         three = self._projected(layer, hidden, first_token=first_token)
         if first_token:
             hidden = hidden[:, :1].contiguous()
             mask = mask[:, :, :1] if mask is not None else None
+        return LayerInputs(three, hidden, mask)
+
+    def _layer(self, layer: Layer, inputs: LayerInputs, dropout: KeyedDropout | None, passes: int = 1) -> torch.Tensor:
+        hidden = inputs.repeated(passes)
         shape = hidden.shape
+        rows, _, width = shape
         mixed = self.buffers.take("mixed", *shape)
-        self._attention(layer, three, mask, dropout, mixed)
+        if passes > 1 and dropout is not None:
+            self._first_token_attention(layer, inputs, dropout, mixed.view(-1, passes, width))
+        else:
+            self._attention(layer, inputs.three, inputs.mask, dropout, mixed)
         flat = (-1, width)
         out = self.buffers.take("out", *shape)
         _linear(layer.attended, mixed.view(flat), out.view(flat))
@@ -187,6 +227,22 @@ class FastEncoder:
             if total is not None:
                 attended.div_(total.view(*attended.shape[:2], 1))
             mixed[part].view(query[part].shape).copy_(attended.view(-1, heads, *attended.shape[1:]).transpose(1, 2))
+
+    def _first_token_attention(
+        self, layer: Layer, inputs: LayerInputs, dropout: KeyedDropout, mixed: torch.Tensor
+    ) -> None:
+        """Mixes values for the first token, all passes of a text in one product: [texts, passes, width]."""
+        query, key, value = inputs.three
+        texts, passes, width = mixed.shape
+        weights = torch.softmax(self._scores(layer, query, key, inputs.mask), -1)  # [texts, heads, 1, keys]
+        heads, keys = weights.shape[1], weights.shape[3]
+        if layer.score_rate:
+            masks = dropout.claim((texts * passes, heads, 1, keys), layer.score_rate).whole()
+            weights = weights * masks.view(texts, passes, heads, keys).transpose(1, 2)
+        else:
+            weights = weights.expand(-1, -1, passes, -1)
+        into = mixed.view(texts, passes, heads, width // heads)
+        into.copy_(torch.matmul(weights, value.transpose(1, 2)).transpose(1, 2))
 
     def _scores(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         rows, queries, heads, _ = query.shape

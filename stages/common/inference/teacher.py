@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -42,7 +42,12 @@ from amalgam.stages.common.inference.dropout import (
     sites_of,
     unsupported_dropout,
 )
-from amalgam.stages.common.inference.fast_encoder import FastEncoder, close_enough, describe_fast_encoder
+from amalgam.stages.common.inference.fast_encoder import (
+    FastEncoder,
+    LayerInputs,
+    close_enough,
+    describe_fast_encoder,
+)
 from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 
@@ -62,6 +67,8 @@ FUSE_AFTER = 32
 PROBE_TEXT = "one two three four five six seven eight nine ten "
 
 NO_DROPOUT_FIX = "set dropout: 0.1 for this teacher, or cache.passes: 0 (uncertainty from the dropout-off pass alone)"
+
+ALL_LAYERS_FIX = "set cache.dropout: null (dropout in every layer), or cache.passes: 0 (no passes)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,7 @@ class Teacher:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         name: str = "teacher",
+        last_layer: bool = False,
     ) -> None:
         self.model = model.to(device=device, dtype=dtype).eval()
         self.tokenizer = tokenizer
@@ -99,6 +107,8 @@ class Teacher:
         self.dtype: torch.dtype = self.model.dtype
         self.labels: int = model.config.num_labels
         self.name = name
+        self.last_layer = last_layer
+        """Whether passes drop units in the last layer and the head alone."""
         self.prefetch = 1 if self.device.type == "cuda" else 0
         """Launches that are started before the answer of an earlier one is looked at."""
         self.padding = 1 / 16 if self.device.type == "cuda" else 0.0
@@ -183,6 +193,63 @@ class Teacher:
             raise ModelError(what, fix="leave it out, or choose a method that needs no states: `amalgam methods`")
         return tuple(states[1:])
 
+    def start_last_layer(self, rows: Rows, passes: range) -> PendingTransfer:
+        """Starts a run without dropout, and passes of the last layer and the head on its states.
+
+        Each text has 1 + len(passes) rows of logits. These launches are neither captured nor compiled.
+        """
+        with torch.inference_mode():
+            logits = self._last_layer_logits(rows, passes, self.early_sites)
+            return start_transfer(logits.flatten(0, 1).float())
+
+    def _last_layer_logits(self, rows: Rows, passes: range, early: int) -> torch.Tensor:
+        encoder, kept, inputs = self.fast_encoder, list[LayerInputs](), self.inputs(rows)
+        if encoder is None:
+            raise AssertionError(self.name)  # early_sites refuses it
+        self._switch(training=False)
+        with encoder.patched(None, kept):
+            logits = [self._logits(inputs, encoder)[:, None]]
+        at_once = 1
+        if encoder.first_token:  # so many passes take the memory of one pass over all tokens
+            at_once = inputs["input_ids"].shape[1]
+            inputs = {name: tensor[:, :1] for name, tensor in inputs.items() if name != "attention_mask"}
+        self._switch(training=True)
+        for start in range(passes.start, passes.stop, at_once):
+            part = np.arange(start, min(start + at_once, passes.stop))
+            keys = [key for key in rows.keys for _ in part]
+            words = self._words(Rows([], keys, np.tile(part, len(rows.keys))), self.sites)
+            mode = KeyedDropout(self._bank, self.sites, words, early)
+            named = {name: tensor.repeat_interleave(len(part), 0) for name, tensor in inputs.items()}
+            with mode, encoder.last_layer(mode, kept[0], len(part)):
+                logits.append(self._logits(named, encoder).view(-1, len(part), self.labels))
+            mode.finish()
+        return torch.cat(logits, 1)
+
+    @cached_property
+    def early_sites(self) -> int:
+        """Returns the number of dropout sites before the last layer; refuses a model without such a layer."""
+        encoder = self.fast_encoder
+        if encoder is not None:
+            early = self._count_early_sites(encoder.last_block)
+            if self.sites and _last_layer_agrees(self, early):
+                return early
+        raise ModelError(
+            f"teacher {self.name}: the last layer of its architecture ({self.model.config.model_type}) "
+            "cannot run alone",
+            fix=f"{ALL_LAYERS_FIX}, or leave this teacher out",
+        )
+
+    def _count_early_sites(self, last_block: torch.nn.Module) -> int:
+        recorder, counts = Recorder(inside=str), list[int]()
+        hook = last_block.register_forward_pre_hook(lambda *_: counts.append(len(recorder.calls)))
+        self._switch(training=True)
+        try:
+            with torch.inference_mode(), recorder:
+                self.model(**self.inputs(Rows([self._probe(min(self.limit, PROBE_TOKENS[0]))], [], np.zeros(1, int))))
+        finally:
+            hook.remove()
+        return counts[0]
+
     def fuse(self, compiler: Compiler) -> None:
         """From here on the fast encoder's dropout is compiled, if there is one and the numbers stay the model's."""
         self.compiler = None
@@ -220,9 +287,10 @@ class Teacher:
             return self._logits(inputs, encoder)
 
     def forward_with_dropout(
-        self, inputs: Inputs, sites: tuple[Site, ...], encoder: FastEncoder | None = None
+        self, inputs: Inputs, sites: tuple[Site, ...], encoder: FastEncoder | None = None, early: int = 0
     ) -> torch.Tensor:
-        mode = KeyedDropout(self._bank, sites, inputs[WORDS])
+        """Returns the logits of one launch; its first `early` sites drop nothing, without an encoder."""
+        mode = KeyedDropout(self._bank, sites, inputs[WORDS], early)
         self._switch(training=True)
         with mode, encoder.patched(mode) if encoder else nullcontext():
             logits = self._logits(inputs, encoder)
@@ -314,10 +382,11 @@ class Teacher:
                 f"teacher {self.name} has no active dropout: its passes are all the same", fix=NO_DROPOUT_FIX
             )
         if not self.has_active_dropout:
+            place = " in its last layer and head" if self.last_layer else ""
             raise ModelError(
-                f"teacher {self.name}: dropout changes nothing, its passes are all the same",
+                f"teacher {self.name}: dropout{place} changes nothing, its passes are all the same",
                 where=f"active dropout sites: {', '.join(self.describe_sites())}",
-                fix=NO_DROPOUT_FIX,
+                fix=ALL_LAYERS_FIX if self.last_layer else NO_DROPOUT_FIX,
             )
 
     @cached_property
@@ -325,9 +394,12 @@ class Teacher:
         """Whether four passes of one text differ."""
         if not self.sites:
             return False
-        tokens = self._probe(min(self.limit, PROBE_TOKENS[1]))
-        first, *others = (self.run(Rows([tokens], [b"check" + bytes(11)], np.array([i]))) for i in range(4))
-        return any(not torch.equal(logits, first) for logits in others)
+        tokens, keys = [self._probe(min(self.limit, PROBE_TOKENS[1]))], [b"check" + bytes(11)]
+        if self.last_layer:
+            passes = self.start_last_layer(Rows(tokens, keys, np.array([DROPOUT_OFF])), range(4)).wait()[1:]
+        else:
+            passes = torch.cat([self.run(Rows(tokens, keys, np.array([i]))) for i in range(4)])
+        return bool((passes != passes[0]).any())
 
     def _probe(self, length: int) -> Tokens:
         [tokens] = encode(self.tokenizer, [(PROBE_TEXT * (length // 10 + 1),)], length, types=self.takes_types)
@@ -419,6 +491,22 @@ def _agrees(teacher: Teacher, encoder: FastEncoder) -> bool:
     return True
 
 
+def _last_layer_agrees(teacher: Teacher, early: int) -> bool:
+    """Compares passes of the last layer alone with the model's own layers, all of them run."""
+    passes = range(2)
+    for rows in teacher.trials():
+        with torch.inference_mode():
+            ours = teacher._last_layer_logits(rows, passes, early)  # noqa: SLF001  a part of the teacher
+            theirs = [teacher.forward(teacher.inputs(rows), None)]
+            for number in passes:
+                inputs = teacher.inputs(replace(rows, passes=np.full(len(rows.keys), number)), teacher.sites)
+                theirs.append(teacher.forward_with_dropout(inputs, teacher.sites, early=early))
+        for column, logits in enumerate(theirs):
+            if not close_enough(ours[:, column].float(), logits.float(), teacher.dtype):
+                return False
+    return True
+
+
 @dataclass
 class TeacherLoader:
     """Loads teachers and keeps the latest in memory: units come teacher by teacher."""
@@ -427,6 +515,7 @@ class TeacherLoader:
     device: str
     batch_tokens: int | None
     console: Console
+    last_layer: bool = False
     _key: tuple[str, str] | None = None
     _teacher: Teacher | None = None
     _dropout_checked: bool = False
@@ -455,6 +544,7 @@ class TeacherLoader:
             seed=self.seed,
             limit=token_limit(model.config, tokenizer, resolved.max_tokens),
             device=pick_device(self.device),
+            last_layer=self.last_layer,
         )
 
     def tokens_at_once(self, teacher: Teacher) -> int:

@@ -130,6 +130,8 @@ def race(
     candidates: dict[str, Any] = {
         "amalgam": partial(amalgam, bench),
         "amalgam, file to Parquet": partial(end_to_end, bench, folder, texts, dtype, waits),
+        "last layer": partial(last_layer, bench),
+        "one run": partial(one_run, bench),
         "deterministic": partial(deterministic, bench),
         "tuned": partial(passes_one_by_one, low, bench, by_length, batch),
         "naive": partial(passes_one_by_one, bench.reference, bench, inputs, NAIVE_BATCH),
@@ -141,6 +143,12 @@ def race(
     seconds = interleaved(candidates, options.repeats)
     rate = MATRIX_FLOP / median(seconds.pop("matrix rate")) if "matrix rate" in seconds else float("nan")
     rows = []
+    alone, one = seconds.pop("last layer", None), seconds.pop("one run", None)
+    if alone and one and "amalgam" in seconds:
+        figures = {"seconds": round(median(alone), 3), "all_layers": round(median(seconds["amalgam"]), 3)}
+        figures |= {"one_run": round(median(one), 3), "spread": round(spread(alone), 3)}
+        figures |= {"of_all": round(paired(alone, seconds["amalgam"]), 3), "of_one": round(paired(alone, one), 3)}
+        rows.append(row("cache_teachers", "last layer", **figures, dtype=dtype))
     for name, taken in seconds.items():
         rows.append(_figures(name, bench, taken, seconds, rate, dtype))
         if name == "tuned":
@@ -195,6 +203,20 @@ def amalgam(bench: Bench) -> None:
     run_passes(
         bench.teacher, bench.tokens, bench.keys, range(bench.passes), deterministic=False, batch_tokens=bench.budget
     )
+
+
+def last_layer(bench: Bench) -> None:
+    """Runs K passes of the last layer and the head alone (`cache.dropout: last-layer`)."""
+    bench.teacher.last_layer = True
+    try:
+        amalgam(bench)
+    finally:
+        bench.teacher.last_layer = False
+
+
+def one_run(bench: Bench) -> None:
+    """Runs each text once, without dropout."""
+    run_passes(bench.teacher, bench.tokens, bench.keys, range(0), deterministic=True, batch_tokens=bench.budget)
 
 
 def deterministic(bench: Bench) -> None:

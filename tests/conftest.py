@@ -78,7 +78,7 @@ def _teachers_stay_loaded() -> Iterator[None]:
         settings = dataclasses.replace(resolved, files=None, labels=len(resolved.labels))  # type: ignore[arg-type]
         if not passes:  # make-embeddings computes gradients, which a model no longer allows once it ran for inference
             return load(self, resolved, dtype, passes=passes)
-        key = (settings, resolved.files.digest, dtype, self.seed, self.device)
+        key = (settings, resolved.files.digest, dtype, self.seed, self.device, self.last_layer)
         if key not in latest:
             teacher = load(self, resolved, dtype, passes=passes)
             latest[key] = teacher, teacher.notes

@@ -392,7 +392,7 @@ class Teacher:
     @cached_property
     def has_active_dropout(self) -> bool:
         """Whether four passes of one text differ."""
-        if not self.sites:
+        if not self.sites or (self.last_layer and self.early_sites == len(self.sites)):
             return False
         tokens, keys = [self._probe(min(self.limit, PROBE_TOKENS[1]))], [b"check" + bytes(11)]
         if self.last_layer:

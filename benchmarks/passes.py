@@ -9,6 +9,7 @@ passes counts forward passes for each text and teacher, the one without dropout 
 A corrected row learns log(1 - confidence) of K passes from the prediction without dropout, teacher by teacher.
 It learns on a random sample of the texts, and its figures are means over draws of the sample. The correction is left
 out where the prediction without dropout agrees with K passes as often on the sample, by cross-validation.
+`last layer` chooses by K passes of `cache.dropout: last-layer`, which count as none beside the run before them.
 Its sampled texts, and a share of the texts with the smallest gap between the two best teachers, have K passes.
 """
 
@@ -144,8 +145,10 @@ def sample_size(texts: int, passes: int) -> int:
 # ---- rows
 
 
-def rows(name: str, predictions: Predictions, shares: Sequence[float], draws: int) -> Iterator[dict[str, Any]]:
-    """Yields a row for each way to choose teachers."""
+def rows(
+    name: str, predictions: Predictions, shares: Sequence[float], draws: int, last_layer: Predictions | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yields a row for each way to choose teachers; `last_layer` has passes of the last layer alone."""
     count, texts = predictions.count, predictions.texts
     chosen, other = predictions.first.argmin(axis=1), predictions.second.argmin(axis=1)
     random = np.random.default_rng(0)
@@ -168,6 +171,8 @@ def rows(name: str, predictions: Predictions, shares: Sequence[float], draws: in
 
     yield measured("other passes", [other], 1 + count)
     yield measured("no passes", [predictions.without_dropout.argmin(axis=1)], 1)
+    if last_layer is not None:
+        yield measured("last layer", [last_layer.first.argmin(axis=1)], 1)
     quarter = slice(count, count + max(1, count // 4))
     yield measured("a quarter", [predictions.by_passes(quarter).argmin(axis=1)], 1 + max(1, count // 4))
     samples = [random.permutation(texts)[: sample_size(texts, count)] for _ in range(draws)]
@@ -176,7 +181,7 @@ def rows(name: str, predictions: Predictions, shares: Sequence[float], draws: in
         yield measured(f"corrected, closest {share:.0%}", choices, passes[0])
 
 
-def collected(experiment: Path, passes: int, limit: int | None) -> Predictions:
+def collected(experiment: Path, passes: int, limit: int | None, *, last_layer: bool = False) -> Predictions:
     """Runs cache-teachers with 2 K passes, and returns its predictions in the order of the training texts."""
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
@@ -186,6 +191,7 @@ def collected(experiment: Path, passes: int, limit: int | None) -> Predictions:
     from amalgam.stages.registry import STAGES
 
     overrides = [f"cache.passes={2 * passes}", *([f"corpus.limit={limit}"] if limit else [])]
+    overrides += ["cache.dropout=last-layer"] if last_layer else []
     run = open_run(experiment, overrides, console=Console(out=sys.stderr))
     with working(run):
         update(STAGES, run, target="cache-teachers", keep_overrides=False)
@@ -213,12 +219,16 @@ def main() -> None:
         "--closest", type=float, nargs="+", default=[0.0, 0.03, 0.08], help="shares of texts with K passes"
     )
     parser.add_argument("--draws", type=int, default=20, help="draws of the sample")
+    parser.add_argument("--last-layer", action="store_true", help="also K passes of the last layer alone")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     for experiment in options.experiment:
         predictions = collected(experiment, options.passes, options.limit)
         name = experiment.absolute().parent.name
-        show(list(rows(name, predictions, options.closest, options.draws)), as_json=options.json)
+        last_layer = (
+            collected(experiment, options.passes, options.limit, last_layer=True) if options.last_layer else None
+        )
+        show(list(rows(name, predictions, options.closest, options.draws, last_layer)), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ passes counts forward passes for each text and teacher, the one without dropout 
 A corrected row learns log(1 - confidence) of K passes from the prediction without dropout, teacher by teacher.
 It learns on a random sample of the texts, and its figures are means over draws of the sample. The correction is left
 out where the prediction without dropout agrees with K passes as often on the sample, by cross-validation.
-`last layer` chooses by K passes of `cache.dropout: last-layer`, which count as none beside the run before them.
+`last layer` chooses by K passes of `cache.dropout: last-layer`, which count as none.
 Its sampled texts, and a share of the texts with the smallest gap between the two best teachers, have K passes.
 """
 

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from amalgam.stages.cache_teachers import ask
+from amalgam.stages.common.inference.batches import run_passes
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, Workspace, word_list, write_model
 
 LAST = "cache.dropout=last-layer"
@@ -79,13 +80,10 @@ def test_more_passes_and_texts_cost_the_difference(deep: Workspace) -> None:
 
 
 def test_an_interrupted_stage_resumes(deep: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = ask.run_passes, list[Any]()
-
     def stopped(teacher: Any, *arguments: Any, **options: Any) -> Any:
-        calls.append(teacher.name)
         if teacher.name == "second":
             raise KeyboardInterrupt
-        return real(teacher, *arguments, **options)
+        return run_passes(teacher, *arguments, **options)
 
     monkeypatch.setattr(ask, "run_passes", stopped)
     assert deep.attempt("cache-teachers", LAST).code != 0

@@ -141,7 +141,7 @@ class CacheTeachers(Stage):
         return _plain_units(run, _parts(run))
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
-        """Returns the number of text-passes; those of the last layer alone count as nothing beside the first one."""
+        """Returns the number of text-passes; those of the last layer alone are not counted."""
         if not run.experiment.cache.last_layer:
             return float(_logits_rows(run, units))
         if units is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED, ExperimentSource, LoadedExperiment, load_experiment
-from amalgam.pipeline.config.schema import TEACHER, Checks, ExperimentConfig
+from amalgam.pipeline.config.schema import STATIC, TEACHER, Checks, ExperimentConfig
 from amalgam.stages.target_methods import OBJECTIVE_INPUTS, TARGET_METHODS, objective_inputs, reads_texts, target_method
 
 
@@ -223,9 +223,16 @@ def _student_checks(experiment: ExperimentConfig) -> Checks:
     student, names = experiment.student, experiment.teacher_names
     unmeasured = not student.learns and experiment.corpus.test is None
     yield unmeasured, "student.method", f"{student.method} trains nothing and is only measured, which needs corpus.test"
-    for name, model in (("encoder", student.encoder), ("method", student.method or "")):
+    for name, model in (("encoder", student.encoder.removeprefix(STATIC)), ("method", student.method or "")):
         unknown = model.startswith(TEACHER) and model.removeprefix(TEACHER) not in names
         yield unknown, f"student.{name}", f"no teacher has this name (known: {', '.join(names)})"
+    message = "write static:ENCODER, with the encoder of the token vectors; ./static is a folder"
+    yield student.encoder in {"static", STATIC}, "student.encoder", message
+    objective = objective_inputs(experiment)
+    reads_layers = objective.states is not None or not objective.reads_texts
+    message = f"{experiment.objective.name} trains the layers of a transformer, which a static student has not"
+    yield student.is_static and reads_layers, "student.encoder", message
+    yield student.is_static and student.layers is not None, "student.layers", "a static student has no layers: null"
     unselected = student.select == "validation" and experiment.corpus.validation is None
     yield unselected, "student.select", "validation needs corpus.validation"
 

@@ -231,6 +231,9 @@ UNTRAINED = ("ensemble", "zero-shot")
 TEACHER = "teacher:"
 """Prefix of the method that evaluates a single teacher, and of a student encoder taken from one."""
 
+STATIC = "static:"
+"""Prefix of the encoder from which a student without a transformer has its token vectors."""
+
 
 class Corpus(ConfigSection):
     """Sources of texts. A path is a csv, jsonl or parquet file, a folder of them, or an hf:// or s3:// address."""
@@ -456,7 +459,7 @@ class Student(ConfigSection):
     """Name from `amalgam methods`; it sets defaults of other fields, which the file overrides."""
     encoder: Text = "sentence-transformers/all-MiniLM-L6-v2"
     """Encoder from which the student starts: a folder (./like/this), Hub id, package:module/folder, or teacher:NAME for
-    that teacher's body."""
+    that teacher's body. static:ENCODER: token vectors of this encoder and one convolution, without a transformer."""
     revision: Revision = None
     layers: Positive | None = None
     """Number of encoder layers to keep, counted from the first; null: all."""
@@ -486,6 +489,11 @@ class Student(ConfigSection):
     def learns(self) -> bool:
         """Returns whether the method trains a student; `teacher:NAME`, `ensemble` and `zero-shot` train none."""
         return not (self.method in UNTRAINED or (self.method or "").startswith(TEACHER))
+
+    @property
+    def is_static(self) -> bool:
+        """Returns whether the student has token vectors of its encoder instead of a transformer."""
+        return self.encoder.startswith(STATIC)
 
 
 class Report(ConfigSection):

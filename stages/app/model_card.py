@@ -65,6 +65,8 @@ class CardInfo:
     numbers: Numbers = field(default_factory=Numbers)
     flags_unknown: bool = False
     """Whether the folder has a fit of unknown texts."""
+    is_static: bool = False
+    """Whether the student has no transformer, so that transformers loads it with amalgam only."""
 
     def owners(self, label: str) -> list[str]:
         return [teacher for teacher, labels in self.teachers.items() if label in labels]

@@ -27,7 +27,7 @@ from amalgam.stages.app.model_card import CardInfo, Numbers, card, numbers_of
 from amalgam.stages.app.predict import StudentFolder, finished_student
 from amalgam.stages.common.deliveries import COPY_OF_MARK
 from amalgam.stages.common.models import hub
-from amalgam.stages.common.models.model_folder import CARD, UNKNOWN
+from amalgam.stages.common.models.model_folder import CARD, STATIC, UNKNOWN
 from amalgam.stages.common.models.read_card import read_card
 from amalgam.stages.common.models.resolve import own_labels, read_model
 from amalgam.stages.methods import load_with_methods
@@ -59,7 +59,7 @@ def push(  # noqa: PLR0913 - the options of the command
         labels, are_named = own_labels(model, teacher=finished.folder.name)
         facts = (finished.teachers, finished.max_tokens, finished.sources, finished.training, finished.fingerprint)
         numbers = _numbers(finished, config, required=student is None)
-        info = CardInfo(labels, *facts, licence, numbers, flags_unknown=UNKNOWN in files)
+        info = CardInfo(labels, *facts, licence, numbers, UNKNOWN in files, model.config.get("model_type") == STATIC)
         written, remarks = card(info, repo_id), info.warnings
         remarks += [] if are_named else ["the labels have no names: set id2label in config.json"]
         remarks += [] if info.published_licence else ["the card states no licence: choose one with --license"]

@@ -12,7 +12,7 @@ from amalgam.data.keys import LabelSpace, shown, shown_names, text_key, union_of
 from amalgam.data.lazy import pa
 from amalgam.data.rows import Row, fetch_remote, find_files, read_rows, remote_name, text_file
 from amalgam.data.tokens import TokenRows
-from amalgam.pipeline.config.schema import TEACHER, Corpus, Student, TrainTeachers
+from amalgam.pipeline.config.schema import STATIC, TEACHER, Corpus, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
 from amalgam.pipeline.errors import DataError, ExperimentError, nearest
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
@@ -297,7 +297,7 @@ def labels_by_teacher(run: Run) -> dict[str, list[str]]:
 def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:
     """Refuses an encoder on this machine that cannot be loaded; `teacher:NAME` is checked as a teacher."""
     if teacher_in(settings) is None:
-        local_model(model_reference(run, str(settings.encoder), settings.revision, where=where))
+        local_model(model_reference(run, _encoder_of(settings), settings.revision, where=where))
 
 
 def _trained_teachers(run: Run) -> Iterable[ResolvedTeacher]:
@@ -343,20 +343,25 @@ def encoder_files(run: Run, settings: Student | TrainTeachers, where: str) -> Mo
     name = teacher_in(settings)
     if name is not None:  # validation has checked that the teacher exists
         return next(teacher.files for teacher in teachers_of(run) if teacher.name == name)
-    return model_files(run, str(settings.encoder), settings.revision, where)
+    return model_files(run, _encoder_of(settings), settings.revision, where)
 
 
 def encoder_digest(run: Run, settings: Student | TrainTeachers, where: str) -> str:
     """Returns the encoder's digest for an identity, without any request to the Hub."""
     if teacher_in(settings) is not None:
         return encoder_files(run, settings, where).digest
-    return model_digest(run, str(settings.encoder), settings.revision, where)
+    return model_digest(run, _encoder_of(settings), settings.revision, where)
 
 
 def teacher_in(settings: Student | TrainTeachers) -> str | None:
     """Returns the teacher that `teacher:NAME` names as the encoder."""
-    named = isinstance(settings, Student) and settings.encoder.startswith(TEACHER)
-    return str(settings.encoder).removeprefix(TEACHER) if named else None
+    encoder = _encoder_of(settings)
+    return encoder.removeprefix(TEACHER) if isinstance(settings, Student) and encoder.startswith(TEACHER) else None
+
+
+def _encoder_of(settings: Student | TrainTeachers) -> str:
+    """Returns the named encoder; of a static student the one whose token vectors it has."""
+    return settings.encoder.removeprefix(STATIC) if isinstance(settings, Student) else str(settings.encoder)
 
 
 def load_new_classifier(
@@ -373,8 +378,15 @@ def load_new_classifier(
 
     files = encoder_files(run, settings, where)
     layers, dropout = (settings.layers, settings.dropout) if isinstance(settings, Student) else (None, None)
-    model = load_student(files, labels=list(labels), layers=layers, seed=settings.seed, dropout=dropout)
     tokenizer = load_tokenizer(files)
+    if isinstance(settings, Student) and settings.is_static:
+        from amalgam.stages.common.device import pick_device
+        from amalgam.stages.common.models.static import static_classifier, token_vectors
+
+        vectors = token_vectors(files, tokenizer, pick_device(run.experiment.execution.device))
+        model = static_classifier(vectors, labels=list(labels), seed=settings.seed, dropout=dropout)
+    else:
+        model = load_student(files, labels=list(labels), layers=layers, seed=settings.seed, dropout=dropout)
     for remark in check_tokens(model, tokenizer, name=where):
         run.console.note(remark)
     digest = tokenizer_digest(tokenizer, files)

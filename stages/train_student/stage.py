@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 ENCODER = "student.encoder"
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
 """Fields without influence on the result, or identified in another way: the encoder has its digest."""
+STATIC_VERSION = 1
+"""Of the architecture in static.py; another one changes static students alone."""
 
 
 class TrainStudent(Stage):
@@ -86,6 +88,7 @@ class TrainStudent(Stage):
     def identity(self, run: Run) -> Identity:
         student = run.experiment.student
         inputs: dict[str, object] = {"encoder": encoder_digest(run, student, ENCODER), "select": "held-out"}
+        inputs |= {"static": STATIC_VERSION} if student.is_static else {}
         validation = validation_part(run)
         if validation:
             inputs |= {"select": "validation", "validation": validation.labels_digest}
@@ -125,6 +128,8 @@ class TrainStudent(Stage):
 
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:  # noqa: ARG002 - one student
         student = run.experiment.student
+        if student.is_static:
+            return 0, 0
         encoder_digest(run, student, ENCODER)  # raises if the next line would send a request
         size = least_bytes_of(encoder_files(run, student, ENCODER), student.layers)
         return size, size

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.data.arrays import Keys
 from amalgam.data.parquet import read_keys
-from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.config.schema import STATIC, ExperimentConfig
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import MANIFEST, StoredFile
@@ -300,7 +300,8 @@ def load_encoder(run: Run) -> Encoder:
     """Loads the student's encoder with all its layers, as it is before training."""
     from amalgam.stages.common.inference.states import Encoder
 
-    settings = run.experiment.student.model_copy(update={"layers": None})
+    student = run.experiment.student
+    settings = student.model_copy(update={"layers": None, "encoder": student.encoder.removeprefix(STATIC)})
     new = load_new_classifier(run, settings, ["one", "two"], ENCODER)
     device = pick_device(run.experiment.execution.device)
     return Encoder(new.model.base_model.to(device).eval(), new, device)

@@ -42,6 +42,8 @@ DISTRIBUTED_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ATTENTIVE = "amalgam-attentive"
 """amalgam's own architecture, in attentive.py."""
+STATIC = "amalgam-static"
+"""amalgam's architecture without a transformer, in static.py."""
 CARD = "README.md"
 UNKNOWN = "unknown.safetensors"
 """The fit of a student that stages/common/models/unknown.py reads; no weights of the model."""

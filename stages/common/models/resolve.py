@@ -24,7 +24,7 @@ from amalgam.pipeline.storage.store import Store
 from amalgam.pipeline.user_paths import readable, user_path
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
-from amalgam.stages.common.models.model_folder import ATTENTIVE
+from amalgam.stages.common.models.model_folder import ATTENTIVE, STATIC
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -439,11 +439,13 @@ def least_bytes_of(files: ModelFiles, layers: int | None = None) -> int:
 
 
 def auto_config(files: ModelFiles) -> Any:
-    """Returns the configuration of transformers; registers amalgam's own architecture first if the files need it."""
+    """Returns the configuration of transformers; registers amalgam's own architectures first if the files need it."""
     from transformers import AutoConfig
 
     if files.config.get("model_type") == ATTENTIVE:
-        import amalgam.stages.common.models.attentive  # noqa: F401 - registers it
+        import amalgam.stages.common.models.attentive
+    if files.config.get("model_type") == STATIC:
+        import amalgam.stages.common.models.static  # noqa: F401 - registers it
     trusted = files.trust_remote_code
     return AutoConfig.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trusted)
 

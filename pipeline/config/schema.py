@@ -101,8 +101,8 @@ Epochs = Annotated[
     Positive | None,
     _or_auto(Positive),
     Field(
-        description="Number of passes over the training texts. auto: at least 3 and at least 300 + 10 x labels steps, "
-        "fewer beyond 30,000 steps."
+        description="Number of passes over the training texts. auto: at least 3 and at least 300 + 10 x labels steps "
+        "(three times as many for a static student), fewer beyond 30,000 steps."
     ),
 ]
 
@@ -111,7 +111,7 @@ LearningRate = Annotated[
     _or_auto(PositiveFloat),
     Field(
         description="Largest learning rate; after the warm-up it decreases linearly to zero. auto: "
-        "5e-5 x (768 / the encoder's width)^1.5, at most 1e-3."
+        "5e-5 x (768 / the encoder's width)^1.5, at most 1e-3; 1e-3 for a static student."
     ),
 ]
 

@@ -37,6 +37,7 @@ from amalgam.stages.common.corpus import (
     texts_file,
 )
 from amalgam.stages.common.deliveries import DeliveryServices
+from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.given_labels import (
     FROM_CORPUS,
     GivenLabels,
@@ -380,10 +381,13 @@ def load_new_classifier(
     layers, dropout = (settings.layers, settings.dropout) if isinstance(settings, Student) else (None, None)
     tokenizer = load_tokenizer(files)
     if isinstance(settings, Student) and settings.is_static:
-        from amalgam.stages.common.device import pick_device
         from amalgam.stages.common.models.static import static_classifier, token_vectors
 
-        vectors = token_vectors(files, tokenizer, pick_device(run.experiment.execution.device))
+        encoder, device = (
+            load_student(files, labels=["one", "two"], layers=None, seed=0),
+            run.experiment.execution.device,
+        )
+        vectors = token_vectors(encoder, tokenizer, pick_device(device), given=files.given)
         model = static_classifier(vectors, labels=list(labels), seed=settings.seed, dropout=dropout)
     else:
         model = load_student(files, labels=list(labels), layers=layers, seed=settings.seed, dropout=dropout)

@@ -59,7 +59,7 @@ ENCODER = "student.encoder"
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
 """Fields without influence on the result, or identified in another way: the encoder has its digest."""
 STATIC_VERSION = 1
-"""Of the architecture in static.py; another one changes static students alone."""
+"""Version of static.py. A change of it retrains static students only."""
 
 
 class TrainStudent(Stage):

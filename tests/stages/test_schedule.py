@@ -43,6 +43,18 @@ def test_a_narrow_encoder_gets_a_larger_rate_than_a_wide_one() -> None:
     assert rates[1] == 1.4e-4  # MiniLM
 
 
+def test_a_static_student_has_more_steps_and_one_rate_for_every_encoder() -> None:
+    static, other = Student(encoder="static:./encoder"), Student()
+    for width in (32, 1024):
+        schedule = schedule_of(static, texts=2_000, labels=20, width=width)
+        assert schedule.learning_rate == 1e-3
+        assert (
+            steps_of(schedule, 2_000)
+            >= 3 * steps_of(schedule_of(other, texts=2_000, labels=20, width=width), 2_000) - 63
+        )
+    assert schedule_of(static, texts=10**6, labels=20, width=384).epochs == 1
+
+
 def test_set_fields_stay_and_auto_is_null() -> None:
     student = Student(epochs=7, learning_rate=2e-5, evaluate_every=100)
     assert schedule_of(student, texts=200, labels=2, width=384) == Schedule(7, 2e-5, 100)

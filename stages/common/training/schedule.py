@@ -21,6 +21,8 @@ BASE_RATE, BASE_WIDTH, MAX_RATE = 5e-5, 768, 1e-3
 """The rate is BASE_RATE * (BASE_WIDTH / width) ** 1.5: 1.4e-4 at width 384, 3.2e-5 at width 1024."""
 EVALUATIONS = (10, 20)
 """Fewest and most evaluations of a training; between them, one per epoch."""
+STATIC_RATE, STATIC_STEPS = 1e-3, 3
+"""Learning rate of a student without a transformer, and how many times more steps it has."""
 FEW_STEPS = 200
 """Steps below which a note is shown: fine-tuning a pre-trained encoder usually takes some hundreds."""
 FEW = "steps are few"
@@ -39,16 +41,16 @@ class Schedule:
 def schedule_of(section: Student | TrainTeachers, *, texts: int, labels: int, width: int) -> Schedule:
     """Returns the section's own values, and chosen ones for the fields that are not set."""
     per_epoch = max(1, -(-texts // section.batch_size))
-    epochs = section.epochs or epochs_for(per_epoch, labels)
+    is_static = isinstance(section, Student) and section.is_static
+    epochs = section.epochs or epochs_for(per_epoch, labels, STATIC_STEPS if is_static else 1)
     every = section.evaluate_every if isinstance(section, Student) else None
-    return Schedule(
-        epochs, section.learning_rate or rate_for(width), every or evaluate_every_for(epochs * per_epoch, epochs)
-    )
+    rate = section.learning_rate or (STATIC_RATE if is_static else rate_for(width))
+    return Schedule(epochs, rate, every or evaluate_every_for(epochs * per_epoch, epochs))
 
 
-def epochs_for(per_epoch: int, labels: int) -> int:
-    """Returns the epochs, for this number of steps in one."""
-    needed = -(-(MIN_STEPS + STEPS_PER_LABEL * labels) // per_epoch)
+def epochs_for(per_epoch: int, labels: int, factor: int = 1) -> int:
+    """Returns the epochs, for this number of steps in one; `factor` multiplies the fewest steps."""
+    needed = -(-factor * (MIN_STEPS + STEPS_PER_LABEL * labels) // per_epoch)
     return max(1, min(max(MIN_EPOCHS, needed), MAX_STEPS // per_epoch))
 
 

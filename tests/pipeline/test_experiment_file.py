@@ -17,7 +17,10 @@ from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.methods import consistency_checks
 
 GOOD = "corpus: {train: a.csv}\nteachers: [{name: a, model: m}]\n"
-NAMES = {"targets.mode": ("soft", "hard", "uhc", "supervised")}
+NAMES = {
+    "targets.mode": ("soft", "hard", "uhc", "supervised"),
+    "objective.name": ("targets", "layerwise", "dfa", "cfl", "mt-bert", "stratanet", "as-dfd"),
+}
 PRESETS = {"warm": {"targets": {"temperature": 0.7, "mode": "hard"}}}
 CANARY = "hf_CanaryCanaryCanary0"
 

@@ -52,6 +52,8 @@ SHALLOW = 3
 """Layers of a shallow encoder."""
 LEAST_TEXTS = 20
 """A label with fewer texts is left out."""
+TAUGHT = 5
+"""Texts of a rare label that its teacher learns from, in addition to its number of texts."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +143,20 @@ def _written_texts(
 
     order = texts.sample(fraction=1, shuffle=True, seed=pool.draw)
     first, second = order.head(len(order) // 2), order.tail(len(order) - len(order) // 2)
-    parts = [first.filter(pl.col("label").is_in(labels)).head(sizes.teacher_texts) for labels in groups.values()]
+    parts = [_taught(first.filter(pl.col("label").is_in(labels)), sizes.teacher_texts) for labels in groups.values()]
     paths = {name: (base / f"{name}.parquet").absolute() for name in ("labelled", "unlabelled")}
     pl.concat(parts).write_parquet(paths["labelled"])
     second.head(sizes.unlabelled).write_parquet(paths["unlabelled"])
     return paths
+
+
+def _taught(texts: pl.DataFrame, limit: int) -> pl.DataFrame:
+    """Returns the first texts, and a few of each label that these lack: a teacher without a text of a label fails."""
+    import polars as pl
+
+    chosen = texts.head(limit)
+    lacking = texts.join(chosen.select("label").unique(), on="label", how="anti", maintain_order="left")
+    return pl.concat([chosen, lacking.filter(pl.int_range(pl.len()).over("label") < TAUGHT)])
 
 
 def shallow_encoder(folder: Path, layers: int) -> Path:

@@ -51,12 +51,15 @@ def _cpu_model() -> str:
 
 
 def interleaved(candidates: Mapping[str, Callable[[], float | None]], repeats: int) -> dict[str, list[float]]:
-    """Returns the seconds of each candidate, run in turn after a warm-up. A candidate may return its own seconds."""
+    """Returns the seconds of each candidate, run in turn after a warm-up. A candidate may return its own seconds.
+
+    Every second round is in reverse order, because a candidate leaves caches that suit its successor or not.
+    """
     for work in candidates.values():
         work()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(repeats):
-        for name, work in candidates.items():
+    for turn in range(repeats):
+        for name, work in list(candidates.items())[:: -1 if turn % 2 else 1]:
             began = time.perf_counter()
             own = work()
             seconds[name].append(time.perf_counter() - began if own is None else own)

@@ -1,6 +1,9 @@
 """Compares train-student with its rivals: one student on the same tokens, interleaved.
 
-python benchmarks/train_student.py --texts PATH/ag_news/train.parquet [--padding] [--json]
+python benchmarks/train_student.py --texts PATH/ag_news/train.parquet [--padding | --order] [--json]
+
+`--order` trains with batches of similar length, as train-student does, and with batches in random order. Both have the
+same steps and seeds, and accuracy is of as many other texts.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ import tempfile
 import time
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -22,6 +27,7 @@ from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb
 from amalgam.data.tokens import Ragged, encode
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.inference.batches import predict
+from amalgam.stages.common.training import batches
 from amalgam.stages.common.training.batches import Examples, epoch_batches
 from amalgam.stages.common.training.loop import Training, TrainingRun, training_dtype
 from amalgam.stages.common.training.losses import WeightedKL
@@ -73,7 +79,7 @@ class TrainingData:
 def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory() as scratch:
-        texts, labels = _texts(options)
+        texts, labels = _texts(options, options.rows * (2 if options.order else 1))
         names = sorted(set(labels))
         student, tokenizer = new_classifier("random" if options.random else "minilm", len(names))
         device = pick_device(options.device)
@@ -81,11 +87,13 @@ def main() -> None:
         bench = Bench(student, tokenizer, device, dtype, Path(scratch))
         gold = np.array([names.index(label) for label in labels], np.int64)
         data = training_data(tokenizer, texts, gold, len(names), options.max_tokens)
-        epochs = -(-options.steps // -(-len(data) // options.batch_size))
+        epochs = -(-options.steps // -(-options.rows // options.batch_size))
         training = training_for(epochs, options.batch_size, options.learning_rate)
         if options.padding:
             share = round(real_share(data, training), 3)
             rows = [row("train_student", "padding", texts=len(data), real_token_share=share)]
+        elif options.order:
+            rows = orders(bench, data, training, options.repeats)
         else:
             check(bench, data, EPOCHS_TO_MEMORISE["random" if options.random else "pre-trained"])
             rows = race(bench, data, training, options.without, options.repeats)
@@ -106,6 +114,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--without", nargs="*", default=[], help="rows to leave out")
     parser.add_argument("--padding", action="store_true", help="only count the share of tokens that are not padding")
+    parser.add_argument("--order", action="store_true", help="compare batches by length with random ones")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -126,16 +135,16 @@ def training_for(epochs: int, batch_size: int, learning_rate: float) -> Training
     )
 
 
-def _texts(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+def _texts(options: argparse.Namespace, rows: int) -> tuple[list[str], list[str]]:
     if options.texts is None:
         from amalgam.data.demo_corpus import generate
 
-        pairs = [(text, str(label)) for text, label in generate(options.rows, 0)]
+        pairs = [(text, str(label)) for text, label in generate(rows, 0)]
     else:
         import pyarrow.parquet as pq
 
         table = pq.read_table(options.texts, columns=["text", "label"])
-        chosen = np.random.default_rng(0).permutation(len(table))[: options.rows]
+        chosen = np.random.default_rng(0).permutation(len(table))[:rows]
         pairs = [(str(text["text"]), str(text["label"])) for text in table.take(chosen).to_pylist()]
     return [text for text, _ in pairs], [label for _, label in pairs]
 
@@ -321,6 +330,36 @@ def race(
 
     seconds = interleaved({name: partial(timed, name) for name in running}, repeats)
     return [_figures(name, bench, data, training, seconds) for name in running]
+
+
+def orders(bench: Bench, data: TrainingData, training: Training, seeds: int) -> list[dict[str, Any]]:
+    """Returns accuracy on the second half of the texts, by the order of the batches, after training on the first."""
+    half = len(data) // 2
+    learned, others = data.take(np.arange(half)), data.take(np.arange(half, len(data)))
+    right: dict[str, list[NDArray[np.bool_]]] = {"by length": [], "random": []}
+    seconds: dict[str, list[float]] = {name: [] for name in right}
+    for seed, name in product(range(seeds), right):
+        together = batches.SORTED_TOGETHER if name == "by length" else 1
+        with mock.patch.object(batches, "SORTED_TOGETHER", together):
+            model, took = in_our_loop(bench, learned, replace(training, seed=seed), hard=False)
+        right[name].append(_logits(bench, model, others).argmax(1) == others.gold)
+        seconds[name].append(took)
+    gain = np.mean(right["by length"], axis=0) - np.mean(right["random"], axis=0)
+    return [
+        row(
+            "train_student",
+            f"order: {name}",
+            texts=half,
+            steps=training.epochs * -(-half // training.batch_size),
+            accuracy=round(float(np.mean(right[name])), 3),
+            each=[round(float(of.mean()), 3) for of in right[name]],
+            gain=round(float(gain.mean()), 3),
+            within=round(1.96 * float(gain.std()) / len(gain) ** 0.5, 3),
+            texts_per_s=round(training.epochs * half / median(seconds[name]), 1),
+            dtype=bench.dtype,
+        )
+        for name in right
+    ]
 
 
 def real_share(data: TrainingData, training: Training) -> float:

@@ -6,9 +6,11 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 import torch
 
+from amalgam.stages.cache_teachers.half_precision import sample_texts
 from amalgam.stages.common import device
 from amalgam.tests.workspaces import Workspace, flip_bit, shift_weights
 
@@ -46,6 +48,23 @@ def test_auto_is_fp32_where_bf16_cannot_resolve_the_logits(fresh: Workspace, pas
     assert result.code == 0, result.err
     assert re.search(r"cache.dtype.* fp32 .*first (?!1\.000)\d", result.err)
     assert dtypes(fresh) == {"fp32"}
+
+
+@pytest.mark.parametrize(
+    ("work", "passes", "wanted"),
+    [
+        (17 * 2_000, 16, 106),  # one pass in 20
+        (2 * 2_000, None, 32),  # auto runs two passes a text, and the check 16 of each
+        (2 * 16_000, None, 100),
+        (1 * 2_000, 0, 100),
+        (1_000_000, None, 256),
+    ],
+)
+def test_the_check_runs_a_small_share_of_the_passes(work: int, passes: int | None, wanted: int) -> None:
+    keys = [place.to_bytes(16, "big") for place in range(300)]
+    columns = {"key": pa.array(keys, pa.binary(16)), "text": ["a text"] * 300, "text_2": pa.nulls(300, pa.string())}
+    table = pa.table(columns)
+    assert list(sample_texts([table], work, passes)) == keys[:wanted]
 
 
 @pytest.mark.parametrize(

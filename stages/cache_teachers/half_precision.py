@@ -27,16 +27,20 @@ TEXTS = 256
 
 FEWEST = 32
 SHARE = 20
-"""At most one text in so many is used, yet at least FEWEST."""
+"""The check runs at most one pass in so many that the corpus needs, yet at least FEWEST texts."""
 
 PASSES = 16
 RATIO = (0.98, 1.02)
 FLIPS = 0.005
 
 
-def sample_texts(tables: Iterable[pa.Table], total: int) -> dict[bytes, tuple[str, ...]]:
-    """Returns the texts with the smallest keys, by key: mostly the same ones when the corpus grows."""
-    wanted = min(TEXTS, max(FEWEST, total // SHARE))
+def sample_texts(tables: Iterable[pa.Table], work: int, passes: int | None) -> dict[bytes, tuple[str, ...]]:
+    """Returns the texts with the smallest keys, by key: mostly the same ones when the corpus grows.
+
+    `work` is the number of runs of one teacher that the corpus needs, and `passes` as in check_half_precision.
+    """
+    each = PASSES if passes is None else min(PASSES, max(1, passes))
+    wanted = min(TEXTS, max(FEWEST, work // (SHARE * each)))
     sample: dict[bytes, tuple[str, ...]] = {}
     for table in tables:
         rows = table.slice(0, wanted - len(sample))

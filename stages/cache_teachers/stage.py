@@ -277,13 +277,13 @@ def _choose_dtype(run: Run) -> None:
 
     dtype, why = dtype_for(pick_device(run.experiment.execution.device)), ""
     if dtype != "fp32":
-        part = part_of(run, "train") or part_of(run, "test") or train_part(run)
+        part, passes = part_of(run, "train") or part_of(run, "test") or train_part(run), run.experiment.cache.passes
         passed, figures = check_half_precision(
             teacher_loader(run),
             teachers_of(run),
             dtype,
-            sample_texts(tables(run.store, part), part.texts),
-            passes=run.experiment.cache.passes,
+            sample_texts(tables(run.store, part), _text_passes(run) // len(teachers_of(run)), passes),
+            passes=passes,
             check_interrupt=run.signals.check,
         )
         dtype, why = dtype if passed else "fp32", figures

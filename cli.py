@@ -21,10 +21,10 @@ from amalgam.stages import STAGE_FOLDERS
 from amalgam.stages.app import completion, serve_command
 
 if TYPE_CHECKING:
-    from amalgam.stages.app import commands, compare_reports, export_onnx
+    from amalgam.stages.app import commands, compare_reports, export_numpy, export_onnx
 else:
-    modules = ("commands", "compare_reports", "export_onnx")
-    commands, compare_reports, export_onnx = (LazyModule(f"amalgam.stages.app.{name}") for name in modules)
+    names = ("commands", "compare_reports", "export_numpy", "export_onnx")
+    commands, compare_reports, export_numpy, export_onnx = (LazyModule(f"amalgam.stages.app.{one}") for one in names)
 
 HEADINGS = ("Start", "Stages, in their order", "All stages", "The student", "The workspace")
 START, STAGES, WHOLE, STUDENT, WORKSPACE = HEADINGS
@@ -430,7 +430,7 @@ amalgam export --onnx --int8                    smaller and faster; compared on 
 The folder has model.onnx (inputs input_ids, attention_mask and, for encoders that take them, token_type_ids; output
 logits; any batch, any length the student takes), tokenizer.json and config.json with the labels' names. It is written
 only if ONNX Runtime and torch agree on 32 texts; export.json has the figure. Needs: pip install 'amalgam-distill[onnx]'
-An int8 model that loses more than 0.4 points of accuracy is refused without --force.
+An int8 model that loses more than 0.4 points of accuracy is refused without --force. --numpy exports static students.
 """
 
 
@@ -504,10 +504,11 @@ def predict(  # noqa: PLR0913 - the options of a command
 
 @app.command(rich_help_panel=STUDENT, epilog=EXPORT)
 def export(  # noqa: PLR0913 - the options of a command
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, the only format.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX.")] = False,
+    numpy: Annotated[bool, typer.Option("--numpy", help="Write a static student with its numpy code.")] = False,
     student: Student = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="[default: the student's folder with -onnx]")
+        Path | None, typer.Option(metavar="FOLDER", help="[default: the student's folder with -onnx or -numpy]")
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Quantise the model to int8 and compare it with torch.")] = False,
     source: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts to compare int8 on.")] = None,
@@ -515,10 +516,11 @@ def export(  # noqa: PLR0913 - the options of a command
     config: Config = FILE,
     quiet: Quiet = False,
 ) -> None:
-    """Export the student to ONNX and compare it with torch."""
-    if not onnx:
-        raise ExperimentError("no format is given", where="amalgam export", fix="run `amalgam export --onnx`")
-    export_onnx.export(config, student, out, int8=int8, source=source, force=force, quiet=quiet)
+    """Export the student to ONNX or numpy and compare it with torch."""
+    if onnx is numpy:
+        raise ExperimentError("give one format", where="amalgam export", fix="run `amalgam export --onnx`, or --numpy")
+    format_ = export_onnx if onnx else export_numpy
+    format_.export(config, student, out, int8=int8, source=source, force=force, quiet=quiet)
 
 
 app.command(rich_help_panel=STUDENT, epilog=serve_command.EPILOG)(serve_command.serve)

@@ -52,6 +52,8 @@ ONLY_PARSED = {
     "torchrun": "several processes; tests/test_processes.py runs them",
     "ACCELERATE_USE_CPU=1 torchrun": "several processes; tests/test_processes.py runs them",
     "sbatch": "needs a cluster; its script is written, its parts are run on the same page",
+    "amalgam export --numpy": "needs a static student; tests/test_static.py exports one",
+    "python students/student-numpy": "the same",
     "amalgam serve": "runs until a signal; tests/test_serve.py runs it",
     "curl": "needs a running server; tests/test_serve.py sends what it sends",
     "docker": "builds an image; tests/test_recipes.py reads its recipe",

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import json
-import re
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
 
-from amalgam.stages.common.models.static import (
-    StaticForSequenceClassification,
-)
-from amalgam.tests.test_export import ALONE, ROOT, printed_by
+from amalgam.stages.app import classify, export_numpy
+from amalgam.stages.app.predict import finished_in
+from amalgam.stages.common.models.static import StaticForSequenceClassification
+from amalgam.tests.test_export import ALONE, printed_by
 from amalgam.tests.workspaces import Workspace, build_once
 
 STATIC = "student.encoder=static:./models/encoder"
@@ -47,17 +53,74 @@ def test_it_learns(static: Workspace) -> None:
     assert history[-1]["loss"] < 0.7 * history[0]["loss"]
 
 
+TEXTS = ["the chef fried the onion", "the court heard the banker and the nurse", "", "onion " * 100]
+
+
 def test_numpy_alone_predicts_as_the_student(static: Workspace) -> None:
-    blocks = re.findall(r"```python[^\n]*\n(.*?)```", (ROOT / "docs/student.md").read_text("utf-8"), re.DOTALL)
-    [example] = [block for block in blocks if "safetensors.numpy" in block]
-    assert len(example.splitlines()) <= 25
-    printed = printed_by(static, "-I", "-c", ALONE + example + "\nprint(logits.tolist())")
-    texts = ["the chef fried the onion", "the court heard the banker and the nurse"]
-    labels, logits = printed.strip().splitlines()
-    predictions = static("predict", *texts, "--json").json
-    assert labels == str([entry["labels"][0]["label"] for entry in predictions])
-    probabilities = torch.tensor(json.loads(logits)).softmax(-1).max(-1).values.tolist()
-    assert probabilities == pytest.approx([entry["labels"][0]["probability"] for entry in predictions], abs=1e-4)
+    out = static("export", "--numpy").out
+    assert out.strip() == str(static.folder / "students/student-numpy")
+    code = f"import sys; sys.path.insert(0, 'students/student-numpy')\n{ALONE}\nfrom classify import Classifier\n"
+    code += f"print(Classifier('students/student-numpy').predict({TEXTS!r}))"
+    printed = ast.literal_eval(printed_by(static, "-I", "-c", code))
+    student = finished_in(static.folder / "students/student").load()
+    expected = torch.tensor(student.logits([(text,) for text in TEXTS])).softmax(-1).max(-1)
+    assert [label for label, _ in printed] == [student.labels[place] for place in expected.indices.tolist()]
+    assert [share for _, share in printed] == pytest.approx(expected.values.tolist(), abs=1e-4)
+
+
+def test_the_command_of_the_export_classifies_lines(static: Workspace) -> None:
+    static("export", "--numpy", "--out", "small")
+    lines = subprocess.run(
+        [sys.executable, "-I", "small/classify.py"],
+        input="the chef fried the onion\n\nthe court heard the banker\n",
+        capture_output=True,
+        text=True,
+        cwd=static.folder,
+        check=True,
+    ).stdout.splitlines()
+    [entry] = static("predict", TEXTS[0], "--json").json
+    assert len(lines) == 3
+    assert lines[0].split("\t")[0] == entry["labels"][0]["label"]
+
+
+def test_an_int8_export_keeps_frequent_tokens_and_has_its_comparison(
+    static: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_numpy, "MOST_TOKENS", 60)
+    result = static("export", "--numpy", "--int8", "--force")
+    folder = static.folder / "students/student-numpy-int8"
+    assert result.out.strip() == str(folder)
+    arrays = load_file(folder / "arrays.safetensors")
+    assert arrays["vectors"].dtype == np.int8
+    assert len(arrays["vectors"]) == 61
+    assert not arrays["vectors"][-1].any()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    counts = Counter(token for text, _ in static.texts() for token in tokenizer.encode(text).ids)
+    frequent = [token for token, _ in counts.most_common(40)]
+    assert (arrays["rows"][frequent] < 60).all()
+    facts = json.loads((folder / "export.json").read_text())["int8"]
+    assert (facts["labelled"], facts["source"]) == (len(static.texts("test")), "corpus.test")
+    assert [row["form"] for row in facts["speed"]] == ["torch fp32", "numpy fp32", "numpy int8"]
+    assert facts["same_label"] > 0.8
+
+
+def test_int8_numbers_are_near_those_of_the_student(static: Workspace) -> None:
+    static("export", "--numpy", "--force")
+    static("export", "--numpy", "--int8", "--force")
+    whole, small = (classify.Classifier(static.folder / f"students/student-numpy{form}") for form in ("", "-int8"))
+    expected = whole.logits(TEXTS)
+    assert np.abs(small.logits(TEXTS) - expected).max() < 0.1 * np.abs(expected).max()
+    assert small.logits([]).shape == (0, expected.shape[1])
+
+
+def test_numpy_needs_a_static_student_and_a_format_of_its_own(built: Workspace, static: Workspace) -> None:
+    refused = built.attempt("export", "--numpy")
+    assert (refused.code, "amalgam export --onnx" in refused.err) == (2, True)
+    assert "static:ENCODER" in refused.err
+    assert static.attempt("export", "--numpy", "--onnx").code == 2
+    static("export", "--onnx", "--out", "both")
+    other = static.attempt("export", "--numpy", "--out", "both", "--force")
+    assert (other.code, "no export" in other.err) == (2, True)
 
 
 def test_padding_changes_no_text(static: Workspace) -> None:

@@ -63,7 +63,7 @@ def export(  # noqa: PLR0913 - the options of the command
     check_libraries(LIBRARIES, "onnx", "amalgam export --onnx")
     finished = finished_student(config, student)
     folder = out or finished.folder.with_name(f"{finished.folder.name}-onnx{'-int8' if int8 else ''}")
-    _check_folder(folder, force=force)
+    check_folder(folder, MODEL, force=force)
     texts = compared_texts(config, source) if int8 else None
     classifier = finished.load()
     classifier.model.to("cpu")
@@ -103,8 +103,8 @@ def _quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, *, for
     return facts
 
 
-def _check_folder(folder: Path, *, force: bool) -> None:
-    """Refuses, before the student loads, a folder that could not be written or is no export."""
+def check_folder(folder: Path, model: str, *, force: bool) -> None:
+    """Refuses, before the student loads, a folder that could not be written or is no export of this form."""
     user_path(str(folder), where="--out")
     name = shown(folder.absolute().name) or str(folder.absolute())  # the name of `.` is that of the folder
     fix = "change its permissions, or name a folder elsewhere with --out"
@@ -114,7 +114,7 @@ def _check_folder(folder: Path, *, force: bool) -> None:
     if not folder.exists():
         return
     what, way_out = f"{name} exists", "replace it with --force"
-    if not (folder / FACTS).is_file() or not (folder / MODEL).is_file():
+    if not (folder / FACTS).is_file() or not (folder / model).is_file():
         what, way_out = f"{what} and is no export", "name another folder with --out"
     elif force:
         check_writable(folder, fix)

@@ -52,15 +52,18 @@ class Speed(TypedDict):
     start_seconds: float
 
 
-class Int8Facts(TypedDict):
-    """The comparison in export.json."""
-
+class Agreement(TypedDict):
     texts: int
     source: str
     same_label: float
     labelled: int
     accuracy_fp32: float | None
     accuracy_int8: float | None
+
+
+class Int8Facts(Agreement):
+    """The comparison in export.json."""
+
     speed: list[Speed]
 
 
@@ -153,10 +156,6 @@ def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts
     quantised = np.empty(len(expected), np.int64)
     for batch, inputs in zip(rows, batches, strict=True):
         quantised[batch] = started[INT8][0](inputs).argmax(axis=1)
-    names = {label: place for place, label in enumerate(classifier.labels)}
-    gold = np.array([names.get(label or "", -1) for label in texts.gold], np.int64)
-    labelled = gold >= 0
-    accuracies = [float((own == gold)[labelled].mean()) if labelled.any() else None for own in (expected, quantised)]
     forms: dict[str, Callable[[Any], Any]] = {TORCH: lambda inputs: classifier.model(**inputs).logits}
     forms |= {name: run for name, (run, _) in started.items()}
     order = np.random.default_rng(0).permutation(len(tokens.ids))[:TIMED_TEXTS]
@@ -166,15 +165,10 @@ def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts
     rates = _texts_per_second(forms, timed_inputs)
     single = [model_inputs(tokens.ids, tokens.type_ids, order[[row]], classifier.pad_id) for row in range(alone)]
     singles = _texts_per_second(forms, single)
-    sizes = {TORCH: _weight_bytes(classifier), FP32: fp32.stat().st_size, INT8: int8.stat().st_size}
+    sizes = {TORCH: weight_bytes(classifier), FP32: fp32.stat().st_size, INT8: int8.stat().st_size}
     starts = {TORCH: 0.0, **{name: seconds for name, (_, seconds) in started.items()}}
     return {
-        "texts": len(expected),
-        "source": texts.source,
-        "same_label": float((quantised == expected).mean()),
-        "labelled": int(labelled.sum()),
-        "accuracy_fp32": accuracies[0],
-        "accuracy_int8": accuracies[1],
+        **agreement(classifier.labels, texts, expected, quantised),
         "speed": [
             {
                 "form": name,
@@ -188,7 +182,23 @@ def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts
     }
 
 
-def _weight_bytes(classifier: Classifier) -> int:
+def agreement(labels: Sequence[str], texts: ComparedTexts, expected: Array, quantised: Array) -> Agreement:
+    """Compares the student's labels of the texts, by number, with those of the int8 model."""
+    names = {label: place for place, label in enumerate(labels)}
+    gold = np.array([names.get(label or "", -1) for label in texts.gold], np.int64)
+    labelled = gold >= 0
+    accuracies = [float((own == gold)[labelled].mean()) if labelled.any() else None for own in (expected, quantised)]
+    return {
+        "texts": len(expected),
+        "source": texts.source,
+        "same_label": float((quantised == expected).mean()),
+        "labelled": int(labelled.sum()),
+        "accuracy_fp32": accuracies[0],
+        "accuracy_int8": accuracies[1],
+    }
+
+
+def weight_bytes(classifier: Classifier) -> int:
     return sum(path.stat().st_size for path in classifier.folder.glob("*.safetensors"))
 
 

@@ -1,0 +1,80 @@
+"""Classifies texts without torch and transformers: `amalgam export --numpy` copies this file next to its arrays.
+
+    python students/student-numpy/classify.py < texts.txt > labels.tsv
+
+A program imports it: Classifier("students/student-numpy").predict(["the chef fried the onion"]). It needs numpy,
+safetensors and tokenizers. [N tokens, D width]: the texts of a call follow each other, with a zero row after each.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+ARRAYS = "arrays.safetensors"
+AT_ONCE = 128
+"""Texts whose features are in memory at once."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Classifier:
+    """A static student: its folder has config.json, tokenizer.json and the arrays."""
+
+    def __init__(self, folder: str | Path) -> None:
+        names = json.loads((Path(folder) / "config.json").read_text("utf-8"))["id2label"]
+        self.labels = [names[str(place)] for place in range(len(names))]
+        self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))  # truncates as in the training
+        arrays = load_file(Path(folder) / ARRAYS)
+        vectors = np.pad(arrays["vectors"] * arrays["scales"][:, None], ((0, 1), (0, 0)))
+        self._rows, self._gap = arrays["rows"].astype(np.int64), len(vectors) - 1
+        self._before, here, self._after = (vectors @ weights for weights in arrays["convolution"])
+        self._here = here + arrays["convolution_bias"]
+        self._weights, self._bias = arrays["classifier"], arrays["classifier_bias"]
+
+    def predict(self, texts: Sequence[Any]) -> list[tuple[str, float]]:
+        """Returns the label of each text (or pair) and its probability."""
+        logits = self.logits(texts)
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities = powers / powers.sum(axis=1, keepdims=True)
+        return [(self.labels[row.argmax()], float(row.max())) for row in probabilities]
+
+    def logits(self, texts: Sequence[Any]) -> Array:
+        parts = [self._logits(texts[start : start + AT_ONCE]) for start in range(0, len(texts), AT_ONCE)]
+        return np.concatenate([np.zeros((0, len(self.labels)), np.float32), *parts])
+
+    def _logits(self, texts: Sequence[Any]) -> Array:
+        tokens = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
+        lengths = np.array([len(ids) for ids in tokens])
+        starts = np.cumsum(lengths + 1) - lengths - 1
+        is_token = np.ones(lengths.sum() + len(lengths) + 2, bool)
+        is_token[[0, *(starts + lengths + 1), -1]] = False
+        rows = np.full(len(is_token), self._gap)
+        rows[is_token] = self._rows[np.concatenate(tokens).astype(np.int64)]
+        features = self._here[rows[1:-1]] + self._before[rows[:-2]] + self._after[rows[2:]]
+        features = np.maximum(features, 0) * is_token[1:-1, None]
+        means = np.add.reduceat(features, starts) / np.maximum(lengths, 1)[:, None]
+        logits: Array = np.hstack([np.maximum.reduceat(features, starts), means]) @ self._weights + self._bias
+        return logits
+
+
+def _lines() -> Iterator[list[str]]:
+    while lines := [line.rstrip("\n") for line in islice(sys.stdin, AT_ONCE)]:
+        yield lines
+
+
+def main() -> None:
+    classifier = Classifier(Path(__file__).parent)
+    for lines in _lines():
+        for label, probability in classifier.predict(lines):
+            print(label, f"{probability:.4f}", sep="\t")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Exports a static student for numpy (`amalgam export --numpy`): arrays, tokenizer, labels and classify.py.
+
+The logits of 32 texts are compared with torch. With --int8 each vector has 8 bits a number, and only frequent tokens
+have one; the others have the mean vector, which is zero.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from amalgam.data.arrays import Array
+from amalgam.data.tokens import encode
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.errors import AmalgamError, ExperimentError, WorkError
+from amalgam.pipeline.execution.faults import storage_error
+from amalgam.stages.app import classify
+from amalgam.stages.app.api import Experiment
+from amalgam.stages.app.export_onnx import MOST_APART, TEXTS, check_folder, parity_texts
+from amalgam.stages.app.predict import finished_student
+from amalgam.stages.app.quantize_onnx import (
+    SINGLE_TEXTS,
+    ComparedTexts,
+    Int8Facts,
+    Speed,
+    agreement,
+    check_loss,
+    compared_texts,
+    show,
+    weight_bytes,
+)
+from amalgam.stages.app.serve import CONFIG, FACTS
+from amalgam.stages.common.deliveries import EXPORT, Mark, replace_folder, write_mark, written_files
+from amalgam.stages.common.inference.batches import Classifier
+from amalgam.stages.common.models.model_folder import STATIC, light_names
+
+SCRIPT = "classify.py"
+MOST_TOKENS = 14_000
+"""Tokens that keep a vector in int8: with the tokenizer of BERT the folder has 4.8 MB."""
+COUNTED_TEXTS = 100_000
+FP32, INT8, TORCH = "numpy fp32", "numpy int8", "torch fp32"
+
+Logits = Callable[[Sequence[Any]], Array]
+
+
+def export(  # noqa: PLR0913 - the options of the command
+    config: Path,
+    student: Path | None,
+    out: Path | None,
+    *,
+    int8: bool = False,
+    source: Path | None = None,
+    force: bool,
+    quiet: bool,
+) -> None:
+    finished = finished_student(config, student)
+    if json.loads((finished.folder / CONFIG).read_text("utf-8")).get("model_type") != STATIC:
+        fix = "run `amalgam export --onnx`, or train one: student.encoder=static:ENCODER student.name=small"
+        raise ExperimentError("--numpy needs a static student", where=str(finished.folder), fix=fix)
+    folder = out or finished.folder.with_name(f"{finished.folder.name}-numpy{'-int8' if int8 else ''}")
+    check_folder(folder, classify.ARRAYS, force=force)
+    texts = compared_texts(config, source) if int8 else None
+    classifier = finished.load()
+    classifier.model.to("cpu")
+    facts: dict[str, Any] = {}
+
+    def write(temporary: Path) -> None:
+        for name in light_names([path.name for path in finished.folder.iterdir()]):
+            shutil.copy2(finished.folder / name, temporary / name)
+        shutil.copyfile(classify.__file__, temporary / SCRIPT)
+        _write_arrays(classifier, temporary)
+        facts.update(_check_parity(classifier, temporary))
+        if texts is not None:
+            facts["int8"] = _quantise(classifier, temporary, texts, config, force=force)
+        (temporary / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
+        about = {"options": f"--numpy{' --int8' if int8 else ''}"}
+        write_mark(temporary, Mark(finished.fingerprint or "", written_files(temporary), about, EXPORT))
+
+    try:
+        replace_folder(folder, write)
+    except OSError as error:
+        raise storage_error(error, "the export cannot be written", folder.absolute().parent) from error
+    console = Console(quiet=quiet)
+    console.say(f"on {TEXTS} texts no logit differs from torch's by more than {facts['largest_difference']:.1e}")
+    if texts is not None:
+        show(console, facts["int8"])
+    console.result(str(folder))
+
+
+# ---- the arrays
+
+
+def _write_arrays(classifier: Classifier, folder: Path, kept: Array | None = None) -> None:
+    """Writes the arrays of classify.py; with `kept`, the ids of some tokens, theirs alone, in int8."""
+    weights = {name: value.float().numpy() for name, value in classifier.model.state_dict().items()}
+    vectors = weights["static.words.weight"]
+    rows = np.arange(len(vectors), dtype=np.int32)
+    scales = np.ones(len(vectors), np.float32)
+    if kept is not None:
+        rows = np.full(len(vectors), len(kept), np.uint16)
+        rows[kept] = np.arange(len(kept), dtype=np.uint16)
+        vectors = np.pad(vectors[kept], ((0, 1), (0, 0)))  # the last row is of all other tokens
+        scales = (np.abs(vectors).max(axis=1) / 127).astype(np.float32)
+        vectors = np.rint(vectors / np.maximum(scales, 1e-12)[:, None]).astype(np.int8)
+    arrays = {
+        "vectors": vectors,
+        "scales": scales,
+        "rows": rows,
+        "convolution": weights["static.convolution.weight"].transpose(2, 1, 0),
+        "convolution_bias": weights["static.convolution.bias"],
+        "classifier": weights["classifier.weight"].T,
+        "classifier_bias": weights["classifier.bias"],
+    }
+    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    (folder / classify.ARRAYS).write_bytes(content)
+
+
+def _kept_tokens(classifier: Classifier, config: Path) -> Array:
+    """Returns the ids of the most frequent tokens of the training texts, then those with the smallest ids.
+
+    Tokenizers number frequent tokens first, so this is a fair order where no training text can be read.
+    """
+    counts = np.zeros(classifier.model.config.vocab_size, np.int64)
+    try:
+        texts = Experiment.open(config, [], Console(quiet=True)).texts("train").head(COUNTED_TEXTS).collect()
+    except AmalgamError:
+        texts = None
+    if texts is not None:
+        fields = [texts[name].to_list() for name in ("text", "text_2") if name in texts.columns]
+        fields = [column for column in fields if None not in column]
+        tokens = encode(classifier.tokenizer, list(zip(*fields, strict=True)), classifier.limit, types=False)
+        for ids in tokens.ids:
+            np.add.at(counts, ids, 1)
+    return np.sort(np.argsort(-counts, kind="stable")[:MOST_TOKENS])
+
+
+# ---- the comparison
+
+
+def _check_parity(classifier: Classifier, folder: Path) -> dict[str, Any]:
+    """Compares numpy with torch; raises if they differ."""
+    texts = parity_texts(classifier)
+    expected, logits = classifier.logits(texts), classify.Classifier(folder).logits([text for (text,) in texts])
+    largest = float(np.abs(logits - expected).max()) if np.isfinite(logits).all() else float("inf")
+    allowed = MOST_APART * float(np.abs(expected).max())
+    if largest > allowed:
+        what = f"the exported arrays differ from torch: a logit differs by {largest:.2e}"
+        fix = "use the folder with transformers, or run `amalgam export --onnx`"
+        raise WorkError(what, where=f"{TEXTS} texts; at most {allowed:.0e} is allowed", fix=fix)
+    return {"labels": classifier.labels, "parity_texts": TEXTS, "largest_difference": largest}
+
+
+def _quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, config: Path, *, force: bool) -> Int8Facts:
+    """Replaces the arrays of the folder by their int8 form, and returns its comparison with the student."""
+    inputs = [fields[0] if len(fields) == 1 else fields for fields in texts.texts]
+    form = (TORCH, weight_bytes(classifier))
+    expected, torch_speed = _timed(form, lambda: _by_torch(classifier), inputs)
+    _, fp32_speed = _timed(_form(FP32, folder), lambda: classify.Classifier(folder).logits, inputs)
+    _write_arrays(classifier, folder, _kept_tokens(classifier, config))
+    logits, int8_speed = _timed(_form(INT8, folder), lambda: classify.Classifier(folder).logits, inputs)
+    facts: Int8Facts = {
+        **agreement(classifier.labels, texts, expected.argmax(axis=1), logits.argmax(axis=1)),
+        "speed": [torch_speed, fp32_speed, int8_speed],
+    }
+    check_loss(facts, force=force)
+    return facts
+
+
+def _by_torch(classifier: Classifier) -> Logits:
+    return lambda texts: classifier.logits([(text,) if isinstance(text, str) else text for text in texts])
+
+
+def _form(name: str, folder: Path) -> tuple[str, int]:
+    return name, (folder / classify.ARRAYS).stat().st_size
+
+
+def _timed(form: tuple[str, int], start: Callable[[], Logits], inputs: Sequence[Any]) -> tuple[Array, Speed]:
+    """Returns the logits of the texts, and the speed with tokenising."""
+    began = time.perf_counter()
+    logits_of = start()
+    started = time.perf_counter() - began
+    logits = logits_of(inputs)  # this first call is a warm-up too
+    began = time.perf_counter()
+    logits_of(inputs)
+    together = time.perf_counter() - began
+    alone = inputs[:SINGLE_TEXTS]
+    began = time.perf_counter()
+    for text in alone:
+        logits_of([text])
+    return logits, {
+        "form": form[0],
+        "bytes": form[1],
+        "texts_per_second": len(inputs) / together,
+        "one_text_seconds": (time.perf_counter() - began) / len(alone),
+        "start_seconds": started,
+    }

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
-from amalgam.stages.cache_teachers import sample, stage
+from amalgam.cli import main
+from amalgam.stages.cache_teachers import ask, sample, stage
 from amalgam.stages.cache_teachers.sample import pass_lines, sample_size
 from amalgam.stages.common.cached import load
 from amalgam.stages.common.cached.uncertainty import summarise_passes
-from amalgam.tests.workspaces import TEST, TRAIN, Workspace, flip_bit, ranks, word_list, write_model
+from amalgam.stages.common.inference import batches
+from amalgam.tests.forking import Forked
+from amalgam.tests.workspaces import (
+    TEST,
+    TRAIN,
+    Workspace,
+    finish,
+    flip_bit,
+    quiet_environment,
+    ranks,
+    word_list,
+    write_model,
+)
 
 AUTO = ("cache.passes=auto", "student.method=amalgam")
+MODULE = "amalgam.tests.test_pass_sample"
 PASSES, SAMPLED = 4, TRAIN // 4
 
 
@@ -124,6 +142,25 @@ def test_a_lost_unit_of_the_sample_is_made_again(auto: Workspace) -> None:
     assert cached(auto)["audit"] == before
 
 
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_a_run_killed_in_any_phase_ends_as_one_that_was_not(auto: Workspace, call: int, tmp_path: Path) -> None:
+    """The calls of each teacher: all texts without dropout, then the sample with it."""
+    whole = auto.copy(tmp_path / "whole")
+    with whole.counting() as asked:
+        whole("cache-teachers", *AUTO)
+    killed = Forked(("cache-teachers", *AUTO), auto.folder, quiet_environment(KILL_AT=str(call)), MODULE)
+    assert finish(killed).code == -signal.SIGKILL
+    with auto.counting() as again:
+        auto("cache-teachers", *AUTO)
+    assert (again[0].logits + again[0].passes < asked[0].logits + asked[0].passes) == (call > 1)
+    assert cached(auto)["audit"] == cached(whole)["audit"]
+    for own, other in zip(cached(auto)["families"].values(), cached(whole)["families"].values(), strict=True):
+        for mine, expected in zip(answers(auto, own), answers(whole, other), strict=True):
+            assert mine.keys() == expected.keys()
+            for key, values in mine.items():
+                assert np.array(values) == pytest.approx(np.array(expected[key]), abs=1e-4)
+
+
 def test_two_processes_share_the_sample(fresh: Workspace) -> None:
     fresh.edit("targets:\n  mode: soft\n", "")
     fresh.write([(f"{text} {copy}", label) for text, label in fresh.texts() for copy in range(4)])
@@ -182,3 +219,25 @@ def test_the_interval_is_that_of_the_sample() -> None:
     first, second = pass_lines(audit)  # type: ignore[arg-type]
     assert first.startswith("1.80 passes a text instead of 17")
     assert "97.0 % of them (95 % interval 93.6 to 98.6); 8 passes and 8 others agree for 98.0 %" in second
+
+
+def kill_at(number: int) -> None:
+    """Kill this process at the call of this number."""
+    run_passes, calls = batches.run_passes, []
+
+    def killed(*given: Any, **named: Any) -> Any:
+        calls.append(given)
+        if len(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return run_passes(*given, **named)
+
+    setattr(ask, "run_passes", killed)  # noqa: B010 - mypy has no assignment of a function
+
+
+if __name__ == "__main__":
+    for of in (load, stage):
+        setattr(of, "AUTO_PASSES", PASSES)  # noqa: B010
+    ask.POOL_LAUNCHES = 1
+    kill_at(int(os.environ["KILL_AT"]))
+    sys.argv[0] = "amalgam"
+    main()

@@ -83,6 +83,9 @@ RANGE_TEMPERATURE = 1 / 16
 SHARPER = 4
 """Power of the mean lead of the best teacher over the second in the weight of a kind of evidence."""
 
+CONFIRMED = 2
+"""Power of the mean correlation with the other kinds in the weight of a kind of evidence."""
+
 ACCURACY_ODDS, ODDS_FACTOR = 0.45, 2.2
 """Odds of the targets' accuracy against those of the mean largest weight, and the factor of a 95 % interval.
 
@@ -222,7 +225,8 @@ def agreed_signal(
         part = fitted.part(f"signal of {kind}")
         own = together([kinds[kind], smoothed(kinds[kind], evidence.near, part)], fitted=part)
         scaled[kind] = by_range(own, evidence.predicted, part)
-    weights = fitted.value("weights", lambda: [round(weight, 4) for weight in weights_of_kinds(scaled).values()])
+    agreeing = facts.get("agreement", {})
+    weights = fitted.value("weights", lambda: [round(one, 4) for one in weights_of_kinds(scaled, agreeing).values()])
     facts["kinds"] = dict(zip(scaled, weights.tolist(), strict=True))
     signal: Array = np.sum([weight * own for weight, own in zip(weights, scaled.values(), strict=True)], axis=0)
 
@@ -260,14 +264,15 @@ def _upper_ends(signal: Array, predicted: Array) -> Array:
     return ends
 
 
-def weights_of_kinds(scaled: Mapping[str, Array]) -> dict[str, float]:
-    """Returns weights that sum to 1: a kind that separates teachers has a large lead of the best over the second.
+def weights_of_kinds(scaled: Mapping[str, Array], agreeing: Mapping[str, float]) -> dict[str, float]:
+    """Returns weights that sum to 1, of the lead of the best teacher over the second and the correlation with others.
 
-    Provenance separates by construction; it has at most the weight of the best other kind.
+    Provenance separates by construction; its lead is at most that of the best other kind.
     """
     leads = {kind: float(top_margin(own).mean()) if own.shape[1] > 1 else 1.0 for kind, own in scaled.items()}
     best = max(lead for kind, lead in leads.items() if kind != "provenance")
     powers = {kind: max(min(lead, best), LEAST_RANGE) ** SHARPER for kind, lead in leads.items()}
+    powers = {kind: power * agreeing.get(kind, 1.0) ** CONFIRMED for kind, power in powers.items()}
     return {kind: power / sum(powers.values()) for kind, power in powers.items()}
 
 

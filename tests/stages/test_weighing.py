@@ -283,14 +283,18 @@ def test_labels_of_unlike_confidence_are_compared_after_scaling() -> None:
     assert rightly(by_range(signal, predicted), right) > rightly(standardised(signal), right) + 0.05
 
 
-def test_kinds_that_separate_teachers_weigh_more_and_provenance_no_more_than_the_best() -> None:
+def test_kinds_that_separate_teachers_and_agree_weigh_more_and_provenance_no_more_than_the_best() -> None:
     clear, blurred = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.6, 0.5], [0.5, 0.6]])
-    weights = weights_of_kinds({"states": clear, "names": blurred})
+    weights = weights_of_kinds({"states": clear, "names": blurred}, {})
     assert sum(weights.values()) == pytest.approx(1)
     assert weights["states"] / weights["names"] == pytest.approx(10**weigh.SHARPER)
-    beside = weights_of_kinds({"states": blurred, "names": blurred / 2, "provenance": clear})
+    kinds = {"states": blurred, "names": blurred / 2, "provenance": clear}
+    beside = weights_of_kinds(kinds, {})
     assert beside["provenance"] == beside["states"] > beside["names"]
-    assert weights_of_kinds({"states": np.ones((3, 1)), "names": np.ones((3, 1))})["names"] == 0.5
+    agreeing = weights_of_kinds(kinds, {"states": 0.6, "names": 0.6, "provenance": 0.15})
+    assert agreeing["provenance"] / agreeing["states"] == pytest.approx(0.25**weigh.CONFIRMED)
+    assert agreeing["states"] / agreeing["names"] == pytest.approx(beside["states"] / beside["names"])
+    assert weights_of_kinds({"states": np.ones((3, 1)), "names": np.ones((3, 1))}, {})["names"] == 0.5
 
 
 def test_counted_shares_are_of_the_highest_signals_and_never_zero() -> None:
@@ -357,9 +361,10 @@ def test_clearer_weights_have_a_higher_estimate_of_the_accuracy_with_an_interval
 def test_no_neighbours_leave_each_text_its_own_evidence() -> None:
     right = np.random.default_rng(0).choice(2, 600)
     kept = company(right)[0]
-    signal, _ = agreed_signal(evidence_of(right, kept, 0), {"notes": []})
+    facts: WeightFacts = {"notes": []}
+    signal, _ = agreed_signal(evidence_of(right, kept, 0), facts)
     scaled = {kind: by_range(together([own, own]), np.zeros(own.shape, int)) for kind, own in kept.items()}
-    weights = weights_of_kinds(scaled)
+    weights = weights_of_kinds(scaled, facts["agreement"])
     assert signal == pytest.approx(sum(weights[kind] * own for kind, own in scaled.items()), abs=1e-3)
 
 

@@ -216,7 +216,8 @@ def test_int8_is_compared_on_the_texts_of_a_file_with_and_without_labels(exporte
     exported(*given, "plain.csv")
     facts = json.loads((exported.folder / "of-file/export.json").read_text())["int8"]
     assert (facts["texts"], facts["labelled"], facts["accuracy_int8"]) == (2, 0, None)
-    for wrong in ("absent.csv", "students"):
+    (exported.folder / "plain.txt").write_text("the chef fried the onion\n")
+    for wrong in ("absent.csv", "students", "plain.txt"):
         refused = exported.attempt(*given, wrong)
         assert refused.code == 3, refused.err
         assert_three_lines(refused.err)

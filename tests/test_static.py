@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -70,17 +71,18 @@ def test_numpy_alone_predicts_as_the_student(static: Workspace) -> None:
 
 def test_the_command_of_the_export_classifies_lines(static: Workspace) -> None:
     static("export", "--numpy", "--out", "small")
-    lines = subprocess.run(
-        [sys.executable, "-I", "small/classify.py"],
-        input="the chef fried the onion\n\nthe court heard the banker\n",
-        capture_output=True,
-        text=True,
-        cwd=static.folder,
-        check=True,
-    ).stdout.splitlines()
+    command = [sys.executable, "-I", "small/classify.py"]
+    given = b"the chef fried the onion\r\n\nthe court heard the caf\xe9\n"
+    done = subprocess.run(command, input=given, capture_output=True, cwd=static.folder, check=True)
+    lines = done.stdout.decode().splitlines()
     [entry] = static("predict", TEXTS[0], "--json").json
     assert len(lines) == 3
     assert lines[0].split("\t")[0] == entry["labels"][0]["label"]
+    (static.folder / "many.txt").write_bytes(given * 5000)
+    piped = ["/bin/sh", "-c", f"{shlex.join(command)} < many.txt | head -n 1"]
+    done = subprocess.run(piped, capture_output=True, cwd=static.folder, check=True)
+    assert len(done.stdout.splitlines()) == 1
+    assert not done.stderr
 
 
 def test_an_int8_export_keeps_frequent_tokens_and_has_its_comparison(

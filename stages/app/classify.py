@@ -7,6 +7,7 @@ safetensors and tokenizers. [N tokens, D width]: the texts of a call follow each
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -65,16 +66,20 @@ class Classifier:
 
 
 def _lines() -> Iterator[list[str]]:
-    while lines := [line.rstrip("\n") for line in islice(sys.stdin, AT_ONCE)]:
+    while lines := [line.rstrip("\r\n") for line in islice(sys.stdin, AT_ONCE)]:
         yield lines
 
 
 def main() -> None:
     classifier = Classifier(Path(__file__).parent)
+    sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     for lines in _lines():
         for label, probability in classifier.predict(lines):
             print(label, f"{probability:.4f}", sep="\t")  # noqa: T201
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BrokenPipeError:  # the reader has enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

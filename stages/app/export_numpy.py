@@ -64,9 +64,9 @@ def export(  # noqa: PLR0913 - the options of the command
     if json.loads((finished.folder / CONFIG).read_text("utf-8")).get("model_type") != STATIC:
         fix = "run `amalgam export --onnx`, or train one: student.encoder=static:ENCODER student.name=small"
         raise ExperimentError("--numpy needs a static student", where=str(finished.folder), fix=fix)
+    texts = compared_texts(config, source, int8=int8)
     folder = out or finished.folder.with_name(f"{finished.folder.name}-numpy{'-int8' if int8 else ''}")
     check_folder(folder, classify.ARRAYS, force=force)
-    texts = compared_texts(config, source) if int8 else None
     classifier = finished.load()
     classifier.model.to("cpu")
     facts: dict[str, Any] = {}

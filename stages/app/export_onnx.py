@@ -57,14 +57,11 @@ def export(  # noqa: PLR0913 - the options of the command
     force: bool,
     quiet: bool,
 ) -> None:
-    if source is not None and not int8:
-        fix = "add --int8, or omit --input"
-        raise ExperimentError("--input names texts that int8 is compared on", where="amalgam export", fix=fix)
     check_libraries(LIBRARIES, "onnx", "amalgam export --onnx")
     finished = finished_student(config, student)
+    texts = compared_texts(config, source, int8=int8)
     folder = out or finished.folder.with_name(f"{finished.folder.name}-onnx{'-int8' if int8 else ''}")
     check_folder(folder, MODEL, force=force)
-    texts = compared_texts(config, source) if int8 else None
     classifier = finished.load()
     classifier.model.to("cpu")
     facts: dict[str, Any] = {}

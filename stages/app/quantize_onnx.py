@@ -22,7 +22,7 @@ import torch
 
 from amalgam.data.arrays import Array
 from amalgam.data.keys import shown
-from amalgam.data.rows import Row, read_rows
+from amalgam.data.rows import Row, find_files, read_rows
 from amalgam.data.tokens import encode
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import Console, size
@@ -77,8 +77,13 @@ class ComparedTexts:
     source: str
 
 
-def compared_texts(config: Path, source: Path | None) -> ComparedTexts:
-    """Returns at most MOST_TEXTS texts: of the file, else of corpus.test, else of the training texts."""
+def compared_texts(config: Path, source: Path | None, *, int8: bool) -> ComparedTexts | None:
+    """Returns at most MOST_TEXTS texts for int8: of the file, else of corpus.test, else of the training texts."""
+    if not int8:
+        if source is not None:
+            fix = "add --int8, or omit --input"
+            raise ExperimentError("--input names texts that int8 is compared on", where="amalgam export", fix=fix)
+        return None
     return _of_file(config, source) if source is not None else _of_experiment(config)
 
 
@@ -86,6 +91,7 @@ def _of_file(config: Path, source: Path) -> ComparedTexts:
     path = user_path(str(source), kind=DataError, where="--input")
     if not path.is_file():
         raise DataError("the input file does not exist", where=str(path.absolute()), fix="set --input FILE")
+    find_files(str(path), Path.cwd())  # refuses a kind of file that cannot be read
     corpus = load_with_methods(config).experiment.corpus if config.is_file() else Corpus()
     corpus = corpus.model_copy(update={"label": corpus.label or "label", "id": "auto"})
     usable = (row for row in read_rows(path, corpus=corpus) if isinstance(row, Row))

@@ -2,8 +2,7 @@
 
     python students/student-numpy/classify.py < texts.txt > labels.tsv
 
-A program imports it: Classifier("students/student-numpy").predict(["the chef fried the onion"]). It needs numpy,
-safetensors and tokenizers. [N tokens, D width]: the texts of a call follow each other, with a zero row after each.
+A program imports it: Classifier("students/student-numpy").predict(["the chef fried the onion"]).
 """
 
 import json
@@ -51,6 +50,7 @@ class Classifier:
         return np.concatenate([np.zeros((0, len(self.labels)), np.float32), *parts])
 
     def _logits(self, texts: Sequence[Any]) -> Array:
+        """Computes all tokens at once, [tokens, width]: the texts follow each other, with a zero row after each."""
         tokens = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
         lengths = np.array([len(ids) for ids in tokens])
         starts = np.cumsum(lengths + 1) - lengths - 1

@@ -144,7 +144,10 @@ def test_a_lost_unit_of_the_sample_is_made_again(auto: Workspace) -> None:
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
 def test_a_run_killed_in_any_phase_ends_as_one_that_was_not(auto: Workspace, call: int, tmp_path: Path) -> None:
-    """The calls of each teacher: all texts without dropout, then the sample with it."""
+    """The calls of each teacher: all texts without dropout, then the sample with it.
+
+    Units are written in the background: at the second call those of the first may not be there yet.
+    """
     whole = auto.copy(tmp_path / "whole")
     with whole.counting() as asked:
         whole("cache-teachers", *AUTO)
@@ -152,7 +155,8 @@ def test_a_run_killed_in_any_phase_ends_as_one_that_was_not(auto: Workspace, cal
     assert finish(killed).code == -signal.SIGKILL
     with auto.counting() as again:
         auto("cache-teachers", *AUTO)
-    assert (again[0].logits + again[0].passes < asked[0].logits + asked[0].passes) == (call > 1)
+    work, fresh = (of[0].logits + of[0].passes for of in (again, asked))
+    assert (work < fresh) if call > 2 else (work <= fresh)
     assert cached(auto)["audit"] == cached(whole)["audit"]
     for own, other in zip(cached(auto)["families"].values(), cached(whole)["families"].values(), strict=True):
         for mine, expected in zip(answers(auto, own), answers(whole, other), strict=True):

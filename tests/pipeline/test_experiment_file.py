@@ -90,6 +90,12 @@ def test_training_texts_are_required(tmp_path: Path) -> None:
         assert "corpus.train: is required" in problem
 
 
+def test_a_teacher_without_a_name_is_told_how_it_is_written(tmp_path: Path) -> None:
+    [problem] = _problems(tmp_path, "corpus: {train: a.csv}\nteachers: [./models/a]\n")
+    assert "line 2, teachers.0: is './models/a'" in problem
+    assert "`- {name: NAME, model: ./models/a}`" in problem
+
+
 def test_fields_that_contradict_each_other_are_all_named_with_their_lines(tmp_path: Path) -> None:
     text = (
         "corpus: {train: a.csv, test: b.csv}\n"

@@ -128,7 +128,9 @@ def token_vectors(encoder: Any, tokenizer: Any, device: torch.device, *, given: 
     with torch.no_grad():
         for ids in torch.split(torch.arange(tokens), AT_ONCE):
             parts = [before.expand(len(ids), -1), ids[:, None], after.expand(len(ids), -1)]
-            states.append(body(input_ids=torch.cat(parts, dim=1).to(device)).last_hidden_state.mean(1).double().cpu())
+            texts = torch.cat(parts, dim=1).to(device)
+            read = body(input_ids=texts, attention_mask=torch.ones_like(texts))
+            states.append(read.last_hidden_state.mean(1).double().cpu())
     centred = torch.cat(states)
     centred -= centred.mean(0)
     _, axes = torch.linalg.eigh(centred.T @ centred)  # by size, the smallest first

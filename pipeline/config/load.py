@@ -393,10 +393,10 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
             message = f"is {given!r}; must be one of {expected}{_hint(str(given), choices, listed=False)}"
         case "string_pattern_mismatch":
             message = f"is {given!r}; use letters, digits, '.', '_' and '-', starting with a letter or digit"
-        case "model_type" if isinstance(given, str) and path[:1] == ("teachers",):
-            message = f"is {given!r}; give it a name and a model: `- {{name: NAME, model: {given}}}`"
         case "model_type":
-            message = "is a section: write its fields below it, indented, or leave it out"
+            named = path[0] == "teachers" and isinstance(given, str)
+            one = f"is {given!r}; give it a name and a model: `- {{name: NAME, model: {given}}}`"
+            message = one if named else "is a section: write its fields below it, indented, or leave it out"
         case "string_type" if given is None or isinstance(given, bool | float | int):
             message = f'is {json.dumps(given)}, not text: quote it ("{given if raw is None else raw}")'
         case _:

@@ -7,6 +7,7 @@ manifest (finish). The runner decides which units are missing.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -232,11 +233,18 @@ class Stage:
         raise NotImplementedError
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-        """Runs the units in any order; each is committed as soon as it is done."""
+        """Runs the units in any order; each is committed as soon as it is done. After a failure none is begun."""
+        failed = threading.Event()
 
         def work(unit: Unit) -> None:
-            run.signals.check()
-            with_retries(partial(self.run_unit, run, unit), f"{self.name} {unit.name}", run.store, run.console)
+            if failed.is_set():
+                return
+            try:
+                run.signals.check()
+                with_retries(partial(self.run_unit, run, unit), f"{self.name} {unit.name}", run.store, run.console)
+            except BaseException:
+                failed.set()
+                raise
 
         with ThreadPoolExecutor(self.at_once) as workers:
             done = map(work, units) if self.at_once == 1 else workers.map(work, units)

@@ -31,6 +31,8 @@ from amalgam.stages.report.quality import (
     shortened,
 )
 from amalgam.stages.report.report_json import accuracy_losses, summary
+from amalgam.stages.report.verdict import verdict
+from amalgam.tests.stages.test_verdict import CASES
 from amalgam.tests.workspaces import Workspace
 
 
@@ -202,6 +204,15 @@ def test_a_histogram_with_all_values_in_one_bin_is_not_drawn(built: Workspace) -
     text = page(report)
     assert "Margin between" not in text
     assert "Margin, first minus second teacher: between" in text
+
+
+def test_a_page_is_made_for_every_verdict(built: Workspace) -> None:
+    report = numbers(built)
+    for make, decision, _, _ in CASES.values():
+        inputs = make()
+        report["verdict"], report["unlabelled"] = verdict(inputs), inputs.unlabelled
+        text = page(report if inputs.n else report | {"evaluation": None, "student_quality": None})
+        assert f'<p class="decision">{decision.capitalize()}</p>' in text
 
 
 # ---- many

@@ -22,7 +22,8 @@ from amalgam.stages.report.html import FOLDER, publish, render
 from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost
 from amalgam.stages.report.tables import measure, share
-from amalgam.stages.report.verdict import Rival, difference_sentence
+from amalgam.stages.report.verdict_types import Rival
+from amalgam.stages.report.verdict_words import difference_sentence
 
 SUFFIXES = (".yaml", ".yml")
 

@@ -22,7 +22,7 @@ from amalgam.stages.common.corpus import fields, tables
 from amalgam.stages.common.given_labels import RANDOM, WHY, GivenLabels
 from amalgam.stages.common.load import given_labels, label_space, picked_at_random, train_part
 from amalgam.stages.report.stage import estimate_inputs
-from amalgam.stages.report.verdict import SystemEstimate
+from amalgam.stages.report.verdict_types import SystemEstimate
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers.stage import keys_of, predictions
 

@@ -26,7 +26,7 @@ from amalgam.stages.report.blocks import AuditBlock, AuditedTeacher
 from amalgam.stages.report.html import FOLDER, page_name
 from amalgam.stages.report.stage import evaluation_if_any
 from amalgam.stages.report.tables import advice, print_audit
-from amalgam.stages.report.verdict import Verdict
+from amalgam.stages.report.verdict_types import Verdict
 
 # ---- plan
 

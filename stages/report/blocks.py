@@ -11,7 +11,7 @@ from amalgam.stages.build_targets.stage import TargetSummary
 from amalgam.stages.cache_teachers.sample import PassAudit
 from amalgam.stages.cache_teachers.stage import AdaptiveSummary
 from amalgam.stages.report.students import Measures, StudentScores, SweepPoint
-from amalgam.stages.report.verdict import (
+from amalgam.stages.report.verdict_types import (
     Answered,
     Coverage,
     LabelCounts,

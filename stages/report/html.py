@@ -44,7 +44,14 @@ from amalgam.stages.report.figures import coverage_of, figures, spikes
 from amalgam.stages.report.report_json import total_seconds
 from amalgam.stages.report.students import Measures
 from amalgam.stages.report.tables import advice, estimate_line, system_name, unknown_line
-from amalgam.stages.report.verdict import PREDICTED_COLUMNS, Answered, LabelShare, Rival, Threshold, UnlabelledQuality
+from amalgam.stages.report.verdict_types import (
+    PREDICTED_COLUMNS,
+    Answered,
+    LabelShare,
+    Rival,
+    Threshold,
+    UnlabelledQuality,
+)
 
 TEMPLATES = Path(__file__).parent
 

@@ -18,7 +18,7 @@ from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.common.intervals import interval, interval_of_mean
 from amalgam.stages.report.evaluation import ensemble
-from amalgam.stages.report.verdict import SystemEstimate, SystemKind
+from amalgam.stages.report.verdict_types import SystemEstimate, SystemKind
 
 if TYPE_CHECKING:
     from amalgam.pipeline.storage.store import Store

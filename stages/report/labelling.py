@@ -28,7 +28,7 @@ from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.training.batches import held_out_keys
 from amalgam.stages.report.evaluation import ensemble
 from amalgam.stages.report.quality import coverage, first_buckets, rows_at
-from amalgam.stages.report.verdict import PREDICTED_COLUMNS, Agreement, Coverage, LabelShare, UnlabelledQuality
+from amalgam.stages.report.verdict_types import PREDICTED_COLUMNS, Agreement, Coverage, LabelShare, UnlabelledQuality
 
 if TYPE_CHECKING:
     from amalgam.data.arrays import Array

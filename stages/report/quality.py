@@ -49,7 +49,7 @@ from amalgam.stages.report.evaluation import (
     calibration_bin,
     gold_indices,
 )
-from amalgam.stages.report.verdict import Coverage, Kind, RivalCounts, Threshold
+from amalgam.stages.report.verdict_types import Coverage, Kind, RivalCounts, Threshold
 from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:

@@ -44,7 +44,9 @@ from amalgam.stages.report.students import (
     student_rivals,
     temperature_sweep,
 )
-from amalgam.stages.report.verdict import TO_LABEL, VerdictInputs, estimate_sentence, verdict
+from amalgam.stages.report.verdict import verdict
+from amalgam.stages.report.verdict_types import TO_LABEL, VerdictInputs
+from amalgam.stages.report.verdict_words import estimate_sentence
 
 if TYPE_CHECKING:
     from amalgam.stages.common.training.schedule import StudentFacts

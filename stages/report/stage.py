@@ -64,7 +64,8 @@ from amalgam.stages.report.report_json import (
 )
 from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import print_estimates, print_evaluation, unknown_line
-from amalgam.stages.report.verdict import TO_LABEL, LabelEstimates, UnlabelledQuality, lines
+from amalgam.stages.report.verdict import lines
+from amalgam.stages.report.verdict_types import TO_LABEL, LabelEstimates, UnlabelledQuality
 from amalgam.stages.target_methods import COMPARATIVE, Evidence, reads_texts, target_method
 from amalgam.stages.train_student.stage import held_out_share, student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of

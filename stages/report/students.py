@@ -8,7 +8,7 @@ from typing import Any, NotRequired, TypedDict
 
 from amalgam.pipeline.storage.small_files import canonical
 from amalgam.pipeline.storage.store import MANIFEST, Store
-from amalgam.stages.report.verdict import RivalCounts
+from amalgam.stages.report.verdict_types import RivalCounts
 from amalgam.stages.target_methods import TARGET_METHODS
 
 

@@ -17,7 +17,7 @@ from amalgam.stages.report.blocks import (
     Scores,
     UnknownQuality,
 )
-from amalgam.stages.report.verdict import LabelEstimates, SystemEstimate
+from amalgam.stages.report.verdict_types import LabelEstimates, SystemEstimate
 
 Score = Literal["accuracy", "macro_f1", "nll_nats", "ece"]
 SCORES: tuple[Score, ...] = ("accuracy", "macro_f1", "nll_nats", "ece")

@@ -14,21 +14,13 @@ from hypothesis import strategies as st
 from amalgam.data.keys import union_of
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.stages.common.intervals import errors_of, interval, interval_of_mean, paired, texts_needed, unpaired
+from amalgam.stages.report.causes import never_predicted
 from amalgam.stages.report.evaluation import Predictions
 from amalgam.stages.report.evaluation import TestAnswers as Answers
 from amalgam.stages.report.labelling import columns_of, in_turn, select
 from amalgam.stages.report.quality import by_length, coverage, rival_counts
-from amalgam.stages.report.verdict import (
-    EQUAL,
-    LabelEstimates,
-    RivalCounts,
-    SystemEstimate,
-    SystemKind,
-    VerdictInputs,
-    lines,
-    never_predicted,
-    verdict,
-)
+from amalgam.stages.report.verdict import EQUAL, lines, verdict
+from amalgam.stages.report.verdict_types import LabelEstimates, RivalCounts, SystemEstimate, SystemKind, VerdictInputs
 from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
 
 Array = Any

@@ -1,0 +1,104 @@
+"""Names the likely causes of a bad or unclear student, and the remarks on which the decision does not depend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from amalgam.data.keys import shown_names
+from amalgam.stages.common.intervals import interval, percent
+from amalgam.stages.common.training.schedule import FEW_STEPS
+from amalgam.stages.report.verdict_types import Cause, Rival, UnlabelledQuality, VerdictInputs
+from amalgam.stages.report.verdict_words import SHOWN, difference_sentence, label_count, ratio
+
+LEAST_TEXTS = 50
+"""Least labelled test texts of a student to ship."""
+
+LEAST_OF_LABEL = 10
+"""Least texts of a label or of a teacher's labels that are looked at alone."""
+
+MANY_LONG, SKEWED = 0.2, 0.8
+"""Share of truncated texts, and share of the most frequent label, from which they are named as a cause."""
+
+
+def causes_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[Cause]:
+    """Yields the likely causes of a bad or unclear student, the most likely first."""
+    if inputs.steps is not None and inputs.steps < FEW_STEPS:
+        yield {"code": "few-steps", "text": f"{inputs.steps:,} training steps are few"}
+    silent = [row["label"] for row in inputs.labels if row["n"] and not row["predicted"]]
+    if not inputs.n and inputs.unlabelled:
+        silent = never_predicted(inputs.unlabelled)
+    if silent:
+        text = f"{label_count(silent, 'is', 'are')} never predicted ({shown_names(silent, SHOWN)})"
+        yield {"code": "labels-never-predicted", "text": text}
+    for rival in lost_teachers(rivals):
+        text = f"the student has {ratio(rival['student_right'], rival['n'])} accuracy on the labels of {rival['name']}"
+        yield {"code": "teacher-loses", "text": text}
+    if inputs.weights_unused:
+        text = "the evidence for a choice of teachers was dropped"
+        yield {"code": "choice-not-trusted", "text": text}
+    losses = {
+        "teachers": ("teachers-wrong", "the teachers are wrong on many texts"),
+        "choice": ("wrong-choice", "the targets often follow the wrong teacher"),
+        "fit": ("not-fitted", "the student does not fit its targets"),
+        "choice and fit": ("choice-or-fit", "the targets follow the wrong teacher, or the student does not fit them"),
+    }
+    if inputs.largest_loss in losses:
+        code, text = losses[inputs.largest_loss]
+        yield {"code": code, "text": text}
+    if inputs.long_texts >= MANY_LONG:
+        text = f"{percent(inputs.long_texts)} of the training texts are longer than student.max_tokens"
+        yield {"code": "long-texts", "text": text}
+    frequent = next((rival for rival in rivals if rival["kind"] == "most frequent label"), None)
+    if frequent and frequent["right"] >= SKEWED * frequent["n"]:
+        text = f"{ratio(frequent['right'], frequent['n'])} of the test texts have one label, {frequent['name']}"
+        yield {"code": "skewed-labels", "text": text}
+
+
+def too_few(inputs: VerdictInputs, needed: int | None) -> list[Cause]:
+    if inputs.n < LEAST_TEXTS:
+        return [{"code": "few-test-texts", "text": f"only {inputs.n:,} labelled test texts"}]
+    if needed is None:
+        return [{"code": "tie", "text": "the two differ too little for any practical number of test texts"}]
+    text = f"{inputs.n:,} test texts are too few; about {needed:,} would decide, if the difference stays"
+    return [{"code": "few-test-texts", "text": text}]
+
+
+def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
+    for rival in rivals:
+        if rival["kind"] == "supervised student" and rival["student_is"] == "worse":
+            yield f"{difference_sentence(rival)}. It was trained on gold labels: if you have them, ship that student."
+        if rival["kind"] == "teacher on its own labels" and rival["student_is"] == "worse":
+            yield (
+                f"On its own labels, teacher {rival['name']} alone has {ratio(rival['right'], rival['n'])} accuracy, "
+                f"the student {ratio(rival['student_right'], rival['n'])} (n = {rival['n']:,})."
+            )
+    rare = [row["label"] for row in inputs.labels if row["n"] < LEAST_OF_LABEL]
+    if rare:
+        few = f"{label_count(rare, 'has', 'have')} fewer than {LEAST_OF_LABEL} test texts, too few for a decision"
+        yield f"{few}: {shown_names(rare, SHOWN)}."
+    if inputs.selected_texts:
+        yield (
+            "The test texts were selected because they are hard: accuracies and differences on ordinary texts are "
+            "others. Only rows with `random` in column `why` estimate them."
+        )
+
+
+# ---- losses, which are also faults
+
+
+def lost_teachers(rivals: Sequence[Rival]) -> list[Rival]:
+    """Returns the teachers on whose labels the student's interval ends below half of the teacher's accuracy."""
+    return [
+        rival
+        for rival in rivals
+        if rival["kind"] == "teacher on its own labels"
+        and rival["n"] >= LEAST_OF_LABEL
+        and interval(rival["student_right"] / rival["n"], rival["n"])[1] < rival["right"] / rival["n"] / 2
+    ]
+
+
+def never_predicted(quality: UnlabelledQuality) -> list[str]:
+    """Returns the labels that the student never predicts, though at least LEAST_OF_LABEL targets have them first."""
+    return [
+        row["label"] for row in quality["labels"] if not row["predicted"] and (row["expected"] or 0) >= LEAST_OF_LABEL
+    ]

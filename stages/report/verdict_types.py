@@ -1,0 +1,203 @@
+"""Types of the verdict: its inputs, which are counts, and its parts in report.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NotRequired, TypedDict
+
+from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
+
+Decision = Literal["ship", "do not ship", "cannot say"]
+
+Kind = Literal[
+    "ensemble",
+    "zero-shot",
+    "teacher",
+    "teacher on its own labels",
+    "student",
+    "supervised student",
+    "most frequent label",
+]
+
+Standing = Literal["better", "worse", "not clearly different"]
+
+TO_LABEL = ".to-label.csv"
+"""End of the name of the file with the texts to label."""
+
+PREDICTED_COLUMNS = ("student", "ensemble", "why")
+"""Columns of this file that follow the column to fill."""
+
+
+class RivalCounts(TypedDict):
+    """The student and another system on the same n test texts."""
+
+    name: str
+    kind: Kind
+    n: int
+    student_right: int
+    right: int
+    gained: int | None
+    """Texts on which only the student is right; None if the two cannot be compared text by text."""
+    lost: int | None
+
+
+class Rival(RivalCounts):
+    """`mean`: accuracy of the student minus that of the rival; `low` and `high`: its interval."""
+
+    mean: float
+    low: float
+    high: float
+    student_is: Standing
+
+
+class Cause(TypedDict):
+    code: str
+    text: str
+
+
+class Next(TypedDict):
+    """The next step: what to do, and the command that does it."""
+
+    text: str
+    command: NotRequired[str]
+
+
+class Verdict(TypedDict):
+    decision: Decision
+    reasons: list[str]
+    causes: list[Cause]
+    cautions: list[str]
+    """Remarks on which the decision does not depend."""
+    next: Next
+    rivals: list[Rival]
+    texts_needed: int | None
+    """About how many labelled test texts would decide; None if the decision is clear or the number is too large."""
+
+
+class Answered(TypedDict):
+    """Texts answered, and answered right."""
+
+    n: int
+    right: int
+
+
+class Threshold(Answered):
+    probability: float
+    """Least probability of the answers."""
+
+
+class Coverage(TypedDict):
+    """Texts answered (`n`) and answered right, by least probability, and for the most probable n texts."""
+
+    thresholds: list[Threshold]
+    curve: list[Answered]
+
+
+class Agreement(TypedDict):
+    """How many texts have the label of the reference, which is the targets or the ensemble."""
+
+    reference: Literal["targets", "ensemble"]
+    texts: Literal["held-out texts", "training texts"]
+    n: int
+    right: int
+
+
+class LabelShare(TypedDict):
+    """A label among n training texts, without gold labels."""
+
+    label: str
+    predicted: int
+    expected: int | None
+    """Texts whose reference has the label first."""
+    mass: float | None
+    """Sum of the label's probabilities in the reference."""
+
+
+class UnlabelledQuality(TypedDict):
+    """The student on n training texts, without gold labels."""
+
+    n: int
+    held_out: int
+    """Texts that the student was not trained on."""
+    agreement: Agreement | None
+    ensemble: int | None
+    """Texts on which the ensemble has the same label."""
+    labels: list[LabelShare]
+    coverage: Coverage
+    """Agreement with the reference by least probability."""
+    to_label: int
+    """Texts in the file to label."""
+
+
+SystemKind = Literal["student", "targets", "ensemble", "teacher", "teacher on its own labels"]
+
+
+class SystemEstimate(TypedDict):
+    """The estimated accuracy of a system on n labelled training texts, with its 95 % interval."""
+
+    name: str
+    kind: SystemKind
+    n: int
+    mean: float
+    low: float
+    high: float
+
+
+class LabelEstimates(TypedDict):
+    """Estimates on the n labelled training texts that the student was not trained on."""
+
+    n: int
+    labels: int
+    """All labels in `labels` of the experiment."""
+    empty: int
+    """Rows of the file without a label."""
+    random: bool
+    """Whether the texts are known to be a random sample of the training texts."""
+    weights: bool
+    """Whether the labels chose the weights of the teachers, so that targets and student are corrected for it."""
+    systems: list[SystemEstimate]
+    gained: int | None
+    """Texts on which only the student is right, and not the ensemble; None without teachers."""
+    lost: int | None
+
+
+class LabelCounts(TypedDict):
+    """The test texts of a label, its right predictions and all predictions of it."""
+
+    label: str
+    n: int
+    right: int
+    predicted: int
+
+
+@dataclass(frozen=True)
+class VerdictInputs:
+    """Everything that the verdict depends on."""
+
+    n: int
+    """Labelled test texts."""
+    rivals: Sequence[RivalCounts] = ()
+    labels: Sequence[LabelCounts] = ()
+    unlabelled: UnlabelledQuality | None = None
+    teachers: int = 0
+    steps: int | None = None
+    epochs: int = 1
+    largest_loss: str | None = None
+    """Step with the largest loss of accuracy: teachers, choice, fit, choice and fit."""
+    estimate: AccuracyEstimate | None = None
+    """The accuracy of the targets, estimated without labels."""
+    by_labels: LabelEstimates | None = None
+    """Accuracies on labelled training texts; they count only without labelled test texts."""
+    weights_unused: bool = False
+    """Whether the teachers' evidence was dropped, and each text's own confidences were used."""
+    long_texts: float = 0.0
+    """Share of the training texts that the student's limit truncates."""
+    method: str = "amalgam"
+    label: str | None = "label"
+    """Column of the gold labels in the experiment file."""
+    selected_texts: bool = False
+    """Whether the test texts are those of the file to label, which are harder than average."""
+    page: str = "student"
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    """Overrides of this run, which the next command repeats."""

@@ -1,0 +1,61 @@
+"""Sentences about rivals and labels, which the verdict, the page and the comparison of reports share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from amalgam.stages.common.intervals import bounds, percent
+from amalgam.stages.report.verdict_types import LabelEstimates, Rival, RivalCounts
+
+SHOWN = 5
+"""Labels named in a sentence."""
+
+
+def name_of(rival: RivalCounts) -> str:
+    """Returns the rival as the object of a sentence."""
+    return {
+        "ensemble": "the ensemble",
+        "zero-shot": "zero-shot",
+        "teacher": f"teacher {rival['name']}",
+        "teacher on its own labels": f"teacher {rival['name']} on its own labels",
+        "student": f"student “{rival['name']}”",
+        "supervised student": f"student “{rival['name']}”",
+        "most frequent label": f"always predicting {rival['name']}",
+    }[rival["kind"]]
+
+
+def difference_sentence(rival: Rival) -> str:
+    """Returns the better of the two as the subject; the interval is that of the stated difference."""
+    name, points = name_of(rival), f"{100 * abs(rival['mean']):.1f} points better than"
+    if rival["mean"] >= 0:
+        return f"The student is {points} {name} ({figures_of(rival)})"
+    return f"{name[0].upper()}{name[1:]} is {points} the student ({figures_of(rival, rival_first=True)})"
+
+
+def figures_of(rival: Rival, *, rival_first: bool = False) -> str:
+    n, low, high = rival["n"], rival["low"], rival["high"]
+    first, second = ratio(rival["student_right"], n), ratio(rival["right"], n)
+    if rival_first:
+        first, second, low, high = second, first, -high, -low
+    return f"{first} against {second}, 95 % interval {100 * low:+.1f} to {100 * high:+.1f}, n = {n:,}"
+
+
+def label_count(names: Sequence[str], verb: str, plural: str) -> str:
+    return f"1 label {verb}" if len(names) == 1 else f"{len(names)} labels {plural}"
+
+
+def ratio(count: int, n: int) -> str:
+    return percent(count / max(n, 1))
+
+
+def estimate_sentence(estimates: LabelEstimates) -> str:
+    """Returns the estimated accuracies on labelled training texts, and the condition under which they hold."""
+    systems = {system["kind"]: system for system in estimates["systems"]}
+    student, *others = (systems[kind] for kind in ("student", "targets", "ensemble") if kind in systems)
+    also = "; ".join(f"the {other['name']} {percent(other['mean'])}" for other in others)
+    sentence = (
+        f"On {estimates['n']:,} labelled training texts, which it did not learn, the student has about "
+        f"{percent(student['mean'])} accuracy (95 % interval {bounds(student['low'], student['high'])})"
+    )
+    condition = "" if estimates["random"] else " This holds if they are a random sample of the training texts."
+    return f"{sentence}{f'; {also}' if also else ''}.{condition}"

@@ -159,6 +159,13 @@ def test_the_same_text_twice_is_one_text(fresh: Workspace) -> None:
     assert "120 texts, 9 duplicate rows" in fresh("read-corpus").err
 
 
+def test_one_text_is_no_plural(fresh: Workspace) -> None:
+    (text, label), *rows = fresh.texts()
+    other = next(other for _, other in rows if other != label)
+    fresh.write([(text, label), *rows, (text, other)])
+    assert "120 texts, 1 duplicate row, 1 text with contradicting labels" in fresh("read-corpus").err
+
+
 def test_truncated_texts_are_counted_for_each_teacher(fresh: Workspace) -> None:
     result = fresh("cache-teachers", "cache.max_tokens=8")
     assert re.search(r"teacher first: \d+ .*texts", result.err)

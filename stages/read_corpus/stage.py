@@ -33,6 +33,7 @@ from amalgam.stages.common.corpus import (
     filters_of,
     sources_of,
 )
+from amalgam.stages.common.intervals import counted
 from amalgam.stages.common.load import fetch, local_files, part_identity, text_inputs
 from amalgam.stages.target_methods import reads_texts, target_method
 
@@ -147,13 +148,12 @@ def train_needs_label(experiment: ExperimentConfig) -> bool:
 def _counts(facts: PartFacts) -> str:
     skipped = sum(facts["skipped"].values())
     counts = {
-        f"{facts['duplicates']:,} duplicate rows": facts["duplicates"],
-        f"{facts['conflicts']:,} texts with contradicting labels": facts["conflicts"],
-        f"{skipped:,} rows skipped (skipped.parquet)": skipped,
-        f"{len(facts['labels'])} labels": facts["labels"],
+        counted(facts["duplicates"], "duplicate row"): facts["duplicates"],
+        f"{counted(facts['conflicts'], 'text')} with contradicting labels": facts["conflicts"],
+        f"{counted(skipped, 'row')} skipped (skipped.parquet)": skipped,
+        counted(len(facts["labels"]), "label"): facts["labels"],
     }
-    texts = f"{facts['texts']:,} text{'' if facts['texts'] == 1 else 's'}"
-    return ", ".join([texts, *(count for count, occurs in counts.items() if occurs)])
+    return ", ".join([counted(facts["texts"], "text"), *(count for count, occurs in counts.items() if occurs)])
 
 
 # ---- generated texts

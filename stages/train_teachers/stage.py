@@ -22,7 +22,7 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.corpus import Part
 from amalgam.stages.common.deliveries import TEACHERS, Mark, check_deliverable, check_target, deliver, named
-from amalgam.stages.common.intervals import bounds, interval, percent
+from amalgam.stages.common.intervals import bounds, counted, interval, percent
 from amalgam.stages.common.load import (
     delivery_services,
     encoder_digest,
@@ -157,7 +157,7 @@ def _accuracy(facts: Mapping[str, Any]) -> str:
     if not held_out:
         return f"accuracy {percent(accuracy)} on its own training texts, as none are held out"
     low, high = interval(accuracy, held_out)
-    return f"accuracy {percent(accuracy)} ({bounds(low, high)}) on {held_out:,} held-out texts"
+    return f"accuracy {percent(accuracy)} ({bounds(low, high)}) on {counted(held_out, 'held-out text')}"
 
 
 # ---- inputs

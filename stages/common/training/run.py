@@ -26,6 +26,7 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.signals import InterruptHandler
 from amalgam.pipeline.storage.paths import inside, is_regular
 from amalgam.stages.common.inference.batches import predict
+from amalgam.stages.common.intervals import counted
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.checkpoint_files import LOGS, log_digest, write_log_digest
@@ -62,7 +63,8 @@ class Selection:
     def selected_by(self) -> str:
         if self.selects:
             return self.name
-        few = f"{self.held_out} held-out texts are too few" if self.held_out else "no text is held out"
+        are = "is" if self.held_out == 1 else "are"
+        few = f"{counted(self.held_out, 'held-out text')} {are} too few" if self.held_out else "no text is held out"
         return f"the last step: {few} to select by {self.name}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -74,7 +75,7 @@ def interval_of_mean(values: Array) -> tuple[float, float]:
     return interval(mean, n * of_answers / max(float(values.var()), of_answers))
 
 
-def paired(gained: int, lost: int, n: int, errors: float = NORMAL_95) -> Difference:
+def paired(gained: float, lost: float, n: int, errors: float = NORMAL_95) -> Difference:
     """Returns the difference of two systems on the same n texts: `gained` are right for the first one only.
 
     The interval excludes 0 exactly if McNemar's test with continuity correction is significant. Its ends combine the
@@ -90,12 +91,12 @@ def paired(gained: int, lost: int, n: int, errors: float = NORMAL_95) -> Differe
     return Difference(mean, min(ends[0], mean), max(ends[1], mean))
 
 
-def _corrected(count: int, n: int, errors: float) -> tuple[float, float]:
+def _corrected(count: float, n: float, errors: float) -> tuple[float, float]:
     """Returns the Wilson interval of a share with continuity correction."""
     if not n:
         return 0.0, 1.0
 
-    def low_end(count: int) -> float:
+    def low_end(count: float) -> float:
         if not count:
             return 0.0
         share = count / n
@@ -116,14 +117,20 @@ def unpaired(share: float, other: float, n: int, errors: float = NORMAL_95) -> D
 def texts_needed(gained: int, lost: int, n: int, margin: float = 0.0) -> int | None:
     """Returns about how many labelled texts would show that the difference is above -margin or below 0, at 80 % power.
 
-    Returns None if more than MOST_NEEDED were needed.
+    With the same shares gained and lost, the interval of `paired` shows it too. Returns None if more than MOST_NEEDED
+    were needed.
     """
     differing, mean = (gained + lost) / max(n, 1), (gained - lost) / max(n, 1)
     effect = max(mean + margin, -mean)
     if effect <= 0:
         return None
+
+    def decides(texts: int) -> bool:
+        difference = paired(gained * texts / max(n, 1), lost * texts / max(n, 1), texts)
+        return difference.low > -margin or difference.high < 0
+
     errors = NORMAL_95 * math.sqrt(differing) + NORMAL_POWER * math.sqrt(max(differing - mean**2, 0.0))
-    needed = (errors / effect) ** 2
+    needed = max(math.ceil((errors / effect) ** 2), bisect_left(range(MOST_NEEDED + 1), True, n, key=decides))
     if needed > MOST_NEEDED:
         return None
     step: int = 10 ** max(len(str(int(needed))) - 2, 1)

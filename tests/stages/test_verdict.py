@@ -419,6 +419,15 @@ def test_the_needed_texts_show_a_student_that_is_at_most_one_point_worse(gained:
     assert scaled.low > -EQUAL or scaled.high < 0
 
 
+@pytest.mark.parametrize(("gained", "lost", "n"), [(0, 0, 200), (1, 1, 200), (2, 3, 210), (0, 1, 60)])
+def test_the_interval_of_the_needed_texts_decides(gained: int, lost: int, n: int) -> None:
+    needed = texts_needed(gained, lost, n, EQUAL)
+    assert needed is not None
+    difference = paired(gained * needed / n, lost * needed / n, needed)
+    assert difference.low > -EQUAL or difference.high < 0
+    assert needed >= 381 or difference.high < 0
+
+
 def test_an_equal_student_on_few_texts_is_no_tie() -> None:
     ensemble: RivalCounts = {
         "name": "ensemble", "kind": "ensemble", "n": 1000, "student_right": 800, "right": 800, "gained": 25, "lost": 25

@@ -7,6 +7,7 @@ import csv
 import hashlib
 import json
 import re
+import shlex
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -323,6 +324,28 @@ def test_without_test_texts_there_are_texts_to_label_and_their_labels_are_kept(w
     assert numbers_of(workspace)["evaluation"]["n"] == TRAIN
     assert any("selected" in caution for caution in numbers_of(workspace)["verdict"]["cautions"])
     assert workspace.attempt("report", "corpus.test=null", "--fail-under", "0.5").code == 2
+
+
+def test_a_student_trained_again_under_its_name_can_be_made_again(workspace: Workspace) -> None:
+    file, better = ("-c", "other.yaml"), ("student.epochs=20", "student.learning_rate=1e-2")
+    workspace.config.rename(workspace.folder / "other.yaml")
+    workspace("run", *file, *better)
+    predicted = workspace("predict", *file, "--input", "texts/test.csv").out
+    labels = [row["label"] for row in csv.DictReader(predicted.splitlines())]
+    workspace.write([(text, label) for (text, _), label in zip(workspace.texts("test"), labels, strict=True)], "test")
+    workspace("run", *file, *better)
+    workspace("run", *file)
+    verdict = numbers_of(workspace)["verdict"]
+    [rival] = [rival for rival in verdict["rivals"] if rival["kind"] == "student"]
+    assert rival["student_is"] == "worse"
+    command = verdict["next"]["command"]
+    assert "student.epochs=20" in command
+    assert "student.name=better" in command
+    again = workspace(*shlex.split(command)[1:])
+    assert "train-student: reused" in again.err
+    workspace("run", *file)
+    assert numbers_of(workspace)["verdict"]["next"]["command"] == "amalgam report better student -c other.yaml"
+    workspace("report", "better", "student", *file)
 
 
 def test_notes_of_the_run_are_kept(workspace: Workspace) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from amalgam.data.keys import shown_names
-from amalgam.stages.common.intervals import interval, percent
+from amalgam.stages.common.intervals import counted, interval, percent
 from amalgam.stages.common.training.schedule import FEW_STEPS
 from amalgam.stages.report.verdict_types import Cause, Rival, UnlabelledQuality, VerdictInputs
-from amalgam.stages.report.verdict_words import SHOWN, difference_sentence, label_count, ratio
+from amalgam.stages.report.verdict_words import (
+    SHOWN,
+    difference_sentence,
+    label_count,
+    ratio,
+)
 
 LEAST_TEXTS = 50
 """Least labelled test texts of a student to ship."""
@@ -19,17 +24,46 @@ LEAST_OF_LABEL = 10
 MANY_LONG, SKEWED = 0.2, 0.8
 """Share of truncated texts, and share of the most frequent label, from which they are named as a cause."""
 
+HIGH_RATE = 5.0
+"""Multiple of the automatic learning rate from which a rate is named as a cause."""
+
+FEW_TEXTS, FEW_TEXTS_PER_LABEL = 200, 10
+"""Fewer training texts are named as a cause, in all or per label."""
+
 
 def causes_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[Cause]:
     """Yields the likely causes of a bad or unclear student, the most likely first."""
-    if inputs.steps is not None and inputs.steps < FEW_STEPS:
-        yield {"code": "few-steps", "text": f"{inputs.steps:,} training steps are few"}
+    yield from _training_causes(inputs)
     silent = [row["label"] for row in inputs.labels if row["n"] and not row["predicted"]]
     if not inputs.n and inputs.unlabelled:
         silent = never_predicted(inputs.unlabelled)
     if silent:
         text = f"{label_count(silent, 'is', 'are')} never predicted ({shown_names(silent, SHOWN)})"
         yield {"code": "labels-never-predicted", "text": text}
+    yield from _teacher_causes(inputs, rivals)
+    if inputs.long_texts >= MANY_LONG:
+        text = f"{percent(inputs.long_texts)} of the training texts are longer than student.max_tokens"
+        yield {"code": "long-texts", "text": text}
+    frequent = next((rival for rival in rivals if rival["kind"] == "most frequent label"), None)
+    if frequent and frequent["right"] >= SKEWED * frequent["n"]:
+        text = f"{ratio(frequent['right'], frequent['n'])} of the test texts have one label, {frequent['name']}"
+        yield {"code": "skewed-labels", "text": text}
+
+
+def _training_causes(inputs: VerdictInputs) -> Iterator[Cause]:
+    if inputs.steps is not None and inputs.steps < FEW_STEPS:
+        yield {"code": "few-steps", "text": f"{counted(inputs.steps, 'training step')} are few"}
+    rate, automatic = inputs.learning_rate, inputs.automatic_rate
+    if rate and automatic and rate >= HIGH_RATE * automatic:
+        text = f"the learning rate {rate:g} is {rate / automatic:.0f} times the automatic one, {automatic:g}"
+        yield {"code": "high-rate", "text": text}
+    labels = len(inputs.unlabelled["labels"] if inputs.unlabelled else inputs.labels)
+    if inputs.texts and inputs.texts < max(FEW_TEXTS, FEW_TEXTS_PER_LABEL * labels):
+        text = f"{counted(inputs.texts, 'training text')} are few for {counted(labels, 'label')}"
+        yield {"code": "few-texts", "text": text}
+
+
+def _teacher_causes(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[Cause]:
     for rival in lost_teachers(rivals):
         text = f"the student has {ratio(rival['student_right'], rival['n'])} accuracy on the labels of {rival['name']}"
         yield {"code": "teacher-loses", "text": text}
@@ -45,21 +79,16 @@ def causes_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[Cause]
     if inputs.largest_loss in losses:
         code, text = losses[inputs.largest_loss]
         yield {"code": code, "text": text}
-    if inputs.long_texts >= MANY_LONG:
-        text = f"{percent(inputs.long_texts)} of the training texts are longer than student.max_tokens"
-        yield {"code": "long-texts", "text": text}
-    frequent = next((rival for rival in rivals if rival["kind"] == "most frequent label"), None)
-    if frequent and frequent["right"] >= SKEWED * frequent["n"]:
-        text = f"{ratio(frequent['right'], frequent['n'])} of the test texts have one label, {frequent['name']}"
-        yield {"code": "skewed-labels", "text": text}
 
 
 def too_few(inputs: VerdictInputs, needed: int | None) -> list[Cause]:
+    """Returns why the test texts do not decide."""
+    texts = counted(inputs.n, "test text")
     if inputs.n < LEAST_TEXTS:
-        return [{"code": "few-test-texts", "text": f"only {inputs.n:,} labelled test texts"}]
+        return [{"code": "few-test-texts", "text": f"only {counted(inputs.n, 'labelled test text')}"}]
     if needed is None:
         return [{"code": "tie", "text": "the two differ too little for any practical number of test texts"}]
-    text = f"{inputs.n:,} test texts are too few; about {needed:,} would decide, if the difference stays"
+    text = f"{texts} are too few; about {needed:,} would decide, if the difference stays"
     return [{"code": "few-test-texts", "text": text}]
 
 
@@ -83,7 +112,7 @@ def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]
         )
 
 
-# ---- losses, which are also faults
+# ---- losses, which the rule also reads
 
 
 def lost_teachers(rivals: Sequence[Rival]) -> list[Rival]:

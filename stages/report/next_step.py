@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 
+from amalgam.stages.common.intervals import counted
 from amalgam.stages.report.causes import LEAST_TEXTS
 from amalgam.stages.report.verdict_types import TO_LABEL, Cause, Decision, Next, Rival, VerdictInputs
+
+TEACHERS_AT_FAULT = {"choice-not-trusted", "teacher-loses", "teachers-wrong"}
+"""Codes of causes after which the teachers need a look."""
+
+LABELS = 100
+"""Training texts to label where only labels can improve the choice of teachers."""
 
 
 def next_step(
@@ -14,40 +22,82 @@ def next_step(
 ) -> Next:
     codes = {cause["code"] for cause in causes}
     if decision == "ship":
-        student = "" if inputs.page == "student" else f" --student students/{inputs.page}"
-        return {"text": "Use the student.", "command": f'amalgam predict "a text"{student}'}
+        student = [] if inputs.page == "student" else ["--student", f"students/{inputs.page}"]
+        return {"text": "Use the student.", "command": _command(inputs, "predict", "a text", *student)}
     if decision == "cannot say" and not inputs.n:
         return _label_texts(inputs)
     if decision == "cannot say" and "tie" in codes:
         return {"text": "Decide by size and speed: the student is one model."}
     if decision == "cannot say" and "few-steps" not in codes:
-        goal = f"about {needed:,}" if needed else f"at least {4 * LEAST_TEXTS}"
-        return {"text": f"Label more test texts, {goal} in all, and run `amalgam report` again."}
+        return _label_test_texts(inputs, needed)
     better = [rival for rival in rivals if rival["kind"] == "student" and rival["student_is"] == "worse"]
     if better:
-        best = min(better, key=lambda rival: rival["mean"])["name"]
-        return {"text": f"Use student {best} instead.", "command": f"amalgam report {best} {inputs.page}"}
-    return _remedy(inputs, codes)
+        return _other_student(inputs, min(better, key=lambda rival: rival["mean"])["name"])
+    return _remedy(inputs, codes, rivals)
 
 
-def _remedy(inputs: VerdictInputs, codes: set[str]) -> Next:
-    """Returns the remedy of the most likely cause; the teachers need a look where it is None."""
-    remedies: dict[str, tuple[str, dict[str, str]] | None] = {
-        "few-steps": ("Train long enough.", {"student.epochs": "auto", "student.name": "longer"}),
-        "choice-not-trusted": None,
-        "teacher-loses": None,
-        "teachers-wrong": None,
-        "wrong-choice": ("Use another rule.", {"student.method": "amalgam", "student.name": "amalgam"}),
-        "long-texts": ("Read more of each text.", {"student.max_tokens": "256", "student.name": "long"}),
-    }
-    if inputs.method == "amalgam":
-        remedies["wrong-choice"] = None
-    longer = "Train longer.", {"student.epochs": f"{2 * inputs.epochs}", "student.name": "longer"}
-    remedy = next((remedies[code] for code in remedies if code in codes), longer)
-    if remedy is None and inputs.teachers:
-        return {"text": "Look at the teachers: one may be wrong or not needed.", "command": "amalgam audit"}
-    text, overrides = remedy or longer
-    return {"text": text, "command": _run(inputs, overrides)}
+def _label_test_texts(inputs: VerdictInputs, needed: int | None) -> Next:
+    goal = f"about {needed:,}" if needed else f"at least {4 * LEAST_TEXTS}"
+    return {"text": f"Label more test texts, {goal} in all, and run `amalgam report` again."}
+
+
+def _other_student(inputs: VerdictInputs, name: str) -> Next:
+    """Returns the way to a better student: its folder, or the run that trains it again."""
+    if name not in inputs.remade:
+        text = f"Use the other student, “{name}”."
+        if name in inputs.reports and inputs.page in inputs.reports:
+            return {"text": text, "command": _command(inputs, "report", name, inputs.page)}
+        return {"text": text, "command": _command(inputs, "predict", "a text", "--student", f"students/{name}")}
+    if not inputs.remade[name]:
+        return {"text": f"Train the better student ({name}) again: its folder has another student now."}
+    return {"text": "Train the better student again.", "command": _run({}, inputs.remade[name], inputs)}
+
+
+def _remedy(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Rival]) -> Next:
+    """Returns the remedy of the most likely cause."""
+    automatic = {"student.epochs": "auto"} if "few-steps" in codes and not _is_long(inputs) else {}
+    automatic |= {"student.learning_rate": "auto"} if "high-rate" in codes else {}
+    if automatic:
+        long = "Train long enough." if "student.epochs" in automatic else "Use the automatic learning rate."
+        name = {"student.name": "longer" if "student.epochs" in automatic else "auto-rate"}
+        return {"text": long, "command": _run(inputs.overrides, {**automatic, **name}, inputs)}
+    if inputs.teachers and codes & TEACHERS_AT_FAULT:
+        return _look_at_teachers(inputs)
+    if "wrong-choice" in codes and inputs.method == "amalgam":
+        text = f"Label {LABELS} training texts; they correct the choice of the teacher."
+        return {"text": text, "command": _command(inputs, "label", "--count", str(LABELS))}
+    if "wrong-choice" in codes:
+        method = {"student.method": "amalgam", "student.name": "amalgam"}
+        return {"text": "Use another rule.", "command": _run(inputs.overrides, method, inputs)}
+    if "long-texts" in codes:
+        longer = {"student.max_tokens": "256", "student.name": "long"}
+        return {"text": "Read more of each text.", "command": _run(inputs.overrides, longer, inputs)}
+    return _without_cause(inputs, codes, rivals)
+
+
+def _without_cause(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Rival]) -> Next:
+    """Returns the next step where training as `auto` does is the only remedy, or where it was no remedy."""
+    if not _is_long(inputs):
+        longer = {"student.epochs": "auto", "student.name": "longer"}
+        return {"text": "Train longer.", "command": _run(inputs.overrides, longer, inputs)}
+    if any(rival["kind"] == "zero-shot" and rival["student_is"] == "worse" for rival in rivals):
+        text = "Use zero-shot: it is better and needs no training."
+        command = _command(inputs, "run", "student.method=zero-shot")
+        return {"text": text, "command": command}
+    if "few-texts" in codes:
+        return {"text": f"Add training texts: the student learned {counted(inputs.texts or 0, 'text')}."}
+    if inputs.teachers:
+        return _look_at_teachers(inputs)
+    return {"text": "Label more training texts, or choose another student.encoder."}
+
+
+def _is_long(inputs: VerdictInputs) -> bool:
+    """Returns whether the student is known to have at least the automatic number of epochs."""
+    return inputs.automatic_epochs is not None and inputs.epochs >= inputs.automatic_epochs
+
+
+def _look_at_teachers(inputs: VerdictInputs) -> Next:
+    return {"text": "Look at the teachers: one may be wrong or not needed.", "command": _command(inputs, "audit")}
 
 
 def _label_texts(inputs: VerdictInputs) -> Next:
@@ -55,10 +105,22 @@ def _label_texts(inputs: VerdictInputs) -> Next:
     if not count:
         return {"text": "Label about 200 texts, and set corpus.test and corpus.label."}
     file = f"reports/{inputs.page}{TO_LABEL}"
-    command = _run(inputs, {"corpus.test": file, **({} if inputs.label else {"corpus.label": "label"})})
-    return {"text": f"Label the {count:,} texts of {file}, then run the command.", "command": command}
+    new = {"corpus.test": file, **({} if inputs.label else {"corpus.label": "label"})}
+    text = f"Label the {counted(count, 'text')} of {file}, then run the command."
+    return {"text": text, "command": _run(inputs.overrides, new, inputs)}
 
 
-def _run(inputs: VerdictInputs, new: Mapping[str, str]) -> str:
-    overrides = {**inputs.overrides, **new}
-    return shlex.join(["amalgam", "run", *(f"{name}={value}" for name, value in overrides.items())])
+# ---- commands, which are entered in the folder of the experiment file
+
+
+def _run(overrides: Mapping[str, object], new: Mapping[str, object], inputs: VerdictInputs) -> str:
+    return _command(inputs, "run", *(f"{name}={_value(value)}" for name, value in {**overrides, **new}.items()))
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _command(inputs: VerdictInputs, name: str, *arguments: str) -> str:
+    file = ["-c", inputs.file] if inputs.file else []
+    return shlex.join(["amalgam", name, *arguments, *file])

@@ -5,7 +5,7 @@ Manifests are read again for every page, because another student may exist since
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,6 +39,7 @@ from amalgam.stages.report.blocks import (
 from amalgam.stages.report.students import (
     OtherStudent,
     best_supervised,
+    changed_settings,
     named_students,
     other_students,
     student_rivals,
@@ -49,7 +50,7 @@ from amalgam.stages.report.verdict_types import TO_LABEL, VerdictInputs
 from amalgam.stages.report.verdict_words import estimate_sentence
 
 if TYPE_CHECKING:
-    from amalgam.stages.common.training.schedule import StudentFacts
+    from amalgam.stages.common.training.schedule import Schedule, StudentFacts
     from amalgam.stages.weigh_teachers.weigh import WeightFacts
 
 FORMAT = 3
@@ -85,6 +86,12 @@ class ReportInputs:
     """Stage -> stages whose results it reads; the stages are in the order of the run."""
     names: Mapping[str, str]
     """Fingerprint of a student -> name of its folder in students/."""
+    reports: Collection[str]
+    """Names of the students with a report."""
+    automatic: Schedule | None
+    """The schedule that `auto` would choose; None if no student is trained."""
+    file: str
+    """Name of the experiment file, if it is not amalgam.yaml."""
     overrides: Mapping[str, Any]
 
     def fingerprint(self, stage: str) -> str | None:
@@ -134,17 +141,41 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
     }
     n = evaluation["n"] if evaluation else 0
     others = named_students(students, inputs.fingerprint("train-student"), inputs.names, n)
+    ours = next((student for student in students if student.scores["fingerprint"] == fingerprint), None)
     numbers["students"] = [
         {**student.scores, "name": name, "supervised": student.supervised} for name, student in others
     ]
     numbers["accuracy_losses"] = accuracy_losses(numbers)
     numbers["summary"] = summary(numbers)
     if numbers["learns"]:
-        numbers["verdict"] = verdict(_verdict_inputs(inputs, numbers, others))
+        numbers["verdict"] = verdict(_verdict_inputs(inputs, numbers, others, _remade(inputs, ours, others)))
     return numbers
 
 
-def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, others: list[tuple[str, OtherStudent]]) -> VerdictInputs:
+def _remade(
+    inputs: ReportInputs, ours: OtherStudent | None, others: list[tuple[str, OtherStudent]]
+) -> dict[str, dict[str, Any]]:
+    """Returns the overrides that train the students without a folder again, under a free name."""
+    names = set(inputs.names.values())
+    free = next(name for name in map(_better, range(1, len(names) + 2)) if name not in names)
+    remade = {}
+    for name, student in others:
+        if name not in names:
+            changed = changed_settings(ours, student)
+            remade[name] = {**inputs.overrides, **changed, "student.name": free} if changed else {}
+    return remade
+
+
+def _better(number: int) -> str:
+    return "better" if number == 1 else f"better-{number}"
+
+
+def _verdict_inputs(
+    inputs: ReportInputs,
+    numbers: ReportJson,
+    others: list[tuple[str, OtherStudent]],
+    remade: Mapping[str, Mapping[str, Any]],
+) -> VerdictInputs:
     quality, losses = numbers["student_quality"], numbers["accuracy_losses"]
     student: StudentFacts = inputs.facts("train-student")
     weights: WeightFacts | None = inputs.facts("weigh-teachers")
@@ -152,14 +183,19 @@ def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, others: list[tupl
     largest = max(losses, key=lambda loss: float(loss["lost"]), default=None)
     unknown = {"student.name"} | ({"corpus.test", "corpus.label"} if evaluation is None else set())
     right = evaluation["n"] - quality["wrong"] if evaluation and quality else 0
+    students = student_rivals(right, quality["right_hex"], others) if quality else []
     return VerdictInputs(
         n=evaluation["n"] if evaluation else 0,
-        rivals=[*quality["rivals"], *student_rivals(right, quality["right_hex"], others)] if quality else (),
+        rivals=[*quality["rivals"], *students] if quality else (),
         labels=quality["classes"] if quality else (),
         unlabelled=numbers["unlabelled"],
         teachers=len(inputs.labels.columns),
         steps=student["steps"],
         epochs=student["epochs"],
+        automatic_epochs=inputs.automatic.epochs if inputs.automatic else None,
+        learning_rate=student["learning_rate"],
+        automatic_rate=inputs.automatic.learning_rate if inputs.automatic else None,
+        texts=student["texts"],
         largest_loss=largest["step"] if largest and len(losses) > 1 and largest["lost"] > 0 else None,
         estimate=weights.get("accuracy") if weights else None,
         by_labels=numbers["label_estimates"],
@@ -169,6 +205,9 @@ def _verdict_inputs(inputs: ReportInputs, numbers: ReportJson, others: list[tupl
         label=inputs.settings.corpus.label,
         selected_texts=any(source.endswith(TO_LABEL) for source in test or ()),
         page=numbers["name"],
+        file=inputs.file,
+        reports=inputs.reports,
+        remade=remade,
         overrides={field: value for field, value in inputs.overrides.items() if field not in unknown},
     )
 
@@ -332,8 +371,9 @@ def _accuracy(numbers: ReportJson, evaluation: EvaluationBlock) -> str:
     bound = numbers["supervised"]
     if bound and bound["fingerprint"] != numbers["fingerprint"]:
         others.append(f"a student trained on gold labels {percent(bound['accuracy'])}")
+    texts = f"test text{'' if n == 1 else 's'}"
     listed = " and ".join([", ".join(others[:-1]), others[-1]]) if len(others) > 1 else "".join(others)
-    measured = f"{percent(accuracy)} accuracy on {n:,} test texts (95 % interval {bounds(low, high)})"
+    measured = f"{percent(accuracy)} accuracy on {n:,} {texts} (95 % interval {bounds(low, high)})"
     return f"{subject} has {measured}{'; ' if others else ''}{listed}."
 
 

@@ -35,7 +35,7 @@ from amalgam.stages.common.cached.load import (
     passes_of,
 )
 from amalgam.stages.common.corpus import Part
-from amalgam.stages.common.deliveries import STUDENTS, delivered_students
+from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_students
 from amalgam.stages.common.load import (
     ESTIMATION_SHARE,
     LEAST_ESTIMATION,
@@ -67,7 +67,7 @@ from amalgam.stages.report.tables import print_estimates, print_evaluation, unkn
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_types import TO_LABEL, LabelEstimates, UnlabelledQuality
 from amalgam.stages.target_methods import COMPARATIVE, Evidence, reads_texts, target_method
-from amalgam.stages.train_student.stage import held_out_share, student_folder
+from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
@@ -80,6 +80,9 @@ if TYPE_CHECKING:
 EVALUATION, FINDINGS, TEXTS_TO_LABEL = "evaluation.json", "findings.json", "to-label.csv"
 
 ZERO_SHOT, ZERO_SHOT_VERSION = "zero-shot", 1
+
+DEFAULT_FILE = "amalgam.yaml"
+"""The experiment file of commands without `-c FILE`."""
 
 
 class Speed(TypedDict):
@@ -216,6 +219,9 @@ class Report(Stage):
             notes=run.notes,
             needs=run.needs,
             names=delivered_students(run.base),
+            reports={path.stem for path in (run.base / REPORTS).glob("*.json")} | {name},
+            automatic=automatic_schedule(run) if run.experiment.student.learns else None,
+            file=run.file.path.name if run.file and run.file.path.name != DEFAULT_FILE else "",
             overrides=run.overrides,
         )
         numbers = report_json(inputs, scores, findings, name)

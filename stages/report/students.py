@@ -11,6 +11,9 @@ from amalgam.pipeline.storage.store import MANIFEST, Store
 from amalgam.stages.report.verdict_types import RivalCounts
 from amalgam.stages.target_methods import TARGET_METHODS
 
+TARGET_STAGES = {"build-targets", "weigh-teachers"}
+"""Stages between the teachers' predictions and the student: their settings are compared, not their results."""
+
 
 class Measures(TypedDict):
     n: int
@@ -50,17 +53,23 @@ class OtherStudent:
     temperature: float | None
     rest: str
     """All other inputs of the student and its targets."""
+    settings: Mapping[str, Any]
+    """The fields of the experiment that the student and its targets depend on."""
+    inputs: str
+    """All inputs of the student and its targets that are no settings."""
 
 
 def other_students(store: Store, test: str) -> Iterator[OtherStudent]:
     """Yields every report of this workspace on the same labelled test texts, including the current one."""
     for folder in store.folders("report"):
         manifest = store.manifest("report", folder.name)
-        same_texts = manifest and manifest.identity.get("inputs", {}).get("test") == test
-        if manifest is None or not same_texts or store.missing_files(manifest) or not manifest.facts.get("scores"):
+        if manifest is None or store.missing_files(manifest) or not manifest.facts.get("scores"):
+            continue
+        if manifest.identity.get("inputs", {}).get("test") != test:
             continue
         student = _upstream(store, manifest.identity, "train-student")
         targets = _upstream(store, student, "build-targets")
+        made_by = student, targets, _upstream(store, targets, "weigh-teachers")
         settings = dict(targets.get("config", {}).get("targets", {}))
         temperature = settings.pop("temperature", None)
         mode = TARGET_METHODS.get(settings.get("mode", ""))  # None for a method without targets
@@ -75,7 +84,21 @@ def other_students(store: Store, test: str) -> Iterator[OtherStudent]:
             encoder=student.get("inputs", {}).get("encoder"),
             temperature=temperature,
             rest=canonical([settings, *inputs, own]),
+            settings={name: value for identity in made_by for name, value in _settings(identity)},
+            inputs=canonical([_other_inputs(identity) for identity in made_by[:2]]),
         )
+
+
+def _settings(identity: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the fields of the experiment in an identity; `config` has a section for each."""
+    for section, fields in identity.get("config", {}).items():
+        if isinstance(fields, Mapping):
+            yield from ((f"{section}.{name}", value) for name, value in fields.items())
+
+
+def _other_inputs(identity: Mapping[str, Any]) -> list[Any]:
+    upstream = {name: value for name, value in identity.get("upstream", {}).items() if name not in TARGET_STAGES}
+    return [identity.get("inputs"), upstream, identity.get("version")]
 
 
 def damaged_reports(store: Store) -> list[str]:
@@ -118,6 +141,13 @@ def temperature_sweep(fingerprint: str, students: list[OtherStudent]) -> list[Sw
 
 
 # ---- rivals
+
+
+def changed_settings(ours: OtherStudent | None, other: OtherStudent) -> dict[str, Any]:
+    """Returns the overrides that make the other student from our experiment; none if other inputs differ too."""
+    if ours is None or ours.inputs != other.inputs:
+        return {}
+    return {name: value for name, value in other.settings.items() if ours.settings.get(name) != value}
 
 
 def named_students(

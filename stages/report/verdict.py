@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from amalgam.data.keys import shown_names
-from amalgam.stages.common.intervals import bounds, errors_of, interval, paired, percent, texts_needed, unpaired
+from amalgam.stages.common.intervals import (
+    bounds,
+    counted,
+    errors_of,
+    interval,
+    paired,
+    percent,
+    texts_needed,
+    unpaired,
+)
 from amalgam.stages.report.causes import (
     LEAST_OF_LABEL,
     LEAST_TEXTS,
@@ -27,6 +36,7 @@ from amalgam.stages.report.verdict_types import (
     Rival,
     RivalCounts,
     Standing,
+    UnlabelledQuality,
     Verdict,
     VerdictInputs,
 )
@@ -52,6 +62,9 @@ EQUAL = 0.01
 LEAST_AGREEMENT = 0.5
 """Without labelled texts: least agreement with the targets, at the upper end of the interval."""
 
+PRINTED = 4
+"""Most reasons that `amalgam run` prints."""
+
 
 # ---- the verdict
 
@@ -61,8 +74,7 @@ def verdict(inputs: VerdictInputs) -> Verdict:
         return _without_labels(inputs)
     rivals = [_compared(counts, inputs.rivals) for counts in inputs.rivals]
     faults = list(_faults(inputs, rivals))
-    baseline = _baseline(rivals)
-    decision, reasons, needed = _decided(inputs, baseline)
+    decision, reasons, needed = _decided(inputs, rivals)
     if faults:
         decision, reasons, needed = "do not ship", faults, None
     causes = list(causes_of(inputs, rivals)) if decision != "ship" else []
@@ -80,8 +92,9 @@ def verdict(inputs: VerdictInputs) -> Verdict:
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """Returns the end of `amalgam run`: the decision with its reason, the causes, and the next step."""
+    """Returns the end of `amalgam run`: the decision with its reasons, the causes, and the next step."""
     printed = [f"verdict: {verdict['decision']}. {' '.join(verdict['reasons'][:2])}"]
+    printed += [f"  {reason}" for reason in verdict["reasons"][2:PRINTED]]
     causes = [cause["text"] for cause in verdict["causes"] if cause["code"] != "no-labels"]  # the reason names it
     if causes:
         printed.append(f"  cause: {'; '.join(causes[:3])}")
@@ -102,16 +115,12 @@ def _compared(counts: RivalCounts, rivals: Sequence[RivalCounts]) -> Rival:
     return {**counts, "mean": mean, "low": low, "high": high, "student_is": student_is}
 
 
-def _baseline(rivals: Sequence[Rival]) -> Rival | None:
-    by_kind = {rival["kind"]: rival for rival in rivals}
-    return next((by_kind[kind] for kind in BASELINES if kind in by_kind), None)
-
-
-def _decided(inputs: VerdictInputs, baseline: Rival | None) -> tuple[Decision, list[str], int | None]:
+def _decided(inputs: VerdictInputs, rivals: Sequence[Rival]) -> tuple[Decision, list[str], int | None]:
     """Compares the student with the baseline: the decision, its reason, and the texts that would decide."""
-    n = inputs.n
-    if n < LEAST_TEXTS:
-        return "cannot say", [f"{n:,} labelled test texts are too few: a verdict needs at least {LEAST_TEXTS}."], None
+    by_kind = {rival["kind"]: rival for rival in rivals}
+    baseline = next((by_kind[kind] for kind in BASELINES if kind in by_kind), None)
+    if inputs.n < LEAST_TEXTS:
+        return "cannot say", [_too_few_sentence(inputs)], None
     if baseline is None:
         return "cannot say", ["There is nothing to compare the student with."], None
     if baseline["student_is"] == "better":
@@ -120,24 +129,22 @@ def _decided(inputs: VerdictInputs, baseline: Rival | None) -> tuple[Decision, l
         reason = f"The student is at most 1 point worse than {name_of(baseline)} ({figures_of(baseline)})"
         return "ship", [f"{reason}, and no rival is significantly better."], None
     reason = f"The student and {name_of(baseline)} are not clearly different ({figures_of(baseline)})."
-    return "cannot say", [reason], texts_needed(baseline["gained"] or 0, baseline["lost"] or 0, n, EQUAL)
+    n, gained, lost = baseline["n"], baseline["gained"] or 0, baseline["lost"] or 0
+    return "cannot say", [reason], texts_needed(gained, lost, n, EQUAL)
+
+
+def _too_few_sentence(inputs: VerdictInputs) -> str:
+    are = "is" if inputs.n == 1 else "are"
+    texts = counted(inputs.n, "labelled test text")
+    return f"{texts} {are} too few: a verdict needs at least {LEAST_TEXTS}."
 
 
 # ---- do not ship
 
 
 def _faults(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
-    better = [rival for rival in rivals if rival["kind"] in BLOCKING and rival["student_is"] == "worse"]
-    best: dict[Kind, list[Rival]] = {}
-    for rival in sorted(better, key=lambda rival: rival["mean"]):
-        best.setdefault(rival["kind"], []).append(rival)
-    for kind, (rival, *more) in best.items():
-        also = f"; {len(more)} more {kind}{'s are' if len(more) > 1 else ' is'} better too" if more else ""
-        yield f"{difference_sentence(rival)}{also}."
-    lost = [row["label"] for row in inputs.labels if row["n"] >= LEAST_OF_LABEL and not row["right"]]
-    if lost:
-        never = f"{label_count(lost, 'is', 'are')} never predicted right, with at least {LEAST_OF_LABEL} test texts"
-        yield f"{never}: {shown_names(lost, SHOWN)}."
+    yield from _better_rivals(rivals)
+    yield from _missed_labels(inputs)
     for rival in lost_teachers(rivals):
         yield (
             f"On the labels of teacher {rival['name']} the student has {ratio(rival['student_right'], rival['n'])} "
@@ -149,35 +156,35 @@ def _faults(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
             yield f"The student is no better than always predicting {rival['name']} ({figures_of(rival)})."
 
 
+def _better_rivals(rivals: Sequence[Rival]) -> Iterator[str]:
+    better = [rival for rival in rivals if rival["kind"] in BLOCKING and rival["student_is"] == "worse"]
+    best: dict[Kind, list[Rival]] = {}
+    for rival in sorted(better, key=lambda rival: rival["mean"]):
+        best.setdefault(rival["kind"], []).append(rival)
+    for kind, (rival, *more) in best.items():
+        also = f"; {len(more)} more {kind}{'s are' if len(more) > 1 else ' is'} better too" if more else ""
+        yield f"{difference_sentence(rival)}{also}."
+
+
+def _missed_labels(inputs: VerdictInputs) -> Iterator[str]:
+    lost = [row["label"] for row in inputs.labels if row["n"] >= LEAST_OF_LABEL and not row["right"]]
+    if lost:
+        never = f"{label_count(lost, 'is', 'are')} never predicted right, with at least {LEAST_OF_LABEL} test texts"
+        yield f"{never}: {shown_names(lost, SHOWN)}."
+
+
 # ---- without labels
 
 
 def _without_labels(inputs: VerdictInputs) -> Verdict:
     quality, faults, cautions = inputs.unlabelled, list[str](), list[str]()
-    reasons = ["There are no labelled test texts."]
+    reasons = ["There are no labelled test texts.", *_estimates(inputs)]
     if inputs.by_labels:
-        reasons.append(estimate_sentence(inputs.by_labels))
         worse = _worse_than_ensemble(inputs.by_labels)
         (faults if inputs.by_labels["random"] else cautions).extend([worse] if worse else [])
     if quality:
-        missing, agreement = never_predicted(quality), quality["agreement"]
-        if missing:
-            never = f"{label_count(missing, 'is', 'are')} never predicted, though the targets have them"
-            faults.append(f"{never}: {shown_names(missing, SHOWN)}.")
-        if agreement:
-            low, high = interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])
-            reasons.append(
-                f"The student agrees with the {agreement['reference']} on {ratio(agreement['right'], agreement['n'])} "
-                f"of {agreement['n']:,} {agreement['texts']} (95 % interval {bounds(low, high)})."
-            )
-            if high < LEAST_AGREEMENT:
-                faults.append(f"The student did not learn its targets. {reasons[-1]}")
-        if inputs.estimate and not inputs.by_labels:
-            low, value, high = (inputs.estimate[part] for part in ("low", "value", "high"))
-            reasons.append(
-                f"The targets' accuracy is estimated at {percent(value)} (95 % interval {bounds(low, high)}), "
-                "from how clear the evidence for the teachers is."
-            )
+        faults += _unlabelled_faults(quality)
+        reasons += _agreement(quality)
         cautions.append("Agreement is no accuracy: the student repeats the teachers' errors too.")
     decision: Decision = "do not ship" if faults else "cannot say"
     causes = list(causes_of(inputs, []))
@@ -192,6 +199,38 @@ def _without_labels(inputs: VerdictInputs) -> Verdict:
         "rivals": [],
         "texts_needed": None,
     }
+
+
+def _estimates(inputs: VerdictInputs) -> Iterator[str]:
+    """Yields the estimated accuracy: by labelled training texts, else without labels."""
+    if inputs.by_labels:
+        yield estimate_sentence(inputs.by_labels)
+    elif inputs.unlabelled and inputs.estimate:
+        low, value, high = (inputs.estimate[part] for part in ("low", "value", "high"))
+        yield (
+            f"The targets' accuracy is estimated at {percent(value)} (95 % interval {bounds(low, high)}), "
+            "from how clear the evidence for the teachers is."
+        )
+
+
+def _unlabelled_faults(quality: UnlabelledQuality) -> Iterator[str]:
+    missing, agreement = never_predicted(quality), quality["agreement"]
+    if missing:
+        never = f"{label_count(missing, 'is', 'are')} never predicted, though the targets have them"
+        yield f"{never}: {shown_names(missing, SHOWN)}."
+    if agreement and interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])[1] < LEAST_AGREEMENT:
+        yield " ".join(["The student did not learn its targets.", *_agreement(quality)])
+
+
+def _agreement(quality: UnlabelledQuality) -> Iterator[str]:
+    agreement = quality["agreement"]
+    if agreement:
+        right, n = agreement["right"], agreement["n"]
+        yield (
+            f"The student agrees with the {agreement['reference']} on {ratio(right, n)} of "
+            f"{counted(n, agreement['texts'].removesuffix('s'))} "
+            f"(95 % interval {bounds(*interval(right / max(n, 1), n))})."
+        )
 
 
 def _worse_than_ensemble(estimates: LabelEstimates) -> str | None:

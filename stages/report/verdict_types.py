@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NotRequired, TypedDict
 
@@ -183,6 +183,12 @@ class VerdictInputs:
     teachers: int = 0
     steps: int | None = None
     epochs: int = 1
+    automatic_epochs: int | None = None
+    """Epochs that `auto` would choose; None if unknown."""
+    learning_rate: float | None = None
+    automatic_rate: float | None = None
+    texts: int | None = None
+    """Texts that the student learned."""
     largest_loss: str | None = None
     """Step with the largest loss of accuracy: teachers, choice, fit, choice and fit."""
     estimate: AccuracyEstimate | None = None
@@ -199,5 +205,11 @@ class VerdictInputs:
     selected_texts: bool = False
     """Whether the test texts are those of the file to label, which are harder than average."""
     page: str = "student"
-    overrides: Mapping[str, str] = field(default_factory=dict)
+    file: str = ""
+    """The experiment file, if it is not amalgam.yaml."""
+    reports: Collection[str] = ()
+    """Names of the students with a report."""
+    remade: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """By student without a folder: the overrides that train it again; empty if they are unknown."""
+    overrides: Mapping[str, object] = field(default_factory=dict)
     """Overrides of this run, which the next command repeats."""

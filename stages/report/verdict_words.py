@@ -18,8 +18,8 @@ def name_of(rival: RivalCounts) -> str:
         "zero-shot": "zero-shot",
         "teacher": f"teacher {rival['name']}",
         "teacher on its own labels": f"teacher {rival['name']} on its own labels",
-        "student": f"student “{rival['name']}”",
-        "supervised student": f"student “{rival['name']}”",
+        "student": f"the other student “{rival['name']}”",
+        "supervised student": f"the other student “{rival['name']}”",
         "most frequent label": f"always predicting {rival['name']}",
     }[rival["kind"]]
 

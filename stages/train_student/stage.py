@@ -185,6 +185,14 @@ def schedule(run: Run) -> Schedule:
     return schedule_of(student, texts=_examples(run), labels=len(label_space(run).names), width=width)
 
 
+@once
+def automatic_schedule(run: Run) -> Schedule:
+    """Returns the epochs and the learning rate that `auto` would choose."""
+    automatic = run.experiment.student.model_copy(update={"epochs": None, "learning_rate": None})
+    width = width_of(encoder_files(run, automatic, ENCODER))
+    return schedule_of(automatic, texts=_examples(run), labels=len(label_space(run).names), width=width)
+
+
 def _examples(run: Run) -> int:
     """Returns the number of training texts, or of pseudo embeddings."""
     if reads_texts(run.experiment):

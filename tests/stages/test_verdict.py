@@ -25,7 +25,7 @@ from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
 
 Array = Any
 
-NAMES = ["banking", "law", "music", "sports", "travel", "weather"]
+NAMES = ["banking", "law", "music", "sports", "travel", "weather", *(f"intent-{at}" for at in range(6, 150))]
 
 
 def made(
@@ -90,10 +90,10 @@ def with_student(inputs: VerdictInputs, accuracy: float, kind: Any = "student", 
     both = round(right * ours / n)
     counts = {"n": n, "student_right": ours, "right": right, "gained": ours - both, "lost": right - both}
     others = [{"name": f"muka-{at}", "kind": kind, **counts} for at in range(same)]
-    return replace(inputs, rivals=[*inputs.rivals, *others])  # type: ignore[list-item]
+    return replace(inputs, rivals=[*inputs.rivals, *others], reports={"student", "muka-0"})  # type: ignore[list-item]
 
 
-def unlabelled(right: int, n: int = 100, **labels: tuple[int, int]) -> Any:
+def unlabelled(right: int, n: int = 100, *, ensemble: Sequence[int] | None = None, **labels: tuple[int, int]) -> Any:
     """Describes a student on 1,000 training texts; by label: texts predicted, and expected by the targets."""
     counts = labels or {"banking": (480, 500), "law": (520, 500)}
     return {
@@ -103,12 +103,16 @@ def unlabelled(right: int, n: int = 100, **labels: tuple[int, int]) -> Any:
         "ensemble": 900,
         "labels": [
             {"label": label, "predicted": predicted, "expected": expected, "mass": float(expected)}
-            for label, (predicted, expected) in counts.items()
+            for at, (label, (predicted, expected)) in enumerate(counts.items())
         ],
         "coverage": {"thresholds": [], "curve": []},
         "to_label": 200,
     }
 
+
+RARE = [at % 77 for at in range(500)]
+MISSED = [0.9] * 57 + [0.0] * 20
+"""Accuracies of 77 labels; 20 of them are never predicted right."""
 
 ONE_LABEL = [0] * 190 + [1, 2, 3, 4, 5] * 2
 
@@ -117,6 +121,18 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
     "better than the ensemble": (lambda: made(500, 0.852, 0.762, 0.62), "ship", set(), "amalgam predict"),
     "a little better on many texts": (lambda: made(5000, 0.90, 0.87), "ship", set(), "amalgam predict"),
     "equal on very many texts": (lambda: made(40_000, 0.90, 0.90), "ship", set(), "amalgam predict"),
+    "77 labels, few texts of each": (
+        lambda: made(500, 0.80, 0.70, labels=77, gold=RARE),
+        "ship",
+        set(),
+        "amalgam predict",
+    ),
+    "unbalanced labels": (
+        lambda: made(1000, [0.98, 0.8, 0.8, 0.8], 0.90, 0.5, gold=[0] * 850 + [1, 2, 3] * 50),
+        "ship",
+        set(),
+        "amalgam predict",
+    ),
     "no zero-shot": (lambda: made(500, 0.85, 0.75, None), "ship", set(), "amalgam predict"),
     "no teachers": (lambda: made(500, 0.9, None, 0.5, teachers=0), "ship", set(), "amalgam predict"),
     "a rare label is missed": (
@@ -160,7 +176,7 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         lambda: made(600, [0.99, 0.99, 0.99, 0.0], 0.70, labels=4),
         "do not ship",
         set(),
-        "student.epochs=6",
+        "student.epochs=auto",
     ),
     "one teacher always loses": (
         lambda: made(1000, [0.99, 0.99, 0.2, 0.2], 0.5, own=(0.95, 0.95)),
@@ -168,7 +184,36 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         {"teacher-loses"},
         "amalgam audit",
     ),
-    "one teacher, which is better": (lambda: made(1000, 0.84, 0.90, teachers=1), "do not ship", set(), "amalgam run"),
+    "one teacher, which is better": (
+        lambda: made(1000, 0.84, 0.90, teachers=1, automatic_epochs=3),
+        "do not ship",
+        set(),
+        "amalgam audit",
+    ),
+    "zero-shot is better after many epochs": (
+        lambda: made(1000, 0.60, 0.58, 0.94, epochs=34, automatic_epochs=12),
+        "do not ship",
+        set(),
+        "student.method=zero-shot",
+    ),
+    "a learning rate far above auto": (
+        lambda: made(1000, 0.6, 0.8, epochs=12, automatic_epochs=12, learning_rate=1e-3, automatic_rate=5e-5),
+        "do not ship",
+        {"high-rate"},
+        "student.learning_rate=auto student.name=auto-rate",
+    ),
+    "few training texts": (
+        lambda: made(1000, 0.6, 0.8, texts=90, epochs=150, automatic_epochs=150),
+        "do not ship",
+        {"few-texts"},
+        "Add training texts",
+    ),
+    "targets of the wrong teacher by the default method": (
+        lambda: made(1000, 0.6, 0.8, largest_loss="choice"),
+        "do not ship",
+        {"wrong-choice"},
+        "amalgam label --count 100",
+    ),
     "long texts": (
         lambda: made(1000, 0.6, 0.8, long_texts=0.5),
         "do not ship",
@@ -194,7 +239,12 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         "amalgam run",
     ),
     # hopeless
-    "everything guesses": (lambda: made(1000, 0.26, 0.25, 0.25, own=(0.5, 0.5)), "do not ship", set(), "amalgam run"),
+    "everything guesses": (
+        lambda: made(1000, 0.26, 0.25, 0.25, own=(0.5, 0.5)),
+        "do not ship",
+        set(),
+        "amalgam run",
+    ),
     "always the most frequent label": (
         lambda: made(200, [1.0, 0, 0, 0, 0, 0], 0.80, 0.5, labels=6, gold=ONE_LABEL),
         "do not ship",
@@ -231,7 +281,7 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         lambda: VerdictInputs(0, unlabelled=unlabelled(30)),
         "do not ship",
         {"no-labels"},
-        "student.epochs=2",
+        "student.epochs=auto",
     ),
     "no labels, six held-out texts": (
         lambda: VerdictInputs(0, unlabelled=unlabelled(2, n=6)),
@@ -253,7 +303,7 @@ def test_the_verdict_of_a_made_experiment(name: str) -> None:
     assert result["reasons"]
     first, *more = lines(result)
     assert first.startswith(f"verdict: {decision}. ")
-    assert len(more) <= 2
+    assert len(more) <= 4
 
 
 def test_without_labels_an_estimate_of_the_targets_is_a_reason_and_decides_nothing() -> None:
@@ -330,6 +380,39 @@ def test_labelled_training_texts_change_no_verdict_on_test_texts() -> None:
     assert verdict(replace(inputs, by_labels=estimated(60, 75, gained=2))) == verdict(inputs)
 
 
+def test_the_estimate_is_printed_before_the_agreement() -> None:
+    estimate: AccuracyEstimate = {"low": 0.312, "value": 0.5, "high": 0.688}
+    first, second, *_ = lines(verdict(VerdictInputs(0, unlabelled=unlabelled(91), estimate=estimate)))
+    assert "estimated at 50.0 %" in first
+    assert "agrees with the targets on 91.0 %" in second
+
+
+@pytest.mark.parametrize(("n", "text"), [(1, "1 held-out text ("), (2, "2 held-out texts (")])
+def test_one_text_is_no_plural(n: int, text: str) -> None:
+    printed = " ".join(lines(verdict(VerdictInputs(0, unlabelled=unlabelled(1, n=n)))))
+    assert text in printed
+
+
+def test_a_student_without_folder_is_trained_again() -> None:
+    inputs = with_student(made(1000, 0.80, 0.70), 0.90)
+    again = {"student.epochs": 12, "student.name": "the better one", "student.layers": None}
+    step = verdict(replace(inputs, remade={"muka-0": again}, file="my file.yaml"))["next"]
+    assert step["command"] == (
+        "amalgam run student.epochs=12 'student.name=the better one' student.layers=null -c 'my file.yaml'"
+    )
+    step = verdict(replace(inputs, remade={"muka-0": {}}))["next"]
+    assert "command" not in step
+    assert "muka-0" in step["text"]
+    step = verdict(replace(inputs, reports={"student"}))["next"]
+    assert step["command"].endswith("--student students/muka-0")
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[3].startswith("amalgam")])
+def test_every_command_names_the_experiment_file(name: str) -> None:
+    command = verdict(replace(CASES[name][0](), file="other.yaml"))["next"]["command"]
+    assert command.endswith(" -c other.yaml")
+
+
 def test_the_reason_names_the_rival_and_both_accuracies() -> None:
     [reason] = [text for text in verdict(made(1000, 0.548, 0.624, 0.948))["reasons"] if "shot" in text]
     assert all(number in reason for number in ("94.8 %", "54.8 %", "40.0 points", "n = 1,000"))
@@ -343,6 +426,7 @@ def test_the_worst_rival_comes_first() -> None:
 
 def test_a_supervised_student_is_a_caution() -> None:
     cautions = verdict(with_student(made(500, 0.85, 0.75), 0.97, "supervised student"))["cautions"]
+    assert any(text.startswith("The other student “muka-0” is") for text in cautions)
     assert any("gold labels" in text for text in cautions)
 
 

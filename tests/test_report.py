@@ -348,6 +348,16 @@ def test_a_student_trained_again_under_its_name_can_be_made_again(workspace: Wor
     workspace("report", "better", "student", *file)
 
 
+def test_a_supervised_student_decides_nothing_without_its_targets(workspace: Workspace) -> None:
+    workspace("run", "targets.mode=supervised", "student.name=gold", "student.epochs=2")
+    for manifest in (workspace.artifacts / "build-targets").glob("*/MANIFEST.json"):
+        if json.loads(manifest.read_text())["identity"]["config"]["targets"]["mode"] == "supervised":
+            shutil.rmtree(manifest.parent)
+    workspace("run")
+    kinds = {rival["name"]: rival["kind"] for rival in numbers_of(workspace)["verdict"]["rivals"]}
+    assert kinds["gold"] == "supervised student"
+
+
 def test_notes_of_the_run_are_kept(workspace: Workspace) -> None:
     def notes() -> list[str]:
         return [note["note"] for note in numbers_of(workspace)["notes"] if note["stage"] == "train-student"]

@@ -102,6 +102,8 @@ class UnitFacts(TypedDict, total=False):
 
 class ReportFacts(UnitFacts):
     method: str
+    supervised: NotRequired[bool]
+    """Whether the student learned gold labels alone."""
 
 
 class ReportMade(Made):
@@ -187,7 +189,8 @@ class Report(Stage):
             }
 
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, object]:
-        return {"method": method_name(run.experiment), **records[-1].facts}
+        supervised = run.experiment.student.learns and not target_method(run.experiment.targets).reads_teachers
+        return {"method": method_name(run.experiment), "supervised": supervised, **records[-1].facts}
 
     def publish(self, run: Run, manifest: Record) -> None:  # noqa: ARG002 - the base class's arguments
         scores, name = evaluation_if_any(run), page_name(run.experiment)

@@ -9,7 +9,10 @@ from typing import Any, NotRequired, TypedDict
 from amalgam.pipeline.storage.small_files import canonical
 from amalgam.pipeline.storage.store import MANIFEST, Store
 from amalgam.stages.report.verdict_types import RivalCounts
-from amalgam.stages.target_methods import TARGET_METHODS
+from amalgam.stages.target_methods import TARGET_METHODS, TargetMethod
+
+SUPERVISED = "supervised"
+"""Start of the name of the method that learns gold labels alone."""
 
 TARGET_STAGES = {"build-targets", "weigh-teachers"}
 """Stages between the teachers' predictions and the student: their settings are compared, not their results."""
@@ -80,13 +83,18 @@ def other_students(store: Store, test: str) -> Iterator[OtherStudent]:
             scores=scores,
             student=manifest.identity.get("upstream", {}).get("train-student"),
             right_hex=manifest.facts.get("right_hex"),
-            supervised=mode is not None and not mode.reads_teachers,
+            supervised=manifest.facts.get("supervised", _is_supervised(mode, manifest.facts["method"])),
             encoder=student.get("inputs", {}).get("encoder"),
             temperature=temperature,
             rest=canonical([settings, *inputs, own]),
             settings={name: value for identity in made_by for name, value in _settings(identity)},
             inputs=canonical([_other_inputs(identity) for identity in made_by[:2]]),
         )
+
+
+def _is_supervised(mode: type[TargetMethod] | None, method: str) -> bool:
+    """Returns whether targets are gold labels alone, for a report without this fact; its targets may be deleted."""
+    return method.startswith(SUPERVISED) if mode is None else not mode.reads_teachers
 
 
 def _settings(identity: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

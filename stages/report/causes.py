@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypedDict
 
 from amalgam.data.keys import shown_names
 from amalgam.stages.common.intervals import counted, interval, percent
@@ -29,6 +30,9 @@ HIGH_RATE = 5.0
 
 FEW_TEXTS, FEW_TEXTS_PER_LABEL = 200, 10
 """Fewer training texts are named as a cause, in all or per label."""
+
+WEAK_TEACHERS = 2 / 3
+"""Accuracy of the teachers on their own labels below which they are weak, at the upper end of the interval."""
 
 
 def causes_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[Cause]:
@@ -67,6 +71,10 @@ def _teacher_causes(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[
     for rival in lost_teachers(rivals):
         text = f"the student has {ratio(rival['student_right'], rival['n'])} accuracy on the labels of {rival['name']}"
         yield {"code": "teacher-loses", "text": text}
+    alone = teachers_alone(rivals)
+    if alone and alone["weak"]:
+        text = f"the teachers have only {ratio(alone['right'], alone['n'])} accuracy on their own labels"
+        yield {"code": "teachers-weak", "text": text}
     if inputs.weights_unused:
         text = "the evidence for a choice of teachers was dropped"
         yield {"code": "choice-not-trusted", "text": text}
@@ -93,6 +101,10 @@ def too_few(inputs: VerdictInputs, needed: int | None) -> list[Cause]:
 
 
 def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
+    frequent = next((rival for rival in rivals if rival["kind"] == "most frequent label"), None)
+    if frequent and 2 * frequent["student_right"] < frequent["n"]:
+        accuracy = ratio(frequent["student_right"], frequent["n"])
+        yield f"The student has only {accuracy} accuracy: most answers are wrong."
     for rival in rivals:
         if rival["kind"] == "supervised student" and rival["student_is"] == "worse":
             yield f"{difference_sentence(rival)}. It was trained on gold labels: if you have them, ship that student."
@@ -113,6 +125,24 @@ def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]
 
 
 # ---- losses, which the rule also reads
+
+
+class TeachersAlone(TypedDict):
+    """The teachers together, each on the texts with its own labels."""
+
+    n: int
+    right: int
+    weak: bool
+
+
+def teachers_alone(rivals: Sequence[Rival]) -> TeachersAlone | None:
+    """Returns the teachers' accuracy on their own labels; of a single teacher it is that of the ensemble."""
+    own = [rival for rival in rivals if rival["kind"] == "teacher on its own labels"]
+    own = own or [rival for rival in rivals if rival["kind"] == "ensemble"]
+    n, right = sum(rival["n"] for rival in own), sum(rival["right"] for rival in own)
+    if not n:
+        return None
+    return {"n": n, "right": right, "weak": interval(right / n, n)[1] < WEAK_TEACHERS}
 
 
 def lost_teachers(rivals: Sequence[Rival]) -> list[Rival]:

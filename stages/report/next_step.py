@@ -10,7 +10,7 @@ from amalgam.stages.common.intervals import counted
 from amalgam.stages.report.causes import LEAST_TEXTS
 from amalgam.stages.report.verdict_types import TO_LABEL, Cause, Decision, Next, Rival, VerdictInputs
 
-TEACHERS_AT_FAULT = {"choice-not-trusted", "teacher-loses", "teachers-wrong"}
+TEACHERS_AT_FAULT = {"choice-not-trusted", "teacher-loses", "teachers-weak", "teachers-wrong"}
 """Codes of causes after which the teachers need a look."""
 
 LABELS = 100

@@ -26,6 +26,7 @@ from amalgam.stages.report.causes import (
     cautions_of,
     lost_teachers,
     never_predicted,
+    teachers_alone,
     too_few,
 )
 from amalgam.stages.report.next_step import next_step
@@ -58,6 +59,15 @@ BASELINES: tuple[Kind, ...] = ("ensemble", "zero-shot", "most frequent label")
 
 EQUAL = 0.01
 """Accuracy by which a student may be worse than the baseline, at the lower end of the interval."""
+
+LEAST_GAIN, LEAST_UNCLEAR_GAIN = 0.25, 0.5
+"""Least part of the possible gain over the most frequent label, at the upper end of the interval.
+
+The second holds for a gain that is not significant.
+"""
+
+LEAST_ACCURACY = 0.5
+"""Least accuracy of a student whose teachers are weak on their own labels, at the upper end of the interval."""
 
 LEAST_AGREEMENT = 0.5
 """Without labelled texts: least agreement with the targets, at the upper end of the interval."""
@@ -150,10 +160,7 @@ def _faults(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
             f"On the labels of teacher {rival['name']} the student has {ratio(rival['student_right'], rival['n'])} "
             f"accuracy, less than half of the teacher's {ratio(rival['right'], rival['n'])} (n = {rival['n']:,})."
         )
-    for rival in rivals:
-        useless = rival["high"] < (1 - rival["right"] / max(rival["n"], 1)) / 2
-        if rival["kind"] == "most frequent label" and rival["student_is"] == "not clearly different" and useless:
-            yield f"The student is no better than always predicting {rival['name']} ({figures_of(rival)})."
+    yield from _useless(rivals)
 
 
 def _better_rivals(rivals: Sequence[Rival]) -> Iterator[str]:
@@ -171,6 +178,25 @@ def _missed_labels(inputs: VerdictInputs) -> Iterator[str]:
     if lost:
         never = f"{label_count(lost, 'is', 'are')} never predicted right, with at least {LEAST_OF_LABEL} test texts"
         yield f"{never}: {shown_names(lost, SHOWN)}."
+
+
+def _useless(rivals: Sequence[Rival]) -> Iterator[str]:
+    """Yields why a student is of no use even if all rivals are worse: the absolute bar."""
+    frequent = next((rival for rival in rivals if rival["kind"] == "most frequent label"), None)
+    if frequent is None or not frequent["n"]:
+        return
+    n, right = frequent["n"], frequent["student_right"]
+    least = LEAST_GAIN if frequent["student_is"] == "better" else LEAST_UNCLEAR_GAIN
+    if frequent["student_is"] != "worse" and frequent["high"] < least * (1 - frequent["right"] / n):
+        much = "little" if frequent["student_is"] == "better" else "no"
+        yield f"The student is {much} better than {name_of(frequent)} ({figures_of(frequent)})."
+    low, high = interval(right / n, n)
+    teachers = teachers_alone(rivals)
+    if teachers and teachers["weak"] and high < LEAST_ACCURACY:
+        yield (
+            f"The student has only {ratio(right, n)} accuracy (95 % interval {bounds(low, high)}). "
+            f"The teachers have only {ratio(teachers['right'], teachers['n'])} accuracy on their own labels."
+        )
 
 
 # ---- without labels

@@ -121,6 +121,18 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
     "better than the ensemble": (lambda: made(500, 0.852, 0.762, 0.62), "ship", set(), "amalgam predict"),
     "a little better on many texts": (lambda: made(5000, 0.90, 0.87), "ship", set(), "amalgam predict"),
     "equal on very many texts": (lambda: made(40_000, 0.90, 0.90), "ship", set(), "amalgam predict"),
+    "77 labels, half of the texts, good teachers": (
+        lambda: made(5005, 0.49, 0.40, 0.30, labels=77, own=(0.85, 0.85)),
+        "ship",
+        set(),
+        "amalgam predict",
+    ),
+    "150 labels, half of the texts, good teachers": (
+        lambda: made(4500, 0.49, 0.40, 0.30, labels=150, own=(0.85, 0.85)),
+        "ship",
+        set(),
+        "amalgam predict",
+    ),
     "77 labels, few texts of each": (
         lambda: made(500, 0.80, 0.70, labels=77, gold=RARE),
         "ship",
@@ -242,14 +254,38 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
     "everything guesses": (
         lambda: made(1000, 0.26, 0.25, 0.25, own=(0.5, 0.5)),
         "do not ship",
-        set(),
-        "amalgam run",
+        {"teachers-weak"},
+        "amalgam audit",
+    ),
+    "a bad student of bad teachers": (
+        lambda: made(1000, 0.352, 0.28, 0.28, own=(0.428, 0.456)),
+        "do not ship",
+        {"teachers-weak"},
+        "amalgam audit",
+    ),
+    "hardly better than chance on many texts": (
+        lambda: made(20_000, 0.28, 0.25, 0.25, own=(0.9, 0.9)),
+        "do not ship",
+        {"teacher-loses"},
+        "amalgam audit",
+    ),
+    "wrong on most texts, teachers that guess": (
+        lambda: made(3000, 0.45, 0.40, 0.30, own=(0.6, 0.6)),
+        "do not ship",
+        {"teachers-weak"},
+        "amalgam audit",
     ),
     "always the most frequent label": (
         lambda: made(200, [1.0, 0, 0, 0, 0, 0], 0.80, 0.5, labels=6, gold=ONE_LABEL),
         "do not ship",
         {"skewed-labels"},
         "amalgam run",
+    ),
+    "unbalanced labels, little but the frequent one": (
+        lambda: made(5000, [0.999, 0.03, 0.03, 0.03], 0.80, 0.5, gold=[0] * 4700 + [1, 2, 3] * 100),
+        "do not ship",
+        {"skewed-labels"},
+        "",
     ),
     # unclear
     "a tie": (lambda: made(500, 0.82, 0.80), "cannot say", {"few-test-texts"}, "Label more test texts"),
@@ -385,6 +421,11 @@ def test_the_estimate_is_printed_before_the_agreement() -> None:
     first, second, *_ = lines(verdict(VerdictInputs(0, unlabelled=unlabelled(91), estimate=estimate)))
     assert "estimated at 50.0 %" in first
     assert "agrees with the targets on 91.0 %" in second
+
+
+def test_a_student_below_one_half_ships_with_a_caution() -> None:
+    result = verdict(made(5005, 0.49, 0.40, 0.30, labels=77, own=(0.85, 0.85)))
+    assert any(caution.startswith("The student has only 49.") for caution in result["cautions"])
 
 
 @pytest.mark.parametrize(("n", "text"), [(1, "1 held-out text ("), (2, "2 held-out texts (")])

@@ -147,6 +147,9 @@ def _check(path: Path, requirements: Requirements) -> None:
     if not scores:
         what = "the accuracy is unknown: there are no labelled test texts"
         raise ExperimentError(what, where="corpus.test", fix="set corpus.test and corpus.label")
+    if requirements.fail_under is not None and _has_no_random_text(numbers):
+        what, fix = "the accuracy is unknown: all test texts were selected", "add rows with `random` in column `why`"
+        raise ExperimentError(what, where="corpus.test", fix=fix)
     verdict = numbers["verdict"]
     command = verdict["next"].get("command") if verdict and verdict["decision"] != "ship" else None
     fix = f"run `{command}`" if command else "train another student, or lower the requirement"
@@ -160,6 +163,11 @@ def _check(path: Path, requirements: Requirements) -> None:
         if rival["student_is"] == "worse":
             what = f"{difference_sentence(rival)} (--fail-if-worse-than {requirements.worse_than})"
             raise QualityError(what, where=where, fix=fix)
+
+
+def _has_no_random_text(numbers: ReportJson) -> bool:
+    evaluation = numbers["evaluation"]
+    return evaluation is not None and "selected" in evaluation and not evaluation["selected"]["random"]
 
 
 def _rival(numbers: ReportJson, name: str) -> Rival:

@@ -22,6 +22,14 @@ KEY, ID, TEXT = "key", "id", "text"
 WHY, RANDOM = "why", "random"
 """The column of a file of texts to label with the reason for each text, and its value for random texts."""
 
+DIFFER = "student and ensemble differ"
+"""Value of this column for a random text of those on which student and ensemble differ."""
+SELECTED = {DIFFER, "student and ensemble disagree", "small margin"}
+"""All values for texts that are no random ones; older versions wrote the last two."""
+
+ORDINARY, DIFFERING, HARD = 0, 1, 2
+"""How a test text was picked; a hard one was picked because a model is unsure of it, or sure against another."""
+
 MOST_SHOWN = 20
 SIMILAR = 0.7
 
@@ -124,6 +132,16 @@ def read_label_file(path: Path, corpus: Corpus) -> LabelFile:
             identity, why = _identity(column, row.fields), reasons.get(row.number)
             rows.append(LabelRow(place, identity, shown(row.fields[0]), row.label, why))
     return LabelFile(shown(path.name, 200), f"{WHERE}: {shown(str(path), 200)}", column, rows, problems, empty, marked)
+
+
+def picked_in(path: Path, corpus: Corpus) -> dict[bytes, int]:
+    """Returns how the texts were picked, by key, if the file has the column; only of those that are not ordinary."""
+    column = f"{WHY}_" if WHY in {*corpus.text, corpus.id, corpus.label} else WHY
+    reasons = _column(path, column) if _has_column(path, column) else {}
+    if not SELECTED & set(reasons.values()):
+        return {}
+    rows = ((reasons.get(row.number), row) for row in read_rows(path, corpus=corpus) if isinstance(row, Row))
+    return {text_key(row.fields): DIFFERING if why == DIFFER else HARD for why, row in rows if why in SELECTED}
 
 
 def find_texts(file: LabelFile, buckets: Iterable[pa.Table]) -> dict[bytes | str, bytes]:

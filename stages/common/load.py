@@ -44,6 +44,7 @@ from amalgam.stages.common.given_labels import (
     LabelFile,
     find_texts,
     labels_in,
+    picked_in,
     read_label_file,
 )
 from amalgam.stages.common.given_labels import WHERE as LABELS
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
 LABELS_SHOWN = 5
 
 MOST_SCANNED = 50_000_000
-"""Most bytes of texts that `plan` and `doctor` read to look up the texts of given labels."""
+"""Most bytes of texts that `plan` and `doctor` read to look up the texts of given labels, or of a file to label."""
 
 MOST_ESTIMATION, ESTIMATION_SHARE = 500, 0.1
 """Most labelled texts that estimate accuracies, and their largest share of the training texts."""
@@ -171,6 +172,16 @@ def picked_at_random(run: Run) -> bool:
     """Returns whether the labelled texts are known to be a random sample: marked ones, or all training texts."""
     given = given_labels(run)
     return given is not None and (given.random is not None or len(given.by_key) == train_part(run).texts)
+
+
+@once
+def picked_texts(run: Run) -> dict[bytes, int]:
+    """Returns how the test texts were picked, by key; only of selected ones, which a file of texts to label marks."""
+    corpus, sources = corpus_for(run.experiment, "test"), sources_of(run.experiment).get("test", [])
+    picked: dict[bytes, int] = {}
+    for path in (path for source in sources for path in local_files(run, source)):
+        picked |= picked_in(path, corpus) if path.stat().st_size <= MOST_SCANNED else {}
+    return picked
 
 
 @once

@@ -33,6 +33,13 @@ class Scores(Measures):
     confusion: NotRequired[list[list[int]]]
 
 
+class Selected(TypedDict):
+    """Labelled test texts of a file to label: the selected ones, and the random ones, of which the scores are."""
+
+    texts: int
+    random: int
+
+
 class EvaluatedSystems(TypedDict):
     n: int
     left_out: int
@@ -41,6 +48,8 @@ class EvaluatedSystems(TypedDict):
     """The system that the report is about."""
     selected_by: str
     adaptive: NotRequired[AdaptiveSummary]
+    selected: NotRequired[Selected]
+    """Only with selected test texts."""
 
 
 class Evaluation(EvaluatedSystems):

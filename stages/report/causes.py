@@ -14,6 +14,7 @@ from amalgam.stages.report.verdict_words import (
     difference_sentence,
     label_count,
     ratio,
+    selection_sentence,
 )
 
 LEAST_TEXTS = 50
@@ -93,7 +94,10 @@ def too_few(inputs: VerdictInputs, needed: int | None) -> list[Cause]:
     """Returns why the test texts do not decide."""
     texts = counted(inputs.n, "test text")
     if inputs.n < LEAST_TEXTS:
-        return [{"code": "few-test-texts", "text": f"only {counted(inputs.n, 'labelled test text')}"}]
+        random = "random labelled" if inputs.selected else "labelled"
+        return [{"code": "few-test-texts", "text": f"only {counted(inputs.n, f'{random} test text')}"}]
+    if inputs.selected:
+        return [{"code": "few-test-texts", "text": f"{texts} and the selected ones are too few"}]
     if needed is None:
         return [{"code": "tie", "text": "the two differ too little for any practical number of test texts"}]
     text = f"{texts} are too few; about {needed:,} would decide, if the difference stays"
@@ -101,6 +105,9 @@ def too_few(inputs: VerdictInputs, needed: int | None) -> list[Cause]:
 
 
 def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
+    """Yields the remarks; that on selected texts comes first."""
+    if inputs.selected:
+        yield selection_sentence(inputs.n, inputs.selected)
     frequent = next((rival for rival in rivals if rival["kind"] == "most frequent label"), None)
     if frequent and 2 * frequent["student_right"] < frequent["n"]:
         accuracy = ratio(frequent["student_right"], frequent["n"])
@@ -117,11 +124,6 @@ def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]
     if rare:
         few = f"{label_count(rare, 'has', 'have')} fewer than {LEAST_OF_LABEL} test texts, too few for a decision"
         yield f"{few}: {shown_names(rare, SHOWN)}."
-    if inputs.selected_texts:
-        yield (
-            "The test texts were selected because they are hard: accuracies and differences on ordinary texts are "
-            "others. Only rows with `random` in column `why` estimate them."
-        )
 
 
 # ---- losses, which the rule also reads
@@ -138,7 +140,7 @@ class TeachersAlone(TypedDict):
 def teachers_alone(rivals: Sequence[Rival]) -> TeachersAlone | None:
     """Returns the teachers' accuracy on their own labels; of a single teacher it is that of the ensemble."""
     own = [rival for rival in rivals if rival["kind"] == "teacher on its own labels"]
-    own = own or [rival for rival in rivals if rival["kind"] == "ensemble"]
+    own = own or [rival for rival in rivals if rival["kind"] == "ensemble" and not rival.get("selected")]
     n, right = sum(rival["n"] for rival in own), sum(rival["right"] for rival in own)
     if not n:
         return None

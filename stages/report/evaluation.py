@@ -7,8 +7,8 @@ system are kept, so memory does not grow with texts times labels.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -25,6 +25,7 @@ from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
+from amalgam.stages.common.given_labels import ORDINARY
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report.blocks import Scores
 
@@ -91,6 +92,8 @@ class EvaluationInputs:
     calibration_bins: int
     unknown_label: str | None = None
     """Gold label of texts that belong to no label of the union."""
+    picked: Mapping[bytes, int] = field(default_factory=dict)
+    """By key of a selected test text: how it was picked."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,27 @@ class TestAnswers:
     """The student's unknown score of each text; empty without a student."""
     unknown_scores: Array = field(default_factory=lambda: np.zeros(0))
     """The scores of the texts with the unknown label."""
+    picked: Array = field(default_factory=lambda: np.zeros(0, np.int8))
+    """How each text was picked."""
+
+    def where(self, kept: Array) -> TestAnswers:
+        """Returns the texts of a mask."""
+        return replace(
+            self,
+            rows=self.rows[kept],
+            gold=self.gold[kept],
+            own={name: own[kept] for name, own in self.own.items()},
+            systems={name: Predictions(*(column[kept] for column in own)) for name, own in self.systems.items()},
+            letters=self.letters[kept],
+            scores=self.scores[kept] if len(self.scores) else self.scores,
+            picked=self.picked[kept],
+        )
+
+
+def ordinary_texts(answers: TestAnswers) -> TestAnswers:
+    """Leaves out selected texts, which are harder than others; without other texts returns all."""
+    ordinary = answers.picked == ORDINARY
+    return answers.where(ordinary) if ordinary.any() and not ordinary.all() else answers
 
 
 def predict_test(inputs: EvaluationInputs) -> TestAnswers:
@@ -130,6 +154,7 @@ def predict_test(inputs: EvaluationInputs) -> TestAnswers:
         sum(group.seconds for group in groups),
         np.concatenate([group.scores for group in groups]),
         np.concatenate([group.unknown_scores for group in groups]),
+        np.concatenate([group.picked for group in groups]),
     )
 
 
@@ -169,8 +194,10 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     seconds, letters = time.perf_counter() - began, np.array([sum(map(len, text)) for text in texts], np.int64)
     if inputs.student is not None and inputs.unknown_label is not None:
         _, unknown_scores = inputs.student.logits_and_scores(fields(unknown))
-    rows = first + np.flatnonzero(kept)
-    return TestAnswers(rows, gold, own, systems, letters, seconds, scores, unknown_scores)
+    rows, picked = first + np.flatnonzero(kept), np.full(len(gold), ORDINARY, np.int8)
+    if inputs.picked:
+        picked[:] = [inputs.picked.get(key, ORDINARY) for key in table.column("key").to_pylist()]
+    return TestAnswers(rows, gold, own, systems, letters, seconds, scores, unknown_scores, picked)
 
 
 def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:

@@ -1,4 +1,4 @@
-"""Describes a student without labelled test texts, and selects the texts whose labels decide most about it.
+"""Describes a student without labelled test texts, and selects the texts whose labels decide about it.
 
 The student predicts a sample of the training texts. Keys are hashes, so the first texts in key order are a random
 sample.
@@ -10,6 +10,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Part, fields, read_bucket
+from amalgam.stages.common.given_labels import DIFFER, RANDOM
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.training.batches import held_out_keys
 from amalgam.stages.report.evaluation import ensemble
@@ -42,9 +44,8 @@ MOST_READ = 20_000
 LEAST_HELD_OUT = 20
 """Fewer held-out texts are too few for an agreement; it then counts all texts."""
 
-SELECTED = 200
-QUOTAS = {"student and ensemble disagree": 100, "small margin": 50}
-"""Most texts to label by reason, in this order; random texts are the rest."""
+SELECTED, MOST_DIFFERING = 200, 100
+"""Texts to label, and most of them on which student and ensemble differ; the others are random."""
 
 NO_COVERAGE: Coverage = {"thresholds": [], "curve": []}
 
@@ -94,7 +95,7 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[UnlabelledQuality, str]
         "held_out": int(sample.held_out.sum()),
         "agreement": None if same is None else _agreement(sample, same[compared], everything=bool(compared.all())),
         "ensemble": None if sample.ensemble is None else int((predicted == sample.ensemble.argmax(axis=1)).sum()),
-        "labels": _shares(inputs.labels, predicted, sample.reference),
+        "labels": _shares(inputs.labels, predicted, sample),
         "coverage": coverage(confidence[compared], same[compared]) if same is not None else NO_COVERAGE,
         "to_label": len(chosen),
     }
@@ -110,14 +111,17 @@ def _agreement(sample: _Sample, same: Array, *, everything: bool) -> Agreement:
     }
 
 
-def _shares(labels: LabelSpace, predicted: Array, reference: Array | None) -> list[LabelShare]:
-    first = None if reference is None else reference.argmax(axis=1)
+def _shares(labels: LabelSpace, predicted: Array, sample: _Sample) -> list[LabelShare]:
+    reference = sample.reference
+    counts = partial(np.bincount, minlength=len(labels.names))
+    first = None if reference is None else counts(reference.argmax(axis=1)).tolist()
+    mass = None if reference is None else reference.sum(axis=0).tolist()
     return [
         {
             "label": name,
             "predicted": int((predicted == place).sum()),
-            "expected": None if first is None else int((first == place).sum()),
-            "mass": None if reference is None else float(reference[:, place].sum()),
+            "expected": first and first[place],
+            "mass": mass and mass[place],
         }
         for place, name in enumerate(labels.names)
     ]
@@ -154,43 +158,17 @@ def _sample(inputs: LabellingInputs) -> _Sample:
 
 
 def select(student: Array, ensemble: Array | None) -> list[tuple[int, str]]:
-    """Returns the rows to label in order, with the reason; each reason takes the predicted labels in turn.
+    """Returns the rows to label in order, with the reason: first those where student and ensemble differ.
 
-    Random rows are drawn from all before the others, because only then they estimate an accuracy.
+    Both groups are the first rows by key, so they are random: only then they compare the two and estimate an accuracy.
     """
-    label, margin = student.argmax(axis=1), _margin(student)
-    rows = np.arange(len(label))
-    orders = {"small margin": rows[np.argsort(margin, kind="stable")]}
-    if ensemble is not None:
-        differ = rows[label != ensemble.argmax(axis=1)]
-        both = np.minimum(margin, _margin(ensemble))[differ]  # both are certain, and one is wrong
-        orders["student and ensemble disagree"] = differ[np.argsort(-both, kind="stable")]
-    places = SELECTED - sum(min(quota, len(orders.get(why, ()))) for why, quota in QUOTAS.items())
-    random, chosen = rows[:places].tolist(), dict[int, str]()
-    for why, quota in QUOTAS.items():
-        taken = {*chosen, *random}
-        candidates = [row for row in orders.get(why, rows[:0]).tolist() if row not in taken]
-        most = SELECTED - len(random) - len(chosen) if why == "small margin" else quota
-        chosen |= dict.fromkeys(in_turn(candidates, label[candidates].tolist())[:most], why)
-    return [*chosen.items(), *((row, "random") for row in random)]
-
-
-def in_turn(rows: Sequence[int], labels: Sequence[int]) -> list[int]:
-    """Reorders rows so that labels take turns; rows of one label keep their order."""
-    turn: dict[int, int] = {}
-    order = []
-    for place, label in enumerate(labels):
-        turn[label] = turn.get(label, -1) + 1
-        order.append((turn[label], place))
-    return [rows[place] for _, place in sorted(order)]
-
-
-def _margin(probabilities: Array) -> Array:
-    if probabilities.shape[1] < 2:
-        return np.ones(len(probabilities))
-    best = np.partition(probabilities, -2, axis=1)[:, -2:]
-    margin: Array = best[:, 1] - best[:, 0]
-    return margin
+    rows = list(range(len(student)))
+    if ensemble is None or len(rows) <= SELECTED:
+        return [(row, RANDOM) for row in rows[:SELECTED]]
+    differ = np.flatnonzero(student.argmax(axis=1) != ensemble.argmax(axis=1)).tolist()
+    random = rows[: SELECTED - min(len(differ), MOST_DIFFERING)]
+    differing = [row for row in differ if row >= len(random)][:MOST_DIFFERING]
+    return [*((row, DIFFER) for row in differing), *((row, RANDOM) for row in random)]
 
 
 def columns_of(corpus: Corpus) -> list[str]:

@@ -24,7 +24,7 @@ def next_step(
     if decision == "ship":
         student = [] if inputs.page == "student" else ["--student", f"students/{inputs.page}"]
         return {"text": "Use the student.", "command": _command(inputs, "predict", "a text", *student)}
-    if decision == "cannot say" and not inputs.n:
+    if decision == "cannot say" and not inputs.n and not inputs.selected:
         return _label_texts(inputs)
     if decision == "cannot say" and "tie" in codes:
         return {"text": "Decide by size and speed: the student is one model."}
@@ -37,8 +37,9 @@ def next_step(
 
 
 def _label_test_texts(inputs: VerdictInputs, needed: int | None) -> Next:
+    random = "random " if inputs.selected else ""
     goal = f"about {needed:,}" if needed else f"at least {4 * LEAST_TEXTS}"
-    return {"text": f"Label more test texts, {goal} in all, and run `amalgam report` again."}
+    return {"text": f"Label more {random}test texts, {goal} in all, and run `amalgam report` again."}
 
 
 def _other_student(inputs: VerdictInputs, name: str) -> Next:

@@ -22,6 +22,7 @@ from amalgam.data.parquet import matrix
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
+from amalgam.stages.common.given_labels import HARD, ORDINARY
 from amalgam.stages.common.intervals import NORMAL_95
 from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
 from amalgam.stages.report.blocks import (
@@ -176,6 +177,17 @@ def rival_counts(answers: TestAnswers, labels: LabelSpace, system: str) -> list[
     frequent = int(np.bincount(gold).argmax())
     counts.append(_rival(labels.names[frequent], "most frequent label", right, gold == frequent, everywhere))
     return counts
+
+
+def rivals_of_selected(answers: TestAnswers, labels: LabelSpace, system: str) -> list[RivalCounts]:
+    """Compares the ensemble also on texts that were selected at random among those where the two differ.
+
+    All other rivals are compared on ordinary texts alone.
+    """
+    ordinary, fair = answers.where(answers.picked == ORDINARY), answers.where(answers.picked != HARD)
+    counts = [rival_counts(texts, labels, system) if len(texts.gold) else [] for texts in (fair, ordinary)]
+    ensemble: list[RivalCounts] = [{**rival, "selected": True} for rival in counts[0] if rival["kind"] == "ensemble"]
+    return [*ensemble, *(rival for rival in counts[1] if rival["kind"] != "ensemble")]
 
 
 def _rival(name: str, kind: Kind, right: Array, rival_right: Array, inside: Array) -> RivalCounts:

@@ -46,7 +46,7 @@ from amalgam.stages.report.students import (
     temperature_sweep,
 )
 from amalgam.stages.report.verdict import verdict
-from amalgam.stages.report.verdict_types import TO_LABEL, VerdictInputs
+from amalgam.stages.report.verdict_types import VerdictInputs
 from amalgam.stages.report.verdict_words import estimate_sentence
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ class ReportInputs:
 
 def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: Findings, name: str) -> ReportJson:
     fingerprint, manifest = inputs.results["report"]
-    test = manifest.identity["inputs"].get("test")
-    students = list(other_students(inputs.store, test)) if test else []
+    test, picked = (manifest.identity["inputs"].get(name) for name in ("test", "picked"))
+    students = list(other_students(inputs.store, test, picked)) if test else []
     record = inputs.store.record(inputs.store.folder("report", fingerprint) / "report.json")
     history = record.made if record else {}
     counts = [row["n"] for row in findings["student_quality"]["classes"]] if findings["student_quality"] else []
@@ -130,7 +130,7 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
         "models": _models(inputs, history),
         "student": _student(inputs.results["train-student"][1]) if inputs.settings.student.learns else None,
         "libraries": manifest.made.get("libraries", {}),
-        "test": test,
+        "test": f"{test}-{picked}" if picked else test,
         "settings": inputs.settings.model_dump(mode="json", exclude=NOT_SETTINGS),
         "accuracy_losses": [],
         "summary": [],
@@ -179,15 +179,18 @@ def _verdict_inputs(
     quality, losses = numbers["student_quality"], numbers["accuracy_losses"]
     student: StudentFacts = inputs.facts("train-student")
     weights: WeightFacts | None = inputs.facts("weigh-teachers")
-    evaluation, test = numbers["evaluation"], inputs.settings.corpus.test
+    evaluation, selected = numbers["evaluation"], None
+    if evaluation and "selected" in evaluation:
+        selected = evaluation["selected"]
     largest = max(losses, key=lambda loss: float(loss["lost"]), default=None)
     unknown = {"student.name"} | ({"corpus.test", "corpus.label"} if evaluation is None else set())
     right = evaluation["n"] - quality["wrong"] if evaluation and quality else 0
-    students = student_rivals(right, quality["right_hex"], others) if quality else []
+    ordinary = evaluation["n"] if evaluation and (not selected or selected["random"]) else 0
+    students = student_rivals(right, quality["right_hex"], others) if quality and ordinary else []
     return VerdictInputs(
-        n=evaluation["n"] if evaluation else 0,
+        n=ordinary,
         rivals=[*quality["rivals"], *students] if quality else (),
-        labels=quality["classes"] if quality else (),
+        labels=quality["classes"] if quality and ordinary else (),
         unlabelled=numbers["unlabelled"],
         teachers=len(inputs.labels.columns),
         steps=student["steps"],
@@ -203,7 +206,7 @@ def _verdict_inputs(
         long_texts=student["cut"] / max(student["texts"], 1),
         method=numbers["method"],
         label=inputs.settings.corpus.label,
-        selected_texts=any(source.endswith(TO_LABEL) for source in test or ()),
+        selected=selected["texts"] if selected else 0,
         page=numbers["name"],
         file=inputs.file,
         reports=inputs.reports,
@@ -371,7 +374,8 @@ def _accuracy(numbers: ReportJson, evaluation: EvaluationBlock) -> str:
     bound = numbers["supervised"]
     if bound and bound["fingerprint"] != numbers["fingerprint"]:
         others.append(f"a student trained on gold labels {percent(bound['accuracy'])}")
-    texts = f"test text{'' if n == 1 else 's'}"
+    random = "random " if evaluation.get("selected", {}).get("random") else ""
+    texts = f"{random}test text{'' if n == 1 else 's'}"
     listed = " and ".join([", ".join(others[:-1]), others[-1]]) if len(others) > 1 else "".join(others)
     measured = f"{percent(accuracy)} accuracy on {n:,} {texts} (95 % interval {bounds(low, high)})"
     return f"{subject} has {measured}{'; ' if others else ''}{listed}."

@@ -36,6 +36,7 @@ from amalgam.stages.common.cached.load import (
 )
 from amalgam.stages.common.corpus import Part
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_students
+from amalgam.stages.common.given_labels import ORDINARY
 from amalgam.stages.common.load import (
     ESTIMATION_SHARE,
     LEAST_ESTIMATION,
@@ -48,13 +49,14 @@ from amalgam.stages.common.load import (
     load_student,
     part_of,
     picked_at_random,
+    picked_texts,
     teachers_of,
     tokenized_buckets,
     train_part,
 )
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
-from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, TeacherCost
+from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Selected, TeacherCost
 from amalgam.stages.report.html import check_page, page, page_name, publish, publish_texts
 from amalgam.stages.report.report_json import (
     MEASURES,
@@ -66,6 +68,7 @@ from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_types import TO_LABEL, LabelEstimates, UnlabelledQuality
+from amalgam.stages.report.verdict_words import selection_sentence
 from amalgam.stages.target_methods import COMPARATIVE, Evidence, reads_texts, target_method
 from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
@@ -115,7 +118,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 7  # random texts to label are drawn before the others
+    VERSION = 8  # selected test texts, teachers and the ensemble's labels without test texts
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
@@ -136,6 +139,8 @@ class Report(Stage):
         test, inputs = part_of(run, "test"), dict[str, object]()
         if test:
             inputs = {"test": test.labels_digest, "zero-shot": _zero_shot_identity(run)}
+            picked = picked_texts(run)
+            inputs |= {"picked": fingerprint(sorted((key.hex(), how) for key, how in picked.items()))} if picked else {}
             inputs |= {"unknown": run.experiment.corpus.unknown} if run.experiment.corpus.unknown else {}
         if teachers_of(run):
             inputs |= {"families": families_of(run), "dtype": dtype_of(run)}
@@ -233,7 +238,7 @@ class Report(Stage):
                 "the record of the report is lost, so the page has no date and no speeds; run `amalgam report --force`"
             )
         if numbers["verdict"]:
-            run.console.verdict(lines(numbers["verdict"]))
+            run.console.verdict(lines(numbers["verdict"], _selection_caution(scores)))
         to_label = _file(run, TEXTS_TO_LABEL)
         if to_label:
             run.console.say(publish_texts(run.base, name + TO_LABEL, run.store.verified_path(to_label).read_bytes()))
@@ -292,18 +297,19 @@ class Evaluated:
 
 
 def _evaluate(run: Run) -> Evaluated:
-    from amalgam.stages.report.evaluation import evaluate_systems, predict_test
-    from amalgam.stages.report.quality import script_counts, student_quality, target_quality
+    from amalgam.stages.report.evaluation import evaluate_systems, ordinary_texts, predict_test
+    from amalgam.stages.report.quality import rivals_of_selected, script_counts, student_quality, target_quality
 
     test, train = part_of(run, "test"), _train_part(run)
     scores, quality, targets, unlabelled, to_label, speed = None, None, None, None, None, None
     if test:
         inputs = evaluation_inputs(run, test)
-        answers, names = predict_test(inputs), inputs.labels.names
+        every, names = predict_test(inputs), inputs.labels.names
+        answers = ordinary_texts(every)
         learns = run.experiment.student.learns
         scores = Evaluation(
             n=len(answers.gold),
-            left_out=test.texts - len(answers.gold) - len(answers.unknown_scores),
+            left_out=test.texts - len(every.gold) - len(every.unknown_scores),
             labels=list(names),
             groups={name: [names[column] for column in own] for name, own in inputs.labels.columns.items()},
             systems=evaluate_systems(inputs, answers),
@@ -313,7 +319,12 @@ def _evaluate(run: Run) -> Evaluated:
         adaptive = run.result("cache-teachers").facts.get("adaptive") if "cache-teachers" in run.results else None
         if adaptive:
             scores["adaptive"] = adaptive
+        selected = int((every.picked != ORDINARY).sum())
+        if selected:
+            scores["selected"] = Selected(texts=selected, random=len(every.picked) - selected)
         quality = student_quality(inputs, answers, scores["systems"][inputs.system]["confusion"])
+        if selected:
+            quality["rivals"] = rivals_of_selected(every, inputs.labels, inputs.system)
         speed = Speed(texts=len(answers.gold), seconds=round(answers.seconds, 3)) if learns else None
     elif train:
         unlabelled, to_label = _unlabelled(run, train)
@@ -330,6 +341,13 @@ def _evaluate(run: Run) -> Evaluated:
     if train and estimation_texts(run):
         findings["label_estimates"] = _label_estimates(run, train)
     return Evaluated(scores, findings, to_label, speed)
+
+
+def _selection_caution(scores: Evaluation | None) -> str:
+    """Returns the caution on selected test texts; empty if all are ordinary ones."""
+    if scores is None or "selected" not in scores:
+        return ""
+    return selection_sentence(scores["selected"]["random"], scores["selected"]["texts"])
 
 
 def _label_estimates(run: Run, train: Part) -> LabelEstimates:
@@ -413,6 +431,7 @@ def evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
         student=load_student(run, student_folder(run), labels.names, where="the student") if learns else None,
         calibration_bins=run.experiment.report.calibration_bins,
         unknown_label=run.experiment.corpus.unknown,
+        picked=picked_texts(run),
     )
 
 

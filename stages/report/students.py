@@ -62,13 +62,16 @@ class OtherStudent:
     """All inputs of the student and its targets that are no settings."""
 
 
-def other_students(store: Store, test: str) -> Iterator[OtherStudent]:
-    """Yields every report of this workspace on the same labelled test texts, including the current one."""
+def other_students(store: Store, test: str, picked: str | None = None) -> Iterator[OtherStudent]:
+    """Yields every report of this workspace on the same labelled test texts, including the current one.
+
+    `test` and `picked` are the digests of the labels, and of the selection of texts.
+    """
     for folder in store.folders("report"):
         manifest = store.manifest("report", folder.name)
         if manifest is None or store.missing_files(manifest) or not manifest.facts.get("scores"):
             continue
-        if manifest.identity.get("inputs", {}).get("test") != test:
+        if [manifest.identity.get("inputs", {}).get(name) for name in ("test", "picked")] != [test, picked]:
             continue
         student = _upstream(store, manifest.identity, "train-student")
         targets = _upstream(store, student, "build-targets")

@@ -43,7 +43,9 @@ def print_evaluation(console: Console, scores: Evaluation) -> None:
     """Prints the last systems and the reported one; evaluation.json has all."""
     names = list(scores["systems"])
     names = [name for name in names[:-MOST_SYSTEMS] if name == scores["system"]] + names[-MOST_SYSTEMS:]
-    title = f"{scores['n']:,} labelled test texts, {len(scores['labels'])} labels; accuracy over all labels"
+    random = "random " if scores.get("selected", {}).get("random") else ""
+    texts = f"{random}labelled test text{'' if scores['n'] == 1 else 's'}"
+    title = f"{scores['n']:,} {texts}, {len(scores['labels'])} labels; accuracy over all labels"
     rows = [row(name, scores["systems"][name], scores["groups"]) for name in names]
     console.table(title, header(scores["groups"]), rows)
 

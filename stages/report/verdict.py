@@ -80,7 +80,7 @@ PRINTED = 4
 
 
 def verdict(inputs: VerdictInputs) -> Verdict:
-    if not inputs.n:
+    if not inputs.n and not inputs.selected:
         return _without_labels(inputs)
     rivals = [_compared(counts, inputs.rivals) for counts in inputs.rivals]
     faults = list(_faults(inputs, rivals))
@@ -101,10 +101,11 @@ def verdict(inputs: VerdictInputs) -> Verdict:
     }
 
 
-def lines(verdict: Verdict) -> list[str]:
-    """Returns the end of `amalgam run`: the decision with its reasons, the causes, and the next step."""
+def lines(verdict: Verdict, caution: str = "") -> list[str]:
+    """Returns the end of `amalgam run`: the decision with its reasons, a caution, the causes, and the next step."""
     printed = [f"verdict: {verdict['decision']}. {' '.join(verdict['reasons'][:2])}"]
     printed += [f"  {reason}" for reason in verdict["reasons"][2:PRINTED]]
+    printed += [f"  caution: {caution}"] if caution else []
     causes = [cause["text"] for cause in verdict["causes"] if cause["code"] != "no-labels"]  # the reason names it
     if causes:
         printed.append(f"  cause: {'; '.join(causes[:3])}")
@@ -140,12 +141,13 @@ def _decided(inputs: VerdictInputs, rivals: Sequence[Rival]) -> tuple[Decision, 
         return "ship", [f"{reason}, and no rival is significantly better."], None
     reason = f"The student and {name_of(baseline)} are not clearly different ({figures_of(baseline)})."
     n, gained, lost = baseline["n"], baseline["gained"] or 0, baseline["lost"] or 0
-    return "cannot say", [reason], texts_needed(gained, lost, n, EQUAL)
+    return "cannot say", [reason], None if inputs.selected else texts_needed(gained, lost, n, EQUAL)
 
 
 def _too_few_sentence(inputs: VerdictInputs) -> str:
+    random = "random " if inputs.selected else ""
     are = "is" if inputs.n == 1 else "are"
-    texts = counted(inputs.n, "labelled test text")
+    texts = counted(inputs.n, f"{random}labelled test text")
     return f"{texts} {are} too few: a verdict needs at least {LEAST_TEXTS}."
 
 

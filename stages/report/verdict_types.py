@@ -40,6 +40,8 @@ class RivalCounts(TypedDict):
     gained: int | None
     """Texts on which only the student is right; None if the two cannot be compared text by text."""
     lost: int | None
+    selected: NotRequired[bool]
+    """Whether the texts were selected because student and ensemble differ: accuracies on ordinary texts are others."""
 
 
 class Rival(RivalCounts):
@@ -176,7 +178,7 @@ class VerdictInputs:
     """Everything that the verdict depends on."""
 
     n: int
-    """Labelled test texts."""
+    """Labelled test texts, without selected ones."""
     rivals: Sequence[RivalCounts] = ()
     labels: Sequence[LabelCounts] = ()
     unlabelled: UnlabelledQuality | None = None
@@ -202,8 +204,8 @@ class VerdictInputs:
     method: str = "amalgam"
     label: str | None = "label"
     """Column of the gold labels in the experiment file."""
-    selected_texts: bool = False
-    """Whether the test texts are those of the file to label, which are harder than average."""
+    selected: int = 0
+    """Labelled test texts that were selected because they are hard."""
     page: str = "student"
     file: str = ""
     """The experiment file, if it is not amalgam.yaml."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from amalgam.stages.common.intervals import bounds, percent
+from amalgam.stages.common.intervals import bounds, counted, percent
 from amalgam.stages.report.verdict_types import LabelEstimates, Rival, RivalCounts
 
 SHOWN = 5
@@ -34,10 +34,22 @@ def difference_sentence(rival: Rival) -> str:
 
 def figures_of(rival: Rival, *, rival_first: bool = False) -> str:
     n, low, high = rival["n"], rival["low"], rival["high"]
+    texts = " selected texts" if rival.get("selected") else ""
     first, second = ratio(rival["student_right"], n), ratio(rival["right"], n)
     if rival_first:
         first, second, low, high = second, first, -high, -low
-    return f"{first} against {second}, 95 % interval {100 * low:+.1f} to {100 * high:+.1f}, n = {n:,}"
+    return f"{first} against {second}, 95 % interval {100 * low:+.1f} to {100 * high:+.1f}, n = {n:,}{texts}"
+
+
+def selection_sentence(n: int, selected: int) -> str:
+    """Returns how many test texts were selected, and for which numbers only the n random ones count."""
+    total = counted(n + selected, "test text")
+    if not n:
+        return f"All {total} were selected (column `why`): the accuracy on ordinary texts is unknown."
+    return (
+        f"{selected:,} of {total} were selected (column `why`). Only the comparison with the ensemble uses them; "
+        f"all other numbers are of the {counted(n, 'random text')}."
+    )
 
 
 def label_count(names: Sequence[str], verb: str, plural: str) -> str:

@@ -90,12 +90,14 @@ def _teacher_causes(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[
         yield {"code": code, "text": text}
 
 
-def too_few(inputs: VerdictInputs, needed: int | None) -> list[Cause]:
+def too_few(inputs: VerdictInputs, rivals: Sequence[Rival], needed: int | None) -> list[Cause]:
     """Returns why the test texts do not decide."""
-    texts = counted(inputs.n, "test text")
+    untested, texts = untested_teachers(rivals), counted(inputs.n, "test text")
     if inputs.n < LEAST_TEXTS:
         random = "random labelled" if inputs.selected else "labelled"
         return [{"code": "few-test-texts", "text": f"only {counted(inputs.n, f'{random} test text')}"}]
+    if untested:
+        return [{"code": "teacher-untested", "text": f"no test text is of {shown_names(untested, SHOWN)}"}]
     if inputs.selected:
         return [{"code": "few-test-texts", "text": f"{texts} and the selected ones are too few"}]
     if needed is None:
@@ -120,6 +122,9 @@ def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]
                 f"On its own labels, teacher {rival['name']} alone has {ratio(rival['right'], rival['n'])} accuracy, "
                 f"the student {ratio(rival['student_right'], rival['n'])} (n = {rival['n']:,})."
             )
+        if rival["kind"] == "teacher on its own labels" and 0 < rival["n"] < LEAST_OF_LABEL:
+            has = "has" if rival["n"] == 1 else "have"
+            yield f"Only {counted(rival['n'], 'test text')} {has} a label of teacher {rival['name']}."
     rare = [row["label"] for row in inputs.labels if row["n"] < LEAST_OF_LABEL]
     if rare:
         few = f"{label_count(rare, 'has', 'have')} fewer than {LEAST_OF_LABEL} test texts, too few for a decision"
@@ -145,6 +150,11 @@ def teachers_alone(rivals: Sequence[Rival]) -> TeachersAlone | None:
     if not n:
         return None
     return {"n": n, "right": right, "weak": interval(right / n, n)[1] < WEAK_TEACHERS}
+
+
+def untested_teachers(rivals: Sequence[Rival]) -> list[str]:
+    """Returns the teachers without a test text."""
+    return [rival["name"] for rival in rivals if rival["kind"] == "teacher on its own labels" and not rival["n"]]
 
 
 def lost_teachers(rivals: Sequence[Rival]) -> list[Rival]:

@@ -6,9 +6,11 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 
+from amalgam.data.keys import shown_names
 from amalgam.stages.common.intervals import counted
-from amalgam.stages.report.causes import LEAST_TEXTS
+from amalgam.stages.report.causes import LEAST_TEXTS, untested_teachers
 from amalgam.stages.report.verdict_types import TO_LABEL, Cause, Decision, Next, Rival, VerdictInputs
+from amalgam.stages.report.verdict_words import SHOWN
 
 TEACHERS_AT_FAULT = {"choice-not-trusted", "teacher-loses", "teachers-weak", "teachers-wrong"}
 """Codes of causes after which the teachers need a look."""
@@ -29,14 +31,17 @@ def next_step(
     if decision == "cannot say" and "tie" in codes:
         return {"text": "Decide by size and speed: the student is one model."}
     if decision == "cannot say" and "few-steps" not in codes:
-        return _label_test_texts(inputs, needed)
+        return _label_test_texts(inputs, rivals, needed)
     better = [rival for rival in rivals if rival["kind"] == "student" and rival["student_is"] == "worse"]
     if better:
         return _other_student(inputs, min(better, key=lambda rival: rival["mean"])["name"])
     return _remedy(inputs, codes, rivals)
 
 
-def _label_test_texts(inputs: VerdictInputs, needed: int | None) -> Next:
+def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: int | None) -> Next:
+    untested = untested_teachers(rivals)
+    if untested and inputs.n >= LEAST_TEXTS:
+        return {"text": f"Add labelled test texts of {shown_names(untested, SHOWN)}, and run `amalgam report` again."}
     random = "random " if inputs.selected else ""
     goal = f"about {needed:,}" if needed else f"at least {4 * LEAST_TEXTS}"
     return {"text": f"Label more {random}test texts, {goal} in all, and run `amalgam report` again."}

@@ -28,6 +28,7 @@ from amalgam.stages.report.causes import (
     never_predicted,
     teachers_alone,
     too_few,
+    untested_teachers,
 )
 from amalgam.stages.report.next_step import next_step
 from amalgam.stages.report.verdict_types import (
@@ -89,7 +90,7 @@ def verdict(inputs: VerdictInputs) -> Verdict:
         decision, reasons, needed = "do not ship", faults, None
     causes = list(causes_of(inputs, rivals)) if decision != "ship" else []
     if decision == "cannot say":
-        causes += too_few(inputs, needed)
+        causes += too_few(inputs, rivals, needed)
     return {
         "decision": decision,
         "reasons": reasons,
@@ -130,10 +131,15 @@ def _decided(inputs: VerdictInputs, rivals: Sequence[Rival]) -> tuple[Decision, 
     """Compares the student with the baseline: the decision, its reason, and the texts that would decide."""
     by_kind = {rival["kind"]: rival for rival in rivals}
     baseline = next((by_kind[kind] for kind in BASELINES if kind in by_kind), None)
+    untested = untested_teachers(rivals)
     if inputs.n < LEAST_TEXTS:
         return "cannot say", [_too_few_sentence(inputs)], None
     if baseline is None:
         return "cannot say", ["There is nothing to compare the student with."], None
+    if untested:
+        names = shown_names(untested, SHOWN)
+        teachers = f"teacher {names}" if len(untested) == 1 else f"the teachers {names}"
+        return "cannot say", [f"No test text has a label of {teachers}."], None
     if baseline["student_is"] == "better":
         return "ship", [f"{difference_sentence(baseline)}, and no rival is significantly better."], None
     if baseline["low"] > -EQUAL:

@@ -329,6 +329,12 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
     ),
     "selected texts, a worse student": (lambda: of_selected(0.70, 0.85), "do not ship", set(), ""),
     # unclear
+    "texts of one teacher only": (
+        lambda: made(500, 0.9, 0.7, gold=[0, 1] * 250),
+        "cannot say",
+        {"teacher-untested"},
+        "Add labelled test texts of teacher-1",
+    ),
     "selected texts, an equal student": (
         lambda: of_selected(0.85, 0.85, sharp=3),
         "cannot say",
@@ -479,6 +485,11 @@ def test_the_estimate_is_printed_before_the_agreement() -> None:
 def test_a_student_below_one_half_ships_with_a_caution() -> None:
     result = verdict(made(5005, 0.49, 0.40, 0.30, labels=77, own=(0.85, 0.85)))
     assert any(caution.startswith("The student has only 49.") for caution in result["cautions"])
+
+
+def test_untested_teachers_are_named() -> None:
+    result = verdict(made(500, 0.9, 0.7, gold=[0, 1] * 250))
+    assert result["reasons"] == ["No test text has a label of teacher teacher-1."]
 
 
 @pytest.mark.parametrize(("n", "text"), [(1, "1 held-out text ("), (2, "2 held-out texts (")])

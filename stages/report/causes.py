@@ -8,7 +8,7 @@ from typing import TypedDict
 from amalgam.data.keys import shown_names
 from amalgam.stages.common.intervals import counted, interval, percent
 from amalgam.stages.common.training.schedule import FEW_STEPS
-from amalgam.stages.report.verdict_types import Cause, Rival, UnlabelledQuality, VerdictInputs
+from amalgam.stages.report.verdict_types import Cause, LabelShare, Rival, UnlabelledQuality, VerdictInputs
 from amalgam.stages.report.verdict_words import (
     SHOWN,
     difference_sentence,
@@ -72,6 +72,10 @@ def _teacher_causes(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[
     for rival in lost_teachers(rivals):
         text = f"the student has {ratio(rival['student_right'], rival['n'])} accuracy on the labels of {rival['name']}"
         yield {"code": "teacher-loses", "text": text}
+    silent = silent_teachers(inputs.unlabelled) if inputs.unlabelled and not inputs.n else {}
+    absent = [teacher for teacher, own in silent.items() if all(row["expected"] == 0 for row in own)]
+    if absent:
+        yield {"code": "teacher-absent", "text": f"no target has a label of {shown_names(absent, SHOWN)}"}
     alone = teachers_alone(rivals)
     if alone and alone["weak"]:
         text = f"the teachers have only {ratio(alone['right'], alone['n'])} accuracy on their own labels"
@@ -173,3 +177,16 @@ def never_predicted(quality: UnlabelledQuality) -> list[str]:
     return [
         row["label"] for row in quality["labels"] if not row["predicted"] and (row["expected"] or 0) >= LEAST_OF_LABEL
     ]
+
+
+def silent_teachers(quality: UnlabelledQuality) -> dict[str, list[LabelShare]]:
+    """Returns the teachers of whose labels the student predicts none, with their labels."""
+    labels = quality["labels"]
+    teachers = dict.fromkeys(name for row in labels for name in row["teachers"])
+    own = {teacher: [row for row in labels if teacher in row["teachers"]] for teacher in teachers}
+    return {teacher: rows for teacher, rows in own.items() if not any(row["predicted"] for row in rows)}
+
+
+def absent_labels(labels: Sequence[LabelShare]) -> list[str]:
+    """Returns the labels that neither targets nor student have first on any text."""
+    return [row["label"] for row in labels if not row["predicted"] and row["expected"] == 0]

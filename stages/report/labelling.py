@@ -116,14 +116,17 @@ def _shares(labels: LabelSpace, predicted: Array, sample: _Sample) -> list[Label
     counts = partial(np.bincount, minlength=len(labels.names))
     first = None if reference is None else counts(reference.argmax(axis=1)).tolist()
     mass = None if reference is None else reference.sum(axis=0).tolist()
+    ensemble = None if sample.ensemble is None else counts(sample.ensemble.argmax(axis=1)).tolist()
     return [
         {
             "label": name,
             "predicted": int((predicted == place).sum()),
             "expected": first and first[place],
             "mass": mass and mass[place],
+            "ensemble": ensemble and ensemble[place],
+            "teachers": teachers,
         }
-        for place, name in enumerate(labels.names)
+        for place, (name, teachers) in enumerate(zip(labels.names, labels.owners, strict=True))
     ]
 
 

@@ -12,7 +12,7 @@ from amalgam.stages.report.causes import LEAST_TEXTS, untested_teachers
 from amalgam.stages.report.verdict_types import TO_LABEL, Cause, Decision, Next, Rival, VerdictInputs
 from amalgam.stages.report.verdict_words import SHOWN
 
-TEACHERS_AT_FAULT = {"choice-not-trusted", "teacher-loses", "teachers-weak", "teachers-wrong"}
+TEACHERS_AT_FAULT = {"choice-not-trusted", "teacher-absent", "teacher-loses", "teachers-weak", "teachers-wrong"}
 """Codes of causes after which the teachers need a look."""
 
 LABELS = 100

@@ -22,10 +22,12 @@ from amalgam.stages.common.intervals import (
 from amalgam.stages.report.causes import (
     LEAST_OF_LABEL,
     LEAST_TEXTS,
+    absent_labels,
     causes_of,
     cautions_of,
     lost_teachers,
     never_predicted,
+    silent_teachers,
     teachers_alone,
     too_few,
     untested_teachers,
@@ -35,6 +37,7 @@ from amalgam.stages.report.verdict_types import (
     Decision,
     Kind,
     LabelEstimates,
+    LabelShare,
     Rival,
     RivalCounts,
     Standing,
@@ -72,6 +75,12 @@ LEAST_ACCURACY = 0.5
 
 LEAST_AGREEMENT = 0.5
 """Without labelled texts: least agreement with the targets, at the upper end of the interval."""
+
+RELEVANT = 0.05
+"""Share of the texts from which the ensemble's predictions of a teacher's labels count as relevant."""
+
+SHARE_GAP = 0.1
+"""Difference of a label's shares in predictions and targets from which it is a reason."""
 
 PRINTED = 4
 """Most reasons that `amalgam run` prints."""
@@ -218,7 +227,7 @@ def _without_labels(inputs: VerdictInputs) -> Verdict:
         (faults if inputs.by_labels["random"] else cautions).extend([worse] if worse else [])
     if quality:
         faults += _unlabelled_faults(quality)
-        reasons += _agreement(quality)
+        reasons += [*_agreement(quality), *_shares(quality["n"], quality["labels"])]
         cautions.append("Agreement is no accuracy: the student repeats the teachers' errors too.")
     decision: Decision = "do not ship" if faults else "cannot say"
     causes = list(causes_of(inputs, []))
@@ -252,8 +261,20 @@ def _unlabelled_faults(quality: UnlabelledQuality) -> Iterator[str]:
     if missing:
         never = f"{label_count(missing, 'is', 'are')} never predicted, though the targets have them"
         yield f"{never}: {shown_names(missing, SHOWN)}."
+    yield from _lost_without_labels(quality)
     if agreement and interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])[1] < LEAST_AGREEMENT:
         yield " ".join(["The student did not learn its targets.", *_agreement(quality)])
+
+
+def _lost_without_labels(quality: UnlabelledQuality) -> Iterator[str]:
+    """Yields the teachers whose labels the student never predicts, though the ensemble often does."""
+    for teacher, own in silent_teachers(quality).items():
+        texts = sum(row["ensemble"] or 0 for row in own)
+        if texts >= max(RELEVANT * quality["n"], LEAST_OF_LABEL):
+            yield (
+                f"The student never predicts a label of teacher {teacher}; the ensemble does on "
+                f"{ratio(texts, quality['n'])} of {counted(quality['n'], 'training text')}."
+            )
 
 
 def _agreement(quality: UnlabelledQuality) -> Iterator[str]:
@@ -264,6 +285,20 @@ def _agreement(quality: UnlabelledQuality) -> Iterator[str]:
             f"The student agrees with the {agreement['reference']} on {ratio(right, n)} of "
             f"{counted(n, agreement['texts'].removesuffix('s'))} "
             f"(95 % interval {bounds(*interval(right / max(n, 1), n))})."
+        )
+
+
+def _shares(n: int, labels: Sequence[LabelShare]) -> Iterator[str]:
+    """Yields the labels that neither targets nor student have, and the label with the largest difference."""
+    absent = absent_labels(labels)
+    if absent:
+        yield f"Neither targets nor student have {label_count(absent, '', '').strip()}: {shown_names(absent, SHOWN)}."
+    gaps = [(abs(row["predicted"] - row["expected"]), row) for row in labels if row["expected"] is not None]
+    gap, row = max(gaps, key=lambda entry: entry[0], default=(0, None))
+    if row and gap >= SHARE_GAP * n:
+        yield (
+            f"The student predicts {row['label']} on {ratio(row['predicted'], n)} of the texts; it is first in "
+            f"{ratio(row['expected'] or 0, n)} of the targets."
         )
 
 

@@ -114,6 +114,10 @@ class LabelShare(TypedDict):
     """Texts whose reference has the label first."""
     mass: float | None
     """Sum of the label's probabilities in the reference."""
+    ensemble: int | None
+    """Texts whose ensemble has the label first."""
+    teachers: list[str]
+    """The teachers of the label."""
 
 
 class UnlabelledQuality(TypedDict):

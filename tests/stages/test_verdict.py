@@ -136,6 +136,7 @@ def unlabelled(right: int, n: int = 100, *, ensemble: Sequence[int] | None = Non
         "ensemble": 900,
         "labels": [
             {"label": label, "predicted": predicted, "expected": expected, "mass": float(expected)}
+            | {"ensemble": expected if ensemble is None else ensemble[at], "teachers": [f"teacher-{at}"]}
             for at, (label, (predicted, expected)) in enumerate(counts.items())
         ],
         "coverage": {"thresholds": [], "curve": []},
@@ -378,6 +379,22 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         {"no-labels"},
         "student.epochs=auto",
     ),
+    "no labels, a teacher is lost": (
+        lambda: VerdictInputs(
+            0, unlabelled=unlabelled(100, banking=(1000, 1000), law=(0, 0), ensemble=[600, 400]), teachers=2
+        ),
+        "do not ship",
+        {"teacher-absent", "no-labels"},
+        "amalgam audit",
+    ),
+    "no labels, a label that no text has": (
+        lambda: VerdictInputs(
+            0, unlabelled=unlabelled(100, banking=(1000, 1000), law=(0, 0), ensemble=[990, 10]), teachers=2
+        ),
+        "cannot say",
+        {"no-labels"},
+        "corpus.test",
+    ),
     "no labels, six held-out texts": (
         lambda: VerdictInputs(0, unlabelled=unlabelled(2, n=6)),
         "cannot say",
@@ -480,6 +497,19 @@ def test_the_estimate_is_printed_before_the_agreement() -> None:
     first, second, *_ = lines(verdict(VerdictInputs(0, unlabelled=unlabelled(91), estimate=estimate)))
     assert "estimated at 50.0 %" in first
     assert "agrees with the targets on 91.0 %" in second
+
+
+def test_without_labels_absent_labels_and_wrong_shares_are_reasons() -> None:
+    quality = unlabelled(70, ensemble=[550, 450, 0], banking=(950, 550), music=(50, 450), law=(0, 0))
+    printed = "\n".join(lines(verdict(VerdictInputs(0, unlabelled=quality))))
+    assert "Neither targets nor student have 1 label: law." in printed
+    assert "The student predicts banking on 95.0 % of the texts; it is first in 55.0 % of the targets." in printed
+
+
+def test_a_teacher_that_targets_and_student_lost_is_named() -> None:
+    quality = unlabelled(100, banking=(1000, 1000), law=(0, 0), ensemble=[600, 400])
+    [reason] = verdict(VerdictInputs(0, unlabelled=quality))["reasons"]
+    assert reason.startswith("The student never predicts a label of teacher teacher-1; the ensemble does on 40.0 %")
 
 
 def test_a_student_below_one_half_ships_with_a_caution() -> None:

@@ -6,6 +6,7 @@ without labels the agreement with the targets.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from amalgam.data.keys import shown_names
@@ -36,6 +37,7 @@ from amalgam.stages.report.next_step import next_step
 from amalgam.stages.report.verdict_types import (
     Decision,
     Kind,
+    LabelCounts,
     LabelEstimates,
     LabelShare,
     Rival,
@@ -72,6 +74,9 @@ The second holds for a gain that is not significant.
 
 LEAST_ACCURACY = 0.5
 """Least accuracy of a student whose teachers are weak on their own labels, at the upper end of the interval."""
+
+CHANCE_ERRORS = 3.0
+"""Standard errors by which rare labels must be missed more often than by chance."""
 
 LEAST_AGREEMENT = 0.5
 """Without labelled texts: least agreement with the targets, at the upper end of the interval."""
@@ -195,6 +200,26 @@ def _missed_labels(inputs: VerdictInputs) -> Iterator[str]:
     if lost:
         never = f"{label_count(lost, 'is', 'are')} never predicted right, with at least {LEAST_OF_LABEL} test texts"
         yield f"{never}: {shown_names(lost, SHOWN)}."
+    rare = _missed_rare_labels(inputs)
+    if rare:
+        names, n = [row["label"] for row in rare], sum(row["n"] for row in rare)
+        never = f"{label_count(names, 'is', 'are')} never predicted right, with {n:,} test texts together"
+        yield f"{never}: {shown_names(names, SHOWN)}."
+
+
+def _missed_rare_labels(inputs: VerdictInputs) -> list[LabelCounts]:
+    """Returns the rare labels that are never predicted right, if their texts are more than chance explains.
+
+    Chance: the student predicts each text of a rare label right with half of its accuracy.
+    """
+    rows = [row for row in inputs.labels if 0 < row["n"] < LEAST_OF_LABEL]
+    missed = [row for row in rows if not row["right"]]
+    right = sum(row["right"] for row in inputs.labels) / max(inputs.n, 1) / 2
+    chances = [(row["n"], (1 - right) ** row["n"]) for row in rows]
+    expected = sum(n * chance for n, chance in chances)
+    error = math.sqrt(sum(n**2 * chance * (1 - chance) for n, chance in chances))
+    texts = sum(row["n"] for row in missed)
+    return missed if texts >= LEAST_OF_LABEL and texts > expected + CHANCE_ERRORS * error else []
 
 
 def _useless(rivals: Sequence[Rival]) -> Iterator[str]:

@@ -267,6 +267,12 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         {"wrong-choice"},
         "amalgam label --count 100",
     ),
+    "20 rare labels are never right": (
+        lambda: made(500, MISSED, 0.55, labels=77, gold=RARE),
+        "do not ship",
+        {"labels-never-predicted"},
+        "",
+    ),
     "long texts": (
         lambda: made(1000, 0.6, 0.8, long_texts=0.5),
         "do not ship",
@@ -510,6 +516,14 @@ def test_a_teacher_that_targets_and_student_lost_is_named() -> None:
     quality = unlabelled(100, banking=(1000, 1000), law=(0, 0), ensemble=[600, 400])
     [reason] = verdict(VerdictInputs(0, unlabelled=quality))["reasons"]
     assert reason.startswith("The student never predicts a label of teacher teacher-1; the ensemble does on 40.0 %")
+
+
+def test_rare_labels_that_are_never_right_are_named_together() -> None:
+    reasons = verdict(made(500, MISSED, 0.55, labels=77, gold=RARE))["reasons"]
+    [reason] = [text for text in reasons if "never predicted right" in text]
+    assert reason.startswith("20 labels are never predicted right, with ")
+    assert "intent-57, " in reason
+    assert reason.endswith(" and 15 more.")
 
 
 def test_a_student_below_one_half_ships_with_a_caution() -> None:

@@ -60,10 +60,10 @@ def _other_student(inputs: VerdictInputs, name: str) -> Next:
 
 
 def _remedy(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Rival]) -> Next:
-    """Returns the remedy of the most likely cause."""
+    """Returns the remedy of the most likely cause; no training adds a teacher that the targets lack."""
     automatic = {"student.epochs": "auto"} if "few-steps" in codes and not _is_long(inputs) else {}
     automatic |= {"student.learning_rate": "auto"} if "high-rate" in codes else {}
-    if automatic:
+    if automatic and "teacher-absent" not in codes:
         long = "Train long enough." if "student.epochs" in automatic else "Use the automatic learning rate."
         name = {"student.name": "longer" if "student.epochs" in automatic else "auto-rate"}
         return {"text": long, "command": _run(inputs.overrides, {**automatic, **name}, inputs)}

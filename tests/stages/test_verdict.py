@@ -387,7 +387,7 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
     ),
     "no labels, a teacher is lost": (
         lambda: VerdictInputs(
-            0, unlabelled=unlabelled(100, banking=(1000, 1000), law=(0, 0), ensemble=[600, 400]), teachers=2
+            0, unlabelled=unlabelled(100, banking=(1000, 1000), law=(0, 0), ensemble=[600, 400]), teachers=2, steps=54
         ),
         "do not ship",
         {"teacher-absent", "no-labels"},

@@ -80,7 +80,15 @@ def amalgam(setting: Setting) -> Array:
     """Returns the weights of `method: amalgam`."""
     confidence, facts = setting.answers["confidence"], WeightFacts(notes=[])
     signal, shares = setting.estimated
+    if signal is not None:
+        signal = weigh.with_maps(signal, setting.evidence)
     return weigh.weigh(signal, confidence, Targets.model_validate(AMALGAM), facts, shares)[0]
+
+
+def without_maps(setting: Setting) -> Array:
+    """Returns the weights of the evidence alone."""
+    signal = setting.estimated[0]
+    return muka(setting) if signal is None else signal
 
 
 def told_shares(setting: Setting) -> Array:
@@ -114,6 +122,7 @@ ESTIMATORS: dict[str, Callable[[Setting], Array]] = {
     "range-scaled": range_scaled,
     "dawid-skene": dawid_skene,
     "amalgam": amalgam,
+    "without-maps": without_maps,
     "counted-shares": counted_shares,
     "told-shares": told_shares,
     "oracle": oracle,

@@ -77,10 +77,12 @@ class Setting:
     @cached_property
     def evidence(self) -> Evidence:
         states = [own.astype(np.float32) for own in self.states]
-        density = neighbours.densities(states, len(self.labels))
-        spaces = neighbours.SideBySide.of([self.features.astype(np.float32), *states])
+        features = self.features.astype(np.float32)
+        density = neighbours.densities([features, *states], len(self.labels))
+        near = neighbours.nearest(neighbours.SideBySide.of([features, *states]), NEIGHBOURS)[0]
         kinds = weigh.kinds_of(list(self.answers.values()), density, self.names)
-        return Evidence(kinds, self.answered, neighbours.nearest(spaces, NEIGHBOURS)[0])
+        spaces = [neighbours.SideBySide.of([features]), neighbours.SideBySide.of(states)]
+        return Evidence(kinds, self.answered, len(self.labels), near, spaces=spaces)
 
     @cached_property
     def estimated(self) -> tuple[Array | None, Array | None]:
@@ -235,7 +237,7 @@ def write_setting(setting: Setting, path: Path) -> None:
     not agree. `near` has the places of neighbours.
     """
     states = [own.astype(np.float32) for own in setting.states]
-    density = weigh.standard(neighbours.densities(states, len(setting.labels)))
+    density = weigh.standard(neighbours.densities([setting.features.astype(np.float32), *states], len(setting.labels)))
     kinds = [*setting.answers.values(), density, setting.names]
     nowhere = np.full((len(setting.gold), len(setting.teachers)), np.nan)
     about: dict[str, Any] = {name: getattr(setting, name) for name in ("name", "pool", "labels", "teachers", "layers")}

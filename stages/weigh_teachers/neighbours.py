@@ -103,15 +103,18 @@ def nearest(space: Space, count: int, first: Space | None = None, start: int = 0
     return places, alike
 
 
-def densities(states: Sequence[Space], labels: int, first: Sequence[Space] | None = None, start: int = 0) -> Array:
-    """Returns the density of texts in each teacher's space: learned classes are dense, other texts are between them.
+def densities(spaces: Sequence[Space], labels: int, first: Sequence[Space] | None = None, start: int = 0) -> Array:
+    """Returns the density of texts in each teacher's space, relative to that in the encoder's, the first of `spaces`.
 
+    Learned classes are dense, other texts are between them. Common phrases are dense in every model.
     `labels` is the number of labels of all teachers: small classes have few neighbours.
     """
     least, most = CLOSEST
-    first = first or states
+    first = first or spaces
     closest = min(most, max(least, round(min(len(first[0]), REFERENCES) / (OF_A_LABEL * labels))))
-    return np.stack([density(own, closest, near, start) for own, near in zip(states, first, strict=True)], axis=1)
+    encoder, *teachers = (density(own, closest, near, start) for own, near in zip(spaces, first, strict=True))
+    relative: Array = np.stack(teachers, axis=1) - encoder[:, None]
+    return relative
 
 
 def density(states: Space, closest: int, first: Space | None = None, start: int = 0) -> Array:

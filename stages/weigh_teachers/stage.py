@@ -73,7 +73,7 @@ class BlockFacts(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 12
+    VERSION = 13
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -255,6 +255,8 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighe
         evidence, combined = _evidence(run, texts, answers, fitted)
         kinds = list(evidence.kinds.values())
         signal, shares = weigh.agreed_signal(evidence, facts, fitted)
+        if signal is not None and targets.teacher_weights == "range":
+            signal = weigh.with_maps(signal, evidence, fitted)
     else:
         combined = weigh.together(list(answers.evidence.values()), fitted=fitted.part("answers"))
         kinds = [label_sets.mean(combined)]
@@ -413,15 +415,18 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
     names, owned = _name_states(run), list(map(list, space.columns.values()))
     similarity = (features[rows] @ names for rows in blocks_of(features))
     closest = np.concatenate([np.stack([block[:, own].max(axis=1) for own in owned], axis=1) for block in similarity])
-    density = densities(states, len(space.names), first_states, texts.start)
+    density = densities([features, *states], len(space.names), [first_features, *first_states], texts.start)
     kinds = weigh.kinds_of(list(answers.evidence.values()), density, closest, fitted)
-    joint = SideBySide.of([first_features, *label_sets.joined(first_states)])
-    own = joint.of_texts([features, *label_sets.joined(states, first_states)])
+    joined, first_joined = label_sets.joined(states, first_states), label_sets.joined(first_states)
+    joint = SideBySide.of([first_features, *first_joined])
+    encoder, teachers = SideBySide.of([first_features]), SideBySide.of(first_joined)
     evidence = Evidence(
         kinds=label_sets.means(kinds),
         predicted=label_sets.predicted(answers.labels, kinds["answers"]),
-        near=nearest(own, run.experiment.targets.neighbours, joint, texts.start)[0],
+        labels=len(space.names),
+        near=nearest(joint.of_texts([features, *joined]), run.experiment.targets.neighbours, joint, texts.start)[0],
         written=None if written is None else label_sets.mean(written),
+        spaces=[encoder.of_texts([features]), teachers.of_texts(joined)],
     )
     return evidence, kinds["answers"]
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
 from amalgam.data.arrays import Array, softmax, top_margin
 from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES
+from amalgam.stages.weigh_teachers.linear_map import LinearMap, predicted, preferred
+from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
 
 FALLBACK = "each text's own confidences were used, as muka does"
 
@@ -77,8 +79,14 @@ ENDS = 5
 TOP = 0.03
 """Part of a label's texts whose mean is the upper end of its range, if it is more than ENDS texts."""
 
-RANGE_TEMPERATURE = 1 / 16
+RANGE_TEMPERATURE = 1 / 4
 """Temperature of the softmax over the scaled evidence."""
+
+MAPS = 0.6
+"""Factor of the linear maps' predictions, which are added to the scaled evidence."""
+
+MAP_ROUNDS = 2
+"""The maps learn the labels that the evidence prefers, then those that both prefer."""
 
 SHARPER = 4
 """Power of the mean lead of the best teacher over the second in the weight of a kind of evidence."""
@@ -131,6 +139,10 @@ class Fitted:
                 raise AssertionError(f"{name} is fitted twice")
             self.values[name] = np.ascontiguousarray(fit())
         return self.values[name]
+
+    def stored(self, name: str) -> Array:
+        """Returns the value of this name from the first block."""
+        return self.values[f"{self.prefix}{name}"]
 
     def save(self, path: Path) -> None:
         from safetensors.numpy import save_file
@@ -191,10 +203,14 @@ class Evidence:
     """Standardised evidence [texts, teachers] of each kind but provenance."""
     predicted: Array
     """Position of the label that each teacher predicts: [texts, teachers]."""
+    labels: int
+    """Number of labels of all teachers."""
     near: Array
     """Places of the nearest references in the states of the encoder and all teachers: [texts, neighbours]."""
     written: Array | None = None
     """Probability of the class that a text was generated for, at the teacher it was generated for."""
+    spaces: Sequence[Space] = ()
+    """The inputs of linear maps to the labels: states of length 1 of the encoder, and of all teachers side by side."""
 
 
 def kinds_of(answers: Sequence[Array], density: Array, names: Array, fitted: Fitted | None = None) -> dict[str, Array]:
@@ -235,6 +251,38 @@ def agreed_signal(
         return counted(signal) if of_texts is None else of_texts
 
     return signal, fitted.value("shares", shares)
+
+
+def with_maps(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -> Array:
+    """Adds what linear maps of the states predict for each teacher's label, without the text itself.
+
+    The maps are trained on the labels that the signal prefers. They correct errors of single texts.
+    """
+    if signal.shape[1] == 1 or not len(signal):
+        return signal
+    fitted = (fitted or Fitted()).part("maps")
+    if fitted.is_reused:
+        coefficients = [fitted.stored(str(place)) for place in range(len(evidence.spaces))]
+        parts = zip(evidence.spaces, coefficients, strict=True)
+        predictions = np.mean([predicted(space, own, evidence.predicted) for space, own in parts], axis=0)
+    else:
+        coefficients, predictions = _fitted_maps(signal, evidence)
+        for place, own in enumerate(coefficients):
+            fitted.value(str(place), partial(np.asarray, own))
+    total: Array = signal + MAPS * predictions
+    return total
+
+
+def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Array]:
+    """Returns the coefficients of each map, and the mean predictions without the text itself."""
+    maps, total = [LinearMap.of(space) for space in evidence.spaces], signal
+    for _ in range(MAP_ROUNDS):
+        labels = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
+        coefficients = [own.coefficients(labels, evidence.labels) for own in maps]
+        parts = zip(maps, coefficients, strict=True)
+        predictions = np.mean([own.left_out(its, labels, evidence.predicted) for own, its in parts], axis=0)
+        total = signal + MAPS * predictions
+    return coefficients, predictions
 
 
 def by_range(signal: Array, predicted: Array, fitted: Fitted | None = None) -> Array:

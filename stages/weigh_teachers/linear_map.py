@@ -1,0 +1,83 @@
+"""Predicts labels of texts by linear maps of hidden states, trained on the labels that the weights prefer.
+
+Each teacher gives a text one candidate label. A map is trained on the candidates of the heaviest teachers, and each
+text is left out of its own prediction. Texts of one label share directions in the states of all models, so errors of
+single texts are outvoted. The prediction for a candidate is evidence that is comparable between teachers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from amalgam.data.arrays import Array
+from amalgam.data.lazy import np, torch
+from amalgam.stages.weigh_teachers.neighbours import Space, blocks_of
+
+RIDGE = 0.05
+"""Penalty of the squared coefficients; states have length 1."""
+
+CONSTANT = 0.3
+"""A further input that is the same for all texts."""
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """Ridge regression from a space of states with length 1 to the labels."""
+
+    space: Space
+    factor: Any
+    """Cholesky factor of the inputs' products: [width, width]."""
+    leverages: Array
+    """The part of each text's own target in its prediction."""
+
+    @classmethod
+    def of(cls, space: Space) -> LinearMap:
+        products = RIDGE * torch.eye(1 + space[:1].shape[1], dtype=torch.float64)
+        for rows in blocks_of(space):
+            inputs = _inputs(space, rows)
+            products += (inputs.T @ inputs).double()
+        factor = torch.linalg.cholesky(products)
+        inverse = torch.cholesky_inverse(factor).float()
+        blocks = (_inputs(space, rows) for rows in blocks_of(space))
+        leverages = [((inputs @ inverse) * inputs).sum(dim=1).numpy() for inputs in blocks]
+        return cls(space, factor, np.concatenate(leverages).astype(np.float64))
+
+    def coefficients(self, labels: Array, count: int) -> Array:
+        """Returns the coefficients [width, labels] of the map to the label of each text."""
+        sums = torch.zeros(count, len(self.factor), dtype=torch.float64)
+        for rows in blocks_of(self.space):
+            own = torch.from_numpy(labels[rows].astype(np.int64))
+            sums.index_add_(0, own, _inputs(self.space, rows).double())
+        coefficients: Array = torch.cholesky_solve(sums.T, self.factor).float().numpy()
+        return coefficients
+
+    def left_out(self, coefficients: Array, labels: Array, candidates: Array) -> Array:
+        """Returns the predictions for candidate labels [texts, teachers] without each text's own label."""
+        is_target = candidates == labels[:, None]
+        leverages = self.leverages[:, None]
+        predictions: Array = (predicted(self.space, coefficients, candidates) - leverages * is_target) / (1 - leverages)
+        return predictions
+
+
+def predicted(space: Space, coefficients: Array, candidates: Array) -> Array:
+    """Returns the prediction of a map for candidate labels [texts, teachers]."""
+    own, parts = torch.from_numpy(coefficients), []
+    for rows in blocks_of(space):
+        labels = torch.from_numpy(candidates[rows].astype(np.int64))
+        parts.append((_inputs(space, rows) @ own).gather(1, labels).numpy())
+    return np.concatenate(parts).astype(np.float64)
+
+
+def preferred(weights: Array, candidates: Array) -> Array:
+    """Returns the candidate label [texts] with the largest weight; teachers with one candidate add theirs up."""
+    is_same = candidates[:, :, None] == candidates[:, None, :]
+    best = (is_same * weights[:, None, :]).sum(axis=2).argmax(axis=1)
+    labels: Array = np.take_along_axis(candidates, best[:, None], axis=1)[:, 0]
+    return labels
+
+
+def _inputs(space: Space, rows: slice) -> Any:
+    states = np.ascontiguousarray(space[rows], np.float32)
+    return torch.from_numpy(np.concatenate([states, np.full((len(states), 1), CONSTANT, np.float32)], axis=1))
+

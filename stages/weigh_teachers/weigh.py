@@ -82,6 +82,12 @@ TOP = 0.03
 RANGE_TEMPERATURE = 1 / 4
 """Temperature of the softmax over the scaled evidence."""
 
+SHARES = 0.05
+"""Factor of the log of the teachers' shares of the texts, which is added to the scaled evidence."""
+
+SHARE_TEMPERATURE, SHARE_ROUNDS = 1 / 16, 3
+"""Temperature of the weights whose means are the shares, and the rounds of their estimate."""
+
 MAPS = 0.6
 """Factor of the linear maps' predictions, which are added to the scaled evidence."""
 
@@ -94,10 +100,10 @@ SHARPER = 4
 CONFIRMED = 2
 """Power of the mean correlation with the other kinds in the weight of a kind of evidence."""
 
-ACCURACY_ODDS, ODDS_FACTOR = 0.45, 2.2
+ACCURACY_ODDS, ODDS_FACTOR = 0.65, 2.2
 """Odds of the targets' accuracy against those of the mean largest weight, and the factor of a 95 % interval.
 
-`benchmarks/choice.py accuracy` measures both on 116 settings of four data sets.
+`benchmarks/choice.py accuracy` measures both on 236 settings of four data sets.
 """
 
 MOST_CERTAIN = 0.999
@@ -251,6 +257,26 @@ def agreed_signal(
         return counted(signal) if of_texts is None else of_texts
 
     return signal, fitted.value("shares", shares)
+
+
+def with_shares(signal: Array, written: Array | None, fitted: Fitted | None = None) -> Array:
+    """Adds the log of each teacher's share of the texts: a frequent teacher is more often right where evidence is weak.
+
+    A share is the mean weight of the teacher, or that of the texts generated for it.
+    """
+
+    def estimate() -> Array:
+        of_texts = written_shares(written)
+        if of_texts is not None:
+            return np.log(of_texts * len(of_texts))
+        log_shares = np.zeros(signal.shape[1])
+        for _ in range(SHARE_ROUNDS):
+            shares = softmax((signal + SHARES * log_shares) / SHARE_TEMPERATURE).mean(axis=0)
+            log_shares = np.log(np.maximum(shares, LEAST_SHARE) * len(shares))
+        return log_shares
+
+    total: Array = signal + SHARES * (fitted or Fitted()).value("log shares", estimate)
+    return total
 
 
 def with_maps(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -> Array:

@@ -172,11 +172,15 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, fitted: Fit
         [_Mapped(folder / f"{place}.npy", part) for place in range(teachers + 1)] for part in (rows, first)
     )
     targets, facts = Targets.model_validate(AMALGAM), WeightFacts(notes=[])
-    density = densities(spaces[:-1], LABELS * teachers, references[:-1], rows.start)
+    density = densities([spaces[-1], *spaces[:-1]], LABELS * teachers, [references[-1], *references[:-1]], rows.start)
     kinds = weigh.kinds_of(answers, density, names, fitted)
     joint = SideBySide.of(references)
     near = nearest(joint.of_texts(spaces), targets.neighbours, joint, rows.start)[0]
-    signal, shares = weigh.agreed_signal(Evidence(kinds, predicted, near), facts, fitted)
+    maps = [SideBySide.of(references[-1:]).of_texts(spaces[-1:]), SideBySide.of(references[:-1]).of_texts(spaces[:-1])]
+    evidence = Evidence(kinds, predicted, LABELS * teachers, near, spaces=maps)
+    signal, shares = weigh.agreed_signal(evidence, facts, fitted)
+    if signal is not None:
+        signal = weigh.with_maps(weigh.with_shares(signal, None, fitted), evidence, fitted)
     return weigh.weigh(signal, answers[0], targets, facts, shares, fitted)[0], right
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from amalgam.stages.common.inference.batches import mean_over_tokens
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import neighbours, weigh
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
+from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, preferred
 from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, density, nearest
 from amalgam.stages.weigh_teachers.weigh import (
     AGREEING,
@@ -36,7 +38,9 @@ from amalgam.stages.weigh_teachers.weigh import (
     standardised,
     together,
     weights_of_kinds,
+    with_maps,
     with_provenance,
+    with_shares,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -304,7 +308,7 @@ def test_counted_shares_are_of_the_highest_signals_and_never_zero() -> None:
 
 def evidence_of(right: Array, kinds: dict[str, Array], count: int = 10) -> Evidence:
     near = nearest(SideBySide.of([company(right)[1]] * 3), count)[0]
-    return Evidence(kinds, np.zeros((len(right), int(right.max()) + 1), int), near)
+    return Evidence(kinds, np.zeros((len(right), int(right.max()) + 1), int), 1, near)
 
 
 def test_the_signal_of_agreeing_kinds_is_better_than_the_best_kind() -> None:
@@ -330,8 +334,10 @@ def test_other_blocks_get_the_weights_that_the_fitted_block_gives_the_same_texts
     def weights(rows: slice, fitted: Fitted) -> Array:
         answers = [kept["0"][rows], kept["1"][rows]]
         kinds = weigh.kinds_of(answers, kept["2"][rows], kept["1"][rows], fitted)
-        evidence = Evidence(kinds, predicted[rows], near[rows], np.eye(2)[right][rows])
+        evidence = Evidence(kinds, predicted[rows], 3, near[rows], np.eye(2)[right][rows])
         signal, shares = agreed_signal(evidence, {"notes": []}, fitted)
+        if signal is not None and targets.teacher_weights == "range":
+            signal = with_shares(signal, None, fitted)
         return weigh.weigh(signal, answers[0], targets, {"notes": []}, shares, fitted)[0]
 
     fitted = Fitted()
@@ -339,6 +345,72 @@ def test_other_blocks_get_the_weights_that_the_fitted_block_gives_the_same_texts
     reused = Fitted(fitted.values, is_reused=True)
     parts = [weights(slice(start, start + 300), reused) for start in (0, 300, 600)]
     assert np.concatenate(parts) == pytest.approx(whole, abs=1e-9)
+
+
+def mapped(seed: int = 0, texts: int = 1200) -> tuple[Array, Array, Evidence]:
+    """Returns noisy evidence, the right teachers, and states in which each of six labels has a direction."""
+    random = np.random.default_rng(seed)
+    gold = random.choice(6, texts, p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.1])
+    right = gold // 3
+    others = np.stack([random.integers(3, size=texts) + 3 * teacher for teacher in range(2)], axis=1)
+    candidates = np.where(right[:, None] == np.arange(2), gold[:, None], others)
+    states = [(np.eye(6)[gold] @ random.normal(size=(6, 24)) + 2 * random.normal(size=(texts, 24))) for _ in range(2)]
+    spaces = [SideBySide.of([own.astype(np.float32)]) for own in states]
+    signal = 0.25 * np.eye(2)[right] + 0.3 * random.normal(size=(texts, 2))
+    near = np.zeros((texts, 0), np.int32)
+    return signal, right, Evidence({}, candidates, 6, near, spaces=spaces)
+
+
+def test_linear_maps_correct_errors_of_single_texts() -> None:
+    signal, right, evidence = mapped()
+    assert rightly(with_maps(signal, evidence), right) > rightly(signal, right) + 0.05
+
+
+def test_a_prediction_of_a_map_leaves_the_text_out() -> None:
+    _, _, evidence = mapped(texts=60)
+    space, labels = evidence.spaces[0], evidence.predicted[:, 0].copy()
+    own = LinearMap.of(space)
+    left_out = own.left_out(own.coefficients(labels, 6), labels, evidence.predicted)
+    inputs = np.concatenate([space[:], np.full((60, 1), CONSTANT)], axis=1).astype(np.float64)
+    for text in (0, 17, 59):
+        others = np.arange(60) != text
+        products = inputs[others].T @ inputs[others] + RIDGE * np.eye(25)
+        coefficients = np.linalg.solve(products, inputs[others].T @ np.eye(6)[labels[others]])
+        assert left_out[text] == pytest.approx((inputs[text] @ coefficients)[evidence.predicted[text]], abs=1e-4)
+
+
+def test_other_blocks_reuse_the_maps_of_the_fitted_block() -> None:
+    signal, right, evidence = mapped(texts=2400)
+    first, second = slice(0, 1200), slice(1200, 2400)
+
+    def part(rows: slice) -> Evidence:
+        spaces = [own[rows] for own in evidence.spaces]
+        return replace(evidence, predicted=evidence.predicted[rows], near=evidence.near[rows], spaces=spaces)
+
+    fitted = Fitted()
+    with_maps(signal[first], part(first), fitted)
+    others = with_maps(signal[second], part(second), Fitted(fitted.values, is_reused=True))
+    assert rightly(others, right[second]) > rightly(signal[second], right[second]) + 0.05
+
+
+def test_teachers_with_the_same_candidate_add_their_weights_up() -> None:
+    assert preferred(np.array([[0.4, 0.3, 0.3]]), np.array([[5, 7, 7]])).tolist() == [7]
+
+
+def test_frequent_teachers_gain_where_evidence_is_weak_and_generated_texts_have_known_shares() -> None:
+    right = np.random.default_rng(0).choice(2, 4000, p=[0.85, 0.15])
+    signal = 0.3 * np.eye(2)[right] + 0.25 * np.random.default_rng(1).normal(size=(4000, 2))
+    added = with_shares(signal, None) - signal
+    assert np.ptp(added, axis=0) == pytest.approx([0, 0], abs=1e-12)
+    assert added[0, 0] > 0 > added[0, 1]
+    assert rightly(with_shares(signal, None), right) > rightly(signal, right) + 0.005
+    written = np.eye(2)[(np.arange(4000) % 4 == 0).astype(int)]
+    assert with_shares(signal, written)[0] - signal[0] == pytest.approx(weigh.SHARES * np.log([1.5, 0.5]))
+
+
+def test_no_teacher_is_lost_by_its_share() -> None:
+    signal = np.tile([1.0, 0.0], (100, 1))
+    assert (with_shares(signal, None) - signal).min() >= weigh.SHARES * np.log(2 * weigh.LEAST_SHARE) - 1e-12
 
 
 def test_a_label_that_the_fitted_block_lacks_has_the_mean_upper_end_of_its_teacher() -> None:
@@ -432,6 +504,16 @@ def test_no_more_than_the_closest_count_and_equal_texts_are_as_close_as_can_be()
     assert densities[6:].max() < 5
 
 
+def test_texts_that_are_dense_in_the_encoder_too_have_no_density_of_a_teacher() -> None:
+    random = np.random.default_rng(0)
+    encoder = random.normal(size=(400, 16)).astype(np.float32)
+    encoder[:40] = encoder[:1] + 0.1 * random.normal(size=(40, 16))
+    learned = encoder.copy()
+    learned[40:80] = learned[40:41] + 0.1 * random.normal(size=(40, 16))
+    relative = densities([encoder, learned], 4)[:, 0]
+    assert relative[40:80].min() > relative[:40].max() + 1
+
+
 def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sure_of_others() -> None:
     """Other texts are between its classes, as far from the mean of all as its own texts do."""
     random = np.random.default_rng(0)
@@ -439,7 +521,8 @@ def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sur
     classes = np.eye(16)[random.choice(3, 2000)]
     between = random.normal(size=(2000, 16)) / 4
     own = [np.where(right[:, None] == teacher, classes + 0.2 * between, between) for teacher in range(2)]
-    statistics = standard(densities([states.astype(np.float32) for states in own], 6))
+    encoder = random.normal(size=(2000, 16)).astype(np.float32)
+    statistics = standard(densities([encoder, *(states.astype(np.float32) for states in own)], 6))
     assert rightly(of_mixture(statistics), right) > 0.95
     lengths = standard(np.stack([np.linalg.norm(states, axis=1) for states in own], axis=1))
     assert rightly(of_mixture(statistics), right) > rightly(of_mixture(lengths), right) + 0.02

@@ -10,14 +10,26 @@ import pytest
 
 from amalgam.cli import app
 from amalgam.data.keys import similar_labels
+from amalgam.pipeline.errors import ModelError
+from amalgam.stages.app.api import Experiment
 from amalgam.tests.workspaces import CommandResult, Workspace, amalgam
 
 
-def _unname_labels(workspace: Workspace) -> None:
-    path = workspace.folder / "models/first/config.json"
+def _label(workspace: Workspace, form: str, teacher: str = "first") -> None:
+    path = workspace.folder / f"models/{teacher}/config.json"
     config = json.loads(path.read_text())
-    config["id2label"] = {index: f"LABEL_{index}" for index in range(4)}
+    config["id2label"] = {index: form.format(index) for index in range(4)}
+    config.pop("label2id", None)
     path.write_text(json.dumps(config))
+
+
+def _unname_labels(workspace: Workspace) -> None:
+    _label(workspace, "LABEL_{}")
+
+
+def _number_labels(workspace: Workspace) -> None:
+    for teacher in ("first", "second"):
+        _label(workspace, "{}", teacher)
 
 
 def _csv_as_parquet(workspace: Workspace) -> None:
@@ -38,6 +50,7 @@ MISTAKES: dict[str, tuple[Change | str, int, str]] = {
     "a teacher's folder that does not exist": ("teachers.0.model=./models/frist", 2, "first"),
     "a teacher without config.json": (_without_config, 2, "config.json"),
     "a teacher without label names": (_unname_labels, 2, "give labels: the 4 names, by position"),
+    "teachers whose labels are numbers": (_number_labels, 2, 'write labels: ["0", "1", "2", "3"]'),
     "a placeholder for a label": ('teachers.0.labels=["?", "?", "?", "?"]', 2, "give each output its name"),
     "labels of another number": ("teachers.0.labels=[a, b]", 2, "give exactly 4 labels"),
     "an encoder that does not exist": ("student.encoder=./models/encodr", 2, "encoder"),
@@ -90,6 +103,18 @@ def test_similar_labels_differ_by_case_separators_or_a_plural_and_belong_to_two_
 def test_plan_remarks_on_what_would_surprise(fresh: Workspace, overrides: list[str], note: str) -> None:
     result = fresh("plan", *overrides)
     assert note in result.err
+
+
+def test_numbers_are_labels_of_an_only_teacher_and_where_the_file_names_or_confirms_them(fresh: Workspace) -> None:
+    _number_labels(fresh)
+    named = ["teachers.0.labels=[a, b, c, d]", 'teachers.1.rename={"0": e, "1": f, "2": g, "3": h}']
+    assert fresh("plan", "--json", *named).json["problems"] == []
+    confirmed = [f'teachers.{index}.labels=["0", "1", "2", "3"]' for index in (0, 1)]
+    assert fresh("plan", "--json", *confirmed).json["problems"] == []
+    one = "teachers=[{name: first, model: ./models/first}]"
+    assert fresh("plan", "--json", one).json["problems"] == []
+    with pytest.raises(ModelError, match=r"2 models cannot be teachers.*labels are numbers"):
+        Experiment([fresh.folder / "models/first", fresh.folder / "models/second"], ["a text"])
 
 
 def test_a_single_teacher_is_remarked(fresh: Workspace) -> None:

@@ -114,6 +114,13 @@ def test_outputs_without_names_are_left_to_be_named(folder: Path) -> None:
     assert teachers_in(folder / "amalgam.yaml")[1]["labels"] == ["?", "?", "?"]
 
 
+def test_numbers_are_left_to_be_named(folder: Path) -> None:
+    small_model(folder / "models/numbers", labels=("0", "1"))
+    result = init(folder, "--from-teachers", "./models/desk", "./models/numbers")
+    assert "name your texts and the labels of numbers in it" in result.out
+    assert teachers_in(folder / "amalgam.yaml")[1]["labels"] == ["?", "?"]
+
+
 def test_init_alone_is_as_it_was_and_writes_over_nothing(folder: Path) -> None:
     assert init(folder, "new").out.startswith("wrote new/amalgam.yaml")
     assert [teacher["name"] for teacher in teachers_in(folder / "new/amalgam.yaml")] == ["first", "second"]

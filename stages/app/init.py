@@ -21,7 +21,7 @@ from amalgam.pipeline.config.schema import SAFE_NAME
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
-from amalgam.stages.common.models.resolve import UNNAMED, ModelFiles, for_all, label_names, own_labels, place_of
+from amalgam.stages.common.models.resolve import NUMBER, UNNAMED, ModelFiles, for_all, label_names, own_labels, place_of
 from amalgam.stages.methods import experiment_schema
 
 LABELS_SHOWN = 20
@@ -38,7 +38,7 @@ class DetectedTeacher:
     commit: str | None
     labels: list[str]
     is_named: bool
-    """Whether the model names its labels."""
+    """Whether the model names its labels; numbers are no names."""
 
 
 def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -> str:
@@ -126,6 +126,7 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
     name = name_of(given, {teacher.name for teacher in earlier})
     files = ModelFiles(given, folder, "", commit, "safetensors", config)
     own, is_named = own_labels(files, teacher=name)
+    is_named = is_named and not any(map(NUMBER.fullmatch, own))
     labels = label_names(files, labels=None, rename={}, teacher=name) if is_named else own
     return DetectedTeacher(name, _reference_from(into, given, place), commit, labels, is_named)
 

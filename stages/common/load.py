@@ -261,7 +261,7 @@ def _named_teachers(run: Run) -> Iterable[ResolvedTeacher]:
         if needs_network(reference):
             raise PendingDependencyError(teacher.model)
         files = resolve(reference)
-        labels = label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name)
+        labels = _labels_of(run, teacher, files)
         yield ResolvedTeacher(
             teacher.name,
             files,
@@ -289,10 +289,16 @@ def labels_by_teacher(run: Run) -> dict[str, list[str]]:
         files = local_model(_teacher_reference(run, teacher))
         if files is None:
             return None
-        return label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name)
+        return _labels_of(run, teacher, files)
 
     labels = zip(teachers, for_all(labels_of, teachers.values(), cannot="be teachers"), strict=True)
     return {name: own for name, own in labels if own}
+
+
+def _labels_of(run: Run, teacher: TeacherSection, files: ModelFiles) -> list[str]:
+    """Returns the labels of a teacher of the file; the labels of the only teacher may be numbers."""
+    numbers = len(run.experiment.teacher_names) == 1
+    return label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name, numbers=numbers)
 
 
 def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,9 @@ LAST_LAYER = 0
 
 PLACEHOLDER = re.compile(r"LABEL_\d+")
 """What transformers calls an output without a name."""
+
+NUMBER = re.compile(r"-?\d+(\.\d+)?")
+"""A label that is no name: teachers of different tasks number their outputs alike."""
 
 UNNAMED = "?"
 """Placeholder that `init` writes for the label of an output without a name."""
@@ -450,8 +454,10 @@ def auto_config(files: ModelFiles) -> Any:
     return AutoConfig.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trusted)
 
 
-def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str, str], teacher: str) -> list[str]:
-    """Returns the teacher's label names, renamed, by position of its outputs."""
+def label_names(
+    files: ModelFiles, *, labels: list[str] | None, rename: dict[str, str], teacher: str, numbers: bool = True
+) -> list[str]:
+    """Returns the teacher's label names, renamed, by position; without `numbers`, a label of the model is no number."""
     where = f"teacher {teacher}: {files.folder / 'config.json'}"
     own, _ = own_labels(files, teacher=teacher)
     names = labels if labels is not None else own
@@ -477,14 +483,24 @@ def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str
     if twice:
         what = f"the teacher has two outputs named {', '.join(map(repr, twice))}"
         raise ModelError(what, where=where, fix="give labels: a different name for each position")
-    blank = [name for name in renamed if PLACEHOLDER.fullmatch(name)]
-    if blank and labels is None:
-        what = f"the model has no names for its labels: {', '.join(blank[:5])}"
-        raise ModelError(what, where=where, fix=f"give labels: the {len(names)} names, by position")
+    _check_named(names if labels is None else [], rename, where, numbers=numbers)
     if files.config.get("problem_type") in ("multi_label_classification", "regression"):
         what = f"the teacher does {files.config['problem_type']}: its outputs are no distribution over labels"
         raise ModelError(what, where=where, fix="use a teacher that chooses one label per text")
     return renamed
+
+
+def _check_named(names: list[str], rename: dict[str, str], where: str, *, numbers: bool) -> None:
+    """Refuses labels of the model that are placeholders, or numbers, which would be shared with other teachers."""
+    blank = [name for name in names if PLACEHOLDER.fullmatch(rename.get(name, name))]
+    fix = f"give labels: the {len(names)} names, by position"
+    if blank:
+        raise ModelError(f"the model has no names for its labels: {', '.join(blank[:5])}", where=where, fix=fix)
+    counts = [name for name in names if NUMBER.fullmatch(name) and name not in rename]
+    if counts and not numbers:
+        what = f"the model's labels are numbers ({', '.join(counts[:5])}), which teachers of other tasks share"
+        same = ", ".join(json.dumps(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+        raise ModelError(what, where=where, fix=f"{fix}; if the numbers are the names, write labels: [{same}]")
 
 
 def _check_label_ids(files: ModelFiles, names: list[str], *, teacher: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,6 +141,15 @@ def test_plan_names_the_overrides_that_later_commands_repeat_and_the_student_of_
     assert "students/student holds the student of other settings" in planned.err
     workspace("run")
     assert workspace("plan").err == ""
+
+
+def test_the_overrides_of_one_experiment_file_are_not_repeated_for_another(workspace: Workspace) -> None:
+    shutil.copyfile(workspace.config, workspace.folder / "second.yaml")
+    workspace("build-targets", "--mode", "hard")
+    second = workspace("train-student", "-c", "second.yaml")
+    assert "as in the last build-targets" not in second.err
+    assert workspace.stale() == set()
+    assert "had targets.mode" not in workspace("plan", "-c", "second.yaml").err
 
 
 def test_a_command_that_fails_stores_no_override(workspace: Workspace) -> None:

@@ -151,6 +151,14 @@ class Run:
     cache: dict[Any, Any] = field(default_factory=dict)
     """Values of functions with the decorator `once`; a repair clears it."""
 
+    @property
+    def file_name(self) -> str:
+        """Returns the experiment file as a path from the workspace; both can be moved together."""
+        if self.file is None:
+            return ""
+        path = self.file.path
+        return path.name if self.store.backend.is_remote else os.path.relpath(path, self.store.root)
+
     def result(self, stage: str) -> Record:
         """Returns the manifest of a current stage; raises PendingDependencyError if the stage is not current."""
         if stage not in self.results:

@@ -164,9 +164,9 @@ def _about_overrides(run: Run) -> Iterator[str]:
 
 
 def stored_overrides(run: Run, stage: Stage) -> dict[str, object]:
-    """Returns the overrides of the stage in the last complete command that this run does not set itself."""
+    """Returns the overrides of the stage in the last complete command with this file that the run does not set."""
     entry = run.store.head().get(stage.name)
-    stored = entry["overrides"] if entry else {}
+    stored = entry["overrides"] if entry and entry.get("file") == run.file_name else {}
     return {
         field: value
         for field, value in stored.items()

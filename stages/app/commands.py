@@ -49,8 +49,9 @@ def run_stages(  # noqa: PLR0913 - the options of a command
 
 
 def _remembered(config: Path, overrides: list[str], target: str) -> list[str]:
-    """Returns the overrides of earlier stage commands that this one lacks: `build-targets --mode hard`, then
-    `train-student`.
+    """Returns the overrides of earlier stage commands with this file that this command lacks.
+
+    They follow `build-targets --mode hard`, for example, in `train-student`.
     """
     run = open_run(config, overrides, console=Console(quiet=True))
     repeated: dict[str, object] = {}

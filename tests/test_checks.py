@@ -106,6 +106,15 @@ def test_plan_remarks_on_what_would_surprise(fresh: Workspace, overrides: list[s
     assert note in result.err
 
 
+def test_plan_and_run_name_the_method_of_a_file_without_one(workspace: Workspace) -> None:
+    workspace.edit("targets:\n  mode: soft\n", "")
+    note = "note: student.method is not set, so muka-soft is used; `student.method: amalgam` is the recommended method"
+    for command in ("plan", "run"):
+        assert note in workspace(command).err.splitlines()
+        assert "student.method is not set" not in workspace(command, "student.method=muka-soft").err
+    assert "student.method is not set" not in workspace("run", "--quiet").err
+
+
 def test_numbers_are_labels_of_an_only_teacher_and_where_the_file_names_or_confirms_them(fresh: Workspace) -> None:
     _number_labels(fresh)
     named = ["teachers.0.labels=[a, b, c, d]", 'teachers.1.rename={"0": e, "1": f, "2": g, "3": h}']

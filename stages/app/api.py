@@ -37,7 +37,7 @@ from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import frames, maintenance
 from amalgam.stages.app import verify as verification
 from amalgam.stages.app.arguments import experiment_of, local_path, with_texts, write_file
-from amalgam.stages.app.checks import check_texts, problems_of, remarks_of
+from amalgam.stages.app.checks import check_texts, method_note, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import store_texts
 from amalgam.stages.app.label import LabelEffect, label_effect, texts_to_label
@@ -258,6 +258,9 @@ class Experiment:
         `only`: refuse to run earlier stages; `force`: run current stages again.
         """
         self._run = self._open()
+        note = method_note(self.config) if until is None else None
+        if note:
+            self._console.note(note)
         with working(self._run):
             try:
                 before = update(STAGES, self._run, target=until, only=only, force=force)

@@ -13,6 +13,7 @@ from typing import Any
 
 from amalgam.data.keys import shown, shown_names, similar_labels
 from amalgam.data.rows import find_files, read_rows
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import AmalgamError, DataError
 from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.plan import StageState
@@ -23,6 +24,7 @@ from amalgam.stages.common.corpus import GENERATED, IN_MEMORY, REMOTE, corpus_fo
 from amalgam.stages.common.deliveries import read_metadata
 from amalgam.stages.common.load import check_encoder, check_labels, labels_by_teacher
 from amalgam.stages.read_corpus.stage import train_needs_label
+from amalgam.stages.methods import method_name
 from amalgam.stages.registry import STAGES
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.train_teachers.stage import encoders_of
@@ -107,10 +109,20 @@ CHECKS: list[tuple[str, Check]] = [
 
 def remarks_of(run: Run, states: Sequence[StageState]) -> Iterator[str]:
     """Yields remarks on settings that are valid but would surprise a user."""
+    yield from filter(None, [method_note(run.experiment)])
     yield from _about_gold_labels(run)
     yield from _about_teachers(run)
     yield from _about_overrides(run)
     yield from _about_student(run, states)
+
+
+def method_note(experiment: ExperimentConfig) -> str | None:
+    """Returns the method of an experiment that names none; `plan` and `run` print it."""
+    chosen = {"mode"} & experiment.targets.model_fields_set or {"name"} & experiment.objective.model_fields_set
+    if experiment.student.method is not None or chosen:
+        return None
+    recommended = "`student.method: amalgam` is the recommended method"
+    return f"student.method is not set, so {method_name(experiment)} is used; {recommended}"
 
 
 def _about_gold_labels(run: Run) -> Iterator[str]:

@@ -106,6 +106,19 @@ def test_plan_remarks_on_what_would_surprise(fresh: Workspace, overrides: list[s
     assert note in result.err
 
 
+def test_plan_notes_names_that_are_no_folders(fresh: Workspace) -> None:
+    fresh.edit("./models/first", "models/first")
+    assert fresh("plan").err == ""
+    misspelt = fresh("plan", "teachers.1.model=models/secnd", "student.encoder=models/encodr")
+    start = "is not a folder here; it is taken as a Hub id: did you mean"
+    assert f"models/secnd {start} ./models/second?" in misspelt.err
+    assert f"models/encodr {start} ./models/encoder" in misspelt.err
+    assert "write hub:org/second if it is one" in fresh("plan", "teachers.1.model=org/second").err
+    assert "taken as a Hub id" not in fresh("plan", "teachers.1.model=hub:org/second").err
+    named = Experiment([fresh.folder / "models/first", "org/second"], ["a text"], workspace=fresh.folder / "a")
+    assert any("org/second is not a folder here" in remark for remark in named.plan().remarks)
+
+
 def test_plan_and_run_name_the_method_of_a_file_without_one(workspace: Workspace) -> None:
     workspace.edit("targets:\n  mode: soft\n", "")
     note = "note: student.method is not set, so muka-soft is used; `student.method: amalgam` is the recommended method"

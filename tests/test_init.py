@@ -93,6 +93,7 @@ def test_of_a_hub_model_the_configuration_alone_is_fetched(folder: Path, hub: Fa
         (["./models/dask"], "desk"),
         (["./models/bare", "./models/none", "./models/desk"], "2 models"),
         (["./models/bare"], "./models/bare"),
+        (["models/empty"], "no config.json"),
         (["./models"], "save_pretrained"),
         ([], "teacher"),
     ],
@@ -101,6 +102,7 @@ def test_a_model_that_cannot_be_a_teacher_is_refused_with_a_fix_and_nothing_is_w
     folder: Path, names: list[str], piece: str
 ) -> None:
     small_model(folder / "models/bare", architectures=["BertModel"])
+    (folder / "models/empty").mkdir()
     refused = init(folder, "--from-teachers", *names)
     assert (refused.code, piece in refused.err) == (2, True), refused.err
     assert not (folder / "amalgam.yaml").exists()

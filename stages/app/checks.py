@@ -22,9 +22,10 @@ from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.cached.load import ENCODER, passes_of
 from amalgam.stages.common.corpus import GENERATED, IN_MEMORY, REMOTE, corpus_for, sources_of
 from amalgam.stages.common.deliveries import read_metadata
-from amalgam.stages.common.load import check_encoder, check_labels, labels_by_teacher
-from amalgam.stages.read_corpus.stage import train_needs_label
+from amalgam.stages.common.load import check_encoder, check_labels, labels_by_teacher, unfetched_models
+from amalgam.stages.common.models.resolve import folders_like
 from amalgam.stages.methods import method_name
+from amalgam.stages.read_corpus.stage import train_needs_label
 from amalgam.stages.registry import STAGES
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.train_teachers.stage import encoders_of
@@ -111,6 +112,7 @@ def remarks_of(run: Run, states: Sequence[StageState]) -> Iterator[str]:
     """Yields remarks on settings that are valid but would surprise a user."""
     yield from filter(None, [method_note(run.experiment)])
     yield from _about_gold_labels(run)
+    yield from _about_models(run)
     yield from _about_teachers(run)
     yield from _about_overrides(run)
     yield from _about_student(run, states)
@@ -143,6 +145,18 @@ def _about_gold_labels(run: Run) -> Iterator[str]:
             except DataError as error:
                 if error.what.startswith(f"no column {shown(str(corpus.label))}"):
                     yield f"{error.what}: the {part} texts have no gold labels ({error.where})"
+
+
+def _about_models(run: Run) -> Iterator[str]:
+    """Yields names that are no folders here, with similar folders: a misspelt folder looks like a Hub id."""
+    try:
+        names = unfetched_models(run)
+    except AmalgamError:  # a problem, not a remark
+        return
+    for name in names:
+        close = " or ".join(folders_like(name, run.base))
+        hint = f"did you mean {close}?" if close else f"write hub:{name} if it is one"
+        yield f"{name} is not a folder here; it is taken as a Hub id: {hint}"
 
 
 def _about_teachers(run: Run) -> Iterator[str]:

@@ -114,9 +114,7 @@ def _quoted(text: str) -> str:
 
 def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> DetectedTeacher:
     """Reads the labels of a folder or of a model on the Hub; stage 1 checks the weights."""
-    is_folder = not Path(given).is_absolute() and (Path(given) / "config.json").is_file()
-    reference = f"./{given}" if is_folder else given
-    where, place = f"{WHERE}: {reference}", place_of(reference, Path.cwd(), field=WHERE)
+    where, place = f"{WHERE}: {given}", place_of(given, Path.cwd(), field=WHERE)
     folder, commit = (place, None) if isinstance(place, Path) else _from_hub(place)
     config = model_folder.read_config(folder, where=where)
     architectures = config.get("architectures")

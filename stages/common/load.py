@@ -295,6 +295,19 @@ def labels_by_teacher(run: Run) -> dict[str, list[str]]:
     return {name: own for name, own in labels if own}
 
 
+def unfetched_models(run: Run) -> list[str]:
+    """Returns the names of models that are no folders here and would be fetched from the Hub, without `hub:` names.
+
+    Of encoders, only those count whose parent is a folder here, because the default encoder is a Hub id.
+    """
+    named = {teacher.model: _teacher_reference(run, teacher) for teacher in run.experiment.teachers}
+    student = run.experiment.student
+    encoder = _encoder_of(student)
+    if student.learns and teacher_in(student) is None and (run.base / encoder).parent.is_dir() and "/" in encoder:
+        named[encoder] = model_reference(run, encoder, student.revision)
+    return [name for name, reference in named.items() if not name.startswith("hub:") and needs_network(reference)]
+
+
 def _labels_of(run: Run, teacher: TeacherSection, files: ModelFiles) -> list[str]:
     """Returns the labels of a teacher of the file; the labels of the only teacher may be numbers."""
     numbers = len(run.experiment.teacher_names) == 1

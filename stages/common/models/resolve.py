@@ -335,7 +335,7 @@ def _folder_hint(reference: Reference) -> str:
 
 
 def place_of(given: str, base: Path, *, field: str | None = None) -> Path | str:
-    """Returns an existing folder, or the id of a model on the Hub."""
+    """Returns an existing folder, or the id of a model on the Hub; `hub:` before an id excludes folders."""
     where = f"{field}: {given}" if field else given
     if "://" in given:
         # Not repeated in the message: addresses may carry passwords.
@@ -347,16 +347,13 @@ def place_of(given: str, base: Path, *, field: str | None = None) -> Path | str:
         if not model_hub.is_model_id(given.removeprefix("hub:")):
             raise ModelError(f"{given!r} is not a Hub id", where=where, fix="write hub:org/name")
         return given.removeprefix("hub:")
-    folder, looks_like_id = user_path(given, base, ModelError, where), model_hub.is_model_id(given)
-    if folder.is_dir() and looks_like_id and "/" in given:
-        what = f"{given} could be the folder {folder} or a model on the Hub"
-        raise ModelError(what, where=where, fix=f"write ./{given} for the folder, hub:{given} for the Hub")
+    folder = user_path(given, base, ModelError, where)
     if folder.is_dir():
         return folder
     if folder.exists():
         what = f"{given} is a file, not a model's folder"
         raise ModelError(what, where=where, fix="name the folder that contains it")
-    if not looks_like_id:
+    if not model_hub.is_model_id(given):
         raise ModelError(f"there is no folder {given}", where=where, fix=_folder_near(folder))
     return given
 
@@ -379,6 +376,16 @@ def _package_folder(reference: str, where: str) -> Path:
         what = f"the package {module!r} has no folder {'/'.join(inner)}"
         raise ModelError(what, where=where, fix=_folder_near(folders[0]))
     return present
+
+
+def folders_like(given: str, base: Path) -> list[str]:
+    """Returns the folders next to a missing one, those with the most similar names; empty without its parent."""
+    parent = (base / given).parent
+    if not parent.is_dir():
+        return []
+    names = sorted(path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    start = given.rpartition("/")[0]
+    return [f"./{start}/{name}" if start else f"./{name}" for name in nearest((base / given).name, names, 3, ratio=0.6)]
 
 
 def _folder_near(folder: Path) -> str:

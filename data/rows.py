@@ -251,6 +251,11 @@ def read_rows(
         yield from readers.get(path.suffix.lower(), _jsonl_rows)(table)
 
 
+def no_rows(path: Path, name: str = "", *, fix: str = "fill it or leave it out") -> DataError:
+    """Returns the error of a file that is empty or has a header alone."""
+    return DataError(f"no rows in {shown(name or path.name)}", where=shown(str(path), 200), fix=fix)
+
+
 def read_lines(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:
     """Yields each line that is not blank as a row."""
     number = 0

@@ -38,6 +38,14 @@ def _csv_as_parquet(workspace: Workspace) -> None:
     workspace.edit("texts/train.csv", "texts/train.parquet")
 
 
+def _empty(workspace: Workspace) -> None:
+    (workspace.folder / "texts/train.csv").write_text("")
+
+
+def _header_alone(workspace: Workspace) -> None:
+    (workspace.folder / "texts/test.csv").write_text("text,label\n")
+
+
 def _without_config(workspace: Workspace) -> None:
     (workspace.folder / "models/second/config.json").unlink()
 
@@ -47,6 +55,9 @@ Change = Callable[[Workspace], None]
 MISTAKES: dict[str, tuple[Change | str, int, str]] = {
     "a column that is not in the header": ("corpus.text=body", 3, "set corpus.text"),
     "a file that does not exist": ("corpus.test=texts/tset.csv", 3, "test.csv"),
+    "a test file without the label column": ("corpus.label=gold", 3, "set corpus.label"),
+    "an empty file": (_empty, 3, "fill it or leave it out"),
+    "a file with a header alone": (_header_alone, 3, "fill it or leave it out"),
     "a csv named .parquet": (_csv_as_parquet, 3, "it looks like csv: name it train.csv"),
     "a teacher's folder that does not exist": ("teachers.0.model=./models/frist", 2, "first"),
     "a teacher without config.json": (_without_config, 2, "config.json"),
@@ -97,7 +108,6 @@ def test_similar_labels_differ_by_case_separators_or_a_plural_and_belong_to_two_
     ("overrides", "note"),
     [
         (["teachers.1.rename={gardening: Cookings}"], "cooking and Cookings"),
-        (["corpus.label=gold"], "no column gold in test.csv: the test texts have no gold labels"),
         (["student.method=muka-soft", "cache.passes=0"], "cache.passes=16"),
     ],
 )

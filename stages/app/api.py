@@ -37,7 +37,7 @@ from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import frames, maintenance
 from amalgam.stages.app import verify as verification
 from amalgam.stages.app.arguments import experiment_of, local_path, with_texts, write_file
-from amalgam.stages.app.checks import check_texts, method_note, problems_of, remarks_of
+from amalgam.stages.app.checks import method_note, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import store_texts
 from amalgam.stages.app.label import LabelEffect, label_effect, texts_to_label
@@ -158,8 +158,6 @@ class Experiment:
         problems = problems_of(self._run, [])
         if problems:
             raise all_of(problems)
-        for part in given.keys() - {"train"}:
-            check_texts(self._run, part=part, labelled=True)
         if in_memory:
             self._start(with_texts(source, in_memory), [], self._console)
 

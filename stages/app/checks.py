@@ -8,30 +8,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
-from amalgam.data.keys import shown, shown_names, similar_labels
-from amalgam.data.rows import find_files, read_rows
+from amalgam.data.keys import shown_names, similar_labels
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.errors import AmalgamError, DataError
+from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.cached.load import ENCODER, passes_of
-from amalgam.stages.common.corpus import GENERATED, IN_MEMORY, REMOTE, corpus_for, sources_of
 from amalgam.stages.common.deliveries import read_metadata
 from amalgam.stages.common.load import check_encoder, check_labels, labels_by_teacher, unfetched_models
 from amalgam.stages.common.models.resolve import folders_like
 from amalgam.stages.methods import method_name
-from amalgam.stages.read_corpus.stage import train_needs_label
+from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.registry import STAGES
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.train_teachers.stage import encoders_of
-
-MOST_FILES = 100
-"""Number of files of a source whose header is read."""
 
 Check = Callable[[Run], object]
 
@@ -53,18 +47,6 @@ def _error(check: Check, run: Run) -> AmalgamError | None:
     except AmalgamError as error:
         return error
     return None
-
-
-def check_texts(run: Run, *, part: str | None = None, labelled: bool = False) -> None:
-    """Reads the header and the first row of each local file; checks that the columns exist."""
-    sources = sources_of(run.experiment)
-    for name in [part] if part else sources:
-        corpus = corpus_for(run.experiment, name)
-        needs_label = labelled or name == "teachers" or (name == "train" and train_needs_label(run.experiment))
-        for source in sources.get(name, []):
-            if not source.startswith((*REMOTE, GENERATED, IN_MEMORY)):
-                for file in islice(find_files(source, run.base), MOST_FILES):
-                    next(read_rows(file, corpus=corpus, require_label=needs_label), None)
 
 
 def check_student_encoder(run: Run) -> None:
@@ -128,7 +110,7 @@ def method_note(experiment: ExperimentConfig) -> str | None:
 
 
 def _about_gold_labels(run: Run) -> Iterator[str]:
-    """Yields labels that nothing reads, and the parts without a column of labels, which evaluate nothing."""
+    """Yields labels that nothing reads, and labels that could be used."""
     experiment, method = run.experiment, target_method(run.experiment.targets)
     if experiment.labels and not method.takes_labels:
         yield f"targets.mode={experiment.targets.mode} does not use `labels: {experiment.labels}`"
@@ -137,14 +119,6 @@ def _about_gold_labels(run: Run) -> Iterator[str]:
     labelled = sum(facts["labels"].values()) if facts else 0
     if facts and not experiment.labels and method.takes_labels and 0 < labelled < facts["texts"] / 2:
         yield f"{labelled:,} of {facts['texts']:,} training texts have a gold label; `labels: corpus` uses them"
-    for part in {"test", "validation"} & sources_of(run.experiment).keys():
-        corpus = corpus_for(run.experiment, part)
-        for source in (source for source in sources_of(run.experiment)[part] if not source.startswith(REMOTE)):
-            try:
-                next(read_rows(find_files(source, run.base)[0], corpus=corpus, require_label=True), None)
-            except DataError as error:
-                if error.what.startswith(f"no column {shown(str(corpus.label))}"):
-                    yield f"{error.what}: the {part} texts have no gold labels ({error.where})"
 
 
 def _about_models(run: Run) -> Iterator[str]:

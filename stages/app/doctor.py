@@ -14,12 +14,13 @@ from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.api import open_run
-from amalgam.stages.app.checks import check_folders, check_space, check_teacher_encoders, check_texts, check_workspace
+from amalgam.stages.app.checks import check_folders, check_space, check_teacher_encoders, check_workspace
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
 from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.common.load import check_labels, encoder_files, labels_by_teacher, prepare_teachers
 from amalgam.stages.generate.stage import language_model_files
+from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.train_teachers.stage import encoders_of
 
 DEFAULT_FILE = "amalgam.yaml"
@@ -76,7 +77,7 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
 
 def _texts(run: Run) -> str:
     check_texts(run)
-    return f"{', '.join(sources_of(run.experiment))}: every local file exists and has its columns"
+    return f"{', '.join(sources_of(run.experiment))}: every local file has rows and its columns"
 
 
 def _teachers(run: Run) -> str:

@@ -116,6 +116,15 @@ def test_plan_remarks_on_what_would_surprise(fresh: Workspace, overrides: list[s
     assert note in result.err
 
 
+def test_similar_labels_are_noted_by_doctor_and_audit_too(workspace: Workspace) -> None:
+    renamed = ["teachers.1.rename={gardening: Cookings}", "corpus.test=null"]
+    note = "labels with nearly the same name count as different: cooking and Cookings"
+    assert note in workspace("doctor", *renamed).out
+    workspace("build-targets", *renamed)
+    assert f"note: {note}" in workspace("audit", *renamed).err
+    assert workspace("audit").err == ""
+
+
 def test_plan_notes_names_that_are_no_folders(fresh: Workspace) -> None:
     fresh.edit("./models/first", "models/first")
     assert fresh("plan").err == ""

@@ -44,6 +44,7 @@ def test_the_file_names_each_model_and_comments_its_labels(folder: Path) -> None
     result = init(folder, "--from-teachers", "models/desk/../desk", "./models/study")
     assert (result.code, result.err) == (0, "")
     assert "2 teachers, 4 labels" in result.out
+    assert "note: labels with nearly the same name count as different: sport and Sport" in result.out
     text = (folder / "amalgam.yaml").read_text()
     assert teachers_in(folder / "amalgam.yaml") == [
         {"name": "desk", "model": "./models/desk"},

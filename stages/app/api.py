@@ -45,6 +45,7 @@ from amalgam.stages.app.oracle import show_divergence
 from amalgam.stages.app.predict import Student, finished_in
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
+from amalgam.stages.common.load import labels_by_teacher, similar_labels_note
 from amalgam.stages.methods import load_with_methods, method_name
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.html import FOLDER, page_name
@@ -284,6 +285,9 @@ class Experiment:
         """Counts from the cache how often each teacher wins, is missed, and contradicts another."""
         states = self.plan()
         with working(self._run):
+            note = similar_labels_note(labels_by_teacher(self._run))
+            if note:
+                self._console.note(note)
             return Audit(audit(self._run, states))
 
     def label(self, count: int = 50, *, seed: int = 0) -> pl.DataFrame:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from amalgam.data.keys import shown_names, similar_labels
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.disk_space import check_disk_space
@@ -19,7 +18,13 @@ from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.cached.load import ENCODER, passes_of
 from amalgam.stages.common.deliveries import read_metadata
-from amalgam.stages.common.load import check_encoder, check_labels, labels_by_teacher, unfetched_models
+from amalgam.stages.common.load import (
+    check_encoder,
+    check_labels,
+    labels_by_teacher,
+    similar_labels_note,
+    unfetched_models,
+)
 from amalgam.stages.common.models.resolve import folders_like
 from amalgam.stages.methods import method_name
 from amalgam.stages.read_corpus.stage import check_texts
@@ -148,10 +153,7 @@ def _about_teachers(run: Run) -> Iterator[str]:
         labels = labels_by_teacher(run)
     except AmalgamError:  # a problem, not a remark
         return
-    pairs = [f"{first} and {second}" for first, second in similar_labels(labels)]
-    if pairs:
-        listed, fix = shown_names(pairs, 5), "to make them one label, use teachers: rename"
-        yield f"labels with nearly the same name count as different: {listed}; {fix}"
+    yield from filter(None, [similar_labels_note(labels)])
 
 
 def _about_overrides(run: Run) -> Iterator[str]:

@@ -19,6 +19,7 @@ from amalgam.data.keys import shown, similar_labels
 from amalgam.pipeline.config.load import write_template
 from amalgam.pipeline.config.schema import SAFE_NAME
 from amalgam.pipeline.errors import ExperimentError, ModelError
+from amalgam.stages.common.load import similar_labels_note
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.resolve import NUMBER, UNNAMED, ModelFiles, for_all, label_names, own_labels, place_of
@@ -59,7 +60,9 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
     count = f"{len(teachers)} teacher{'s' if len(teachers) > 1 else ''}"
     unnamed = [teacher.name for teacher in teachers if not teacher.is_named]
     task = f"name your texts and the labels of {', '.join(unnamed)}" if unnamed else "name your texts"
-    return f"wrote {path}: {count}, {len(labels)} labels; {task} in it, then `amalgam plan`"
+    message = f"wrote {path}: {count}, {len(labels)} labels; {task} in it, then `amalgam plan`"
+    similar = similar_labels_note({teacher.name: teacher.labels for teacher in teachers if teacher.is_named})
+    return f"{message}\nnote: {similar}" if similar else message
 
 
 def _write_files(folder: Path, teachers: str = "") -> Path:

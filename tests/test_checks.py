@@ -92,6 +92,19 @@ def test_all_mistakes_are_listed_at_once(fresh: Workspace) -> None:
     assert [problem["what"] for problem in listed] == ["there is no folder ./nowhere"]
 
 
+def test_a_missing_file_is_named_with_its_field_and_line_and_similar_files_of_texts(fresh: Workspace) -> None:
+    (fresh.folder / "texts/train.py").touch()
+    (fresh.folder / "texts/train.schema.json").touch()
+    fresh.edit("train: texts/train.csv", "train: texts/trian.csv")
+    for command in ("plan", "run", "doctor --json"):
+        result = fresh.attempt(*command.split())
+        text = result.out if "json" in command else result.err
+        assert "name one of these: train.csv, test.csv" in text
+    assert f"where: line 2, corpus.train: no trian.csv in {fresh.folder / 'texts'}" in fresh.attempt("run").err
+    assert "where: command line, corpus.test: no nope.csv" in fresh.attempt("plan", "corpus.test=nope.csv").err
+    assert "train.py" not in fresh.attempt("plan").err
+
+
 def test_good_experiments_pass(fresh: Workspace) -> None:
     assert fresh("plan", "--json").json["problems"] == []
     assert fresh("plan", "--json").json["notes"] == []

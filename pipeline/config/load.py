@@ -45,6 +45,8 @@ class LoadedExperiment(NamedTuple):
     """Folder from which relative paths of the file start."""
     overrides: dict[str, Any]
     file: InputFile | None
+    places: Mapping[str, str]
+    """The place of each field that the file or an override sets, such as "line 3"."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ def load_experiment(
                 parsed.add(tuple(changed.split(".")), message)
         if not parsed.problems:
             base = source.parent.absolute() if isinstance(source, Path) else source.base
-            return LoadedExperiment(experiment, base, applied, parsed.file)
+            places = {_dotted(path): place for path, place in parsed.places.items()}
+            return LoadedExperiment(experiment, base, applied, parsed.file, places)
     raise _config_error(source, parsed.problems)
 
 

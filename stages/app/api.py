@@ -71,7 +71,8 @@ def open_run(
         raise ExperimentError(f"{shown(store.root.name)} is a file, not a folder", where=str(store.root), fix=fix)
     store.check_workspace()
     digests = FileDigests(store.root / "digests.json")
-    return Run(loaded.experiment, loaded.base, store, console, share, digests, loaded.overrides, loaded.file)
+    settings = (loaded.overrides, loaded.file, loaded.places)
+    return Run(loaded.experiment, loaded.base, store, console, share, digests, *settings)
 
 
 @contextmanager

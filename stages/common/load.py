@@ -202,7 +202,7 @@ def _keys_in_sources(run: Run, file: LabelFile) -> dict[bytes | str, bytes] | No
     sources = sources_of(run.experiment).get("train", [])
     if any(source.startswith((*REMOTE, GENERATED, IN_MEMORY)) for source in sources):
         return None
-    files = [path for source in sources for path in find_files(source, run.base)]
+    files = [path for source in sources for path in source_files(run, source)]
     if sum(path.stat().st_size for path in files) > MOST_SCANNED:
         return None
     corpus = corpus_for(run.experiment, "train")
@@ -506,7 +506,21 @@ def part_identity(run: Run, part: str) -> list[str]:
 @once
 def _own_files(run: Run, source: str) -> tuple[InputFile, ...]:
     """Returns the files of a local source with their digests, the same for all readers in this run."""
-    return tuple(text_file(path, run.digest_of) for path in find_files(source, run.base))
+    return tuple(text_file(path, run.digest_of) for path in source_files(run, source))
+
+
+def source_files(run: Run, source: str) -> list[Path]:
+    """Returns the local files of a source; errors name its field and line."""
+    corpus, teachers, generate = run.experiment.corpus, run.experiment.train_teachers, run.experiment.generate
+    fields = {f"corpus.{part}": getattr(corpus, part) for part in ("train", "validation", "test")}
+    fields |= {"train_teachers.texts": teachers and teachers.texts, "generate.corpus": generate and generate.corpus}
+    try:
+        return find_files(source, run.base)
+    except DataError as error:
+        name = next((name for name, sources in fields.items() if source in (sources or ())), None)
+        if name:
+            error.where = f"{run.place_of(name)}: {error.where}"
+        raise
 
 
 def text_inputs(run: Run, sources: Iterable[str]) -> list[InputFile]:

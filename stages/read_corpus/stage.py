@@ -16,7 +16,7 @@ from typing import Any
 from amalgam.data.corpus import leaks, read_part
 from amalgam.data.lazy import np, pa, pc
 from amalgam.data.parquet import read_table, write_table
-from amalgam.data.rows import find_files, no_rows, read_rows
+from amalgam.data.rows import no_rows, read_rows
 from amalgam.pipeline.config.schema import ExperimentConfig, Generate
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
@@ -37,7 +37,7 @@ from amalgam.stages.common.corpus import (
     filters_of,
     sources_of,
 )
-from amalgam.stages.common.load import fetch, local_files, part_identity, text_inputs
+from amalgam.stages.common.load import fetch, local_files, part_identity, source_files, text_inputs
 from amalgam.stages.target_methods import reads_texts, target_method
 
 KEPT = "kept.parquet"
@@ -155,7 +155,7 @@ def check_texts(run: Run, *, part: str | None = None) -> None:
         needs_label = name != "train" or train_needs_label(run.experiment)
         for source in sources.get(name, []):
             if not source.startswith((*REMOTE, GENERATED, IN_MEMORY)):
-                for file in islice(find_files(source, run.base), MOST_FILES):
+                for file in islice(source_files(run, source), MOST_FILES):
                     if next(read_rows(file, corpus=corpus, require_label=needs_label), None) is None:
                         raise no_rows(file)
 

@@ -383,9 +383,16 @@ def folders_like(given: str, base: Path) -> list[str]:
     parent = (base / given).parent
     if not parent.is_dir():
         return []
-    names = sorted(path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = _model_folders(parent)
     start = given.rpartition("/")[0]
     return [f"./{start}/{name}" if start else f"./{name}" for name in nearest((base / given).name, names, 3, ratio=0.6)]
+
+
+def _model_folders(parent: Path) -> list[str]:
+    """Returns the folders of models in a folder; without any, all its folders."""
+    folders = sorted(path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    models = [folder for folder in folders if (folder / "config.json").is_file()]
+    return [folder.name for folder in models or folders]
 
 
 def _folder_near(folder: Path) -> str:
@@ -393,7 +400,7 @@ def _folder_near(folder: Path) -> str:
     missing = Path(os.path.abspath(folder))  # noqa: PTH100 - .. is to be taken literally, links are not to be followed
     while not missing.parent.is_dir():
         missing = missing.parent
-    siblings = sorted(path.name for path in missing.parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    siblings = _model_folders(missing.parent)
     close = nearest(missing.name, siblings, 3, ratio=0.4) or siblings[:5]
     if not close:
         return f"name another folder: {missing.parent} has none"

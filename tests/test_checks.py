@@ -223,6 +223,30 @@ def test_a_field_written_as_an_option_is_an_override(workspace: Workspace, slip:
     assert workspace("plan", "--json", *slip).out == workspace("plan", "--json", "targets.temperature=0.5").out
 
 
+SLIPS = {
+    "plan epochs=3": "did you mean student.epochs",
+    "plan studnt.epochs=3": "did you mean 'student'?",
+    "plan nonsense": "nonsense: an override looks like targets.temperature=0.5",
+    "plan --epochs 3": "write student.epochs=VALUE",
+    "run --until report": "run the command of that stage",
+    "plan --tre": "did you mean --tree?",
+    "status --nonsense": "run `amalgam status --help`",
+    "trian": "did you mean train-teachers or train-student?",
+    "biuld-targets": "did you mean build-targets?",
+    "report --fail-under 85": "write 0.85",
+    "report --fail-under 8500": "write a share, such as 0.8",
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_on_the_command_line_is_answered_with_its_place_and_a_suggestion(fresh: Workspace, slip: str) -> None:
+    result = fresh.attempt(*slip.split())
+    assert (result.code, result.out) == (2, ""), result.err
+    assert "where: command line" in result.err
+    assert SLIPS[slip] in result.err
+    assert "amalgam.yaml" not in result.err
+
+
 # ---- help
 
 

@@ -187,7 +187,7 @@ def test_plan_names_the_overrides_that_later_commands_repeat_and_the_student_of_
 ) -> None:
     workspace("build-targets", "--mode", "hard")
     noted = workspace("plan").err
-    assert 'the last build-targets had targets.mode="hard"' in noted
+    assert "the last build-targets had targets.mode=hard" in noted
     repeated = workspace("train-student")
     assert "targets.mode=hard, as in the last build-targets" in repeated.err
     planned = workspace("plan")

@@ -498,7 +498,7 @@ def test_a_text_of_many_megabytes_is_refused_with_its_row(fresh: Workspace, suff
     assert "too long" in result.err
     assert "corpus.on_bad_row: skip" in result.err
     assert max(map(len, result.err.splitlines())) < 500
-    assert "1 rows skipped" in fresh("read-corpus", override, "corpus.on_bad_row=skip").err
+    assert "1 row skipped" in fresh("read-corpus", override, "corpus.on_bad_row=skip").err
 
 
 # ---- output

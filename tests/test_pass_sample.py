@@ -98,9 +98,10 @@ def test_the_sampled_texts_have_all_passes_and_the_others_none(auto: Workspace) 
     assert f"4 with dropout for {SAMPLED} of {TRAIN} texts" in result.err
 
 
-def test_the_audit_is_in_run_report_and_audit(auto: Workspace) -> None:
+def test_the_audit_is_in_the_run_of_the_teachers_in_report_and_audit(auto: Workspace) -> None:
     line = r"one pass and 4 passes have the same most confident teacher for \d+\.\d % of them \(95 % interval"
-    assert re.search(line, auto("run", *AUTO).err)
+    assert len(re.findall(line, auto("run", *AUTO).err)) == 1
+    assert "passes a text" not in auto("run", *AUTO).err
     assert auto("audit", "--json", *AUTO).json["passes"] == cached(auto)["audit"]
     assert re.search(line, auto("audit", *AUTO).out)
     [page] = (auto.folder / "reports").glob("*.html")

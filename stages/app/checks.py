@@ -162,7 +162,12 @@ def _about_overrides(run: Run) -> Iterator[str]:
         for field, value in stored_overrides(run, stage).items():
             if _value_of(run, field) != value:
                 effect = "commands of later stages repeat it, `amalgam run` and this plan do not"
-                yield f"the last {stage.name} had {field}={json.dumps(value)}: {effect}"
+                yield f"the last {stage.name} had {field}={shown_value(value)}: {effect}"
+
+
+def shown_value(value: object) -> str:
+    """Returns a value as an override writes it: null, not None."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def stored_overrides(run: Run, stage: Stage) -> dict[str, object]:

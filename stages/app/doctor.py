@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from amalgam.data.keys import shown
-from amalgam.pipeline.console import size
+from amalgam.pipeline.console import counted, size
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
@@ -95,7 +95,7 @@ def _teachers(run: Run) -> str:
     prepare_teachers(run)
     own, count = labels_by_teacher(run), len(run.experiment.teachers)
     labels = {label for names in own.values() for label in names}
-    counts = f"{count} teacher{'' if count == 1 else 's'}, {len(labels)} labels"
+    counts = f"{counted(count, 'teacher')}, {counted(len(labels), 'label')}"
     return "; ".join(filter(None, [counts, similar_labels_note(own)]))
 
 

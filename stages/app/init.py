@@ -18,6 +18,7 @@ from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.data.keys import shown, similar_labels
 from amalgam.pipeline.config.load import write_template
 from amalgam.pipeline.config.schema import SAFE_NAME
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.stages.common.load import similar_labels_note
 from amalgam.stages.common.models import hub as model_hub
@@ -57,7 +58,7 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
     for_all(lambda model: teachers.append(_detect(model, into, teachers)), names, cannot="be teachers", where=WHERE)
     path = _write_files(into, _section(teachers))
     labels = {label for teacher in teachers for label in teacher.labels}
-    count = f"{len(teachers)} teacher{'s' if len(teachers) > 1 else ''}"
+    count = counted(len(teachers), "teacher")
     unnamed = [teacher.name for teacher in teachers if not teacher.is_named]
     task = f"name your texts and the labels of {', '.join(unnamed)}" if unnamed else "name your texts"
     message = f"wrote {path}: {count}, {len(labels)} labels; {task} in it, then `amalgam plan`"

@@ -26,7 +26,7 @@ from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
 from amalgam.data.rows import SUFFIXES, BadRow, Row, has_surrogate, read_lines, read_rows
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
-from amalgam.pipeline.console import Console, printing
+from amalgam.pipeline.console import Console, counted, printing
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
 from amalgam.pipeline.signals import InterruptHandler
 from amalgam.pipeline.storage.local import atomic_write
@@ -312,7 +312,7 @@ def predict(  # noqa: PLR0913 - the options of the command
     if inputs.skipped:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in inputs.skipped.most_common())
         console.note(f"rows left out: {reasons}")
-    console.say(f"{inputs.predicted:,} texts -> {out or 'stdout'}")
+    console.say(f"{counted(inputs.predicted, 'text')} -> {out or 'stdout'}")
 
 
 def _predict_texts(texts: Sequence[str], student: Student, fingerprint: str | None, *, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from amalgam.data.lazy import np, pa, pc
 from amalgam.data.parquet import read_table, write_table
 from amalgam.data.rows import no_rows, read_rows
 from amalgam.pipeline.config.schema import ExperimentConfig, Generate
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.input_files import unchanged
@@ -134,7 +135,7 @@ class ReadCorpus(Stage):
 
     def describe(self, manifest: Record) -> str:
         corpus: CorpusFacts = manifest.facts
-        return ", ".join(f"{part} {facts['texts']:,} texts" for part, facts in corpus["parts"].items())
+        return ", ".join(f"{part} {counted(facts['texts'], 'text')}" for part, facts in corpus["parts"].items())
 
 
 def _files(run: Run, part: str) -> list[Path]:
@@ -168,13 +169,12 @@ def train_needs_label(experiment: ExperimentConfig) -> bool:
 def _counts(facts: PartFacts) -> str:
     skipped = sum(facts["skipped"].values())
     counts = {
-        f"{facts['duplicates']:,} duplicate rows": facts["duplicates"],
-        f"{facts['conflicts']:,} texts with contradicting labels": facts["conflicts"],
-        f"{skipped:,} rows skipped (skipped.parquet)": skipped,
-        f"{len(facts['labels'])} labels": facts["labels"],
+        counted(facts["duplicates"], "duplicate row"): facts["duplicates"],
+        f"{counted(facts['conflicts'], 'text')} with contradicting labels": facts["conflicts"],
+        f"{counted(skipped, 'row')} skipped (skipped.parquet)": skipped,
+        counted(len(facts["labels"]), "label"): facts["labels"],
     }
-    texts = f"{facts['texts']:,} text{'' if facts['texts'] == 1 else 's'}"
-    return ", ".join([texts, *(count for count, occurs in counts.items() if occurs)])
+    return ", ".join([counted(facts["texts"], "text"), *(count for count, occurs in counts.items() if occurs)])
 
 
 # ---- generated texts

@@ -13,7 +13,7 @@ from amalgam.cli import app
 from amalgam.data.keys import similar_labels
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.app.api import Experiment
-from amalgam.tests.workspaces import CommandResult, Workspace, amalgam
+from amalgam.tests.workspaces import CommandResult, Workspace, age, amalgam
 
 
 def _label(workspace: Workspace, form: str, teacher: str = "first") -> None:
@@ -245,6 +245,16 @@ def test_a_slip_on_the_command_line_is_answered_with_its_place_and_a_suggestion(
     assert "where: command line" in result.err
     assert SLIPS[slip] in result.err
     assert "amalgam.yaml" not in result.err
+
+
+def test_gc_counts_the_unused_results_that_are_too_young_to_delete(workspace: Workspace) -> None:
+    unused = ("gc", "--unused", "student.seed=7")
+    workspace("run", "student.seed=7")
+    assert "2 results younger than 24 h: kept" in workspace(*unused).out
+    assert workspace(*unused, "--json").json["young_results"] == 2
+    age(workspace.artifacts)
+    assert workspace(*unused, "--json").json["young_results"] == 0
+    assert "younger" not in workspace(*unused).out
 
 
 # ---- help

@@ -341,6 +341,10 @@ class Experiment:
         """Leftovers; `unused`: also results that the last builds do not use. Nothing goes without `delete`."""
         return maintenance.find_garbage(self._run, unused=unused, delete=delete)
 
+    def young_results(self) -> int:
+        """Returns the number of unused results that `find_garbage` keeps because they are younger than a day."""
+        return maintenance.young_results(self._run)
+
     def compact(self, *, write: bool = False) -> maintenance.Packing:
         """Returns the small units to pack, and packs them with `write`; `loose`: their files stay for a day."""
         return maintenance.compact(self._run, write=write)

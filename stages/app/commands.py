@@ -182,14 +182,16 @@ def _fix(left: Sequence[Damage]) -> str:
 def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bool, as_json: bool) -> None:
     console, experiment = _looking(config, overrides)
     garbage = experiment.find_garbage(unused=unused, delete=yes)
-    total = sum(row["bytes"] for row in garbage)
+    total, young = sum(row["bytes"] for row in garbage), experiment.young_results() if unused else 0
     if as_json:
-        console.json({"deleted": yes, "bytes": total, "items": garbage})
+        console.json({"deleted": yes, "bytes": total, "items": garbage, **({"young_results": young} if unused else {})})
         return
     for why in dict.fromkeys(row["why"] for row in garbage):
         sizes = [row["bytes"] for row in garbage if row["why"] == why]
         console.result(f"{counted(len(sizes), 'file')}, {size(sum(sizes))}: {why}")
     console.result(f"{size(total)} {'deleted' if yes else 'could be deleted'}")
+    if young:
+        console.result(f"{counted(young, 'result')} younger than 24 h: kept")
     if garbage and not yes:
         console.result(f"`amalgam gc{' --unused' if unused else ''} --yes` deletes them; `--json` lists them")
 

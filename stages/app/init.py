@@ -117,7 +117,7 @@ def _quoted(text: str) -> str:
 
 
 def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> DetectedTeacher:
-    """Reads the labels of a folder or of a model on the Hub; stage 1 checks the weights."""
+    """Reads the labels of a folder or of a model on the Hub; cache-teachers checks the weights."""
     where, place = f"{WHERE}: {given}", place_of(given, Path.cwd(), field=WHERE)
     folder, commit = (place, None) if isinstance(place, Path) else _from_hub(place)
     config = model_folder.read_config(folder, where=where)

@@ -106,7 +106,7 @@ class BuildTargets(Stage):
             check_gold(run)
 
     def identity(self, run: Run) -> Identity:
-        """Returns the inputs read from stage 1, not its fingerprint: new test parts or passes change nothing."""
+        """Returns the inputs read from cache-teachers, not its fingerprint: new test parts or passes change nothing."""
         targets, part = run.experiment.targets, train_part(run)
         method = target_method(targets)
         inputs: dict[str, object] = {"texts": part.texts_digest, "labels": list(label_space(run).names)}

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from amalgam import __version__
 from amalgam.data.lazy import LazyModule
@@ -19,6 +18,7 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.signals import stopping
 from amalgam.stages import STAGE_FOLDERS
 from amalgam.stages.app import completion, serve_command
+from amalgam.stages.app.command_tree import HEADINGS, GroupedCommands, as_overrides
 
 if TYPE_CHECKING:
     from amalgam.stages.app import commands, compare_reports, export_numpy, export_onnx
@@ -26,21 +26,8 @@ else:
     names = ("commands", "compare_reports", "export_numpy", "export_onnx")
     commands, compare_reports, export_numpy, export_onnx = (LazyModule(f"amalgam.stages.app.{one}") for one in names)
 
-HEADINGS = ("Start", "Stages, in their order", "All stages", "The student", "The workspace")
 START, STAGES, WHOLE, STUDENT, WORKSPACE = HEADINGS
 """Headings of `amalgam --help`."""
-
-
-class GroupedCommands(TyperGroup):
-    """Lists the commands under their headings, each with its whole help."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        commands: list[Any] = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
-        for heading in HEADINGS:
-            rows = [(command.name, command.help) for command in commands if command.rich_help_panel == heading]
-            with formatter.section(heading):
-                formatter.write_dl(rows)
-
 
 app = typer.Typer(
     name="amalgam",
@@ -205,7 +192,7 @@ def report(  # noqa: PLR0913 - the options of a command
     config: Config = FILE,
     fail_under: Annotated[
         float | None,
-        typer.Option(min=0, max=1, metavar="ACCURACY", help="Exit with code 4 below this accuracy, such as 0.8."),
+        typer.Option(metavar="ACCURACY", help="Exit with code 4 below this accuracy, such as 0.8."),
     ] = None,
     worse_than: Annotated[
         str | None,
@@ -544,18 +531,6 @@ def push(  # noqa: PLR0913 - the options of a command
     upload.push(repo_id, config, student, licence=licence, public=public, yes=yes, show_card=card)
 
 
-def _as_overrides(arguments: list[str]) -> list[str]:
-    """Returns the arguments with `--student.epochs=3` and `--student.epochs 3` as `student.epochs=3`."""
-    fields, rest = [], iter(arguments)
-    for argument in rest:
-        field = argument.removeprefix("--")
-        if field == argument or "." not in field.partition("=")[0]:
-            fields.append(argument)
-        else:
-            fields.append(field if "=" in field else f"{field}={next(rest, '')}")
-    return fields
-
-
 def main() -> None:
     """Runs the command; errors print as message, place and fix, with --debug as a traceback."""
     _open_closed_streams()
@@ -563,7 +538,7 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
         with stopping():
-            _run_command(_as_overrides(arguments))
+            _run_command(as_overrides(arguments))
     except BrokenPipeError:
         sys.exit(1)
     except Exception as error:

@@ -30,7 +30,7 @@ from amalgam.data.parquet import (
     read_table,
     write_table,
 )
-from amalgam.data.rows import BadRow, Row, read_rows
+from amalgam.data.rows import BadRow, Row, no_rows, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 
@@ -219,7 +219,7 @@ class _PartReader:
                 if bad and (self.rows >= last or len(bad) == MOST_REPORTED):
                     raise self._unusable(bad)
             if self.rows == before:
-                raise DataError(f"no rows in {shown(name)}", where=shown(str(path), 200), fix="fill it or leave it out")
+                raise no_rows(path, name)
         if bad:
             raise self._unusable(bad)
 

@@ -130,7 +130,7 @@ TOKENS = (
 TOKEN_TYPES = (Column("type_ids", "list<int8>", "which text of a pair each token is of"),)
 
 
-# Stage 2.
+# Of build-targets.
 WEIGHTS = (
     Column("key", "key", "the text"),
     Column("weight", "array<float32>", "of each teacher, in their order: how probably it is the right one"),

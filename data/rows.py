@@ -119,7 +119,9 @@ def _no_files(source: str, path: Path) -> DataError:
     missing, parent = path, path.parent
     while not parent.is_dir():
         missing, parent = parent, parent.parent
-    names = sorted(entry.name for entry in parent.iterdir())
+    is_folder = missing != path or not path.suffix
+    entries = [entry for entry in parent.iterdir() if entry.is_dir() or entry.suffix.lower() in SUFFIXES]
+    names = sorted(entry.name for entry in entries if entry.is_dir() == is_folder)
     near = [shown(name) for name in nearest(missing.name, names, 3) or names[:5]]
     fix = f"name one of these: {', '.join(near)}" if near else "put the file there, or name another"
     if any(normalize("NFC", name) == normalize("NFC", missing.name) for name in names):
@@ -249,6 +251,11 @@ def read_rows(
     readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".parquet": _parquet_rows}
     with readable(path, DataError):
         yield from readers.get(path.suffix.lower(), _jsonl_rows)(table)
+
+
+def no_rows(path: Path, name: str = "", *, fix: str = "fill it or leave it out") -> DataError:
+    """Returns the error of a file that is empty or has a header alone."""
+    return DataError(f"no rows in {shown(name or path.name)}", where=shown(str(path), 200), fix=fix)
 
 
 def read_lines(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:

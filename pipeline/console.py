@@ -252,6 +252,11 @@ def rate_of(rate: float) -> str:
     return f"{rate:.1f}/s" if rate >= 1 else f"{1 / rate:.1f} s each"
 
 
+def counted(count: int, noun: str) -> str:
+    """Formats a number of things: "1 text", "2,000 texts"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"

@@ -39,9 +39,11 @@ CASES = {
         ("1 in train.jsonl row 1", "corpus.id: auto"),
         b'{"text": "one", "id": 1}\n{"text": "two", "id": "1"}\n',
         "texts/train.jsonl",
-        ("corpus.id=id",),
+        ("corpus.id=id", "corpus.test=null"),
     ),
-    "an id given twice": Case(3, ("7", "corpus.id: auto"), b"text,id\none,7\ntwo,7\n", overrides=("corpus.id=id",)),
+    "an id given twice": Case(
+        3, ("7", "corpus.id: auto"), b"text,id\none,7\ntwo,7\n", overrides=("corpus.id=id", "corpus.test=null")
+    ),
     "a row without text": Case(3, ("train.csv", "on_bad_row: skip"), b"text,label\n,law\ntwo,law\n"),
     "a blank text": Case(3, ("train.csv", "on_bad_row: skip"), b"text,label\n   ,law\ntwo,law\n"),
     "a ragged row": Case(3, ("train.csv",), b"text,label\none,law\ntwo,law,three\n"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,19 +11,39 @@ import pytest
 
 from amalgam.cli import app
 from amalgam.data.keys import similar_labels
-from amalgam.tests.workspaces import CommandResult, Workspace, amalgam
+from amalgam.pipeline.errors import ModelError
+from amalgam.stages.app.api import Experiment
+from amalgam.tests.workspaces import CommandResult, Workspace, age, amalgam
+
+
+def _label(workspace: Workspace, form: str, teacher: str = "first") -> None:
+    path = workspace.folder / f"models/{teacher}/config.json"
+    config = json.loads(path.read_text())
+    config["id2label"] = {index: form.format(index) for index in range(4)}
+    config.pop("label2id", None)
+    path.write_text(json.dumps(config))
 
 
 def _unname_labels(workspace: Workspace) -> None:
-    path = workspace.folder / "models/first/config.json"
-    config = json.loads(path.read_text())
-    config["id2label"] = {index: f"LABEL_{index}" for index in range(4)}
-    path.write_text(json.dumps(config))
+    _label(workspace, "LABEL_{}")
+
+
+def _number_labels(workspace: Workspace) -> None:
+    for teacher in ("first", "second"):
+        _label(workspace, "{}", teacher)
 
 
 def _csv_as_parquet(workspace: Workspace) -> None:
     (workspace.folder / "texts/train.csv").rename(workspace.folder / "texts/train.parquet")
     workspace.edit("texts/train.csv", "texts/train.parquet")
+
+
+def _empty(workspace: Workspace) -> None:
+    (workspace.folder / "texts/train.csv").write_text("")
+
+
+def _header_alone(workspace: Workspace) -> None:
+    (workspace.folder / "texts/test.csv").write_text("text,label\n")
 
 
 def _without_config(workspace: Workspace) -> None:
@@ -34,10 +55,14 @@ Change = Callable[[Workspace], None]
 MISTAKES: dict[str, tuple[Change | str, int, str]] = {
     "a column that is not in the header": ("corpus.text=body", 3, "set corpus.text"),
     "a file that does not exist": ("corpus.test=texts/tset.csv", 3, "test.csv"),
+    "a test file without the label column": ("corpus.label=gold", 3, "set corpus.label"),
+    "an empty file": (_empty, 3, "fill it or leave it out"),
+    "a file with a header alone": (_header_alone, 3, "fill it or leave it out"),
     "a csv named .parquet": (_csv_as_parquet, 3, "it looks like csv: name it train.csv"),
     "a teacher's folder that does not exist": ("teachers.0.model=./models/frist", 2, "first"),
     "a teacher without config.json": (_without_config, 2, "config.json"),
     "a teacher without label names": (_unname_labels, 2, "give labels: the 4 names, by position"),
+    "teachers whose labels are numbers": (_number_labels, 2, 'write labels: ["0", "1", "2", "3"]'),
     "a placeholder for a label": ('teachers.0.labels=["?", "?", "?", "?"]', 2, "give each output its name"),
     "labels of another number": ("teachers.0.labels=[a, b]", 2, "give exactly 4 labels"),
     "an encoder that does not exist": ("student.encoder=./models/encodr", 2, "encoder"),
@@ -67,6 +92,19 @@ def test_all_mistakes_are_listed_at_once(fresh: Workspace) -> None:
     assert [problem["what"] for problem in listed] == ["there is no folder ./nowhere"]
 
 
+def test_a_missing_file_is_named_with_its_field_and_line_and_similar_files_of_texts(fresh: Workspace) -> None:
+    (fresh.folder / "texts/train.py").touch()
+    (fresh.folder / "texts/train.schema.json").touch()
+    fresh.edit("train: texts/train.csv", "train: texts/trian.csv")
+    for command in ("plan", "run", "doctor --json"):
+        result = fresh.attempt(*command.split())
+        text = result.out if "json" in command else result.err
+        assert "name one of these: train.csv, test.csv" in text
+    assert f"where: line 2, corpus.train: no trian.csv in {fresh.folder / 'texts'}" in fresh.attempt("run").err
+    assert "where: command line, corpus.test: no nope.csv" in fresh.attempt("plan", "corpus.test=nope.csv").err
+    assert "train.py" not in fresh.attempt("plan").err
+
+
 def test_good_experiments_pass(fresh: Workspace) -> None:
     assert fresh("plan", "--json").json["problems"] == []
     assert fresh("plan", "--json").json["notes"] == []
@@ -83,13 +121,55 @@ def test_similar_labels_differ_by_case_separators_or_a_plural_and_belong_to_two_
     ("overrides", "note"),
     [
         (["teachers.1.rename={gardening: Cookings}"], "cooking and Cookings"),
-        (["corpus.label=gold"], "no column gold in test.csv: the test texts have no gold labels"),
         (["student.method=muka-soft", "cache.passes=0"], "cache.passes=16"),
     ],
 )
 def test_plan_remarks_on_what_would_surprise(fresh: Workspace, overrides: list[str], note: str) -> None:
     result = fresh("plan", *overrides)
     assert note in result.err
+
+
+def test_similar_labels_are_noted_by_doctor_and_audit_too(workspace: Workspace) -> None:
+    renamed = ["teachers.1.rename={gardening: Cookings}", "corpus.test=null"]
+    note = "labels with nearly the same name count as different: cooking and Cookings"
+    assert note in workspace("doctor", *renamed).out
+    workspace("build-targets", *renamed)
+    assert f"note: {note}" in workspace("audit", *renamed).err
+    assert workspace("audit").err == ""
+
+
+def test_plan_notes_names_that_are_no_folders(fresh: Workspace) -> None:
+    fresh.edit("./models/first", "models/first")
+    assert fresh("plan").err == ""
+    misspelt = fresh("plan", "teachers.1.model=models/secnd", "student.encoder=models/encodr")
+    start = "is not a folder here; it is taken as a Hub id: did you mean"
+    assert f"models/secnd {start} ./models/second?" in misspelt.err
+    assert f"models/encodr {start} ./models/encoder" in misspelt.err
+    assert "write hub:org/second if it is one" in fresh("plan", "teachers.1.model=org/second").err
+    assert "taken as a Hub id" not in fresh("plan", "teachers.1.model=hub:org/second").err
+    named = Experiment([fresh.folder / "models/first", "org/second"], ["a text"], workspace=fresh.folder / "a")
+    assert any("org/second is not a folder here" in remark for remark in named.plan().remarks)
+
+
+def test_plan_and_run_name_the_method_of_a_file_without_one(workspace: Workspace) -> None:
+    workspace.edit("targets:\n  mode: soft\n", "")
+    note = "note: student.method is not set, so muka-soft is used; `student.method: amalgam` is the recommended method"
+    for command in ("plan", "run"):
+        assert note in workspace(command).err.splitlines()
+        assert "student.method is not set" not in workspace(command, "student.method=muka-soft").err
+    assert "student.method is not set" not in workspace("run", "--quiet").err
+
+
+def test_numbers_are_labels_of_an_only_teacher_and_where_the_file_names_or_confirms_them(fresh: Workspace) -> None:
+    _number_labels(fresh)
+    named = ["teachers.0.labels=[a, b, c, d]", 'teachers.1.rename={"0": e, "1": f, "2": g, "3": h}']
+    assert fresh("plan", "--json", *named).json["problems"] == []
+    confirmed = [f'teachers.{index}.labels=["0", "1", "2", "3"]' for index in (0, 1)]
+    assert fresh("plan", "--json", *confirmed).json["problems"] == []
+    one = "teachers=[{name: first, model: ./models/first}]"
+    assert fresh("plan", "--json", one).json["problems"] == []
+    with pytest.raises(ModelError, match=r"2 models cannot be teachers.*labels are numbers"):
+        Experiment([fresh.folder / "models/first", fresh.folder / "models/second"], ["a text"])
 
 
 def test_a_single_teacher_is_remarked(fresh: Workspace) -> None:
@@ -107,7 +187,7 @@ def test_plan_names_the_overrides_that_later_commands_repeat_and_the_student_of_
 ) -> None:
     workspace("build-targets", "--mode", "hard")
     noted = workspace("plan").err
-    assert 'the last build-targets had targets.mode="hard"' in noted
+    assert "the last build-targets had targets.mode=hard" in noted
     repeated = workspace("train-student")
     assert "targets.mode=hard, as in the last build-targets" in repeated.err
     planned = workspace("plan")
@@ -115,6 +195,15 @@ def test_plan_names_the_overrides_that_later_commands_repeat_and_the_student_of_
     assert "students/student holds the student of other settings" in planned.err
     workspace("run")
     assert workspace("plan").err == ""
+
+
+def test_the_overrides_of_one_experiment_file_are_not_repeated_for_another(workspace: Workspace) -> None:
+    shutil.copyfile(workspace.config, workspace.folder / "second.yaml")
+    workspace("build-targets", "--mode", "hard")
+    second = workspace("train-student", "-c", "second.yaml")
+    assert "as in the last build-targets" not in second.err
+    assert workspace.stale() == set()
+    assert "had targets.mode" not in workspace("plan", "-c", "second.yaml").err
 
 
 def test_a_command_that_fails_stores_no_override(workspace: Workspace) -> None:
@@ -132,6 +221,40 @@ def test_a_sweep_stores_no_override(workspace: Workspace) -> None:
 @pytest.mark.parametrize("slip", [["--targets.temperature=0.5"], ["--targets.temperature", "0.5"]])
 def test_a_field_written_as_an_option_is_an_override(workspace: Workspace, slip: list[str]) -> None:
     assert workspace("plan", "--json", *slip).out == workspace("plan", "--json", "targets.temperature=0.5").out
+
+
+SLIPS = {
+    "plan epochs=3": "did you mean student.epochs",
+    "plan studnt.epochs=3": "did you mean 'student'?",
+    "plan nonsense": "nonsense: an override looks like targets.temperature=0.5",
+    "plan --epochs 3": "write student.epochs=VALUE",
+    "run --until report": "run the command of that stage",
+    "plan --tre": "did you mean --tree?",
+    "status --nonsense": "run `amalgam status --help`",
+    "trian": "did you mean train-teachers or train-student?",
+    "biuld-targets": "did you mean build-targets?",
+    "report --fail-under 85": "write 0.85",
+    "report --fail-under 8500": "write a share, such as 0.8",
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_on_the_command_line_is_answered_with_its_place_and_a_suggestion(fresh: Workspace, slip: str) -> None:
+    result = fresh.attempt(*slip.split())
+    assert (result.code, result.out) == (2, ""), result.err
+    assert "where: command line" in result.err
+    assert SLIPS[slip] in result.err
+    assert "amalgam.yaml" not in result.err
+
+
+def test_gc_counts_the_unused_results_that_are_too_young_to_delete(workspace: Workspace) -> None:
+    unused = ("gc", "--unused", "student.seed=7")
+    workspace("run", "student.seed=7")
+    assert "2 results younger than 24 h: kept" in workspace(*unused).out
+    assert workspace(*unused, "--json").json["young_results"] == 2
+    age(workspace.artifacts)
+    assert workspace(*unused, "--json").json["young_results"] == 0
+    assert "younger" not in workspace(*unused).out
 
 
 # ---- help

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,12 @@ def timing(workspace: Workspace, stage: str) -> dict[str, float]:
     last = json.loads((workspace.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
     facts: dict[str, float] = json.loads((workspace.artifacts / stage / last / "timing.json").read_text())["facts"]
     return facts
+
+
+def logged_seconds(artifacts: Path, stage: str) -> float:
+    """The seconds of all trainings by their logs; loading and saving a model take no longer with more epochs."""
+    logs = (artifacts / "training-logs").glob(f"{stage}-*.jsonl")
+    return float(sum(json.loads(log.read_text().splitlines()[-1])["seconds"] for log in logs))
 
 
 def test_before_the_first_run_the_cost_is_not_known_and_nothing_is_written(fresh: Workspace) -> None:
@@ -80,8 +87,18 @@ def test_a_training_costs_its_epochs(workspace: Workspace, stage: str) -> None:
     section = stage.replace("-teachers", "_teachers").replace("train-student", "student")
     recorded = timing(workspace, stage)
     cost = cost_of(workspace, f"{section}.epochs=3")["stages"][stage]
-    assert cost["seconds"] == pytest.approx(3 * recorded["seconds"])
+    logged = logged_seconds(workspace.artifacts, stage)
+    assert 0 < logged < recorded["seconds"]
+    assert cost["seconds"] == pytest.approx(recorded["seconds"] + 2 * logged)
     assert cost["disk_mb"] == pytest.approx(recorded["bytes"] / 1e6)
+
+
+def test_without_its_log_a_training_costs_its_examples(workspace: Workspace) -> None:
+    recorded = timing(workspace, "train-student")
+    for log in (workspace.artifacts / "training-logs").glob("*.jsonl"):
+        log.write_text("{\n")
+    cost = cost_of(workspace, "student.epochs=3")["stages"]["train-student"]
+    assert cost["seconds"] == pytest.approx(3 * recorded["seconds"])
 
 
 def test_estimate_runs_one_unit_of_each_teacher_and_keeps_its_result(fresh: Workspace) -> None:

@@ -45,7 +45,6 @@ FENCE = r'^```(\S*)(?: title="([^"]+)")?[^\n]*\n(.*?)^```$'
 LANGUAGES = {"console", "mermaid", "yaml", "python", "sh", "text"}
 
 ONLY_PARSED = {
-    "git clone": "needs a repository",
     "make ": "sets up a virtual environment, or is the test-suite itself",
     "bash .ci/run": "is the test-suite itself, and more",
     "source .venv/bin/activate": "is of a shell that stays",
@@ -163,7 +162,7 @@ def is_understood(command: str) -> None:
     from amalgam.cli import app
 
     words = [word for part in shlex.split(command.replace("<", "").replace(">", "")) for word in part.split()]
-    if not {"amalgam", "amalgam.cli"} & set(words) or words[0] in {"git", "docker"}:
+    if not {"amalgam", "amalgam.cli"} & set(words) or words[0] == "docker":
         return
     place = next(index for index, word in enumerate(words) if word in {"amalgam", "amalgam.cli"})
     group: Any = get_command(app)

@@ -44,6 +44,7 @@ def test_the_file_names_each_model_and_comments_its_labels(folder: Path) -> None
     result = init(folder, "--from-teachers", "models/desk/../desk", "./models/study")
     assert (result.code, result.err) == (0, "")
     assert "2 teachers, 4 labels" in result.out
+    assert "note: labels with nearly the same name count as different: sport and Sport" in result.out
     text = (folder / "amalgam.yaml").read_text()
     assert teachers_in(folder / "amalgam.yaml") == [
         {"name": "desk", "model": "./models/desk"},
@@ -93,6 +94,7 @@ def test_of_a_hub_model_the_configuration_alone_is_fetched(folder: Path, hub: Fa
         (["./models/dask"], "desk"),
         (["./models/bare", "./models/none", "./models/desk"], "2 models"),
         (["./models/bare"], "./models/bare"),
+        (["models/empty"], "no config.json"),
         (["./models"], "save_pretrained"),
         ([], "teacher"),
     ],
@@ -101,6 +103,7 @@ def test_a_model_that_cannot_be_a_teacher_is_refused_with_a_fix_and_nothing_is_w
     folder: Path, names: list[str], piece: str
 ) -> None:
     small_model(folder / "models/bare", architectures=["BertModel"])
+    (folder / "models/empty").mkdir()
     refused = init(folder, "--from-teachers", *names)
     assert (refused.code, piece in refused.err) == (2, True), refused.err
     assert not (folder / "amalgam.yaml").exists()
@@ -112,6 +115,13 @@ def test_outputs_without_names_are_left_to_be_named(folder: Path) -> None:
     assert "name your texts and the labels of unnamed in it" in result.out
     assert '    labels: ["?", "?", "?"]  # name the 3 outputs' in (folder / "amalgam.yaml").read_text()
     assert teachers_in(folder / "amalgam.yaml")[1]["labels"] == ["?", "?", "?"]
+
+
+def test_numbers_are_left_to_be_named(folder: Path) -> None:
+    small_model(folder / "models/numbers", labels=("0", "1"))
+    result = init(folder, "--from-teachers", "./models/desk", "./models/numbers")
+    assert "name your texts and the labels of numbers in it" in result.out
+    assert teachers_in(folder / "amalgam.yaml")[1]["labels"] == ["?", "?"]
 
 
 def test_init_alone_is_as_it_was_and_writes_over_nothing(folder: Path) -> None:

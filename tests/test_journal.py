@@ -36,7 +36,7 @@ def test_a_training_leaves_its_metrics_and_the_score_that_chose_the_student(buil
     assert [line["score"] for line in scores] == [entry["score"] for entry in facts["history"]]
     assert steps[-1]["loss"] == pytest.approx(facts["history"][-1]["loss"])
     assert {line["of"] for line in entries} == {facts["steps"]}
-    assert set(steps[0]) == {"step", "of", "loss", "learning_rate", "steps_per_second"}
+    assert set(steps[0]) == {"step", "of", "seconds", "loss", "learning_rate", "steps_per_second"}
     assert facts["texts"] <= TRAIN
 
 
@@ -50,6 +50,7 @@ def test_every_ten_steps_are_one_line_and_a_step_without_a_loss_counts_for_none(
     assert [line["step"] for line in entries] == [10, 20, 25, 25]
     assert entries[0]["loss"] == pytest.approx((sum(range(1, 11)) - 3) / 9)
     assert entries[0]["learning_rate"] == pytest.approx(0.5 * (25 - 9) / 25)
+    assert entries[-1].pop("seconds") >= 0
     assert entries[-1] == {"step": 25, "of": 25, "score": 0.75}
 
 

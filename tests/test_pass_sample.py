@@ -98,9 +98,10 @@ def test_the_sampled_texts_have_all_passes_and_the_others_none(auto: Workspace) 
     assert f"4 with dropout for {SAMPLED} of {TRAIN} texts" in result.err
 
 
-def test_the_audit_is_in_run_report_and_audit(auto: Workspace) -> None:
+def test_the_audit_is_in_the_run_of_the_teachers_in_report_and_audit(auto: Workspace) -> None:
     line = r"one pass and 4 passes have the same most confident teacher for \d+\.\d % of them \(95 % interval"
-    assert re.search(line, auto("run", *AUTO).err)
+    assert len(re.findall(line, auto("run", *AUTO).err)) == 1
+    assert "passes a text" not in auto("run", *AUTO).err
     assert auto("audit", "--json", *AUTO).json["passes"] == cached(auto)["audit"]
     assert re.search(line, auto("audit", *AUTO).out)
     [page] = (auto.folder / "reports").glob("*.html")
@@ -201,6 +202,12 @@ def test_the_plan_shows_the_prices_of_no_passes_of_auto_and_of_all(auto: Workspa
     assert "text-passes" not in auto("plan", *AUTO).out
     priced = " ".join(auto("plan", "cache.passes=7", AUTO[1]).out.split())
     assert re.search(rf"{2 * (texts + 7 * TRAIN):,} text-passes \(.*s\) with cache.passes=7", priced)
+
+
+@pytest.mark.parametrize("method", ["uhc", "vanilla-kd"])
+def test_a_method_without_passes_has_a_report(auto: Workspace, method: str) -> None:
+    result = auto("run", f"student.method={method}", "cache.passes=auto")
+    assert result.code == 0, result.err
 
 
 def test_one_teacher_or_a_small_corpus_has_no_sample(auto: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

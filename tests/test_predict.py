@@ -367,6 +367,13 @@ def test_the_student_is_named_and_how_it_differs_from_the_experiment(workspace: 
     workspace.edit("epochs: 1", "epochs: 2")
     assert "student.epochs 1 -> 2" in workspace("predict", TEXTS[0]).err
     assert "student.epochs" not in workspace("predict", TEXTS[0], "--student", "students/student").err
+    workspace.edit("mode: soft", "mode: hard\n  temperature: 0.3")
+    workspace.edit("batch_size: 32", "batch_size: 16")
+    assert "method muka-soft -> muka-hard; " in workspace("predict", TEXTS[0]).err
+    changed = ["targets.temperature 0.2 -> 0.3", "student.epochs 1 -> 2", "student.batch_size 32 -> 16"]
+    assert all(change in workspace("predict", TEXTS[0]).err for change in changed)
+    workspace.edit("mode: hard\n  temperature: 0.3", "mode: soft")
+    workspace.edit("batch_size: 16", "batch_size: 32")
     workspace.edit("  epochs: 2\n", "")  # chosen for the texts
     assert "note:" not in workspace("predict", TEXTS[0]).err
     assert workspace("predict", TEXTS[0], "--quiet").err == ""

@@ -108,7 +108,7 @@ def test_whole_answers_hold_every_column_that_stage_1_writes(tmp_path: Path) -> 
 
 
 def test_texts_that_are_damaged_are_read_again_and_what_needs_them_waits(made: Experiments) -> None:
-    """The manifest of read-corpus was trusted when stage 1 met the damage."""
+    """The manifest of read-corpus was trusted when cache-teachers met the damage."""
     units = lacking(made.first)
     write_answers(made.first, units[1:], SHAPE)
     for path in made.first.parent.glob("artifacts/read-corpus/part-*/train-*/00.parquet"):

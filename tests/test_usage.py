@@ -99,3 +99,9 @@ def test_teachers_are_those_of_the_file_at_hand(folder: Path, monkeypatch: pytes
 def test_a_shell_that_keeps_words_whole_gets_whole_completions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     completions = offered(folder, monkeypatch, "run", "student.method=uh", kind="zsh")
     assert "student.method=uhc" in " ".join(completions)
+
+
+def test_the_help_names_stages_without_numbers(tmp_path: Path) -> None:
+    text = amalgam("--help", folder=tmp_path).out
+    assert "cache-teachers" in text
+    assert not re.search(r"[Ss]tage \d", text)

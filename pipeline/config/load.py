@@ -45,6 +45,8 @@ class LoadedExperiment(NamedTuple):
     """Folder from which relative paths of the file start."""
     overrides: dict[str, Any]
     file: InputFile | None
+    places: Mapping[str, str]
+    """The place of each field that the file or an override sets, such as "line 3"."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,9 @@ class GivenExperiment:
 
 ExperimentSource = Path | GivenExperiment
 """An experiment file, or an experiment without one."""
+
+COMMAND_LINE = "command line"
+"""Place of an override in messages."""
 
 GIVEN = "Experiment(...)"
 """Name of an experiment without a file in messages."""
@@ -99,7 +104,8 @@ def load_experiment(
                 parsed.add(tuple(changed.split(".")), message)
         if not parsed.problems:
             base = source.parent.absolute() if isinstance(source, Path) else source.base
-            return LoadedExperiment(experiment, base, applied, parsed.file)
+            places = {_dotted(path): place for path, place in parsed.places.items()}
+            return LoadedExperiment(experiment, base, applied, parsed.file, places)
     raise _config_error(source, parsed.problems)
 
 
@@ -107,6 +113,9 @@ def _config_error(source: ExperimentSource, problems: Iterable[str]) -> Experime
     lines = [f"  {masked(problem)[:MOST_SHOWN]}" for problem in dict.fromkeys(problems)]
     name, where = (source.name, str(source)) if isinstance(source, Path) else (GIVEN, None)
     file = ", or `amalgam init` for a commented file" if where else ""
+    if all(line.startswith(f"  {COMMAND_LINE}") for line in lines):
+        lines = [line.replace(f"{COMMAND_LINE}, ", "", 1) for line in lines]
+        name, where, file = COMMAND_LINE, COMMAND_LINE, ""
     what = "\n".join([f"{name}: {len(lines)} problem{'s' if len(lines) > 1 else ''}", *lines])
     return ExperimentError(what, where=where, fix=f"run `amalgam schema` for all fields{file}")
 
@@ -211,7 +220,7 @@ class ParsedFile:
         if not equals or not all(key.split(".")):
             a_file = text.endswith((".yaml", ".yml"))
             fix = f"name an experiment file with -c {text}" if a_file else "write field=value"
-            self.problems.append(f"{text}: an override looks like targets.temperature=0.5; {fix}")
+            self.problems.append(f"{COMMAND_LINE}, {text}: an override looks like targets.temperature=0.5; {fix}")
             return {}
         path = tuple(int(part) if re.fullmatch("[0-9]{1,6}", part) else part for part in key.split("."))
         inner = ParsedFile()
@@ -224,8 +233,8 @@ class ParsedFile:
         if not self._put(path, plain):
             return {}
         kept = {earlier: place for earlier, place in self.places.items() if earlier[: len(path)] != path}
-        sections = {path[:length]: "command line" for length in range(1, len(path))}
-        self.places = {**sections, **kept, **dict.fromkeys([*inner.places, path], "command line")}
+        sections = {path[:length]: COMMAND_LINE for length in range(1, len(path))}
+        self.places = {**sections, **kept, **dict.fromkeys([*inner.places, path], COMMAND_LINE)}
         self.raw |= inner.raw
         self.refuse_secret(text, path)
         return {key: plain}
@@ -238,7 +247,9 @@ class ParsedFile:
                 part = str(part)  # noqa: PLW2901 - a key that consists of digits
                 holder.setdefault(part, None)
             elif not (isinstance(holder, list) and isinstance(part, int) and part < len(holder)):
-                self.problems.append(f"{_dotted(path)}: there is no {_dotted(path[: index + 1])} to override")
+                self.problems.append(
+                    f"{COMMAND_LINE}, {_dotted(path)}: there is no {_dotted(path[: index + 1])} to override"
+                )
                 return False
             if index == len(path) - 1:
                 holder[part] = value
@@ -384,7 +395,7 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
         case "extra_forbidden" if _dotted(path) in RENAMED:
             message = f"is named {RENAMED[_dotted(path)]} since schema_version 2"
         case "extra_forbidden":
-            message = f"unknown key{_hint(str(path[-1]), _fields_at(path[:-1]))}"
+            message = f"unknown key{_field_hint(path)}"
         case "missing":
             message = "is required"
         case "literal_error":
@@ -414,6 +425,14 @@ def _hint(word: str, choices: Iterable[str], *, listed: bool = True) -> str:
     for choice in nearest(word, words, ratio=0.6):
         return f"; did you mean {choice!r}?"
     return f"; known: {', '.join(words)}" if listed and words else ""
+
+
+def _field_hint(path: KeyPath) -> str:
+    """Returns the fields of this name in other sections, those of the student first; else the nearest one here."""
+    name, sections = str(path[-1]), {**ExperimentConfig.model_fields}
+    owners = [section for section in sections if section != "teachers" and name in _fields_at((section,))]
+    fields = [f"{section}.{name}" for section in sorted(owners, key=lambda section: section != "student")]
+    return f"; did you mean {' or '.join(fields)}?" if fields else _hint(name, _fields_at(path[:-1]))
 
 
 def _fields_at(path: KeyPath) -> Iterable[str]:

@@ -136,6 +136,8 @@ class Run:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     file: InputFile | None = None
     """The experiment file; None for an experiment without one."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Field -> its line of the file, or "command line"."""
     signals: InterruptHandler = field(default_factory=InterruptHandler)
     """Stages call `signals.check()` between batches, steps and units."""
     results: dict[str, tuple[str, Record]] = field(default_factory=dict)
@@ -150,6 +152,18 @@ class Run:
     """The stages with missing units in this run."""
     cache: dict[Any, Any] = field(default_factory=dict)
     """Values of functions with the decorator `once`; a repair clears it."""
+
+    def place_of(self, name: str) -> str:
+        """Returns a field with its line, for messages."""
+        return ", ".join(filter(None, [self.places.get(name), name]))
+
+    @property
+    def file_name(self) -> str:
+        """Returns the experiment file as a path from the workspace; both can be moved together."""
+        if self.file is None:
+            return ""
+        path = self.file.path
+        return path.name if self.store.backend.is_remote else os.path.relpath(path, self.store.root)
 
     def result(self, stage: str) -> Record:
         """Returns the manifest of a current stage; raises PendingDependencyError if the stage is not current."""

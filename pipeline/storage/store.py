@@ -78,6 +78,9 @@ class HeadEntry(TypedDict):
 
     fingerprint: str
     overrides: dict[str, Any]
+    """Those of the last complete command."""
+    file: NotRequired[str]
+    """The experiment file of that command, as a path from the workspace."""
     rebuilding: NotRequired[bool]
     """`--force` has quarantined the result, and the new one is not complete."""
 
@@ -390,7 +393,10 @@ class Store:
     def move_head(self, stage: str, name: str) -> None:
         """Marks the last result of a stage; the overrides of the last complete command stay."""
         with self._changing_head() as head:
-            head[stage] = HeadEntry(fingerprint=name, overrides=head[stage]["overrides"] if stage in head else {})
+            entry = head.get(stage, HeadEntry(fingerprint=name, overrides={}))
+            head[stage] = HeadEntry(fingerprint=name, overrides=entry["overrides"])
+            if "file" in entry:
+                head[stage]["file"] = entry["file"]
 
     def mark_rebuilding(self, stage: str, name: str) -> None:
         """Records that the last result is computed again although it was complete."""
@@ -398,11 +404,11 @@ class Store:
             if stage in head and head[stage]["fingerprint"] == name:
                 head[stage] = {**head[stage], "rebuilding": True}
 
-    def store_overrides(self, stages: Iterable[str], overrides: Mapping[str, Any]) -> None:
-        """Stores the overrides of a complete command for the later commands of single stages."""
+    def store_overrides(self, stages: Iterable[str], overrides: Mapping[str, Any], file: str) -> None:
+        """Stores the overrides of a complete command for later commands of single stages with the same file."""
         with self._changing_head() as head:
             for stage in head.keys() & set(stages):
-                head[stage] = HeadEntry(fingerprint=head[stage]["fingerprint"], overrides=dict(overrides))
+                head[stage] = HeadEntry(fingerprint=head[stage]["fingerprint"], overrides=dict(overrides), file=file)
 
     def pinned(self, kind: str, name: str) -> str | None:
         """Returns a pinned decision, such as a Hub commit or the dtype chosen for `auto`; None if there is none."""

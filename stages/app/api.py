@@ -37,7 +37,7 @@ from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import frames, maintenance
 from amalgam.stages.app import verify as verification
 from amalgam.stages.app.arguments import experiment_of, local_path, with_texts, write_file
-from amalgam.stages.app.checks import check_texts, problems_of, remarks_of
+from amalgam.stages.app.checks import method_note, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import store_texts
 from amalgam.stages.app.label import LabelEffect, label_effect, texts_to_label
@@ -45,6 +45,7 @@ from amalgam.stages.app.oracle import show_divergence
 from amalgam.stages.app.predict import Student, finished_in
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
+from amalgam.stages.common.load import labels_by_teacher, similar_labels_note
 from amalgam.stages.methods import load_with_methods, method_name
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.html import FOLDER, page_name
@@ -70,7 +71,8 @@ def open_run(
         raise ExperimentError(f"{shown(store.root.name)} is a file, not a folder", where=str(store.root), fix=fix)
     store.check_workspace()
     digests = FileDigests(store.root / "digests.json")
-    return Run(loaded.experiment, loaded.base, store, console, share, digests, loaded.overrides, loaded.file)
+    settings = (loaded.overrides, loaded.file, loaded.places)
+    return Run(loaded.experiment, loaded.base, store, console, share, digests, *settings)
 
 
 @contextmanager
@@ -158,8 +160,6 @@ class Experiment:
         problems = problems_of(self._run, [])
         if problems:
             raise all_of(problems)
-        for part in given.keys() - {"train"}:
-            check_texts(self._run, part=part, labelled=True)
         if in_memory:
             self._start(with_texts(source, in_memory), [], self._console)
 
@@ -258,6 +258,9 @@ class Experiment:
         `only`: refuse to run earlier stages; `force`: run current stages again.
         """
         self._run = self._open()
+        note = method_note(self.config) if until is None else None
+        if note:
+            self._console.note(note)
         with working(self._run):
             try:
                 before = update(STAGES, self._run, target=until, only=only, force=force)
@@ -283,6 +286,9 @@ class Experiment:
         """Counts from the cache how often each teacher wins, is missed, and contradicts another."""
         states = self.plan()
         with working(self._run):
+            note = similar_labels_note(labels_by_teacher(self._run))
+            if note:
+                self._console.note(note)
             return Audit(audit(self._run, states))
 
     def label(self, count: int = 50, *, seed: int = 0) -> pl.DataFrame:
@@ -334,6 +340,10 @@ class Experiment:
     def find_garbage(self, *, unused: bool = False, delete: bool = False) -> list[maintenance.Garbage]:
         """Leftovers; `unused`: also results that the last builds do not use. Nothing goes without `delete`."""
         return maintenance.find_garbage(self._run, unused=unused, delete=delete)
+
+    def young_results(self) -> int:
+        """Returns the number of unused results that `find_garbage` keeps because they are younger than a day."""
+        return maintenance.young_results(self._run)
 
     def compact(self, *, write: bool = False) -> maintenance.Packing:
         """Returns the small units to pack, and packs them with `write`; `loose`: their files stay for a day."""

@@ -8,27 +8,29 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
-from amalgam.data.keys import shown, shown_names, similar_labels
-from amalgam.data.rows import find_files, read_rows
-from amalgam.pipeline.errors import AmalgamError, DataError
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.cached.load import ENCODER, passes_of
-from amalgam.stages.common.corpus import GENERATED, IN_MEMORY, REMOTE, corpus_for, sources_of
 from amalgam.stages.common.deliveries import read_metadata
-from amalgam.stages.common.load import check_encoder, check_labels, labels_by_teacher
-from amalgam.stages.read_corpus.stage import train_needs_label
+from amalgam.stages.common.load import (
+    check_encoder,
+    check_labels,
+    labels_by_teacher,
+    similar_labels_note,
+    unfetched_models,
+)
+from amalgam.stages.common.models.resolve import folders_like
+from amalgam.stages.methods import method_name
+from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.registry import STAGES
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.train_teachers.stage import encoders_of
-
-MOST_FILES = 100
-"""Number of files of a source whose header is read."""
 
 Check = Callable[[Run], object]
 
@@ -50,18 +52,6 @@ def _error(check: Check, run: Run) -> AmalgamError | None:
     except AmalgamError as error:
         return error
     return None
-
-
-def check_texts(run: Run, *, part: str | None = None, labelled: bool = False) -> None:
-    """Reads the header and the first row of each local file; checks that the columns exist."""
-    sources = sources_of(run.experiment)
-    for name in [part] if part else sources:
-        corpus = corpus_for(run.experiment, name)
-        needs_label = labelled or name == "teachers" or (name == "train" and train_needs_label(run.experiment))
-        for source in sources.get(name, []):
-            if not source.startswith((*REMOTE, GENERATED, IN_MEMORY)):
-                for file in islice(find_files(source, run.base), MOST_FILES):
-                    next(read_rows(file, corpus=corpus, require_label=needs_label), None)
 
 
 def check_student_encoder(run: Run) -> None:
@@ -107,14 +97,25 @@ CHECKS: list[tuple[str, Check]] = [
 
 def remarks_of(run: Run, states: Sequence[StageState]) -> Iterator[str]:
     """Yields remarks on settings that are valid but would surprise a user."""
+    yield from filter(None, [method_note(run.experiment)])
     yield from _about_gold_labels(run)
+    yield from _about_models(run)
     yield from _about_teachers(run)
     yield from _about_overrides(run)
     yield from _about_student(run, states)
 
 
+def method_note(experiment: ExperimentConfig) -> str | None:
+    """Returns the method of an experiment that names none; `plan` and `run` print it."""
+    chosen = {"mode"} & experiment.targets.model_fields_set or {"name"} & experiment.objective.model_fields_set
+    if experiment.student.method is not None or chosen:
+        return None
+    recommended = "`student.method: amalgam` is the recommended method"
+    return f"student.method is not set, so {method_name(experiment)} is used; {recommended}"
+
+
 def _about_gold_labels(run: Run) -> Iterator[str]:
-    """Yields labels that nothing reads, and the parts without a column of labels, which evaluate nothing."""
+    """Yields labels that nothing reads, and labels that could be used."""
     experiment, method = run.experiment, target_method(run.experiment.targets)
     if experiment.labels and not method.takes_labels:
         yield f"targets.mode={experiment.targets.mode} does not use `labels: {experiment.labels}`"
@@ -123,14 +124,18 @@ def _about_gold_labels(run: Run) -> Iterator[str]:
     labelled = sum(facts["labels"].values()) if facts else 0
     if facts and not experiment.labels and method.takes_labels and 0 < labelled < facts["texts"] / 2:
         yield f"{labelled:,} of {facts['texts']:,} training texts have a gold label; `labels: corpus` uses them"
-    for part in {"test", "validation"} & sources_of(run.experiment).keys():
-        corpus = corpus_for(run.experiment, part)
-        for source in (source for source in sources_of(run.experiment)[part] if not source.startswith(REMOTE)):
-            try:
-                next(read_rows(find_files(source, run.base)[0], corpus=corpus, require_label=True), None)
-            except DataError as error:
-                if error.what.startswith(f"no column {shown(str(corpus.label))}"):
-                    yield f"{error.what}: the {part} texts have no gold labels ({error.where})"
+
+
+def _about_models(run: Run) -> Iterator[str]:
+    """Yields names that are no folders here, with similar folders: a misspelt folder looks like a Hub id."""
+    try:
+        names = unfetched_models(run)
+    except AmalgamError:  # a problem, not a remark
+        return
+    for name in names:
+        close = " or ".join(folders_like(name, run.base))
+        hint = f"did you mean {close}?" if close else f"write hub:{name} if it is one"
+        yield f"{name} is not a folder here; it is taken as a Hub id: {hint}"
 
 
 def _about_teachers(run: Run) -> Iterator[str]:
@@ -148,10 +153,7 @@ def _about_teachers(run: Run) -> Iterator[str]:
         labels = labels_by_teacher(run)
     except AmalgamError:  # a problem, not a remark
         return
-    pairs = [f"{first} and {second}" for first, second in similar_labels(labels)]
-    if pairs:
-        listed, fix = shown_names(pairs, 5), "to make them one label, use teachers: rename"
-        yield f"labels with nearly the same name count as different: {listed}; {fix}"
+    yield from filter(None, [similar_labels_note(labels)])
 
 
 def _about_overrides(run: Run) -> Iterator[str]:
@@ -160,13 +162,18 @@ def _about_overrides(run: Run) -> Iterator[str]:
         for field, value in stored_overrides(run, stage).items():
             if _value_of(run, field) != value:
                 effect = "commands of later stages repeat it, `amalgam run` and this plan do not"
-                yield f"the last {stage.name} had {field}={json.dumps(value)}: {effect}"
+                yield f"the last {stage.name} had {field}={shown_value(value)}: {effect}"
+
+
+def shown_value(value: object) -> str:
+    """Returns a value as an override writes it: null, not None."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def stored_overrides(run: Run, stage: Stage) -> dict[str, object]:
-    """Returns the overrides of the stage in the last complete command that this run does not set itself."""
+    """Returns the overrides of the stage in the last complete command with this file that the run does not set."""
     entry = run.store.head().get(stage.name)
-    stored = entry["overrides"] if entry else {}
+    stored = entry["overrides"] if entry and entry.get("file") == run.file_name else {}
     return {
         field: value
         for field, value in stored.items()

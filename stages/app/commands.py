@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED
-from amalgam.pipeline.console import Console, size
+from amalgam.pipeline.console import Console, counted, size
 from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
 from amalgam.pipeline.execution.plan import StageState, shown_choices
 from amalgam.pipeline.user_paths import check_new
 from amalgam.stages.app.api import Experiment, QuietTables, open_run
 from amalgam.stages.app.arguments import local_path
-from amalgam.stages.app.checks import stored_overrides
+from amalgam.stages.app.checks import shown_value, stored_overrides
 from amalgam.stages.app.cost import CostEstimate
 from amalgam.stages.app.doctor import diagnose
 from amalgam.stages.app.label import next_step, write_labels_file
@@ -49,8 +49,9 @@ def run_stages(  # noqa: PLR0913 - the options of a command
 
 
 def _remembered(config: Path, overrides: list[str], target: str) -> list[str]:
-    """Returns the overrides of earlier stage commands that this one lacks: `build-targets --mode hard`, then
-    `train-student`.
+    """Returns the overrides of earlier stage commands with this file that this command lacks.
+
+    They follow `build-targets --mode hard`, for example, in `train-student`.
     """
     run = open_run(config, overrides, console=Console(quiet=True))
     repeated: dict[str, object] = {}
@@ -58,7 +59,7 @@ def _remembered(config: Path, overrides: list[str], target: str) -> list[str]:
         for field, value in stored_overrides(run, stage).items():
             repeated[field] = value
             fix = f"set `{field}=...` to change it, or use `amalgam run`"
-            Console().note(f"{field}={value}, as in the last {stage.name}; {fix}")
+            Console().note(f"{field}={shown_value(value)}, as in the last {stage.name}; {fix}")
     return [f"{field}={json.dumps(value)}" for field, value in repeated.items()]
 
 
@@ -181,14 +182,16 @@ def _fix(left: Sequence[Damage]) -> str:
 def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bool, as_json: bool) -> None:
     console, experiment = _looking(config, overrides)
     garbage = experiment.find_garbage(unused=unused, delete=yes)
-    total = sum(row["bytes"] for row in garbage)
+    total, young = sum(row["bytes"] for row in garbage), experiment.young_results() if unused else 0
     if as_json:
-        console.json({"deleted": yes, "bytes": total, "items": garbage})
+        console.json({"deleted": yes, "bytes": total, "items": garbage, **({"young_results": young} if unused else {})})
         return
     for why in dict.fromkeys(row["why"] for row in garbage):
         sizes = [row["bytes"] for row in garbage if row["why"] == why]
-        console.result(f"{len(sizes):,} file{'' if len(sizes) == 1 else 's'}, {size(sum(sizes))}: {why}")
+        console.result(f"{counted(len(sizes), 'file')}, {size(sum(sizes))}: {why}")
     console.result(f"{size(total)} {'deleted' if yes else 'could be deleted'}")
+    if young:
+        console.result(f"{counted(young, 'result')} younger than 24 h: kept")
     if garbage and not yes:
         console.result(f"`amalgam gc{' --unused' if unused else ''} --yes` deletes them; `--json` lists them")
 
@@ -200,10 +203,11 @@ def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json:
     if as_json:
         console.json({"packed": yes, **packs})
     elif not yes:
-        console.result(f"{units:,} units in {folders} folders could be packed: amalgam gc --compact --yes")
+        count = f"{counted(units, 'unit')} in {counted(folders, 'folder')}"
+        console.result(f"{count} could be packed: amalgam gc --compact --yes")
     else:
         later = "; their loose files go with `amalgam gc --yes`, from a day on" if packs["loose"] else ""
-        console.result(f"{units:,} units of {folders} folders are packed{later}")
+        console.result(f"{counted(units, 'unit')} of {counted(folders, 'folder')}: packed{later}")
 
 
 LABELS_FILE = "labels.csv"
@@ -222,7 +226,7 @@ def label(  # noqa: PLR0913 - the options of a command
         check_new(target)
         table = experiment.label(count, seed=seed)
         write_labels_file(target, table)
-        console.result(f"{target}: {table.height:,} random texts to label")
+        console.result(f"{target}: {counted(table.height, 'random text')} to label")
         column = experiment.config.corpus.label or "label"
         console.sentence(f"labels: {', '.join(experiment.labels)}")
         console.result(f"fill the column {column}, then run: amalgam label {shlex.quote(str(target))}")

@@ -113,6 +113,7 @@ def report(  # noqa: PLR0913 - the options of a command
     quiet: bool,
 ) -> None:
     """Makes the report of one experiment file, or compares the reports of several students or files."""
+    _check_share(requirements.fail_under)
     overrides = [argument for argument in arguments if "=" in argument]
     names = [argument for argument in arguments if "=" not in argument]
     if not names or (len(names) == 1 and names[0].endswith(SUFFIXES)):
@@ -134,6 +135,13 @@ def report(  # noqa: PLR0913 - the options of a command
         raise ExperimentError(what, fix=fix)
     else:
         _compare(config, names, overrides, quiet=quiet)
+
+
+def _check_share(accuracy: float | None) -> None:
+    if accuracy is not None and not 0 <= accuracy <= 1:
+        fix = f"write {accuracy / 100:g}" if 1 < accuracy <= 100 else "write a share, such as 0.8"
+        what = f"--fail-under {accuracy:g} is no accuracy between 0 and 1"
+        raise ExperimentError(what, where="command line", fix=fix)
 
 
 def _check(path: Path, requirements: Requirements) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NotRequired, TypedDict
@@ -22,6 +22,7 @@ from amalgam.pipeline.storage.store import TIMING
 from amalgam.stages.cache_teachers.stage import pass_prices
 from amalgam.stages.common.load import encoder_digest, encoder_files, teachers_of
 from amalgam.stages.common.models.resolve import ModelFiles
+from amalgam.stages.common.training.checkpoint_files import TRAINING_STAGES, training_seconds
 from amalgam.stages.registry import STAGES
 from amalgam.stages.train_teachers.stage import encoders_of
 
@@ -140,7 +141,7 @@ def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = Fal
 
 def _cost(run: Run, stage: Stage, state: StageState, *, measure: bool) -> Cost | str:
     """Returns the recorded cost, scaled to the missing work, or the reason why it is not known."""
-    rate = _recorded(run, stage)
+    rate = _recorded(run, stage, state.fingerprint)
     if rate is None and measure and stage.parallelism == "units":
         if state.total is None:
             stage.resolve_inputs(run)
@@ -155,7 +156,8 @@ def _cost(run: Run, stage: Stage, state: StageState, *, measure: bool) -> Cost |
     scale = 1.0 if workload is None else workload / rate.workload
     grows = stage.parallelism == "units"  # other stages write one model or table, however long they take
     disk = rate.bytes / MEGABYTE * (scale if grows else 1.0)
-    return Cost(rate.seconds * scale, PROCESS_MB + max(_weights_mb(run, stage.name), default=0.0), disk)
+    seconds = rate.fixed + (rate.seconds - rate.fixed) * scale
+    return Cost(seconds, PROCESS_MB + max(_weights_mb(run, stage.name), default=0.0), disk)
 
 
 # ---- recorded and measured rates
@@ -168,17 +170,35 @@ class Rate:
     workload: float
     seconds: float
     bytes: float
+    fixed: float = 0.0
+    """Seconds that do not grow with the workload, such as loading a model for training."""
 
 
-def _recorded(run: Run, stage: Stage) -> Rate | None:
-    """Returns the rate of the last build, else of the largest recorded one, else the measured one."""
+def _recorded(run: Run, stage: Stage, fingerprint: str | None = None) -> Rate | None:
+    """Returns the rate of this build or the last one, else of the largest recorded one, else the measured one."""
     folders = {folder / TIMING: folder.name for folder in run.store.folders(stage.name)}
     records = run.store.records(list(folders))
     rates = {folders[path]: rate for path, record in records.items() if (rate := _rate(record.facts))}
     if not rates:
         return _rate(_measured_rates(run).get(stage.name))
-    last = run.store.last(stage.name)
-    return rates[last] if last in rates else max(rates.values(), key=lambda rate: rate.workload)
+    largest = max(rates, key=lambda name: rates[name].workload)
+    name = next((name for name in (fingerprint, run.store.last(stage.name)) if name in rates), None) or largest
+    return _without_start(run, stage, name, rates[name])
+
+
+def _without_start(run: Run, stage: Stage, fingerprint: str, rate: Rate) -> Rate:
+    """Returns a training's rate with the seconds of its log; the other seconds are fixed.
+
+    The log has all runs of an interrupted training, whose recorded seconds are those of the last run.
+    """
+    manifest = run.store.manifest(stage.name, fingerprint) if stage.name in TRAINING_STAGES else None
+    if manifest is None:
+        return rate
+    folders = {"/".join(file.path.split("/")[:2]) for file in manifest.files}
+    seconds = training_seconds(run.store.root, folders)
+    if not seconds:
+        return rate
+    return replace(rate, seconds=max(rate.seconds, seconds), fixed=max(rate.seconds - seconds, 0.0))
 
 
 def _rate(facts: Any) -> Rate | None:

@@ -9,17 +9,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from amalgam.data.keys import shown
-from amalgam.pipeline.console import size
+from amalgam.pipeline.console import counted, size
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.api import open_run
-from amalgam.stages.app.checks import check_folders, check_space, check_teacher_encoders, check_texts, check_workspace
+from amalgam.stages.app.checks import check_folders, check_space, check_teacher_encoders, check_workspace
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
 from amalgam.stages.common.device import dtype_for, pick_device
-from amalgam.stages.common.load import check_labels, encoder_files, labels_by_teacher, prepare_teachers
+from amalgam.stages.common.load import (
+    check_labels,
+    encoder_files,
+    labels_by_teacher,
+    prepare_teachers,
+    similar_labels_note,
+)
 from amalgam.stages.generate.stage import language_model_files
+from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.train_teachers.stage import encoders_of
 
 DEFAULT_FILE = "amalgam.yaml"
@@ -76,7 +83,7 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
 
 def _texts(run: Run) -> str:
     check_texts(run)
-    return f"{', '.join(sources_of(run.experiment))}: every local file exists and has its columns"
+    return f"{', '.join(sources_of(run.experiment))}: every local file has rows and its columns"
 
 
 def _teachers(run: Run) -> str:
@@ -86,9 +93,10 @@ def _teachers(run: Run) -> str:
         encoders = sorted({str(settings.encoder) for settings, _ in encoders_of(run).values()})
         return f"trained by train-teachers from {', '.join(encoders)}"
     prepare_teachers(run)
-    labels = {label for own in labels_by_teacher(run).values() for label in own}
-    count = len(run.experiment.teachers)
-    return f"{count} teacher{'' if count == 1 else 's'}, {len(labels)} labels"
+    own, count = labels_by_teacher(run), len(run.experiment.teachers)
+    labels = {label for names in own.values() for label in names}
+    counts = f"{counted(count, 'teacher')}, {counted(len(labels), 'label')}"
+    return "; ".join(filter(None, [counts, similar_labels_note(own)]))
 
 
 def _labels(run: Run) -> str:

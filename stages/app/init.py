@@ -18,10 +18,12 @@ from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.data.keys import shown, similar_labels
 from amalgam.pipeline.config.load import write_template
 from amalgam.pipeline.config.schema import SAFE_NAME
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
+from amalgam.stages.common.load import similar_labels_note
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
-from amalgam.stages.common.models.resolve import UNNAMED, ModelFiles, for_all, label_names, own_labels, place_of
+from amalgam.stages.common.models.resolve import NUMBER, UNNAMED, ModelFiles, for_all, label_names, own_labels, place_of
 from amalgam.stages.methods import experiment_schema
 
 LABELS_SHOWN = 20
@@ -38,7 +40,7 @@ class DetectedTeacher:
     commit: str | None
     labels: list[str]
     is_named: bool
-    """Whether the model names its labels."""
+    """Whether the model names its labels; numbers are no names."""
 
 
 def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -> str:
@@ -56,10 +58,12 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
     for_all(lambda model: teachers.append(_detect(model, into, teachers)), names, cannot="be teachers", where=WHERE)
     path = _write_files(into, _section(teachers))
     labels = {label for teacher in teachers for label in teacher.labels}
-    count = f"{len(teachers)} teacher{'s' if len(teachers) > 1 else ''}"
+    count = counted(len(teachers), "teacher")
     unnamed = [teacher.name for teacher in teachers if not teacher.is_named]
     task = f"name your texts and the labels of {', '.join(unnamed)}" if unnamed else "name your texts"
-    return f"wrote {path}: {count}, {len(labels)} labels; {task} in it, then `amalgam plan`"
+    message = f"wrote {path}: {count}, {len(labels)} labels; {task} in it, then `amalgam plan`"
+    similar = similar_labels_note({teacher.name: teacher.labels for teacher in teachers if teacher.is_named})
+    return f"{message}\nnote: {similar}" if similar else message
 
 
 def _write_files(folder: Path, teachers: str = "") -> Path:
@@ -113,10 +117,8 @@ def _quoted(text: str) -> str:
 
 
 def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> DetectedTeacher:
-    """Reads the labels of a folder or of a model on the Hub; stage 1 checks the weights."""
-    is_folder = not Path(given).is_absolute() and (Path(given) / "config.json").is_file()
-    reference = f"./{given}" if is_folder else given
-    where, place = f"{WHERE}: {reference}", place_of(reference, Path.cwd(), field=WHERE)
+    """Reads the labels of a folder or of a model on the Hub; cache-teachers checks the weights."""
+    where, place = f"{WHERE}: {given}", place_of(given, Path.cwd(), field=WHERE)
     folder, commit = (place, None) if isinstance(place, Path) else _from_hub(place)
     config = model_folder.read_config(folder, where=where)
     architectures = config.get("architectures")
@@ -126,6 +128,7 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
     name = name_of(given, {teacher.name for teacher in earlier})
     files = ModelFiles(given, folder, "", commit, "safetensors", config)
     own, is_named = own_labels(files, teacher=name)
+    is_named = is_named and not any(map(NUMBER.fullmatch, own))
     labels = label_names(files, labels=None, rename={}, teacher=name) if is_named else own
     return DetectedTeacher(name, _reference_from(into, given, place), commit, labels, is_named)
 

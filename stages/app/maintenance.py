@@ -379,12 +379,30 @@ def _unused(
     run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]], stages: Sequence[Stage]
 ) -> Iterator[Garbage]:
     """Yields records and files that neither HEAD nor the experiment as it is now uses; a young file keeps its unit."""
+    for _, present in _unused_records(run, entries, records, stages):
+        if all(_is_old(entry.modified) for entry in present):
+            yield from (_row(entry.path, entry.bytes, "unused") for entry in present)
+
+
+def _unused_records(
+    run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]], stages: Sequence[Stage]
+) -> Iterator[tuple[str, list[FileInfo]]]:
+    """Yields each record that nothing uses, with its files and itself as far as nothing uses them."""
     kept = _in_use(run, records, stages)
-    by_path = {entry.path: entry for entry in entries}
+    by_path = {entry.path: entry for entry in entries if entry.path not in kept}
     for inside, record in records:
-        present = [by_path[path] for path in (inside, *(file.path for file in record.files)) if path in by_path]
-        if inside not in kept and all(_is_old(entry.modified) for entry in present if entry.path not in kept):
-            yield from (_row(entry.path, entry.bytes, "unused") for entry in present if entry.path not in kept)
+        if inside not in kept:
+            paths = (inside, *(file.path for file in record.files))
+            yield inside, [by_path[path] for path in paths if path in by_path]
+
+
+def young_results(run: Run, *, stages: Sequence[Stage] = STAGES) -> int:
+    """Returns the number of unused results that are kept because a file is younger than a day."""
+    entries = list(run.store.backend.list())
+    records = list(records_in(run, entries, stages))
+    unused = _unused_records(run, entries, records, stages)
+    young = (inside for inside, present in unused if not all(_is_old(entry.modified) for entry in present))
+    return sum(inside.endswith(MANIFEST) for inside in young)
 
 
 def _in_use(run: Run, records: Sequence[tuple[str, Record]], stages: Sequence[Stage]) -> set[str]:

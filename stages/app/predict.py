@@ -26,7 +26,7 @@ from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
 from amalgam.data.rows import SUFFIXES, BadRow, Row, has_surrogate, read_lines, read_rows
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
-from amalgam.pipeline.console import Console, printing
+from amalgam.pipeline.console import Console, counted, printing
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
 from amalgam.pipeline.signals import InterruptHandler
 from amalgam.pipeline.storage.local import atomic_write
@@ -35,7 +35,7 @@ from amalgam.stages.common.deliveries import METADATA, check_delivered, read_met
 from amalgam.stages.common.models.model_folder import UNKNOWN
 from amalgam.stages.common.models.read_card import Source, Training
 from amalgam.stages.common.models.resolve import read_model
-from amalgam.stages.methods import load_with_methods
+from amalgam.stages.methods import load_with_methods, method_name
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.batches import Classifier
@@ -44,8 +44,6 @@ T = TypeVar("T")
 
 SHOWN = 200
 """Largest number of characters of a text on a terminal."""
-
-CHANGES_SHOWN = 3
 
 BLOCK_ROWS = 8192
 BLOCK_CHARACTERS = 1 << 24
@@ -142,8 +140,7 @@ def name_student(console: Console, student: StudentFolder, config: Path, *, chos
     if training:
         changes = _changes(load_with_methods(config).experiment, student, training)
         if changes:
-            more = f" and {len(changes) - CHANGES_SHOWN} more" if len(changes) > CHANGES_SHOWN else ""
-            listed = "; ".join(changes[:CHANGES_SHOWN]) + more
+            listed = "; ".join(changes)
             console.note(f"{config.name} differs from this student's training: {listed}. `amalgam run` updates it")
     newer = _newer(student.folder)
     if newer:
@@ -152,14 +149,16 @@ def name_student(console: Console, student: StudentFolder, config: Path, *, chos
 
 
 def _changes(experiment: ExperimentConfig, student: StudentFolder, training: Training) -> list[str]:
-    """Returns the fields that differ from those of the training, and the teachers if they do.
+    """Returns the method, the teachers and all fields that differ from those of the training.
 
     A field that the file leaves to amalgam (null) is not compared: its recorded value was chosen for the texts.
     """
     now, teachers = experiment.model_dump(mode="json"), experiment.teacher_names
     sections = {name: fields for name, fields in training.settings.items() if isinstance(now.get(name), dict)}
-    are_others = set(teachers) != set(student.teachers)
-    return [f"teachers {', '.join(student.teachers)} -> {', '.join(teachers)}"] * are_others + [
+    names = {"method": (training.method, method_name(experiment))}
+    if set(teachers) != set(student.teachers):
+        names["teachers"] = ", ".join(student.teachers), ", ".join(teachers)
+    return [f"{name} {before} -> {after}" for name, (before, after) in names.items() if before != after] + [
         f"{section}.{name} {json.dumps(trained)} -> {json.dumps(now[section][name])}"
         for section, fields in sections.items()
         for name, trained in fields.items()
@@ -312,7 +311,7 @@ def predict(  # noqa: PLR0913 - the options of the command
     if inputs.skipped:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in inputs.skipped.most_common())
         console.note(f"rows left out: {reasons}")
-    console.say(f"{inputs.predicted:,} texts -> {out or 'stdout'}")
+    console.say(f"{counted(inputs.predicted, 'text')} -> {out or 'stdout'}")
 
 
 def _predict_texts(texts: Sequence[str], student: Student, fingerprint: str | None, *, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import pa, pl
 from amalgam.data.parquet import TARGETS, arrow_schema, key_array, read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DamagedError, DataError, WorkError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes
@@ -105,7 +106,7 @@ class BuildTargets(Stage):
             check_gold(run)
 
     def identity(self, run: Run) -> Identity:
-        """Returns the inputs read from stage 1, not its fingerprint: new test parts or passes change nothing."""
+        """Returns the inputs read from cache-teachers, not its fingerprint: new test parts or passes change nothing."""
         targets, part = run.experiment.targets, train_part(run)
         method = target_method(targets)
         inputs: dict[str, object] = {"texts": part.texts_digest, "labels": list(label_space(run).names)}
@@ -154,7 +155,7 @@ class BuildTargets(Stage):
 
     def describe(self, manifest: Record) -> str:
         method = manifest.facts.get("method", manifest.identity["config"]["targets"].get("mode"))
-        return f"{method}, {manifest.facts['summary']['texts']:,} texts"
+        return f"{method}, {counted(manifest.facts['summary']['texts'], 'text')}"
 
 
 def target_facts(run: Run) -> TargetFacts:
@@ -340,7 +341,7 @@ def _added(total: Any, part: Any) -> Any:
 
 def summary_lines(summary: TargetSummary, mode: str) -> list[str]:
     texts = max(summary["texts"], 1)
-    lines = [f"{summary['texts']:,} texts, mode {mode}, mean weight {percent(summary['weight_sum'] / texts)}"]
+    lines = [f"{counted(summary['texts'], 'text')}, mode {mode}, mean weight {percent(summary['weight_sum'] / texts)}"]
     if summary["chosen"]:
         shares = (f"{teacher} {percent(count / texts)}" for teacher, count in summary["chosen"].items())
         bins = (f"{100 * count / texts:.0f} %" for count in summary["weight_bins"])

@@ -1,4 +1,4 @@
-"""Optional stage: caches hidden states of an encoder and of the teachers."""
+"""Caches hidden states of an encoder and of the teachers."""
 
-HELP = "Optional: cache hidden states of the texts, for methods that compare texts or states."
+HELP = "Cache hidden states of the texts. Runs for `amalgam` and other methods that compare texts or states."
 EXAMPLES = ("amalgam cache-features", "amalgam cache-features --part 0/4")

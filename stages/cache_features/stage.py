@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
@@ -131,7 +132,7 @@ class CacheFeatures(Stage):
         return {"families": families}
 
     def recomputed(self, unit: Record | None, teacher: str) -> str:
-        texts = f"{unit.facts['rows']:,} texts" if unit and "rows" in unit.facts else "one unit"
+        texts = counted(unit.facts["rows"], "text") if unit and "rows" in unit.facts else "one unit"
         return f"computed again: hidden states of {texts}{f' of teacher {teacher}' if teacher else ''}"
 
     def describe(self, manifest: Record) -> str:

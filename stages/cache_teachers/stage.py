@@ -15,6 +15,7 @@ from typing import Any, NotRequired, TypedDict
 
 from amalgam.data.parquet import key_list, read_keys
 from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.facts import FactTypes
@@ -213,7 +214,8 @@ class CacheTeachers(Stage):
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         for teacher, count in manifest.facts["cut"].items():
             if count:
-                yield f"teacher {teacher}: {count:,} texts were longer than its limit and were truncated"
+                were = "was" if count == 1 else "were"
+                yield f"teacher {teacher}: {counted(count, 'text')} {were} longer than its limit and {were} truncated"
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:
         if "adaptive" in manifest.facts:
@@ -222,7 +224,7 @@ class CacheTeachers(Stage):
             yield from pass_lines(manifest.facts["audit"])
 
     def recomputed(self, unit: Record | None, teacher: str) -> str:
-        texts = f"{unit.facts['rows']:,} texts" if unit and "rows" in unit.facts else "one unit"
+        texts = counted(unit.facts["rows"], "text") if unit and "rows" in unit.facts else "one unit"
         return f"predicted again: {texts} of teacher {teacher}" if teacher else f"computed again: {texts}"
 
     def describe(self, manifest: Record) -> str:
@@ -312,10 +314,8 @@ def sampled_texts(run: Run) -> int:
 
 
 def audited_passes(run: Run) -> Iterator[str]:
-    """Yields the sentences of the audit, or why the corpus has none; nothing if the file sets the passes."""
-    if sampled_texts(run):
-        yield from pass_lines(run.result(CacheTeachers.name).facts["audit"])
-    elif chooses_no_passes(run):
+    """Yields why the passes have no audit, if a stage ran; the summary of this stage prints an audit that exists."""
+    if run.executed and chooses_no_passes(run) and not sampled_texts(run):
         yield too_few_line(AUTO_PASSES)
 
 

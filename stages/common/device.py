@@ -1,6 +1,6 @@
 """Chooses the device and the number format where the experiment does not set them, and moves tensors between devices.
 
-Each process chooses by itself: stage 1 must never wait for a process without work.
+Each process chooses by itself: cache-teachers must never wait for a process without work.
 """
 
 from __future__ import annotations

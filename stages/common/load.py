@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amalgam.data.keys import LabelSpace, shown, shown_names, text_key, union_of
+from amalgam.data.keys import LabelSpace, shown, shown_names, similar_labels, text_key, union_of
 from amalgam.data.lazy import pa
 from amalgam.data.rows import Row, fetch_remote, find_files, read_rows, remote_name, text_file
 from amalgam.data.tokens import TokenRows
@@ -213,7 +213,7 @@ def _keys_in_sources(run: Run, file: LabelFile) -> dict[bytes | str, bytes] | No
     sources = sources_of(run.experiment).get("train", [])
     if any(source.startswith((*REMOTE, GENERATED, IN_MEMORY)) for source in sources):
         return None
-    files = [path for source in sources for path in find_files(source, run.base)]
+    files = [path for source in sources for path in source_files(run, source)]
     if sum(path.stat().st_size for path in files) > MOST_SCANNED:
         return None
     corpus = corpus_for(run.experiment, "train")
@@ -272,7 +272,7 @@ def _named_teachers(run: Run) -> Iterable[ResolvedTeacher]:
         if needs_network(reference):
             raise PendingDependencyError(teacher.model)
         files = resolve(reference)
-        labels = label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name)
+        labels = _labels_of(run, teacher, files)
         yield ResolvedTeacher(
             teacher.name,
             files,
@@ -300,10 +300,36 @@ def labels_by_teacher(run: Run) -> dict[str, list[str]]:
         files = local_model(_teacher_reference(run, teacher))
         if files is None:
             return None
-        return label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name)
+        return _labels_of(run, teacher, files)
 
     labels = zip(teachers, for_all(labels_of, teachers.values(), cannot="be teachers"), strict=True)
     return {name: own for name, own in labels if own}
+
+
+def similar_labels_note(labels: Mapping[str, Sequence[str]]) -> str | None:
+    """Returns a note on labels of different teachers that differ only by case, separators or a plural."""
+    pairs = [f"{first} and {second}" for first, second in similar_labels(labels)]
+    fix = "to make them one label, use teachers: rename"
+    return f"labels with nearly the same name count as different: {shown_names(pairs, 5)}; {fix}" if pairs else None
+
+
+def unfetched_models(run: Run) -> list[str]:
+    """Returns the names of models that are no folders here and would be fetched from the Hub, without `hub:` names.
+
+    Of encoders, only those count whose parent is a folder here, because the default encoder is a Hub id.
+    """
+    named = {teacher.model: _teacher_reference(run, teacher) for teacher in run.experiment.teachers}
+    student = run.experiment.student
+    encoder = _encoder_of(student)
+    if student.learns and teacher_in(student) is None and (run.base / encoder).parent.is_dir() and "/" in encoder:
+        named[encoder] = model_reference(run, encoder, student.revision)
+    return [name for name, reference in named.items() if not name.startswith("hub:") and needs_network(reference)]
+
+
+def _labels_of(run: Run, teacher: TeacherSection, files: ModelFiles) -> list[str]:
+    """Returns the labels of a teacher of the file; the labels of the only teacher may be numbers."""
+    numbers = len(run.experiment.teacher_names) == 1
+    return label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name, numbers=numbers)
 
 
 def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:
@@ -491,7 +517,21 @@ def part_identity(run: Run, part: str) -> list[str]:
 @once
 def _own_files(run: Run, source: str) -> tuple[InputFile, ...]:
     """Returns the files of a local source with their digests, the same for all readers in this run."""
-    return tuple(text_file(path, run.digest_of) for path in find_files(source, run.base))
+    return tuple(text_file(path, run.digest_of) for path in source_files(run, source))
+
+
+def source_files(run: Run, source: str) -> list[Path]:
+    """Returns the local files of a source; errors name its field and line."""
+    corpus, teachers, generate = run.experiment.corpus, run.experiment.train_teachers, run.experiment.generate
+    fields = {f"corpus.{part}": getattr(corpus, part) for part in ("train", "validation", "test")}
+    fields |= {"train_teachers.texts": teachers and teachers.texts, "generate.corpus": generate and generate.corpus}
+    try:
+        return find_files(source, run.base)
+    except DataError as error:
+        name = next((name for name, sources in fields.items() if source in (sources or ())), None)
+        if name:
+            error.where = f"{run.place_of(name)}: {error.where}"
+        raise
 
 
 def text_inputs(run: Run, sources: Iterable[str]) -> list[InputFile]:

@@ -17,7 +17,7 @@ from amalgam.data.keys import shown
 from amalgam.data.lazy import np, pa
 from amalgam.data.parquet import TOKEN_TYPES, TOKENS, arrow_schema, read_table, write_table
 from amalgam.data.tokens import Ragged, TokenRows, encode, has_fast_backend, uses_token_types
-from amalgam.pipeline.console import Console
+from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import DamagedError, DataError
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.facts import DECLARED, FactTypes
@@ -163,8 +163,8 @@ class UnitTexts:
         if self.refuse_long and tokens.truncated.any():
             first = rows.column("text")[int(tokens.truncated.argmax())].as_py()
             raise DataError(
-                f"{int(tokens.truncated.sum())} texts are longer than {resolved.max_tokens} tokens of "
-                f"teacher {resolved.name}",
+                f"longer than {resolved.max_tokens} tokens of teacher {resolved.name}: "
+                f"{counted(int(tokens.truncated.sum()), 'text')}",
                 where=f"the first: {shown(first)}",
                 fix="set cache.on_long_text=truncate, which cuts and counts them, or raise cache.max_tokens",
             )

@@ -1,4 +1,4 @@
-"""Optional stage: fits Gaussians to each teacher's states, to measure how far a text is from them."""
+"""Fits Gaussians to each teacher's states, to measure how far a text is from them."""
 
-HELP = "Optional: fit statistics of each teacher's own texts, to score out-of-domain texts."
+HELP = "Fit statistics of each teacher's own texts, to score texts of other domains. Runs for methods that read them."
 EXAMPLES = ("amalgam fit-statistics", "amalgam fit-statistics targets.uncertainty=rmd")

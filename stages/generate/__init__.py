@@ -1,4 +1,4 @@
-"""Stage 0, optional: generates texts with a language model, steered by the teachers, or by simpler sources."""
+"""Generates texts with a language model, steered by the teachers, or by simpler sources."""
 
-HELP = "Stage 0, optional: generate texts, steered by the teachers. Needs a `generate` section."
+HELP = "Generate texts, steered by the teachers. Runs only with a `generate` section."
 EXAMPLES = ("amalgam generate", "amalgam generate generate.texts=500 -c no-texts.yaml")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypedDict
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.schema import Generate as GenerateConfig
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.facts import FactTypes
@@ -138,14 +139,14 @@ class Generate(Stage):
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:
         where = run.store.where(run.store.path(texts_file(manifest)))
-        yield f"{manifest.facts['texts']:,} texts ({manifest.facts['source']}) -> {where}"
+        yield f"{counted(manifest.facts['texts'], 'text')} ({manifest.facts['source']}) -> {where}"
 
     def recomputed(self, unit: Record | None, teacher: str) -> str:
-        texts = f"{unit.facts['rows']:,} texts" if unit and "rows" in unit.facts else "one unit"
+        texts = counted(unit.facts["rows"], "text") if unit and "rows" in unit.facts else "one unit"
         return f"generated again: {texts}{f' of teacher {teacher}' if teacher else ''}"
 
     def describe(self, manifest: Record) -> str:
-        return f"{manifest.facts['texts']:,} texts, {manifest.facts['source']}"
+        return f"{counted(manifest.facts['texts'], 'text')}, {manifest.facts['source']}"
 
 
 # ---- inputs

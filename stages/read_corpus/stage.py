@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from amalgam.data.corpus import leaks, read_part
 from amalgam.data.lazy import np, pa, pc
 from amalgam.data.parquet import read_table, write_table
+from amalgam.data.rows import no_rows, read_rows
 from amalgam.pipeline.config.schema import ExperimentConfig, Generate
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.input_files import unchanged
@@ -25,6 +28,8 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import (
     GENERATED,
     HELD_OUT,
+    IN_MEMORY,
+    REMOTE,
     CorpusFacts,
     FetchedFacts,
     PartFacts,
@@ -34,11 +39,14 @@ from amalgam.stages.common.corpus import (
     sources_of,
 )
 from amalgam.stages.common.intervals import counted
-from amalgam.stages.common.load import fetch, local_files, part_identity, text_inputs
+from amalgam.stages.common.load import fetch, local_files, part_identity, source_files, text_inputs
 from amalgam.stages.target_methods import reads_texts, target_method
 
 KEPT = "kept.parquet"
 """Temporary file of the generated texts that pass the filters."""
+
+MOST_FILES = 100
+"""Number of files of a source whose header is read."""
 
 FEW = 0.1
 """A class with less than this fraction of its texts kept is reported."""
@@ -80,6 +88,7 @@ class ReadCorpus(Stage):
     def run_unit(self, run: Run, unit: Unit) -> None:
         files, sources = _files(run, unit.name), sources_of(run.experiment)[unit.name]
         with run.store.draft(unit.folder, unit.name) as draft, unchanged(text_inputs(run, sources)):
+            check_texts(run)  # of all parts, before the first is read
             filters: dict[str, object] = {}
             if GENERATED in sources and run.experiment.generate:
                 filters = _write_kept(files[0], run.experiment.generate, unit.name, draft.folder / KEPT)
@@ -127,7 +136,7 @@ class ReadCorpus(Stage):
 
     def describe(self, manifest: Record) -> str:
         corpus: CorpusFacts = manifest.facts
-        return ", ".join(f"{part} {facts['texts']:,} texts" for part, facts in corpus["parts"].items())
+        return ", ".join(f"{part} {counted(facts['texts'], 'text')}" for part, facts in corpus["parts"].items())
 
 
 def _files(run: Run, part: str) -> list[Path]:
@@ -138,6 +147,19 @@ def _part_fingerprint(run: Run, part: str) -> str:
     """Paths are left out: a file is known by its content."""
     config = corpus_settings(corpus_for(run.experiment, part))
     return fingerprint([ReadCorpus.VERSION, part, config, part_identity(run, part)])
+
+
+def check_texts(run: Run, *, part: str | None = None) -> None:
+    """Reads the header and the first row of each local file; checks that both exist, and the columns."""
+    sources = sources_of(run.experiment)
+    for name in [part] if part else sources:
+        corpus = corpus_for(run.experiment, name)
+        needs_label = name != "train" or train_needs_label(run.experiment)
+        for source in sources.get(name, []):
+            if not source.startswith((*REMOTE, GENERATED, IN_MEMORY)):
+                for file in islice(source_files(run, source), MOST_FILES):
+                    if next(read_rows(file, corpus=corpus, require_label=needs_label), None) is None:
+                        raise no_rows(file)
 
 
 def train_needs_label(experiment: ExperimentConfig) -> bool:

@@ -33,6 +33,7 @@ from amalgam.stages.common.cached.load import (
     load_encoder,
     passes_counted,
     passes_of,
+    passes_of,
 )
 from amalgam.stages.common.corpus import Part
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_students
@@ -329,8 +330,7 @@ def _evaluate(run: Run) -> Evaluated:
     elif train:
         unlabelled, to_label = _unlabelled(run, train)
     if train:
-        compared = run.experiment.model_copy(update={"targets": _compared_by(run.experiment.targets)})
-        audit_inputs = _audit_inputs(replace(run, experiment=compared))
+        audit_inputs = _audit_inputs(replace(run, experiment=_compared(run.experiment)))
         targets = target_quality(audit_inputs, train, read_targets(run), target_facts(run))
     findings: Findings = {
         "student_quality": quality,
@@ -442,6 +442,12 @@ def _train_part(run: Run) -> Part | None:
     """Returns None if the student learns from no texts."""
     learns = run.experiment.student.learns and reads_texts(run.experiment)
     return part_of(run, "train") if learns else None
+
+
+def _compared(experiment: ExperimentConfig) -> ExperimentConfig:
+    """Returns the experiment by which the page compares teachers; it reads no passes that the student's own lacks."""
+    cache = experiment.cache.model_copy(update={"passes": passes_of(experiment)})
+    return experiment.model_copy(update={"targets": _compared_by(experiment.targets), "cache": cache})
 
 
 def _compared_by(targets: Targets) -> Targets:

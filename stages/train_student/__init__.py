@@ -1,6 +1,6 @@
-"""Stage 3: trains the student from cached targets."""
+"""Trains the student from cached targets."""
 
-HELP = "Stage 3: train the student from the cached targets. No teacher runs."
+HELP = "Train the student from the cached targets. No teacher runs."
 EXAMPLES = (
     "amalgam train-student",
     "amalgam train-student student.epochs=5 student.name=longer",

@@ -84,7 +84,7 @@ def test_through_a_pipe_there_are_whole_lines_and_few_of_them(clock: list[float]
 
 @pytest.mark.parametrize(("reused", "expected"), [(0, "81 texts (1.4/s)"), (16, "81 texts (1.4/s), 16 reused")])
 def test_units_of_a_stages_first_round_do_not_count_as_reused_in_its_second(reused: int, expected: str) -> None:
-    """Stage 0 writes blocks, then gathers them."""
+    """The stage generate writes blocks, then gathers them."""
     err = io.StringIO()
     console = console_of(err)
     console.stage_started("cache-teachers", "first-run")

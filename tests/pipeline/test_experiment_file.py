@@ -32,12 +32,16 @@ def _load(folder: Path, text: str | bytes, *overrides: str) -> LoadedExperiment:
 
 
 def _problems(folder: Path, text: str | bytes, *overrides: str) -> list[str]:
-    """Return the problems, one a line, as `place: problem`."""
+    """Return the problems, one a line, as `place: problem`; of overrides alone, the place is in the first line."""
     with pytest.raises(ExperimentError) as raised:
         _load(folder, text, *overrides)
     first, *problems = raised.value.what.splitlines()
-    assert first.startswith(f"amalgam.yaml: {len(problems)} ")
-    assert raised.value.where == str(folder / "amalgam.yaml")
+    if raised.value.where == "command line":
+        assert first.startswith(f"command line: {len(problems)} ")
+        problems = [f"command line, {line.strip()}" for line in problems]
+    else:
+        assert first.startswith(f"amalgam.yaml: {len(problems)} ")
+        assert raised.value.where == str(folder / "amalgam.yaml")
     assert "amalgam schema" in str(raised.value.fix)
     assert raised.value.exit_code == 2
     return [line.removeprefix("  ") for line in problems]
@@ -301,20 +305,20 @@ def test_overrides_replace_values_of_the_file_and_are_recorded(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("override", "place", "piece"),
     [
-        ("x", "x", "targets.temperature=0.5"),
-        ("=1", "=1", "targets.temperature=0.5"),
-        ("a..b=1", "a..b=1", "targets.temperature=0.5"),
-        ("teachers.5.model=x", "teachers.5.model", "teachers.5"),
-        ("teachers.x=1", "teachers.x", "teachers.x"),
-        ("corpus.train.name=x", "corpus.train.name", "corpus.train.name"),
+        ("x", "command line, x", "targets.temperature=0.5"),
+        ("=1", "command line, =1", "targets.temperature=0.5"),
+        ("a..b=1", "command line, a..b=1", "targets.temperature=0.5"),
+        ("teachers.5.model=x", "command line, teachers.5.model", "teachers.5"),
+        ("teachers.x=1", "command line, teachers.x", "teachers.x"),
+        ("corpus.train.name=x", "command line, corpus.train.name", "corpus.train.name"),
         ("targets.zzz.lr=1", "command line, targets.zzz", "mode, uncertainty"),
         ("targets.temprature=1", "command line, targets.temprature", "'temperature'"),
         ("targets.mode=[", "command line, targets.mode", "'['"),
         ("targets.mode=!!python/object:os.system x", "command line, targets.mode", "'!!python/object:os.system x'"),
         ("targets.mode=" + "[" * 2_000, "command line, targets.mode", "'[[[["),
         ("cache.seed=" + "9" * 5_000, "command line, cache.seed", ""),
-        ("teachers." + "9" * 5_000 + ".x=1", "teachers.9999", ""),
-        ("teachers.².x=1", "teachers.².x", "teachers.²"),
+        ("teachers." + "9" * 5_000 + ".x=1", "command line, teachers.9999", ""),
+        ("teachers.².x=1", "command line, teachers.².x", "teachers.²"),
     ],
 )
 def test_an_impossible_override_is_refused_by_its_name(tmp_path: Path, override: str, place: str, piece: str) -> None:

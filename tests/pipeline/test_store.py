@@ -331,8 +331,10 @@ def test_a_garbage_head_counts_as_empty_and_is_rewritten(tmp_path: Path, garbage
     (tmp_path / "HEAD.json").write_text(garbage)
     assert store.head() == {}
     store.move_head("letters", "abc")
-    store.store_overrides(["letters", "no-result-yet"], {"cache.seed": 1})
-    assert store.head() == {"letters": {"fingerprint": "abc", "overrides": {"cache.seed": 1}}}
+    store.store_overrides(["letters", "no-result-yet"], {"cache.seed": 1}, "../a.yaml")
+    store.move_head("letters", "def")
+    entry = {"fingerprint": "def", "overrides": {"cache.seed": 1}, "file": "../a.yaml"}
+    assert store.head() == {"letters": entry}
 
 
 def test_head_keeps_what_other_stages_built(tmp_path: Path) -> None:
@@ -443,7 +445,7 @@ def test_no_flipped_bit_changes_head(tmp_path: Path) -> None:
     store, notes = Store(tmp_path), list[str]()
     store.notify = notes.append
     store.move_head("letters", "abc")
-    store.store_overrides(["letters"], {"targets.temperature": 0.5})
+    store.store_overrides(["letters"], {"targets.temperature": 0.5}, "../amalgam.yaml")
     head = store.head()
     for content in every_flip(tmp_path / "HEAD.json"):
         (tmp_path / "HEAD.json").write_bytes(content)

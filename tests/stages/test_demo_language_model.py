@@ -1,4 +1,4 @@
-"""The data-free demo's language model is a plain Hugging Face folder that stage 0 can write with."""
+"""The data-free demo's language model is a plain Hugging Face folder that generate can write with."""
 
 from __future__ import annotations
 

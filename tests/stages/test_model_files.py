@@ -141,12 +141,11 @@ def test_a_missing_folder_is_reported_with_the_nearest_names(tmp_path: Path) -> 
     assert "unrelated" not in str(error.fix)
 
 
-def test_a_folder_that_could_be_a_hub_id_is_ambiguous_and_both_spellings_are_given(tmp_path: Path) -> None:
+def test_an_existing_folder_is_taken_before_the_hub(tmp_path: Path) -> None:
     small_model(tmp_path / "org" / "name")
-    error = refusal(lambda: resolved("org/name", tmp_path))
-    assert "./org/name" in str(error.fix)
-    assert "hub:org/name" in str(error.fix)
-    assert resolved("./org/name", tmp_path).folder.samefile(tmp_path / "org" / "name")
+    for given in ("org/name", "./org/name"):
+        assert resolved(given, tmp_path).folder.samefile(tmp_path / "org" / "name")
+    assert needs_network(reference("hub:org/name", tmp_path))
 
 
 def test_a_file_is_no_folder_and_a_web_address_no_reference(tmp_path: Path) -> None:

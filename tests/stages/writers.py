@@ -1,4 +1,4 @@
-"""Small language models and teachers for the tests of stage 0, and texts to order of them."""
+"""Small language models and teachers for the tests of generate, and texts to order of them."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,9 @@ LAST_LAYER = 0
 
 PLACEHOLDER = re.compile(r"LABEL_\d+")
 """What transformers calls an output without a name."""
+
+NUMBER = re.compile(r"-?\d+(\.\d+)?")
+"""A label that is no name: teachers of different tasks number their outputs alike."""
 
 UNNAMED = "?"
 """Placeholder that `init` writes for the label of an output without a name."""
@@ -331,7 +335,7 @@ def _folder_hint(reference: Reference) -> str:
 
 
 def place_of(given: str, base: Path, *, field: str | None = None) -> Path | str:
-    """Returns an existing folder, or the id of a model on the Hub."""
+    """Returns an existing folder, or the id of a model on the Hub; `hub:` before an id excludes folders."""
     where = f"{field}: {given}" if field else given
     if "://" in given:
         # Not repeated in the message: addresses may carry passwords.
@@ -343,16 +347,13 @@ def place_of(given: str, base: Path, *, field: str | None = None) -> Path | str:
         if not model_hub.is_model_id(given.removeprefix("hub:")):
             raise ModelError(f"{given!r} is not a Hub id", where=where, fix="write hub:org/name")
         return given.removeprefix("hub:")
-    folder, looks_like_id = user_path(given, base, ModelError, where), model_hub.is_model_id(given)
-    if folder.is_dir() and looks_like_id and "/" in given:
-        what = f"{given} could be the folder {folder} or a model on the Hub"
-        raise ModelError(what, where=where, fix=f"write ./{given} for the folder, hub:{given} for the Hub")
+    folder = user_path(given, base, ModelError, where)
     if folder.is_dir():
         return folder
     if folder.exists():
         what = f"{given} is a file, not a model's folder"
         raise ModelError(what, where=where, fix="name the folder that contains it")
-    if not looks_like_id:
+    if not model_hub.is_model_id(given):
         raise ModelError(f"there is no folder {given}", where=where, fix=_folder_near(folder))
     return given
 
@@ -377,12 +378,29 @@ def _package_folder(reference: str, where: str) -> Path:
     return present
 
 
+def folders_like(given: str, base: Path) -> list[str]:
+    """Returns the folders next to a missing one, those with the most similar names; empty without its parent."""
+    parent = (base / given).parent
+    if not parent.is_dir():
+        return []
+    names = _model_folders(parent)
+    start = given.rpartition("/")[0]
+    return [f"./{start}/{name}" if start else f"./{name}" for name in nearest((base / given).name, names, 3, ratio=0.6)]
+
+
+def _model_folders(parent: Path) -> list[str]:
+    """Returns the folders of models in a folder; without any, all its folders."""
+    folders = sorted(path for path in parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    models = [folder for folder in folders if (folder / "config.json").is_file()]
+    return [folder.name for folder in models or folders]
+
+
 def _folder_near(folder: Path) -> str:
     """Returns the fix: a folder of the nearest existing parent, if it has any."""
     missing = Path(os.path.abspath(folder))  # noqa: PTH100 - .. is to be taken literally, links are not to be followed
     while not missing.parent.is_dir():
         missing = missing.parent
-    siblings = sorted(path.name for path in missing.parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    siblings = _model_folders(missing.parent)
     close = nearest(missing.name, siblings, 3, ratio=0.4) or siblings[:5]
     if not close:
         return f"name another folder: {missing.parent} has none"
@@ -450,8 +468,10 @@ def auto_config(files: ModelFiles) -> Any:
     return AutoConfig.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trusted)
 
 
-def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str, str], teacher: str) -> list[str]:
-    """Returns the teacher's label names, renamed, by position of its outputs."""
+def label_names(
+    files: ModelFiles, *, labels: list[str] | None, rename: dict[str, str], teacher: str, numbers: bool = True
+) -> list[str]:
+    """Returns the teacher's label names, renamed, by position; without `numbers`, a label of the model is no number."""
     where = f"teacher {teacher}: {files.folder / 'config.json'}"
     own, _ = own_labels(files, teacher=teacher)
     names = labels if labels is not None else own
@@ -477,14 +497,24 @@ def label_names(files: ModelFiles, *, labels: list[str] | None, rename: dict[str
     if twice:
         what = f"the teacher has two outputs named {', '.join(map(repr, twice))}"
         raise ModelError(what, where=where, fix="give labels: a different name for each position")
-    blank = [name for name in renamed if PLACEHOLDER.fullmatch(name)]
-    if blank and labels is None:
-        what = f"the model has no names for its labels: {', '.join(blank[:5])}"
-        raise ModelError(what, where=where, fix=f"give labels: the {len(names)} names, by position")
+    _check_named(names if labels is None else [], rename, where, numbers=numbers)
     if files.config.get("problem_type") in ("multi_label_classification", "regression"):
         what = f"the teacher does {files.config['problem_type']}: its outputs are no distribution over labels"
         raise ModelError(what, where=where, fix="use a teacher that chooses one label per text")
     return renamed
+
+
+def _check_named(names: list[str], rename: dict[str, str], where: str, *, numbers: bool) -> None:
+    """Refuses labels of the model that are placeholders, or numbers, which would be shared with other teachers."""
+    blank = [name for name in names if PLACEHOLDER.fullmatch(rename.get(name, name))]
+    fix = f"give labels: the {len(names)} names, by position"
+    if blank:
+        raise ModelError(f"the model has no names for its labels: {', '.join(blank[:5])}", where=where, fix=fix)
+    counts = [name for name in names if NUMBER.fullmatch(name) and name not in rename]
+    if counts and not numbers:
+        what = f"the model's labels are numbers ({', '.join(counts[:5])}), which teachers of other tasks share"
+        same = ", ".join(json.dumps(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+        raise ModelError(what, where=where, fix=f"{fix}; if the numbers are the names, write labels: [{same}]")
 
 
 def _check_label_ids(files: ModelFiles, names: list[str], *, teacher: str) -> None:

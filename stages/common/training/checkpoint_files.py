@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,22 @@ def log_digest(log: Path) -> Path:
 def write_log_digest(log: Path) -> None:
     with atomic_write(log_digest(log)) as temporary:
         temporary.write_bytes(signed({"log": {"bytes": log.stat().st_size, "sha256": file_digest(log)}}))
+
+
+def training_seconds(root: Path, folders: Iterable[str]) -> float:
+    """Returns the seconds in the logs of trainings, without loading and saving; 0 if a log is absent or damaged.
+
+    A resumed training has one log, whose seconds start again at each run.
+    """
+    seconds = 0.0
+    try:
+        for folder in folders:
+            content = (root / LOGS / f"{folder.replace('/', '-')}.jsonl").read_text("utf-8")
+            times = [float(json.loads(line)["seconds"]) for line in content.splitlines()]
+            seconds += sum(time for time, after in pairwise([*times, 0.0]) if after < time)
+    except (OSError, ValueError, TypeError, KeyError):
+        return 0.0
+    return seconds
 
 
 def damaged_logs(root: Path) -> Iterator[Path]:

@@ -177,6 +177,7 @@ class TrainingLog:
     _file: TextIO | None = None
     _started: list[Any] = field(default_factory=list)
     _losses: list[float] = field(default_factory=list)
+    _began: float = field(default_factory=time.monotonic)
     _since: float = field(default_factory=time.monotonic)
     _total: int = 0
 
@@ -233,7 +234,8 @@ class TrainingLog:
     def _write(self, values: dict[str, float]) -> None:
         if self._file is None:
             return
-        self._file.write(json.dumps({"step": self.step, "of": self._total, **values}) + "\n")
+        seconds = round(time.monotonic() - self._began, 3)
+        self._file.write(json.dumps({"step": self.step, "of": self._total, "seconds": seconds, **values}) + "\n")
         self._file.flush()
         for tracker in self._started:
             tracker.log(values, step=self.step)

@@ -1,0 +1,78 @@
+"""The tree of commands: its headings in `amalgam --help`, and the fixes for misspelt commands and options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperGroup
+
+from amalgam.pipeline.errors import ExperimentError, nearest
+from amalgam.stages.app import completion
+
+HEADINGS = ("Start", "Stages, in their order", "All stages", "The student", "The workspace")
+
+WHERE = "command line"
+
+STOPS = {"--until"}
+"""Options of other tools for the last stage to run."""
+
+
+class GroupedCommands(TyperGroup):
+    """Lists the commands under their headings, each with its whole help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands: list[Any] = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
+        for heading in HEADINGS:
+            rows = [(command.name, command.help) for command in commands if command.rich_help_panel == heading]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Refuses an unknown command with the nearest ones; the first word of a name counts as the name."""
+        word = args[0]
+        if word in self.commands or word.startswith("-"):
+            return super().resolve_command(ctx, args)
+        names = self.list_commands(ctx)
+        starts = nearest(word, [name.partition("-")[0] for name in names], ratio=0.6)
+        close = nearest(word, names, ratio=0.6) or [name for name in names if name.partition("-")[0] in starts]
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        raise ExperimentError(f"no command {word!r}", where=WHERE, fix=f"{hint}`amalgam --help` lists all commands")
+
+    def invoke(self, ctx: Any) -> Any:
+        """Refuses an unknown option with a fix; the error of Typer names no fields of the experiment."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if not hasattr(error, "possibilities"):  # of NoSuchOption, whose module depends on Typer's version
+                raise
+            raise _unknown_option(error, str(ctx.invoked_subcommand)) from None
+
+
+def _unknown_option(error: Any, command: str) -> ExperimentError:
+    option, close = str(error.option_name), " or ".join(error.possibilities or ())
+    fields = fields_named(option.removeprefix("--").replace("-", "_"))
+    if option in STOPS:
+        fix = "run the command of that stage, such as `amalgam build-targets`; it first runs the stages before it"
+    elif fields:
+        fix = f"write {' or '.join(f'{field}=VALUE' for field in fields)}"
+    else:
+        fix = f"did you mean {close}?" if close else f"run `amalgam {command} --help`, which lists the options"
+    return ExperimentError(f"`amalgam {command}` has no option {option}", where=WHERE, fix=fix)
+
+
+def fields_named(name: str) -> list[str]:
+    """Returns the fields of the experiment with this last part, those of the student first."""
+    fields = [field for field in completion.fields() if field.rpartition(".")[2] == name]
+    return sorted(fields, key=lambda field: not field.startswith("student."))
+
+
+def as_overrides(arguments: list[str]) -> list[str]:
+    """Returns the arguments with `--student.epochs=3` and `--student.epochs 3` as `student.epochs=3`."""
+    fields, rest = [], iter(arguments)
+    for argument in rest:
+        field = argument.removeprefix("--")
+        if field == argument or "." not in field.partition("=")[0]:
+            fields.append(argument)
+        else:
+            fields.append(field if "=" in field else f"{field}={next(rest, '')}")
+    return fields

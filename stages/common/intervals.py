@@ -23,11 +23,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def counted(number: int, noun: str) -> str:
-    """Formats a number of things: 1 text, 2 texts."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def points(difference: float) -> str:
     """Formats a difference of two shares in percentage points."""
     return f"{100 * difference:+.1f}"

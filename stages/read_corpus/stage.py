@@ -38,7 +38,6 @@ from amalgam.stages.common.corpus import (
     filters_of,
     sources_of,
 )
-from amalgam.stages.common.intervals import counted
 from amalgam.stages.common.load import fetch, local_files, part_identity, source_files, text_inputs
 from amalgam.stages.target_methods import reads_texts, target_method
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TypedDict
 
 from amalgam.data.keys import shown_names
-from amalgam.stages.common.intervals import counted, interval, percent
+from amalgam.pipeline.console import counted
+from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.training.schedule import FEW_STEPS
 from amalgam.stages.report.verdict_types import Cause, LabelShare, Rival, UnlabelledQuality, VerdictInputs
 from amalgam.stages.report.verdict_words import (

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from amalgam.data.keys import shown_names
-from amalgam.stages.common.intervals import counted
+from amalgam.pipeline.console import counted
 from amalgam.stages.report.causes import LEAST_TEXTS, untested_teachers
 from amalgam.stages.report.verdict_types import TO_LABEL, Cause, Decision, Next, Rival, VerdictInputs
 from amalgam.stages.report.verdict_words import SHOWN

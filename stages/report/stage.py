@@ -33,7 +33,6 @@ from amalgam.stages.common.cached.load import (
     load_encoder,
     passes_counted,
     passes_of,
-    passes_of,
 )
 from amalgam.stages.common.corpus import Part
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_students

@@ -10,16 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from amalgam.data.keys import shown_names
-from amalgam.stages.common.intervals import (
-    bounds,
-    counted,
-    errors_of,
-    interval,
-    paired,
-    percent,
-    texts_needed,
-    unpaired,
-)
+from amalgam.pipeline.console import counted
+from amalgam.stages.common.intervals import bounds, errors_of, interval, paired, percent, texts_needed, unpaired
 from amalgam.stages.report.causes import (
     LEAST_OF_LABEL,
     LEAST_TEXTS,

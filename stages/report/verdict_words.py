@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from amalgam.stages.common.intervals import bounds, counted, percent
+from amalgam.pipeline.console import counted
+from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.report.verdict_types import LabelEstimates, Rival, RivalCounts
 
 SHOWN = 5

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.data.keys import cut_in_groups
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.schema import TrainTeachers as Settings
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
 from amalgam.pipeline.storage.facts import FactTypes
@@ -22,7 +23,7 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.corpus import Part
 from amalgam.stages.common.deliveries import TEACHERS, Mark, check_deliverable, check_target, deliver, named
-from amalgam.stages.common.intervals import bounds, counted, interval, percent
+from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.load import (
     delivery_services,
     encoder_digest,

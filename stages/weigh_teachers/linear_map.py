@@ -80,4 +80,3 @@ def preferred(weights: Array, candidates: Array) -> Array:
 def _inputs(space: Space, rows: slice) -> Any:
     states = np.ascontiguousarray(space[rows], np.float32)
     return torch.from_numpy(np.concatenate([states, np.full((len(states), 1), CONSTANT, np.float32)], axis=1))
-

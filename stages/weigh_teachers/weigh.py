@@ -267,9 +267,10 @@ def with_shares(signal: Array, written: Array | None, fitted: Fitted | None = No
 
     def estimate() -> Array:
         of_texts = written_shares(written)
+        log_shares: Array = np.zeros(signal.shape[1])
         if of_texts is not None:
-            return np.log(of_texts * len(of_texts))
-        log_shares = np.zeros(signal.shape[1])
+            log_shares = np.log(of_texts * len(of_texts))
+            return log_shares
         for _ in range(SHARE_ROUNDS):
             shares = softmax((signal + SHARES * log_shares) / SHARE_TEMPERATURE).mean(axis=0)
             log_shares = np.log(np.maximum(shares, LEAST_SHARE) * len(shares))
@@ -288,8 +289,8 @@ def with_maps(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -
         return signal
     fitted = (fitted or Fitted()).part("maps")
     if fitted.is_reused:
-        coefficients = [fitted.stored(str(place)) for place in range(len(evidence.spaces))]
-        parts = zip(evidence.spaces, coefficients, strict=True)
+        stored = [fitted.stored(str(place)) for place in range(len(evidence.spaces))]
+        parts = zip(evidence.spaces, stored, strict=True)
         predictions = np.mean([predicted(space, own, evidence.predicted) for space, own in parts], axis=0)
     else:
         coefficients, predictions = _fitted_maps(signal, evidence)
@@ -301,7 +302,7 @@ def with_maps(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -
 
 def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Array]:
     """Returns the coefficients of each map, and the mean predictions without the text itself."""
-    maps, total = [LinearMap.of(space) for space in evidence.spaces], signal
+    maps, total, coefficients = [LinearMap.of(space) for space in evidence.spaces], signal, []
     for _ in range(MAP_ROUNDS):
         labels = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
         coefficients = [own.coefficients(labels, evidence.labels) for own in maps]

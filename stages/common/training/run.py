@@ -21,12 +21,11 @@ import torch
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
 from amalgam.data.keys import shown
-from amalgam.pipeline.console import Console
+from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.signals import InterruptHandler
 from amalgam.pipeline.storage.paths import inside, is_regular
 from amalgam.stages.common.inference.batches import predict
-from amalgam.stages.common.intervals import counted
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.checkpoint_files import LOGS, log_digest, write_log_digest

@@ -264,20 +264,20 @@ def with_shares(signal: Array, written: Array | None, fitted: Fitted | None = No
 
     A share is the mean weight of the teacher, or that of the texts generated for it.
     """
-
-    def estimate() -> Array:
-        of_texts = written_shares(written)
-        log_shares: Array = np.zeros(signal.shape[1])
-        if of_texts is not None:
-            log_shares = np.log(of_texts * len(of_texts))
-            return log_shares
-        for _ in range(SHARE_ROUNDS):
-            shares = softmax((signal + SHARES * log_shares) / SHARE_TEMPERATURE).mean(axis=0)
-            log_shares = np.log(np.maximum(shares, LEAST_SHARE) * len(shares))
-        return log_shares
-
-    total: Array = signal + SHARES * (fitted or Fitted()).value("log shares", estimate)
+    total: Array = signal + SHARES * (fitted or Fitted()).value("log shares", lambda: _log_shares(signal, written))
     return total
+
+
+def _log_shares(signal: Array, written: Array | None) -> Array:
+    """Returns the log of the teachers' shares, relative to equal ones."""
+    shares, teachers = written_shares(written), signal.shape[1]
+    if shares is None:
+        shares = np.full(teachers, 1 / teachers)
+        for _ in range(SHARE_ROUNDS):
+            weights = softmax((signal + SHARES * np.log(shares * teachers)) / SHARE_TEMPERATURE)
+            shares = np.maximum(weights.mean(axis=0), LEAST_SHARE)
+    log_shares: Array = np.log(shares * teachers)
+    return log_shares
 
 
 def with_maps(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -> Array:

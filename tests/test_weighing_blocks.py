@@ -23,7 +23,7 @@ from amalgam.data.demo_corpus import generate
 from amalgam.data.keys import text_key
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.stages.common import corpus
-from amalgam.stages.weigh_teachers import neighbours, weigh
+from amalgam.stages.weigh_teachers import neighbours, stage, weigh
 from amalgam.stages.weigh_teachers.stage import LABELLED, WeighTeachers
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import (
@@ -106,6 +106,16 @@ def assert_equal(own: Mapping[bytes, Array], others: Mapping[bytes, Array]) -> N
 
 def started(workspace: Workspace, **rank: str) -> Forked:
     return Forked(WEIGH, workspace.folder, quiet_environment(**rank), MODULE)
+
+
+def test_a_teacher_that_predicts_one_label_for_nearly_all_texts_is_named(
+    cached: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "ONE_LABEL", 0.01)
+    result = cached(*WEIGH)
+    for teacher in TEACHER_LABELS:
+        assert f"teacher {teacher} predicts " in result.err
+    assert "amalgam label --count 50" in result.err
 
 
 @pytest.mark.parametrize("processes", [2, 4])

@@ -47,6 +47,10 @@ LABELLED = "weights_labelled.parquet"
 """The file with the weights of labelled texts; it exists with `labels` of the experiment."""
 
 
+ONE_LABEL, FEW_TEXTS = 0.95, 100
+"""A teacher that predicts one label for a larger share of the texts has a note; there are at least so many texts."""
+
+
 class WeightSettings(TypedDict):
     teacher_weights: str
 
@@ -148,6 +152,7 @@ class WeighTeachers(Stage):
             moved=int((weights.argmax(axis=1) != weighed.weights.argmax(axis=1)).sum()),
         )
         if not block.start:
+            check["notes"] += list(_notes_on_labels(run, weighed.predicted))
             facts["fit"] = {**check, "fitted": len(weights)}
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             columns = {"key": texts.keys, "weight": weights.astype(np.float32)}
@@ -271,6 +276,19 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighe
     if "separation" in facts:  # the mixture has shares of its own
         facts["shares"] = dict(zip(label_space(run).columns, estimated.round(4).tolist(), strict=True))
     return Weighed(weights, [label_sets.by_teacher(kind) for kind in kinds], answers.labels, largest)
+
+
+def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
+    """Yields a note for each teacher that predicts one label for nearly all texts."""
+    space = label_space(run)
+    for teacher, own in zip(space.columns, predicted.T, strict=True):
+        counts = np.bincount(own, minlength=len(space.names))
+        share = counts.max() / max(1, len(own))
+        if share > ONE_LABEL and len(own) >= FEW_TEXTS:
+            yield (
+                f"teacher {teacher} predicts {space.names[counts.argmax()]} for {percent(share)} of the texts, so its "
+                "evidence is weak: label some texts (amalgam label --count 50)"
+            )
 
 
 def _single_signal(  # noqa: PLR0913 - what the choice rests on

@@ -108,3 +108,10 @@ def cut_in_groups(labels: Sequence[str], groups: int) -> list[list[str]]:
     size = len(ordered) // groups
     cuts = [index * size for index in range(groups)] + [len(ordered)]
     return [ordered[start:end] for start, end in pairwise(cuts)]
+
+
+def similar_labels_note(labels: Mapping[str, Sequence[str]]) -> str | None:
+    """Returns a note on labels of different teachers that differ only by case, separators or a plural."""
+    pairs = [f"{first} and {second}" for first, second in similar_labels(labels)]
+    fix = "to make them one label, use teachers: rename"
+    return f"labels with nearly the same name count as different: {shown_names(pairs, 5)}; {fix}" if pairs else None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
-from amalgam.data.keys import shown
+from amalgam.data.keys import shown, similar_labels_note
 from amalgam.data.lazy import pl, torch
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource
 from amalgam.pipeline.config.schema import ExperimentConfig
@@ -45,7 +45,7 @@ from amalgam.stages.app.oracle import show_divergence
 from amalgam.stages.app.predict import Student, finished_in
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
-from amalgam.stages.common.load import labels_by_teacher, similar_labels_note
+from amalgam.stages.common.load import labels_by_teacher
 from amalgam.stages.methods import load_with_methods, method_name
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.html import FOLDER, page_name

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from amalgam.data.keys import similar_labels_note
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.disk_space import check_disk_space
@@ -22,7 +23,6 @@ from amalgam.stages.common.load import (
     check_encoder,
     check_labels,
     labels_by_teacher,
-    similar_labels_note,
     unfetched_models,
 )
 from amalgam.stages.common.models.resolve import folders_like

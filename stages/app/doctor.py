@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from amalgam.data.keys import shown
+from amalgam.data.keys import shown, similar_labels_note
 from amalgam.pipeline.console import counted, size
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
@@ -23,7 +23,6 @@ from amalgam.stages.common.load import (
     encoder_files,
     labels_by_teacher,
     prepare_teachers,
-    similar_labels_note,
 )
 from amalgam.stages.generate.stage import language_model_files
 from amalgam.stages.read_corpus.stage import check_texts

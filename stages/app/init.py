@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amalgam.data.hub import DEFAULT_REVISION
-from amalgam.data.keys import shown, similar_labels
+from amalgam.data.keys import shown, similar_labels, similar_labels_note
 from amalgam.pipeline.config.load import write_template
 from amalgam.pipeline.config.schema import SAFE_NAME
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
-from amalgam.stages.common.load import similar_labels_note
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.resolve import NUMBER, UNNAMED, ModelFiles, for_all, label_names, own_labels, place_of

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amalgam.data.keys import LabelSpace, shown, shown_names, similar_labels, text_key, union_of
+from amalgam.data.keys import LabelSpace, shown, shown_names, text_key, union_of
 from amalgam.data.lazy import pa
 from amalgam.data.rows import Row, fetch_remote, find_files, read_rows, remote_name, text_file
 from amalgam.data.tokens import TokenRows
@@ -304,13 +304,6 @@ def labels_by_teacher(run: Run) -> dict[str, list[str]]:
 
     labels = zip(teachers, for_all(labels_of, teachers.values(), cannot="be teachers"), strict=True)
     return {name: own for name, own in labels if own}
-
-
-def similar_labels_note(labels: Mapping[str, Sequence[str]]) -> str | None:
-    """Returns a note on labels of different teachers that differ only by case, separators or a plural."""
-    pairs = [f"{first} and {second}" for first, second in similar_labels(labels)]
-    fix = "to make them one label, use teachers: rename"
-    return f"labels with nearly the same name count as different: {shown_names(pairs, 5)}; {fix}" if pairs else None
 
 
 def unfetched_models(run: Run) -> list[str]:

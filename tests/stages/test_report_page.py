@@ -32,7 +32,7 @@ from amalgam.stages.report.quality import (
 )
 from amalgam.stages.report.report_json import accuracy_losses, summary
 from amalgam.stages.report.verdict import verdict
-from amalgam.tests.stages.test_verdict import CASES
+from amalgam.tests.stages.verdict_cases import CASES
 from amalgam.tests.workspaces import Workspace
 
 

@@ -103,17 +103,29 @@ def nearest(space: Space, count: int, first: Space | None = None, start: int = 0
     return places, alike
 
 
-def densities(spaces: Sequence[Space], labels: int, first: Sequence[Space] | None = None, start: int = 0) -> Array:
+def densities(
+    spaces: Sequence[Space],
+    labels: int,
+    first: Sequence[Space] | None = None,
+    start: int = 0,
+    *,
+    is_relative: bool = True,
+) -> Array:
     """Returns the density of texts in each teacher's space, relative to that in the encoder's, the first of `spaces`.
 
-    Learned classes are dense, other texts are between them. Common phrases are dense in every model.
+    Learned classes are dense, other texts are between them. Common phrases are dense in every model. An encoder that is
+    a teacher has dense classes too, so its density is not subtracted: `is_relative` is False.
     `labels` is the number of labels of all teachers: small classes have few neighbours.
     """
     least, most = CLOSEST
     first = first or spaces
     closest = min(most, max(least, round(min(len(first[0]), REFERENCES) / (OF_A_LABEL * labels))))
-    encoder, *teachers = (density(own, closest, near, start) for own, near in zip(spaces, first, strict=True))
-    relative: Array = np.stack(teachers, axis=1) - encoder[:, None]
+    parts = list(zip(spaces, first, strict=True))
+    teachers = np.stack([density(own, closest, near, start) for own, near in parts[1:]], axis=1)
+    if not is_relative:
+        return teachers
+    encoder, near_encoder = parts[0]
+    relative: Array = teachers - density(encoder, closest, near_encoder, start)[:, None]
     return relative
 
 

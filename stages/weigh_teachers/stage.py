@@ -21,6 +21,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, p
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common.cached.load import (
+    ENCODER,
     answer_reader,
     dtype_of,
     families_of,
@@ -33,7 +34,15 @@ from amalgam.stages.common.cached.load import (
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.corpus import Bucket, are_written, group_name, neighbouring_buckets, read_bucket
 from amalgam.stages.common.intervals import bounds, percent
-from amalgam.stages.common.load import generated_file, given_labels, label_space, labels_identity, train_part
+from amalgam.stages.common.load import (
+    encoder_digest,
+    generated_file,
+    given_labels,
+    label_space,
+    labels_identity,
+    teachers_of,
+    train_part,
+)
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.few_labels import Correction, Labelled, corrected, with_known
@@ -433,7 +442,8 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
     names, owned = _name_states(run), list(map(list, space.columns.values()))
     similarity = (features[rows] @ names for rows in blocks_of(features))
     closest = np.concatenate([np.stack([block[:, own].max(axis=1) for own in owned], axis=1) for block in similarity])
-    density = densities([features, *states], len(space.names), [first_features, *first_states], texts.start)
+    spaces, first_spaces = [features, *states], [first_features, *first_states]
+    density = densities(spaces, len(space.names), first_spaces, texts.start, is_relative=not _encoder_is_a_teacher(run))
     kinds = weigh.kinds_of(list(answers.evidence.values()), density, closest, fitted)
     joined, first_joined = label_sets.joined(states, first_states), label_sets.joined(first_states)
     joint = SideBySide.of([first_features, *first_joined])
@@ -447,6 +457,11 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
         spaces=[encoder.of_texts([features]), teachers.of_texts(joined)],
     )
     return evidence, kinds["answers"]
+
+
+def _encoder_is_a_teacher(run: Run) -> bool:
+    digest = encoder_digest(run, run.experiment.student, ENCODER)
+    return digest in {teacher.files.digest for teacher in teachers_of(run)}
 
 
 def _features(run: Run, texts: Texts) -> Space:

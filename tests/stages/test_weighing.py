@@ -512,6 +512,9 @@ def test_texts_that_are_dense_in_the_encoder_too_have_no_density_of_a_teacher() 
     learned[40:80] = learned[40:41] + 0.1 * random.normal(size=(40, 16))
     relative = densities([encoder, learned], 4)[:, 0]
     assert relative[40:80].min() > relative[:40].max() + 1
+    absolute = densities([learned, learned], 4, is_relative=False)[:, 0]
+    assert absolute[:80].min() > absolute[80:].max() + 1
+    assert np.ptp(densities([learned, learned], 4)) == 0
 
 
 def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sure_of_others() -> None:

@@ -118,6 +118,21 @@ def test_a_teacher_that_predicts_one_label_for_nearly_all_texts_is_named(
     assert "amalgam label --count 50" in result.err
 
 
+@pytest.mark.parametrize("encoder", ["./models/encoder", f"teacher:{next(iter(TEACHER_LABELS))}"])
+def test_densities_are_relative_to_the_encoder_unless_it_is_a_teacher(
+    cached: Workspace, monkeypatch: pytest.MonkeyPatch, encoder: str
+) -> None:
+    flags = []
+
+    def densities(*spaces: Any, is_relative: bool) -> Array:
+        flags.append(is_relative)
+        return neighbours.densities(*spaces, is_relative=is_relative)
+
+    monkeypatch.setattr(stage, "densities", densities)
+    assert cached(*WEIGH, f"student.encoder={encoder}").code == 0
+    assert set(flags) == {not encoder.startswith("teacher:")}
+
+
 @pytest.mark.parametrize("processes", [2, 4])
 def test_several_processes_give_the_weights_of_one(
     cached: Workspace, alone: Mapping[bytes, Array], processes: int

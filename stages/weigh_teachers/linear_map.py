@@ -38,9 +38,11 @@ class LinearMap:
             inputs = _inputs(space, rows)
             products += (inputs.T @ inputs).double()
         factor = torch.linalg.cholesky(products)
-        inverse = torch.cholesky_inverse(factor).float()
-        blocks = (_inputs(space, rows) for rows in blocks_of(space))
-        leverages = [((inputs @ inverse) * inputs).sum(dim=1).numpy() for inputs in blocks]
+        del products  # of wide spaces it is as large as all else
+        single, leverages = factor.float(), []
+        for rows in blocks_of(space):
+            solved = torch.linalg.solve_triangular(single, _inputs(space, rows).T, upper=False)
+            leverages.append(solved.square().sum(dim=0).numpy())
         return cls(space, factor, np.concatenate(leverages).astype(np.float64))
 
     def coefficients(self, labels: Array, count: int) -> Array:

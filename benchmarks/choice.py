@@ -81,7 +81,7 @@ def amalgam(setting: Setting) -> Array:
     confidence, facts = setting.answers["confidence"], WeightFacts(notes=[])
     signal, shares = setting.estimated
     if signal is not None:
-        signal = weigh.with_maps(weigh.with_shares(signal, None), setting.evidence)
+        signal = weigh.completed(signal, setting.evidence)
     return weigh.weigh(signal, confidence, Targets.model_validate(AMALGAM), facts, shares)[0]
 
 

@@ -180,7 +180,7 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, fitted: Fit
     evidence = Evidence(kinds, predicted, LABELS * teachers, near, spaces=maps)
     signal, shares = weigh.agreed_signal(evidence, facts, fitted)
     if signal is not None:
-        signal = weigh.with_maps(weigh.with_shares(signal, None, fitted), evidence, fitted)
+        signal = weigh.completed(signal, evidence, fitted)
     return weigh.weigh(signal, answers[0], targets, facts, shares, fitted)[0], right
 
 

@@ -22,6 +22,9 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
+COMMAND_LINE = "command line"
+"""Place of an override or an option in messages."""
+
 
 class AmalgamError(Exception):
     """Holds the message (`what`), the place (`where`) and the `fix`, one line each.

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from amalgam.pipeline.config.schema import RENAMED, SCHEMA_VERSION, Checks, ExperimentConfig
-from amalgam.pipeline.errors import ExperimentError, nearest, short_path
+from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, nearest, short_path
 from amalgam.pipeline.input_files import FileMark, InputFile
 from amalgam.pipeline.secrets import has_secret, masked
 from amalgam.pipeline.user_paths import write_new
@@ -70,9 +70,6 @@ class GivenExperiment:
 
 ExperimentSource = Path | GivenExperiment
 """An experiment file, or an experiment without one."""
-
-COMMAND_LINE = "command line"
-"""Place of an override in messages."""
 
 GIVEN = "Experiment(...)"
 """Name of an experiment without a file in messages."""

@@ -6,12 +6,10 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-from amalgam.pipeline.errors import ExperimentError, nearest
+from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, nearest
 from amalgam.stages.app import completion
 
 HEADINGS = ("Start", "Stages, in their order", "All stages", "The student", "The workspace")
-
-WHERE = "command line"
 
 STOPS = {"--until"}
 """Options of other tools for the last stage to run."""
@@ -36,7 +34,9 @@ class GroupedCommands(TyperGroup):
         starts = nearest(word, [name.partition("-")[0] for name in names], ratio=0.6)
         close = nearest(word, names, ratio=0.6) or [name for name in names if name.partition("-")[0] in starts]
         hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise ExperimentError(f"no command {word!r}", where=WHERE, fix=f"{hint}`amalgam --help` lists all commands")
+        raise ExperimentError(
+            f"no command {word!r}", where=COMMAND_LINE, fix=f"{hint}`amalgam --help` lists all commands"
+        )
 
     def invoke(self, ctx: Any) -> Any:
         """Refuses an unknown option with a fix; the error of Typer names no fields of the experiment."""
@@ -57,7 +57,7 @@ def _unknown_option(error: Any, command: str) -> ExperimentError:
         fix = f"write {' or '.join(f'{field}=VALUE' for field in fields)}"
     else:
         fix = f"did you mean {close}?" if close else f"run `amalgam {command} --help`, which lists the options"
-    return ExperimentError(f"`amalgam {command}` has no option {option}", where=WHERE, fix=fix)
+    return ExperimentError(f"`amalgam {command}` has no option {option}", where=COMMAND_LINE, fix=fix)
 
 
 def fields_named(name: str) -> list[str]:

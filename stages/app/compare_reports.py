@@ -14,7 +14,7 @@ from typing import Any, TypedDict, cast
 from amalgam.data.keys import shown
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration, size
-from amalgam.pipeline.errors import DataError, ExperimentError, QualityError
+from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, QualityError
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores
@@ -141,7 +141,7 @@ def _check_share(accuracy: float | None) -> None:
     if accuracy is not None and not 0 <= accuracy <= 1:
         fix = f"write {accuracy / 100:g}" if 1 < accuracy <= 100 else "write a share, such as 0.8"
         what = f"--fail-under {accuracy:g} is no accuracy between 0 and 1"
-        raise ExperimentError(what, where="command line", fix=fix)
+        raise ExperimentError(what, where=COMMAND_LINE, fix=fix)
 
 
 def _check(path: Path, requirements: Requirements) -> None:

@@ -40,11 +40,11 @@ WEAK_TEACHERS = 2 / 3
 def causes_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[Cause]:
     """Yields the likely causes of a bad or unclear student, the most likely first."""
     yield from _training_causes(inputs)
-    silent = [row["label"] for row in inputs.labels if row["n"] and not row["predicted"]]
+    unpredicted = [row["label"] for row in inputs.labels if row["n"] and not row["predicted"]]
     if not inputs.n and inputs.unlabelled:
-        silent = never_predicted(inputs.unlabelled)
-    if silent:
-        text = f"{label_count(silent, 'is', 'are')} never predicted ({shown_names(silent, SHOWN)})"
+        unpredicted = never_predicted(inputs.unlabelled)
+    if unpredicted:
+        text = f"{label_count(unpredicted, 'is', 'are')} never predicted ({shown_names(unpredicted, SHOWN)})"
         yield {"code": "labels-never-predicted", "text": text}
     yield from _teacher_causes(inputs, rivals)
     if inputs.long_texts >= MANY_LONG:
@@ -73,8 +73,8 @@ def _teacher_causes(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[
     for rival in lost_teachers(rivals):
         text = f"the student has {ratio(rival['student_right'], rival['n'])} accuracy on the labels of {rival['name']}"
         yield {"code": "teacher-loses", "text": text}
-    silent = silent_teachers(inputs.unlabelled) if inputs.unlabelled and not inputs.n else {}
-    absent = [teacher for teacher, own in silent.items() if all(row["expected"] == 0 for row in own)]
+    unpredicted = unpredicted_teachers(inputs.unlabelled) if inputs.unlabelled and not inputs.n else {}
+    absent = [teacher for teacher, own in unpredicted.items() if all(row["expected"] == 0 for row in own)]
     if absent:
         yield {"code": "teacher-absent", "text": f"no target has a label of {shown_names(absent, SHOWN)}"}
     alone = teachers_alone(rivals)
@@ -180,7 +180,7 @@ def never_predicted(quality: UnlabelledQuality) -> list[str]:
     ]
 
 
-def silent_teachers(quality: UnlabelledQuality) -> dict[str, list[LabelShare]]:
+def unpredicted_teachers(quality: UnlabelledQuality) -> dict[str, list[LabelShare]]:
     """Returns the teachers of whose labels the student predicts none, with their labels."""
     labels = quality["labels"]
     teachers = dict.fromkeys(name for row in labels for name in row["teachers"])

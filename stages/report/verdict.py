@@ -20,9 +20,9 @@ from amalgam.stages.report.causes import (
     cautions_of,
     lost_teachers,
     never_predicted,
-    silent_teachers,
     teachers_alone,
     too_few,
+    unpredicted_teachers,
     untested_teachers,
 )
 from amalgam.stages.report.next_step import next_step
@@ -285,7 +285,7 @@ def _unlabelled_faults(quality: UnlabelledQuality) -> Iterator[str]:
 
 def _lost_without_labels(quality: UnlabelledQuality) -> Iterator[str]:
     """Yields the teachers whose labels the student never predicts, though the ensemble often does."""
-    for teacher, own in silent_teachers(quality).items():
+    for teacher, own in unpredicted_teachers(quality).items():
         texts = sum(row["ensemble"] or 0 for row in own)
         if texts >= max(RELEVANT * quality["n"], LEAST_OF_LABEL):
             yield (

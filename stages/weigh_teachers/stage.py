@@ -270,7 +270,7 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighe
         kinds = list(evidence.kinds.values())
         signal, shares = weigh.agreed_signal(evidence, facts, fitted)
         if signal is not None and targets.teacher_weights == "range":
-            signal = weigh.with_maps(weigh.with_shares(signal, evidence.written, fitted), evidence, fitted)
+            signal = weigh.completed(signal, evidence, fitted)
     else:
         combined = weigh.together(list(answers.evidence.values()), fitted=fitted.part("answers"))
         kinds = [label_sets.mean(combined)]

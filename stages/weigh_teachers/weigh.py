@@ -259,6 +259,11 @@ def agreed_signal(
     return signal, fitted.value("shares", shares)
 
 
+def completed(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -> Array:
+    """Adds the teachers' shares and the linear maps, which `range` weights have."""
+    return with_maps(with_shares(signal, evidence.written, fitted), evidence, fitted)
+
+
 def with_shares(signal: Array, written: Array | None, fitted: Fitted | None = None) -> Array:
     """Adds the log of each teacher's share of the texts: a frequent teacher is more often right where evidence is weak.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -127,6 +128,19 @@ def test_categories_are_read_as_their_texts(shop: Workspace) -> None:
     null = pl.DataFrame({"text": pl.Series(["a", None], dtype=pl.Categorical)})
     with pytest.raises(AmalgamError, match="row 1"):
         Experiment(TEACHERS, null, quiet=True, **SETTINGS)
+
+
+def test_test_texts_in_memory_keep_how_they_were_picked(shop: Workspace) -> None:
+    whys = ["random"] * 20 + ["small margin"] * 5
+    test = frame_of(shop, "test").head(25).with_columns(pl.Series("why", whys))
+    test.write_csv("texts/labelled.csv")
+    evaluations = []
+    for given in (test, test.to_pandas(), "texts/labelled.csv"):
+        experiment = Experiment(TEACHERS, frame_of(shop), test=given, quiet=True, **SETTINGS)
+        experiment.run()
+        numbers = json.loads(experiment.report.with_suffix(".json").read_text())
+        evaluations.append((numbers["evaluation"]["n"], numbers["evaluation"]["selected"]))
+    assert evaluations == 3 * [(20, {"texts": 5, "random": 20})]
 
 
 def test_rows_without_a_text_are_skipped_on_request(shop: Workspace) -> None:

@@ -312,6 +312,7 @@ def build_once(folder: Path, build: Callable[[Path], Workspace]) -> Workspace:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "workspace").exists():
+            shutil.rmtree(folder / "unfinished", ignore_errors=True)  # of a worker that crashed
             build(folder / "unfinished").folder.rename(folder / "workspace")
     return Workspace(folder / "workspace")
 

@@ -1,7 +1,7 @@
 """Stores texts of in-memory objects as Parquet files named by their content.
 
 Any object that yields Arrow tables is accepted, and a list of texts. The columns of the corpus section are stored,
-class numbers as names.
+class numbers as names. Test texts keep the column that says how they were picked.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from amalgam.pipeline.storage.paths import GIVEN, GIVEN_NAME
 from amalgam.pipeline.storage.store import open_store
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.corpus import IN_MEMORY
+from amalgam.stages.common.given_labels import why_column
 from amalgam.stages.methods import load_with_methods
 
 PARTS = ("train", "validation", "test")
@@ -139,7 +140,10 @@ def _selected(table: pa.Table, corpus: Corpus, part: str) -> pa.Table:
             close = ", ".join(map(shown, nearest(name, columns, 3) or columns[:20]))
             fix = f"set corpus.{field} to the name of the column; the columns are {close}"
             raise DataError(f"no column {shown(name)} in the {part} texts", where=f"texts[{part!r}]", fix=fix)
-    selected = [name for name in columns if name in (*corpus.text, corpus.id, corpus.label)]
+    read = {*corpus.text, corpus.id, corpus.label}
+    if part == "test":
+        read.add(why_column(corpus))
+    selected = [name for name in columns if name in read]
     twice = next((name for name in selected if selected.count(name) > 1), None)
     if twice is not None:
         what = f"the {part} texts have two columns named {shown(twice)}"

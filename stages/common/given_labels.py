@@ -134,9 +134,14 @@ def read_label_file(path: Path, corpus: Corpus) -> LabelFile:
     return LabelFile(shown(path.name, 200), f"{WHERE}: {shown(str(path), 200)}", column, rows, problems, empty, marked)
 
 
+def why_column(corpus: Corpus) -> str:
+    """Returns the name of the column that says how a test text was picked."""
+    return f"{WHY}_" if WHY in {*corpus.text, corpus.id, corpus.label} else WHY
+
+
 def picked_in(path: Path, corpus: Corpus) -> dict[bytes, int]:
     """Returns how the texts were picked, by key, if the file has the column; only of those that are not ordinary."""
-    column = f"{WHY}_" if WHY in {*corpus.text, corpus.id, corpus.label} else WHY
+    column = why_column(corpus)
     reasons = _column(path, column) if _has_column(path, column) else {}
     if not SELECTED & set(reasons.values()):
         return {}

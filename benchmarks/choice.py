@@ -9,10 +9,10 @@ An interrupted run resumes. `table` measures each setting as it is and thinned t
 of the others'. An estimator is a function of a Setting that returns weights [texts, teachers].
 
 right is the share of texts whose most heavily weighted teacher has the gold label. labels is the share for which this
-teacher predicts it. loss is the largest loss in one setting against the best of muka, ensemble, standardised and
-former. within is half of the 95 % interval of the mean, by a bootstrap over pools: settings of a pool share texts
-and teachers.
-seconds is CPU time per setting, with the signal.
+teacher predicts it. lost is the share of labels most of whose texts get another teacher. loss is the largest loss in
+one setting against the best of muka, ensemble, standardised and former. within is half of the 95 % interval of the
+mean, by a bootstrap over pools: settings of a pool share texts and teachers. seconds is CPU time per setting, with the
+signal.
 """
 
 from __future__ import annotations
@@ -244,7 +244,8 @@ def _measured(setting: Setting, estimators: Mapping[str, Callable[[Setting], Arr
         began = time.process_time()
         weights = estimator(setting)
         spent = time.process_time() - began
-        figures[name] = {"right": setting.right(weights), "labels": setting.labelled(weights), "seconds": spent}
+        shares = {"right": setting.right(weights), "labels": setting.labelled(weights), "lost": setting.lost(weights)}
+        figures[name] = {**shares, "seconds": spent}
     return figures | about
 
 
@@ -263,9 +264,11 @@ def _summary(name: str, figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         within=within([each["pool"] for each in plain], whole),
         worst=round(float(whole.min()), 3),
         labels=round(float(np.mean([each[name]["labels"] for each in plain])), 3),
+        lost=round(float(np.mean([each[name]["lost"] for each in plain])), 3),
         thinned=round(float(skewed.mean()), 3) if thinned else None,
         thinned_worst=round(float(skewed.min()), 3) if thinned else None,
         thinned_tenth=round(float(np.quantile(skewed, 0.1)), 3) if thinned else None,
+        thinned_lost=round(float(np.mean([each[name]["lost"] for each in thinned])), 3) if thinned else None,
         loss=round(losses[worst], 3),
         at=worst,
         settings=f"{len(plain)} of {len({each['pool'] for each in plain})} pools, {len(thinned)} thinned",

@@ -33,6 +33,8 @@ COUNTS = {2: 3, 3: 2, 5: 1}
 """Number of teachers: settings of a pool that has more of them."""
 THINNED = 4
 """One text in so many is kept."""
+LEAST_TEXTS = 3
+"""Least texts of a label that can be lost."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,16 @@ class Setting:
     def labelled(self, weights: Array) -> float:
         """Returns the share of texts whose most heavily weighted teacher predicts the gold label."""
         return float((self.answered[np.arange(len(weights)), weights.argmax(axis=1)] == self.gold).mean())
+
+    def lost(self, weights: Array) -> float:
+        """Returns the share of labels for which most of their own texts get a teacher without the label.
+
+        A student can outvote errors of single texts, but it never learns such a label.
+        """
+        is_right = self.has_gold[np.arange(len(weights)), weights.argmax(axis=1)]
+        right, texts = np.bincount(self.gold, is_right), np.bincount(self.gold)
+        is_judged = texts >= LEAST_TEXTS
+        return float((right[is_judged] < texts[is_judged] / 2).mean())
 
     # ---- variants
 

@@ -75,6 +75,11 @@ def test_right_and_labels_count_the_most_heavily_weighted_teacher(setting: Setti
     first = np.isin(setting.gold, [0, 1])
     correct = setting.logits[0].argmax(axis=1) == setting.gold
     assert setting.labelled(only_first) == pytest.approx((first & correct).mean())
+    assert setting.lost(only_first) == pytest.approx(0.6)
+    assert setting.lost(choice.oracle(setting)) == 0.0
+    unlike = np.tile([0.0, 1.0], (TEXTS, 1))
+    unlike[: TEXTS // 4] = [1.0, 0.0]
+    assert setting.lost(unlike) == pytest.approx(0.4)
 
 
 def test_confidence_is_that_of_the_cache(setting: Setting) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Required, TypedDict
 from amalgam.data.arrays import Array, softmax, top_margin
 from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.weigh_teachers.linear_map import LinearMap, predicted, preferred
+from amalgam.stages.weigh_teachers.linear_map import LinearMap, predicted, preferred, with_biases
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
 
 FALLBACK = "each text's own confidences were used, as muka does"
@@ -93,6 +93,9 @@ MAPS = 0.6
 
 MAP_ROUNDS = 2
 """The maps learn the labels that the evidence prefers, then those that both prefer."""
+
+LABEL_BALANCE, HALF_A_TEXT = 0.75, 0.5
+"""Strength of the labels' biases: 0 for none, 1 for a label that keeps about the sum of its weights."""
 
 SHARPER = 4
 """Power of the mean lead of the best teacher over the second in the weight of a kind of evidence."""
@@ -306,15 +309,34 @@ def with_maps(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -
 
 
 def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Array]:
-    """Returns the coefficients of each map, and the mean predictions without the text itself."""
-    maps, total, coefficients = [LinearMap.of(space) for space in evidence.spaces], signal, []
+    """Returns the coefficients of each map, and the mean predictions without the text itself, both with biases."""
+    maps, total = [LinearMap.of(space) for space in evidence.spaces], signal
+    coefficients, biases = list[Array](), np.zeros(evidence.labels)
     for _ in range(MAP_ROUNDS):
         labels = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
         coefficients = [own.coefficients(labels, evidence.labels) for own in maps]
         parts = zip(maps, coefficients, strict=True)
         predictions = np.mean([own.left_out(its, labels, evidence.predicted) for own, its in parts], axis=0)
+        biases = _biases(signal, predictions, evidence)
+        predictions += biases[evidence.predicted]
         total = signal + MAPS * predictions
-    return coefficients, predictions
+    return [with_biases(own, biases) for own in coefficients], predictions
+
+
+def _biases(signal: Array, predictions: Array, evidence: Evidence) -> Array:
+    """Returns a number for each label that restores most of the sum of its weights before the maps.
+
+    Where a teacher confuses most texts of another's label with one of its own, the map would learn this confusion and
+    give it all texts of the label, which the student could then never learn.
+    """
+
+    def sums(total: Array) -> Array:
+        weights = softmax(total / RANGE_TEMPERATURE)
+        return np.bincount(evidence.predicted.ravel(), weights.ravel(), evidence.labels)
+
+    before, after = (np.log(sums(total) + HALF_A_TEXT) for total in (signal, signal + MAPS * predictions))
+    biases: Array = LABEL_BALANCE * RANGE_TEMPERATURE / MAPS * (before - after)
+    return biases
 
 
 def by_range(signal: Array, predicted: Array, fitted: Fitted | None = None) -> Array:

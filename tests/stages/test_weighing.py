@@ -366,6 +366,18 @@ def test_linear_maps_correct_errors_of_single_texts() -> None:
     assert rightly(with_maps(signal, evidence), right) > rightly(signal, right) + 0.05
 
 
+def test_linear_maps_give_no_whole_label_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first teacher predicts 0 for all texts of label 3, and the signal is right for half of them."""
+    signal, right, evidence = mapped()
+    own = np.take_along_axis(evidence.predicted, right[:, None], axis=1)[:, 0] == 3
+    evidence = replace(evidence, predicted=np.where(own[:, None], [0, 3], evidence.predicted))
+    signal[own, 1] -= 0.2
+    kept = rightly(with_maps(signal, evidence)[own], right[own])
+    assert kept > 0.5
+    monkeypatch.setattr(weigh, "LABEL_BALANCE", 0.0)
+    assert kept > rightly(with_maps(signal, evidence)[own], right[own]) + 0.05
+
+
 def test_a_prediction_of_a_map_leaves_the_text_out() -> None:
     _, _, evidence = mapped(texts=60)
     space, labels = evidence.spaces[0], evidence.predicted[:, 0].copy()

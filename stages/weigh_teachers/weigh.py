@@ -103,7 +103,7 @@ SHARPER = 4
 CONFIRMED = 2
 """Power of the mean correlation with the other kinds in the weight of a kind of evidence."""
 
-ACCURACY_ODDS, ODDS_FACTOR = 0.65, 2.2
+ACCURACY_ODDS, ODDS_FACTOR = 0.7, 2.2
 """Odds of the targets' accuracy against those of the mean largest weight, and the factor of a 95 % interval.
 
 `benchmarks/choice.py accuracy` measures both on 236 settings of four data sets.

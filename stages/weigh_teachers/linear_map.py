@@ -71,13 +71,6 @@ def predicted(space: Space, coefficients: Array, candidates: Array) -> Array:
     return np.concatenate(parts).astype(np.float64)
 
 
-def with_biases(coefficients: Array, biases: Array) -> Array:
-    """Returns the coefficients of a map whose predictions are larger by a number for each label."""
-    changed = coefficients.copy()
-    changed[-1] += biases / CONSTANT  # the constant is the last input
-    return changed
-
-
 def preferred(weights: Array, candidates: Array) -> Array:
     """Returns the candidate label [texts] with the largest weight; teachers with one candidate add theirs up."""
     is_same = candidates[:, :, None] == candidates[:, None, :]

@@ -16,7 +16,7 @@ from typing import Any, Required, TypedDict
 from amalgam.data.arrays import Array, softmax, top_margin
 from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.weigh_teachers.linear_map import LinearMap, predicted, preferred, with_biases
+from amalgam.stages.weigh_teachers.linear_map import LinearMap, predicted, preferred
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
 
 FALLBACK = "each text's own confidences were used, as muka does"
@@ -91,11 +91,11 @@ SHARE_TEMPERATURE, SHARE_ROUNDS = 1 / 16, 3
 MAPS = 0.6
 """Factor of the linear maps' predictions, which are added to the scaled evidence."""
 
+HALF_A_TEXT = 0.5
+"""Added to each label's sum of weights."""
+
 MAP_ROUNDS = 2
 """The maps learn the labels that the evidence prefers, then those that both prefer."""
-
-LABEL_BALANCE, HALF_A_TEXT = 0.75, 0.5
-"""Strength of the labels' biases: 0 for none, 1 for a label that keeps about the sum of its weights."""
 
 SHARPER = 4
 """Power of the mean lead of the best teacher over the second in the weight of a kind of evidence."""
@@ -291,7 +291,8 @@ def _log_shares(signal: Array, written: Array | None) -> Array:
 def with_maps(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -> Array:
     """Adds what linear maps of the states predict for each teacher's label, without the text itself.
 
-    The maps are trained on the labels that the signal prefers. They correct errors of single texts.
+    The maps are trained on the labels that the signal prefers. They correct errors of single texts, and biases let each
+    label keep its part of its teacher's weight.
     """
     if signal.shape[1] == 1 or not len(signal):
         return signal
@@ -300,42 +301,46 @@ def with_maps(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -
         stored = [fitted.stored(str(place)) for place in range(len(evidence.spaces))]
         parts = zip(evidence.spaces, stored, strict=True)
         predictions = np.mean([predicted(space, own, evidence.predicted) for space, own in parts], axis=0)
-    else:
-        coefficients, predictions = _fitted_maps(signal, evidence)
-        for place, own in enumerate(coefficients):
-            fitted.value(str(place), partial(np.asarray, own))
-    total: Array = signal + MAPS * predictions
+        return _mapped(signal, predictions, fitted.stored("biases"), evidence)
+    coefficients, biases, total = _fitted_maps(signal, evidence)
+    for name, values in {"biases": biases, **{str(place): own for place, own in enumerate(coefficients)}}.items():
+        fitted.value(name, partial(np.asarray, values))
     return total
 
 
-def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Array]:
-    """Returns the coefficients of each map, and the mean predictions without the text itself, both with biases."""
+def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Array, Array]:
+    """Returns the coefficients of each map, the biases, and the signal with the predictions without the text itself."""
     maps, total = [LinearMap.of(space) for space in evidence.spaces], signal
-    coefficients, biases = list[Array](), np.zeros(evidence.labels)
+    coefficients, biases = list[Array](), np.zeros((signal.shape[1], evidence.labels))
     for _ in range(MAP_ROUNDS):
         labels = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
         coefficients = [own.coefficients(labels, evidence.labels) for own in maps]
         parts = zip(maps, coefficients, strict=True)
         predictions = np.mean([own.left_out(its, labels, evidence.predicted) for own, its in parts], axis=0)
-        biases = _biases(signal, predictions, evidence)
-        predictions += biases[evidence.predicted]
-        total = signal + MAPS * predictions
-    return [with_biases(own, biases) for own in coefficients], predictions
+        biases = _biases(signal, signal + MAPS * predictions, evidence)
+        total = _mapped(signal, predictions, biases, evidence)
+    return coefficients, biases, total
 
 
-def _biases(signal: Array, predictions: Array, evidence: Evidence) -> Array:
-    """Returns a number for each label that restores most of the sum of its weights before the maps.
+def _mapped(signal: Array, predictions: Array, biases: Array, evidence: Evidence) -> Array:
+    total: Array = signal + MAPS * predictions + biases[np.arange(signal.shape[1]), evidence.predicted]
+    return total
 
-    Where a teacher confuses most texts of another's label with one of its own, the map would learn this confusion and
-    give it all texts of the label, which the student could then never learn.
+
+def _biases(before: Array, after: Array, evidence: Evidence) -> Array:
+    """Returns a number for each teacher and label by which the label keeps about its part of the teacher's weight.
+
+    Where a teacher confuses most texts of another's label with one of its own, a map learns this confusion and gives
+    it all texts of the label, which the student then never learns.
     """
 
-    def sums(total: Array) -> Array:
-        weights = softmax(total / RANGE_TEMPERATURE)
-        return np.bincount(evidence.predicted.ravel(), weights.ravel(), evidence.labels)
+    def logs_of_parts(signal: Array) -> Array:
+        weights = softmax(signal / RANGE_TEMPERATURE)
+        columns = zip(evidence.predicted.T, weights.T, strict=True)
+        sums = np.stack([np.bincount(labels, own, evidence.labels) for labels, own in columns])
+        return np.log((sums + HALF_A_TEXT) / sums.sum(axis=1, keepdims=True))
 
-    before, after = (np.log(sums(total) + HALF_A_TEXT) for total in (signal, signal + MAPS * predictions))
-    biases: Array = LABEL_BALANCE * RANGE_TEMPERATURE / MAPS * (before - after)
+    biases: Array = RANGE_TEMPERATURE * (logs_of_parts(before) - logs_of_parts(after))
     return biases
 
 

@@ -1,7 +1,7 @@
 """Stores texts of in-memory objects as Parquet files named by their content.
 
 Any object that yields Arrow tables is accepted, and a list of texts. The columns of the corpus section are stored,
-class numbers as names. Test texts keep the column that says how they were picked.
+class numbers as names. Test texts keep the column with how they were picked.
 """
 
 from __future__ import annotations

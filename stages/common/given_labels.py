@@ -135,7 +135,7 @@ def read_label_file(path: Path, corpus: Corpus) -> LabelFile:
 
 
 def why_column(corpus: Corpus) -> str:
-    """Returns the name of the column that says how a test text was picked."""
+    """Returns the name of the column with how a test text was picked."""
     return f"{WHY}_" if WHY in {*corpus.text, corpus.id, corpus.label} else WHY
 
 

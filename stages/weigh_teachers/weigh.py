@@ -330,8 +330,8 @@ def _mapped(signal: Array, predictions: Array, biases: Array, evidence: Evidence
 def _biases(before: Array, after: Array, evidence: Evidence) -> Array:
     """Returns a number for each teacher and label by which the label keeps about its part of the teacher's weight.
 
-    Where a teacher confuses most texts of another's label with one of its own, a map learns this confusion and gives
-    it all texts of the label, which the student then never learns.
+    If a teacher confuses most texts of another's label with one of its own, a map learns this confusion. It then gives
+    the teacher all texts of the label, and the student never learns the label.
     """
 
     def logs_of_parts(signal: Array) -> Array:

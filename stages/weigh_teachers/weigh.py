@@ -338,7 +338,8 @@ def _biases(before: Array, after: Array, evidence: Evidence) -> Array:
         weights = softmax(signal / RANGE_TEMPERATURE)
         columns = zip(evidence.predicted.T, weights.T, strict=True)
         sums = np.stack([np.bincount(labels, own, evidence.labels) for labels, own in columns])
-        return np.log((sums + HALF_A_TEXT) / sums.sum(axis=1, keepdims=True))
+        logs: Array = np.log((sums + HALF_A_TEXT) / sums.sum(axis=1, keepdims=True))
+        return logs
 
     biases: Array = RANGE_TEMPERATURE * (logs_of_parts(before) - logs_of_parts(after))
     return biases

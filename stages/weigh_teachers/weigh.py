@@ -16,7 +16,7 @@ from typing import Any, Required, TypedDict
 from amalgam.data.arrays import Array, softmax, top_margin
 from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.weigh_teachers.linear_map import LinearMap, predicted, preferred
+from amalgam.stages.weigh_teachers.linear_map import LinearMap, changes, predicted, preferred
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
 
 FALLBACK = "each text's own confidences were used, as muka does"
@@ -90,9 +90,6 @@ SHARE_TEMPERATURE, SHARE_ROUNDS = 1 / 16, 3
 
 MAPS = 0.6
 """Factor of the linear maps' predictions, which are added to the scaled evidence."""
-
-HALF_A_TEXT = 0.5
-"""Added to each label's sum of weights."""
 
 MAP_ROUNDS = 2
 """The maps learn the labels that the evidence prefers, then those that both prefer."""
@@ -317,7 +314,8 @@ def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Ar
         coefficients = [own.coefficients(labels, evidence.labels) for own in maps]
         parts = zip(maps, coefficients, strict=True)
         predictions = np.mean([own.left_out(its, labels, evidence.predicted) for own, its in parts], axis=0)
-        biases = _biases(signal, signal + MAPS * predictions, evidence)
+        before, after = (softmax(own / RANGE_TEMPERATURE) for own in (signal, signal + MAPS * predictions))
+        biases = RANGE_TEMPERATURE * changes(before, after, evidence.predicted, evidence.labels)
         total = _mapped(signal, predictions, biases, evidence)
     return coefficients, biases, total
 
@@ -325,24 +323,6 @@ def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Ar
 def _mapped(signal: Array, predictions: Array, biases: Array, evidence: Evidence) -> Array:
     total: Array = signal + MAPS * predictions + biases[np.arange(signal.shape[1]), evidence.predicted]
     return total
-
-
-def _biases(before: Array, after: Array, evidence: Evidence) -> Array:
-    """Returns a number for each teacher and label by which the label keeps about its part of the teacher's weight.
-
-    If a teacher confuses most texts of another's label with one of its own, a map learns this confusion. It then gives
-    the teacher all texts of the label, and the student never learns the label.
-    """
-
-    def logs_of_parts(signal: Array) -> Array:
-        weights = softmax(signal / RANGE_TEMPERATURE)
-        columns = zip(evidence.predicted.T, weights.T, strict=True)
-        sums = np.stack([np.bincount(labels, own, evidence.labels) for labels, own in columns])
-        logs: Array = np.log((sums + HALF_A_TEXT) / sums.sum(axis=1, keepdims=True))
-        return logs
-
-    biases: Array = RANGE_TEMPERATURE * (logs_of_parts(before) - logs_of_parts(after))
-    return biases
 
 
 def by_range(signal: Array, predicted: Array, fitted: Fitted | None = None) -> Array:

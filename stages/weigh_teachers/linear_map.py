@@ -82,11 +82,11 @@ def preferred(weights: Array, candidates: Array) -> Array:
     return labels
 
 
-def changes(before: Array, after: Array, candidates: Array, count: int) -> Array:
-    """Returns the log by which each label's part of its teacher's weight is smaller after than before.
+def label_biases(before: Array, after: Array, candidates: Array, count: int) -> Array:
+    """Returns, for each teacher and label, the log of the label's part of the teacher's weight before over that after.
 
     If a teacher confuses most texts of another's label with one of its own, a map learns this confusion. It then gives
-    the teacher all texts of the label, and the student never learns the label. This log as a bias prevents it.
+    the teacher all texts of the label, and the student never learns the label. The biases prevent this.
     """
 
     def logs_of_parts(weights: Array) -> Array:

@@ -16,7 +16,7 @@ from typing import Any, Required, TypedDict
 from amalgam.data.arrays import Array, softmax, top_margin
 from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.weigh_teachers.linear_map import LinearMap, changes, predicted, preferred
+from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, predicted, preferred
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
 
 FALLBACK = "each text's own confidences were used, as muka does"
@@ -315,7 +315,7 @@ def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Ar
         parts = zip(maps, coefficients, strict=True)
         predictions = np.mean([own.left_out(its, labels, evidence.predicted) for own, its in parts], axis=0)
         before, after = (softmax(own / RANGE_TEMPERATURE) for own in (signal, signal + MAPS * predictions))
-        biases = RANGE_TEMPERATURE * changes(before, after, evidence.predicted, evidence.labels)
+        biases = RANGE_TEMPERATURE * label_biases(before, after, evidence.predicted, evidence.labels)
         total = _mapped(signal, predictions, biases, evidence)
     return coefficients, biases, total
 

@@ -374,7 +374,7 @@ def test_linear_maps_give_no_whole_label_away(monkeypatch: pytest.MonkeyPatch) -
     signal[own, 1] -= 0.2
     kept = rightly(with_maps(signal, evidence)[own], right[own])
     assert kept > 0.5
-    monkeypatch.setattr(weigh, "changes", lambda *_: np.zeros((2, 6)))
+    monkeypatch.setattr(weigh, "label_biases", lambda *_: np.zeros((2, 6)))
     assert kept > rightly(with_maps(signal, evidence)[own], right[own]) + 0.05
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import importlib
 import importlib.util
@@ -220,6 +221,7 @@ def _become(arguments: list[str], folder: str, environment: dict[str, str]) -> i
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    faulthandler.enable()  # prints the stack of a process that a test ends by SIGABRT
     sys.argv = arguments
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -242,9 +243,10 @@ def run_ranks(start: Callable[[dict[str, str]], Forked], processes: int = 2) -> 
     running = [start({**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(processes)]
     deadline = time.monotonic() + TIMEOUT
     while not all(rank.poll() is not None for rank in running):
-        if any(rank.poll() for rank in running) or time.monotonic() > deadline:
+        has_failed = any(rank.poll() for rank in running)
+        if has_failed or time.monotonic() > deadline:
             for rank in running:
-                rank.kill()
+                rank.send_signal(signal.SIGKILL if has_failed else signal.SIGABRT)
         time.sleep(0.01)
     code = next((code for rank in running if (code := rank.wait())), 0)
     outputs = [rank.communicate() for rank in running]

@@ -210,10 +210,10 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
         if not run_units(stage, run, units):
             done = len(units) - len(pending_units(run, units))
             raise PartialRunDoneError(replace(state, done=done, total=len(units)))
-        more = list(stage.more_units(run, folder))
-        units = more or units
-        if not more or not pending_units(run, more):
-            break
+        paths = {unit.record_path for unit in units}
+        units = list(stage.more_units(run, folder)) or units
+        if paths.issuperset(unit.record_path for unit in units):
+            break  # no new units; new ones may be complete already, by another process, and reveal more
     if run.share.is_leader or run.share.kind == "part":
         _finish(stage, run, folder, units, reused, time.monotonic() - began)
     else:

@@ -8,7 +8,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from amalgam.pipeline.errors import AmalgamError, DamagedError, DiskFullError, ExperimentError, WorkError
 from amalgam.pipeline.execution.runner import MAX_REPAIRS, PartialRunDoneError, update
-from amalgam.pipeline.execution.stage import Run, Unit, WorkerShare, share_of
+from amalgam.pipeline.execution.stage import Run, Unit, WorkerShare, pending_units, share_of
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.tests.pipeline.crashing import fork, wait
 from amalgam.tests.pipeline.toy_stages import Before, Letters, calls, outcome, toy_base, toy_run, toy_stages
@@ -321,6 +321,28 @@ def test_another_fault_of_the_disk_is_one_error_with_its_place(tmp_path: Path) -
 
 
 # ---- shares
+
+
+class Rounds(Letters):
+    """Each round reveals one letter more, and another process completes it as soon as it is listed."""
+
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
+        units = super().units(run, folder)
+        return units[: len(units) - len(pending_units(run, units)) + 1]
+
+    def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
+        units = self.units(run, folder)
+        for unit in pending_units(run, units):
+            self.run_unit(run, unit)
+        return units
+
+
+@pytest.mark.parametrize("share", [WorkerShare(), WorkerShare(0, 2, "part")])
+def test_no_round_is_skipped_when_another_process_completes_one(tmp_path: Path, share: WorkerShare) -> None:
+    run = toy_run(toy_base(tmp_path), share=share)
+    update((Rounds(),), run)
+    assert calls(tmp_path) == ["a", "b", "c"]
+    assert run.result("letters").facts["units"] == 3
 
 
 def _part(base: Path, index: int, count: int) -> list[str]:

@@ -91,6 +91,14 @@ def test_labels_of_the_corpus_give_the_result_of_the_same_labels_in_a_file(works
     assert "build-targets" not in workspace.stale("labels=labels.csv")
 
 
+def test_fewer_texts_than_files_of_the_corpus_can_be_written(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amalgam.data.corpus.bits_for", lambda _: 4)
+    fresh("label", "--count", "2", *AMALGAM)
+    texts = {text for text, _ in fresh.texts()}
+    with (fresh.folder / "labels.csv").open(newline="") as file:
+        assert len({row["text"] for row in csv.DictReader(file)} & texts) == 2
+
+
 def test_ids_identify_texts(fresh: Workspace) -> None:
     rows = [(text, label, str(number)) for number, (text, label) in enumerate(fresh.texts())]
     with (fresh.folder / "texts/train.csv").open("w", newline="") as file:

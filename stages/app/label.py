@@ -66,7 +66,7 @@ def _texts(run: Run, rows: Sequence[int]) -> pa.Table:
     parts, places, start = [], [], 0
     for table in tables(run.store, train_part(run)):
         own = [place for place, row in enumerate(rows) if start <= row < start + len(table)]
-        parts.append(table.take([rows[place] - start for place in own]))
+        parts.append(table.take(pa.array([rows[place] - start for place in own], pa.int64())))
         places += own
         start += len(table)
     return pa.concat_tables(parts).take(np.argsort(places))

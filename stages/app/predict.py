@@ -283,6 +283,10 @@ def predict(  # noqa: PLR0913 - the options of the command
             raise ExperimentError(what, where="amalgam predict", fix="--input FILE, or --json > FILE")
         if not all(text.strip() for text in texts):
             raise ExperimentError("a text is empty", where="amalgam predict", fix="remove it")
+        for text in texts:
+            if text.lower().endswith((".txt", *SUFFIXES)) and Path(text).is_file():
+                fix = f"amalgam predict --input {shlex.quote(text)}"
+                raise ExperimentError(f"{text} is a file, and was given as a text", where="amalgam predict", fix=fix)
         finished = finished_student(config, student)
         name_student(Console(quiet=quiet), finished, config, chosen=student is not None)
         model = Student(finished, top=top, explain=explain, unknown=unknown)

@@ -332,6 +332,10 @@ def test_unusable_arguments_are_refused_with_a_fix(
     assert (result.code, piece in result.err, result.out) == (code, True, ""), result.err
 
 
+def test_a_long_text_that_ends_as_a_file_name_is_a_text(desk: Workspace) -> None:
+    assert len(rows_of(desk("predict", "a long text " * 100 + "notes.txt"))) == 1
+
+
 def test_bad_rows_can_be_left_out_and_are_counted(desk: Workspace) -> None:
     blank(desk)
     result = desk("predict", "--input", "bad.csv", "--skip-bad-rows")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
@@ -27,7 +27,6 @@ from amalgam.data.parquet import (
     key_list,
     parquet_options,
     read_keys,
-    read_table,
     write_table,
 )
 from amalgam.data.rows import BadRow, Row, no_rows, read_rows
@@ -104,9 +103,9 @@ def read_part(
     )
 
 
-def leaks(train: Path, test: Path) -> tuple[int, list[str]]:
-    """Returns the number of texts that two parts share, and the first five ids, else keys (never texts)."""
-    count, examples = 0, list[str]()
+def leaks(train: Path, test: Path) -> tuple[int, list[bytes]]:
+    """Returns the number of texts that two parts share, and the first five keys."""
+    count, examples = 0, list[bytes]()
     for bucket in _bucket_files(test):
         keys = read_keys(bucket)
         shared = np.zeros(len(keys), bool)
@@ -114,10 +113,21 @@ def leaks(train: Path, test: Path) -> tuple[int, list[str]]:
             if overlaps(bucket.stem, train_bucket.stem):
                 shared |= np.isin(keys, read_keys(train_bucket))
         count += int(shared.sum())
-        if shared.any() and len(examples) < MOST_REPORTED:
-            rows = read_table(bucket, ["id", "key"]).filter(shared).to_pylist()
-            examples += [f"key {row['key'].hex()}" if row["id"] is None else f"id {shown(row['id'])}" for row in rows]
-    return count, examples[:MOST_REPORTED]
+        examples += key_list(keys[shared][: MOST_REPORTED - len(examples)])
+    return count, examples
+
+
+def places_of(keys: Collection[bytes], sources: Sequence[Path], corpus: Corpus) -> list[str]:
+    """Returns the file and row where the text of each key is first, in the order of the files."""
+    left, places = set(keys), list[str]()
+    for path, name in _names(sources).items():
+        for row in read_rows(path, corpus=corpus, name=name) if left else ():
+            if isinstance(row, Row) and (key := text_key(row.fields)) in left:
+                left.remove(key)
+                places.append(f"{row.source} row {row.number}")
+                if not left:
+                    break
+    return places
 
 
 def _bucket_files(folder: Path) -> list[Path]:

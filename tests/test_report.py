@@ -258,6 +258,22 @@ def test_a_run_ends_with_the_verdict_and_the_page_starts_with_it(built: Workspac
     assert Page(page_of(built)).text.count("steps are few") == 1
 
 
+def test_test_texts_that_teachers_learned_are_named_and_a_caution(workspace: Workspace) -> None:
+    trained = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 1\n  texts: texts/test.csv\n"
+    experiment = workspace.config.read_text()
+    workspace.edit(experiment[experiment.index("teachers:") : experiment.index("cache:")], trained)
+    ran, number = workspace("run"), len({text for text, _ in workspace.texts("test")})
+    note = f"{number} of {number} test texts are also in train_teachers.texts, which the teachers learn: "
+    assert note in ran.err
+    assert len(re.findall(r"test\.csv row \d+", ran.err)) == 5
+    caution = f"{number} of {number} test texts were learned with their gold labels, so the accuracies are too high."
+    assert f"  caution: {caution}" in ran.out.splitlines()
+    numbers = numbers_of(workspace)
+    assert numbers["verdict"]["decision"] != "ship"
+    assert caution in numbers["verdict"]["cautions"]
+    assert numbers["data"]["learned_by_teachers"] == {"test": number}
+
+
 def test_json_is_all_that_is_printed(built: Workspace) -> None:
     assert json.loads(built("report", "--json").out) == numbers_of(built)
 
@@ -386,7 +402,7 @@ def test_a_student_trained_again_under_its_name_can_be_made_again(workspace: Wor
     again = workspace(*shlex.split(command)[1:])
     assert "train-student: reused" in again.err
     workspace("run", *file)
-    assert numbers_of(workspace)["verdict"]["next"]["command"] == "amalgam report better student -c other.yaml"
+    assert numbers_of(workspace)["verdict"]["next"]["command"].endswith("--student students/better -c other.yaml")
     workspace("report", "better", "student", *file)
 
 

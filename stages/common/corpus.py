@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from amalgam.data.lazy import pa
 from amalgam.data.parquet import read_table
@@ -33,6 +33,14 @@ AS_GENERATED: dict[str, object] = {
     "rename": {},
     "on_bad_row": "error",
 }
+
+Measured = Literal["validation", "test"]
+MEASURED: tuple[Measured, ...] = ("validation", "test")
+"""Parts on which an accuracy is measured."""
+
+Learned = Literal["train", "teachers"]
+LEARNED: tuple[Learned, ...] = ("train", "teachers")
+"""Parts that students and teachers learn."""
 
 UNIT_TEXTS = 1 << 15
 """Texts per unit: the overhead of files and calls is small, and a unit fits into any memory."""
@@ -136,12 +144,21 @@ class PartFacts(TypedDict):
     """By class: generated texts that pass all filters, and all."""
 
 
+class Leak(TypedDict):
+    """Texts of a part that are also in `other`, which students or teachers learn."""
+
+    part: Measured
+    other: Learned
+    texts: int
+    places: list[str]
+    """File and row of the first."""
+
+
 class CorpusFacts(TypedDict):
     """The facts of read-corpus."""
 
     parts: dict[str, PartFacts]
-    leaks: dict[str, tuple[int, list[str]]]
-    """By part: how many of its texts are training texts too, and the ids or keys of the first."""
+    leaks: list[Leak]
 
 
 @dataclass(frozen=True)

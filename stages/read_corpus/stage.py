@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from amalgam.data.corpus import leaks, read_part
+from amalgam.data.corpus import leaks, places_of, read_part
 from amalgam.data.lazy import np, pa, pc
 from amalgam.data.parquet import read_table, write_table
 from amalgam.data.rows import no_rows, read_rows
@@ -29,9 +29,14 @@ from amalgam.stages.common.corpus import (
     GENERATED,
     HELD_OUT,
     IN_MEMORY,
+    LEARNED,
+    MEASURED,
     REMOTE,
     CorpusFacts,
     FetchedFacts,
+    Leak,
+    Learned,
+    Measured,
     PartFacts,
     corpus_for,
     corpus_settings,
@@ -53,7 +58,7 @@ FEW = 0.1
 
 class ReadCorpus(Stage):
     name = "read-corpus"
-    VERSION = 2
+    VERSION = 3  # texts that the teachers learned, and the rows of leaked texts
     parallelism = "single"
     unit_label = "parts"
     reads = ("generate",)
@@ -105,12 +110,9 @@ class ReadCorpus(Stage):
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, object]:
         parts = {record.name: record.facts for record in records}
         folders = {record.name: run.store.written_folder(record.files) for record in records if record.files}
-        leaked = {
-            part: list(leaks(folders["train"], folders[part]))
-            for part in ("validation", "test")
-            if {part, "train"} <= folders.keys()
-        }
-        return {"parts": parts, "leaks": leaked}
+        pairs = [(part, other) for part in MEASURED for other in LEARNED if {part, other} <= folders.keys()]
+        leaked = [_leak(run, part, other, leaks(folders[other], folders[part])) for part, other in pairs]
+        return {"parts": parts, "leaks": [leak for leak in leaked if leak["texts"]]}
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         corpus: CorpusFacts = manifest.facts
@@ -124,11 +126,8 @@ class ReadCorpus(Stage):
         corpus: CorpusFacts = manifest.facts
         train = corpus["parts"].get("train")
         yield from _poor_classes(train.get("accepted", {}) if train else {})
-        for part, (count, which) in corpus["leaks"].items():
-            if count:
-                more = ", ..." if count > len(which) else ""
-                are = "text is" if count == 1 else "texts are"
-                yield f"{count:,} {part} {are} also in train: {', '.join(which)}{more}"
+        for leak in corpus["leaks"]:
+            yield _leak_note(leak, corpus["parts"][leak["part"]]["texts"])
 
     def recomputed(self, unit: Record | None, teacher: str) -> str:  # noqa: ARG002 - the base class's arguments
         return f"read again: part {unit.name}" if unit else "read again: one part"
@@ -136,6 +135,22 @@ class ReadCorpus(Stage):
     def describe(self, manifest: Record) -> str:
         corpus: CorpusFacts = manifest.facts
         return ", ".join(f"{part} {counted(facts['texts'], 'text')}" for part, facts in corpus["parts"].items())
+
+
+def _leak(run: Run, part: Measured, other: Learned, shared: tuple[int, list[bytes]]) -> Leak:
+    texts, keys = shared
+    places = places_of(keys, _files(run, part), corpus_for(run.experiment, part)) if keys else []
+    return {"part": part, "other": other, "texts": texts, "places": places}
+
+
+def _leak_note(leak: Leak, texts: int) -> str:
+    of, are = counted(texts, f"{leak['part']} text"), "is" if leak["texts"] == 1 else "are"
+    also = {"train": "in corpus.train", "teachers": "in train_teachers.texts, which the teachers learn"}[leak["other"]]
+    places = ", ".join([*leak["places"], *(["..."] if leak["texts"] > len(leak["places"]) else [])])
+    return (
+        f"{leak['texts']:,} of {of} {are} also {also}: {places}; remove them from one of the two, "
+        "or their accuracy is too high"
+    )
 
 
 def _files(run: Run, part: str) -> list[Path]:

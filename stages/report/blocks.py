@@ -390,6 +390,8 @@ class DataBlock(TypedDict):
     parts: list[PartCounts]
     leaks: dict[str, int]
     """By part: its texts that are training texts too."""
+    learned_by_teachers: dict[str, int]
+    """By part: its texts that are in `train_teachers.texts` too."""
     cut: dict[str, int]
     """By teacher: truncated texts."""
     cut_student: int | None

@@ -14,6 +14,7 @@ from amalgam.stages.report.verdict_words import (
     SHOWN,
     difference_sentence,
     label_count,
+    learned_sentence,
     ratio,
     selection_sentence,
 )
@@ -23,6 +24,9 @@ LEAST_TEXTS = 50
 
 LEAST_OF_LABEL = 10
 """Least texts of a label or of a teacher's labels that are looked at alone."""
+
+MOST_LEARNED = 0.02
+"""Share of the test texts that may have been learned with their gold labels."""
 
 MANY_LONG, SKEWED = 0.2, 0.8
 """Share of truncated texts, and share of the most frequent label, from which they are named as a cause."""
@@ -98,6 +102,8 @@ def _teacher_causes(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[
 def too_few(inputs: VerdictInputs, rivals: Sequence[Rival], needed: int | None) -> list[Cause]:
     """Returns why the test texts do not decide."""
     untested, texts = untested_teachers(rivals), counted(inputs.n, "test text")
+    if were_learned(inputs):
+        return [{"code": "test-texts-learned", "text": "the test texts were learned with their gold labels"}]
     if inputs.n < LEAST_TEXTS:
         random = "random labelled" if inputs.selected else "labelled"
         return [{"code": "few-test-texts", "text": f"only {counted(inputs.n, f'{random} test text')}"}]
@@ -115,6 +121,8 @@ def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]
     """Yields the remarks; that on selected texts comes first."""
     if inputs.selected:
         yield selection_sentence(inputs.n, inputs.selected)
+    if inputs.learned:
+        yield learned_sentence(inputs.learned)
     frequent = next((rival for rival in rivals if rival["kind"] == "most frequent label"), None)
     if frequent and 2 * frequent["student_right"] < frequent["n"]:
         accuracy = ratio(frequent["student_right"], frequent["n"])
@@ -124,8 +132,7 @@ def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]
             yield f"{difference_sentence(rival)}. It was trained on gold labels: if you have them, ship that student."
         if rival["kind"] == "teacher on its own labels" and rival["student_is"] == "worse":
             yield (
-                f"On its own labels, teacher {rival['name']} alone has {ratio(rival['right'], rival['n'])} accuracy, "
-                f"the student {ratio(rival['student_right'], rival['n'])} (n = {rival['n']:,})."
+                f"{difference_sentence(rival)}. The teacher chooses among its own labels alone, the student among all."
             )
         if rival["kind"] == "teacher on its own labels" and 0 < rival["n"] < LEAST_OF_LABEL:
             has = "has" if rival["n"] == 1 else "have"
@@ -134,6 +141,12 @@ def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]
     if rare:
         few = f"{label_count(rare, 'has', 'have')} fewer than {LEAST_OF_LABEL} test texts, too few for a decision"
         yield f"{few}: {shown_names(rare, SHOWN)}."
+
+
+def were_learned(inputs: VerdictInputs) -> bool:
+    """Returns whether so many test texts were learned with their gold labels that no student can be shipped."""
+    learned = inputs.learned
+    return learned is not None and learned["labelled"] and learned["texts"] > MOST_LEARNED * learned["of"]
 
 
 # ---- losses, which the rule also reads

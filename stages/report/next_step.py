@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from amalgam.data.keys import shown_names
 from amalgam.pipeline.console import counted
-from amalgam.stages.report.causes import LEAST_TEXTS, untested_teachers
+from amalgam.stages.report.causes import LEAST_TEXTS, untested_teachers, were_learned
 from amalgam.stages.report.verdict_types import TO_LABEL, Cause, Decision, Next, Rival, VerdictInputs
 from amalgam.stages.report.verdict_words import SHOWN
 
@@ -39,6 +39,8 @@ def next_step(
 
 
 def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: int | None) -> Next:
+    if were_learned(inputs):
+        return {"text": "Remove these texts from corpus.test, and run `amalgam run` again: a note names their rows."}
     untested = untested_teachers(rivals)
     if untested and inputs.n >= LEAST_TEXTS:
         return {"text": f"Add labelled test texts of {shown_names(untested, SHOWN)}, and run `amalgam report` again."}
@@ -51,8 +53,6 @@ def _other_student(inputs: VerdictInputs, name: str) -> Next:
     """Returns the way to a better student: its folder, or the run that trains it again."""
     if name not in inputs.remade:
         text = f"Use the other student, “{name}”."
-        if name in inputs.reports and inputs.page in inputs.reports:
-            return {"text": text, "command": _command(inputs, "report", name, inputs.page)}
         return {"text": text, "command": _command(inputs, "predict", "a text", "--student", f"students/{name}")}
     if not inputs.remade[name]:
         return {"text": f"Train the better student ({name}) again: its folder has another student now."}

@@ -5,7 +5,7 @@ Manifests are read again for every page, because another student may exist since
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +20,7 @@ from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.methods import method_name
+from amalgam.stages.read_corpus.stage import train_needs_label
 from amalgam.stages.report.blocks import (
     AccuracyLoss,
     DataBlock,
@@ -46,7 +47,7 @@ from amalgam.stages.report.students import (
     temperature_sweep,
 )
 from amalgam.stages.report.verdict import verdict
-from amalgam.stages.report.verdict_types import VerdictInputs
+from amalgam.stages.report.verdict_types import LearnedTexts, VerdictInputs
 from amalgam.stages.report.verdict_words import estimate_sentence
 
 if TYPE_CHECKING:
@@ -86,8 +87,6 @@ class ReportInputs:
     """Stage -> stages whose results it reads; the stages are in the order of the run."""
     names: Mapping[str, str]
     """Fingerprint of a student -> name of its folder in students/."""
-    reports: Collection[str]
-    """Names of the students with a report."""
     automatic: Schedule | None
     """The schedule that `auto` would choose; None if no student is trained."""
     file: str
@@ -207,12 +206,24 @@ def _verdict_inputs(
         method=numbers["method"],
         label=inputs.settings.corpus.label,
         selected=selected["texts"] if selected else 0,
+        learned=learned_texts(inputs),
         page=numbers["name"],
         file=inputs.file,
-        reports=inputs.reports,
         remade=remade,
         overrides={field: value for field, value in inputs.overrides.items() if field not in unknown},
     )
+
+
+def learned_texts(inputs: ReportInputs) -> LearnedTexts | None:
+    """Returns the test texts that are also learned, with gold labels if the teachers or the student read them."""
+    facts: CorpusFacts = inputs.facts("read-corpus")
+    shared = {leak["other"]: leak["texts"] for leak in facts["leaks"] if leak["part"] == "test"}
+    if not shared:
+        return None
+    gold = {"teachers", "train"} if train_needs_label(inputs.settings) else {"teachers"}
+    labelled = max((texts for other, texts in shared.items() if other in gold), default=0)
+    of = facts["parts"]["test"]["texts"]
+    return {"texts": labelled or shared["train"], "of": of, "labelled": bool(labelled)}
 
 
 def _evaluation_block(evaluation: Evaluation) -> EvaluationBlock:
@@ -250,7 +261,8 @@ def _data(inputs: ReportInputs, findings: Findings) -> DataBlock:
     student: StudentFacts | None = inputs.facts("train-student")
     return {
         "parts": [_part_counts(name, part) for name, part in facts["parts"].items()],
-        "leaks": {part: count for part, (count, _) in facts["leaks"].items()},
+        "leaks": {leak["part"]: leak["texts"] for leak in facts["leaks"] if leak["other"] == "train"},
+        "learned_by_teachers": {leak["part"]: leak["texts"] for leak in facts["leaks"] if leak["other"] == "teachers"},
         "cut": cache["cut"] if cache else {},
         "cut_student": student["cut"] if student else None,
         "scripts": findings["scripts"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -35,7 +35,7 @@ from amalgam.stages.common.cached.load import (
     passes_of,
 )
 from amalgam.stages.common.corpus import Part
-from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_students
+from amalgam.stages.common.deliveries import STUDENTS, delivered_students
 from amalgam.stages.common.given_labels import ORDINARY
 from amalgam.stages.common.load import (
     ESTIMATION_SHARE,
@@ -61,6 +61,7 @@ from amalgam.stages.report.html import check_page, page, page_name, publish, pub
 from amalgam.stages.report.report_json import (
     MEASURES,
     ReportInputs,
+    learned_texts,
     report_json,
     teacher_costs,
 )
@@ -68,7 +69,7 @@ from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_types import TO_LABEL, LabelEstimates, UnlabelledQuality
-from amalgam.stages.report.verdict_words import selection_sentence
+from amalgam.stages.report.verdict_words import learned_sentence, selection_sentence
 from amalgam.stages.target_methods import COMPARATIVE, Evidence, reads_texts, target_method
 from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
@@ -227,7 +228,6 @@ class Report(Stage):
             notes=run.notes,
             needs=run.needs,
             names=delivered_students(run.base),
-            reports={path.stem for path in (run.base / REPORTS).glob("*.json")} | {name},
             automatic=automatic_schedule(run) if run.experiment.student.learns else None,
             file=run.file.path.name if run.file and run.file.path.name != DEFAULT_FILE else "",
             overrides=run.overrides,
@@ -238,7 +238,7 @@ class Report(Stage):
                 "the record of the report is lost, so the page has no date and no speeds; run `amalgam report --force`"
             )
         if numbers["verdict"]:
-            run.console.verdict(lines(numbers["verdict"], _selection_caution(scores)))
+            run.console.verdict(lines(numbers["verdict"], list(_test_cautions(inputs, scores))))
         to_label = _file(run, TEXTS_TO_LABEL)
         if to_label:
             run.console.say(publish_texts(run.base, name + TO_LABEL, run.store.verified_path(to_label).read_bytes()))
@@ -342,11 +342,13 @@ def _evaluate(run: Run) -> Evaluated:
     return Evaluated(scores, findings, to_label, speed)
 
 
-def _selection_caution(scores: Evaluation | None) -> str:
-    """Returns the caution on selected test texts; empty if all are ordinary ones."""
-    if scores is None or "selected" not in scores:
-        return ""
-    return selection_sentence(scores["selected"]["random"], scores["selected"]["texts"])
+def _test_cautions(inputs: ReportInputs, scores: Evaluation | None) -> Iterator[str]:
+    """Yields the cautions on test texts that are not ordinary new texts."""
+    learned = learned_texts(inputs)
+    if scores and "selected" in scores:
+        yield selection_sentence(scores["selected"]["random"], scores["selected"]["texts"])
+    if scores and learned:
+        yield learned_sentence(learned)
 
 
 def _label_estimates(run: Run, train: Part) -> LabelEstimates:

@@ -24,6 +24,7 @@ from amalgam.stages.report.causes import (
     too_few,
     unpredicted_teachers,
     untested_teachers,
+    were_learned,
 )
 from amalgam.stages.report.next_step import next_step
 from amalgam.stages.report.verdict_types import (
@@ -45,6 +46,7 @@ from amalgam.stages.report.verdict_words import (
     estimate_sentence,
     figures_of,
     label_count,
+    learned_sentence,
     name_of,
     ratio,
 )
@@ -92,6 +94,8 @@ def verdict(inputs: VerdictInputs) -> Verdict:
     rivals = [_compared(counts, inputs.rivals) for counts in inputs.rivals]
     faults = list(_faults(inputs, rivals))
     decision, reasons, needed = _decided(inputs, rivals)
+    if decision == "ship" and inputs.learned and were_learned(inputs):
+        decision, reasons = "cannot say", [learned_sentence(inputs.learned)]
     if faults:
         decision, reasons, needed = "do not ship", faults, None
     causes = list(causes_of(inputs, rivals)) if decision != "ship" else []
@@ -108,11 +112,11 @@ def verdict(inputs: VerdictInputs) -> Verdict:
     }
 
 
-def lines(verdict: Verdict, caution: str = "") -> list[str]:
-    """Returns the end of `amalgam run`: the decision with its reasons, a caution, the causes, and the next step."""
+def lines(verdict: Verdict, cautions: Sequence[str] = ()) -> list[str]:
+    """Returns the end of `amalgam run`: the decision with its reasons, cautions, the causes, and the next step."""
     printed = [f"verdict: {verdict['decision']}. {' '.join(verdict['reasons'][:2])}"]
     printed += [f"  {reason}" for reason in verdict["reasons"][2:PRINTED]]
-    printed += [f"  caution: {caution}"] if caution else []
+    printed += [f"  caution: {caution}" for caution in cautions if caution not in verdict["reasons"]]
     causes = [cause["text"] for cause in verdict["causes"] if cause["code"] != "no-labels"]  # the reason names it
     if causes:
         printed.append(f"  cause: {'; '.join(causes[:3])}")
@@ -172,7 +176,8 @@ def _faults(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
     for rival in lost_teachers(rivals):
         yield (
             f"On the labels of teacher {rival['name']} the student has {ratio(rival['student_right'], rival['n'])} "
-            f"accuracy, less than half of the teacher's {ratio(rival['right'], rival['n'])} (n = {rival['n']:,})."
+            f"accuracy, less than half of the teacher's {ratio(rival['right'], rival['n'])} (n = {rival['n']:,}). "
+            "The teacher chooses among these labels alone."
         )
     yield from _useless(rivals)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NotRequired, TypedDict
 
@@ -177,6 +177,15 @@ class LabelCounts(TypedDict):
     predicted: int
 
 
+class LearnedTexts(TypedDict):
+    """Test texts that teachers or student also learned, of all test texts."""
+
+    texts: int
+    of: int
+    labelled: bool
+    """Whether they were learned with their gold labels."""
+
+
 @dataclass(frozen=True)
 class VerdictInputs:
     """Everything that the verdict depends on."""
@@ -210,11 +219,10 @@ class VerdictInputs:
     """Column of the gold labels in the experiment file."""
     selected: int = 0
     """Labelled test texts that were selected because they are hard."""
+    learned: LearnedTexts | None = None
     page: str = "student"
     file: str = ""
     """The experiment file, if it is not amalgam.yaml."""
-    reports: Collection[str] = ()
-    """Names of the students with a report."""
     remade: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """By student without a folder: the overrides that train it again; empty if they are unknown."""
     overrides: Mapping[str, object] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, percent
-from amalgam.stages.report.verdict_types import LabelEstimates, Rival, RivalCounts
+from amalgam.stages.report.verdict_types import LabelEstimates, LearnedTexts, Rival, RivalCounts
 
 SHOWN = 5
 """Labels named in a sentence."""
@@ -51,6 +51,13 @@ def selection_sentence(n: int, selected: int) -> str:
         f"{selected:,} of {total} were selected (column `why`). Only the comparison with the ensemble uses them; "
         f"all other numbers are of the {counted(n, 'random text')}."
     )
+
+
+def learned_sentence(learned: LearnedTexts) -> str:
+    part = f"{learned['texts']:,} of {counted(learned['of'], 'test text')}"
+    if learned["labelled"]:
+        return f"{part} were learned with their gold labels, so the accuracies are too high."
+    return f"{part} are also training texts, so the accuracy on new texts may be lower."
 
 
 def label_count(names: Sequence[str], verb: str, plural: str) -> str:

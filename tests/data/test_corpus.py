@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from amalgam.data import corpus as corpus_module
-from amalgam.data.corpus import PartFacts, leaks, read_part
+from amalgam.data.corpus import PartFacts, leaks, places_of, read_part
 from amalgam.data.keys import bits_for, prefix_name, text_key
 from amalgam.data.parquet import read_table
 from amalgam.pipeline.config.schema import Corpus
@@ -283,18 +283,18 @@ def test_files_of_the_same_name_are_distinguished(tmp_path: Path) -> None:
         _take(tmp_path / "out", *sources)
 
 
-def test_texts_in_both_parts_are_counted_and_named_by_id_or_key(tmp_path: Path) -> None:
+def test_texts_in_both_parts_are_counted_and_named_by_file_and_row(tmp_path: Path) -> None:
     rows = _rows(1300)
     shared = rows[100:107]
     _take(tmp_path / "train", _write(tmp_path / "a.csv", rows))
     _take(tmp_path / "test", _write(tmp_path / "b.csv", [*shared, ("new", "new", "x")]), part="test", id="id")
-    count, ids = leaks(tmp_path / "train", tmp_path / "test")
+    count, keys = leaks(tmp_path / "train", tmp_path / "test")
     assert count == 7
-    assert len(ids) == 5
-    assert set(ids) < {f"id {key}" for key, *_ in shared}
-    count, keys = leaks(tmp_path / "test", tmp_path / "train")
-    assert count == 7
-    assert set(keys) < {f"key {text_key([text]).hex()}" for _, text, _ in shared}
+    assert len(keys) == 5
+    assert set(keys) < {text_key([text]) for _, text, _ in shared}
+    places = places_of(keys, [tmp_path / "a.csv"], Corpus(train=["a.csv"]))
+    assert len(places) == 5
+    assert set(places) < {f"a.csv row {row}" for row in range(102, 109)}
     _take(tmp_path / "clean", _write(tmp_path / "c.csv", [("new", "new", "x")]))
     assert leaks(tmp_path / "train", tmp_path / "clean") == (0, [])
 

@@ -115,7 +115,7 @@ def with_student(inputs: VerdictInputs, accuracy: float, kind: Any = "student", 
     both = round(right * ours / n)
     counts = {"n": n, "student_right": ours, "right": right, "gained": ours - both, "lost": right - both}
     others = [{"name": f"muka-{at}", "kind": kind, **counts} for at in range(same)]
-    return replace(inputs, rivals=[*inputs.rivals, *others], reports={"student", "muka-0"})  # type: ignore[list-item]
+    return replace(inputs, rivals=[*inputs.rivals, *others])  # type: ignore[list-item]
 
 
 def unlabelled(right: int, n: int = 100, *, ensemble: Sequence[int] | None = None, **labels: tuple[int, int]) -> Any:
@@ -215,7 +215,7 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         lambda: with_student(made(1000, 0.80, 0.70), 0.90),
         "do not ship",
         set(),
-        "amalgam report muka-0 student",
+        "amalgam predict 'a text' --student students/muka-0",
     ),
     "a label is never predicted": (
         lambda: made(600, [0.99, 0.99, 0.99, 0.0], 0.70, labels=4),
@@ -357,6 +357,30 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         "at least 200",
     ),
     "an unclear untrained student": (lambda: made(60, 0.5, 0.55, steps=54), "cannot say", {"few-steps"}, "epochs=auto"),
+    "test texts that the teachers learned": (
+        lambda: made(500, 0.90, 0.80, learned={"texts": 60, "of": 500, "labelled": True}),
+        "cannot say",
+        {"test-texts-learned"},
+        "Remove these texts from corpus.test",
+    ),
+    "few test texts that the teachers learned": (
+        lambda: made(500, 0.90, 0.80, learned={"texts": 6, "of": 500, "labelled": True}),
+        "ship",
+        set(),
+        "amalgam predict",
+    ),
+    "test texts that are also unlabelled training texts": (
+        lambda: made(500, 0.90, 0.80, learned={"texts": 500, "of": 500, "labelled": False}),
+        "ship",
+        set(),
+        "amalgam predict",
+    ),
+    "a bad student, and test texts that the teachers learned": (
+        lambda: made(500, 0.70, 0.80, learned={"texts": 60, "of": 500, "labelled": True}),
+        "do not ship",
+        set(),
+        "",
+    ),
     # no labels
     "no labels at all": (lambda: VerdictInputs(0), "cannot say", {"no-labels"}, "corpus.test"),
     "no labels, a good student": (

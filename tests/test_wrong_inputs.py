@@ -84,6 +84,10 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "push me/x --license nosuch", 2, "no licence identifier"),
     (nothing, "push me/x --student texts", 2, "no config.json"),
     (nothing, "push me/x -c nosuch.yaml", 2, "nosuch.yaml does not exist"),
+    # the device (no Linux machine has mps)
+    (nothing, "run --force execution.device=mps", 2, "set execution.device=auto"),
+    (nothing, "plan student.epochs=2 execution.device=mps", 2, "execution.device is mps"),
+    (nothing, "doctor execution.device=mps", 2, "execution.device"),
     # --json
     (nothing, "doctor --json -c nosuch.yaml", 2, "no file nosuch.yaml"),
     (nothing, "explain --json nosuch", 2, "name one of generate"),
@@ -138,3 +142,10 @@ def test_no_command_hides_that_its_result_cannot_be_printed(
             full.close()
     assert ended.value.code == 1
     assert "No space left" in capsys.readouterr().err
+
+
+def test_a_forced_run_on_a_missing_device_keeps_the_results(workspace: Workspace) -> None:
+    workspace("run")
+    assert workspace.attempt("run", "--force", "execution.device=mps").code == 2
+    assert not workspace.stale()
+    workspace("run", "execution.device=mps")  # nothing runs, so nothing needs the device

@@ -19,6 +19,7 @@ from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.cached.load import ENCODER, passes_of
 from amalgam.stages.common.deliveries import read_metadata
+from amalgam.stages.common.device import check_device
 from amalgam.stages.common.load import (
     check_encoder,
     check_labels,
@@ -40,7 +41,7 @@ def problems_of(run: Run, states: Sequence[StageState]) -> list[AmalgamError]:
     current = {state.stage for state in states if state.state == "current"}
     checks = [check for stage, check in CHECKS if stage not in current]
     if not states or any(state.state != "current" for state in states):
-        checks += [check_workspace, partial(check_space, states=states)]
+        checks += [_check_device, check_workspace, partial(check_space, states=states)]
     return [error for check in checks if (error := _error(check, run))]
 
 
@@ -70,6 +71,10 @@ def check_folders(run: Run, *, stages: Sequence[Stage] = STAGES) -> None:
     for stage in stages:
         if stage.is_needed(run.experiment):
             stage.check_output(run)
+
+
+def _check_device(run: Run) -> None:
+    check_device(run.experiment.execution.device)
 
 
 def check_workspace(run: Run) -> None:

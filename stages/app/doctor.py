@@ -17,7 +17,7 @@ from amalgam.stages.app.api import open_run
 from amalgam.stages.app.checks import check_folders, check_space, check_teacher_encoders, check_workspace
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
-from amalgam.stages.common.device import dtype_for, pick_device
+from amalgam.stages.common.device import check_device, dtype_for, pick_device
 from amalgam.stages.common.load import (
     check_labels,
     encoder_files,
@@ -70,6 +70,8 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
         "folders": _folders,
         "workspace": _workspace,
     }
+    if run.experiment.execution.device != "auto":
+        checks["execution.device"] = _device
     checks["disk"] = _disk
     for name, check in checks.items():
         try:
@@ -113,6 +115,10 @@ def _models(run: Run) -> str:
         return "none needed"
     encoder_files(run, student, ENCODER)
     return f"{student.encoder} found"
+
+
+def _device(run: Run) -> str:
+    return check_device(run.experiment.execution.device)
 
 
 def _folders(run: Run) -> str:

@@ -24,6 +24,11 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device("cpu") if wanted == "cpu" else offered
 
 
+def check_device(wanted: str) -> str:
+    """Refuses a device that this machine lacks; imports torch only for another device than the CPU."""
+    return wanted if wanted in ("auto", "cpu") else str(pick_device(wanted))
+
+
 def _offered() -> torch.device:
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
         return torch.device("cpu")

@@ -153,7 +153,7 @@ def test_unusable_rows_are_left_out_and_counted_with_skip(fresh: Workspace) -> N
 
 def test_test_texts_that_are_also_in_train_are_counted(fresh: Workspace) -> None:
     fresh.write([*fresh.texts(), *fresh.texts("test")[:3]])
-    assert "3 test texts" in fresh("read-corpus").err
+    assert "3 of 40 test texts are also in corpus.train: test.csv row 2, test.csv row 3" in fresh("read-corpus").err
 
 
 def test_the_same_text_twice_is_one_text(fresh: Workspace) -> None:

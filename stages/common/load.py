@@ -61,6 +61,7 @@ from amalgam.stages.common.models.resolve import (
     resolve_all,
     same_models,
     takes_types,
+    with_layers,
 )
 from amalgam.stages.common.token_cache import TokenCache, UnitTexts, tokenizer_digest
 from amalgam.stages.target_methods import measure_of, reads_texts, target_method
@@ -327,8 +328,9 @@ def _labels_of(run: Run, teacher: TeacherSection, files: ModelFiles) -> list[str
 
 def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:
     """Refuses an encoder on this machine that cannot be loaded; `teacher:NAME` is checked as a teacher."""
-    if teacher_in(settings) is None:
-        local_model(model_reference(run, _encoder_of(settings), settings.revision, where=where))
+    model = model_reference(run, _encoder_of(settings), settings.revision, where=where)
+    if teacher_in(settings) is None and (files := local_model(model)):
+        with_layers(files, settings)
 
 
 def _trained_teachers(run: Run) -> Iterable[ResolvedTeacher]:
@@ -373,8 +375,8 @@ def encoder_files(run: Run, settings: Student | TrainTeachers, where: str) -> Mo
     """Returns the files of the named encoder; `teacher:NAME` means that teacher's body without its head."""
     name = teacher_in(settings)
     if name is not None:  # validation has checked that the teacher exists
-        return next(teacher.files for teacher in teachers_of(run) if teacher.name == name)
-    return model_files(run, _encoder_of(settings), settings.revision, where)
+        return with_layers(next(teacher.files for teacher in teachers_of(run) if teacher.name == name), settings)
+    return with_layers(model_files(run, _encoder_of(settings), settings.revision, where), settings)
 
 
 def encoder_digest(run: Run, settings: Student | TrainTeachers, where: str) -> str:
@@ -413,11 +415,9 @@ def load_new_classifier(
     if isinstance(settings, Student) and settings.is_static:
         from amalgam.stages.common.models.static import static_classifier, token_vectors
 
-        encoder, device = (
-            load_student(files, labels=["one", "two"], layers=None, seed=0),
-            run.experiment.execution.device,
-        )
-        vectors = token_vectors(encoder, tokenizer, pick_device(device), given=files.given)
+        encoder = load_student(files, labels=["one", "two"], layers=None, seed=0)
+        device = pick_device(run.experiment.execution.device)
+        vectors = token_vectors(encoder, tokenizer, device, given=files.given)
         model = static_classifier(vectors, labels=list(labels), seed=settings.seed, dropout=dropout)
     else:
         model = load_student(files, labels=list(labels), layers=layers, seed=settings.seed, dropout=dropout)

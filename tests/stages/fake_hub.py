@@ -213,10 +213,17 @@ def small_model(
     config = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "id2label": id2label, **more}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')
-    (folder / "model.safetensors").write_bytes(safetensors_bytes(numbers))
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(numbers, rows=len(labels)))
     return folder
 
 
-def safetensors_bytes(numbers: bytes) -> bytes:
-    header = json.dumps({"w": {"dtype": "U8", "shape": [len(numbers)], "data_offsets": [0, len(numbers)]}}).encode()
-    return len(header).to_bytes(8, "little") + header + numbers
+def safetensors_bytes(numbers: bytes, *, rows: int = 2) -> bytes:
+    """One tensor with these bytes, and a head of so many rows."""
+    end = len(numbers)
+    tensors = {"w": (end, 0, end), "classifier.bias": (rows, end, end + rows)}
+    header = {
+        name: {"dtype": "U8", "shape": [size], "data_offsets": [start, stop]}
+        for name, (size, start, stop) in tensors.items()
+    }
+    content = json.dumps(header).encode()
+    return len(content).to_bytes(8, "little") + content + numbers + bytes(rows)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from amalgam.pipeline.config.schema import Student
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.models.loading import (
@@ -23,7 +24,7 @@ from amalgam.stages.common.models.loading import (
     save_pretrained_folder,
     token_limit,
 )
-from amalgam.stages.common.models.resolve import ModelFiles, Reference, resolve
+from amalgam.stages.common.models.resolve import ModelFiles, Reference, resolve, with_layers
 from amalgam.tests.stages.tiny_models import tiny_config, tiny_language_model, word_tokenizer
 
 if TYPE_CHECKING:
@@ -316,7 +317,8 @@ def test_a_pretrained_prediction_head_stays_below_the_new_outputs(tmp_path: Path
 
 def test_more_layers_than_the_encoder_has_are_refused(tmp_path: Path) -> None:
     files = files_of(saved(tmp_path / "encoder", form="AutoModel"))
-    error = refusal(lambda: load_student(files, labels=LABELS, layers=4, seed=0))
+    assert with_layers(files, Student(layers=3)) == files
+    error = refusal(lambda: with_layers(files, Student(layers=4)))
     assert re.search(r"student\.layers: 4 .* 3$", error.what)
 
 

@@ -277,9 +277,6 @@ def _in_body(model: PreTrainedModel, key: str) -> bool:
 def _set_layers(files: ModelFiles, config: PreTrainedConfig, layers: int) -> None:
     """Sets the number of layers through num_hidden_layers, which every architecture's config maps to its own name."""
     here = config.num_hidden_layers
-    if layers > here:
-        what = f"student.layers: {layers} is more than the encoder has, {here}"
-        raise ModelError(what, where=str(files.folder), fix=f"set student.layers to at most {here}")
     for name, value in vars(config).items():
         if isinstance(value, list) and len(value) == here and "layer" in name:
             setattr(config, name, value[:layers])

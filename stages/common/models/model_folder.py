@@ -185,10 +185,22 @@ def check_weights(path: Path, *, where: str) -> None:
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Returns the number of weights in the headers of the safetensors files; None without such files."""
-    counts = []
+    """Returns the number of weights in the safetensors files; None without such files."""
+    shapes = _shapes(folder)
+    return sum(map(math.prod, shapes.values())) if shapes else None
+
+
+def may_have_head(folder: Path, outputs: int) -> bool:
+    """Returns whether a tensor may be the last layer of a classifier; always without safetensors files."""
+    shapes = _shapes(folder)
+    return not shapes or any("embedding" not in name and shape[:1] == [outputs] for name, shape in shapes.items())
+
+
+def _shapes(folder: Path) -> dict[str, list[int]]:
+    """Returns the shape of each tensor in the headers of the safetensors files."""
+    shapes = dict[str, list[int]]()
     for path in folder.glob("model*.safetensors"):
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        counts += [math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"]
-    return sum(counts) if counts else None
+        shapes |= {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
+    return shapes

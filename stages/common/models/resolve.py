@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from amalgam.data.hub import DEFAULT_REVISION
+from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.errors import ModelError, nearest
 from amalgam.pipeline.input_files import FileMark, InputFile, changed_error, unchanged
 from amalgam.pipeline.storage.store import Store
@@ -438,6 +439,19 @@ def depth_of(files: ModelFiles) -> int:
     return depth
 
 
+def with_layers(files: ModelFiles, settings: Student | TrainTeachers) -> ModelFiles:
+    """Returns the encoder's files; refuses an encoder with fewer layers than the student has."""
+    layers = settings.layers if isinstance(settings, Student) else None
+    here = depth_of(files) if layers is not None else 0
+    if layers is not None and layers > here:
+        what, fix = (
+            f"student.layers: {layers} is more than the encoder has, {here}",
+            f"set student.layers={here} or less",
+        )
+        raise ModelError(what, where=str(files.folder), fix=fix)
+    return files
+
+
 def width_of(files: ModelFiles) -> int:
     """Returns the width of the hidden states."""
     return int(_size(files, WIDTH))
@@ -474,6 +488,10 @@ def label_names(
     """Returns the teacher's label names, renamed, by position; without `numbers`, a label of the model is no number."""
     where = f"teacher {teacher}: {files.folder / 'config.json'}"
     own, _ = own_labels(files, teacher=teacher)
+    if not files.trust_remote_code and not model_folder.may_have_head(files.folder, len(own)):
+        what = f"the weights have no classification head of {len(own)} outputs, as config.json has"
+        fix = "name a classifier, that is a fine-tuned model, saved whole with its own config.json"
+        raise ModelError(what, where=where, fix=fix)
     names = labels if labels is not None else own
     if UNNAMED in names:
         raise ModelError(f'labels: "{UNNAMED}" names no output', where=where, fix="give each output its name")

@@ -306,6 +306,7 @@ def unmarked(desk: Workspace) -> None:
         (break_nothing, [], 2, "--input texts.csv"),
         (break_nothing, ["a text", "--input", "texts/test.csv"], 2, "not both"),
         (break_nothing, ["  "], 2, "empty"),
+        (break_nothing, ["a text", "student.name=other"], 2, "--student students/NAME"),
         (break_nothing, ["texts/test.csv"], 2, "fix: amalgam predict --input texts/test.csv"),
         (break_nothing, ["a text", "--out", "x.csv"], 2, "--json > FILE"),
         (break_nothing, ["--input", "texts/test.csv", "--json"], 2, "--out FILE.parquet"),

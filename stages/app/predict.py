@@ -48,6 +48,8 @@ SHOWN = 200
 BLOCK_ROWS = 8192
 BLOCK_CHARACTERS = 1 << 24
 PIPE = "-"
+OVERRIDE = re.compile(rf"({'|'.join(ExperimentConfig.model_fields)})\.[a-z_.]+=")
+"""The start of an override, which other commands take where `predict` takes texts."""
 OUTPUTS = (".parquet", ".csv")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters with which a spreadsheet program takes a cell of csv for a formula; such a cell gets a quote."""
@@ -281,12 +283,7 @@ def predict(  # noqa: PLR0913 - the options of the command
         if out is not None:
             what = "--out is for texts that come from a file"
             raise ExperimentError(what, where="amalgam predict", fix="--input FILE, or --json > FILE")
-        if not all(text.strip() for text in texts):
-            raise ExperimentError("a text is empty", where="amalgam predict", fix="remove it")
-        for text in texts:
-            if text.lower().endswith((".txt", *SUFFIXES)) and os.path.isfile(text):  # noqa: PTH113 - no error of a long text
-                fix = f"amalgam predict --input {shlex.quote(text)}"
-                raise ExperimentError(f"{text} is a file, and was given as a text", where="amalgam predict", fix=fix)
+        _check_typed(texts)
         finished = finished_student(config, student)
         name_student(Console(quiet=quiet), finished, config, chosen=student is not None)
         model = Student(finished, top=top, explain=explain, unknown=unknown)
@@ -448,6 +445,19 @@ def _fault(text: Any) -> str | None:
 
 
 # ---- predictions to a file
+
+
+def _check_typed(texts: Sequence[str]) -> None:
+    """Refuses typed texts that are no texts: blank ones, settings and names of files."""
+    if not all(text.strip() for text in texts):
+        raise ExperimentError("a text is empty", where="amalgam predict", fix="remove it")
+    for text in texts:
+        if OVERRIDE.match(text):
+            fix = "amalgam predict TEXT --student students/NAME chooses the student; --input FILE reads such texts"
+            raise ExperimentError(f"{shown(text)} is a setting, not a text", where="amalgam predict", fix=fix)
+        if text.lower().endswith((".txt", *SUFFIXES)) and os.path.isfile(text):  # noqa: PTH113 - no error of a long text
+            fix = f"amalgam predict --input {shlex.quote(text)}"
+            raise ExperimentError(f"{text} is a file, and was given as a text", where="amalgam predict", fix=fix)
 
 
 def _check_output(out: Path | None, *, force: bool) -> None:

@@ -345,7 +345,7 @@ def summary_lines(summary: TargetSummary, mode: str) -> list[str]:
     if summary["chosen"]:
         shares = (f"{teacher} {percent(count / texts)}" for teacher, count in summary["chosen"].items())
         bins = (f"{100 * count / texts:.0f} %" for count in summary["weight_bins"])
-        lines += [f"most confident: {', '.join(shares)}", f"weights 0.0 .. 1.0: {' '.join(bins)}"]
+        lines += [f"teachers with the largest weight: {', '.join(shares)}", f"weights 0.0 .. 1.0: {' '.join(bins)}"]
     if summary["selection"] and summary["selection"]["all"][1]:
         counts = summary["selection"].items()
         parts = (f"{name} {percent(right / count)} (n={count:,})" for name, (right, count) in counts if count)

@@ -391,7 +391,7 @@ def agreeing_kinds(evidence: Mapping[str, Array], facts: WeightFacts) -> Mapping
         least = min(values, key=values.__getitem__)
         if values[least] >= AGREEING:
             facts["notes"] += [
-                f"{kind} correlate too little with the other evidence for the teachers ({value:.2f}): they were dropped"
+                f"evidence “{kind}” is not used: it correlates too little with the other kinds ({value:.2f})"
                 for kind, value in facts["agreement"].items()
                 if kind not in kept
             ]
@@ -409,8 +409,8 @@ def with_provenance(kept: Mapping[str, Array], written: Array, facts: WeightFact
     if value >= AGREEING:
         return {**kept, "provenance": written}
     facts["notes"].append(
-        f"the teachers that texts were generated for correlate too little with the other evidence ({value:.2f}): "
-        "they were dropped"
+        "the teachers that texts were generated for are not used as evidence: they correlate too little with the "
+        f"other kinds ({value:.2f})"
     )
     return kept
 

@@ -35,6 +35,9 @@ from amalgam.benchmarks.protocol import row, show
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.weigh_teachers.mixture import mixture
+from amalgam.stages.weigh_teachers.mixture import standardised as standardised_weights
+from amalgam.stages.weigh_teachers.signals import together
 from amalgam.stages.weigh_teachers.weigh import WeightFacts
 
 if TYPE_CHECKING:
@@ -61,18 +64,18 @@ def ensemble(setting: Setting) -> Array:
 def standardised(setting: Setting) -> Array:
     """Returns the standardised signal of the former method: correct where teachers' shares are alike."""
     signal = setting.former_signal
-    return muka(setting) if signal is None else weigh.standardised(signal)
+    return muka(setting) if signal is None else standardised_weights(signal)
 
 
 def former(setting: Setting) -> Array:
     """Returns the weights of `method: amalgam` before 2026-11-23: a mixture with free shares."""
     signal = setting.former_signal
-    return muka(setting) if signal is None else weigh.mixture(signal)[0]
+    return muka(setting) if signal is None else mixture(signal)[0]
 
 
 def range_scaled(setting: Setting) -> Array:
     """Returns the standardised sum, scaled by the ends of each teacher's range without regard to labels."""
-    signal = weigh.together(list(setting.evidence.kinds.values()))
+    signal = together(list(setting.evidence.kinds.values()))
     return weigh.by_range(signal, np.zeros(signal.shape, int))
 
 
@@ -94,13 +97,13 @@ def without_maps(setting: Setting) -> Array:
 def told_shares(setting: Setting) -> Array:
     """Returns the mixture over the scaled evidence with the true shares."""
     signal = setting.estimated[0]
-    return muka(setting) if signal is None else weigh.mixture(signal, setting.shares)[0]
+    return muka(setting) if signal is None else mixture(signal, setting.shares)[0]
 
 
 def counted_shares(setting: Setting) -> Array:
     """Returns the mixture over the scaled evidence, with the shares of the highest values."""
     signal, shares = setting.estimated
-    return muka(setting) if signal is None else weigh.mixture(signal, shares)[0]
+    return muka(setting) if signal is None else mixture(signal, shares)[0]
 
 
 def dawid_skene(setting: Setting) -> Array:

@@ -19,6 +19,7 @@ from amalgam.data.arrays import top_margin
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import neighbours, weigh
+from amalgam.stages.weigh_teachers.signals import standard
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def write_setting(setting: Setting, path: Path) -> None:
     not agree. `near` has the places of neighbours.
     """
     states = [own.astype(np.float32) for own in setting.states]
-    density = weigh.standard(neighbours.densities([setting.features.astype(np.float32), *states], len(setting.labels)))
+    density = standard(neighbours.densities([setting.features.astype(np.float32), *states], len(setting.labels)))
     kinds = [*setting.answers.values(), density, setting.names]
     nowhere = np.full((len(setting.gold), len(setting.teachers)), np.nan)
     about: dict[str, Any] = {name: getattr(setting, name) for name in ("name", "pool", "labels", "teachers", "layers")}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from amalgam.stages.weigh_teachers import neighbours, weigh
+from amalgam.stages.weigh_teachers.signals import correlation, standard, together
 from amalgam.stages.weigh_teachers.weigh import WeightFacts
 
 if TYPE_CHECKING:
@@ -30,29 +31,29 @@ def signal_of(setting: Setting) -> Array | None:
     """Returns the former input of the mixture; None where the kinds do not agree."""
     features, states = setting.features.astype(np.float32), [own.astype(np.float32) for own in setting.states]
     kinds = {
-        "answers": weigh.together(list(setting.answers.values())),
-        "states": weigh.standard(np.stack([neighbours.density(own, CLOSEST) for own in states], axis=1)),
-        "names": weigh.standard(setting.names),
+        "answers": together(list(setting.answers.values())),
+        "states": standard(np.stack([neighbours.density(own, CLOSEST) for own in states], axis=1)),
+        "names": standard(setting.names),
     }
     kept = weigh.agreeing_kinds(kinds, WeightFacts(notes=[]))
     if kept is None:
         return None
     spaces = (features, neighbours.SideBySide.of([features, *states]))
     nearest = [neighbours.nearest(space, max(NEIGHBOURS))[0][:, :count] for space in spaces for count in NEIGHBOURS]
-    whole = weigh.together(list(kept.values()))
+    whole = together(list(kept.values()))
     others = whole.sum(axis=1, keepdims=True) - whole
     factors = [_factor(own, others) if kind in OWN else 1.0 for kind, own in kept.items()]
-    return weigh.together([_smoothed(kind, kept, nearest) for kind in kept], factors)
+    return together([_smoothed(kind, kept, nearest) for kind in kept], factors)
 
 
 def _smoothed(kind: str, kept: Mapping[str, Array], nearest: list[Array]) -> Array:
     """Returns the kind as it is or over the neighbours, whichever agrees best with the others."""
     own = kept[kind]
-    candidates = [own, *(weigh.together([own, weigh.smoothed(own, places)]) for places in nearest)]
+    candidates = [own, *(together([own, weigh.smoothed(own, places)]) for places in nearest)]
     return max(candidates, key=lambda signal: weigh.agreement({kind: signal}, kept)[kind])
 
 
 def _factor(own: Array, others: Array) -> Array:
     """Returns 0.5 for a teacher whose evidence is higher where others are right, else 1."""
-    against = [weigh.correlation(a, b) for a, b in zip(own.T, others.T, strict=True)]
+    against = [correlation(a, b) for a, b in zip(own.T, others.T, strict=True)]
     return np.where(np.array(against) > AGAINST, 0.5, 1.0)

@@ -29,7 +29,8 @@ from amalgam.stages.common.corpus import UNIT_TEXTS
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest
-from amalgam.stages.weigh_teachers.weigh import Evidence, Fitted, WeightFacts
+from amalgam.stages.weigh_teachers.signals import Fitted
+from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

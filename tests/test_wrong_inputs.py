@@ -88,7 +88,7 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "run --force execution.device=mps", 2, "set execution.device=auto"),
     (nothing, "plan student.epochs=2 execution.device=mps", 2, "execution.device is mps"),
     (nothing, "doctor execution.device=mps", 2, "execution.device"),
-    # models that cannot be what they are used for
+    # an encoder with fewer layers, and a teacher without head
     (nothing, "plan student.layers=99", 2, "student.layers: 99 is more than the encoder has"),
     (nothing, "plan teachers.0.model=./models/encoder teachers.0.labels=[a,b,c]", 2, "no classification head"),
     (nothing, "run teachers.0.model=./models/encoder teachers.0.labels=[a,b,c]", 2, "no classification head"),

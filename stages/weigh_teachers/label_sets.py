@@ -12,8 +12,9 @@ from typing import Any
 from amalgam.data.arrays import Array
 from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import np
+from amalgam.stages.weigh_teachers.mixture import standardised
 from amalgam.stages.weigh_teachers.neighbours import Space, mean_of, references_of
-from amalgam.stages.weigh_teachers.weigh import Fitted, standardised
+from amalgam.stages.weigh_teachers.signals import Fitted
 
 
 @dataclass(frozen=True)

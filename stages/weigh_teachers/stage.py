@@ -48,7 +48,8 @@ from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.few_labels import Correction, Labelled, corrected, with_known
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.neighbours import SideBySide, Space, blocks_of, densities, nearest
-from amalgam.stages.weigh_teachers.weigh import Evidence, Fitted, WeightFacts, estimated_accuracy
+from amalgam.stages.weigh_teachers.signals import Fitted, together
+from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
 
 FITTED = ".safetensors"
 
@@ -86,7 +87,7 @@ class BlockFacts(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 15
+    VERSION = 16  # the shares of generated texts
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -272,7 +273,7 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighe
         if signal is not None and targets.teacher_weights == "range":
             signal = weigh.completed(signal, evidence, fitted)
     else:
-        combined = weigh.together(list(answers.evidence.values()), fitted=fitted.part("answers"))
+        combined = together(list(answers.evidence.values()), fitted=fitted.part("answers"))
         kinds = [label_sets.mean(combined)]
         signal = _single_signal(run, texts, answers, combined, fitted, facts)
     facts["fallback"] = signal is None

@@ -7,17 +7,18 @@ shares are fitted on the first block of a corpus and reused for the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import Required, TypedDict
 
 from amalgam.data.arrays import Array, softmax, top_margin
 from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, predicted, preferred
+from amalgam.stages.weigh_teachers.mixture import mixture, standardised
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
+from amalgam.stages.weigh_teachers.signals import Fitted, correlation, standard, together
 
 FALLBACK = "each text's own confidences were used, as muka does"
 
@@ -88,6 +89,9 @@ SHARES = 0.05
 SHARE_TEMPERATURE, SHARE_ROUNDS = 1 / 16, 3
 """Temperature of the weights whose means are the shares, and the rounds of their estimate."""
 
+MATCHING_ROUNDS = 30
+"""Rounds after which the mean weights of generated texts are their shares."""
+
 MAPS = 0.6
 """Factor of the linear maps' predictions, which are added to the scaled evidence."""
 
@@ -109,57 +113,6 @@ ACCURACY_ODDS, ODDS_FACTOR = 0.7, 2.2
 MOST_CERTAIN = 0.999
 LEAST_SHARE = 0.01
 LEAST_RANGE = 1e-6
-
-SHARPNESS = 0.5
-"""Temperature of the softmax over standardised signals, in deviations."""
-
-ROUNDS = 500
-SETTLED = 1e-6
-LEAST_RATIO = 0.3
-LEAST_NOISE = 0.2
-
-SHRINKAGE = 0.3
-"""Weight of the mean separation in a teacher's own."""
-
-PRIOR = 0.05
-"""Weight of equal shares against the texts' own, as a part of the texts."""
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """Numbers that the first block of texts determines, and that the other blocks reuse."""
-
-    values: dict[str, Array] = field(default_factory=dict)
-    is_reused: bool = False
-    prefix: str = ""
-
-    def part(self, name: str) -> Fitted:
-        """Returns the same numbers for the names of one step."""
-        return replace(self, prefix=f"{self.prefix}{name}/")
-
-    def value(self, name: str, fit: Callable[[], Any]) -> Array:
-        """Returns the value of this name; on the first block `fit` computes it."""
-        name = f"{self.prefix}{name}"
-        if not self.is_reused:
-            if name in self.values:
-                raise AssertionError(f"{name} is fitted twice")
-            self.values[name] = np.ascontiguousarray(fit())
-        return self.values[name]
-
-    def stored(self, name: str) -> Array:
-        """Returns the value of this name from the first block."""
-        return self.values[f"{self.prefix}{name}"]
-
-    def save(self, path: Path) -> None:
-        from safetensors.numpy import save_file
-
-        save_file(self.values, path)
-
-    @classmethod
-    def load(cls, path: Path) -> Fitted:
-        from safetensors.numpy import load_file
-
-        return cls(load_file(path), is_reused=True)
 
 
 def weigh(  # noqa: PLR0913 - the parts of a choice
@@ -265,24 +218,33 @@ def completed(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -
 
 
 def with_shares(signal: Array, written: Array | None, fitted: Fitted | None = None) -> Array:
-    """Adds the log of each teacher's share of the texts: a frequent teacher is more often right where evidence is weak.
+    """Adds a bias of each teacher for its share of the texts.
 
-    A share is the mean weight of the teacher, or that of the texts generated for it.
+    The shares of generated texts are given, and the biases give the weights these means. Otherwise, the share is the
+    mean weight and the bias its log: a frequent teacher is more often right where evidence is weak.
     """
-    total: Array = signal + SHARES * (fitted or Fitted()).value("log shares", lambda: _log_shares(signal, written))
+    shares = written_shares(written)
+    fit = partial(_biases_by_weights, signal) if shares is None else partial(_biases_for, shares, signal)
+    total: Array = signal + (fitted or Fitted()).value("biases of shares", fit)
     return total
 
 
-def _log_shares(signal: Array, written: Array | None) -> Array:
-    """Returns the log of the teachers' shares, relative to equal ones."""
-    shares, teachers = written_shares(written), signal.shape[1]
-    if shares is None:
-        shares = np.full(teachers, 1 / teachers)
-        for _ in range(SHARE_ROUNDS):
-            weights = softmax((signal + SHARES * np.log(shares * teachers)) / SHARE_TEMPERATURE)
-            shares = np.maximum(weights.mean(axis=0), LEAST_SHARE)
-    log_shares: Array = np.log(shares * teachers)
-    return log_shares
+def _biases_by_weights(signal: Array) -> Array:
+    teachers = signal.shape[1]
+    biases = np.zeros(teachers)
+    for _ in range(SHARE_ROUNDS):
+        shares = np.maximum(softmax((signal + biases) / SHARE_TEMPERATURE).mean(axis=0), LEAST_SHARE)
+        biases = SHARES * np.log(shares * teachers)
+    return biases
+
+
+def _biases_for(shares: Array, signal: Array) -> Array:
+    """Returns the biases with which the mean weights are these shares."""
+    biases = np.zeros(signal.shape[1])
+    for _ in range(MATCHING_ROUNDS):
+        means = softmax((signal + biases) / RANGE_TEMPERATURE).mean(axis=0)
+        biases += RANGE_TEMPERATURE * np.log(shares / means)
+    return biases
 
 
 def with_maps(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -> Array:
@@ -472,39 +434,12 @@ def _is_coherent(signal: Array, smooth: Array, facts: WeightFacts) -> bool:
     return False
 
 
-# ---- signals
-
-
-def standard(signal: Array, fitted: Fitted | None = None) -> Array:
-    """Returns each teacher's signal in its own deviations from its own mean over the texts."""
-    values = (fitted or Fitted()).value("scale", lambda: np.stack([signal.mean(axis=0), signal.std(axis=0)]))
-    mean, deviation = values
-    scores: Array = (signal - mean) / np.where(deviation > 0, deviation, 1.0)
-    return scores
-
-
-def together(
-    signals: Sequence[Array], factors: Sequence[Array | float] | None = None, fitted: Fitted | None = None
-) -> Array:
-    """Returns the standardised sum of standardised signals, each times its factor."""
-    factors, fitted = factors or [1.0] * len(signals), fitted or Fitted()
-    scores = [standard(signal, fitted.part(str(place))) for place, signal in enumerate(signals)]
-    total = np.sum([factor * score for factor, score in zip(factors, scores, strict=True)], axis=0)
-    return standard(total, fitted.part("sum"))
-
-
-def correlation(a: Array, b: Array) -> float:
-    if not len(a) or a.std() == 0 or b.std() == 0:
-        return 0.0
-    return float(np.corrcoef(a, b)[0, 1])
+# ---- parts
 
 
 def _relative(signal: Array) -> Array:
     relative: Array = (signal - signal.mean(axis=1, keepdims=True)).ravel()
     return relative
-
-
-# ---- neighbours
 
 
 def smoothed(signal: Array, near: Array, fitted: Fitted | None = None) -> Array:
@@ -515,84 +450,3 @@ def smoothed(signal: Array, near: Array, fitted: Fitted | None = None) -> Array:
     blocks = [references[near[start : start + BLOCK]].mean(axis=1) for start in range(0, len(near), BLOCK)]
     means: Array = np.concatenate(blocks) if blocks else signal
     return means
-
-
-# ---- from a signal to weights
-
-
-def standardised(signal: Array, fitted: Fitted | None = None) -> Array:
-    """Returns the softmax over teachers of standardised signals: correct where teachers' shares are alike."""
-    return softmax(standard(signal, fitted) / SHARPNESS)
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """The parameters of the teachers."""
-
-    shares: Array
-    """Fraction of the texts."""
-    separations: Array
-    """Between own texts and others, in deviations of the noise."""
-    noise: Array
-    """On texts of others; on own texts `ratio` of it."""
-    ratio: float
-
-    def posterior(self, scores: Array) -> Array:
-        """Returns the posterior; signals are clipped at the means, so a higher signal never lowers a probability."""
-        outside = -self.shares * self.separations * self.noise
-        inside = outside + self.separations * self.noise
-        own = (np.minimum(scores, inside) if self.ratio < 1 else scores) - inside
-        others = (np.maximum(scores, outside) if self.ratio > 1 else scores) - outside
-        gain = others**2 / (2 * self.noise**2) - own**2 / (2 * (self.ratio * self.noise) ** 2) - np.log(self.ratio)
-        return softmax(gain + np.log(self.shares))
-
-
-def mixture(signal: Array, shares: Array | None = None, fitted: Fitted | None = None) -> tuple[Array, Mixture]:
-    """Returns the weights [texts, teachers] and the fitted mixture.
-
-    A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.
-
-    EM fits it to standardised signals; `shares` fixes the shares. All teachers have one ratio of own to foreign noise:
-    a smaller scatter of own texts would appear as a larger share. The separations d_i, in deviations of the noise,
-    shrink towards their mean. Without both, EM loses a teacher if there are more than two.
-    """
-    fitted = fitted or Fitted()
-    scores = standard(signal, fitted.part("mixture"))
-
-    def fit() -> Array:
-        estimated = _estimated(scores, shares)
-        ratio = np.full(signal.shape[1], estimated.ratio)
-        return np.stack([estimated.shares, estimated.separations, estimated.noise, ratio])
-
-    of_texts, separations, noise, ratios = fitted.value("mixture", fit)
-    estimated = Mixture(of_texts, separations, noise, float(ratios[0]))
-    return estimated.posterior(scores), estimated
-
-
-def _estimated(scores: Array, shares: Array | None) -> Mixture:
-    texts, teachers = scores.shape
-    weights = softmax(scores / SHARPNESS)
-    estimated = _fit(scores, weights, shares)
-    for _ in range(ROUNDS if teachers > 1 and texts > 1 else 0):
-        posterior = estimated.posterior(scores)
-        change, weights = float(np.abs(posterior - weights).max()), posterior
-        estimated = _fit(scores, weights, shares)
-        if change < SETTLED:
-            break
-    return estimated
-
-
-def _fit(scores: Array, weights: Array, known_shares: Array | None) -> Mixture:
-    texts, teachers = scores.shape
-    counts, means, spreads = [], [], []
-    for part in (weights, 1 - weights):
-        counts.append(np.maximum(part.sum(axis=0), 1e-9))
-        means.append((part * scores).sum(axis=0) / counts[-1])
-        spreads.append(np.maximum((part * (scores - means[-1]) ** 2).sum(axis=0) / counts[-1], 1e-6))
-    ratio = float(np.clip(np.exp(np.log(spreads[0] / spreads[1]).mean() / 2), LEAST_RATIO, 1 / LEAST_RATIO))
-    variance = (counts[0] * spreads[0] / ratio**2 + counts[1] * spreads[1]) / texts
-    noise = np.sqrt(np.maximum(variance, LEAST_NOISE**2))
-    separations = (means[0] - means[1]) / noise
-    shrunk = (1 - SHRINKAGE) * separations + SHRINKAGE * separations.mean()
-    estimated = (counts[0] + PRIOR * texts / teachers) / (texts * (1 + PRIOR))
-    return Mixture(estimated if known_shares is None else known_shares, np.maximum(shrunk, 0.0), noise, ratio)

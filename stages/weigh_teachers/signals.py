@@ -1,0 +1,72 @@
+"""Standardises the teachers' signals [texts, teachers], and keeps the numbers that the first block determines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from amalgam.data.arrays import Array
+from amalgam.data.lazy import np
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Numbers that the first block of texts determines, and that the other blocks reuse."""
+
+    values: dict[str, Array] = field(default_factory=dict)
+    is_reused: bool = False
+    prefix: str = ""
+
+    def part(self, name: str) -> Fitted:
+        """Returns the same numbers for the names of one step."""
+        return replace(self, prefix=f"{self.prefix}{name}/")
+
+    def value(self, name: str, fit: Callable[[], Any]) -> Array:
+        """Returns the value of this name; on the first block `fit` computes it."""
+        name = f"{self.prefix}{name}"
+        if not self.is_reused:
+            if name in self.values:
+                raise AssertionError(f"{name} is fitted twice")
+            self.values[name] = np.ascontiguousarray(fit())
+        return self.values[name]
+
+    def stored(self, name: str) -> Array:
+        """Returns the value of this name from the first block."""
+        return self.values[f"{self.prefix}{name}"]
+
+    def save(self, path: Path) -> None:
+        from safetensors.numpy import save_file
+
+        save_file(self.values, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Fitted:
+        from safetensors.numpy import load_file
+
+        return cls(load_file(path), is_reused=True)
+
+
+def standard(signal: Array, fitted: Fitted | None = None) -> Array:
+    """Returns each teacher's signal in its own deviations from its own mean over the texts."""
+    values = (fitted or Fitted()).value("scale", lambda: np.stack([signal.mean(axis=0), signal.std(axis=0)]))
+    mean, deviation = values
+    scores: Array = (signal - mean) / np.where(deviation > 0, deviation, 1.0)
+    return scores
+
+
+def together(
+    signals: Sequence[Array], factors: Sequence[Array | float] | None = None, fitted: Fitted | None = None
+) -> Array:
+    """Returns the standardised sum of standardised signals, each times its factor."""
+    factors, fitted = factors or [1.0] * len(signals), fitted or Fitted()
+    scores = [standard(signal, fitted.part(str(place))) for place, signal in enumerate(signals)]
+    total = np.sum([factor * score for factor, score in zip(factors, scores, strict=True)], axis=0)
+    return standard(total, fitted.part("sum"))
+
+
+def correlation(a: Array, b: Array) -> float:
+    if not len(a) or a.std() == 0 or b.std() == 0:
+        return 0.0
+    return float(np.corrcoef(a, b)[0, 1])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from amalgam.data.arrays import top_margin
+from amalgam.data.arrays import softmax, top_margin
 from amalgam.data.keys import union_of
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.inference.batches import mean_over_tokens

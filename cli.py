@@ -145,6 +145,14 @@ def init(
     typer.echo(write_experiment(names or [], from_teachers=from_teachers, into=into))
 
 
+def _accuracy(text: str) -> float:
+    """Returns an accuracy that is written as 0.8 or 80%."""
+    try:
+        return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no accuracy; write 0.8 or 80%") from None
+
+
 def _stage_command(name: str) -> Callable[..., None]:
     """Returns the command of a stage without options of its own."""
 
@@ -192,7 +200,7 @@ def report(  # noqa: PLR0913 - the options of a command
     config: Config = FILE,
     fail_under: Annotated[
         float | None,
-        typer.Option(metavar="ACCURACY", help="Exit with code 4 below this accuracy, such as 0.8."),
+        typer.Option(metavar="ACCURACY", help="Exit with code 4 below this accuracy, such as 0.8.", parser=_accuracy),
     ] = None,
     worse_than: Annotated[
         str | None,

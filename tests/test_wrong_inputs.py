@@ -92,6 +92,12 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "plan student.layers=99", 2, "student.layers: 99 is more than the encoder has"),
     (nothing, "plan teachers.0.model=./models/encoder teachers.0.labels=[a,b,c]", 2, "no classification head"),
     (nothing, "run teachers.0.model=./models/encoder teachers.0.labels=[a,b,c]", 2, "no classification head"),
+    # slips
+    (nothing, "plan teachers.5.model=x", 2, "teachers has 2, from 0 on"),
+    (nothing, "plan student.epochs=3,4", 2, "amalgam sweep student.epochs=3,4"),
+    (nothing, "plan -c amalgam.yml", 2, "did you mean -c amalgam.yaml?"),
+    (nothing, "report --fail-under 101%", 2, "no accuracy between 0 and 1"),
+    (nothing, "report --fail-under good", 2, "write 0.8 or 80%"),
     # --json
     (nothing, "doctor --json -c nosuch.yaml", 2, "no file nosuch.yaml"),
     (nothing, "explain --json nosuch", 2, "name one of generate"),

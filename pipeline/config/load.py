@@ -244,9 +244,9 @@ class ParsedFile:
                 part = str(part)  # noqa: PLW2901 - a key that consists of digits
                 holder.setdefault(part, None)
             elif not (isinstance(holder, list) and isinstance(part, int) and part < len(holder)):
-                self.problems.append(
-                    f"{COMMAND_LINE}, {_dotted(path)}: there is no {_dotted(path[: index + 1])} to override"
-                )
+                count = f"; {_dotted(path[:index])} has {len(holder)}, from 0 on" if isinstance(holder, list) else ""
+                none = f"there is no {_dotted(path[: index + 1])} to override{count}"
+                self.problems.append(f"{COMMAND_LINE}, {_dotted(path)}: {none}")
                 return False
             if index == len(path) - 1:
                 holder[part] = value
@@ -298,8 +298,17 @@ def _read(path: Path) -> tuple[str, InputFile | None]:
     except (OSError, UnicodeDecodeError) as error:
         what, fix = next(words for kind, words in UNREADABLE.items() if isinstance(error, kind))
         what, fix = (words.format(error=error, path=path) for words in (what, fix))
+        if isinstance(error, FileNotFoundError) and (near := _files_like(path)):
+            fix = f"did you mean -c {near[0]}? else {fix}"
         raise ExperimentError(f"{short_path(path.name)} {what}", where=short_path(where), fix=short_path(fix)) from None
     return text, InputFile(path.absolute(), mark, hashlib.sha256(content).hexdigest()) if is_file else None
+
+
+def _files_like(path: Path) -> list[str]:
+    """Returns the YAML files with a similar name in the same folder."""
+    folder = path.absolute().parent
+    names = [file.name for file in folder.glob("*.y*ml")] if folder.is_dir() else []
+    return [str(path.with_name(name)) for name in nearest(path.name, names, ratio=0.6)]
 
 
 NOT_YAML = {
@@ -413,8 +422,13 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
             if not isinstance(given, dict | list | BaseModel):
                 is_word = isinstance(given, bool) and raw  # such as yes, no, on and off
                 written = f"{raw}, which YAML reads as {json.dumps(given)}" if is_word else repr(given)
-                message = f"{message[0].lower()}{message[1:]} (given {written})"
+                message = f"{message[0].lower()}{message[1:]} (given {written}){_sweep_hint(kind, given, path)}"
     return message
+
+
+def _sweep_hint(kind: str, given: object, path: KeyPath) -> str:
+    several = kind in {"int", "float"} and isinstance(given, str) and "," in given
+    return f"; for several students: amalgam sweep {_dotted(path)}={given}" if several else ""
 
 
 def _hint(word: str, choices: Iterable[str], *, listed: bool = True) -> str:

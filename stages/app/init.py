@@ -22,7 +22,16 @@ from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
-from amalgam.stages.common.models.resolve import NUMBER, UNNAMED, ModelFiles, for_all, label_names, own_labels, place_of
+from amalgam.stages.common.models.resolve import (
+    NUMBER,
+    UNNAMED,
+    ModelFiles,
+    folders_like,
+    for_all,
+    label_names,
+    own_labels,
+    place_of,
+)
 from amalgam.stages.methods import experiment_schema
 
 LABELS_SHOWN = 20
@@ -142,7 +151,11 @@ def _from_hub(model_id: str) -> tuple[Path, str]:
     folder = model_hub.cached(model_id, None)
     if folder is None:
         what = f"the Hub cannot be reached, and {model_id} is not in this machine's cache"
-        raise ModelError(what, where=WHERE, fix="go online once, or give a folder: ./like/this")
+        close = " or ".join(folders_like(model_id, Path.cwd()))
+        meant = f"did you mean {close}? else " if close else ""
+        raise ModelError(
+            what, where=f"{WHERE}: {model_id}", fix=f"{meant}go online once, or give a folder: ./like/this"
+        )
     return folder, folder.name
 
 

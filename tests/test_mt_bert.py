@@ -103,8 +103,11 @@ def test_the_student_can_begin_as_the_first_layers_of_a_teacher(alike: Workspace
     assert all(float((student[name] - teacher[name]).abs().max()) < 1e-6 for name in body)
     assert float((student["classifier.weight"] - teacher["classifier.weight"]).abs().max()) > 1e-3
     assert alike.stale(METHOD, *begun) == {"report"}
+    short = (METHOD, "student.encoder=teacher:first", "student.layers=1")
+    alike("train-student", *short)
     alike.edit("    model: ./models/first", "    model: ./models/second")
-    assert "train-student" in alike.stale(METHOD, *begun)
+    assert "train-student" in alike.stale(*short)
+    assert "more than the encoder has, 1" in alike.attempt("plan", METHOD, *begun).err
 
 
 def test_a_teacher_that_is_not_there_is_no_encoder(fresh: Workspace, tmp_path: Path) -> None:

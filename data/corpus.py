@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -128,6 +128,13 @@ def places_of(keys: Collection[bytes], sources: Sequence[Path], corpus: Corpus) 
                 if not left:
                     break
     return places
+
+
+def labelled_places(labels: Collection[str], sources: Sequence[Path], corpus: Corpus) -> list[str]:
+    """Returns the file and row of the first texts with one of these gold labels."""
+    rows = (row for path, name in _names(sources).items() for row in read_rows(path, corpus=corpus, name=name))
+    places = (f"{row.source} row {row.number}" for row in rows if isinstance(row, Row) and row.label in labels)
+    return list(islice(places, MOST_REPORTED))
 
 
 def _bucket_files(folder: Path) -> list[Path]:

@@ -22,6 +22,7 @@ from amalgam.stages.common.deliveries import read_metadata
 from amalgam.stages.common.device import check_device
 from amalgam.stages.common.load import (
     check_encoder,
+    check_gold,
     check_labels,
     labels_by_teacher,
     unfetched_models,
@@ -89,6 +90,7 @@ def check_space(run: Run, states: Sequence[StageState]) -> str:
 CHECKS: list[tuple[str, Check]] = [
     *(("read-corpus", partial(check_texts, part=part)) for part in ("train", "validation", "test", "teachers")),
     ("train-teachers", check_teacher_encoders),
+    ("cache-teachers", check_gold),
     ("cache-teachers", labels_by_teacher),  # reads configurations; checks weights, tokenizers and labels
     ("build-targets", check_labels),
     ("train-student", check_student_encoder),

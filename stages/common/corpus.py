@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
+from amalgam.data.corpus import labelled_places
+from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa
 from amalgam.data.parquet import read_table
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
+from amalgam.pipeline.errors import DataError, nearest
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.target_methods import reads_texts
 
@@ -224,3 +229,41 @@ def neighbouring_buckets(buckets: Sequence[Bucket], most: int | None = None) -> 
 def group_name(buckets: Sequence[Bucket]) -> str:
     """Returns the name of a group's unit: names in order are keys in order."""
     return buckets[0].prefix if len(buckets) == 1 else f"{buckets[0].prefix}-{buckets[-1].prefix}"
+
+
+# ---- gold labels
+
+SIMILARITY = 0.85
+"""Lowest ratio of `nearest` at which an error suggests a label for another one."""
+
+LABELS_SHOWN = 5
+
+
+def check_gold_labels(part: Part, corpus: Corpus, union: set[str], files: Callable[[], Sequence[Path]]) -> str | None:
+    """Refuses gold labels outside the union; returns a note where the corpus settings skip such texts."""
+    counts = part.facts["labels"]
+    expected = union | {corpus.unknown}
+    unknown = {label: int(count) for label, count in sorted(counts.items()) if label not in expected}
+    if not unknown:
+        return None
+    names = shown_names(unknown, LABELS_SHOWN)
+    count = sum(unknown.values())
+    texts = f"{count:,} {part.name} text{'s' if count > 1 else ''}"
+    if corpus.on_bad_row == "error" or not union & counts.keys():
+        raise DataError(
+            f"{texts} {'have' if count > 1 else 'has'} a gold label that is not in the union: {names}",
+            where=f"corpus.{part.name}, column {shown(str(corpus.label))}: "
+            f"{', '.join(labelled_places(unknown, files(), corpus))}; "
+            f"the union is {shown_names(sorted(union), len(union))}",
+            fix=f"rename a teacher's labels ({_suggested_renames(unknown, union)}), or leave such texts out: "
+            "corpus.on_bad_row: skip",
+        )
+    return f"{texts} left out: no teacher has the label {names}"
+
+
+def _suggested_renames(unknown: Iterable[str], union: Iterable[str]) -> str:
+    """Returns a `rename` entry for labels that differ only by case or a letter."""
+    labels = list(union)
+    pairs = {match: label for label in unknown for match in nearest(label, labels, ratio=SIMILARITY)}
+    renames = ", ".join(f"{json.dumps(old)}: {json.dumps(new)}" for old, new in list(pairs.items())[:LABELS_SHOWN])
+    return f"rename: {{{renames}}}" if renames else "teachers: rename"

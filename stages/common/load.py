@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,9 @@ from amalgam.data.keys import LabelSpace, shown, shown_names, text_key, union_of
 from amalgam.data.lazy import pa
 from amalgam.data.rows import Row, fetch_remote, find_files, read_rows, remote_name, text_file
 from amalgam.data.tokens import TokenRows
-from amalgam.pipeline.config.schema import STATIC, TEACHER, Corpus, Student, TrainTeachers
+from amalgam.pipeline.config.schema import STATIC, TEACHER, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
-from amalgam.pipeline.errors import DataError, ExperimentError, nearest
+from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.storage.fingerprint import fingerprint
@@ -29,6 +28,7 @@ from amalgam.stages.common.corpus import (
     CorpusFacts,
     FetchedFacts,
     Part,
+    check_gold_labels,
     corpus_for,
     filters_of,
     part_name,
@@ -83,9 +83,6 @@ MOST_ESTIMATION, ESTIMATION_SHARE = 500, 0.1
 LEAST_ESTIMATION = 20
 """Fewer labelled texts are too few to estimate an accuracy; students learn them."""
 
-SIMILARITY = 0.85
-"""Lowest ratio of `nearest` at which an error suggests a label for another one."""
-
 
 @once
 def teachers_of(run: Run) -> list[ResolvedTeacher]:
@@ -120,9 +117,16 @@ def check_gold(run: Run) -> None:
         check_one_label_set(teachers_of(run), run.experiment.targets.mode)
     for name in ("test", "validation", *(["train"] if method.reads_gold else [])):
         part = part_of(run, name)
-        note = check_gold_labels(part, run.experiment.corpus, set(label_space(run).names)) if part else None
+        note = _check_labels_of(run, part, label_space(run).names) if part else None
         if note:
             run.console.note(note)
+
+
+def _check_labels_of(run: Run, part: Part, names: Sequence[str]) -> str | None:
+    def files() -> list[Path]:
+        return [file for source in sources_of(run.experiment)[part.name] for file in local_files(run, source)]
+
+    return check_gold_labels(part, run.experiment.corpus, set(names), files)
 
 
 @once
@@ -133,7 +137,7 @@ def given_labels(run: Run) -> GivenLabels | None:
         return None
     part, names = train_part(run), label_space(run).names
     if source == FROM_CORPUS:
-        check_gold_labels(part, run.experiment.corpus, set(names))
+        _check_labels_of(run, part, names)
         if not part.facts["labels"]:
             fix = "fill the column corpus.label in some rows, or name a file of labels"
             raise DataError("no training text has a label", where="labels: corpus", fix=fix)
@@ -235,35 +239,6 @@ def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:
                 where=f"targets.mode: {mode}",
                 fix="rename labels that mean the same (teachers: rename), or another method: `amalgam methods`",
             )
-
-
-def check_gold_labels(part: Part, corpus: Corpus, union: set[str]) -> str | None:
-    """Refuses gold labels outside the union; returns a note where the corpus settings skip such texts."""
-    counts = part.facts["labels"]
-    expected = union | {corpus.unknown}
-    unknown = {label: int(count) for label, count in sorted(counts.items()) if label not in expected}
-    if not unknown:
-        return None
-    names = shown_names(unknown, LABELS_SHOWN)
-    count = sum(unknown.values())
-    texts = f"{count:,} {part.name} text{'s' if count > 1 else ''}"
-    if corpus.on_bad_row == "error" or not union & counts.keys():
-        raise DataError(
-            f"{texts} {'have' if count > 1 else 'has'} a gold label that is not in the union: {names}",
-            where=f"corpus.{part.name}, column {shown(str(corpus.label))}; "
-            f"the union is {shown_names(sorted(union), len(union))}",
-            fix=f"rename a teacher's labels ({_suggested_renames(unknown, union)}), or leave such texts out: "
-            "corpus.on_bad_row: skip",
-        )
-    return f"{texts} left out: no teacher has the label {names}"
-
-
-def _suggested_renames(unknown: Iterable[str], union: Iterable[str]) -> str:
-    """Returns a `rename` entry for labels that differ only by case or a letter."""
-    labels = list(union)
-    pairs = {match: label for label in unknown for match in nearest(label, labels, ratio=SIMILARITY)}
-    renames = ", ".join(f"{json.dumps(old)}: {json.dumps(new)}" for old, new in list(pairs.items())[:LABELS_SHOWN])
-    return f"rename: {{{renames}}}" if renames else "teachers: rename"
 
 
 def _named_teachers(run: Run) -> Iterable[ResolvedTeacher]:

@@ -283,7 +283,10 @@ def test_a_teacher_with_nan_logits_fails_with_its_name_and_the_texts(fresh: Work
 
 
 def test_two_teachers_of_the_same_model_get_a_warning(fresh: Workspace) -> None:
-    result = fresh("cache-teachers", "teachers.1.model=./models/first", "corpus.on_bad_row=skip")
+    same = ("teachers.1.model=./models/first", "corpus.on_bad_row=skip")
+    planned = fresh("plan", *same)
+    assert "teachers first and second are the same model" in planned.out + planned.err
+    result = fresh("cache-teachers", *same)
     assert re.search("first and second .*same model", result.err)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from amalgam.data.keys import similar_labels_note
@@ -27,7 +28,7 @@ from amalgam.stages.common.load import (
     labels_by_teacher,
     unfetched_models,
 )
-from amalgam.stages.common.models.resolve import folders_like
+from amalgam.stages.common.models.resolve import folders_like, place_of
 from amalgam.stages.methods import method_name
 from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.registry import STAGES
@@ -161,6 +162,15 @@ def _about_teachers(run: Run) -> Iterator[str]:
     except AmalgamError:  # a problem, not a remark
         return
     yield from filter(None, [similar_labels_note(labels)])
+    places: dict[object, list[str]] = {}
+    for teacher in experiment.teachers:
+        place = place_of(teacher.model, run.base)
+        places.setdefault((place.resolve() if isinstance(place, Path) else place, teacher.revision), []).append(
+            teacher.name
+        )
+    for names in places.values():
+        if len(names) > 1:
+            yield f"teachers {' and '.join(names)} are the same model"
 
 
 def _about_overrides(run: Run) -> Iterator[str]:

@@ -57,6 +57,20 @@ class LinearMap:
         coefficients: Array = torch.cholesky_solve(sums.T, self.factor).float().numpy()
         return coefficients
 
+    def coefficients_for(self, targets: Array) -> Array:
+        """Returns the coefficients [width, columns] of the map to targets [texts, columns]."""
+        sums = torch.zeros(len(self.factor), targets.shape[1], dtype=torch.float64)
+        for rows in blocks_of(self.space):
+            sums += _inputs(self.space, rows).double().T @ torch.from_numpy(targets[rows])
+        coefficients: Array = torch.cholesky_solve(sums, self.factor).float().numpy()
+        return coefficients
+
+    def left_out_of(self, coefficients: Array, targets: Array) -> Array:
+        """Returns the predictions [texts, columns] without each text's own targets."""
+        leverages = self.leverages[:, None]
+        values: Array = (values_of(self.space, coefficients) - leverages * targets) / (1 - leverages)
+        return values
+
     def left_out(self, coefficients: Array, labels: Array, candidates: Array) -> Array:
         """Returns the predictions for candidate labels [texts, teachers] without each text's own label."""
         is_target = candidates == labels[:, None]
@@ -71,6 +85,13 @@ def predicted(space: Space, coefficients: Array, candidates: Array) -> Array:
     for rows in blocks_of(space):
         labels = torch.from_numpy(candidates[rows].astype(np.int64))
         parts.append((_inputs(space, rows) @ own).gather(1, labels).numpy())
+    return np.concatenate(parts).astype(np.float64)
+
+
+def values_of(space: Space, coefficients: Array) -> Array:
+    """Returns the predictions of a map [texts, columns]."""
+    own = torch.from_numpy(coefficients)
+    parts = [(_inputs(space, rows) @ own).numpy() for rows in blocks_of(space)]
     return np.concatenate(parts).astype(np.float64)
 
 

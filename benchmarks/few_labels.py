@@ -27,7 +27,8 @@ from amalgam.benchmarks.choice_settings import load_settings
 from amalgam.benchmarks.protocol import row, show
 from amalgam.benchmarks.uncertain_texts import Candidates, pick
 from amalgam.stages.report.label_estimates import RightTexts
-from amalgam.stages.weigh_teachers.few_labels import Corrected, Labelled, corrected
+from amalgam.stages.weigh_teachers.few_labels import Corrected, Labelled, with_known
+from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, fit_labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -89,10 +90,11 @@ def measure(setting: Setting, counts: Sequence[int], draws: int) -> Iterator[Mea
 
 
 def _figures(setting: Setting, weights: Array, rows: Array, draw: int, *, random: bool) -> dict[str, float]:
-    result = corrected(
-        weights, list(setting.evidence.kinds.values()), setting.answered, Labelled(rows, setting.has_gold[rows])
-    )
-    after = result.weights
+    evidence, labelled = setting.evidence, Labelled(rows, setting.has_gold[rows])
+    kinds, gold = list(evidence.kinds.values()), setting.gold[rows]
+    texts = PartlyLabelled(weights, kinds, setting.answered, evidence.spaces, rows, labelled.has_label, gold)
+    fit = fit_labels(texts, [], len(setting.labels))
+    after, result = with_known(fit.weights, labelled), fit.result
     targets = setting.answered[np.arange(len(after)), after.argmax(axis=1)]
     targets[rows] = setting.gold[rows]
     others = np.setdiff1d(np.arange(len(after)), rows)

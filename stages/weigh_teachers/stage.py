@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NotRequired, TypedDict
 
@@ -45,8 +46,9 @@ from amalgam.stages.common.load import (
 )
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
-from amalgam.stages.weigh_teachers.few_labels import Correction, Labelled, corrected, with_known
+from amalgam.stages.weigh_teachers.few_labels import Correction, Labelled, with_known
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
+from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, StateMaps, fit_labels
 from amalgam.stages.weigh_teachers.neighbours import SideBySide, Space, blocks_of, densities, nearest
 from amalgam.stages.weigh_teachers.signals import Fitted, together
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
@@ -116,6 +118,7 @@ class WeighTeachers(Stage):
             inputs["written shares"] = "means of the weights"  # before, they were a small bias
         if given_labels(run):
             inputs |= {**labels_identity(run), "labelled weights": "left out"}  # before, they were not kept
+            inputs["evidence of labels"] = "states"  # before, it was that without labels
         if not LabelSets.of(label_space(run)).all_differ:
             inputs["combined"] = "teachers with the same labels"  # before, they excluded each other
         upstream = ["cache-features"] if target_method(targets).reads_features else []
@@ -152,10 +155,11 @@ class WeighTeachers(Stage):
         weighed = _weigh(run, texts, fitted, check)
         weights, labelled, apart = weighed.weights, _labelled(run, texts.keys), None
         if labelled is not None:
-            if not block.start:
-                apart = _fit_labels(run, texts, weighed, labelled, fitted, check)
-            correction = Correction(fitted.values["correction"], fitted.values["biases"])
-            weights = with_known(correction(weights, weighed.kinds, weighed.predicted), labelled)
+            if block.start:
+                weights = _corrected(weighed, fitted.part("labels"))
+            else:
+                weights, apart = _fit_labels(run, texts, weighed, labelled, fitted, check)
+            weights = with_known(weights, labelled)
         facts = BlockFacts(
             texts=len(weights),
             weights=weights.sum(axis=0).tolist(),
@@ -259,17 +263,24 @@ class Weighed:
     """Each kind of evidence: [texts, teachers]."""
     predicted: Array
     """Position of the predicted label in the union: [texts, teachers]."""
+    spaces: Sequence[Space]
+    """States of the encoder, and of all teachers; empty for a single kind of evidence."""
     largest: float
+
+    def with_labels(self, labelled: Labelled, gold: Array) -> PartlyLabelled:
+        rows, has_label = labelled.rows, labelled.has_label
+        return PartlyLabelled(self.weights, self.kinds, self.predicted, self.spaces, rows, has_label, gold)
 
 
 def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighed:
     """Returns the weights of these texts; on the first block it adds its numbers to `fitted` and `facts`."""
     targets, label_sets = run.experiment.targets, LabelSets.of(label_space(run))
     answers = _predictions(run, texts.prefixes, texts.keys)
-    shares = None
+    shares: Array | None = None
+    spaces: Sequence[Space] = ()
     if targets.weight_signal == "all":
         evidence, combined = _evidence(run, texts, answers, fitted)
-        kinds = list(evidence.kinds.values())
+        kinds, spaces = list(evidence.kinds.values()), evidence.spaces
         signal, shares = weigh.agreed_signal(evidence, facts, fitted)
         if signal is not None and targets.teacher_weights == "range":
             signal = weigh.completed(signal, evidence, fitted)
@@ -286,7 +297,7 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighe
         estimated = label_sets.divided_shares(estimated, weights)
     if "separation" in facts:  # the mixture has shares of its own
         facts["shares"] = dict(zip(label_space(run).columns, estimated.round(4).tolist(), strict=True))
-    return Weighed(weights, [label_sets.by_teacher(kind) for kind in kinds], answers.labels, largest)
+    return Weighed(weights, [label_sets.by_teacher(kind) for kind in kinds], answers.labels, spaces, largest)
 
 
 def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
@@ -332,10 +343,20 @@ def _fitted(run: Run, folder: Path) -> Fitted:
 # ---- labels
 
 
+def _corrected(weighed: Weighed, fitted: Fitted) -> Array:
+    """Returns the weights of a later block, corrected as the first block determined."""
+    spaces = weighed.spaces if len(fitted.stored("scales")) else []
+    places = range(len(spaces))
+    to_teachers, to_labels = ([fitted.stored(f"{kind} {at}") for at in places] for kind in ("teachers", "labels"))
+    more = StateMaps(to_teachers, to_labels, fitted.stored("scales"))(spaces, weighed.predicted)
+    correction = Correction(fitted.stored("correction"), fitted.stored("biases"))
+    return correction(weighed.weights, [*weighed.kinds, *more], weighed.predicted)
+
+
 def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
     run: Run, texts: Texts, weighed: Weighed, labelled: Labelled, fitted: Fitted, facts: WeightFacts
-) -> pa.Table:
-    """Adds the correction by all labelled texts, and returns their weights without their own labels.
+) -> tuple[Array, pa.Table]:
+    """Adds the correction by all labelled texts; returns the weights, and those of labelled texts without their labels.
 
     Texts of other blocks are read for it.
     """
@@ -344,21 +365,17 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
         labels = _labelled(run, others.keys)
         if labels is not None:
             parts.append((others, _weigh(run, others, reused, WeightFacts(notes=[])), labels))
-    has_label = np.concatenate([labels.has_label for _, _, labels in parts])
-    result = corrected(
-        np.concatenate([own.weights[labels.rows] for _, own, labels in parts]),
-        [
-            np.concatenate([own.kinds[kind][labels.rows] for _, own, labels in parts])
-            for kind in range(len(weighed.kinds))
-        ],
-        np.concatenate([own.predicted[labels.rows] for _, own, labels in parts]),
-        Labelled(np.arange(len(has_label)), has_label),
-    )
-    fitted.value("correction", lambda: result.correction.coefficients)
-    fitted.value("biases", lambda: result.correction.biases)
+    first, *rest = [own.with_labels(labels, _gold(run, its, labels)) for its, own, labels in parts]
+    fit = fit_labels(first, rest, len(label_space(run).names))
+    result, maps = fit.result, fit.maps
+    named = {"correction": result.correction.coefficients, "biases": result.correction.biases, "scales": maps.scales}
+    named |= {f"teachers {at}": own for at, own in enumerate(maps.to_teachers)}
+    named |= {f"labels {at}": own for at, own in enumerate(maps.to_labels)}
+    for name, values in named.items():
+        fitted.part("labels").value(name, partial(np.asarray, values))
     facts.pop("shares", None)
     facts["labelled"] = {
-        "texts": len(has_label),
+        "texts": len(result.fitted),
         "moved": 0,
         "strength": result.strength,
         "loss_before": round(result.loss_before, 4),
@@ -366,7 +383,15 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
     }
     keys = pa.concat_arrays([own.keys.take(pa.array(labels.rows)) for own, _, labels in parts])
     columns = {"fitted": result.fitted.astype(np.float32), "left_out": result.left_out.astype(np.float32)}
-    return build_table(LABELLED_WEIGHTS, {"key": keys, **columns})
+    return fit.weights, build_table(LABELLED_WEIGHTS, {"key": keys, **columns})
+
+
+def _gold(run: Run, texts: Texts, labelled: Labelled) -> Array:
+    """Returns the position of each labelled text's gold label in the union."""
+    given, names = given_labels(run), list(label_space(run).names)
+    if given is None:
+        raise AssertionError("there are no labels")
+    return np.array([names.index(given.by_key[key]) for key in texts.keys.take(pa.array(labelled.rows)).to_pylist()])
 
 
 def _labelled_elsewhere(run: Run) -> Iterator[Texts]:

@@ -56,7 +56,8 @@ def selection_sentence(n: int, selected: int) -> str:
 def learned_sentence(learned: LearnedTexts) -> str:
     part = f"{learned['texts']:,} of {counted(learned['of'], 'test text')}"
     if learned["labelled"]:
-        return f"{part} were learned with their gold labels, so the accuracies are too high."
+        points = 100 * learned["texts"] / learned["of"]
+        return f"{part} were learned with their gold labels: accuracies are up to {points:.1f} points too high."
     return f"{part} are also training texts, so the accuracy on new texts may be lower."
 
 

@@ -87,7 +87,7 @@ def fit_labels(first: PartlyLabelled, others: Sequence[PartlyLabelled], labels: 
     def after(result: Corrected, more: Sequence[Array]) -> Array:
         return result.correction(first.weights, [*first.kinds, *more], first.predicted)
 
-    if not first.spaces or not len(has_label):
+    if not first.spaces:
         result = fit([])
         return Fit(after(result, []), result, StateMaps([], [], np.empty((0, 2, first.weights.shape[1]))))
     to_teachers, own, left_out = _maps_to_teachers(first, parts, has_label)

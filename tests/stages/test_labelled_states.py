@@ -1,0 +1,76 @@
+"""Maps from states, learned from a few gold labels: they find the texts of a teacher that the weights have lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, fit_labels
+from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap
+from amalgam.stages.weigh_teachers.neighbours import SideBySide
+
+Array = Any
+
+LABELS = 6
+
+
+def lost_teacher(texts: int = 1200, labelled: int = 50, seed: int = 0) -> tuple[PartlyLabelled, Array]:
+    """The second of two teachers is right for 0.3 of the texts, and the weights give it none."""
+    random = np.random.default_rng(seed)
+    gold = random.choice(LABELS, texts, p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.1])
+    right = gold // 3
+    answers = np.stack([random.integers(3, size=texts) + 3 * teacher for teacher in range(2)], axis=1)
+    answers[np.arange(texts), right] = gold
+    centres = np.random.default_rng(9).normal(size=(2, LABELS, 24))
+    states = [own[gold] + 1.5 * random.normal(size=(texts, 24)) for own in centres]
+    spaces = [SideBySide.of([own.astype(np.float32)]) for own in states]
+    weights = np.tile([0.97, 0.03], (texts, 1))
+    rows = np.sort(random.choice(texts, labelled, replace=False))
+    noise = [random.normal(size=(texts, 2))]
+    has_label = np.eye(2, dtype=bool)[right[rows]]
+    return PartlyLabelled(weights, noise, answers, spaces, rows, has_label, gold[rows]), right
+
+
+def rightly(weights: Array, right: Array, rows: Array) -> float:
+    others = np.setdiff1d(np.arange(len(right)), rows)
+    return float((weights.argmax(axis=1) == right)[others].mean())
+
+
+def test_a_few_labels_find_the_texts_of_a_lost_teacher() -> None:
+    texts, right = lost_teacher()
+    without = fit_labels(replace(texts, spaces=[]), [], LABELS)
+    assert rightly(without.weights, right, texts.rows) < 0.75
+    assert rightly(fit_labels(texts, [], LABELS).weights, right, texts.rows) > 0.85
+
+
+def test_other_blocks_have_the_evidence_of_the_same_maps() -> None:
+    first, _ = lost_teacher()
+    second, right = lost_teacher(texts=600, labelled=10, seed=1)
+    fit = fit_labels(first, [second], LABELS)
+    more = fit.maps(second.spaces, second.predicted)
+    weights = fit.result.correction(second.weights, [*second.kinds, *more], second.predicted)
+    assert rightly(weights, right, second.rows) > 0.85
+    assert len(fit.result.left_out) == 60
+
+
+def test_labels_in_other_blocks_alone_are_learned() -> None:
+    first, right = lost_teacher()
+    second, _ = lost_teacher(seed=1)
+    none = replace(first, rows=first.rows[:0], has_label=first.has_label[:0], gold=first.gold[:0])
+    assert rightly(fit_labels(none, [second], LABELS).weights, right, first.rows) > 0.8
+
+
+def test_a_value_of_a_map_to_targets_leaves_the_text_out() -> None:
+    texts, _ = lost_teacher(texts=60)
+    space, targets = texts.spaces[0], np.random.default_rng(0).normal(size=(60, 2))
+    own = LinearMap.of(space)
+    left_out = own.left_out_of(own.coefficients_for(targets), targets)
+    inputs = np.concatenate([space[:], np.full((60, 1), CONSTANT)], axis=1).astype(np.float64)
+    for text in (0, 17, 59):
+        others = np.arange(60) != text
+        products = inputs[others].T @ inputs[others] + RIDGE * np.eye(25)
+        coefficients = np.linalg.solve(products, inputs[others].T @ targets[others])
+        assert left_out[text] == pytest.approx(inputs[text] @ coefficients, abs=1e-4)

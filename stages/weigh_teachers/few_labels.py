@@ -82,11 +82,11 @@ def corrected(weights: Array, kinds: Sequence[Array], answers: Array, labelled: 
     rows, has_label = labelled.rows, labelled.has_label
     start = np.log(np.maximum(weights[rows], LEAST_WEIGHT))
     design = _Design.of(start, [kind[rows] for kind in kinds], answers[rows])
-    before = _loss(softmax(start), has_label)
+    before = loss_of(softmax(start), has_label)
     best, chosen, left_out = before, None, weights[rows]
     for strength in STRENGTHS if len(rows) > 1 else ():
         own = _cross_validated(design, has_label, strength)
-        loss = _loss(own, has_label)
+        loss = loss_of(own, has_label)
         if loss < best:
             best, chosen, left_out = loss, strength, own
     if (before - best) * len(rows) <= LEAST_GAIN:
@@ -94,6 +94,22 @@ def corrected(weights: Array, kinds: Sequence[Array], answers: Array, labelled: 
     correction = Correction(np.empty(0) if chosen is None else _fit(design, has_label, chosen), design.biases)
     after = correction(weights, kinds, answers)
     return Corrected(with_known(after, labelled), correction, chosen, before, best, after[rows], left_out)
+
+
+def correction_of_strength(
+    weights: Array, kinds: Sequence[Array], answers: Array, has_label: Array, strength: float
+) -> Correction:
+    """Returns the correction by labelled texts alone, at a given strength of the prior."""
+    design = _Design.of(np.log(np.maximum(weights, LEAST_WEIGHT)), kinds, answers)
+    return Correction(_fit(design, has_label, strength), design.biases)
+
+
+def correction_of(
+    weights: Array, kinds: Sequence[Array], answers: Array, has_label: Array, strength: float
+) -> Correction:
+    """Returns the correction by labelled texts, at a given strength of the prior."""
+    design = _Design.of(np.log(np.maximum(weights, LEAST_WEIGHT)), kinds, answers)
+    return Correction(_fit(design, has_label, strength), design.biases)
 
 
 def with_known(weights: Array, labelled: Labelled) -> Array:
@@ -194,6 +210,6 @@ def _cross_validated(design: _Design, has_label: Array, strength: float) -> Arra
     return weights
 
 
-def _loss(weights: Array, has_label: Array) -> float:
+def loss_of(weights: Array, has_label: Array) -> float:
     """Returns the mean of -log w(teachers that know the label)."""
     return float(-np.log(np.maximum((weights * has_label).sum(axis=1), LEAST_PROBABILITY)).mean())

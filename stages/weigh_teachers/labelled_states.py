@@ -7,12 +7,21 @@ teacher that the weights without labels give no text has states too, so a few la
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.lazy import np
-from amalgam.stages.weigh_teachers.few_labels import Corrected, Labelled, corrected
+from amalgam.stages.weigh_teachers.few_labels import (
+    FOLDS,
+    Corrected,
+    Correction,
+    Labelled,
+    corrected,
+    correction_of,
+    loss_of,
+)
 from amalgam.stages.weigh_teachers.linear_map import LinearMap, predicted, preferred, values_of
 from amalgam.stages.weigh_teachers.neighbours import Space
 
@@ -40,6 +49,10 @@ class PartlyLabelled:
     """Whether each teacher has the gold label: [labelled texts, teachers]."""
     gold: Array
     """Position of the gold label in the union: [labelled texts]."""
+
+    def only(self, is_used: Array) -> PartlyLabelled:
+        """Returns the same texts with a part of their labels."""
+        return replace(self, rows=self.rows[is_used], has_label=self.has_label[is_used], gold=self.gold[is_used])
 
     def states(self) -> list[Array]:
         """Returns the states of the labelled texts in each space."""
@@ -73,48 +86,118 @@ class Fit:
 def fit_labels(first: PartlyLabelled, others: Sequence[PartlyLabelled], labels: int) -> Fit:
     """Fits the correction by the labelled texts of all blocks; `labels` is the number of labels of all teachers.
 
-    The evidence of a text is always that of maps that did not learn its own label.
+    Maps are used if they predict the teachers of labelled texts better, by cross-validation of all steps.
     """
-    parts = [first, *others]
-    has_label = np.concatenate([part.has_label for part in parts])
-    weights = np.concatenate([part.weights[part.rows] for part in parts])
-    answers = np.concatenate([part.predicted[part.rows] for part in parts])
-    kinds = [np.concatenate([part.kinds[at][part.rows] for part in parts]) for at in range(len(first.kinds))]
-
-    def fit(more: Sequence[Array]) -> Corrected:
-        return corrected(weights, [*kinds, *more], answers, Labelled(np.arange(len(has_label)), has_label))
-
-    def after(result: Corrected, more: Sequence[Array]) -> Array:
-        return result.correction(first.weights, [*first.kinds, *more], first.predicted)
-
+    blocks = _Blocks([first, *others], labels, [LinearMap.of(space) for space in first.spaces])
+    result = blocks.corrected([])
+    none = StateMaps([], [], np.empty((0, 2, first.weights.shape[1])))
+    plain = Fit(blocks.after(result.correction, []), result, none)
     if not first.spaces:
-        result = fit([])
-        return Fit(after(result, []), result, StateMaps([], [], np.empty((0, 2, first.weights.shape[1]))))
-    to_teachers, own, left_out = _maps_to_teachers(first, parts, has_label)
+        return plain
+    learned = _learned(blocks, lambda more: blocks.corrected(more).correction)
+    result = blocks.corrected(learned.of_labelled)
+    if result.strength is None:
+        return plain
+    left_out = _cross_validated(blocks, result.strength)
+    loss = loss_of(left_out, blocks.has_label)
+    if loss >= plain.result.loss_after:
+        return plain
+    return Fit(learned.weights, replace(result, left_out=left_out, loss_after=loss), learned.maps)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    parts: Sequence[PartlyLabelled]
+    """The first block, and the labelled texts of others."""
+    labels: int
+    maps: Sequence[LinearMap]
+    """Maps of the first block's spaces."""
+
+    @property
+    def has_label(self) -> Array:
+        return np.concatenate([part.has_label for part in self.parts])
+
+    def corrected(self, more: Sequence[Array]) -> Corrected:
+        """Returns the correction with further evidence of the labelled texts; cross-validation chooses its strength."""
+        weights, kinds, answers = self._of_labelled()
+        return corrected(weights, [*kinds, *more], answers, Labelled(np.arange(len(weights)), self.has_label))
+
+    def correction(self, more: Sequence[Array], strength: float) -> Correction:
+        weights, kinds, answers = self._of_labelled()
+        return correction_of(weights, [*kinds, *more], answers, self.has_label, strength)
+
+    def after(self, correction: Correction, more: Sequence[Array]) -> Array:
+        """Returns the corrected weights of the first block."""
+        return correction(self.parts[0].weights, [*self.parts[0].kinds, *more], self.parts[0].predicted)
+
+    def only(self, is_used: Array) -> _Blocks:
+        """Returns the blocks with a part of their labels."""
+        ends = np.cumsum([len(part.rows) for part in self.parts])[:-1]
+        used = np.split(is_used, ends)
+        return replace(self, parts=[part.only(own) for part, own in zip(self.parts, used, strict=True)])
+
+    def _of_labelled(self) -> tuple[Array, list[Array], Array]:
+        weights = np.concatenate([part.weights[part.rows] for part in self.parts])
+        answers = np.concatenate([part.predicted[part.rows] for part in self.parts])
+        places = range(len(self.parts[0].kinds))
+        return weights, [np.concatenate([own.kinds[at][own.rows] for own in self.parts]) for at in places], answers
+
+
+@dataclass(frozen=True)
+class _Learned:
+    weights: Array
+    """The corrected weights of the first block."""
+    correction: Correction
+    maps: StateMaps
+    of_labelled: Sequence[Array]
+    """Both kinds of evidence of the labelled texts; no map of a text's value learned its own label."""
+
+
+def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], Correction]) -> _Learned:
+    first, *others = blocks.parts
+    to_teachers, own, left_out = _maps_to_teachers(blocks)
     teacher_scale = _scale_of(own)
     of_first, of_labelled = [_scaled(own, teacher_scale)], [_scaled(left_out, teacher_scale)]
-    result, maps = fit(of_labelled), [LinearMap.of(space) for space in first.spaces]
+    correction = correct(of_labelled)
     for _ in range(ROUNDS):
-        learned = preferred(after(result, of_first), first.predicted)
+        learned = preferred(blocks.after(correction, of_first), first.predicted)
         learned[first.rows] = first.gold
-        to_labels = [one.coefficients(learned, labels) for one in maps]
-        pairs = zip(maps, to_labels, strict=True)
+        to_labels = [one.coefficients(learned, blocks.labels) for one in blocks.maps]
+        pairs = zip(blocks.maps, to_labels, strict=True)
         own = np.mean([one.left_out(its, learned, first.predicted) for one, its in pairs], axis=0)
         elsewhere = [_of_labels(part.states(), to_labels, part.predicted[part.rows]) for part in others]
         label_scale = _scale_of(own)
         of_first[1:] = [_scaled(own, label_scale)]
         of_labelled[1:] = [_scaled(np.concatenate([own[first.rows], *elsewhere]), label_scale)]
-        result = fit(of_labelled)
-    return Fit(
-        after(result, of_first), result, StateMaps(to_teachers, to_labels, np.stack([teacher_scale, label_scale]))
-    )
+        correction = correct(of_labelled)
+    maps = StateMaps(to_teachers, to_labels, np.stack([teacher_scale, label_scale]))
+    return _Learned(blocks.after(correction, of_first), correction, maps, of_labelled)
 
 
-def _maps_to_teachers(
-    first: PartlyLabelled, parts: Sequence[PartlyLabelled], has_label: Array
-) -> tuple[list[Array], Array, Array]:
+def _cross_validated(blocks: _Blocks, strength: float) -> Array:
+    """Returns the weights of the labelled texts without any label of their fold [labelled texts, teachers]."""
+    fold = np.arange(len(blocks.has_label)) % min(FOLDS, len(blocks.has_label))
+    weights = np.empty(blocks.has_label.shape)
+    for number in range(int(fold.max()) + 1):
+        used = blocks.only(fold != number)
+        learned = _learned(used, partial(used.correction, strength=strength))
+        first, *others = blocks.parts
+        of_others = [
+            learned.correction(
+                part.weights[part.rows],
+                [*(kind[part.rows] for kind in part.kinds), *learned.maps(part.states(), part.predicted[part.rows])],
+                part.predicted[part.rows],
+            )
+            for part in others
+        ]
+        weights[fold == number] = np.concatenate([learned.weights[first.rows], *of_others])[fold == number]
+    return weights
+
+
+def _maps_to_teachers(blocks: _Blocks) -> tuple[list[Array], Array, Array]:
     """Returns the coefficients, and the values of the first block's texts and of all labelled texts."""
-    states, targets = zip(*(part.states() for part in parts), strict=True), has_label.astype(np.float64)
+    first, targets = blocks.parts[0], blocks.has_label.astype(np.float64)
+    states = zip(*(part.states() for part in blocks.parts), strict=True)
     maps = [LinearMap.of(np.concatenate(own)) for own in states]
     coefficients = [one.coefficients_for(targets) for one in maps]
     pairs = zip(maps, coefficients, strict=True)

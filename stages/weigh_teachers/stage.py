@@ -118,7 +118,7 @@ class WeighTeachers(Stage):
             inputs["written shares"] = "means of the weights"  # before, they were a small bias
         if given_labels(run):
             inputs |= {**labels_identity(run), "labelled weights": "left out"}  # before, they were not kept
-            inputs["evidence of labels"] = "states"  # before, it was that without labels
+            inputs["evidence of labels"] = "states where they help"  # before, it was that without labels
         if not LabelSets.of(label_space(run)).all_differ:
             inputs["combined"] = "teachers with the same labels"  # before, they excluded each other
         upstream = ["cache-features"] if target_method(targets).reads_features else []

@@ -305,7 +305,11 @@ def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> No
     """Refuses an encoder on this machine that cannot be loaded; `teacher:NAME` is checked as a teacher."""
     model = model_reference(run, _encoder_of(settings), settings.revision, where=where)
     if teacher_in(settings) is None and (files := local_model(model)):
-        with_layers(files, settings)
+        with_layers(files, _layers_of(settings))
+
+
+def _layers_of(settings: Student | TrainTeachers) -> int | None:
+    return settings.layers if isinstance(settings, Student) else None
 
 
 def _trained_teachers(run: Run) -> Iterable[ResolvedTeacher]:
@@ -350,8 +354,10 @@ def encoder_files(run: Run, settings: Student | TrainTeachers, where: str) -> Mo
     """Returns the files of the named encoder; `teacher:NAME` means that teacher's body without its head."""
     name = teacher_in(settings)
     if name is not None:  # validation has checked that the teacher exists
-        return with_layers(next(teacher.files for teacher in teachers_of(run) if teacher.name == name), settings)
-    return with_layers(model_files(run, _encoder_of(settings), settings.revision, where), settings)
+        files = next(teacher.files for teacher in teachers_of(run) if teacher.name == name)
+    else:
+        files = model_files(run, _encoder_of(settings), settings.revision, where)
+    return with_layers(files, _layers_of(settings))
 
 
 def encoder_digest(run: Run, settings: Student | TrainTeachers, where: str) -> str:

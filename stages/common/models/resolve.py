@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from amalgam.data.hub import DEFAULT_REVISION
-from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.errors import ModelError, nearest
 from amalgam.pipeline.input_files import FileMark, InputFile, changed_error, unchanged
 from amalgam.pipeline.storage.store import Store
@@ -439,9 +438,8 @@ def depth_of(files: ModelFiles) -> int:
     return depth
 
 
-def with_layers(files: ModelFiles, settings: Student | TrainTeachers) -> ModelFiles:
-    """Returns the encoder's files; refuses an encoder with fewer layers than the student has."""
-    layers = settings.layers if isinstance(settings, Student) else None
+def with_layers(files: ModelFiles, layers: int | None) -> ModelFiles:
+    """Returns the files of an encoder that has so many layers; None: all that it has."""
     here = depth_of(files) if layers is not None else 0
     if layers is not None and layers > here:
         what, fix = (

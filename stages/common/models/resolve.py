@@ -439,7 +439,7 @@ def depth_of(files: ModelFiles) -> int:
 
 
 def with_layers(files: ModelFiles, layers: int | None) -> ModelFiles:
-    """Returns the files of an encoder that has so many layers; None: all that it has."""
+    """Returns the files of an encoder that has so many layers; None: all layers."""
     here = depth_of(files) if layers is not None else 0
     if layers is not None and layers > here:
         what, fix = (

@@ -22,11 +22,14 @@ from amalgam.stages.weigh_teachers.few_labels import (
     correction_of,
     loss_of,
 )
-from amalgam.stages.weigh_teachers.linear_map import LinearMap, predicted, preferred, values_of
+from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, predicted, preferred, values_of
 from amalgam.stages.weigh_teachers.neighbours import Space
 
 ROUNDS = 2
 """How often the maps learn the labels that the corrected weights prefer."""
+
+MOST_LEARNED = 2000
+"""Most labelled texts from which the map to the teachers learns; labels in key order are a random sample."""
 
 LEAST_DEVIATION = 1e-9
 
@@ -197,14 +200,26 @@ def _cross_validated(blocks: _Blocks, strength: float) -> Array:
 def _maps_to_teachers(blocks: _Blocks) -> tuple[list[Array], Array, Array]:
     """Returns the coefficients, and the values of the first block's texts and of all labelled texts."""
     first, targets = blocks.parts[0], blocks.has_label.astype(np.float64)
-    states = zip(*(part.states() for part in blocks.parts), strict=True)
-    maps = [LinearMap.of(np.concatenate(own)) for own in states]
-    coefficients = [one.coefficients_for(targets) for one in maps]
-    pairs = zip(maps, coefficients, strict=True)
-    left_out: Array = np.mean([one.left_out_of(its, targets) for one, its in pairs], axis=0)
+    states = [np.concatenate(own) for own in zip(*(part.states() for part in blocks.parts), strict=True)]
+    learned = slice(0, MOST_LEARNED)
+    coefficients, left_out = zip(*(_ridge(own[learned], targets[learned]) for own in states), strict=True)
+    of_labelled = _of_teachers(states, coefficients)
+    of_labelled[learned] = np.mean(left_out, axis=0)
     own = _of_teachers(first.spaces, coefficients)
-    own[first.rows] = left_out[: len(first.rows)]
-    return coefficients, own, left_out
+    own[first.rows] = of_labelled[: len(first.rows)]
+    return list(coefficients), own, of_labelled
+
+
+def _ridge(states: Array, targets: Array) -> tuple[Array, Array]:
+    """Returns the coefficients of a ridge regression, and its values without each text's own targets.
+
+    It is solved by the products of the texts, which are fewer than the width.
+    """
+    inputs = np.concatenate([states, np.full((len(states), 1), CONSTANT)], axis=1).astype(np.float64)
+    inverse = np.linalg.inv(inputs @ inputs.T + RIDGE * np.eye(len(inputs)))
+    dual = inverse @ targets
+    left_out: Array = targets - dual / np.diag(inverse)[:, None]
+    return (inputs.T @ dual).astype(np.float32), left_out
 
 
 def _of_teachers(spaces: Sequence[Space], coefficients: Sequence[Array]) -> Array:

@@ -57,20 +57,6 @@ class LinearMap:
         coefficients: Array = torch.cholesky_solve(sums.T, self.factor).float().numpy()
         return coefficients
 
-    def coefficients_for(self, targets: Array) -> Array:
-        """Returns the coefficients [width, columns] of the map to targets [texts, columns]."""
-        sums = torch.zeros(len(self.factor), targets.shape[1], dtype=torch.float64)
-        for rows in blocks_of(self.space):
-            sums += _inputs(self.space, rows).double().T @ torch.from_numpy(targets[rows])
-        coefficients: Array = torch.cholesky_solve(sums, self.factor).float().numpy()
-        return coefficients
-
-    def left_out_of(self, coefficients: Array, targets: Array) -> Array:
-        """Returns the predictions [texts, columns] without each text's own targets."""
-        leverages = self.leverages[:, None]
-        values: Array = (values_of(self.space, coefficients) - leverages * targets) / (1 - leverages)
-        return values
-
     def left_out(self, coefficients: Array, labels: Array, candidates: Array) -> Array:
         """Returns the predictions for candidate labels [texts, teachers] without each text's own label."""
         is_target = candidates == labels[:, None]

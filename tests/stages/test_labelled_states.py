@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, fit_labels
-from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap
+from amalgam.stages.weigh_teachers import labelled_states
+from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, _ridge, fit_labels
+from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE
 from amalgam.stages.weigh_teachers.neighbours import SideBySide
 
 Array = Any
@@ -63,14 +64,21 @@ def test_labels_in_other_blocks_alone_are_learned() -> None:
     assert rightly(fit_labels(none, [second], LABELS).weights, right, first.rows) > 0.8
 
 
-def test_a_value_of_a_map_to_targets_leaves_the_text_out() -> None:
+def test_a_value_of_the_map_to_teachers_leaves_the_text_out() -> None:
     texts, _ = lost_teacher(texts=60)
-    space, targets = texts.spaces[0], np.random.default_rng(0).normal(size=(60, 2))
-    own = LinearMap.of(space)
-    left_out = own.left_out_of(own.coefficients_for(targets), targets)
-    inputs = np.concatenate([space[:], np.full((60, 1), CONSTANT)], axis=1).astype(np.float64)
+    states, targets = texts.spaces[0][:], np.random.default_rng(0).normal(size=(60, 2))
+    coefficients, left_out = _ridge(states, targets)
+    inputs = np.concatenate([states, np.full((60, 1), CONSTANT)], axis=1).astype(np.float64)
     for text in (0, 17, 59):
         others = np.arange(60) != text
         products = inputs[others].T @ inputs[others] + RIDGE * np.eye(25)
-        coefficients = np.linalg.solve(products, inputs[others].T @ targets[others])
-        assert left_out[text] == pytest.approx(inputs[text] @ coefficients, abs=1e-4)
+        without = np.linalg.solve(products, inputs[others].T @ targets[others])
+        assert left_out[text] == pytest.approx(inputs[text] @ without, abs=1e-4)
+    whole = np.linalg.solve(inputs.T @ inputs + RIDGE * np.eye(25), inputs.T @ targets)
+    assert coefficients == pytest.approx(whole, abs=1e-4)
+
+
+def test_more_labels_than_the_map_learns_have_values_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, right = lost_teacher(labelled=200)
+    monkeypatch.setattr(labelled_states, "MOST_LEARNED", 60)
+    assert rightly(fit_labels(texts, [], LABELS).weights, right, texts.rows) > 0.85

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from amalgam.pipeline.storage.backend import FileInfo
+from amalgam.pipeline.storage.local import LocalStorage
 from amalgam.tests.workspaces import CommandResult, Workspace, age, finish, flip_bit
 
 UNUSED = ("gc", "--unused", "--yes")
@@ -113,3 +116,20 @@ def test_two_runs_begin_a_workspace(fresh: Workspace) -> None:
     assert codes(results) == [0, 0, 0], "".join(result.err for result in results)
     assert Path(fresh.artifacts / "WORKSPACE.json").exists()
     assert_sound(fresh)
+
+
+def test_a_record_that_is_written_after_verify_listed_the_files_is_sound(
+    fresh: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process wrote the unit's file before the listing and its record after it."""
+    fresh("cache-teachers")
+    listing = LocalStorage.list
+
+    def without_records(self: LocalStorage, *arguments: str) -> list[FileInfo]:
+        entries = list(listing(self, *arguments))
+        return [entry for entry in entries if not re.search(r"cache-teachers/.+/.+\.json", entry.path)]
+
+    monkeypatch.setattr(LocalStorage, "list", without_records)
+    fresh("verify")
+    monkeypatch.undo()
+    assert fresh.plan()["cache-teachers"]["state"] == "current"

@@ -228,11 +228,15 @@ class _Results:
         return {path for record in manifests for file in record.files if (path := _record_of(file.path))}
 
     def _irregular(self) -> dict[str, str]:
-        """Returns the records of units that are links, folders, pipes or devices, which no listing has."""
+        """Returns the records of units that are links, folders, pipes or devices, which no listing has.
+
+        A record that another process wrote after the listing is a regular file.
+        """
         listed = {entry.path for entry in self.entries}
         units = {record for path in listed if (record := _record_of(path))}
         root = self.run.store.root
-        return {path: "no regular file" for path in sorted(units - listed) if os.path.lexists(root / path)}
+        unlisted = [path for path in sorted(units - listed) if os.path.lexists(root / path)]
+        return {path: "no regular file" for path in unlisted if not is_regular(root / path)}
 
     def _never_rebuilt(self, faults: Mapping[str, str]) -> list[str]:
         """Returns the records of damaged files that no run computes again: those that no last result names."""

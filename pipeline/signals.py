@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from amalgam.pipeline.errors import InterruptedRunError
+
+SECONDS_UNTIL_AGAIN = 0.01
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -60,6 +64,17 @@ def stopping() -> Iterator[None]:
             signal.signal(each, signal.SIG_DFL)
         raise StopSignal(number)
 
+    before = sys.unraisablehook
+
+    def again(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, StopSignal):
+            before(unraisable)
+            return
+        number = unraisable.exc_value.number
+        signal.signal(number, stop)
+        threading.Timer(SECONDS_UNTIL_AGAIN, os.kill, (os.getpid(), number)).start()
+
+    sys.unraisablehook = again  # a destructor or a callback of a compiled module takes no exception
     try:
         with _handled_by(stop):
             yield
@@ -69,6 +84,8 @@ def stopping() -> Iterator[None]:
         if arrived:  # a compiled module that was being imported makes an ImportError of the signal
             raise interrupted(arrived[0]) from None
         raise
+    finally:
+        sys.unraisablehook = before
 
 
 @contextlib.contextmanager

@@ -1,0 +1,33 @@
+"""A signal stops a command also in a place that takes no exception, such as a destructor."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+
+import pytest
+
+from amalgam.pipeline.errors import InterruptedRunError
+from amalgam.pipeline.signals import stopping
+
+
+class InterruptedDestructor:
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def interrupted_for(*, seconds: float) -> None:
+    InterruptedDestructor()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def test_a_signal_that_arrives_in_a_destructor_stops_the_command(capfd: pytest.CaptureFixture[str]) -> None:
+    before, began = sys.unraisablehook, time.monotonic()
+    with pytest.raises(InterruptedRunError), stopping():
+        interrupted_for(seconds=10)
+    assert time.monotonic() - began < 5
+    assert sys.unraisablehook is before
+    assert "Traceback" not in capfd.readouterr().err

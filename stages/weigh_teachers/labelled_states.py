@@ -202,7 +202,7 @@ def _maps_to_teachers(blocks: _Blocks) -> tuple[list[Array], Array, Array]:
     first, targets = blocks.parts[0], blocks.has_label.astype(np.float64)
     states = [np.concatenate(own) for own in zip(*(part.states() for part in blocks.parts), strict=True)]
     learned = slice(0, MOST_LEARNED)
-    coefficients, left_out = zip(*(_ridge(own[learned], targets[learned]) for own in states), strict=True)
+    coefficients, left_out = zip(*(ridge(own[learned], targets[learned]) for own in states), strict=True)
     of_labelled = _of_teachers(states, coefficients)
     of_labelled[learned] = np.mean(left_out, axis=0)
     own = _of_teachers(first.spaces, coefficients)
@@ -210,7 +210,7 @@ def _maps_to_teachers(blocks: _Blocks) -> tuple[list[Array], Array, Array]:
     return list(coefficients), own, of_labelled
 
 
-def _ridge(states: Array, targets: Array) -> tuple[Array, Array]:
+def ridge(states: Array, targets: Array) -> tuple[Array, Array]:
     """Returns the coefficients of a ridge regression, and its values without each text's own targets.
 
     It is solved by the products of the texts, which are fewer than the width.

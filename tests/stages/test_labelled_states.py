@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from amalgam.stages.weigh_teachers import labelled_states
-from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, _ridge, fit_labels
+from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, fit_labels, ridge
 from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE
 from amalgam.stages.weigh_teachers.neighbours import SideBySide
 
@@ -67,7 +67,7 @@ def test_labels_in_other_blocks_alone_are_learned() -> None:
 def test_a_value_of_the_map_to_teachers_leaves_the_text_out() -> None:
     texts, _ = lost_teacher(texts=60)
     states, targets = texts.spaces[0][:], np.random.default_rng(0).normal(size=(60, 2))
-    coefficients, left_out = _ridge(states, targets)
+    coefficients, left_out = ridge(states, targets)
     inputs = np.concatenate([states, np.full((60, 1), CONSTANT)], axis=1).astype(np.float64)
     for text in (0, 17, 59):
         others = np.arange(60) != text

@@ -119,22 +119,25 @@ def leaks(train: Path, test: Path) -> tuple[int, list[bytes]]:
 
 def places_of(keys: Collection[bytes], sources: Sequence[Path], corpus: Corpus) -> list[str]:
     """Returns the file and row where the text of each key is first, in the order of the files."""
-    left, places = set(keys), list[str]()
-    for path, name in _names(sources).items():
-        for row in read_rows(path, corpus=corpus, name=name) if left else ():
-            if isinstance(row, Row) and (key := text_key(row.fields)) in left:
-                left.remove(key)
-                places.append(f"{row.source} row {row.number}")
-                if not left:
-                    break
-    return places
+    places = dict[bytes, str]()
+    for row in _usable_rows(sources, corpus):
+        key = text_key(row.fields)
+        if key in keys:
+            places.setdefault(key, f"{row.source} row {row.number}")
+            if len(places) == len(keys):
+                break
+    return list(places.values())
 
 
 def labelled_places(labels: Collection[str], sources: Sequence[Path], corpus: Corpus) -> list[str]:
     """Returns the file and row of the first texts with one of these gold labels."""
-    rows = (row for path, name in _names(sources).items() for row in read_rows(path, corpus=corpus, name=name))
-    places = (f"{row.source} row {row.number}" for row in rows if isinstance(row, Row) and row.label in labels)
-    return list(islice(places, MOST_REPORTED))
+    rows = (row for row in _usable_rows(sources, corpus) if row.label in labels)
+    return [f"{row.source} row {row.number}" for row in islice(rows, MOST_REPORTED)]
+
+
+def _usable_rows(sources: Sequence[Path], corpus: Corpus) -> Iterator[Row]:
+    for path, name in _names(sources).items():
+        yield from (row for row in read_rows(path, corpus=corpus, name=name) if isinstance(row, Row))
 
 
 def _bucket_files(folder: Path) -> list[Path]:

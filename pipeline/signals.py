@@ -14,6 +14,7 @@ from typing import Any
 from amalgam.pipeline.errors import InterruptedRunError
 
 SECONDS_UNTIL_AGAIN = 0.01
+"""Delay of a signal that is sent again, because its exception was lost."""
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -45,7 +45,7 @@ from amalgam.stages.app.oracle import show_divergence
 from amalgam.stages.app.predict import Student, finished_in
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
-from amalgam.stages.common.device import check_device
+from amalgam.stages.common.device import ON_EVERY_MACHINE, check_device
 from amalgam.stages.common.load import labels_by_teacher
 from amalgam.stages.methods import load_with_methods, method_name
 from amalgam.stages.registry import STAGES
@@ -259,7 +259,7 @@ class Experiment:
         `only`: refuse to run earlier stages; `force`: run current stages again.
         """
         device = self.config.execution.device
-        if device not in ("auto", "cpu") and (force or any(state.state != "current" for state in self.plan())):
+        if device not in ON_EVERY_MACHINE and (force or any(state.state != "current" for state in self.plan())):
             check_device(device)  # before --force sets a result aside
         self._run = self._open()
         note = method_note(self.config) if until is None else None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from amalgam.data.keys import similar_labels_note
@@ -26,9 +26,11 @@ from amalgam.stages.common.load import (
     check_gold,
     check_labels,
     labels_by_teacher,
+    same_model_notes,
+    teachers_of,
     unfetched_models,
 )
-from amalgam.stages.common.models.resolve import folders_like, place_of
+from amalgam.stages.common.models.resolve import folders_like
 from amalgam.stages.methods import method_name
 from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.registry import STAGES
@@ -43,7 +45,7 @@ def problems_of(run: Run, states: Sequence[StageState]) -> list[AmalgamError]:
     current = {state.stage for state in states if state.state == "current"}
     checks = [check for stage, check in CHECKS if stage not in current]
     if not states or any(state.state != "current" for state in states):
-        checks += [_check_device, check_workspace, partial(check_space, states=states)]
+        checks += [check_execution_device, check_workspace, partial(check_space, states=states)]
     return [error for check in checks if (error := _error(check, run))]
 
 
@@ -75,8 +77,8 @@ def check_folders(run: Run, *, stages: Sequence[Stage] = STAGES) -> None:
             stage.check_output(run)
 
 
-def _check_device(run: Run) -> None:
-    check_device(run.experiment.execution.device)
+def check_execution_device(run: Run) -> str:
+    return check_device(run.experiment.execution.device)
 
 
 def check_workspace(run: Run) -> None:
@@ -162,15 +164,8 @@ def _about_teachers(run: Run) -> Iterator[str]:
     except AmalgamError:  # a problem, not a remark
         return
     yield from filter(None, [similar_labels_note(labels)])
-    places: dict[object, list[str]] = {}
-    for teacher in experiment.teachers:
-        place = place_of(teacher.model, run.base)
-        places.setdefault((place.resolve() if isinstance(place, Path) else place, teacher.revision), []).append(
-            teacher.name
-        )
-    for names in places.values():
-        if len(names) > 1:
-            yield f"teachers {' and '.join(names)} are the same model"
+    with suppress(PendingDependencyError):
+        yield from same_model_notes({teacher.name: teacher.files for teacher in teachers_of(run)})
 
 
 def _about_overrides(run: Run) -> Iterator[str]:

@@ -14,10 +14,16 @@ from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.api import open_run
-from amalgam.stages.app.checks import check_folders, check_space, check_teacher_encoders, check_workspace
+from amalgam.stages.app.checks import (
+    check_execution_device,
+    check_folders,
+    check_space,
+    check_teacher_encoders,
+    check_workspace,
+)
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
-from amalgam.stages.common.device import check_device, dtype_for, pick_device
+from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.common.load import (
     check_labels,
     encoder_files,
@@ -71,7 +77,7 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
         "workspace": _workspace,
     }
     if run.experiment.execution.device != "auto":
-        checks["execution.device"] = _device
+        checks["execution.device"] = check_execution_device
     checks["disk"] = _disk
     for name, check in checks.items():
         try:
@@ -115,10 +121,6 @@ def _models(run: Run) -> str:
         return "none needed"
     encoder_files(run, student, ENCODER)
     return f"{student.encoder} found"
-
-
-def _device(run: Run) -> str:
-    return check_device(run.experiment.execution.device)
 
 
 def _folders(run: Run) -> str:

@@ -14,10 +14,12 @@ from amalgam.pipeline.errors import ExperimentError
 
 CPU_INFO = Path("/proc/cpuinfo")
 
+ON_EVERY_MACHINE = ("auto", "cpu")
+
 
 def pick_device(wanted: str) -> torch.device:
     offered = _offered()
-    if wanted not in ("auto", "cpu") and offered.type != wanted:
+    if wanted not in ON_EVERY_MACHINE and offered.type != wanted:
         raise ExperimentError(
             f"execution.device is {wanted}, but this machine offers {offered.type}", fix="set execution.device=auto"
         )
@@ -26,7 +28,7 @@ def pick_device(wanted: str) -> torch.device:
 
 def check_device(wanted: str) -> str:
     """Refuses a device that this machine lacks; imports torch only for another device than the CPU."""
-    return wanted if wanted in ("auto", "cpu") else str(pick_device(wanted))
+    return wanted if wanted in ON_EVERY_MACHINE else str(pick_device(wanted))
 
 
 def _offered() -> torch.device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,8 +106,13 @@ def prepare_teachers(run: Run) -> None:
     teachers = run.experiment.teachers
     files = resolve_all(_teacher_reference(run, teacher) for teacher in teachers)
     named = {teacher.name: model for teacher, model in zip(teachers, files, strict=True)}
+    for note in same_model_notes(named):
+        run.console.note(note)
+
+
+def same_model_notes(named: Mapping[str, ModelFiles]) -> Iterator[str]:
     for names in same_models(named):
-        run.console.note(f"teachers {' and '.join(names)} are the same model")
+        yield f"teachers {' and '.join(names)} are the same model"
 
 
 def check_gold(run: Run) -> None:

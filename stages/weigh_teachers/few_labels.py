@@ -7,7 +7,7 @@ the weights without labels. Cross-validation on the labelled texts chooses the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from amalgam.data.arrays import Array, RowNumbers, softmax
@@ -94,14 +94,6 @@ def corrected(weights: Array, kinds: Sequence[Array], answers: Array, labelled: 
     correction = Correction(np.empty(0) if chosen is None else _fit(design, has_label, chosen), design.biases)
     after = correction(weights, kinds, answers)
     return Corrected(with_known(after, labelled), correction, chosen, before, best, after[rows], left_out)
-
-
-def correction_of_strength(
-    weights: Array, kinds: Sequence[Array], answers: Array, has_label: Array, strength: float
-) -> Correction:
-    """Returns the correction by labelled texts alone, at a given strength of the prior."""
-    design = _Design.of(np.log(np.maximum(weights, LEAST_WEIGHT)), kinds, answers)
-    return Correction(_fit(design, has_label, strength), design.biases)
 
 
 def correction_of(
@@ -201,13 +193,18 @@ def _cross_validated(design: _Design, has_label: Array, strength: float) -> Arra
 
     Texts are in the order of their keys, which are digests, so each fold is a random sample.
     """
-    fold = np.arange(len(has_label)) % min(FOLDS, len(has_label))
     weights = np.empty(has_label.shape)
-    for number in range(int(fold.max()) + 1):
-        left_out = fold == number
+    for left_out in folds(len(has_label)):
         coefficients = _fit(design.only(~left_out), has_label[~left_out], strength)
         weights[left_out] = softmax(design.only(left_out).scores(coefficients))
     return weights
+
+
+def folds(texts: int) -> Iterator[Array]:
+    """Yields for each fold whether each text belongs to it."""
+    fold = np.arange(texts) % min(FOLDS, texts)
+    for number in range(int(fold.max()) + 1):
+        yield fold == number
 
 
 def loss_of(weights: Array, has_label: Array) -> float:

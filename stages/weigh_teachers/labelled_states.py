@@ -14,12 +14,12 @@ from functools import partial
 from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.lazy import np
 from amalgam.stages.weigh_teachers.few_labels import (
-    FOLDS,
     Corrected,
     Correction,
     Labelled,
     corrected,
     correction_of,
+    folds,
     loss_of,
 )
 from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, predicted, preferred, values_of
@@ -105,7 +105,8 @@ def fit_labels(first: PartlyLabelled, others: Sequence[PartlyLabelled], labels: 
     loss = loss_of(left_out, blocks.has_label)
     if loss >= plain.result.loss_after:
         return plain
-    return Fit(learned.weights, replace(result, left_out=left_out, loss_after=loss), learned.maps)
+    weights = blocks.after(result.correction, learned.of_first)
+    return Fit(weights, replace(result, left_out=left_out, loss_after=loss), learned.maps)
 
 
 @dataclass(frozen=True)
@@ -148,12 +149,13 @@ class _Blocks:
 
 @dataclass(frozen=True)
 class _Learned:
-    weights: Array
-    """The corrected weights of the first block."""
-    correction: Correction
+    """The maps, and both kinds of evidence; no map of a text's value learned its own label."""
+
     maps: StateMaps
+    of_first: Sequence[Array]
+    """[kinds][texts of the first block, teachers]."""
     of_labelled: Sequence[Array]
-    """Both kinds of evidence of the labelled texts; no map of a text's value learned its own label."""
+    """[kinds][labelled texts, teachers]."""
 
 
 def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], Correction]) -> _Learned:
@@ -161,9 +163,8 @@ def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], Correction]) 
     to_teachers, own, left_out = _maps_to_teachers(blocks)
     teacher_scale = _scale_of(own)
     of_first, of_labelled = [_scaled(own, teacher_scale)], [_scaled(left_out, teacher_scale)]
-    correction = correct(of_labelled)
     for _ in range(ROUNDS):
-        learned = preferred(blocks.after(correction, of_first), first.predicted)
+        learned = preferred(blocks.after(correct(of_labelled), of_first), first.predicted)
         learned[first.rows] = first.gold
         to_labels = [one.coefficients(learned, blocks.labels) for one in blocks.maps]
         pairs = zip(blocks.maps, to_labels, strict=True)
@@ -172,28 +173,27 @@ def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], Correction]) 
         label_scale = _scale_of(own)
         of_first[1:] = [_scaled(own, label_scale)]
         of_labelled[1:] = [_scaled(np.concatenate([own[first.rows], *elsewhere]), label_scale)]
-        correction = correct(of_labelled)
     maps = StateMaps(to_teachers, to_labels, np.stack([teacher_scale, label_scale]))
-    return _Learned(blocks.after(correction, of_first), correction, maps, of_labelled)
+    return _Learned(maps, of_first, of_labelled)
 
 
 def _cross_validated(blocks: _Blocks, strength: float) -> Array:
     """Returns the weights of the labelled texts without any label of their fold [labelled texts, teachers]."""
-    fold = np.arange(len(blocks.has_label)) % min(FOLDS, len(blocks.has_label))
-    weights = np.empty(blocks.has_label.shape)
-    for number in range(int(fold.max()) + 1):
-        used = blocks.only(fold != number)
+    weights, (first, *others) = np.empty(blocks.has_label.shape), blocks.parts
+    for left_out in folds(len(weights)):
+        used = blocks.only(~left_out)
         learned = _learned(used, partial(used.correction, strength=strength))
-        first, *others = blocks.parts
+        correction = used.correction(learned.of_labelled, strength)
+        of_first = used.after(correction, learned.of_first)
         of_others = [
-            learned.correction(
+            correction(
                 part.weights[part.rows],
                 [*(kind[part.rows] for kind in part.kinds), *learned.maps(part.states(), part.predicted[part.rows])],
                 part.predicted[part.rows],
             )
             for part in others
         ]
-        weights[fold == number] = np.concatenate([learned.weights[first.rows], *of_others])[fold == number]
+        weights[left_out] = np.concatenate([of_first[first.rows], *of_others])[left_out]
     return weights
 
 
@@ -213,7 +213,7 @@ def _maps_to_teachers(blocks: _Blocks) -> tuple[list[Array], Array, Array]:
 def ridge(states: Array, targets: Array) -> tuple[Array, Array]:
     """Returns the coefficients of a ridge regression, and its values without each text's own targets.
 
-    It is solved by the products of the texts, which are fewer than the width.
+    It is solved by the products of the texts, which are usually fewer than the width.
     """
     inputs = np.concatenate([states, np.full((len(states), 1), CONSTANT)], axis=1).astype(np.float64)
     inverse = np.linalg.inv(inputs @ inputs.T + RIDGE * np.eye(len(inputs)))

@@ -25,7 +25,7 @@ import numpy as np
 from amalgam.benchmarks.choice import amalgam, within
 from amalgam.benchmarks.choice_settings import load_settings
 from amalgam.benchmarks.protocol import row, show
-from amalgam.benchmarks.uncertain_texts import Candidates, pick
+from amalgam.stages.app.texts_to_label import Candidates, pick
 from amalgam.stages.report.label_estimates import RightTexts
 from amalgam.stages.weigh_teachers.few_labels import Corrected, Labelled, with_known
 from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, fit_labels
@@ -82,14 +82,15 @@ def measure(setting: Setting, counts: Sequence[int], draws: int) -> Iterator[Mea
     for count in counts:
         for draw in range(draws):
             random = np.random.default_rng([draw, count]).choice(len(weights), min(count, len(weights)), replace=False)
-            candidates = Candidates(weights, setting.answered, setting.features.astype(np.float32))
-            picked = np.array([entry.row for entry in pick(candidates, count, draw)])
-            for how, rows in (("random", random), ("picked", picked)):
-                figures = _figures(setting, weights, rows, draw, random=how == "random")
+            features = setting.features.astype(np.float32)
+            candidates = Candidates(np.arange(len(weights)), weights, setting.answered, features.__getitem__)
+            picked = pick(candidates, count, draw)
+            for how, rows, drawn in (("random", random, np.ones(len(random), bool)), ("picked", *picked)):
+                figures = _figures(setting, weights, rows, drawn, draw)
                 yield Measurement(setting.name, setting.pool, count, how, draw, figures)
 
 
-def _figures(setting: Setting, weights: Array, rows: Array, draw: int, *, random: bool) -> dict[str, float]:
+def _figures(setting: Setting, weights: Array, rows: Array, drawn: Array, draw: int) -> dict[str, float]:
     evidence, labelled = setting.evidence, Labelled(rows, setting.has_gold[rows])
     kinds, gold = list(evidence.kinds.values()), setting.gold[rows]
     texts = PartlyLabelled(weights, kinds, setting.answered, evidence.spaces, rows, labelled.has_label, gold)
@@ -103,22 +104,24 @@ def _figures(setting: Setting, weights: Array, rows: Array, draw: int, *, random
         "labels": float((targets == setting.gold).mean()),
         "others": float((targets == setting.gold)[others].mean()),
         "probe": float((_ridge(setting, rows, setting.gold[rows]) == setting.gold)[others].mean()),
-        **(_errors(setting, result, targets, rows, draw) if random else {}),
+        **_errors(setting, result, targets, rows, drawn, draw),
     }
 
 
-def _errors(setting: Setting, result: Corrected, targets: Array, rows: Array, draw: int) -> dict[str, float]:
-    """Compares the estimates by random labels with the accuracies on the other texts."""
+def _errors(  # noqa: PLR0913 - a draw
+    setting: Setting, result: Corrected, targets: Array, rows: Array, drawn: Array, draw: int
+) -> dict[str, float]:
+    """Compares the estimates by the labels of random texts with the accuracies on texts without a label."""
     learned = np.setdiff1d(np.arange(len(targets)), rows)
     fold, student = np.random.default_rng(draw).integers(FOLDS, size=len(targets)), np.empty_like(targets)
     for number in range(FOLDS):
         own = learned[fold[learned] != number]
         student[fold == number] = _ridge(setting, own, targets[own])[fold == number]
     fitted, left_out = (
-        setting.answered[rows, weights.argmax(axis=1)] == setting.gold[rows]
+        (setting.answered[rows, weights.argmax(axis=1)] == setting.gold[rows])[drawn]
         for weights in (result.fitted, result.left_out)
     )
-    right = RightTexts({}, {}, None, fitted, left_out, student[rows] == setting.gold[rows])
+    right = RightTexts({}, {}, None, fitted, left_out, (student[rows] == setting.gold[rows])[drawn])
     true = {
         name: float((own == setting.gold)[learned].mean()) for name, own in (("targets", targets), ("student", student))
     }

@@ -1,85 +1,21 @@
-"""Writes random training texts to label, and reports the changes by their labels (`amalgam label`)."""
+"""Reports the changes by the labels of a few training texts (`amalgam label labels.csv`)."""
 
 from __future__ import annotations
 
-import csv
-import io
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import ne
-from pathlib import Path
-from typing import Any
 
 from amalgam.data.arrays import Array
-from amalgam.data.lazy import np, pa, pl
+from amalgam.data.lazy import np
 from amalgam.data.parquet import matrix
-from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.build_targets.stage import read_targets, target_facts
-from amalgam.stages.common.corpus import fields, tables
-from amalgam.stages.common.given_labels import RANDOM, WHY, GivenLabels
+from amalgam.stages.common.given_labels import GivenLabels
 from amalgam.stages.common.load import given_labels, label_space, picked_at_random, train_part
 from amalgam.stages.report.stage import estimate_inputs
 from amalgam.stages.report.verdict_types import SystemEstimate
-from amalgam.stages.target_methods import target_method
-from amalgam.stages.weigh_teachers.stage import keys_of, predictions
-
-HINT = "hint_"
-"""Start of the columns with the teachers' predictions; they are in random order, because the first one is copied."""
-
-
-# ---- the texts to label
-
-
-def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
-    """Returns key, id, text, label (empty), and the distinct predictions of the teachers, for random texts."""
-    if not target_method(run.experiment.targets).takes_labels:
-        what = f"targets.mode: {run.experiment.targets.mode} does not use labels"
-        raise ExperimentError(what, where="amalgam label", fix="choose another student.method, such as amalgam")
-    answers, given = predictions(run, train_part(run).buckets).labels, given_labels(run)
-    keys = keys_of(run, train_part(run).buckets).to_pylist() if given else []
-    unlabelled = [row for row in range(len(answers)) if given is None or keys[row] not in given.by_key]
-    random = np.random.default_rng(seed)
-    rows = random.choice(unlabelled, min(count, len(unlabelled)), replace=False).tolist()
-    return _table(run, rows, answers[rows], random)
-
-
-def _table(run: Run, rows: Sequence[int], answers: Array, random: np.random.Generator) -> pl.DataFrame:
-    corpus, names = run.experiment.corpus, label_space(run).names
-    texts = _texts(run, rows)
-    columns: dict[str, list[Any]] = {"key": [key.hex() for key in texts.column("key").to_pylist()]}
-    if corpus.id != "auto":
-        columns[corpus.id] = texts.column("id").to_pylist()
-    columns |= dict(zip(corpus.text, map(list, zip(*fields(texts), strict=True)), strict=True))
-    columns[corpus.label or "label"] = [""] * len(rows)
-    hints = [[names[label] for label in random.permutation(np.unique(own))] for own in answers]
-    for place in range(max(map(len, hints), default=0)):
-        columns[f"{HINT}{place + 1}"] = [own[place] if place < len(own) else "" for own in hints]
-    columns[WHY] = [RANDOM] * len(rows)
-    return pl.DataFrame(columns)
-
-
-def _texts(run: Run, rows: Sequence[int]) -> pa.Table:
-    """Returns these rows of the training texts, in this order; memory holds one bucket."""
-    parts, places, start = [], [], 0
-    for table in tables(run.store, train_part(run)):
-        own = [place for place, row in enumerate(rows) if start <= row < start + len(table)]
-        parts.append(table.take(pa.array([rows[place] - start for place in own], pa.int64())))
-        places += own
-        start += len(table)
-    return pa.concat_tables(parts).take(np.argsort(places))
-
-
-def write_labels_file(path: Path, table: pl.DataFrame) -> None:
-    """Writes the table as csv; refuses to replace a file, which may have labels."""
-    file = io.StringIO(newline="")
-    csv.writer(file).writerows([table.columns, *table.rows()])
-    write_new(path, file.getvalue())
-
-
-# ---- their effect
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ FROM_CORPUS = "corpus"
 
 WHERE = "labels"
 KEY, ID, TEXT = "key", "id", "text"
-WHY, RANDOM = "why", "random"
-"""The column of a file of texts to label with the reason for each text, and its value for random texts."""
+WHY, RANDOM, UNCERTAIN = "why", "random", "uncertain"
+"""The column of a file of texts to label with the reason for each text, and its values for training texts."""
 
 DIFFER = "student and ensemble differ"
 """Value of this column for a random text of those on which student and ensemble differ."""
-SELECTED = {DIFFER, "student and ensemble disagree", "small margin"}
+SELECTED = {DIFFER, UNCERTAIN, "student and ensemble disagree", "small margin"}
 """All values for texts that are no random ones; older versions wrote the last two."""
 
 ORDINARY, DIFFERING, HARD = 0, 1, 2

@@ -354,8 +354,8 @@ amalgam label --count 50              writes labels.csv: texts to label, with th
 
 amalgam label labels.csv              prints the changes by the labels in it, and accuracies with intervals
 
-The texts are random: uncertain ones do not give better teachers, and only random ones estimate an accuracy. Rows
-without a label are left out.
+Half of the texts are random, and at least 30: only random ones estimate an accuracy. The others are those where the
+choice of a teacher is the most uncertain. Rows without a label are left out.
 """
 
 
@@ -373,7 +373,7 @@ def label(  # noqa: PLR0913 - the options of a command
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write random training texts to label; with a filled file, print the changes by their labels."""
+    """Write training texts to label; with a filled file, print the changes by their labels."""
     commands.label(arguments or [], config, count=count, seed=seed, out=out, as_json=as_json)
 
 

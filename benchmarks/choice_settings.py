@@ -19,7 +19,7 @@ from amalgam.data.arrays import top_margin
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import neighbours, weigh
-from amalgam.stages.weigh_teachers.signals import standard
+from amalgam.stages.weigh_teachers.signals import standard, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Setting:
         near = neighbours.nearest(neighbours.SideBySide.of([features, *states]), NEIGHBOURS)[0]
         kinds = weigh.kinds_of(list(self.answers.values()), density, self.names)
         spaces = [neighbours.SideBySide.of([features]), neighbours.SideBySide.of(states)]
-        return Evidence(kinds, self.answered, len(self.labels), near, spaces=spaces)
+        return Evidence(with_absence(kinds, self.answered), self.answered, len(self.labels), near, spaces=spaces)
 
     @cached_property
     def estimated(self) -> tuple[Array | None, Array | None]:

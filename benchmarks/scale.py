@@ -91,6 +91,7 @@ def _rows(experiments: Experiments, shape: Shape, repeats: int) -> Iterator[dict
     yield _row("cache-teachers, nothing missing", shape, **spent.figures)
     write_targets(experiments.first)
     yield _planned("current", experiments.first, shape, repeats, (total, total))
+    yield _row("run up to build-targets, current", shape, **_current(experiments.first, repeats))
     added = total // shape.teachers
     yield _planned("a new teacher", experiments.new_teacher, shape, repeats, (total, total + added))
     added = shape.teachers * changed_buckets(experiments)
@@ -118,6 +119,12 @@ def _planned(name: str, config: Path, shape: Shape, repeats: int, expected: tupl
         "plan_rss_mb": round(max(run.peak_mb for run in spent)),
     }
     return _row(name, shape, **figures)
+
+
+def _current(config: Path, repeats: int) -> dict[str, Any]:
+    """Returns the median cost of `amalgam build-targets` where all stages before it, and it, are reused."""
+    runs = [_measured("build-targets", "-c", str(config)) for _ in range(repeats)]
+    return {**runs[0].figures, "seconds": round(median([run.seconds for run in runs]), 2)}
 
 
 def _stored(workspace: Path, shape: Shape, built: float) -> Iterator[dict[str, Any]]:

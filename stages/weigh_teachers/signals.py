@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,3 +70,34 @@ def correlation(a: Array, b: Array) -> float:
     if not len(a) or a.std() == 0 or b.std() == 0:
         return 0.0
     return float(np.corrcoef(a, b)[0, 1])
+
+
+# ---- teachers with one prediction
+
+ONE_LABEL, FEW_TEXTS = 0.95, 100
+"""Share of the texts from which a teacher has one prediction, and the least number of texts to say so."""
+
+
+def one_label(predicted: Array) -> Array:
+    """Returns whether each teacher predicts one label for nearly all texts, which is then no evidence: [teachers]."""
+    texts = len(predicted)
+    counts = [np.unique(own, return_counts=True)[1].max(initial=0) for own in predicted.T]
+    return np.array([texts >= FEW_TEXTS and count > ONE_LABEL * texts for count in counts], bool)
+
+
+def with_absence(kinds: Mapping[str, Array], predicted: Array, fitted: Fitted | None = None) -> dict[str, Array]:
+    """Adds to each kind of evidence, for teachers with one prediction, that the evidence for all others is low."""
+    fitted = fitted or Fitted()
+    teachers = np.flatnonzero(fitted.value("one label", lambda: one_label(predicted).astype(np.uint8)))
+    if predicted.shape[1] == 1 or not len(teachers):
+        return dict(kinds)
+    return {name: _with_absence(own, teachers, fitted.part(f"absence of {name}")) for name, own in kinds.items()}
+
+
+def _with_absence(signal: Array, teachers: Array, fitted: Fitted) -> Array:
+    result = signal.copy()
+    for teacher in teachers.tolist():
+        others = np.delete(signal, teacher, axis=1).max(axis=1, keepdims=True)
+        own = fitted.part(str(teacher))
+        result[:, teacher] = together([signal[:, [teacher]], -others], fitted=own)[:, 0]
+    return result

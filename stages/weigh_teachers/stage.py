@@ -50,17 +50,13 @@ from amalgam.stages.weigh_teachers.few_labels import Correction, Labelled, with_
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, StateMaps, fit_labels
 from amalgam.stages.weigh_teachers.neighbours import SideBySide, Space, blocks_of, densities, nearest
-from amalgam.stages.weigh_teachers.signals import Fitted, together
+from amalgam.stages.weigh_teachers.signals import Fitted, one_label, together, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
 
 FITTED = ".safetensors"
 
 LABELLED = "weights_labelled.parquet"
 """The file with the weights of labelled texts; it exists with `labels` of the experiment."""
-
-
-ONE_LABEL, FEW_TEXTS = 0.95, 100
-"""A teacher that predicts one label for a larger share of the texts has a note; there are at least so many texts."""
 
 
 class WeightSettings(TypedDict):
@@ -89,7 +85,7 @@ class BlockFacts(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 15
+    VERSION = 16
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -303,12 +299,12 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighe
 def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
     """Yields a note for each teacher that predicts one label for nearly all texts."""
     space = label_space(run)
-    for teacher, own in zip(space.columns, predicted.T, strict=True):
-        counts = np.bincount(own, minlength=len(space.names))
-        share = counts.max() / max(1, len(own))
-        if share > ONE_LABEL and len(own) >= FEW_TEXTS:
+    for teacher, own, alone in zip(space.columns, predicted.T, one_label(predicted), strict=True):
+        if alone:
+            counts = np.bincount(own)
+            share = percent(counts.max() / len(own))
             yield (
-                f"teacher {teacher} predicts {space.names[counts.argmax()]} for {percent(share)} of the texts, so its "
+                f"teacher {teacher} predicts {space.names[counts.argmax()]} for {share} of the texts, so its "
                 "evidence is weak: label some texts (amalgam label --count 50)"
             )
 
@@ -475,9 +471,10 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
     joined, first_joined = label_sets.joined(states, first_states), label_sets.joined(first_states)
     joint = SideBySide.of([first_features, *first_joined])
     encoder, teachers = SideBySide.of([first_features]), SideBySide.of(first_joined)
+    predicted = label_sets.predicted(answers.labels, kinds["answers"])
     evidence = Evidence(
-        kinds=label_sets.means(kinds),
-        predicted=label_sets.predicted(answers.labels, kinds["answers"]),
+        kinds=with_absence(label_sets.means(kinds), predicted, fitted),
+        predicted=predicted,
         labels=len(space.names),
         near=nearest(joint.of_texts([features, *joined]), run.experiment.targets.neighbours, joint, texts.start)[0],
         written=None if written is None else label_sets.mean(written),

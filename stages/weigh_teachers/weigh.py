@@ -18,7 +18,7 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, predicted, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
-from amalgam.stages.weigh_teachers.signals import Fitted, correlation, standard, together
+from amalgam.stages.weigh_teachers.signals import Fitted, correlation, one_label, standard, together
 
 FALLBACK = "each text's own confidences were used, as muka does"
 
@@ -293,12 +293,31 @@ def by_range(signal: Array, predicted: Array, fitted: Fitted | None = None) -> A
     The ends of a range do not depend on the teacher's share of the texts, as mean and deviation do. Labels differ in
     how confident and how dense their own texts are, so each has an upper end of its own.
     """
-    fitted = fitted or Fitted()
-    lowest = fitted.value("lowest", lambda: np.sort(signal, axis=0)[:ENDS].mean(axis=0))
-    ends = fitted.value("highest", lambda: _upper_ends(signal, predicted))
-    highest = ends[np.arange(len(ends)), np.minimum(predicted, ends.shape[1] - 1)]
+    ends = (fitted or Fitted()).value("ends", lambda: _ends(signal, predicted))
+    return _between(ends, signal, predicted)
+
+
+def _between(ends: Array, signal: Array, predicted: Array) -> Array:
+    lowest, highest = ends[:, 0], ends[np.arange(len(ends)), np.minimum(predicted + 1, ends.shape[1] - 1)]
     scaled: Array = (signal - lowest) / np.maximum(highest - lowest, LEAST_RANGE)
     return scaled
+
+
+def _ends(signal: Array, predicted: Array) -> Array:
+    """Returns the lower end and the upper ends [teachers, labels + 2].
+
+    The texts at the ends of a teacher with one prediction need not be its own and those of others. So its scaled signal
+    has the mean and deviation of the others' scaled signals.
+    """
+    lowest = np.sort(signal, axis=0)[:ENDS].mean(axis=0)
+    ends = np.concatenate([lowest[:, None], _upper_ends(signal, predicted)], axis=1)
+    alone = one_label(predicted)
+    if alone.any() and not alone.all():
+        others = _between(ends, signal, predicted)[:, ~alone]
+        length = signal.std(axis=0)[alone] / max(float(others.std(axis=0).mean()), LEAST_RANGE)
+        ends[alone, 0] = signal.mean(axis=0)[alone] - others.mean() * length
+        ends[alone, 1:] = (ends[alone, 0] + length)[:, None]
+    return ends
 
 
 def _upper_ends(signal: Array, predicted: Array) -> Array:

@@ -1,0 +1,81 @@
+"""A teacher that predicts one label for nearly all texts: the absence of the others finds its texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amalgam.stages.weigh_teachers.signals import FEW_TEXTS, ONE_LABEL, Fitted, one_label, standard, with_absence
+from amalgam.stages.weigh_teachers.weigh import by_range
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+TEXTS = 2000
+
+
+def three_teachers(share: float, seed: int = 0) -> tuple[Array, Array, Array]:
+    """Return the right teachers, evidence and predictions; teacher 0 predicts one label and has weak evidence."""
+    random = np.random.default_rng(seed)
+    right = random.choice(3, TEXTS, p=[share, (1 - share) / 2, (1 - share) / 2])
+    signal = random.normal(size=(TEXTS, 3)) + np.array([0.3, 2.5, 2.5]) * (right[:, None] == np.arange(3))
+    predicted = np.stack([np.zeros(TEXTS, int), *random.integers(1, 3, size=(2, TEXTS))], axis=1)
+    return right, standard(signal), predicted
+
+
+def rightly(signal: Array, right: Array) -> float:
+    return float((signal.argmax(axis=1) == right).mean())
+
+
+@pytest.mark.parametrize("share", [0.2, 1 / 3, 0.6])
+def test_the_absence_of_the_others_finds_texts_of_a_teacher_with_one_prediction(share: float) -> None:
+    right, signal, predicted = three_teachers(share)
+    before = by_range(signal, np.where(predicted == 0, np.arange(TEXTS)[:, None] % 2, predicted))  # two predictions
+    after = by_range(with_absence({"answers": signal}, predicted)["answers"], predicted)
+    assert rightly(after, right) > rightly(before, right) + 0.03
+    found = (after.argmax(axis=1) == 0).mean()
+    assert abs(found - share) < 0.25
+
+
+def test_other_teachers_keep_their_evidence_and_their_range() -> None:
+    _, signal, predicted = three_teachers(0.3)
+    after = with_absence({"answers": signal}, predicted)["answers"]
+    assert (after[:, 1:] == signal[:, 1:]).all()
+    scaled = by_range(after, predicted)
+    assert scaled[:, 0].mean() == pytest.approx(scaled[:, 1:].mean())
+    assert scaled[:, 0].std() == pytest.approx(scaled[:, 1:].std(axis=0).mean())
+    two = predicted.copy()
+    two[: TEXTS // 10, 0] = 3
+    assert (with_absence({"answers": signal}, two)["answers"] == signal).all()
+    assert (by_range(signal, predicted)[:, 1:] == by_range(signal, two)[:, 1:]).all()
+
+
+def test_a_share_above_the_bound_of_enough_texts_counts() -> None:
+    predicted = np.zeros((TEXTS, 2), int)
+    predicted[: round((1 - ONE_LABEL) * TEXTS), 1] = 1
+    assert one_label(predicted).tolist() == [True, False]
+    assert not one_label(predicted[: FEW_TEXTS - 1]).any()
+    assert not one_label(predicted[:0]).any()
+
+
+def test_later_blocks_get_the_values_of_the_first() -> None:
+    _, signal, predicted = three_teachers(0.3)
+    fitted = Fitted()
+    whole = with_absence({"answers": signal}, predicted, fitted)["answers"]
+    reused = Fitted(fitted.values, is_reused=True)
+    parts = [
+        with_absence({"answers": signal[start : start + 50]}, predicted[start : start + 50], reused)["answers"]
+        for start in range(0, TEXTS, 50)
+    ]
+    assert np.concatenate(parts) == pytest.approx(whole)
+
+
+def test_teachers_that_all_predict_one_label_stay_comparable() -> None:
+    random = np.random.default_rng(0)
+    right = random.integers(2, size=TEXTS)
+    signal = standard(random.normal(size=(TEXTS, 2)) + 2.0 * (right[:, None] == np.arange(2)))
+    predicted = np.tile([0, 1], (TEXTS, 1))
+    after = by_range(with_absence({"answers": signal}, predicted)["answers"], predicted)
+    assert np.isfinite(after).all()
+    assert rightly(after, right) > 0.85

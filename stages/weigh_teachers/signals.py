@@ -75,7 +75,7 @@ def correlation(a: Array, b: Array) -> float:
 # ---- teachers with one prediction
 
 ONE_LABEL, FEW_TEXTS = 0.95, 100
-"""Share of the texts from which a teacher has one prediction, and the least number of texts to say so."""
+"""Share of the texts above which a teacher has one prediction; of fewer texts than the second no share is taken."""
 
 
 def one_label(predicted: Array) -> Array:

@@ -34,8 +34,8 @@ def test_the_absence_of_the_others_finds_texts_of_a_teacher_with_one_prediction(
     before = by_range(signal, np.where(predicted == 0, np.arange(TEXTS)[:, None] % 2, predicted))  # two predictions
     after = by_range(with_absence({"answers": signal}, predicted)["answers"], predicted)
     assert rightly(after, right) > rightly(before, right) + 0.03
-    found = (after.argmax(axis=1) == 0).mean()
-    assert abs(found - share) < 0.25
+    own = (after.argmax(axis=1) == 0).mean()
+    assert abs(own - share) < 0.25
 
 
 def test_other_teachers_keep_their_evidence_and_their_range() -> None:

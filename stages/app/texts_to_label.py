@@ -11,7 +11,7 @@ from typing import Any
 
 from amalgam.data.arrays import Array, entropy_nats
 from amalgam.data.lazy import np, pa, pl
-from amalgam.data.parquet import key_array
+from amalgam.data.parquet import key_array, matrix
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.user_paths import write_new
@@ -47,7 +47,7 @@ def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
     unlabelled = [row for row, key in enumerate(keys.to_pylist()) if given is None or key not in given.by_key]
     weights = None
     if target_method(run.experiment.targets).weighs_together:
-        weights = np.stack(weights_of(run).column("weight").to_numpy(zero_copy_only=False))
+        weights = matrix(weights_of(run).column("weight"))
 
     def features(rows: Array) -> Array:
         return features_of(run, key_array(keys.take(pa.array(rows))))[:]

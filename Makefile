@@ -7,7 +7,7 @@
 # make check-low   installs the lowest versions (constraints-low.txt) into .venv-low, runs the wheel and the tests there
 # make audit       looks up known vulnerabilities of the tested versions, and compares the digests of their files
 # make dist        builds the wheel and the list of its packages (CycloneDX) into dist/
-# make fuzz        damages, attacks and uses small experiments at random for an hour; FUZZ="--seconds 180" is shorter
+# make fuzz        damages, attacks and uses small experiments at random, for about 20 minutes; FUZZ="--seconds 180" is shorter
 # make check-disk  runs commands on small disks of 60 sizes (tmpfs, ext4) that become full; needs root, takes an hour
 # make docs        builds the documentation into site/
 # make notebook    runs the notebook of examples/ and stores it with its outputs

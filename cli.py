@@ -354,8 +354,9 @@ amalgam label --count 50              writes labels.csv: texts to label, with th
 
 amalgam label labels.csv              prints the changes by the labels in it, and accuracies with intervals
 
-Half of the texts are random, and at least 30: only random ones estimate an accuracy. The others are those where the
-choice of a teacher is the most uncertain. Rows without a label are left out.
+With student.method=amalgam half of the texts are random, and at least 30. The others are those where the choice of a
+teacher is the most uncertain. With other methods all are random. Only random texts estimate an accuracy.
+Rows without a label are left out.
 """
 
 

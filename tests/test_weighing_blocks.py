@@ -23,7 +23,7 @@ from amalgam.data.demo_corpus import generate
 from amalgam.data.keys import text_key
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.stages.common import corpus
-from amalgam.stages.weigh_teachers import neighbours, stage, weigh
+from amalgam.stages.weigh_teachers import neighbours, signals, stage, weigh
 from amalgam.stages.weigh_teachers.stage import LABELLED, WeighTeachers
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import (
@@ -111,7 +111,7 @@ def started(workspace: Workspace, **rank: str) -> Forked:
 def test_a_teacher_that_predicts_one_label_for_nearly_all_texts_is_named(
     cached: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "ONE_LABEL", 0.01)
+    monkeypatch.setattr(signals, "ONE_LABEL", 0.01)
     result = cached(*WEIGH)
     for teacher in TEACHER_LABELS:
         assert f"teacher {teacher} predicts " in result.err
@@ -198,6 +198,28 @@ def test_labels_in_any_block_correct_the_weights_of_all(cached: Workspace, alone
         assert corrected[text_key([text])].tolist() == [float(label in own) for own in TEACHER_LABELS.values()]
     moved = [key for key in alone if corrected[key].argmax() != alone[key].argmax()]
     assert len(moved) == manifest(cached)["facts"]["labelled"]["moved"]
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_blocks_without_a_label_are_corrected_by_those_of_others(
+    cached: Workspace, alone: Mapping[bytes, Array], place: str
+) -> None:
+    label_of = {text_key([text]): (text, label) for text, label in cached.texts()}
+    by_key = [label_of[key] for key in alone]
+    rows = by_key[:3] if place == "first" else by_key[-3:]
+    lines = "".join(f'"{text}",{label}\n' for text, label in rows)
+    (cached.folder / "labels.csv").write_text(f"text,label\n{lines}")
+    by_one(cached, "labels=labels.csv")
+    corrected = weights(cached)
+    for text, label in rows:
+        assert corrected[text_key([text])].tolist() == [float(label in own) for own in TEACHER_LABELS.values()]
+
+
+def test_a_renamed_label_is_part_of_the_identity(cached: Workspace) -> None:
+    by_one(cached)
+    plan = cached.plan(*AMALGAM, "teachers.0.rename={banking: money}")
+    assert plan["weigh-teachers"]["state"] != "current"
+    assert plan["cache-teachers"]["state"] == plan["cache-features"]["state"] == "current"
 
 
 def test_a_forced_run_computes_all_blocks(cached: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

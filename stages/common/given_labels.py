@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from amalgam.data.keys import shown, shown_names, text_key
+from amalgam.data.keys import KEY_BYTES, shown, shown_names, text_key
 from amalgam.data.lazy import pa, pc
 from amalgam.data.rows import Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
@@ -170,10 +170,13 @@ def labels_in(tables: Iterable[pa.Table], names: Sequence[str]) -> GivenLabels:
 def _identity(column: str, fields: Sequence[str]) -> bytes | str:
     if column == TEXT:
         return text_key(fields)
+    if column == ID:
+        return fields[0]
     try:
-        return bytes.fromhex(fields[0]) if column == KEY else fields[0]
+        key = bytes.fromhex(fields[0])
     except ValueError:
-        return fields[0]  # a text that no corpus has
+        key = b""
+    return key if len(key) == KEY_BYTES else fields[0]  # no text has it
 
 
 def _identifying_column(path: Path, corpus: Corpus) -> tuple[str, list[str]]:

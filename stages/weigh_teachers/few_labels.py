@@ -39,7 +39,7 @@ class Labelled:
     rows: RowNumbers
     """Positions of the texts."""
     has_label: Array
-    """Whether each teacher has_label the label [labelled texts, teachers]."""
+    """Whether each teacher has the label [labelled texts, teachers]."""
 
 
 @dataclass(frozen=True)

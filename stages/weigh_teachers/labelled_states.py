@@ -14,6 +14,7 @@ from functools import partial
 from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.lazy import np
 from amalgam.stages.weigh_teachers.few_labels import (
+    LEAST_GAIN,
     Corrected,
     Correction,
     Labelled,
@@ -103,7 +104,8 @@ def fit_labels(first: PartlyLabelled, others: Sequence[PartlyLabelled], labels: 
         return plain
     left_out = _cross_validated(blocks, result.strength)
     loss = loss_of(left_out, blocks.has_label)
-    if loss >= plain.result.loss_after:
+    is_better = loss < plain.result.loss_after and (result.loss_before - loss) * len(left_out) > LEAST_GAIN
+    if not is_better:
         return plain
     weights = blocks.after(result.correction, learned.of_first)
     return Fit(weights, replace(result, left_out=left_out, loss_after=loss), learned.maps)

@@ -85,7 +85,7 @@ class BlockFacts(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 16
+    VERSION = 17
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -109,6 +109,7 @@ class WeighTeachers(Stage):
         run.result("cache-teachers")
         inputs: dict[str, object] = {"texts": train_part(run).texts_digest, **passes_counted(run)}
         inputs |= {"families": families_of(run), "dtype": dtype_of(run)}
+        inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs["written"] = generated_file(run).sha256
             inputs["written shares"] = "means of the weights"  # before, they were a small bias
@@ -387,7 +388,8 @@ def _gold(run: Run, texts: Texts, labelled: Labelled) -> Array:
     given, names = given_labels(run), list(label_space(run).names)
     if given is None:
         raise AssertionError("there are no labels")
-    return np.array([names.index(given.by_key[key]) for key in texts.keys.take(pa.array(labelled.rows)).to_pylist()])
+    keys = texts.keys.take(pa.array(labelled.rows)).to_pylist()
+    return np.array([names.index(given.by_key[key]) for key in keys], np.int64)
 
 
 def _labelled_elsewhere(run: Run) -> Iterator[Texts]:
@@ -416,7 +418,8 @@ def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
     rows = np.flatnonzero(
         pc.is_in(keys, value_set=pa.array(list(given.by_key), keys.type)).to_numpy(zero_copy_only=False)
     )
-    return Labelled(rows, np.array([teachers_with[given.by_key[key]] for key in keys.take(rows).to_pylist()]))
+    has_label = [teachers_with[given.by_key[key]] for key in keys.take(rows).to_pylist()]
+    return Labelled(rows, np.array(has_label, bool).reshape(len(rows), len(space.columns)))
 
 
 # ---- the evidence
@@ -513,7 +516,8 @@ class Pooled:
 
     def __getitem__(self, rows: Any, /) -> Array:
         places = np.arange(len(self.states))[rows]
-        return self.states.take(places)[:, 0, 0].astype(np.float32)
+        states: Array = self.states.take(places)[:, :1, 0].astype(np.float32)
+        return states.reshape(len(places), self.states.width)
 
 
 def provenance(run: Run, keys: pa.Array) -> Array | None:

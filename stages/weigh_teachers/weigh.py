@@ -314,7 +314,7 @@ def _ends(signal: Array, predicted: Array) -> Array:
     alone = one_label(predicted)
     if alone.any() and not alone.all():
         others = _between(ends, signal, predicted)[:, ~alone]
-        length = signal.std(axis=0)[alone] / max(float(others.std(axis=0).mean()), LEAST_RANGE)
+        length = np.maximum(signal.std(axis=0)[alone] / max(float(others.std(axis=0).mean()), LEAST_RANGE), LEAST_RANGE)
         ends[alone, 0] = signal.mean(axis=0)[alone] - others.mean() * length
         ends[alone, 1:] = (ends[alone, 0] + length)[:, None]
     return ends

@@ -253,8 +253,10 @@ class Features:
         files, rows = self.file_of[wanted], self.rows[wanted]
         numbers = np.unique(files).tolist()
         parts = {number: self._read(number)[rows[files == number]] for number in numbers}
-        width = next((part.shape[1] for part in parts.values()), 0)
-        states = np.empty((len(rows), width), np.float32)
+        first = next(iter(parts.values()), None)
+        if first is None:  # no text is wanted
+            first = self._read(0) if self.paths else np.empty((0, 0), np.float32)
+        states = np.empty((len(rows), first.shape[1]), np.float32)
         for number, part in parts.items():
             states[files == number] = part
         return states

@@ -354,9 +354,8 @@ amalgam label --count 50              writes labels.csv: texts to label, with th
 
 amalgam label labels.csv              prints the changes by the labels in it, and accuracies with intervals
 
-With student.method=amalgam half of the texts are random, and at least 30. The others are those where the choice of a
-teacher is the most uncertain. With other methods all are random. Only random texts estimate an accuracy.
-Rows without a label are left out.
+The texts are random: labels of uncertain ones do not improve the choice of other texts' teachers, and only random
+ones estimate an accuracy. Rows without a label are left out.
 """
 
 
@@ -374,7 +373,7 @@ def label(  # noqa: PLR0913 - the options of a command
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write training texts to label; with a filled file, print the changes by their labels."""
+    """Write random training texts to label; with a filled file, print the changes by their labels."""
     commands.label(arguments or [], config, count=count, seed=seed, out=out, as_json=as_json)
 
 

@@ -3,13 +3,14 @@
 python benchmarks/few_labels.py --folder choice-benchmark [--counts 10 50] [--draws 5] [--only trec6] [--json]
 
 The settings are those of benchmarks/choice.py. Each draw is a seed of the random texts; a picked set is half random.
-right is the share of texts whose most heavily weighted teacher has the gold label, labelled texts included. labels is
+right is the share of texts whose most heavily weighted teacher has the gold label, with labelled texts. elsewhere is
+that share on the texts that neither the random nor the picked set labels: it alone compares the two. labels is
 the share of targets that are the gold label. others is that share on texts without a label. probe is the accuracy of
 ridge regression there: it learns from the encoder's states and the same labels alone.
 targets_error is the estimated accuracy of the targets minus that of other texts. targets_covered is the share of 95 %
 intervals that have the latter. student_error and student_covered are the same for ridge regression on the targets of
 texts without a label, instead of a student. fitted_error is targets_error without cross-validation.
-within is half of the 95 % interval of the mean, by a bootstrap over pools of teachers. picked-random compares pairs.
+within is half of the 95 % interval of the mean, by a bootstrap over pools. picked-random compares elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from amalgam.benchmarks.choice import amalgam, within
 from amalgam.benchmarks.choice_settings import load_settings
 from amalgam.benchmarks.protocol import row, show
-from amalgam.stages.app.texts_to_label import Candidates, pick
+from amalgam.benchmarks.uncertain_texts import Candidates, pick
 from amalgam.stages.report.label_estimates import RightTexts
 from amalgam.stages.weigh_teachers.few_labels import Corrected, Labelled, with_known
 from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, fit_labels
@@ -40,7 +41,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 RIDGE = 1.0
 FOLDS = 5
 ESTIMATES = ("targets_error", "targets_covered", "fitted_error", "student_error", "student_covered")
-FIGURES = ("right", "labels", "others", "probe", *ESTIMATES)
+FIGURES = ("right", "elsewhere", "labels", "others", "probe", *ESTIMATES)
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,17 @@ def measure(setting: Setting, counts: Sequence[int], draws: int) -> Iterator[Mea
     for count in counts:
         for draw in range(draws):
             random = np.random.default_rng([draw, count]).choice(len(weights), min(count, len(weights)), replace=False)
-            features = setting.features.astype(np.float32)
-            candidates = Candidates(np.arange(len(weights)), weights, setting.answered, features.__getitem__)
-            picked = pick(candidates, count, draw)
-            for how, rows, drawn in (("random", random, np.ones(len(random), bool)), ("picked", *picked)):
-                figures = _figures(setting, weights, rows, drawn, draw)
+            candidates = Candidates(weights, setting.answered, setting.features.astype(np.float32))
+            picked = np.array([entry.row for entry in pick(candidates, count, draw)])
+            unlabelled = np.setdiff1d(np.arange(len(weights)), np.concatenate([random, picked]))
+            for how, rows in (("random", random), ("picked", picked)):
+                figures = _figures(setting, weights, rows, unlabelled, draw, random=how == "random")
                 yield Measurement(setting.name, setting.pool, count, how, draw, figures)
 
 
-def _figures(setting: Setting, weights: Array, rows: Array, drawn: Array, draw: int) -> dict[str, float]:
+def _figures(  # noqa: PLR0913 - a draw
+    setting: Setting, weights: Array, rows: Array, unlabelled: Array, draw: int, *, random: bool
+) -> dict[str, float]:
     evidence, labelled = setting.evidence, Labelled(rows, setting.has_gold[rows])
     kinds, gold = list(evidence.kinds.values()), setting.gold[rows]
     texts = PartlyLabelled(weights, kinds, setting.answered, evidence.spaces, rows, labelled.has_label, gold)
@@ -101,27 +104,26 @@ def _figures(setting: Setting, weights: Array, rows: Array, drawn: Array, draw: 
     others = np.setdiff1d(np.arange(len(after)), rows)
     return {
         "right": setting.right(after),
+        "elsewhere": float(setting.has_gold[unlabelled, after[unlabelled].argmax(axis=1)].mean()),
         "labels": float((targets == setting.gold).mean()),
         "others": float((targets == setting.gold)[others].mean()),
         "probe": float((_ridge(setting, rows, setting.gold[rows]) == setting.gold)[others].mean()),
-        **_errors(setting, result, targets, rows, drawn, draw),
+        **(_errors(setting, result, targets, rows, draw) if random else {}),
     }
 
 
-def _errors(  # noqa: PLR0913 - a draw
-    setting: Setting, result: Corrected, targets: Array, rows: Array, drawn: Array, draw: int
-) -> dict[str, float]:
-    """Compares the estimates by the labels of random texts with the accuracies on texts without a label."""
+def _errors(setting: Setting, result: Corrected, targets: Array, rows: Array, draw: int) -> dict[str, float]:
+    """Compares the estimates by random labels with the accuracies on the other texts."""
     learned = np.setdiff1d(np.arange(len(targets)), rows)
     fold, student = np.random.default_rng(draw).integers(FOLDS, size=len(targets)), np.empty_like(targets)
     for number in range(FOLDS):
         own = learned[fold[learned] != number]
         student[fold == number] = _ridge(setting, own, targets[own])[fold == number]
     fitted, left_out = (
-        (setting.answered[rows, weights.argmax(axis=1)] == setting.gold[rows])[drawn]
+        setting.answered[rows, weights.argmax(axis=1)] == setting.gold[rows]
         for weights in (result.fitted, result.left_out)
     )
-    right = RightTexts({}, {}, None, fitted, left_out, (student[rows] == setting.gold[rows])[drawn])
+    right = RightTexts({}, {}, None, fitted, left_out, student[rows] == setting.gold[rows])
     true = {
         name: float((own == setting.gold)[learned].mean()) for name, own in (("targets", targets), ("student", student))
     }
@@ -175,10 +177,10 @@ def _summaries(measured: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
         yield row("few-labels", f"{count} {how}", **figures, **worst, settings=len(settings), draws=draws)
     for count in sorted({each.count for each in measured} - {0}):
         picked, random = means[count, "picked"], means[count, "random"]
-        gains = np.array([picked[name].figures["right"] - random[name].figures["right"] for name in picked])
+        gains = np.array([picked[name].figures["elsewhere"] - random[name].figures["elsewhere"] for name in picked])
         figures = {
-            "right": round(float(gains.mean()), 3),
-            "right_within": within([e.pool for e in picked.values()], gains),
+            "elsewhere": round(float(gains.mean()), 4),
+            "elsewhere_within": within([e.pool for e in picked.values()], gains),
         }
         worst = {"worst": round(float(gains.min()), 3), "better_in": int((gains > 0).sum())}
         yield row("few-labels", f"{count} picked-random", **figures, **worst, settings=len(gains), draws=draws)

@@ -124,7 +124,15 @@ def _planned(name: str, config: Path, shape: Shape, repeats: int, expected: tupl
 def _current(config: Path, repeats: int) -> dict[str, Any]:
     """Returns the median cost of `amalgam build-targets` where all stages before it, and it, are reused."""
     runs = [_measured("build-targets", "-c", str(config)) for _ in range(repeats)]
-    return {**runs[0].figures, "seconds": round(median([run.seconds for run in runs]), 2)}
+    if any("build-targets: reused" not in run.messages for run in runs):
+        raise SystemExit("build-targets is not current")
+    seconds = [run.seconds for run in runs]
+    return {
+        "seconds": round(median(seconds), 2),
+        "spread": round(spread(seconds), 2),
+        "cpu_s": round(median([run.cpu_seconds for run in runs]), 2),
+        "peak_rss_mb": round(max(run.peak_mb for run in runs)),
+    }
 
 
 def _stored(workspace: Path, shape: Shape, built: float) -> Iterator[dict[str, Any]]:
@@ -172,6 +180,8 @@ class Spent:
     cpu_seconds: float
     peak_mb: float
     output: str
+    messages: str
+    """What it wrote to stderr."""
 
     @property
     def figures(self) -> dict[str, float]:
@@ -191,7 +201,7 @@ def _measured(*arguments: str) -> Spent:
         raise SystemExit(f"{' '.join(arguments)}: {done.returncode}\n{done.stderr}")
     *output, figures = done.stdout.splitlines()
     own, cpu, peak = (float(figure) for figure in figures.split())
-    return Spent(own or seconds, cpu, peak, "\n".join(output))
+    return Spent(own or seconds, cpu, peak, "\n".join(output), done.stderr)
 
 
 def _work(what: str, arguments: list[str]) -> None:

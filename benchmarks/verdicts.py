@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def _data_set(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    base = (options.folder / name).absolute()
+    base = (options.folder / f"{name}-{options.texts}-{options.test}-{options.many}").absolute()
     base.mkdir(parents=True, exist_ok=True)
     _write_texts(name, base, options)
     for teachers in ("teachers", "wrong"):
@@ -135,8 +135,9 @@ def _write_texts(name: str, base: Path, options: argparse.Namespace) -> None:
         "many": pl.concat([test.slice(options.test), train.slice(2 * options.texts)]).head(options.many),
     }
     for part, texts in files.items():
-        if not (base / f"{part}.parquet").exists():
-            texts.write_parquet(base / f"{part}.parquet")
+        if not len(texts):
+            raise SystemExit(f"{name}: no text is left for {part}.parquet; give smaller --texts or --test")
+        texts.write_parquet(base / f"{part}.parquet")  # the same bytes in each run
 
 
 def _texts(path: Path) -> pl.DataFrame:

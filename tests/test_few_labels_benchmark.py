@@ -12,8 +12,7 @@ import pytest
 
 from amalgam.benchmarks import few_labels
 from amalgam.benchmarks.choice_settings import Setting, write_setting
-from amalgam.stages.app import texts_to_label
-from amalgam.stages.app.texts_to_label import Candidates, pick, uncertainty
+from amalgam.benchmarks.uncertain_texts import Candidates, pick, uncertainty
 from amalgam.tests.test_choice import setting
 
 __all__ = ["setting"]
@@ -38,8 +37,8 @@ def test_the_table_compares_picked_and_random_texts(
         few_labels.main()
     rows = {row["row"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
     assert set(rows) == {setting.name, "0 none", "20 random", "20 picked", "20 picked-random"}
-    gain = rows["20 picked"]["right"] - rows["20 random"]["right"]
-    assert rows["20 picked-random"]["right"] == pytest.approx(gain, abs=0.002)
+    gain = rows["20 picked"]["elsewhere"] - rows["20 random"]["elsewhere"]
+    assert rows["20 picked-random"]["elsewhere"] == pytest.approx(gain, abs=0.002)
     assert rows["20 picked"]["least_gain"] >= rows["20 picked"]["right"] - rows["0 none"]["right"] - 0.002
 
 
@@ -53,31 +52,13 @@ def test_uncertain_texts_are_no_near_duplicates_and_of_all_predictions() -> None
     features = np.repeat(random.normal(size=(40, 8)), 5, axis=0)  # five copies of each text
     weights = np.tile([0.5, 0.5], (200, 1)) + 0.001 * random.random((200, 2))
     answers = np.stack([np.arange(200) // 5 % 4, 4 + np.zeros(200, int)], axis=1)
-    rows, drawn = pick(Candidates(np.arange(200), weights, answers, features.__getitem__), 50, 0)
-    uncertain = rows[~drawn]
-    assert len(set(rows.tolist())) == 50
-    assert len(set((uncertain // 5).tolist())) == len(uncertain) == 20
-    assert set(answers[uncertain, 0].tolist()) == {0, 1, 2, 3}
+    rows = [entry.row for entry in pick(Candidates(weights, answers, features), 20, 0) if entry.why == "uncertain"]
+    assert len({row // 5 for row in rows}) == len(rows) == 10
+    assert len({int(answers[row, 0]) for row in rows}) == 4
 
 
 def test_certain_texts_are_picked_last_and_teachers_that_agree_are_certain() -> None:
     weights = np.array([[0.5, 0.5], [0.9, 0.1], [0.5, 0.5], [0.99, 0.01]])
     answers = np.array([[0, 1], [0, 1], [0, 0], [0, 1]])
     assert uncertainty(weights, answers)[2] == 0
-    candidates = Candidates(np.array([0, 1, 3]), weights, answers, np.eye(4).__getitem__)
-    with mock.patch.object(texts_to_label, "LEAST_RANDOM", 1):
-        rows, drawn = pick(candidates, 2, 0)
-    assert rows[~drawn].tolist() == [0]
-    assert set(rows.tolist()) <= {0, 1, 3}
-
-
-@pytest.mark.parametrize(("count", "random"), [(10, 10), (30, 30), (50, 30), (100, 50), (500, 150)])
-def test_enough_texts_are_random(count: int, random: int) -> None:
-    weights = np.random.default_rng(0).dirichlet([1, 1], 300)
-    answers = np.stack([np.arange(300) % 3, 3 + np.arange(300) % 2], axis=1)
-    states = np.random.default_rng(1).normal(size=(300, 4))
-    rows, drawn = pick(Candidates(np.arange(300), weights, answers, states.__getitem__), count, 0)
-    assert len(set(rows.tolist())) == min(count, 300)
-    assert drawn.sum() == random
-    without = pick(Candidates(np.arange(300), None, answers, states.__getitem__), count, 0)
-    assert without[1].all()
+    assert [entry.row for entry in pick(Candidates(weights, answers, None), 2, 0) if entry.why == "uncertain"] == [0]

@@ -99,6 +99,40 @@ def test_fewer_texts_than_files_of_the_corpus_can_be_written(fresh: Workspace, m
         assert len({row["text"] for row in csv.DictReader(file)} & texts) == 2
 
 
+def test_columns_of_the_corpus_keep_their_names(fresh: Workspace) -> None:
+    rows = fresh.texts()
+    for part, texts in (("train", rows), ("test", fresh.texts("test"))):
+        with (fresh.folder / f"texts/{part}.csv").open("w", newline="") as file:
+            lines = [(str(number), text, label) for number, (text, label) in enumerate(texts)]
+            csv.writer(file).writerows([("key", "why", "label"), *lines])
+    own = ("corpus.text=[why]", "corpus.id=key", *AMALGAM)
+    fresh("label", "--count", "30", *own)
+    with (fresh.folder / "labels.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert {row["why_"] for row in table} == {"random"}
+    assert all(rows[int(row["key"])][0] == row["why"] for row in table)
+    assert all(row["key_"] == text_key([row["why"]]).hex() for row in table)
+    filled = [{**row, "label": rows[int(row["key"])][1]} for row in table]
+    with (fresh.folder / "labels.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, table[0])
+        writer.writeheader()
+        writer.writerows(filled)
+    assert "30 labels" in fresh("label", "labels.csv", *own).out
+
+
+def test_a_corpus_whose_texts_all_have_a_label_has_none_to_label(workspace: Workspace) -> None:
+    write(workspace, workspace.texts())
+    refused = workspace.attempt("label", "labels=labels.csv", *AMALGAM, "--out", "more.csv")
+    assert "every training text has a label" in refused.err
+    assert refused.code == 2
+
+
+@pytest.mark.parametrize("key", ["abcd", "no number", "00" * 17])
+def test_a_key_of_no_text_is_named(workspace: Workspace, key: str) -> None:
+    write(workspace, [(key, "law")], ("key", "label"))
+    assert f"row 2: no training text has the key {key}" in workspace.attempt("plan", "labels=labels.csv").err
+
+
 def test_ids_identify_texts(fresh: Workspace) -> None:
     rows = [(text, label, str(number)) for number, (text, label) in enumerate(fresh.texts())]
     with (fresh.folder / "texts/train.csv").open("w", newline="") as file:

@@ -40,11 +40,10 @@ from amalgam.stages.app.arguments import experiment_of, local_path, with_texts, 
 from amalgam.stages.app.checks import method_note, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import store_texts
-from amalgam.stages.app.label import LabelEffect, label_effect
+from amalgam.stages.app.label import LabelEffect, label_effect, texts_to_label
 from amalgam.stages.app.oracle import show_divergence
 from amalgam.stages.app.predict import Student, finished_in
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
-from amalgam.stages.app.texts_to_label import texts_to_label
 from amalgam.stages.build_targets.stage import target_facts
 from amalgam.stages.common.device import ON_EVERY_MACHINE, check_device
 from amalgam.stages.common.load import labels_by_teacher
@@ -297,10 +296,12 @@ class Experiment:
             return Audit(audit(self._run, states))
 
     def label(self, count: int = 50, *, seed: int = 0) -> pl.DataFrame:
-        """Returns training texts to label, random and uncertain ones: key, text, label (empty), hint_1 and so on, why.
+        """Returns random training texts to label: key, text, label (empty), hint_1 and so on, why.
 
         Fill the column label, write the frame as csv, and give its path to `compare_labels` or as `labels`.
         """
+        if count < 1:
+            raise ExperimentError(f"count is {count}", where="label", fix="give the number of texts, such as 50")
         self.run("build-targets")
         with working(self._run):
             return texts_to_label(self._run, count, seed)

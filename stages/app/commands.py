@@ -20,10 +20,8 @@ from amalgam.stages.app.arguments import local_path
 from amalgam.stages.app.checks import shown_value, stored_overrides
 from amalgam.stages.app.cost import CostEstimate
 from amalgam.stages.app.doctor import diagnose
-from amalgam.stages.app.label import next_step
-from amalgam.stages.app.texts_to_label import write_labels_file
+from amalgam.stages.app.label import label_column, next_step, write_labels_file
 from amalgam.stages.app.verify import REPAIR, RUN, Damage
-from amalgam.stages.common.given_labels import UNCERTAIN, WHY
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES
@@ -228,11 +226,8 @@ def label(  # noqa: PLR0913 - the options of a command
         check_new(target)
         table = experiment.label(count, seed=seed)
         write_labels_file(target, table)
-        uncertain = int((table[WHY] == UNCERTAIN).sum())
-        random = counted(table.height - uncertain, "random text")
-        also = f" and {counted(uncertain, 'uncertain text')}" if uncertain else ""
-        console.result(f"{target}: {random}{also} to label")
-        column = experiment.config.corpus.label or "label"
+        console.result(f"{target}: {counted(table.height, 'random text')} to label")
+        column = label_column(experiment.config.corpus)
         console.sentence(f"labels: {', '.join(experiment.labels)}")
         console.result(f"fill the column {column}, then run: amalgam label {shlex.quote(str(target))}")
         return

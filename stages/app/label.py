@@ -1,21 +1,91 @@
-"""Reports the changes by the labels of a few training texts (`amalgam label labels.csv`)."""
+"""Writes random training texts to label, and reports the changes by their labels (`amalgam label`)."""
 
 from __future__ import annotations
 
+import csv
+import io
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import ne
+from pathlib import Path
+from typing import Any
 
 from amalgam.data.arrays import Array
-from amalgam.data.lazy import np
+from amalgam.data.lazy import np, pa, pc, pl
 from amalgam.data.parquet import matrix
+from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.build_targets.stage import read_targets, target_facts
-from amalgam.stages.common.given_labels import GivenLabels
+from amalgam.stages.common.cached.load import answer_reader
+from amalgam.stages.common.corpus import fields
+from amalgam.stages.common.given_labels import KEY, LABEL, RANDOM, GivenLabels, free_name, why_column
 from amalgam.stages.common.load import given_labels, label_space, picked_at_random, train_part
 from amalgam.stages.report.stage import estimate_inputs
 from amalgam.stages.report.verdict_types import SystemEstimate
+from amalgam.stages.target_methods import target_method
+from amalgam.stages.weigh_teachers.stage import keys_of
+
+HINT = "hint_"
+"""Start of the columns with the teachers' predictions; they are in random order, because the first one is copied."""
+
+
+# ---- the texts to label
+
+
+def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
+    """Returns key, id, text, label (empty), and the distinct predictions of the teachers, for random texts."""
+    if not target_method(run.experiment.targets).takes_labels:
+        what = f"targets.mode: {run.experiment.targets.mode} does not use labels"
+        raise ExperimentError(what, where="amalgam label", fix="choose another student.method, such as amalgam")
+    buckets, given, rows = train_part(run).buckets, given_labels(run), np.arange(train_part(run).texts)
+    if given:
+        keys = keys_of(run, buckets)
+        labelled = pc.is_in(keys, value_set=pa.array(list(given.by_key), keys.type))
+        rows = rows[~labelled.to_numpy(zero_copy_only=False)]
+    if not len(rows):
+        fix = "add training texts, or use the labels: amalgam run"
+        raise ExperimentError("every training text has a label", where="amalgam label", fix=fix)
+    random = np.random.default_rng(seed)
+    return _table(run, random.choice(rows, min(count, len(rows)), replace=False), random)
+
+
+def _table(run: Run, rows: Array, random: np.random.Generator) -> pl.DataFrame:
+    from amalgam.stages.report.quality import rows_at
+
+    corpus, space, buckets = run.experiment.corpus, label_space(run), train_part(run).buckets
+    texts = rows_at(run.store, buckets, np.sort(rows).tolist()).take(rows.argsort().argsort())
+    columns: dict[str, list[Any]] = {free_name(KEY, corpus): [key.hex() for key in texts.column("key").to_pylist()]}
+    if corpus.id != "auto":
+        columns[corpus.id] = texts.column("id").to_pylist()
+    columns |= dict(zip(corpus.text, map(list, zip(*fields(texts), strict=True)), strict=True))
+    columns[label_column(corpus)] = [""] * len(rows)
+    places = np.unique(np.searchsorted(np.cumsum([bucket.rows for bucket in buckets]), rows, side="right"))
+    prefixes, keys = [buckets[place].prefix for place in places], pl.Series("key", texts.column("key"), pl.Binary)
+    logits = [answer_reader(run).logits(teacher, prefixes, keys).to_numpy() for teacher in space.columns]
+    answers = [np.array(own)[part.argmax(axis=1)] for own, part in zip(space.columns.values(), logits, strict=True)]
+    hints = [[space.names[label] for label in random.permutation(np.unique(own))] for own in zip(*answers, strict=True)]
+    for place in range(max(map(len, hints), default=0)):
+        name = free_name(f"{HINT}{place + 1}", corpus)
+        columns[name] = [own[place] if place < len(own) else "" for own in hints]
+    columns[why_column(corpus)] = [RANDOM] * len(rows)
+    return pl.DataFrame(columns)
+
+
+def label_column(corpus: Corpus) -> str:
+    return corpus.label or free_name(LABEL, corpus)
+
+
+def write_labels_file(path: Path, table: pl.DataFrame) -> None:
+    """Writes the table as csv; refuses to replace a file, which may have labels."""
+    file = io.StringIO(newline="")
+    csv.writer(file).writerows([table.columns, *table.rows()])
+    write_new(path, file.getvalue())
+
+
+# ---- their effect
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,13 @@ FROM_CORPUS = "corpus"
 
 WHERE = "labels"
 KEY, ID, TEXT = "key", "id", "text"
-WHY, RANDOM, UNCERTAIN = "why", "random", "uncertain"
-"""The column of a file of texts to label with the reason for each text, and its values for training texts."""
+LABEL = "label"
+WHY, RANDOM = "why", "random"
+"""The column of a file of texts to label with the reason for each text, and its value for random texts."""
 
 DIFFER = "student and ensemble differ"
 """Value of this column for a random text of those on which student and ensemble differ."""
-SELECTED = {DIFFER, UNCERTAIN, "student and ensemble disagree", "small margin"}
+SELECTED = {DIFFER, "student and ensemble disagree", "small margin"}
 """All values for texts that are no random ones; older versions wrote the last two."""
 
 ORDINARY, DIFFERING, HARD = 0, 1, 2
@@ -114,14 +115,15 @@ class LabelFile:
 
 def read_label_file(path: Path, corpus: Corpus) -> LabelFile:
     """Reads the rows with a label; the columns have the names of the corpus, or key, id, text and label."""
-    label = next((name for name in (corpus.label, "label") if name and _has_column(path, name)), "label")
+    names = (corpus.label, free_name(LABEL, corpus), LABEL)
+    label = next((name for name in names if name and name not in corpus.text and _has_column(path, name)), LABEL)
     column, texts = _identifying_column(path, corpus)
     settings = Corpus(text=texts, label=label, labels=corpus.labels, rename=corpus.rename)
     rows, problems, empty = [], [], 0
     _check_column(path, settings)
     unit = "line" if path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
-    marked = _has_column(path, WHY)
-    reasons = _column(path, WHY) if marked else {}
+    marked = _has_column(path, why_column(corpus))
+    reasons = _column(path, why_column(corpus)) if marked else {}
     for row in read_rows(path, corpus=settings):
         place = f"{unit} {row.number}"
         if not isinstance(row, Row):
@@ -135,8 +137,13 @@ def read_label_file(path: Path, corpus: Corpus) -> LabelFile:
 
 
 def why_column(corpus: Corpus) -> str:
-    """Returns the name of the column with how a test text was picked."""
-    return f"{WHY}_" if WHY in {*corpus.text, corpus.id, corpus.label} else WHY
+    """Returns the name of the column with how a text was picked."""
+    return free_name(WHY, corpus)
+
+
+def free_name(name: str, corpus: Corpus) -> str:
+    """Returns a name for a column of ours that no column of the corpus has."""
+    return f"{name}_" if name in {*corpus.text, corpus.id, corpus.label} else name
 
 
 def picked_in(path: Path, corpus: Corpus) -> dict[bytes, int]:
@@ -183,7 +190,12 @@ def _identifying_column(path: Path, corpus: Corpus) -> tuple[str, list[str]]:
     """Returns the kind and the names of the columns: keys before ids before texts, because editors change texts."""
     own_id = [] if corpus.id == "auto" else [corpus.id, "id"]
     single = ["text"] if len(corpus.text) == 1 else ["text", "text_2"]
-    candidates = [(KEY, ["key"]), *((ID, [name]) for name in own_id), (TEXT, list(corpus.text)), (TEXT, single)]
+    candidates = [
+        (KEY, [free_name(KEY, corpus)]),
+        *((ID, [name]) for name in own_id),
+        (TEXT, list(corpus.text)),
+        (TEXT, single),
+    ]
     for kind, names in candidates:
         if all(_has_column(path, name) for name in names):
             return kind, names

@@ -322,12 +322,11 @@ def texts_at(store: Store, part: Part, rows: Sequence[int]) -> dict[int, str]:
 
 def rows_at(store: Store, buckets: Sequence[Bucket], rows: Sequence[int]) -> pa.Table:
     """Returns the rows at ascending positions; one bucket is in memory at a time."""
-    tables, first = [], 0
-    for bucket in buckets:
-        inside = [row - first for row in rows if first <= row < first + bucket.rows]
-        if inside:
-            tables.append(read_bucket(store, bucket).take(inside))
-        first += bucket.rows
+    tables, ends = [], np.cumsum([bucket.rows for bucket in buckets])
+    parts = np.split(np.asarray(rows), np.searchsorted(rows, ends))
+    for bucket, end, inside in zip(buckets, ends, parts, strict=False):
+        if len(inside):
+            tables.append(read_bucket(store, bucket).take(pa.array(inside - (end - bucket.rows))))
     return pa.concat_tables(tables)
 
 

@@ -181,7 +181,7 @@ class Spent:
     peak_mb: float
     output: str
     messages: str
-    """What it wrote to stderr."""
+    """Its stderr."""
 
     @property
     def figures(self) -> dict[str, float]:

@@ -456,6 +456,20 @@ def test_texts_to_label_are_written_filled_and_compared(workspace: Workspace) ->
         assert not labelled & {row["key"] for row in csv.DictReader(file)}
 
 
+def test_a_correction_learns_from_a_part_of_many_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, kinds, answers, right = mistaken()
+    rows = np.arange(300)
+    labelled = Labelled(rows, np.eye(2, dtype=bool)[right[rows]])
+    monkeypatch.setattr(few_labels, "MOST_LEARNED", 60)
+    result = corrected(weights, kinds, answers, labelled)
+    few = corrected(weights, kinds, answers, Labelled(rows[:60], labelled.has_label[:60]))
+    assert result.strength == few.strength is not None
+    assert (result.correction.coefficients == few.correction.coefficients).all()
+    assert (result.left_out[:60] == few.left_out).all()
+    assert (result.left_out[60:] == result.fitted[60:]).all()
+    assert len(result.left_out) == len(result.fitted) == 300
+
+
 def test_without_labels_the_accuracy_of_the_targets_is_estimated(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,9 @@ SETTLED = 1e-4
 SHORTEST_STEP = 2**-20
 """Share of Newton's step below which the coefficients count as settled."""
 
+MOST_LEARNED = 2000
+"""Most labelled texts that fit a correction; labels in key order are a random sample."""
+
 LEAST_PROBABILITY = 1e-4
 """Smaller probabilities of the right teacher count as this one in cross-validation."""
 
@@ -79,7 +82,7 @@ def corrected(weights: Array, kinds: Sequence[Array], answers: Array, labelled: 
 
     `kinds` are standardised evidence [texts, teachers], `answers` the label of the union that each teacher predicts.
     """
-    rows, has_label = labelled.rows, labelled.has_label
+    rows, has_label = labelled.rows[:MOST_LEARNED], labelled.has_label[:MOST_LEARNED]
     start = np.log(np.maximum(weights[rows], LEAST_WEIGHT))
     design = _Design.of(start, [kind[rows] for kind in kinds], answers[rows])
     before = loss_of(softmax(start), has_label)
@@ -93,15 +96,19 @@ def corrected(weights: Array, kinds: Sequence[Array], answers: Array, labelled: 
         best, chosen, left_out = before, None, weights[rows]
     correction = Correction(np.empty(0) if chosen is None else _fit(design, has_label, chosen), design.biases)
     after = correction(weights, kinds, answers)
-    return Corrected(with_known(after, labelled), correction, chosen, before, best, after[rows], left_out)
+    fitted = after[labelled.rows]
+    left_out = np.concatenate([left_out, fitted[len(rows) :]])
+    return Corrected(with_known(after, labelled), correction, chosen, before, best, fitted, left_out)
 
 
 def correction_of(
     weights: Array, kinds: Sequence[Array], answers: Array, has_label: Array, strength: float
 ) -> Correction:
     """Returns the correction by labelled texts, at a given strength of the prior."""
-    design = _Design.of(np.log(np.maximum(weights, LEAST_WEIGHT)), kinds, answers)
-    return Correction(_fit(design, has_label, strength), design.biases)
+    learned = slice(0, MOST_LEARNED)
+    start = np.log(np.maximum(weights[learned], LEAST_WEIGHT))
+    design = _Design.of(start, [kind[learned] for kind in kinds], answers[learned])
+    return Correction(_fit(design, has_label[learned], strength), design.biases)
 
 
 def with_known(weights: Array, labelled: Labelled) -> Array:

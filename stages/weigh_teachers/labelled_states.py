@@ -15,6 +15,7 @@ from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.lazy import np
 from amalgam.stages.weigh_teachers.few_labels import (
     LEAST_GAIN,
+    MOST_LEARNED,
     Corrected,
     Correction,
     Labelled,
@@ -28,9 +29,6 @@ from amalgam.stages.weigh_teachers.neighbours import Space
 
 ROUNDS = 2
 """How often the maps learn the labels that the corrected weights prefer."""
-
-MOST_LEARNED = 2000
-"""Most labelled texts from which the map to the teachers learns; labels in key order are a random sample."""
 
 LEAST_DEVIATION = 1e-9
 
@@ -103,8 +101,9 @@ def fit_labels(first: PartlyLabelled, others: Sequence[PartlyLabelled], labels: 
     if result.strength is None:
         return plain
     left_out = _cross_validated(blocks, result.strength)
-    loss = loss_of(left_out, blocks.has_label)
-    is_better = loss < plain.result.loss_after and (result.loss_before - loss) * len(left_out) > LEAST_GAIN
+    own, has_label = left_out[:MOST_LEARNED], blocks.has_label[:MOST_LEARNED]
+    loss = loss_of(own, has_label)
+    is_better = loss < plain.result.loss_after and (result.loss_before - loss) * len(own) > LEAST_GAIN
     if not is_better:
         return plain
     weights = blocks.after(result.correction, learned.of_first)

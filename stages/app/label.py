@@ -7,7 +7,6 @@ import io
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import ne
 from pathlib import Path
 from typing import Any
 
@@ -137,14 +136,14 @@ def label_effect(before: Run, after: Run) -> LabelEffect:
     given = given_labels(after)
     if given is None:
         raise AssertionError("the second run has labels")
-    old, new = _targets(before), _targets(after)
-    compared, over_union = None not in old.teachers, target_facts(after)["objective"] == "kl"
+    old, new = _targets(before, given), _targets(after, given)
+    compared, over_union = not old.teachers.null_count(), target_facts(after)["objective"] == "kl"
     right = _right(after, old, given.by_key) if over_union else None
     return LabelEffect(
         labels=len(given.by_key),
         empty=given.empty,
         texts=len(old.labels),
-        moved=sum(map(ne, old.teachers, new.teachers)) if compared else None,
+        moved=int((old.teachers != new.teachers).sum()) if compared else None,
         changed=int((old.labels != new.labels).sum()),
         right_before=None if right is None else int(right.sum()),
         shares=_shares(old.teachers, new.teachers, list(label_space(after).columns)) if compared else {},
@@ -178,24 +177,27 @@ def _estimates(run: Run, old: _Targets, given: GivenLabels) -> Estimates | None:
 @dataclass(frozen=True)
 class _Targets:
     rows: dict[bytes, int]
+    """The row of each labelled text."""
     labels: Array
     """The position of each text's largest target."""
-    teachers: list[str | None]
+    teachers: pl.Series
 
 
-def _targets(run: Run) -> _Targets:
-    keys, labels, teachers = [], [], []
+def _targets(run: Run, given: GivenLabels) -> _Targets:
+    rows, labels, teachers, start = dict[bytes, int](), list[Array](), list[pl.Series](), 0
     for table in read_targets(run):
-        keys += table.column("key").to_pylist()
+        keys = enumerate(table.column("key").to_pylist(), start)
+        rows |= {key: row for row, key in keys if key in given.by_key}
         labels.append(matrix(table.column("target")).argmax(axis=1))
-        teachers += table.column("teacher").to_pylist()
-    return _Targets({key: row for row, key in enumerate(keys)}, np.concatenate(labels), teachers)
+        teachers.append(pl.Series(table.column("teacher"), dtype=pl.String))
+        start += len(table)
+    return _Targets(rows, np.concatenate(labels), pl.concat(teachers))
 
 
-def _shares(
-    before: Sequence[str | None], after: Sequence[str | None], teachers: Sequence[str]
-) -> dict[str, tuple[float, float]]:
-    return {name: (before.count(name) / len(before), after.count(name) / len(after)) for name in teachers}
+def _shares(before: pl.Series, after: pl.Series, teachers: Sequence[str]) -> dict[str, tuple[float, float]]:
+    return {
+        name: (int((before == name).sum()) / len(before), int((after == name).sum()) / len(after)) for name in teachers
+    }
 
 
 def next_step(path: str) -> str:

@@ -20,8 +20,9 @@ from amalgam.stages.app.arguments import local_path
 from amalgam.stages.app.checks import shown_value, stored_overrides
 from amalgam.stages.app.cost import CostEstimate
 from amalgam.stages.app.doctor import diagnose
-from amalgam.stages.app.label import label_column, next_step, write_labels_file
+from amalgam.stages.app.label import next_step, write_labels_file
 from amalgam.stages.app.verify import REPAIR, RUN, Damage
+from amalgam.stages.common.given_labels import label_column
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES

@@ -13,14 +13,13 @@ from typing import Any
 from amalgam.data.arrays import Array
 from amalgam.data.lazy import np, pa, pc, pl
 from amalgam.data.parquet import matrix
-from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.cached.load import answer_reader
 from amalgam.stages.common.corpus import fields
-from amalgam.stages.common.given_labels import KEY, LABEL, RANDOM, GivenLabels, free_name, why_column
+from amalgam.stages.common.given_labels import KEY, RANDOM, GivenLabels, free_name, label_column, why_column
 from amalgam.stages.common.load import given_labels, label_space, picked_at_random, train_part
 from amalgam.stages.report.stage import estimate_inputs
 from amalgam.stages.report.verdict_types import SystemEstimate
@@ -71,10 +70,6 @@ def _table(run: Run, rows: Array, random: np.random.Generator) -> pl.DataFrame:
         columns[name] = [own[place] if place < len(own) else "" for own in hints]
     columns[why_column(corpus)] = [RANDOM] * len(rows)
     return pl.DataFrame(columns)
-
-
-def label_column(corpus: Corpus) -> str:
-    return corpus.label or free_name(LABEL, corpus)
 
 
 def write_labels_file(path: Path, table: pl.DataFrame) -> None:

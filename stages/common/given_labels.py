@@ -156,6 +156,11 @@ def picked_in(path: Path, corpus: Corpus) -> dict[bytes, int]:
     return {text_key(row.fields): DIFFERING if why == DIFFER else HARD for why, row in rows if why in SELECTED}
 
 
+def label_column(corpus: Corpus) -> str:
+    """Returns the name of the column of labels in a file to fill."""
+    return corpus.label or free_name(LABEL, corpus)
+
+
 def find_texts(file: LabelFile, buckets: Iterable[pa.Table]) -> dict[bytes | str, bytes]:
     """Returns the key of each text in the file that is a training text; the tables have the columns key and id."""
     name = "id" if file.column == ID else "key"

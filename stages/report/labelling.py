@@ -25,7 +25,7 @@ from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Part, fields, read_bucket
-from amalgam.stages.common.given_labels import DIFFER, RANDOM
+from amalgam.stages.common.given_labels import DIFFER, KEY, RANDOM, free_name, label_column
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.training.batches import held_out_keys
 from amalgam.stages.report.evaluation import ensemble
@@ -176,8 +176,9 @@ def select(student: Array, ensemble: Array | None) -> list[tuple[int, str]]:
 
 def columns_of(corpus: Corpus) -> list[str]:
     """Returns the header: the corpus's own columns are named as in its files."""
-    own = ["key", *([] if corpus.id == "auto" else [corpus.id]), *corpus.text, corpus.label or "label"]
-    return [*own, *(f"{name}_" if name in own else name for name in PREDICTED_COLUMNS)]
+    own_id = [] if corpus.id == "auto" else [corpus.id]
+    predicted = (free_name(name, corpus) for name in PREDICTED_COLUMNS)
+    return [free_name(KEY, corpus), *own_id, *corpus.text, label_column(corpus), *predicted]
 
 
 def _csv(inputs: LabellingInputs, sample: _Sample, chosen: Sequence[tuple[int, str]]) -> str:

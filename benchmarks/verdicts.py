@@ -85,7 +85,7 @@ def _data_set(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]
     base = (options.folder / f"{name}-{options.texts}-{options.test}-{options.many}").absolute()
     base.mkdir(parents=True, exist_ok=True)
     _write_texts(name, base, options)
-    for teachers in ("teachers", "wrong"):
+    for teachers in sorted({CASES[about].teachers for about in options.cases}):
         _write(base / teachers, options, train=base / "train.parquet", labelled=base / f"{teachers}.parquet")
         Experiment.load(base / teachers / "amalgam.yaml", quiet=True).run("train-teachers")
     for about in options.cases:

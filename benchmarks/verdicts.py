@@ -1,9 +1,9 @@
 """Makes good, bad and hopeless experiments, runs each with nothing set, and compares its verdict with many labels.
 
-python benchmarks/verdicts.py --data PATH [--sets trec6 banking77] [--texts 1500] [--test 300] [--many 2000]
-    [--folder verdicts-benchmark] [--json]
+python benchmarks/verdicts.py --data PATH [--sets trec6 banking77] [--method muka-soft] [--texts 1500] [--test 300]
+    [--many 2000] [--folder verdicts-benchmark] [--json]
 
-Each experiment has a folder of its own, so no student is a rival of another. Two MiniLM teachers learn other texts than
+Each student has a folder of its own, so none is a rival of another. Two MiniLM teachers learn other texts than
 the student does. verdict is the decision of `amalgam run` on --test labelled texts. on_many is the decision of the same
 student on up to --many further texts, which no model has learned. right: the first is the second. Where the
 experiment has too few labels by construction, right is the decision that docs/verdict.md promises. An interrupted run
@@ -44,6 +44,8 @@ CANNOT_SAY, DO_NOT_SHIP = "cannot say", "do not ship"
 class Case:
     """How an experiment differs from the good one."""
 
+    student: str = "good"
+    """Cases with the same student differ by their test texts alone."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     teachers: str = "teachers"
     train: str = "train"
@@ -54,13 +56,13 @@ class Case:
 
 CASES = {
     "good": Case(),
-    "untrained": Case(UNTRAINED),
-    "wrong labels": Case(teachers="wrong"),
-    "other texts": Case(train="other"),
+    "untrained": Case("untrained", UNTRAINED),
+    "wrong labels": Case("wrong-labels", teachers="wrong"),
+    "other texts": Case("other-texts", train="other"),
     "few labels": Case(test="few", right=CANNOT_SAY),
     "one teacher's labels": Case(test="first", right=CANNOT_SAY),
     "no labels": Case(test=None, right=CANNOT_SAY),
-    "no labels, untrained": Case(UNTRAINED, test=None, right=DO_NOT_SHIP),
+    "no labels, untrained": Case("untrained", UNTRAINED, test=None, right=DO_NOT_SHIP),
 }
 
 
@@ -69,6 +71,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of data sets: NAME/{train,test}.parquet")
     parser.add_argument("--sets", nargs="+", default=list(SETS))
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--method", default="amalgam", help="student.method")
     parser.add_argument("--texts", type=int, default=1500, help="texts of the teachers, and as many of the student")
     parser.add_argument("--test", type=int, default=300, help="labelled test texts")
     parser.add_argument("--many", type=int, default=2000, help="most labelled texts of the second decision")
@@ -89,14 +92,21 @@ def _data_set(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]
         _write(base / teachers, options, train=base / "train.parquet", labelled=base / f"{teachers}.parquet")
         Experiment.load(base / teachers / "amalgam.yaml", quiet=True).run("train-teachers")
     for about in options.cases:
-        case, folder = CASES[about], base / about.replace(" ", "-").replace(",", "").replace("'", "")
+        case = CASES[about]
+        folder = base / f"{case.student}-{options.method}"
         trained = [base / case.teachers / f"teachers/teacher-{place}" for place in (1, 2)]
         _write(folder, options, train=base / f"{case.train}.parquet", teachers=trained)
         own = {"corpus.test": str(base / f"{case.test}.parquet"), "corpus.label": "label"} if case.test else {}
         many = {"corpus.test": str(base / "many.parquet"), "corpus.label": "label"}
         verdict, accuracy, _ = _verdict(folder, {**case.overrides, **own})
         on_many, true, n = _verdict(folder, {**case.overrides, **many})
-        figures = {"data": name, "verdict": verdict, "on_many": on_many, "right": verdict == (case.right or on_many)}
+        figures = {
+            "data": name,
+            "method": options.method,
+            "verdict": verdict,
+            "on_many": on_many,
+            "right": verdict == (case.right or on_many),
+        }
         yield row("verdicts", about, **figures, accuracy=accuracy, accuracy_on_many=true, n=n)
 
 
@@ -163,7 +173,7 @@ def _write(
         content = {"corpus": {"train": str(train), "label": "label"}, "train_teachers": {**own, **tokens}}
     else:
         content["teachers"] = [{"name": path.name, "model": str(path)} for path in teachers or ()]
-    content |= {"cache": tokens, "student": {"encoder": encoder, **tokens}}
+    content |= {"cache": tokens, "student": {"method": options.method, "encoder": encoder, **tokens}}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "amalgam.yaml").write_text(yaml.safe_dump(content, sort_keys=False), "utf-8")
 

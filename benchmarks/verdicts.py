@@ -5,14 +5,15 @@ python benchmarks/verdicts.py --data PATH [--sets trec6 banking77] [--method muk
 
 Each student has a folder of its own, so none is a rival of another. Two MiniLM teachers learn other texts than
 the student does. verdict is the decision of `amalgam run` on --test labelled texts. on_many is the decision of the same
-student on up to --many further texts, which no model has learned. right: the first is the second. Where the
-experiment has too few labels by construction, right is the decision that docs/verdict.md promises. An interrupted run
-resumes.
+student on up to --many further texts, which no model has learned. outcome is right if both are equal, undecided if the
+first alone is `cannot say`, else wrong. Where the experiment has too few labels by construction, right is the decision
+that docs/verdict.md promises. An interrupted run resumes.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ FEW = 30
 """Labelled texts of the experiment `few labels`."""
 UNTRAINED = {"student.epochs": 1, "student.learning_rate": 2e-5}
 CANNOT_SAY, DO_NOT_SHIP = "cannot say", "do not ship"
+OUTCOMES = ("right", "undecided", "wrong")
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = [figures for name in options.sets for figures in _data_set(name, options)]
-    rows.append(row("verdicts", "all", right=sum(each["right"] for each in rows), experiments=len(rows)))
+    counts = Counter(each["outcome"] for each in rows)
+    rows.append(row("verdicts", "all", **{name: counts[name] for name in OUTCOMES}, experiments=len(rows)))
     show(rows, as_json=options.json)
 
 
@@ -105,9 +108,13 @@ def _data_set(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]
             "method": options.method,
             "verdict": verdict,
             "on_many": on_many,
-            "right": verdict == (case.right or on_many),
+            "outcome": outcome(verdict, case.right or on_many),
         }
         yield row("verdicts", about, **figures, accuracy=accuracy, accuracy_on_many=true, n=n)
+
+
+def outcome(verdict: str, right: str) -> str:
+    return "right" if verdict == right else "undecided" if verdict == CANNOT_SAY else "wrong"
 
 
 def _verdict(folder: Path, overrides: Mapping[str, Any]) -> tuple[str, float | None, int | None]:

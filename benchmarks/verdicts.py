@@ -90,7 +90,7 @@ def main() -> None:
 def _data_set(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     base = (options.folder / f"{name}-{options.texts}-{options.test}-{options.many}").absolute()
     base.mkdir(parents=True, exist_ok=True)
-    _write_texts(name, base, options)
+    write_texts(name, base, options)
     for teachers in sorted({CASES[about].teachers for about in options.cases}):
         _write(base / teachers, options, train=base / "train.parquet", labelled=base / f"{teachers}.parquet")
         Experiment.load(base / teachers / "amalgam.yaml", quiet=True).run("train-teachers")
@@ -133,7 +133,7 @@ def _verdict(folder: Path, overrides: Mapping[str, Any]) -> tuple[str, float | N
 # ---- files
 
 
-def _write_texts(name: str, base: Path, options: argparse.Namespace) -> None:
+def write_texts(name: str, base: Path, options: argparse.Namespace) -> None:
     import polars as pl
 
     train, test = _texts(options.data / name / "train.parquet"), _texts(options.data / name / "test.parquet")

@@ -6,8 +6,8 @@ python benchmarks/verdicts.py --data PATH [--sets trec6 banking77] [--method muk
 Each student has a folder of its own, so none is a rival of another. Two MiniLM teachers learn other texts than
 the student does. verdict is the decision of `amalgam run` on --test labelled texts. on_many is the decision of the same
 student on up to --many further texts, which no model has learned. outcome is right if both are equal, undecided if the
-first alone is `cannot say`, else wrong. Where the experiment has too few labels by construction, right is the decision
-that docs/verdict.md promises. An interrupted run resumes.
+first alone is `cannot say`, else wrong. Where the experiment has too few labels by construction, the decision that
+docs/verdict.md promises is right too. An interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -108,13 +108,14 @@ def _data_set(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]
             "method": options.method,
             "verdict": verdict,
             "on_many": on_many,
-            "outcome": outcome(verdict, case.right or on_many),
+            "outcome": outcome(verdict, case.right, on_many),
         }
         yield row("verdicts", about, **figures, accuracy=accuracy, accuracy_on_many=true, n=n)
 
 
-def outcome(verdict: str, right: str) -> str:
-    return "right" if verdict == right else "undecided" if verdict == CANNOT_SAY else "wrong"
+def outcome(verdict: str, right: str | None, on_many: str) -> str:
+    is_right = verdict == (right or on_many) or verdict == on_many == DO_NOT_SHIP
+    return "right" if is_right else "undecided" if verdict == CANNOT_SAY else "wrong"
 
 
 def _verdict(folder: Path, overrides: Mapping[str, Any]) -> tuple[str, float | None, int | None]:

@@ -13,17 +13,21 @@ from amalgam.benchmarks.verdicts import CASES, FEW, outcome
 
 
 @pytest.mark.parametrize(
-    ("verdict", "right", "expected"),
+    ("verdict", "right", "on_many", "expected"),
     [
-        ("ship", "ship", "right"),
-        ("cannot say", "cannot say", "right"),
-        ("cannot say", "do not ship", "undecided"),
-        ("ship", "do not ship", "wrong"),
-        ("do not ship", "cannot say", "wrong"),
+        ("ship", None, "ship", "right"),
+        ("cannot say", None, "cannot say", "right"),
+        ("cannot say", None, "do not ship", "undecided"),
+        ("ship", None, "do not ship", "wrong"),
+        ("do not ship", None, "cannot say", "wrong"),
+        ("cannot say", "cannot say", "ship", "right"),
+        ("ship", "cannot say", "ship", "wrong"),
+        ("do not ship", "cannot say", "do not ship", "right"),
+        ("do not ship", "cannot say", "ship", "wrong"),
     ],
 )
-def test_a_verdict_is_right_undecided_or_wrong(verdict: str, right: str, expected: str) -> None:
-    assert outcome(verdict, right) == expected
+def test_a_verdict_is_right_undecided_or_wrong(verdict: str, right: str | None, on_many: str, expected: str) -> None:
+    assert outcome(verdict, right, on_many) == expected
 
 
 def made(folder: Path, texts: int) -> Path:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.benchmarks.protocol import median, row, show, spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from amalgam.benchmarks.synthetic_workspace import Experiments, Shape
 
@@ -111,14 +111,8 @@ def _planned(name: str, config: Path, shape: Shape, repeats: int, expected: tupl
         state = next(state for state in json.loads(run.output)["stages"] if state["stage"] == "cache-teachers")
         if state["units"] != {"done": expected[0], "total": expected[1]}:
             raise SystemExit(f"{name}: plan reports {state['units']} units instead of {expected}")
-    seconds = [run.seconds for run in spent]
-    figures = {
-        "plan_s": round(median(seconds), 2),
-        "spread": round(spread(seconds), 2),
-        "plan_cpu_s": round(median([run.cpu_seconds for run in spent]), 2),
-        "plan_rss_mb": round(max(run.peak_mb for run in spent)),
-    }
-    return _row(name, shape, **figures)
+    names = {"seconds": "plan_s", "spread": "spread", "cpu_s": "plan_cpu_s", "peak_rss_mb": "plan_rss_mb"}
+    return _row(name, shape, **{names[figure]: value for figure, value in _medians(spent).items()})
 
 
 def _current(config: Path, repeats: int) -> dict[str, Any]:
@@ -126,6 +120,11 @@ def _current(config: Path, repeats: int) -> dict[str, Any]:
     runs = [_measured("build-targets", "-c", str(config)) for _ in range(repeats)]
     if any("build-targets: reused" not in run.messages for run in runs):
         raise SystemExit("build-targets is not current")
+    return _medians(runs)
+
+
+def _medians(runs: Sequence[Spent]) -> dict[str, float]:
+    """Returns the median cost of several runs, and the largest peak."""
     seconds = [run.seconds for run in runs]
     return {
         "seconds": round(median(seconds), 2),

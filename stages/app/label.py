@@ -190,9 +190,8 @@ def _targets(run: Run, given: GivenLabels) -> _Targets:
 
 
 def _shares(before: pl.Series, after: pl.Series, teachers: Sequence[str]) -> dict[str, tuple[float, float]]:
-    return {
-        name: (int((before == name).sum()) / len(before), int((after == name).sum()) / len(after)) for name in teachers
-    }
+    counts = {name: [int((texts == name).sum()) for texts in (before, after)] for name in teachers}
+    return {name: (own / len(before), other / len(after)) for name, (own, other) in counts.items()}
 
 
 def next_step(path: str) -> str:

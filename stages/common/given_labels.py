@@ -142,7 +142,7 @@ def why_column(corpus: Corpus) -> str:
 
 
 def free_name(name: str, corpus: Corpus) -> str:
-    """Returns a name for a column of ours that no column of the corpus has."""
+    """Returns the name of a column that amalgam adds; no column of the corpus has it."""
     return f"{name}_" if name in {*corpus.text, corpus.id, corpus.label} else name
 
 

@@ -75,7 +75,7 @@ def correlation(a: Array, b: Array) -> float:
 # ---- teachers with one prediction
 
 ONE_LABEL, FEW_TEXTS = 0.95, 100
-"""Share of the texts above which a teacher has one prediction; of fewer texts than the second no share is taken."""
+"""A teacher has one prediction if a label has a larger share of its predictions on at least so many texts."""
 
 
 def one_label(predicted: Array) -> Array:

@@ -1,4 +1,4 @@
-"""A teacher that predicts one label for nearly all texts: the absence of the others finds its texts."""
+"""A teacher that predicts one label for nearly all texts: its own texts have no evidence for another teacher."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rightly(signal: Array, right: Array) -> float:
 
 
 @pytest.mark.parametrize("share", [0.2, 1 / 3, 0.6])
-def test_the_absence_of_the_others_finds_texts_of_a_teacher_with_one_prediction(share: float) -> None:
+def test_texts_without_evidence_for_another_teacher_go_to_one_with_one_prediction(share: float) -> None:
     right, signal, predicted = three_teachers(share)
     before = by_range(signal, np.where(predicted == 0, np.arange(TEXTS)[:, None] % 2, predicted))  # two predictions
     after = by_range(with_absence({"answers": signal}, predicted)["answers"], predicted)

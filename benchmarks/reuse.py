@@ -88,6 +88,7 @@ def _experiment(base: Path, texts: list[str], model: Path) -> None:
     pq.write_table(pa.table({"text": texts}), base / "texts.parquet")
     (base / "amalgam.yaml").write_text(
         f"corpus: {{train: texts.parquet}}\nteachers: [{{name: teacher, model: {model}}}]\ncache: {{max_tokens: 128}}\n"
+        "targets: {mode: soft}\n"
     )
 
 
@@ -141,7 +142,7 @@ def _many(base: Path, size: int) -> None:
             file.write(f'{{"text": "{words} {i}"}}\n')
     (base / "amalgam.yaml").write_text(
         "corpus: {train: texts.jsonl}\nteachers: [{name: tiny, model: model}]\n"
-        "cache: {passes: 1, max_tokens: 32, dtype: fp32}\n"
+        "cache: {passes: 1, max_tokens: 32, dtype: fp32}\ntargets: {mode: soft}\n"
     )
 
 

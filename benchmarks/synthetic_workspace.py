@@ -97,7 +97,9 @@ def _write_file(folder: Path, name: str, train: str, shape: Shape, more: int) ->
     )
     corpus = f"corpus: {{train: {train}.csv, test: test.csv, label: label}}\n"
     path = folder / f"{name}.yaml"
-    path.write_text(f"{corpus}teachers:\n{teachers}cache: {{passes: {shape.passes}, dtype: fp32}}\n")
+    path.write_text(
+        f"{corpus}teachers:\n{teachers}cache: {{passes: {shape.passes}, dtype: fp32}}\ntargets: {{mode: soft}}\n"
+    )
     return path
 
 

@@ -96,6 +96,9 @@ METHODS: Mapping[str, Method] = {
 }
 
 
+DEFAULT_METHOD = "amalgam"
+"""Method of an experiment that sets neither student.method nor targets.mode nor objective.name."""
+
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     name: {**method.defaults, ON_GENERATED: method.on_generated} for name, method in METHODS.items()
 }
@@ -145,7 +148,9 @@ NAMES: Mapping[str, Mapping[str, type]] = {"targets.mode": TARGET_METHODS, "obje
 
 def load_with_methods(source: ExperimentSource, overrides: Iterable[str] = ()) -> LoadedExperiment:
     """Loads an experiment with the names, defaults and checks of all methods."""
-    return load_experiment(source, overrides, presets=PRESETS, names=NAMES, checks=consistency_checks)
+    return load_experiment(
+        source, overrides, presets=PRESETS, default=DEFAULT_METHOD, names=NAMES, checks=consistency_checks
+    )
 
 
 def value_texts(table: Mapping[str, type]) -> list[str]:

@@ -151,15 +151,6 @@ def test_plan_notes_names_that_are_no_folders(fresh: Workspace) -> None:
     assert any("org/second is not a folder here" in remark for remark in named.plan().remarks)
 
 
-def test_plan_and_run_name_the_method_of_a_file_without_one(workspace: Workspace) -> None:
-    workspace.edit("targets:\n  mode: soft\n", "")
-    note = "note: student.method is not set, so muka-soft is used; `student.method: amalgam` is the recommended method"
-    for command in ("plan", "run"):
-        assert note in workspace(command).err.splitlines()
-        assert "student.method is not set" not in workspace(command, "student.method=muka-soft").err
-    assert "student.method is not set" not in workspace("run", "--quiet").err
-
-
 def test_numbers_are_labels_of_an_only_teacher_and_where_the_file_names_or_confirms_them(fresh: Workspace) -> None:
     _number_labels(fresh)
     named = ["teachers.0.labels=[a, b, c, d]", 'teachers.1.rename={"0": e, "1": f, "2": g, "3": h}']

@@ -75,20 +75,25 @@ GIVEN = "Experiment(...)"
 """Name of an experiment without a file in messages."""
 
 
-def load_experiment(
+def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
     source: ExperimentSource,
     overrides: Iterable[str] = (),
     *,
     presets: Mapping[str, Mapping[str, Any]] | None = None,
+    default: str | None = None,
     names: Mapping[str, Iterable[str]] | None = None,
     checks: Callable[[ExperimentConfig], Checks] = lambda experiment: iter(()),  # noqa: ARG005
 ) -> LoadedExperiment:
-    """Loads an experiment: `presets` by student.method, the `names` of fields by path, and `checks` of all fields."""
+    """Loads an experiment: `presets` by student.method, the `names` of fields by path, and `checks` of all fields.
+
+    The `default` preset is that of an experiment which sets neither student.method nor one of the fields in `names`.
+    """
     parsed = _parse(source)
     applied: dict[str, Any] = {}
     for override in overrides:
         applied |= parsed.override(override)
-    data = _with_preset(parsed, presets or {})
+    chosen = any(_is_set(parsed.data, path) for path in names or {})
+    data = _with_preset(parsed, presets or {}, None if chosen else default)
     try:
         experiment = ExperimentConfig.model_validate(data, context=names)
     except ValidationError as error:
@@ -335,10 +340,14 @@ def _not_yaml(error: yaml.MarkedYAMLError, lines: list[str]) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: {words}"
 
 
-def _with_preset(parsed: ParsedFile, presets: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Returns the data on top of the defaults that student.method sets."""
-    student = parsed.data.get("student")
-    method = student.get("method") if isinstance(student, dict) else None
+def _is_set(data: Any, path: str) -> bool:
+    section, name = path.split(".")
+    return isinstance(data.get(section), dict) and data[section].get(name) is not None
+
+
+def _with_preset(parsed: ParsedFile, presets: Mapping[str, Mapping[str, Any]], default: str | None) -> Any:
+    """Returns the data on top of the defaults that student.method, or else `default`, sets."""
+    method = parsed.data["student"]["method"] if _is_set(parsed.data, "student.method") else default
     if not isinstance(method, str):
         return parsed.data
     preset = presets.get(re.sub(r"^teacher:.*", "teacher:<name>", method))
@@ -348,7 +357,7 @@ def _with_preset(parsed: ParsedFile, presets: Mapping[str, Mapping[str, Any]]) -
     defaults = {section: fields for section, fields in preset.items() if section != ON_GENERATED}
     if isinstance(parsed.data.get("generate"), dict):
         defaults = _merged(defaults, preset.get(ON_GENERATED, {}))
-    return _merged(defaults, parsed.data)
+    return _merged(_merged({"student": {"method": method}}, defaults), parsed.data)
 
 
 def _merged(under: Any, over: Any) -> Any:

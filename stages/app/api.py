@@ -37,7 +37,7 @@ from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import frames, maintenance
 from amalgam.stages.app import verify as verification
 from amalgam.stages.app.arguments import experiment_of, local_path, with_texts, write_file
-from amalgam.stages.app.checks import method_note, problems_of, remarks_of
+from amalgam.stages.app.checks import problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import store_texts
 from amalgam.stages.app.label import LabelEffect, label_effect, texts_to_label
@@ -262,9 +262,6 @@ class Experiment:
         if device not in ON_EVERY_MACHINE and (force or any(state.state != "current" for state in self.plan())):
             check_device(device)  # before --force sets a result aside
         self._run = self._open()
-        note = method_note(self.config) if until is None else None
-        if note:
-            self._console.note(note)
         with working(self._run):
             try:
                 before = update(STAGES, self._run, target=until, only=only, force=force)

@@ -19,9 +19,6 @@ from amalgam.stages.common.corpus import IN_MEMORY
 from amalgam.stages.common.given_labels import FROM_CORPUS
 from amalgam.stages.common.models.hub import is_model_id
 
-METHOD = "amalgam"
-"""Default of student.method, as in the file that `amalgam init` writes."""
-
 
 def experiment_of(
     teachers: Any,
@@ -64,10 +61,8 @@ def _section(name: str, fields: Any) -> dict[str, Any]:
 
 
 def _set_defaults(data: dict[str, Any], texts: Mapping[str, Any], workspace: str | Path, base: Path) -> None:
-    """Sets the method, the label column of labelled parts and the workspace, where the sections leave them out."""
+    """Sets the label column of labelled parts and the workspace, where the sections leave them out."""
     defaults = {"execution": {"workspace": workspace if "://" in str(workspace) else local_path(workspace, base)}}
-    if "mode" not in data.get("targets", {}):
-        defaults["student"] = {"method": METHOD}
     if texts.keys() & {"test", "validation"}:
         defaults["corpus"] = {"label": "label"}
     for name, fields in defaults.items():

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from amalgam.data.keys import similar_labels_note
-from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.plan import StageState
@@ -31,7 +30,6 @@ from amalgam.stages.common.load import (
     unfetched_models,
 )
 from amalgam.stages.common.models.resolve import folders_like
-from amalgam.stages.methods import method_name
 from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.registry import STAGES
 from amalgam.stages.target_methods import target_method
@@ -107,21 +105,11 @@ CHECKS: list[tuple[str, Check]] = [
 
 def remarks_of(run: Run, states: Sequence[StageState]) -> Iterator[str]:
     """Yields remarks on settings that are valid but would surprise a user."""
-    yield from filter(None, [method_note(run.experiment)])
     yield from _about_gold_labels(run)
     yield from _about_models(run)
     yield from _about_teachers(run)
     yield from _about_overrides(run)
     yield from _about_student(run, states)
-
-
-def method_note(experiment: ExperimentConfig) -> str | None:
-    """Returns the method of an experiment that names none; `plan` and `run` print it."""
-    chosen = {"mode"} & experiment.targets.model_fields_set or {"name"} & experiment.objective.model_fields_set
-    if experiment.student.method is not None or chosen:
-        return None
-    recommended = "`student.method: amalgam` is the recommended method"
-    return f"student.method is not set, so {method_name(experiment)} is used; {recommended}"
 
 
 def _about_gold_labels(run: Run) -> Iterator[str]:

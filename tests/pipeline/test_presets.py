@@ -30,6 +30,23 @@ def test_the_file_and_the_command_line_override_a_methods_defaults(tmp_path: Pat
     assert targets("targets: {temperature: 0.9}\n", "student.method=warm") == ("hard", 0.9)
 
 
+def test_without_a_method_and_its_fields_an_experiment_has_the_default_preset(tmp_path: Path) -> None:
+    def loaded(text: str, *overrides: str) -> tuple[str | None, str]:
+        path = tmp_path / "amalgam.yaml"
+        path.write_text(TEACHERS + TEXTS + text)
+        experiment = load_experiment(
+            path, overrides, presets=PRESETS, default="warm", names={"targets.mode": ["soft", "hard", "uhc"]}
+        ).experiment
+        return experiment.student.method, experiment.targets.mode
+
+    assert loaded("") == ("warm", "hard")
+    assert loaded("student: {method: null}\n") == (None, "hard")
+    assert loaded("targets: {temperature: 0.9}\n") == ("warm", "hard")
+    assert loaded("targets: {mode: uhc}\n") == (None, "uhc")
+    assert loaded("", "targets.mode=soft") == (None, "soft")
+    assert loaded("targets: {mode: uhc}\nstudent: {method: warm}\n") == ("warm", "uhc")
+
+
 def test_on_generated_texts_a_method_may_set_something_else(tmp_path: Path) -> None:
     def mode(text: str, *overrides: str) -> str:
         return _targets(tmp_path, f"student: {{method: warm}}\n{text}", *overrides).mode

@@ -9,7 +9,7 @@ from amalgam.data.keys import shown_names
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.training.schedule import FEW_STEPS
-from amalgam.stages.report.verdict_types import Cause, LabelShare, Rival, UnlabelledQuality, VerdictInputs
+from amalgam.stages.report.verdict_types import Cause, LabelCounts, LabelShare, Rival, UnlabelledQuality, VerdictInputs
 from amalgam.stages.report.verdict_words import (
     SHOWN,
     difference_sentence,
@@ -24,6 +24,9 @@ LEAST_TEXTS = 50
 
 LEAST_OF_LABEL = 10
 """Least texts of a label or of a teacher's labels that are looked at alone."""
+
+MOST_LOST = 0.05
+"""Share of the labels, and of the texts, that a student to ship may lose: one label of 20."""
 
 MOST_LEARNED = 0.02
 """Share of the test texts that may have been learned with their gold labels."""
@@ -137,6 +140,9 @@ def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]
         if rival["kind"] == "teacher on its own labels" and 0 < rival["n"] < LEAST_OF_LABEL:
             has = "has" if rival["n"] == 1 else "have"
             yield f"Only {counted(rival['n'], 'test text')} {has} a label of teacher {rival['name']}."
+    lost = never_right(inputs)
+    if lost and not too_many(lost, inputs):
+        yield never_right_sentence(lost)
     rare = [row["label"] for row in inputs.labels if row["n"] < LEAST_OF_LABEL]
     if rare:
         few = f"{label_count(rare, 'has', 'have')} fewer than {LEAST_OF_LABEL} test texts, too few for a decision"
@@ -150,6 +156,23 @@ def were_learned(inputs: VerdictInputs) -> bool:
 
 
 # ---- losses, which the rule also reads
+
+
+def never_right(inputs: VerdictInputs) -> list[LabelCounts]:
+    """Returns the labels with at least LEAST_OF_LABEL test texts that the student never predicts right."""
+    return [row for row in inputs.labels if row["n"] >= LEAST_OF_LABEL and not row["right"]]
+
+
+def too_many(lost: Sequence[LabelCounts], inputs: VerdictInputs) -> bool:
+    """Returns whether lost labels are more than MOST_LOST of the tested labels or of the test texts."""
+    tested, texts = sum(row["n"] > 0 for row in inputs.labels), sum(row["n"] for row in lost)
+    return len(lost) > MOST_LOST * tested or texts > MOST_LOST * inputs.n
+
+
+def never_right_sentence(lost: Sequence[LabelCounts]) -> str:
+    names = [row["label"] for row in lost]
+    never = f"{label_count(names, 'is', 'are')} never predicted right, with at least {LEAST_OF_LABEL} test texts"
+    return f"{never}: {shown_names(names, SHOWN)}."
 
 
 class TeachersAlone(TypedDict):
@@ -191,6 +214,13 @@ def never_predicted(quality: UnlabelledQuality) -> list[str]:
     return [
         row["label"] for row in quality["labels"] if not row["predicted"] and (row["expected"] or 0) >= LEAST_OF_LABEL
     ]
+
+
+def many_unpredicted(quality: UnlabelledQuality) -> bool:
+    """Returns whether the labels of `never_predicted` are more than MOST_LOST of the targets' labels or texts."""
+    lost, expected = never_predicted(quality), {row["label"]: row["expected"] or 0 for row in quality["labels"]}
+    present, texts = sum(n > 0 for n in expected.values()), sum(expected[label] for label in lost)
+    return len(lost) > MOST_LOST * present or texts > MOST_LOST * quality["n"]
 
 
 def unpredicted_teachers(quality: UnlabelledQuality) -> dict[str, list[LabelShare]]:

@@ -19,9 +19,13 @@ from amalgam.stages.report.causes import (
     causes_of,
     cautions_of,
     lost_teachers,
+    many_unpredicted,
     never_predicted,
+    never_right,
+    never_right_sentence,
     teachers_alone,
     too_few,
+    too_many,
     unpredicted_teachers,
     untested_teachers,
     were_learned,
@@ -193,10 +197,9 @@ def _better_rivals(rivals: Sequence[Rival]) -> Iterator[str]:
 
 
 def _missed_labels(inputs: VerdictInputs) -> Iterator[str]:
-    lost = [row["label"] for row in inputs.labels if row["n"] >= LEAST_OF_LABEL and not row["right"]]
-    if lost:
-        never = f"{label_count(lost, 'is', 'are')} never predicted right, with at least {LEAST_OF_LABEL} test texts"
-        yield f"{never}: {shown_names(lost, SHOWN)}."
+    lost = never_right(inputs)
+    if lost and too_many(lost, inputs):
+        yield never_right_sentence(lost)
     rare = _missed_rare_labels(inputs)
     if rare:
         names, n = [row["label"] for row in rare], sum(row["n"] for row in rare)
@@ -205,7 +208,7 @@ def _missed_labels(inputs: VerdictInputs) -> Iterator[str]:
 
 
 def _missed_rare_labels(inputs: VerdictInputs) -> list[LabelCounts]:
-    """Returns the rare labels that are never predicted right, if their texts are more than chance explains.
+    """Returns the rare labels that are never predicted right, if they are too many and chance does not explain it.
 
     Chance: the student predicts each text of a rare label right with half of its accuracy.
     """
@@ -216,7 +219,8 @@ def _missed_rare_labels(inputs: VerdictInputs) -> list[LabelCounts]:
     expected = sum(n * chance for n, chance in chances)
     error = math.sqrt(sum(n**2 * chance * (1 - chance) for n, chance in chances))
     texts = sum(row["n"] for row in missed)
-    return missed if texts >= LEAST_OF_LABEL and texts > expected + CHANCE_ERRORS * error else []
+    by_chance = texts < LEAST_OF_LABEL or texts <= expected + CHANCE_ERRORS * error
+    return [] if by_chance or not too_many(missed, inputs) else missed
 
 
 def _useless(rivals: Sequence[Rival]) -> Iterator[str]:
@@ -250,6 +254,7 @@ def _without_labels(inputs: VerdictInputs) -> Verdict:
     if quality:
         faults += _unlabelled_faults(quality)
         reasons += [*_agreement(quality), *_shares(quality["n"], quality["labels"])]
+        cautions += [] if many_unpredicted(quality) else _unpredicted(quality)
         cautions.append("Agreement is no accuracy: the student repeats the teachers' errors too.")
     decision: Decision = "do not ship" if faults else "cannot say"
     causes = list(causes_of(inputs, []))
@@ -279,13 +284,19 @@ def _estimates(inputs: VerdictInputs) -> Iterator[str]:
 
 
 def _unlabelled_faults(quality: UnlabelledQuality) -> Iterator[str]:
-    missing, agreement = never_predicted(quality), quality["agreement"]
-    if missing:
-        never = f"{label_count(missing, 'is', 'are')} never predicted, though the targets have them"
-        yield f"{never}: {shown_names(missing, SHOWN)}."
+    agreement = quality["agreement"]
+    if many_unpredicted(quality):
+        yield from _unpredicted(quality)
     yield from _lost_without_labels(quality)
     if agreement and interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])[1] < LEAST_AGREEMENT:
         yield " ".join(["The student did not learn its targets.", *_agreement(quality)])
+
+
+def _unpredicted(quality: UnlabelledQuality) -> Iterator[str]:
+    missing = never_predicted(quality)
+    if missing:
+        never = f"{label_count(missing, 'is', 'are')} never predicted, though the targets have them"
+        yield f"{never}: {shown_names(missing, SHOWN)}."
 
 
 def _lost_without_labels(quality: UnlabelledQuality) -> Iterator[str]:

@@ -139,6 +139,25 @@ def test_rare_labels_that_are_never_right_are_named_together() -> None:
     assert reason.endswith(" and 15 more.")
 
 
+def test_one_label_of_twenty_may_be_lost_but_not_two() -> None:
+    for labels, lost, decision in ((19, 1, "do not ship"), (20, 1, "ship"), (40, 2, "ship"), (40, 3, "do not ship")):
+        result = verdict(made(100 * labels, [0.9] * (labels - lost) + [0.0] * lost, 0.6, labels=labels))
+        never = f"{lost} label{'s are' if lost > 1 else ' is'} never predicted right"
+        assert result["decision"] == decision
+        assert any(text.startswith(never) for text in result["cautions" if decision == "ship" else "reasons"])
+    frequent = [0] * 100 + [1 + at % 39 for at in range(900)]
+    assert verdict(made(0, [0.0] + [0.9] * 39, 0.5, labels=40, gold=frequent))["decision"] == "do not ship"
+
+
+def test_without_labels_one_label_of_twenty_may_be_unpredicted() -> None:
+    never = "1 label is never predicted, though the targets have them: lost."
+    for others, decision, part in ((19, "cannot say", "cautions"), (18, "do not ship", "reasons")):
+        counts: Any = {"lost": (0, 10)} | {f"label-{at}": (10, 10) for at in range(others)}
+        result: Any = verdict(VerdictInputs(0, unlabelled=unlabelled(90, 100, **counts)))
+        assert result["decision"] == decision
+        assert never in result[part]
+
+
 def test_a_student_below_one_half_ships_with_a_caution() -> None:
     result = verdict(made(5005, 0.49, 0.40, 0.30, labels=77, own=(0.85, 0.85)))
     assert any(caution.startswith("The student has only 49.") for caution in result["cautions"])

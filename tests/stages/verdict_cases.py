@@ -153,6 +153,12 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         set(),
         "amalgam predict",
     ),
+    "77 labels, one is lost": (
+        lambda: made(1540, [0.85] * 76 + [0.0], 0.73, labels=77),
+        "ship",
+        set(),
+        "amalgam predict",
+    ),
     "150 labels, half of the texts, good teachers": (
         lambda: made(4500, 0.49, 0.40, 0.30, labels=150, own=(0.85, 0.85)),
         "ship",

@@ -161,6 +161,8 @@ def value_texts(table: Mapping[str, type]) -> list[str]:
 def experiment_schema() -> dict[str, Any]:
     """Returns the JSON Schema of the experiment file, with the names of NAMES as choices and their meanings."""
     schema = ExperimentConfig.model_json_schema()
+    teachers = schema["properties"]["teachers"]
+    teachers["items"] = {"anyOf": [teachers["items"], {"type": "string"}]}
     for path, table in NAMES.items():
         section, name = path.split(".")
         model = schema["properties"][section]["$ref"].rpartition("/")[2]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from amalgam.pipeline.config.schema import RENAMED, SCHEMA_VERSION, Checks, ExperimentConfig
+from amalgam.pipeline.config.schema import RENAMED, SAFE_NAME, SCHEMA_VERSION, Checks, ExperimentConfig
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, nearest, short_path
 from amalgam.pipeline.input_files import FileMark, InputFile
 from amalgam.pipeline.secrets import has_secret, masked
@@ -89,9 +90,11 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
     The `default` preset is that of an experiment which sets neither student.method nor one of the fields in `names`.
     """
     parsed = _parse(source)
+    _name_teachers(parsed.data)
     applied: dict[str, Any] = {}
     for override in overrides:
         applied |= parsed.override(override)
+    _name_teachers(parsed.data)
     chosen = any(_is_set(parsed.data, path) for path in names or {})
     data = _with_preset(parsed, presets or {}, None if chosen else default)
     try:
@@ -340,6 +343,29 @@ def _not_yaml(error: yaml.MarkedYAMLError, lines: list[str]) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: {words}"
 
 
+def _name_teachers(data: dict[str, Any]) -> None:
+    """Makes a section of each teacher that is given by its model alone, and names teachers after their models."""
+    given = data.get("teachers")
+    if not isinstance(given, list):
+        return
+    entries = [{"model": entry} if isinstance(entry, str) else entry for entry in given]
+    taken = [entry.get("name") for entry in entries if isinstance(entry, dict)]
+    for index, entry in enumerate(entries):
+        if isinstance(entry, dict) and not entry.get("name") and isinstance(entry.get("model"), str):
+            entries[index] = {**entry, "name": name_of(entry["model"], taken)}
+            taken.append(entries[index]["name"])
+    data["teachers"] = entries
+
+
+def name_of(given: str, taken: Collection[object]) -> str:
+    """Returns a name made of the last part of the reference, with a number if it is taken."""
+    bare = given.partition(":")[2] or given
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", bare.rstrip("/").rpartition("/")[2]).strip("-._")[:60]
+    stem = stem if re.match(SAFE_NAME, stem) else "teacher"
+    names = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
+    return next(name for name in names if name not in taken)
+
+
 def _is_set(data: Any, path: str) -> bool:
     section, name = path.split(".")
     return isinstance(data.get(section), dict) and data[section].get(name) is not None
@@ -420,9 +446,7 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
         case "string_pattern_mismatch":
             message = f"is {given!r}; use letters, digits, '.', '_' and '-', starting with a letter or digit"
         case "model_type":
-            named = path[0] == "teachers" and isinstance(given, str)
-            one = f"is {given!r}; give it a name and a model: `- {{name: NAME, model: {given}}}`"
-            message = one if named else "is a section: write its fields below it, indented, or leave it out"
+            message = "is a section: write its fields below it, indented, or leave it out"
         case "string_type" if given is None or isinstance(given, bool | float | int):
             message = f'is {json.dumps(given)}, not text: quote it ("{given if raw is None else raw}")'
         case _:

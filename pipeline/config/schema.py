@@ -269,8 +269,9 @@ class Corpus(ConfigSection):
 class Teacher(ConfigSection):
     """A fine-tuned text classifier."""
 
-    name: Name
-    """Name of the teacher in tables and results: letters, digits, `.`, `_` and `-`."""
+    name: Name = ""
+    """Name of the teacher in tables and results: letters, digits, `.`, `_` and `-`. "": the last part of `model`, and
+    a number if it is taken. A teacher without other fields may be its model alone: `- ./models/first`."""
     model: Text
     """Model folder (./like/this), Hub id, or package:module/folder of an installed Python package."""
     revision: Revision = None

@@ -14,7 +14,6 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError, nearest
 from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.app.in_memory_texts import store_texts
-from amalgam.stages.app.init import name_of
 from amalgam.stages.common.corpus import IN_MEMORY
 from amalgam.stages.common.given_labels import FROM_CORPUS
 from amalgam.stages.common.models.hub import is_model_id
@@ -120,7 +119,7 @@ def _check_exists(source: str, base: Path) -> None:
 
 
 def _teacher_entries(teachers: Any, base: Path) -> list[dict[str, Any]]:
-    """Returns the section `teachers`; a teacher without a name is named after its folder or model."""
+    """Returns the section `teachers`."""
     if isinstance(teachers, str | Path | Mapping) or not isinstance(teachers, Sequence):
         is_file = str(teachers).endswith((".yaml", ".yml"))
         fix = f"Experiment.load({str(teachers)!r})" if is_file else 'teachers=["./models/a", "org/model"]'
@@ -131,11 +130,6 @@ def _teacher_entries(teachers: Any, base: Path) -> list[dict[str, Any]]:
         if model in models[:index] and "name" not in entries[index]:
             fix = "remove one of them, or give both a name"
             raise ExperimentError(f"teacher {model[0]} is given twice", where=f"teachers[{index}]", fix=fix)
-    taken = {entry["name"] for entry in entries if "name" in entry}
-    for index, entry in enumerate(entries):
-        if "name" not in entry:
-            entries[index] = {"name": name_of(entry["model"], taken), **entry}
-            taken.add(entries[index]["name"])
     return entries
 
 

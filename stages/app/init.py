@@ -5,19 +5,17 @@ No weights are fetched. If a model cannot be a teacher, nothing is written, and 
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.data.keys import shown, similar_labels, similar_labels_note
-from amalgam.pipeline.config.load import write_template
-from amalgam.pipeline.config.schema import SAFE_NAME
+from amalgam.pipeline.config.load import name_of, write_template
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.stages.common.models import hub as model_hub
@@ -167,12 +165,3 @@ def _reference_from(into: Path, given: str, place: Path | str) -> str:
         return str(place)
     relative = Path(os.path.relpath(place, into)).as_posix()
     return relative if relative.startswith("..") else f"./{relative}"
-
-
-def name_of(given: str, taken: Collection[str]) -> str:
-    """Returns a name made of the last part of the reference, with a number if it is taken."""
-    bare = given.partition(":")[2] or given
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", bare.rstrip("/").rpartition("/")[2]).strip("-._")[:60]
-    stem = stem if re.match(SAFE_NAME, stem) else "teacher"
-    names = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
-    return next(name for name in names if name not in taken)

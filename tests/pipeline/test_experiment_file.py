@@ -94,10 +94,20 @@ def test_training_texts_are_required(tmp_path: Path) -> None:
         assert "corpus.train: is required" in problem
 
 
-def test_a_teacher_without_a_name_is_told_how_it_is_written(tmp_path: Path) -> None:
-    [problem] = _problems(tmp_path, "corpus: {train: a.csv}\nteachers: [./models/a]\n")
-    assert "line 2, teachers.0: is './models/a'" in problem
-    assert "`- {name: NAME, model: ./models/a}`" in problem
+def test_a_teacher_without_a_name_has_that_of_its_model(tmp_path: Path) -> None:
+    def teachers(text: str, *overrides: str) -> list[tuple[str, str]]:
+        loaded = _load(tmp_path, f"corpus: {{train: a.csv}}\n{text}", *overrides)
+        return [(teacher.name, teacher.model) for teacher in loaded.experiment.teachers]
+
+    assert teachers("teachers: [./models/news, org/news]\n") == [("news", "./models/news"), ("news-2", "org/news")]
+    later = "teachers: [{model: ./a}, {model: b, name: a}, {model: c, name: }, {model: .}]\n"
+    assert teachers(later) == [("a-2", "./a"), ("a", "b"), ("c", "c"), ("teacher", ".")]
+    assert teachers("teachers: [./a, ./b]\n", "teachers.0.model=./c") == [("a", "./c"), ("b", "./b")]
+    assert teachers("", "teachers=[./a, org/b]") == [("a", "./a"), ("b", "org/b")]
+    with pytest.raises(ExperimentError, match=r"teachers\.0: is a section: write its fields below it"):
+        teachers("teachers: [7, ./a]\n")
+    with pytest.raises(ExperimentError, match=r"teachers\.0\.model: is required"):
+        teachers("teachers: [{revision: main}]\n")
 
 
 def test_fields_that_contradict_each_other_are_all_named_with_their_lines(tmp_path: Path) -> None:

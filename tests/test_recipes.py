@@ -86,7 +86,7 @@ def test_the_pods_of_an_indexed_job_are_all_parts_of_the_whole(monkeypatch: pyte
     shares = []
     for index in range(job["completions"]):
         monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
-        shares.append(share_of(container["args"][container["args"].index("--part") + 1], None))
+        shares.append(share_of(container["args"][container["args"].index("--part") + 1]))
     assert shares == [WorkerShare(index, job["completions"], "part") for index in range(job["completions"])]
 
 

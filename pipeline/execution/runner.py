@@ -18,7 +18,15 @@ from amalgam.pipeline.execution.disk_space import add_need, check_disk_space
 from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.execution.plan import StageState, identity_of, plan, shown_choices, stage_state
 from amalgam.pipeline.execution.ranks import RankInputs
-from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units, records_of
+from amalgam.pipeline.execution.stage import (
+    PendingDependencyError,
+    Run,
+    Stage,
+    Unit,
+    check_processes,
+    pending_units,
+    records_of,
+)
 from amalgam.pipeline.input_files import changed_error
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import MANIFEST, TIMING, TIMING_NAME, Record
@@ -50,6 +58,7 @@ def update(  # noqa: PLR0913 - the options of a command
 
     When all are complete, the workspace keeps the run's overrides for later stage commands.
     """
+    check_processes(run.share, run.experiment.execution.processes)
     needed = _up_to(stages, run, target)  # refuses an unknown stage before the workspace is written
     if run.file is not None and not run.file.has_content():  # half of it may have been read
         raise changed_error(run.file.path)
@@ -181,12 +190,13 @@ def _check_outputs(stages: list[Stage], run: Run) -> None:
 
 
 def _forced(stage: Stage, run: Run, state: StageState) -> StageState:
-    """Quarantines the current result, so that it is computed again."""
+    """Quarantines this process's share of the current result, so that it is computed again."""
     if state.fingerprint is None:
         return state
     folder = run.store.folder(stage.name, state.fingerprint)
     run.store.mark_rebuilding(stage.name, state.fingerprint)
-    run.store.quarantine(*(unit.record_path for unit in stage.units(run, folder)), folder / MANIFEST)
+    ours = _ours(stage, run, stage.units(run, folder))
+    run.store.quarantine(*(unit.record_path for unit in ours), folder / MANIFEST)
     run.results.pop(stage.name, None)
     return replace(stage_state(stage, run), reason="forced", detail="--force")
 
@@ -267,8 +277,9 @@ def _finish(  # noqa: PLR0913 - the facts of one build
 
 def run_units(stage: Stage, run: Run, units: Sequence[Unit]) -> bool:
     """Runs this process's share of the units; returns True when the units of all processes are complete."""
-    todo = pending_units(run, _ours(stage, run, units))
-    done_before = sum(unit.size for unit in units) - sum(unit.size for unit in todo)
+    ours = _ours(stage, run, units)
+    todo = pending_units(run, ours)
+    done_before = sum(unit.size for unit in ours) - sum(unit.size for unit in todo)
     with run.console.progress(stage.name, stage.unit_label, sum(unit.size for unit in todo), done_before):
         if run.experiment.execution.engine == "ray" and stage.parallelism != "single":
             from amalgam.pipeline.execution.ray_backend import run_on_ray

@@ -78,17 +78,21 @@ class WorkerShare:
         return list(units[self.index :: self.count])
 
 
-def share_of(part: str | None, processes: int | None) -> WorkerShare:
+def share_of(part: str | None) -> WorkerShare:
     share, world = WorkerShare() if part is None else _parse_part(part), int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
         if part is not None:
             raise ExperimentError("--part and torchrun were both given", fix="use one of them")
         share = WorkerShare(int(os.environ["RANK"]), world, "torchrun")
+    return share
+
+
+def check_processes(share: WorkerShare, processes: int | None) -> None:
+    """Raises if other than the expected number of processes run; a part needs no other process."""
     if processes is not None and share.kind != "part" and processes != share.count:
         what = f"expected {processes} processes, got {share.count}"
         fix = f"torchrun --nproc_per_node {processes} -m amalgam.cli ... (on CPUs after ACCELERATE_USE_CPU=1)"
         raise ExperimentError(what, where="execution.processes", fix=fix)
-    return share
 
 
 def _parse_part(part: str) -> WorkerShare:

@@ -172,11 +172,18 @@ class ObjectStorage:
                 return True
             return False
 
-        return self._requests([path], put).get(path, False)
+        return self._written([path], put)[path]
+
+    def _written(self, paths: Sequence[str], request: Callable[[str], T]) -> dict[str, T]:
+        answers = self._requests(paths, request)
+        for path in set(paths) - answers.keys():
+            what, fix = "the object store has no such bucket or container", "check the address, then run it again"
+            raise AmalgamError(what, where=f"{self.address}/{path}", fix=fix)
+        return answers
 
     def put(self, files: Mapping[str, bytes | Path]) -> None:
         """Uploads the files; a local file then moves into the cache."""
-        self._requests(list(files), lambda path: self._put(path, files[path]))
+        self._written(list(files), lambda path: self._put(path, files[path]))
         for path, content in files.items():
             if isinstance(content, Path):
                 target = inside(self.root, path)

@@ -62,7 +62,7 @@ def open_run(
     loaded = load_with_methods(source, overrides)
     execution = loaded.experiment.execution
     store = open_store(execution.workspace, loaded.base)
-    share = share_of(part, execution.processes)
+    share = share_of(part)
     if share.kind == "torchrun" and not share.is_leader:
         console = Console(quiet=True)  # only the leader prints
     console = console or Console()

@@ -126,8 +126,8 @@ def report(  # noqa: PLR0913 - the options of a command
     elif not 2 <= len(names) <= MOST_RUNS:
         fix = f"name other runs; the page of a single run is {FOLDER}/NAME.html"
         raise ExperimentError(f"a comparison takes 2 to {MOST_RUNS} runs, got {len(names)}", fix=fix)
-    elif len(set(names)) < len(names):
-        twice = shown(next(name for name in names if names.count(name) > 1))
+    elif len(titles := [_title(name) for name in names]) > len(set(titles)):
+        twice = shown(next(title for title in titles if titles.count(title) > 1))
         raise ExperimentError(f"{twice} is named twice", where="amalgam report", fix="name each run once")
     elif only or force or part or requirements != Requirements():
         fix = "remove these options, or name one file"
@@ -197,7 +197,7 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
         path = config.parent / FOLDER / f"{name}.json"
         if name.endswith(SUFFIXES):  # as `amalgam run` does: overrides of earlier commands have no effect
             path = run_stages(Path(name), overrides, target=None, quiet=quiet).report.with_suffix(".json")
-        reports[name.removesuffix(".yaml").removesuffix(".yml")] = read_report(path)
+        reports[_title(name)] = read_report(path)
     files = [Path(name) for name in names if name.endswith(SUFFIXES)]
     comparison, console = comparison_of(reports), Console(quiet=quiet)
     rows = _table(comparison)
@@ -206,6 +206,10 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
     page = render("comparison.html.j2", numbers=comparison, rows=rows)
     base = (files[0] if files else config).parent.absolute()
     console.say(f"report: {publish(base, NAME, page, comparison)}")
+
+
+def _title(name: str) -> str:
+    return name.removesuffix(".yaml").removesuffix(".yml")
 
 
 def read_report(path: Path) -> ReportJson:

@@ -92,7 +92,7 @@ class CacheFeatures(Stage):
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
         requests = {part.name: list(requests_of(run, part)) for part in (train_part(run), *extra_parts(run))}
         units: list[Unit] = []
-        for states in required_states(run):
+        for states in {states.family: states for states in required_states(run)}.values():
             cached = units_of(run, self.name, states.family)
             for bucket in (bucket for part in parts_of(run, states) for bucket in requests[part.name]):
                 units += units_for(states.owner, bucket, cached, 0)

@@ -29,7 +29,7 @@ def test_the_part_comes_from_the_job_array(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert share_of("auto", None) == WorkerShare(*share, "part")
+    assert share_of("auto") == WorkerShare(*share, "part")
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_an_unclear_array_job_is_refused(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ExperimentError, match=piece):
-        share_of("auto", None)
+        share_of("auto")

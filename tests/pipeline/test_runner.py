@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from amalgam.pipeline.errors import AmalgamError, DamagedError, DiskFullError, ExperimentError, WorkError
 from amalgam.pipeline.execution.runner import MAX_REPAIRS, PartialRunDoneError, update
-from amalgam.pipeline.execution.stage import Run, Unit, WorkerShare, pending_units, share_of
+from amalgam.pipeline.execution.stage import Run, Unit, WorkerShare, check_processes, pending_units, share_of
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.tests.pipeline.crashing import fork, wait
 from amalgam.tests.pipeline.toy_stages import Before, Letters, calls, outcome, toy_base, toy_run, toy_stages
@@ -345,11 +345,11 @@ def test_no_round_is_skipped_when_another_process_completes_one(tmp_path: Path, 
     assert run.result("letters").facts["units"] == 3
 
 
-def _part(base: Path, index: int, count: int) -> list[str]:
+def _part(base: Path, index: int, count: int, *, force: bool = False) -> list[str]:
     """Return the units that this part computed, and the stage at which it ended."""
     before = len(calls(base))
     try:
-        update(toy_stages(), toy_run(base, share=WorkerShare(index, count, "part")))
+        update(toy_stages(), toy_run(base, share=WorkerShare(index, count, "part")), force=force)
     except PartialRunDoneError as done:
         return [*calls(base)[before:], f"{done.state.stage} {done.state.done}/{done.state.total}"]
     return calls(base)[before:]
@@ -363,6 +363,16 @@ def test_parts_compute_their_share_and_the_last_one_continues(tmp_path: Path) ->
     assert outcome(toy_run(base)) == outcome(_build(toy_base(tmp_path / "alone")))
 
 
+def test_a_forced_part_computes_its_own_share_again_and_no_other(tmp_path: Path) -> None:
+    base = toy_base(tmp_path / "parts")
+    _part(base, 0, 2)
+    _part(base, 1, 2)
+    assert _part(base, 0, 2, force=True)[:2] == ["a", "c"]
+    assert "b" in _part(base, 1, 2, force=True)
+    assert not {"a", "c"} & set(_part(base, 1, 2, force=True))
+    assert _part(base, 0, 2) == []
+
+
 def test_every_unit_belongs_to_exactly_one_part() -> None:
     units = [Unit(str(index), Path()) for index in range(11)]
     for count in (1, 2, 3, 16):
@@ -373,26 +383,27 @@ def test_every_unit_belongs_to_exactly_one_part() -> None:
 @pytest.mark.parametrize("part", ["4/4", "x/2", "1", "1/", "/2", "-1/2", "1/0", ""])
 def test_an_impossible_part_is_refused_with_an_example(part: str) -> None:
     with pytest.raises(ExperimentError) as raised:
-        share_of(part, None)
+        share_of(part)
     assert f"--part {part}" in raised.value.what
     assert "--part 0/4" in str(raised.value.fix)
 
 
 def test_shares_come_from_the_command_or_from_torchrun_but_not_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert share_of(None, None) == WorkerShare()
-    assert share_of("1/3", None) == WorkerShare(1, 3, "part")
+    assert share_of(None) == WorkerShare()
+    assert share_of("1/3") == WorkerShare(1, 3, "part")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    assert share_of(None, 2) == WorkerShare(1, 2, "torchrun")
-    assert not share_of(None, 2).is_leader
+    assert share_of(None) == WorkerShare(1, 2, "torchrun")
+    assert not share_of(None).is_leader
     with pytest.raises(ExperimentError, match="--part and torchrun"):
-        share_of("0/2", None)
+        share_of("0/2")
 
 
-def test_another_number_of_processes_than_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+def test_another_number_of_processes_than_asked_for_is_refused() -> None:
+    check_processes(WorkerShare(0, 3, "part"), 2)
+    check_processes(WorkerShare(1, 2, "torchrun"), 2)
     with pytest.raises(ExperimentError) as raised:
-        share_of(None, 2)
+        check_processes(WorkerShare(), 2)
     assert "2 processes" in raised.value.what
     assert "torchrun --nproc_per_node 2" in str(raised.value.fix)

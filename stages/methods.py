@@ -97,7 +97,7 @@ METHODS: Mapping[str, Method] = {
 
 
 DEFAULT_METHOD = "amalgam"
-"""Method of an experiment that sets neither student.method nor targets.mode nor objective.name."""
+"""Method of a file that sets neither student.method nor targets.mode nor objective.name."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     name: {**method.defaults, ON_GENERATED: method.on_generated} for name, method in METHODS.items()

@@ -322,6 +322,8 @@ def unmarked(desk: Workspace) -> None:
         (latin, ["--input", "bad.txt"], 3, "bad.txt line 2: not UTF-8"),
         (empty, ["--input", "empty.csv"], 3, "no rows in empty.csv"),
         (taken, ["--input", "texts/test.csv", "--out", "taken.csv"], 2, "--force"),
+        (break_nothing, ["--input", "texts/test.csv", "--out", "./texts/test.csv", "--force"], 2, "is the input"),
+        (break_nothing, ["caf\udce9"], 2, "a text is not UTF-8"),
         (unmarked, ["a text", "--explain", "--student", "bare"], 2, "bare"),
     ],
 )

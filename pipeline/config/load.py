@@ -87,15 +87,15 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
 ) -> LoadedExperiment:
     """Loads an experiment: `presets` by student.method, the `names` of fields by path, and `checks` of all fields.
 
-    The `default` preset is that of an experiment which sets neither student.method nor one of the fields in `names`.
+    The `default` preset is that of a file which sets neither student.method nor one of the fields in `names`.
     """
     parsed = _parse(source)
     _name_teachers(parsed.data)
+    chosen = any(_is_set(parsed.data, path) for path in names or {})  # an override of a field keeps the method
     applied: dict[str, Any] = {}
     for override in overrides:
         applied |= parsed.override(override)
     _name_teachers(parsed.data)
-    chosen = any(_is_set(parsed.data, path) for path in names or {})
     data = _with_preset(parsed, presets or {}, None if chosen else default)
     try:
         experiment = ExperimentConfig.model_validate(data, context=names)

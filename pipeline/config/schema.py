@@ -458,7 +458,7 @@ class Student(ConfigSection):
     """Folder name of the finished model in students/, next to the experiment file."""
     method: Text | None = None
     """Name from `amalgam methods`; it sets defaults of other fields, which the file overrides. null: amalgam, unless
-    targets.mode or objective.name is set; then the other fields have their own defaults."""
+    the file sets targets.mode or objective.name; then the other fields have their own defaults."""
     encoder: Text = "sentence-transformers/all-MiniLM-L6-v2"
     """Encoder from which the student starts: a folder (./like/this), Hub id, package:module/folder, or teacher:NAME for
     that teacher's body. static:ENCODER: token vectors of this encoder and one convolution, without a transformer."""

@@ -291,7 +291,7 @@ def predict(  # noqa: PLR0913 - the options of the command
         return
     if as_json:
         raise ExperimentError("--json is for texts that are typed", where="amalgam predict", fix="--out FILE.parquet")
-    _check_output(out, force=force)
+    _check_output(out, source, force=force)
     finished = finished_student(config, student)
     lines = source == PIPE or source.lower().endswith(".txt")
     inputs = InputTexts(source, columns or (["text"] if lines else finished.columns), id_column, skip_bad_rows)
@@ -451,6 +451,9 @@ def _check_typed(texts: Sequence[str]) -> None:
     """Refuses typed texts that are no texts: blank ones, settings and names of files."""
     if not all(text.strip() for text in texts):
         raise ExperimentError("a text is empty", where="amalgam predict", fix="remove it")
+    if any(map(has_surrogate, texts)):
+        fix = "type it in UTF-8, or read it from a file with --input"
+        raise ExperimentError("a text is not UTF-8", where="amalgam predict", fix=fix)
     for text in texts:
         if OVERRIDE.match(text):
             fix = "amalgam predict TEXT --student students/NAME chooses the student; --input FILE reads such texts"
@@ -460,8 +463,8 @@ def _check_typed(texts: Sequence[str]) -> None:
             raise ExperimentError(f"{text} is a file, and was given as a text", where="amalgam predict", fix=fix)
 
 
-def _check_output(out: Path | None, *, force: bool) -> None:
-    """Refuses an output file that could not be written, before the model loads."""
+def _check_output(out: Path | None, source: str, *, force: bool) -> None:
+    """Refuses an output file that could not be written or that is the input, before the model loads."""
     if out is None:
         return
     if out.suffix.lower() not in OUTPUTS:
@@ -474,6 +477,8 @@ def _check_output(out: Path | None, *, force: bool) -> None:
     if out.is_dir():
         what = f"{shown(out.name)} is a folder"
         raise ExperimentError(what, where=f"--out {out}", fix=f"name a file, such as {out / 'labels.csv'}")
+    if out.exists() and source != PIPE and os.path.realpath(out) == os.path.realpath(source):
+        raise ExperimentError("the output is the input", where=f"--out {out}", fix="name another file")
     if out.exists() and not force:
         raise ExperimentError(f"{shown(out.name)} exists", where=f"--out {out}", fix="add --force, or name another")
 

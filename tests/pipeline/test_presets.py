@@ -43,7 +43,8 @@ def test_without_a_method_and_its_fields_an_experiment_has_the_default_preset(tm
     assert loaded("student: {method: null}\n") == (None, "hard")
     assert loaded("targets: {temperature: 0.9}\n") == ("warm", "hard")
     assert loaded("targets: {mode: uhc}\n") == (None, "uhc")
-    assert loaded("", "targets.mode=soft") == (None, "soft")
+    assert loaded("", "targets.mode=soft") == ("warm", "soft")
+    assert loaded("targets: {mode: uhc}\n", "targets.mode=soft") == (None, "soft")
     assert loaded("targets: {mode: uhc}\nstudent: {method: warm}\n") == ("warm", "uhc")
 
 

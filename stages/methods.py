@@ -159,7 +159,10 @@ def value_texts(table: Mapping[str, type]) -> list[str]:
 
 
 def experiment_schema() -> dict[str, Any]:
-    """Returns the JSON Schema of the experiment file, with the names of NAMES as choices and their meanings."""
+    """Returns the JSON Schema of the experiment file, with the names of NAMES as choices and their meanings.
+
+    A teacher may be its model alone, which the loading makes a section.
+    """
     schema = ExperimentConfig.model_json_schema()
     teachers = schema["properties"]["teachers"]
     teachers["items"] = {"anyOf": [teachers["items"], {"type": "string"}]}

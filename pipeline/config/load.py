@@ -95,7 +95,7 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
     applied: dict[str, Any] = {}
     for override in overrides:
         applied |= parsed.override(override)
-    _name_teachers(parsed.data)
+    _name_teachers(parsed.data)  # those of an override
     data = _with_preset(parsed, presets or {}, None if chosen else default)
     try:
         experiment = ExperimentConfig.model_validate(data, context=names)

@@ -175,6 +175,7 @@ class ObjectStorage:
         return self._written([path], put)[path]
 
     def _written(self, paths: Sequence[str], request: Callable[[str], T]) -> dict[str, T]:
+        """Sends the requests; a write that is answered by "not found" has no bucket."""
         answers = self._requests(paths, request)
         for path in set(paths) - answers.keys():
             what, fix = "the object store has no such bucket or container", "check the address, then run it again"

@@ -141,7 +141,7 @@ def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]
             has = "has" if rival["n"] == 1 else "have"
             yield f"Only {counted(rival['n'], 'test text')} {has} a label of teacher {rival['name']}."
     lost = never_right(inputs)
-    if lost and not too_many(lost, inputs):
+    if lost and not many_lost(lost, inputs):
         yield never_right_sentence(lost)
     rare = [row["label"] for row in inputs.labels if row["n"] < LEAST_OF_LABEL]
     if rare:
@@ -163,10 +163,14 @@ def never_right(inputs: VerdictInputs) -> list[LabelCounts]:
     return [row for row in inputs.labels if row["n"] >= LEAST_OF_LABEL and not row["right"]]
 
 
-def too_many(lost: Sequence[LabelCounts], inputs: VerdictInputs) -> bool:
+def many_lost(lost: Sequence[LabelCounts], inputs: VerdictInputs) -> bool:
     """Returns whether lost labels are more than MOST_LOST of the tested labels or of the test texts."""
-    tested, texts = sum(row["n"] > 0 for row in inputs.labels), sum(row["n"] for row in lost)
-    return len(lost) > MOST_LOST * tested or texts > MOST_LOST * inputs.n
+    return _are_many([row["n"] for row in lost], [row["n"] for row in inputs.labels], inputs.n)
+
+
+def _are_many(lost: Sequence[int], labels: Sequence[int], texts: int) -> bool:
+    """Compares lost labels with all labels that have texts, and their texts with all texts."""
+    return len(lost) > MOST_LOST * sum(n > 0 for n in labels) or sum(lost) > MOST_LOST * texts
 
 
 def never_right_sentence(lost: Sequence[LabelCounts]) -> str:
@@ -218,9 +222,8 @@ def never_predicted(quality: UnlabelledQuality) -> list[str]:
 
 def many_unpredicted(quality: UnlabelledQuality) -> bool:
     """Returns whether the labels of `never_predicted` are more than MOST_LOST of the targets' labels or texts."""
-    lost, expected = never_predicted(quality), {row["label"]: row["expected"] or 0 for row in quality["labels"]}
-    present, texts = sum(n > 0 for n in expected.values()), sum(expected[label] for label in lost)
-    return len(lost) > MOST_LOST * present or texts > MOST_LOST * quality["n"]
+    expected = {row["label"]: row["expected"] or 0 for row in quality["labels"]}
+    return _are_many([expected[label] for label in never_predicted(quality)], [*expected.values()], quality["n"])
 
 
 def unpredicted_teachers(quality: UnlabelledQuality) -> dict[str, list[LabelShare]]:

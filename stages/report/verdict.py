@@ -19,13 +19,13 @@ from amalgam.stages.report.causes import (
     causes_of,
     cautions_of,
     lost_teachers,
+    many_lost,
     many_unpredicted,
     never_predicted,
     never_right,
     never_right_sentence,
     teachers_alone,
     too_few,
-    too_many,
     unpredicted_teachers,
     untested_teachers,
     were_learned,
@@ -198,7 +198,7 @@ def _better_rivals(rivals: Sequence[Rival]) -> Iterator[str]:
 
 def _missed_labels(inputs: VerdictInputs) -> Iterator[str]:
     lost = never_right(inputs)
-    if lost and too_many(lost, inputs):
+    if many_lost(lost, inputs):
         yield never_right_sentence(lost)
     rare = _missed_rare_labels(inputs)
     if rare:
@@ -220,7 +220,7 @@ def _missed_rare_labels(inputs: VerdictInputs) -> list[LabelCounts]:
     error = math.sqrt(sum(n**2 * chance * (1 - chance) for n, chance in chances))
     texts = sum(row["n"] for row in missed)
     by_chance = texts < LEAST_OF_LABEL or texts <= expected + CHANCE_ERRORS * error
-    return [] if by_chance or not too_many(missed, inputs) else missed
+    return [] if by_chance or not many_lost(missed, inputs) else missed
 
 
 def _useless(rivals: Sequence[Rival]) -> Iterator[str]:

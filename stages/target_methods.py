@@ -66,6 +66,8 @@ class TargetBatch:
     """The teacher with the largest weight; it, the margin and the confidences are None without a comparison."""
     margin: pl.Series | None = None
     confidence: pl.Series | None = None
+    shares: pl.Series | None = None
+    """Each teacher's weight in the target; None where the target is no weighted sum of teachers."""
 
 
 class LossFacts(TypedDict):
@@ -375,11 +377,12 @@ def one_hot(gold: pl.Series, space: LabelSpace) -> pl.Series:
 
 
 def add_up(entries: Iterable[tuple[int, pl.Series]], space: LabelSpace) -> pl.Series:
-    """Returns arrays over the union: the columns of each label, added in the order of the teachers."""
+    """Returns arrays over the union: the columns of each label, added in the order of the teachers; 0 without any."""
     columns: list[list[pl.Series]] = [[] for _ in space.names]
     for label, values in entries:
         columns[label].append(values)
-    return side_by_side([total(parts) for parts in columns])
+    absent = 0.0 * next(parts[0] for parts in columns if parts)
+    return side_by_side([total(parts) if parts else absent for parts in columns])
 
 
 def _weighted_sum(
@@ -398,7 +401,7 @@ def _weighted_sum(
     ]
     names = pl.Series([evidence.teacher for evidence in inputs.evidence], dtype=pl.String)
     target, chosen, margin = add_up(entries, inputs.space), names.gather(ranking.leader), ranking.margin
-    return TargetBatch(target, margin if by_margin else _ones(len(margin)), chosen, margin, ranking.scores)
+    return TargetBatch(target, margin if by_margin else _ones(len(margin)), chosen, margin, ranking.scores, shares)
 
 
 def _scores(inputs: TargetInputs) -> pl.Series:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from amalgam.data.arrays import softmax
 from amalgam.data.keys import LabelSpace
+from amalgam.data.lazy import pl
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.storage.store import Store
@@ -33,12 +33,15 @@ from amalgam.stages.report.blocks import (
     SharedLabels,
 )
 from amalgam.stages.report.evaluation import gold_indices
-from amalgam.stages.target_methods import Evidence, target_method
+from amalgam.stages.target_methods import Evidence, MukaSoft, TargetBatch, TargetInputs, target_method
 
 if TYPE_CHECKING:
     from amalgam.data.arrays import Array
 
 BLOCK_TEXTS = 4096
+
+COLUMNS = ("logits", "distribution", "confidence")
+"""Columns of `Evidence` that a block of texts cuts."""
 
 CONFIDENT = 0.5
 """Least confidence of both teachers of a conflict."""
@@ -69,22 +72,49 @@ class AuditInputs:
     """Counts on a sample of texts, which ran passes that the others did not."""
 
 
-@dataclass(frozen=True)
 class AuditedTexts:
-    """Predictions of all teachers on a block of texts."""
+    """The predictions of all teachers on a block of texts, and the targets that they give."""
 
-    distributions: Sequence[Array]
-    """By teacher: [N, C] over its own labels, dropout off."""
-    confidence_NT: Array  # noqa: N815
-    weights_NT: Array | None  # noqa: N815
-    """Of stage weigh-teachers, where it ran."""
-    gold_N: Array  # noqa: N815
-    """Position in the union; -1 without a gold label."""
+    def __init__(self, inputs: TargetInputs, targets: Targets, gold_N: Array) -> None:  # noqa: N803
+        method = target_method(targets)
+        weighs = method.weighted or method.confidence_is_weight
+        self.inputs, self.method = inputs, method if weighs else MukaSoft(targets)
+        self.columns = [np.array(inputs.space.columns[one.teacher]) for one in inputs.evidence]
+        self.distributions = [one.distribution.to_numpy() for one in inputs.evidence]
+        """By teacher: [N, C] over its own labels, dropout off."""
+        self.confidence_NT = np.stack([one.confidence.to_numpy() for one in inputs.evidence], axis=1)
+        self.predicted_NT = np.stack(
+            [own[rows.argmax(axis=1)] for own, rows in zip(self.columns, self.distributions, strict=True)], axis=1
+        )
+        """The first label of each teacher by position in the union."""
+        self.gold_N = gold_N
+        """By position in the union; -1 without a gold label."""
+        self.combined = self.without()
+        teachers = np.array([one.teacher for one in inputs.evidence])
+        self.leader_N = (np.asarray(self.combined.teacher)[:, None] == teachers).argmax(axis=1)
+        """The teacher with the largest weight, by position."""
 
-    def predicted(self, columns: Sequence[Array]) -> Array:
-        """Returns the label of each teacher [N, T] by position in the union."""
-        labels = [own[rows.argmax(axis=1)] for own, rows in zip(columns, self.distributions, strict=True)]
-        return np.stack(labels, axis=1)
+    def without(self, *left_out: int) -> TargetBatch:
+        """Returns the targets of the other teachers, with the weights that they have among each other."""
+        rest = [place for place in range(len(self.inputs.evidence)) if place not in left_out]
+        evidence, weights = [self.inputs.evidence[place] for place in rest], self.inputs.weights
+        if left_out and weights is not None:
+            weights = pl.Series(_rescaled(weights.to_numpy()[:, rest]))
+        elif left_out and self.method.confidence_is_weight:
+            shares = _rescaled(self.confidence_NT[:, rest])
+            evidence = [replace(one, confidence=pl.Series(own)) for one, own in zip(evidence, shares.T, strict=True)]
+        return self.method.build(replace(self.inputs, evidence=evidence, weights=weights))
+
+
+def _rescaled(weights: Array) -> Array:
+    """Returns weights whose rows sum to 1; equal ones where all are 0."""
+    sums = weights.sum(axis=1, keepdims=True)
+    return np.where(sums > 0, weights / np.where(sums > 0, sums, 1.0), 1 / weights.shape[1])
+
+
+def first_labels(batch: TargetBatch) -> Array:
+    labels: Array = batch.target.to_numpy().argmax(axis=1)
+    return labels
 
 
 def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[AuditedTexts]:
@@ -93,22 +123,22 @@ def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[Au
     for group in neighbouring_buckets(buckets):
         rows = pa.concat_tables(read_bucket(inputs.store, bucket, ["key", "label"]) for bucket in group)
         evidence = inputs.read_evidence([bucket.prefix for bucket in group], rows.column("key"))
-        distributions = [teacher.distribution.to_numpy() for teacher in evidence]
-        confidence = np.stack([teacher.confidence.to_numpy() for teacher in evidence], axis=1)
         weights = None
         if inputs.weights is not None:
-            weights = matrix(inputs.weights.slice(first, rows.num_rows).column("weight")).astype(np.float64)
-        gold = gold_indices(inputs.labels, rows)
-        first += len(gold)
-        for start in range(0, len(gold), BLOCK_TEXTS):
+            own = inputs.weights.slice(first, rows.num_rows).column("weight")
+            weights = pl.Series(matrix(own).astype(np.float64))
+        first += rows.num_rows
+        names, gold = pl.Series("label", rows.column("label"), dtype=pl.String), gold_indices(inputs.labels, rows)
+        for start in range(0, rows.num_rows, BLOCK_TEXTS):
             block = slice(start, start + BLOCK_TEXTS)
-            block_weights = None if weights is None else weights[block]
-            yield AuditedTexts([rows[block] for rows in distributions], confidence[block], block_weights, gold[block])
+            cut = [replace(one, **{name: getattr(one, name)[block] for name in COLUMNS}) for one in evidence]
+            given = TargetInputs(inputs.labels, names[block], cut, None if weights is None else weights[block])
+            yield AuditedTexts(given, inputs.targets, gold[block])
 
 
 def audit_texts(inputs: AuditInputs, blocks: Iterable[AuditedTexts]) -> AuditBlock:
     labels, targets = inputs.labels, inputs.targets
-    counts = AuditCounts(labels, targets.temperature, winner_takes_all=target_method(targets).winner_takes_all)
+    counts = AuditCounts(labels)
     for texts in blocks:
         counts.add(texts)
     conflicts = (counts.conflicts / max(counts.texts, 1)).tolist()
@@ -136,9 +166,9 @@ def audit_texts(inputs: AuditInputs, blocks: Iterable[AuditedTexts]) -> AuditBlo
 class AuditCounts:
     """The sums of the audit, by teacher unless a comment states otherwise."""
 
-    def __init__(self, labels: LabelSpace, temperature: float, *, winner_takes_all: bool) -> None:
+    def __init__(self, labels: LabelSpace) -> None:
         self.columns = [np.array(own) for own in labels.columns.values()]
-        self.temperature, self.winner_takes_all, self.width = temperature, winner_takes_all, len(labels.names)
+        self.width = len(labels.names)
         teachers = len(self.columns)
         # Pairs of teachers, with the labels of both.
         self.shared = {
@@ -163,46 +193,21 @@ class AuditCounts:
         self.only_with, self.only_without = np.zeros((2, teachers), np.int64)
 
     def add(self, texts: AuditedTexts) -> None:
-        predicted_NT = texts.predicted(self.columns)  # noqa: N806
-        padded = [np.zeros((len(predicted_NT), self.width)) for _ in self.columns]
-        for union, own, rows in zip(padded, self.columns, texts.distributions, strict=True):
-            union[:, own] = rows
-        whole_N = self._union(texts, padded)  # noqa: N806
-        self._count_wins(texts, predicted_NT, whole_N)
+        whole_N = first_labels(texts.combined)  # noqa: N806
+        self._count_wins(texts, whole_N)
         for a, b in self.shared:
-            self._count_pair(texts, predicted_NT, padded, a, b)
+            self._count_pair(texts, a, b)
         if len(self.columns) > 1:
-            self._count_left_out(texts, padded, whole_N)
+            self._count_left_out(texts, whole_N)
 
-    def weights(self, texts: AuditedTexts, teachers: Sequence[int]) -> Array:
-        """Returns the weights of some of the teachers [N, len(teachers)]; every row sums to 1."""
-        scores = (texts.confidence_NT if texts.weights_NT is None else texts.weights_NT)[:, list(teachers)]
-        if self.winner_takes_all:
-            one_hot: Array = np.eye(len(teachers))[scores.argmax(axis=1)]
-            return one_hot
-        if texts.weights_NT is None:
-            return softmax((scores - scores.max(axis=1, keepdims=True)) / self.temperature)
-        sums = scores.sum(axis=1, keepdims=True)
-        return np.where(sums > 0, scores / np.where(sums > 0, sums, 1.0), 1 / len(teachers))
-
-    def _union(self, texts: AuditedTexts, padded: Sequence[Array], *left_out: int) -> Array:
-        """Returns the label of the union of the other teachers, argmax of sum w_i pad_i(T_i)."""
-        rest = [teacher for teacher in range(len(padded)) if teacher not in left_out]
-        weights = self.weights(texts, rest)
-        total = sum(weights[:, [column]] * padded[teacher] for column, teacher in enumerate(rest))
-        label_N: Array = np.asarray(total).argmax(axis=1)  # noqa: N806
-        return label_N
-
-    def _count_wins(self, texts: AuditedTexts, predicted_NT: Array, whole_N: Array) -> None:  # noqa: N803
-        """Counts the winners: the largest weight of a text, else the largest confidence; the first of equals."""
-        most_confident_N = winner_N = texts.confidence_NT.argmax(axis=1)  # noqa: N806
-        if texts.weights_NT is not None:
-            winner_N = texts.weights_NT.argmax(axis=1)  # noqa: N806
-        self.texts += len(predicted_NT)
+    def _count_wins(self, texts: AuditedTexts, whole_N: Array) -> None:  # noqa: N803
+        """Counts the winners by confidence and by weight; the first of equals."""
+        most_confident_N, winner_N = texts.confidence_NT.argmax(axis=1), texts.leader_N  # noqa: N806
+        self.texts += len(whole_N)
         self.confidence += texts.confidence_NT.sum(axis=0)
         self.wins += np.bincount(most_confident_N, minlength=len(self.wins))
         self.wins_by_weights += np.bincount(winner_N, minlength=len(self.wins))
-        for teacher, label_N in enumerate(predicted_NT.T):  # noqa: N806
+        for teacher, label_N in enumerate(texts.predicted_NT.T):  # noqa: N806
             self.predicted[teacher] += np.bincount(label_N, minlength=self.width)
             self.predicted_and_won[teacher] += np.bincount(label_N[winner_N == teacher], minlength=self.width)
         labelled, right = texts.gold_N >= 0, texts.gold_N == whole_N
@@ -213,7 +218,8 @@ class AuditCounts:
         self.gold_right += np.bincount(texts.gold_N[right], minlength=self.width)
         np.add.at(self.gold_won, (gold_N, winner_N[labelled]), 1)
 
-    def _count_pair(self, texts: AuditedTexts, predicted_NT: Array, padded: Sequence[Array], a: int, b: int) -> None:  # noqa: N803
+    def _count_pair(self, texts: AuditedTexts, a: int, b: int) -> None:
+        predicted_NT = texts.predicted_NT  # noqa: N806
         differ = predicted_NT[:, a] != predicted_NT[:, b]
         confident = (texts.confidence_NT[:, [a, b]] >= CONFIDENT).all(axis=1)
         self.conflicts[[a, b], [b, a]] += (differ & confident).sum()
@@ -221,23 +227,24 @@ class AuditCounts:
         self.met[a, b] += meet.sum()
         self.differed[a, b] += (meet & differ).sum()
         if self.same_labels(a, b):
-            self.distance[a, b] += np.abs(padded[a] - padded[b]).sum() / 2
+            first, second = (texts.distributions[one][:, self.columns[one].argsort()] for one in (a, b))
+            self.distance[a, b] += np.abs(first - second).sum() / 2
 
     def same_labels(self, a: int, b: int) -> bool:
         return len(self.shared[a, b]) == len(self.columns[a]) == len(self.columns[b])
 
-    def _count_left_out(self, texts: AuditedTexts, padded: Sequence[Array], whole_N: Array) -> None:  # noqa: N803
+    def _count_left_out(self, texts: AuditedTexts, whole_N: Array) -> None:  # noqa: N803
         """Compares the label of the union with that of the union without each teacher and each pair."""
-        predicted_NT = texts.predicted(self.columns)  # noqa: N806
-        without = np.stack([self._union(texts, padded, teacher) for teacher in range(len(padded))])
+        teachers = len(self.columns)
+        without = np.stack([first_labels(texts.without(teacher)) for teacher in range(teachers)])
         right, right_without = whole_N == texts.gold_N, without == texts.gold_N  # gold is -1 where there is none
         self.changed += (without != whole_N).sum(axis=1)
         self.gained += (right_without & ~right).sum(axis=1)
         self.lost += (right & ~right_without).sum(axis=1)
-        for a, b in self.shared if len(padded) > 2 else ():
-            both_out = self._union(texts, padded, a, b)
+        for a, b in self.shared if teachers > 2 else ():
+            both_out = first_labels(texts.without(a, b))
             for left_out, held_out in ((a, b), (b, a)):
-                own, label_N = self.columns[held_out], predicted_NT[:, held_out]  # noqa: N806
+                own, label_N = self.columns[held_out], texts.predicted_NT[:, held_out]  # noqa: N806
                 comparable = np.isin(without[held_out], own) & np.isin(both_out, own)
                 agrees, agrees_without = (comparable & (union == label_N) for union in (without[held_out], both_out))
                 self.comparable[left_out] += comparable.sum()

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from amalgam.data.arrays import softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.config.schema import TEACHER
@@ -51,7 +50,6 @@ from amalgam.stages.report.evaluation import (
     gold_indices,
 )
 from amalgam.stages.report.verdict_types import Coverage, Kind, RivalCounts, Threshold
-from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
     from amalgam.data.arrays import Array
@@ -384,13 +382,13 @@ def _targets(inputs: AuditInputs, buckets: Sequence[Bucket], table: pa.Table, fa
 def _teachers(inputs: AuditInputs, train: Part, blocks: Sequence[AuditedTexts]) -> TargetQuality:
     """Compares the teachers' confidences and weights with the gold labels."""
     columns = [np.array(own) for own in inputs.labels.columns.values()]
-    predicted = np.concatenate([texts.predicted(columns) for texts in blocks])
+    predicted = np.concatenate([texts.predicted_NT for texts in blocks])
     confidence = np.concatenate([texts.confidence_NT for texts in blocks])
-    weights = np.concatenate([_weights(inputs, texts) for texts in blocks])
+    weights = np.concatenate([np.asarray(texts.combined.shares) for texts in blocks])
+    leading = np.concatenate([texts.leader_N for texts in blocks])
     gold = np.concatenate([texts.gold_N for texts in blocks])
     owns = np.stack([np.isin(gold, own) for own in columns], axis=1)
     labelled = owns.any(axis=1)
-    leading = (confidence if inputs.weights is None else weights).argmax(axis=1)
     return {
         "labelled": int(labelled.sum()),
         "uncertainty": _uncertainty(confidence[labelled], owns[labelled]),
@@ -407,17 +405,6 @@ def _teachers(inputs: AuditInputs, train: Part, blocks: Sequence[AuditedTexts]) 
         },
         "disputed": _disputed(inputs, train, predicted, confidence, gold),
     }
-
-
-def _weights(inputs: AuditInputs, texts: AuditedTexts) -> Array:
-    """Returns each teacher's weight in the target of each text."""
-    method = target_method(inputs.targets)
-    scores = texts.confidence_NT if texts.weights_NT is None else texts.weights_NT
-    if method.winner_takes_all:
-        one_hot: Array = np.eye(scores.shape[1])[scores.argmax(axis=1)]
-        return one_hot
-    given = texts.weights_NT is not None or method.confidence_is_weight
-    return scores if given else softmax(scores / inputs.targets.temperature)
 
 
 def _disputed(inputs: AuditInputs, train: Part, predicted: Array, confidence: Array, gold: Array) -> list[DisputedText]:

@@ -119,7 +119,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 8  # selected test texts, teachers and the ensemble's labels without test texts
+    VERSION = 9  # the audit compares the teachers as the targets do
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")

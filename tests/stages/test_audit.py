@@ -5,36 +5,50 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import polars as pl
 import pytest
 
-from amalgam.data.keys import union_of
+from amalgam.data.keys import LabelSpace, union_of
+from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.report.audit import AuditCounts, AuditedTexts
-
-
-def counts_of(labels: dict[str, list[str]], *, hard: bool = False) -> AuditCounts:
-    return AuditCounts(union_of(labels), 0.2, winner_takes_all=hard)
+from amalgam.stages.target_methods import Evidence, TargetInputs
 
 
 def block(
-    distributions: list[list[list[float]]], confidence: list[list[float]], gold: list[int] | None = None
+    space: LabelSpace,
+    distributions: list[list[list[float]]],
+    confidence: list[list[float]],
+    gold: list[int] | None = None,
+    weights: list[list[float]] | None = None,
+    mode: str = "soft",
 ) -> AuditedTexts:
-    gold_labels = np.array(gold if gold is not None else [-1] * len(confidence))
-    return AuditedTexts([np.array(one) for one in distributions], np.array(confidence), None, gold_labels)
+    evidence = [
+        Evidence(name, pl.Series(np.log(np.maximum(own, 1e-9))), pl.Series(np.array(own)), pl.Series(list(column)))
+        for name, own, column in zip(space.columns, distributions, zip(*confidence, strict=True), strict=True)
+    ]
+    gold_N = np.array(gold if gold is not None else [-1] * len(confidence))  # noqa: N806
+    names = pl.Series([None if one < 0 else space.names[one] for one in gold_N], dtype=pl.String)
+    given = None if weights is None else pl.Series(np.array(weights))
+    return AuditedTexts(TargetInputs(space, names, evidence, given), Targets(mode=mode, temperature=0.2), gold_N)
 
 
-def two_strangers(*, hard: bool = False) -> AuditCounts:
+STRANGERS = union_of({"A": ["x", "y"], "B": ["z", "w"]})
+
+
+def two_strangers(mode: str = "soft") -> AuditCounts:
     """A has labels x, y and B z, w. Weights are softmax(c / 0.2): 0.95 : 0.05 for confidences 0.6 apart."""
-    counts = counts_of({"A": ["x", "y"], "B": ["z", "w"]}, hard=hard)
+    counts = AuditCounts(STRANGERS)
     a = [[0.9, 0.1], [0.6, 0.4], [0.99, 0.01], [0.5, 0.5]]
     b = [[0.6, 0.4], [0.05, 0.95], [0.1, 0.9], [0.5, 0.5]]
-    counts.add(block([a, b], [[0.8, 0.2], [0.3, 0.9], [0.95, 0.6], [0.0, 0.0]], [0, 3, 3, -1]))
+    confidence = [[0.8, 0.2], [0.3, 0.9], [0.95, 0.6], [0.0, 0.0]]
+    counts.add(block(STRANGERS, [a, b], confidence, [0, 3, 3, -1], mode=mode))
     return counts
 
 
-@pytest.mark.parametrize("hard", [False, True])
-def test_strangers_are_counted_as_by_hand(hard: bool) -> None:
+@pytest.mark.parametrize("mode", ["soft", "hard", "vanilla-kd"])
+def test_strangers_are_counted_as_by_hand(mode: str) -> None:
     """The union predicts x, w, x, x; without A: z, w, w, z; without B: x, x, x, x. Gold is x, w, w, none."""
-    counts = two_strangers(hard=hard)
+    counts = two_strangers(mode)
     assert (counts.texts, counts.labelled, counts.right) == (4, 3, 2)
     assert counts.wins.tolist() == [3, 1]  # a tie is the first teacher's
     assert counts.changed.tolist() == [3, 1]
@@ -49,63 +63,88 @@ def test_strangers_are_counted_as_by_hand(hard: bool) -> None:
 
 
 def test_a_text_counts_the_same_in_whichever_block_it_comes() -> None:
-    whole, parts = two_strangers(), counts_of({"A": ["x", "y"], "B": ["z", "w"]})
-    parts.add(block([[[0.9, 0.1]], [[0.6, 0.4]]], [[0.8, 0.2]], [0]))
+    whole, parts = two_strangers(), AuditCounts(STRANGERS)
+    parts.add(block(STRANGERS, [[[0.9, 0.1]], [[0.6, 0.4]]], [[0.8, 0.2]], [0]))
     rest = ([[0.6, 0.4], [0.99, 0.01], [0.5, 0.5]], [[0.05, 0.95], [0.1, 0.9], [0.5, 0.5]])
-    parts.add(block(list(rest), [[0.3, 0.9], [0.95, 0.6], [0.0, 0.0]], [3, 3, -1]))
+    parts.add(block(STRANGERS, list(rest), [[0.3, 0.9], [0.95, 0.6], [0.0, 0.0]], [3, 3, -1]))
     for name in ("wins", "changed", "gained", "lost", "conflicts", "gold_won"):
         assert getattr(whole, name).tolist() == getattr(parts, name).tolist()
     assert whole.confidence.tolist() == pytest.approx(parts.confidence.tolist())
 
 
 def test_of_three_with_the_same_labels_the_one_that_misleads_is_seen_without_gold() -> None:
-    """A and B predict x, C predicts y with certainty. A disagrees with the union of B and C, agrees with B."""
-    counts = counts_of({name: ["x", "y"] for name in "ABC"})
+    """A and B predict x, C predicts y with certainty. A disagrees with the union of B and C, agrees with B.
+
+    Two teachers with one answer divide the weight of one, so C's certainty outweighs A and B together.
+    """
+    space = union_of({name: ["x", "y"] for name in "ABC"})
+    counts = AuditCounts(space)
     texts = 20
     a, c = [[0.9, 0.1]] * texts, [[0.0, 1.0]] * texts
-    counts.add(block([a, a, c], [[0.5, 0.5, 0.5]] * texts))
+    counts.add(block(space, [a, a, c], [[0.5, 0.5, 0.5]] * texts))
     assert counts.comparable.tolist() == [40, 40, 40]
     assert (counts.only_with.tolist(), counts.only_without.tolist()) == ([0, 0, 0], [0, 0, 40])
-    assert counts.changed.tolist() == [texts, texts, 0]  # x of 1.8 against 1.2; A or B alone is outvoted by C
+    assert counts.changed.tolist() == [0, 0, texts]
     assert counts.differed.tolist() == [[0, 0, texts], [0, 0, texts], [0, 0, 0]]
     assert [counts.distance[pair] for pair in ((0, 1), (0, 2))] == pytest.approx([0.0, 0.9 * texts])
 
 
 def test_labels_in_another_order_are_the_same_labels() -> None:
-    counts = counts_of({"A": ["x", "y"], "B": ["y", "x"]})
-    counts.add(block([[[0.7, 0.3]], [[0.2, 0.8]]], [[0.5, 0.5]]))
+    space = union_of({"A": ["x", "y"], "B": ["y", "x"]})
+    counts = AuditCounts(space)
+    counts.add(block(space, [[[0.7, 0.3]], [[0.2, 0.8]]], [[0.5, 0.5]]))
     assert (counts.met[0, 1], counts.differed[0, 1]) == (1, 0)
     assert counts.distance[0, 1] == pytest.approx(0.1)
 
 
 def test_partly_overlapping_teachers_disagree_on_labels_that_both_know_alone() -> None:
     """A has x, y, z and B y, z, w: the first text is not shared, they agree on the second, not on the third."""
-    counts = counts_of({"A": ["x", "y", "z"], "B": ["y", "z", "w"]})
+    space = union_of({"A": ["x", "y", "z"], "B": ["y", "z", "w"]})
+    counts = AuditCounts(space)
     a = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.8, 0.1]]
     b = [[0.8, 0.1, 0.1], [0.8, 0.1, 0.1], [0.1, 0.8, 0.1]]
-    counts.add(block([a, b], [[0.6, 0.6]] * 3))
+    counts.add(block(space, [a, b], [[0.6, 0.6]] * 3))
     assert (counts.met[0, 1], counts.differed[0, 1]) == (2, 1)
     assert counts.conflicts[0, 1] == 2  # x against y, and y against z
 
 
 def test_given_weights_replace_confidences() -> None:
     """The last text's weight is all A's: without A the others are equal."""
-    counts = counts_of({"A": ["x", "y"], "B": ["z", "w"], "C": ["u", "v"]})
-    one = block([[[0.9, 0.1]] * 2, [[0.6, 0.4]] * 2, [[0.1, 0.9]] * 2], [[0.9, 0.1, 0.1]] * 2)
-    weights = np.array([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
-    counts.add(AuditedTexts(one.distributions, one.confidence_NT, weights, one.gold_N))
+    space = union_of({"A": ["x", "y"], "B": ["z", "w"], "C": ["u", "v"]})
+    counts = AuditCounts(space)
+    weights = [[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]]
+    distributions = [[[0.9, 0.1]] * 2, [[0.6, 0.4]] * 2, [[0.1, 0.9]] * 2]
+    texts = block(space, distributions, [[0.9, 0.1, 0.1]] * 2, weights=weights)
+    counts.add(texts)
     assert (counts.wins.tolist(), counts.wins_by_weights.tolist()) == ([2, 0, 0], [1, 0, 1])
     assert counts.changed.tolist() == [1, 0, 1]
-    alone = counts.weights(AuditedTexts(one.distributions, one.confidence_NT, weights, one.gold_N), [1, 2])
-    assert alone.tolist() == [pytest.approx([3 / 8, 5 / 8]), [0.5, 0.5]]
+    assert np.asarray(texts.without(0).shares).tolist() == [pytest.approx([3 / 8, 5 / 8]), [0.5, 0.5]]
 
 
-def test_weights_by_confidence_are_the_softmax_over_the_teachers_with_a_label() -> None:
-    weights = counts_of({"A": ["x"], "B": ["y"], "C": ["z"]}).weights(block([], [[0.8, 0.2, 0.5]]), [0, 1])
+def test_weights_by_confidence_are_the_softmax_over_the_teachers_that_are_left() -> None:
+    space = union_of({"A": ["x"], "B": ["y"], "C": ["z"]})
+    weights = np.asarray(block(space, [[[1.0]]] * 3, [[0.8, 0.2, 0.5]]).without(2).shares)
     assert weights[0].tolist() == pytest.approx([1 / (1 + math.exp(-3)), 1 / (1 + math.exp(3))])
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_two_teachers_with_one_answer_lead_together(given: bool) -> None:
+    """A and B answer x with 0.3 each, C answers y with 0.4: the target is x, and A leads as in the targets.
+
+    Confidences are no weights: there the highest confidence wins, and A and B divide the weight of one teacher.
+    """
+    space = union_of({"A": ["x", "u"], "B": ["x", "v"], "C": ["y", "w"]})
+    counts = AuditCounts(space)
+    weights = [[0.3, 0.3, 0.4]]
+    counts.add(block(space, [[[1.0, 0.0]]] * 3, weights, [0], weights=weights if given else None))
+    assert counts.wins.tolist() == [0, 0, 1]
+    assert counts.wins_by_weights.tolist() == ([1, 0, 0] if given else [0, 0, 1])
+    assert counts.right == int(given)
+    assert counts.changed.tolist() == ([1, 1, 0] if given else [0, 0, 1])
+
+
 def test_a_single_teacher_has_no_left_out_counts() -> None:
-    counts = counts_of({"A": ["x", "y"]})
-    counts.add(block([[[0.2, 0.8]]], [[0.5]], [1]))
+    space = union_of({"A": ["x", "y"]})
+    counts = AuditCounts(space)
+    counts.add(block(space, [[[0.2, 0.8]]], [[0.5]], [1]))
     assert (counts.wins.tolist(), counts.changed.tolist(), counts.right) == ([1], [0], 1)

@@ -87,7 +87,8 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
 ) -> LoadedExperiment:
     """Loads an experiment: `presets` by student.method, the `names` of fields by path, and `checks` of all fields.
 
-    The `default` preset is that of a file which sets neither student.method nor one of the fields in `names`.
+    The `default` preset is that of a file which sets neither student.method nor one of the fields in `names`. An
+    override of student.method replaces these fields of the file too.
     """
     parsed = _parse(source)
     _name_teachers(parsed.data)
@@ -95,6 +96,8 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
     applied: dict[str, Any] = {}
     for override in overrides:
         applied |= parsed.override(override)
+    if applied.get("student.method") is not None:
+        parsed.drop_those_of_the_file(names or {})
     _name_teachers(parsed.data)  # those of an override
     data = _with_preset(parsed, presets or {}, None if chosen else default)
     try:
@@ -243,6 +246,13 @@ class ParsedFile:
         self.raw |= inner.raw
         self.refuse_secret(text, path)
         return {key: plain}
+
+    def drop_those_of_the_file(self, fields: Iterable[str]) -> None:
+        """Removes fields such as `targets.mode`, unless an override sets them."""
+        for section, name in (path.split(".") for path in fields):
+            overridden = self.places.get((section, name)) == COMMAND_LINE
+            if isinstance(self.data.get(section), dict) and not overridden:
+                self.data[section].pop(name, None)
 
     def _put(self, path: KeyPath, value: Any) -> bool:
         """Sets the value, and creates the sections around it; returns False if the path leads nowhere."""

@@ -46,6 +46,9 @@ def test_without_a_method_and_its_fields_an_experiment_has_the_default_preset(tm
     assert loaded("", "targets.mode=soft") == ("warm", "soft")
     assert loaded("targets: {mode: uhc}\n", "targets.mode=soft") == (None, "soft")
     assert loaded("targets: {mode: uhc}\nstudent: {method: warm}\n") == ("warm", "uhc")
+    assert loaded("targets: {mode: uhc}\n", "student.method=warm") == ("warm", "hard")
+    assert loaded("targets: {mode: uhc}\n", "student.method=null") == (None, "uhc")
+    assert loaded("targets: {mode: uhc}\n", "targets={mode: soft}", "student.method=warm") == ("warm", "soft")
 
 
 def test_on_generated_texts_a_method_may_set_something_else(tmp_path: Path) -> None:

@@ -9,7 +9,15 @@ from amalgam.data.keys import shown_names
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.training.schedule import FEW_STEPS
-from amalgam.stages.report.verdict_types import Cause, LabelCounts, LabelShare, Rival, UnlabelledQuality, VerdictInputs
+from amalgam.stages.report.verdict_types import (
+    Cause,
+    LabelCounts,
+    LabelShare,
+    Reference,
+    Rival,
+    UnlabelledQuality,
+    VerdictInputs,
+)
 from amalgam.stages.report.verdict_words import (
     SHOWN,
     difference_sentence,
@@ -83,7 +91,9 @@ def _teacher_causes(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[
     unpredicted = unpredicted_teachers(inputs.unlabelled) if inputs.unlabelled and not inputs.n else {}
     absent = [teacher for teacher, own in unpredicted.items() if all(row["expected"] == 0 for row in own)]
     if absent:
-        yield {"code": "teacher-absent", "text": f"no target has a label of {shown_names(absent, SHOWN)}"}
+        by_targets = inputs.unlabelled is None or reference_of(inputs.unlabelled) == "targets"
+        without = "no target has a label" if by_targets else "the ensemble predicts no label"
+        yield {"code": "teacher-absent", "text": f"{without} of {shown_names(absent, SHOWN)}"}
     alone = teachers_alone(rivals)
     if alone and alone["weak"]:
         text = f"the teachers have only {ratio(alone['right'], alone['n'])} accuracy on their own labels"
@@ -213,15 +223,20 @@ def lost_teachers(rivals: Sequence[Rival]) -> list[Rival]:
     ]
 
 
+def reference_of(quality: UnlabelledQuality) -> Reference:
+    """Returns what the student is compared with on training texts."""
+    return quality["agreement"]["reference"] if quality["agreement"] else "targets"
+
+
 def never_predicted(quality: UnlabelledQuality) -> list[str]:
-    """Returns the labels that the student never predicts, though at least LEAST_OF_LABEL targets have them first."""
+    """Returns the labels that the student never predicts, though LEAST_OF_LABEL texts have them in the reference."""
     return [
         row["label"] for row in quality["labels"] if not row["predicted"] and (row["expected"] or 0) >= LEAST_OF_LABEL
     ]
 
 
 def many_unpredicted(quality: UnlabelledQuality) -> bool:
-    """Returns whether the labels of `never_predicted` are more than MOST_LOST of the targets' labels or texts."""
+    """Returns whether the labels of `never_predicted` are more than MOST_LOST of the reference's labels or texts."""
     expected = {row["label"]: row["expected"] or 0 for row in quality["labels"]}
     return _are_many([expected[label] for label in never_predicted(quality)], [*expected.values()], quality["n"])
 
@@ -235,5 +250,5 @@ def unpredicted_teachers(quality: UnlabelledQuality) -> dict[str, list[LabelShar
 
 
 def absent_labels(labels: Sequence[LabelShare]) -> list[str]:
-    """Returns the labels that neither targets nor student have first on any text."""
+    """Returns the labels that neither reference nor student have first on any text."""
     return [row["label"] for row in labels if not row["predicted"] and row["expected"] == 0]

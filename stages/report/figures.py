@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from amalgam.stages.report.blocks import EvaluationBlock, Histogram, ReportJson, StudentQuality, UnknownQuality
+from amalgam.stages.report.causes import reference_of
 from amalgam.stages.report.verdict_types import Coverage
 
 WIDTH, HEIGHT = 360, 240
@@ -50,13 +51,18 @@ def figures(numbers: ReportJson) -> dict[str, Markup]:
         drawn["calibration"] = calibration(evaluation, quality)
     measured = coverage_of(numbers)
     if measured:
-        drawn["coverage"] = coverage(measured, "accuracy" if quality else "agreement with the targets")
+        drawn["coverage"] = coverage(measured, _measure(numbers))
     if quality and quality["unknown"] and quality["unknown"]["curve"]:
         drawn["unknown"] = unknown_texts(quality["unknown"])
     for name, block in _histograms(numbers).items():
         label, unit, names = HISTOGRAMS[name]
         drawn[name] = histogram(label, unit, names, block)
     return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def _measure(numbers: ReportJson) -> str:
+    unlabelled = None if numbers["student_quality"] else numbers["unlabelled"]
+    return f"agreement with the {reference_of(unlabelled)}" if unlabelled else "accuracy"
 
 
 def coverage_of(numbers: ReportJson) -> Coverage | None:

@@ -40,6 +40,7 @@ from amalgam.stages.report.blocks import (
     ReportJson,
     TeacherLabels,
 )
+from amalgam.stages.report.causes import reference_of
 from amalgam.stages.report.figures import coverage_of, figures, spikes
 from amalgam.stages.report.report_json import total_seconds
 from amalgam.stages.report.students import Measures
@@ -209,7 +210,7 @@ class LossRow(TypedDict):
 
 class ShareRow(LabelShare):
     share: float
-    target: float | None
+    reference: float | None
     gap: float
 
 
@@ -299,14 +300,14 @@ def _with_bounds(row: LengthGroup) -> LengthRow:
 
 
 def _coverage(numbers: ReportJson) -> CoverageView | None:
-    quality, measured = numbers["student_quality"], coverage_of(numbers)
+    quality, unlabelled, measured = numbers["student_quality"], numbers["unlabelled"], coverage_of(numbers)
     if not measured:
         return None
     everything, distinct = measured["thresholds"][0], list[Threshold]()
     for row in measured["thresholds"]:
         if row["n"] and (not distinct or row["n"] != distinct[-1]["n"]):
             distinct.append(row)
-    outcome = "right" if quality else "with the label of the targets"
+    outcome = f"with the label of the {reference_of(unlabelled)}" if unlabelled and not quality else "right"
     n, chosen = everything["n"], [row for row in distinct[1:] if row["n"] >= LEAST_ANSWERED]
     sentence = f"{percent(everything['right'] / n)} of all answers are {outcome}."
     if chosen:
@@ -367,13 +368,13 @@ def _size(models: Sequence[ModelSize]) -> str:
 
 
 def _shares(unlabelled: UnlabelledQuality | None) -> list[ShareRow]:
-    """Returns the labels whose predicted share differs most from the targets first; never predicted ones lead."""
+    """Returns the labels whose predicted share differs most from the reference first; never predicted ones lead."""
     if not unlabelled:
         return []
     n, rows = max(unlabelled["n"], 1), list[ShareRow]()
     for row in unlabelled["labels"]:
-        share, target = row["predicted"] / n, None if row["mass"] is None else row["mass"] / n
-        rows.append({**row, "share": share, "target": target, "gap": abs(share - (target or 0.0))})
+        share, reference = row["predicted"] / n, None if row["mass"] is None else row["mass"] / n
+        rows.append({**row, "share": share, "reference": reference, "gap": abs(share - (reference or 0.0))})
     return sorted(rows, key=lambda row: (row["predicted"] > 0, -row["gap"], row["label"]))
 
 

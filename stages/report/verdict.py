@@ -7,7 +7,7 @@ without labels the agreement with the targets.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from amalgam.data.keys import shown_names
 from amalgam.pipeline.console import counted
@@ -24,6 +24,7 @@ from amalgam.stages.report.causes import (
     never_predicted,
     never_right,
     never_right_sentence,
+    reference_of,
     teachers_alone,
     too_few,
     unpredicted_teachers,
@@ -36,7 +37,7 @@ from amalgam.stages.report.verdict_types import (
     Kind,
     LabelCounts,
     LabelEstimates,
-    LabelShare,
+    Reference,
     Rival,
     RivalCounts,
     Standing,
@@ -84,6 +85,8 @@ RELEVANT = 0.05
 
 SHARE_GAP = 0.1
 """Difference of a label's shares in predictions and targets from which it is a reason."""
+
+HAVE: Mapping[Reference, str] = {"targets": "the targets have", "ensemble": "the ensemble has"}
 
 PRINTED = 4
 """Most reasons that `amalgam run` prints."""
@@ -253,7 +256,7 @@ def _without_labels(inputs: VerdictInputs) -> Verdict:
         (faults if inputs.by_labels["random"] else cautions).extend([worse] if worse else [])
     if quality:
         faults += _unlabelled_faults(quality)
-        reasons += [*_agreement(quality), *_shares(quality["n"], quality["labels"])]
+        reasons += [*_agreement(quality), *_shares(quality)]
         cautions += [] if many_unpredicted(quality) else _unpredicted(quality)
         cautions.append("Agreement is no accuracy: the student repeats the teachers' errors too.")
     decision: Decision = "do not ship" if faults else "cannot say"
@@ -295,7 +298,7 @@ def _unlabelled_faults(quality: UnlabelledQuality) -> Iterator[str]:
 def _unpredicted(quality: UnlabelledQuality) -> Iterator[str]:
     missing = never_predicted(quality)
     if missing:
-        never = f"{label_count(missing, 'is', 'are')} never predicted, though the targets have them"
+        never = f"{label_count(missing, 'is', 'are')} never predicted, though {HAVE[reference_of(quality)]} them"
         yield f"{never}: {shown_names(missing, SHOWN)}."
 
 
@@ -321,17 +324,19 @@ def _agreement(quality: UnlabelledQuality) -> Iterator[str]:
         )
 
 
-def _shares(n: int, labels: Sequence[LabelShare]) -> Iterator[str]:
-    """Yields the labels that neither targets nor student have, and the label with the largest difference."""
+def _shares(quality: UnlabelledQuality) -> Iterator[str]:
+    """Yields the labels that neither reference nor student have, and the label with the largest difference."""
+    n, labels, reference = quality["n"], quality["labels"], reference_of(quality)
     absent = absent_labels(labels)
     if absent:
-        yield f"Neither targets nor student have {label_count(absent, '', '').strip()}: {shown_names(absent, SHOWN)}."
+        count = label_count(absent, "", "").strip()
+        yield f"Neither {reference} nor student have {count}: {shown_names(absent, SHOWN)}."
     gaps = [(abs(row["predicted"] - row["expected"]), row) for row in labels if row["expected"] is not None]
     gap, row = max(gaps, key=lambda entry: entry[0], default=(0, None))
     if row and gap >= SHARE_GAP * n:
         yield (
-            f"The student predicts {row['label']} on {ratio(row['predicted'], n)} of the texts; it is first in "
-            f"{ratio(row['expected'] or 0, n)} of the targets."
+            f"The student predicts {row['label']} on {ratio(row['predicted'], n)} of the texts; "
+            f"{HAVE[reference]} it on {ratio(row['expected'] or 0, n)}."
         )
 
 

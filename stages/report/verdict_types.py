@@ -96,10 +96,14 @@ class Coverage(TypedDict):
     curve: list[Answered]
 
 
-class Agreement(TypedDict):
-    """How many texts have the label of the reference, which is the targets or the ensemble."""
+Reference = Literal["targets", "ensemble"]
+"""What the student is compared with without gold labels: the ensemble where targets are no distribution over labels."""
 
-    reference: Literal["targets", "ensemble"]
+
+class Agreement(TypedDict):
+    """How many texts have the label of the reference."""
+
+    reference: Reference
     texts: Literal["held-out texts", "training texts"]
     n: int
     right: int

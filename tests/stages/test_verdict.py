@@ -122,7 +122,20 @@ def test_without_labels_absent_labels_and_wrong_shares_are_reasons() -> None:
     quality = unlabelled(70, ensemble=[550, 450, 0], banking=(950, 550), music=(50, 450), law=(0, 0))
     printed = "\n".join(lines(verdict(VerdictInputs(0, unlabelled=quality))))
     assert "Neither targets nor student have 1 label: law." in printed
-    assert "The student predicts banking on 95.0 % of the texts; it is first in 55.0 % of the targets." in printed
+    assert "The student predicts banking on 95.0 % of the texts; the targets have it on 55.0 %." in printed
+
+
+def test_targets_that_are_no_labels_are_not_named_as_the_reference() -> None:
+    """The logits of uhc or scores are no distribution over the labels, so the reference is the ensemble."""
+    quality = unlabelled(70, banking=(1000, 550), music=(0, 450), law=(0, 0))
+    quality["agreement"]["reference"] = "ensemble"
+    result = verdict(VerdictInputs(0, unlabelled=quality))
+    printed = "\n".join([*result["reasons"], *result["cautions"], *(cause["text"] for cause in result["causes"])])
+    assert "1 label is never predicted, though the ensemble has them: music." in printed
+    assert "targets" not in printed
+    shares = "\n".join(lines(verdict(VerdictInputs(0, unlabelled=quality | {"labels": quality["labels"][:1]}))))
+    assert "The student predicts banking on 100.0 % of the texts; the ensemble has it on 55.0 %." in shares
+    assert "targets" not in shares
 
 
 def test_a_teacher_that_targets_and_student_lost_is_named() -> None:

@@ -88,7 +88,9 @@ def test_an_audit_without_labels_has_leave_one_out_figures(fresh: Workspace) -> 
     assert (audit["labelled"], audit["accuracy"], audit["gold"]) == (0, None, [])
     assert max(one["left_out"]["changed"] for one in audit["teachers"]) > 0
     assert all(one["left_out"]["harmful"] is None for one in audit["teachers"])  # no shared labels: no evidence
-    assert "no gold labels" in fresh("audit").out
+    printed = fresh("audit").out
+    assert "no gold labels" in printed
+    assert "no duplicate teacher was found; a harmful one is found only by gold labels" in printed
 
 
 def test_a_single_teacher_can_be_audited(fresh: Workspace) -> None:

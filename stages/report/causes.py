@@ -224,7 +224,7 @@ def lost_teachers(rivals: Sequence[Rival]) -> list[Rival]:
 
 
 def reference_of(quality: UnlabelledQuality) -> Reference:
-    """Returns what the student is compared with on training texts."""
+    """Returns the reference of the student on training texts without gold labels."""
     return quality["agreement"]["reference"] if quality["agreement"] else "targets"
 
 

@@ -168,7 +168,9 @@ def advice(audit: AuditBlock) -> list[str]:
             agreement, distance = share(pair["agreement"]), f"{pair['distance']:.3f}"
             reason = f"same label on {agreement} of the texts, mean distance {distance}"
         lines.append(f"duplicates: {' and '.join(pair['teachers'])} ({reason}); remove one of them to save its cost")
-    return lines or ["no harmful or duplicate teacher was found"]
+    unmeasured = any(teacher["left_out"] and teacher["left_out"]["harmful"] is None for teacher in audit["teachers"])
+    none = "no duplicate teacher was found; a harmful one is found only by gold labels or labels of several teachers"
+    return lines or [none if unmeasured else "no harmful or duplicate teacher was found"]
 
 
 def _effect(left_out: LeftOut) -> str:

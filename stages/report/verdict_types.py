@@ -97,7 +97,7 @@ class Coverage(TypedDict):
 
 
 Reference = Literal["targets", "ensemble"]
-"""What the student is compared with without gold labels: the ensemble where targets are no distribution over labels."""
+"""The comparison without gold labels: the ensemble where targets are no distribution over labels."""
 
 
 class Agreement(TypedDict):

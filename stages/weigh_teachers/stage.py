@@ -85,7 +85,7 @@ class BlockFacts(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 17
+    VERSION = 18
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -186,7 +186,7 @@ class WeighTeachers(Stage):
             return facts
         is_default = (targets.teacher_weights, targets.weight_signal) == ("range", "all")
         if is_default and not facts["fallback"] and len(LabelSets.of(space).groups) > 1:
-            facts["accuracy"] = estimated_accuracy(sum(record.facts["largest"] for record in records) / texts)
+            facts["accuracy"] = estimated_accuracy(sum(record.facts["largest"] for record in records) / texts, texts)
         return facts
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:

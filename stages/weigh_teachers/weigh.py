@@ -7,6 +7,7 @@ shares are fitted on the first block of a corpus and reused for the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Required, TypedDict
 from amalgam.data.arrays import Array, softmax, top_margin
 from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Targets
+from amalgam.stages.common.intervals import NORMAL_95
 from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, predicted, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
@@ -105,7 +107,7 @@ CONFIRMED = 2
 """Power of the mean correlation with the other kinds in the weight of a kind of evidence."""
 
 ACCURACY_ODDS, ODDS_FACTOR = 0.7, 2.2
-"""Odds of the targets' accuracy against those of the mean largest weight, and the factor of a 95 % interval.
+"""Odds of the targets' accuracy against those of the mean largest weight; factor of a 95 % interval on many texts.
 
 `benchmarks/choice.py accuracy` measures both on 236 settings of four data sets.
 """
@@ -140,14 +142,18 @@ def weigh(  # noqa: PLR0913 - the parts of a choice
     return weights, weights.mean(axis=0)
 
 
-def estimated_accuracy(largest: float) -> AccuracyEstimate:
+def estimated_accuracy(largest: float, texts: int) -> AccuracyEstimate:
     """Returns the accuracy of the targets of `method: amalgam` without labels, from the mean largest weight of a text.
 
-    Larger weights mean clearer evidence; they are too large, by about the same odds on every data set.
+    Larger weights mean clearer evidence; they are too large, by about the same odds on every data set. The interval
+    adds the error of these odds to that of a share of `texts`, in log odds.
     """
     largest = min(largest, MOST_CERTAIN)
     odds = ACCURACY_ODDS * largest / (1 - largest)
-    low, value, high = (round(part / (1 + part), 4) for part in (odds / ODDS_FACTOR, odds, odds * ODDS_FACTOR))
+    share = odds / (1 + odds)
+    sampling = NORMAL_95 / math.sqrt(texts * share * (1 - share))
+    factor = math.exp(math.hypot(math.log(ODDS_FACTOR), sampling))
+    low, value, high = (round(part / (1 + part), 4) for part in (odds / factor, odds, odds * factor))
     return {"low": low, "value": value, "high": high}
 
 

@@ -13,6 +13,7 @@ from amalgam.data.arrays import softmax, top_margin
 from amalgam.data.keys import union_of
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.inference.batches import mean_over_tokens
+from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import neighbours, weigh
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
@@ -431,13 +432,20 @@ def test_a_label_that_the_fitted_block_lacks_has_the_mean_upper_end_of_its_teach
 
 
 def test_clearer_weights_have_a_higher_estimate_of_the_accuracy_with_an_interval() -> None:
-    estimates = [weigh.estimated_accuracy(largest) for largest in (0.6, 0.8, 0.95, 1.0)]
+    estimates = [weigh.estimated_accuracy(largest, 10_000) for largest in (0.6, 0.8, 0.95, 1.0)]
     values = [estimate["value"] for estimate in estimates]
     assert values == sorted(values)
     assert len(set(values)) == 4
     assert all(0 < one["low"] < one["value"] < one["high"] <= 1 for one in estimates)
     odds = [estimate["value"] / (1 - estimate["value"]) for estimate in estimates]
     assert odds[1] / odds[0] == pytest.approx((0.8 / 0.2) / (0.6 / 0.4), rel=1e-2)
+
+
+def test_an_estimate_on_ten_texts_has_a_wide_interval() -> None:
+    few, many = weigh.estimated_accuracy(0.8, 10), weigh.estimated_accuracy(0.8, 10_000)
+    assert few["value"] == many["value"]
+    low, high = interval(few["value"], 10)  # of the sampling alone
+    assert few["high"] - few["low"] > high - low > many["high"] - many["low"]
 
 
 def test_no_neighbours_leave_each_text_its_own_evidence() -> None:

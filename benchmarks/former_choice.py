@@ -43,7 +43,8 @@ def signal_of(setting: Setting) -> Array | None:
     whole = together(list(kept.values()))
     others = whole.sum(axis=1, keepdims=True) - whole
     factors = [_factor(own, others) if kind in OWN else 1.0 for kind, own in kept.items()]
-    return together([_smoothed(kind, kept, nearest) for kind in kept], factors)
+    signals = [standard(_smoothed(kind, kept, nearest)) for kind in kept]
+    return standard(np.sum([factor * signal for factor, signal in zip(factors, signals, strict=True)], axis=0))
 
 
 def _smoothed(kind: str, kept: Mapping[str, Array], nearest: list[Array]) -> Array:

@@ -56,14 +56,11 @@ def standard(signal: Array, fitted: Fitted | None = None) -> Array:
     return scores
 
 
-def together(
-    signals: Sequence[Array], factors: Sequence[Array | float] | None = None, fitted: Fitted | None = None
-) -> Array:
-    """Returns the standardised sum of standardised signals, each times its factor."""
-    factors, fitted = factors or [1.0] * len(signals), fitted or Fitted()
+def together(signals: Sequence[Array], fitted: Fitted | None = None) -> Array:
+    """Returns the standardised sum of standardised signals."""
+    fitted = fitted or Fitted()
     scores = [standard(signal, fitted.part(str(place))) for place, signal in enumerate(signals)]
-    total = np.sum([factor * score for factor, score in zip(factors, scores, strict=True)], axis=0)
-    return standard(total, fitted.part("sum"))
+    return standard(np.sum(scores, axis=0), fitted.part("sum"))
 
 
 def correlation(a: Array, b: Array) -> float:
@@ -99,5 +96,5 @@ def _with_absence(signal: Array, teachers: Array, fitted: Fitted) -> Array:
     for teacher in teachers.tolist():
         others = np.delete(signal, teacher, axis=1).max(axis=1, keepdims=True)
         own = fitted.part(str(teacher))
-        result[:, teacher] = together([signal[:, [teacher]], -others], fitted=own)[:, 0]
+        result[:, teacher] = together([signal[:, [teacher]], -others], own)[:, 0]
     return result

@@ -282,7 +282,7 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighe
         if signal is not None and targets.teacher_weights == "range":
             signal = weigh.completed(signal, evidence, fitted)
     else:
-        combined = together(list(answers.evidence.values()), fitted=fitted.part("answers"))
+        combined = together(list(answers.evidence.values()), fitted.part("answers"))
         kinds = [label_sets.mean(combined)]
         signal = _single_signal(run, texts, answers, combined, fitted, facts)
     facts["fallback"] = signal is None

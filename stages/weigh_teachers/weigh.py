@@ -185,7 +185,7 @@ def kinds_of(answers: Sequence[Array], density: Array, names: Array, fitted: Fit
     """
     fitted = fitted or Fitted()
     return {
-        "answers": together(answers, fitted=fitted.part("answers")),
+        "answers": together(answers, fitted.part("answers")),
         "states": standard(density, fitted.part("states")),
         "names": standard(names, fitted.part("names")),
     }
@@ -204,7 +204,7 @@ def agreed_signal(
     scaled = {}
     for kind in (kind for kind, keep in zip(kinds, is_kept, strict=True) if keep):
         part = fitted.part(f"signal of {kind}")
-        own = together([kinds[kind], smoothed(kinds[kind], evidence.near, part)], fitted=part)
+        own = together([kinds[kind], smoothed(kinds[kind], evidence.near, part)], part)
         scaled[kind] = by_range(own, evidence.predicted, part)
     agreeing = facts.get("agreement", {})
     weights = fitted.value("weights", lambda: [round(one, 4) for one in weights_of_kinds(scaled, agreeing).values()])

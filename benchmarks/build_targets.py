@@ -63,6 +63,7 @@ def _compared(base: Path, texts: int, options: argparse.Namespace) -> list[dict[
     experiments = write_experiments(base, shape)
     write_corpora(experiments, shape)
     write_answers(experiments.first, lacking(experiments.first), shape)
+    _in_own_process("amalgam", base, options.mode)  # the first run closes the manifests of the stages before
     peaks: dict[str, list[float]] = {name: [] for name in WORKERS}
     figures: dict[str, dict[str, Any]] = {}
 

@@ -18,6 +18,9 @@ KEY_BYTES = 16
 
 ALL = "all"
 
+BUCKETS, MOST_BITS = 32, 13
+"""Number of buckets from which they grow with the corpus, and the most bits."""
+
 _length = Struct("<Q").pack
 
 
@@ -39,9 +42,13 @@ def prefix_name(number: int, bits: int) -> str:
     return format(number, f"0{bits}b") if bits else ALL
 
 
-def bits_for(rows: int, rows_per_bucket: int = 512, most: int = 13) -> int:
-    """Returns the fewest bits with at most `rows_per_bucket` rows in an average bucket."""
-    return min(most, (max(rows - 1, 0) // rows_per_bucket).bit_length())
+def bits_for(rows: int, least: int = 512, most: int = 4096) -> int:
+    """Returns the bits of the buckets: 512 rows in each, from 32 buckets on more, and from 131,072 rows on 4,096.
+
+    Small buckets lose little work where a run is killed. Large ones need fewer files, at most 2^MOST_BITS.
+    """
+    rows_per_bucket = min(max(-(-rows // BUCKETS), least), most)
+    return min(MOST_BITS, (max(rows - 1, 0) // rows_per_bucket).bit_length())
 
 
 def overlaps(a: str, b: str) -> bool:

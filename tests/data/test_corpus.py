@@ -96,7 +96,7 @@ def test_a_part_is_written_by_bucket_in_key_order(tmp_path: Path) -> None:
 def test_the_files_do_not_depend_on_order_copies_names_or_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, buckets: int
 ) -> None:
-    monkeypatch.setattr(corpus_module, "bits_for", partial(bits_for, rows_per_bucket=max(2, 40 // buckets)))
+    monkeypatch.setattr(corpus_module, "bits_for", partial(bits_for, most=max(2, 40 // buckets)))
     texts = [(text, label) for _, text, label in _rows(rows)]
     mixed = texts + texts[: rows // 2]
     mixed.sort(key=lambda row: text_key(row[0][::-1]))

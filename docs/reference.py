@@ -181,7 +181,11 @@ def _between(schema: dict[str, Any], minimum: str, maximum: str) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    return "required" if field.is_required() else f"`{_yaml(field.get_default(call_default_factory=True))}`"
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    chosen = value is None and "auto" in str(field.description)
+    return "`auto`" if chosen else f"`{_yaml(value)}`"
 
 
 def _yaml(value: Any) -> str:

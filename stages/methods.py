@@ -88,7 +88,7 @@ METHODS: Mapping[str, Method] = {
         {"targets": VANILLA_KD, "objective": {"name": "as-dfd"}},
     ),
     "supervised": Method(
-        "cross-entropy on gold labels: the upper bound", "gold labels", {"targets": {"mode": "supervised"}}
+        "cross-entropy on gold labels, for comparison", "gold labels", {"targets": {"mode": "supervised"}}
     ),
     "teacher:<name>": Method("one teacher alone, zero on labels that it lacks", "logits", {}, trains=False),
     "ensemble": Method("highest probability of one softmax over all teachers' logits", "logits", {}, trains=False),

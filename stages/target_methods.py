@@ -336,7 +336,7 @@ class MTBert(TargetMethod):
 
 
 class Supervised(TargetMethod):
-    """Cross-entropy on the gold labels: the upper bound."""
+    """Cross-entropy on the gold labels, for comparison."""
 
     reads_teachers = False
     reads_gold = True

@@ -1,8 +1,9 @@
-"""amalgam as a library: `from amalgam import Experiment`. Importing this module loads nothing else.
+"""Distils text classifiers into one student with all of their labels: `from amalgam import Experiment`.
 
-It stands here and not at the repository's root, which would make a package of whatever folder holds the clone; beside
-it are links to the rooms, so that editable installs see what the wheel has.
+Importing this module loads nothing else.
 """
+# This file is not at the repository's root, which would make a package of the folder of the clone. The links next to it
+# give editable installs the folders that the wheel has.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -236,11 +236,11 @@ STATIC = "static:"
 
 
 class Corpus(ConfigSection):
-    """Sources of texts. A path is a csv, jsonl or parquet file, a folder of them, or an hf:// or s3:// address."""
+    """Sources of texts. A path is a csv, tsv, jsonl or parquet file, a folder of them, or an hf:// or s3:// address."""
 
     train: Texts | None = None
-    """Training texts, required without a `generate` section. Only train-teachers and methods with gold labels read
-    their labels."""
+    """Training texts, required without a `generate` section. Their labels, if any, train only teachers and methods
+    with gold labels; the report measures the targets by them."""
     validation: Texts | None = None
     """Labelled texts on which the student's best checkpoint is selected."""
     test: Texts | None = None

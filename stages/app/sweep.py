@@ -222,7 +222,8 @@ def _show(console: Console, results: Sequence[SweepResult], *, as_json: bool) ->
     for summary in summaries:
         cells = [_mean(score, *summary[score]) for score in SCORES]
         rows.append([f"{summary['name']}, mean of {summary['students']}", *cells, *blank[len(cells) :]])
-    console.table(f"{scored['n']:,} labelled test texts", columns, rows)
+    spread = "; ± is the standard deviation over seeds" if summaries else ""
+    console.table(f"{scored['n']:,} labelled test texts{spread}", columns, rows)
 
 
 def _mean(score: Score, mean: float | None, deviation: float | None) -> str:

@@ -93,6 +93,17 @@ def test_a_training_costs_its_epochs(workspace: Workspace, stage: str) -> None:
     assert cost["disk_mb"] == pytest.approx(recorded["bytes"] / 1e6)
 
 
+def test_a_report_with_test_texts_is_priced_by_one_without_them(fresh: Workspace) -> None:
+    fresh.edit("  test: texts/test.csv\n  label: label\n", "")
+    fresh("run")
+    recorded = timing(fresh, "report")
+    assert recorded["workload"] == TRAIN
+    fresh.edit("  train: texts/train.csv\n", "  train: texts/train.csv\n  test: texts/test.csv\n  label: label\n")
+    fresh("cache-teachers")
+    report = cost_of(fresh)["stages"]["report"]
+    assert report["seconds"] == pytest.approx(recorded["seconds"] * 2 * TEST / TRAIN)
+
+
 def test_without_its_log_a_training_costs_its_examples(workspace: Workspace) -> None:
     recorded = timing(workspace, "train-student")
     for log in (workspace.artifacts / "training-logs").glob("*.jsonl"):

@@ -163,9 +163,9 @@ class Report(Stage):
         return [*([_zero_shot_unit(run, test)] if test else []), Unit("report", folder)]
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
-        """Returns the number of test texts, counted once for each evaluation."""
-        test = part_of(run, "test")
-        return float((test.texts if test else 1) * (1 if units is None else len(units)))
+        """Returns the number of test texts, else of training texts, counted once for each evaluation."""
+        part = part_of(run, "test") or part_of(run, "train")
+        return float((part.texts if part else 1) * (1 if units is None else len(units)))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         if unit.name == ZERO_SHOT:

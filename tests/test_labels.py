@@ -522,6 +522,32 @@ def test_labels_from_python(workspace: Workspace) -> None:
     assert (effect.estimates.texts, effect.estimates.random) == (10, True)
 
 
+@pytest.mark.parametrize("kind", ["polars", "pandas", "arrow"])
+def test_python_takes_a_frame_of_labels(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(workspace.folder)
+    arguments = ["./models/first", "./models/second"], "texts/train.csv"
+    student = {"encoder": "./models/encoder"}
+    experiment = Experiment(*arguments, student=student, quiet=True)
+    frame = experiment.label(count=10)
+    filled = frame.with_columns(label=frame["text"].replace_strict(dict(workspace.texts())))
+    labels: Any = {"polars": filled, "pandas": filled.to_pandas(), "arrow": filled.to_arrow()}[kind]
+    effect = experiment.compare_labels(labels)
+    assert effect.labels == 10
+    assert effect.estimates is not None
+    assert effect.estimates.random
+    again = Experiment(*arguments, labels=labels, student=student, quiet=True)
+    assert str(again.config.labels).startswith("./artifacts/given/")
+    assert again.plan()[0].state == "current"
+
+
+def test_labels_of_another_type_are_refused(workspace: Workspace) -> None:
+    experiment = Experiment.load(workspace.config, quiet=True)
+    with pytest.raises(AmalgamError, match="labels is a list, not a frame"):
+        experiment.compare_labels([("a text", "banking")])
+    with pytest.raises(AmalgamError, match="has a label"):
+        experiment.compare_labels(experiment.label(count=5))
+
+
 def test_python_takes_a_file_of_labels(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     write(workspace, workspace.texts()[:3])
     monkeypatch.chdir(workspace.folder)

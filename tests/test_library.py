@@ -180,6 +180,35 @@ def test_the_student_answers_from_python_as_from_the_command_line(done: Experime
     assert done.student == desk.folder / "students/student"
 
 
+def test_student_and_report_of_another_experiment_in_the_folder_are_refused(workspace: Workspace) -> None:
+    first = Experiment.load(workspace.config, quiet=True)
+    second = Experiment.load(workspace.config, {"student.method": "uhc"}, quiet=True)
+    for made in (lambda: second.student, lambda: second.predict(["the chef fried the onion"])):
+        with pytest.raises(AmalgamError, match="the student of another experiment: method muka-soft -> uhc"):
+            made()
+    second.run()
+    assert second.student == workspace.folder / "students/student"
+    assert second.report == workspace.folder / "reports/student.html"
+    with pytest.raises(AmalgamError, match="the student of another experiment"):
+        first.predict(["the chef fried the onion"])
+    with pytest.raises(AmalgamError, match="this page is the report of another experiment"):
+        first.report  # noqa: B018
+    first.run()
+    assert first.predict(["the chef fried the onion"]).height == 1
+    assert first.report == second.workspace.parent / "reports/student.html"
+
+
+def test_half_a_character_in_a_list_of_texts_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workspace.folder)
+    teachers, texts = ["./models/first", "./models/second"], ["a text", "half \ud83d", "another text"]
+    with pytest.raises(AmalgamError, match="lone surrogate") as refused:
+        Experiment(teachers, texts, quiet=True)
+    assert str(refused.value.where).startswith("texts[1]")
+    skipping = Experiment(teachers, texts, corpus={"on_bad_row": "skip"}, quiet=True)
+    skipping.run(until="read-corpus")
+    assert skipping.texts().collect().height == 2
+
+
 def test_small_results_are_shown_as_text_and_as_html(done: Experiment) -> None:
     plan = done.plan()
     assert plan.is_current
@@ -260,7 +289,8 @@ def test_python_returns_the_commands_results_as_objects(desk: Workspace) -> None
     assert changed.audit().to_json() == desk("audit", "--json").json
     assert changed.status() == desk("status", "--json").json
     assert changed.verify()["damaged"] == []
-    assert changed.report == desk.folder / "reports/student.html"
+    with pytest.raises(AmalgamError, match="report is not up to date"):
+        changed.report  # noqa: B018
 
 
 def test_garbage_is_deleted_only_on_request(workspace: Workspace) -> None:

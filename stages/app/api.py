@@ -36,15 +36,16 @@ from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import frames, maintenance
 from amalgam.stages.app import verify as verification
-from amalgam.stages.app.arguments import experiment_of, local_path, with_texts, write_file
+from amalgam.stages.app.arguments import experiment_of, local_path, with_labels, with_texts, write_file
 from amalgam.stages.app.checks import problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
-from amalgam.stages.app.in_memory_texts import store_texts
+from amalgam.stages.app.in_memory_texts import store_labels, store_texts
 from amalgam.stages.app.label import LabelEffect, label_effect, texts_to_label
 from amalgam.stages.app.oracle import show_divergence
-from amalgam.stages.app.predict import Student, finished_in
+from amalgam.stages.app.predict import Student, changes_since, finished_in
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
+from amalgam.stages.common.deliveries import PAGES, read_mark
 from amalgam.stages.common.device import ON_EVERY_MACHINE, check_device
 from amalgam.stages.common.load import labels_by_teacher
 from amalgam.stages.methods import load_with_methods, method_name
@@ -140,7 +141,7 @@ class Experiment:
         *,
         test: Any = None,
         validation: Any = None,
-        labels: str | Path | None = None,
+        labels: Any = None,
         workspace: str | Path = "artifacts",
         quiet: bool = False,
         **sections: Mapping[str, Any],
@@ -150,19 +151,25 @@ class Experiment:
         `teachers`: folders, Hub ids, or {"name": ..., "model": ..., "labels": [...]}.
         `texts`: a list of texts, a frame of Polars or pandas, a datasets.Dataset, an Arrow table, or a path.
         `test`, `validation`: the same with labels, in column `label` or the one that `corpus={"label": ...}` names.
-        `labels`: a file with gold labels of a few texts, such as a filled one of `Experiment.label`.
+        `labels`: gold labels of a few texts: a file, or the filled frame of `Experiment.label`.
         `workspace`: the folder or address of all results.
         `sections`: fields by section, such as student={"method": "uhc", "epochs": 5} or corpus={"text": "body"}.
         """
         parts = {"train": texts, "validation": validation, "test": test}
         given = {part: value for part, value in parts.items() if value is not None}
-        source, in_memory = experiment_of(teachers, given, workspace, sections, labels)
+        source, in_memory = experiment_of(teachers, given, workspace, sections)
+        if isinstance(labels, str | Path):
+            source = with_labels(source, labels)
         self._start(source, [], console_of_python(quiet=quiet))
         problems = problems_of(self._run, [])
         if problems:
             raise all_of(problems)
         if in_memory:
-            self._start(with_texts(source, in_memory), [], self._console)
+            source = with_texts(source, in_memory)
+        if labels is not None and not isinstance(labels, str | Path):
+            source = with_labels(source, labels)
+        if source is not self._source:
+            self._start(source, [], self._console)
 
     @classmethod
     def load(
@@ -224,12 +231,22 @@ class Experiment:
         folder = self._run.base / "students" / self.config.student.name
         if not folder.is_dir():
             raise ExperimentError("there is no student yet", where=str(folder), fix="experiment.run()")
+        changes = changes_since(self.config, finished_in(folder))
+        if changes:
+            what = f"this folder has the student of another experiment: {'; '.join(changes)}"
+            fix = "experiment.run() writes this one; student={'name': ...} gives each experiment a folder of its own"
+            raise ExperimentError(what, where=str(folder), fix=fix)
         return folder
 
     @property
     def report(self) -> Path:
         """The report's page; a JSON file next to it has the numbers."""
-        return self._run.base / FOLDER / f"{page_name(self.config)}.html"
+        made, name = self._current("report").fingerprint("report"), page_name(self.config)
+        page, mark = self._run.base / FOLDER / f"{name}.html", read_mark(self._run.base / FOLDER / PAGES / name)
+        if mark is None or mark.fingerprint != made:
+            fix = "experiment.run() writes this one; student={'name': ...} gives each experiment a page of its own"
+            raise ExperimentError("this page is the report of another experiment", where=str(page), fix=fix)
+        return page
 
     def plan(self) -> Plan:
         """Every stage's state, and the reason where it would run. Nothing runs. One error lists all problems."""
@@ -295,7 +312,7 @@ class Experiment:
     def label(self, count: int = 50, *, seed: int = 0) -> pl.DataFrame:
         """Returns random training texts to label: key, text, label (empty), hint_1 and so on, why.
 
-        Fill the column label, write the frame as csv, and give its path to `compare_labels` or as `labels`.
+        Fill the column label, and give the frame to `compare_labels` or as `labels`; a file of it will do too.
         """
         if count < 1:
             raise ExperimentError(f"count is {count}", where="label", fix="give the number of texts, such as 50")
@@ -303,9 +320,11 @@ class Experiment:
         with working(self._run):
             return texts_to_label(self._run, count, seed)
 
-    def compare_labels(self, path: str | Path) -> LabelEffect:
-        """Builds the targets without labels and with those of the file; returns the changes."""
-        local = local_path(Path(path).absolute(), self._run.base)
+    def compare_labels(self, labels: Any) -> LabelEffect:
+        """Builds the targets without labels and with those of a file or frame; returns the changes."""
+        is_path = isinstance(labels, str | Path)
+        path = Path(labels) if is_path else store_labels(self._source, self._overrides, labels)
+        local = local_path(path.absolute(), self._run.base)
         without, using = (self._targets_with(labels) for labels in ("null", json.dumps(local)))
         with working(using):
             return label_effect(without, using)

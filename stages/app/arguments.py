@@ -13,7 +13,7 @@ from amalgam.pipeline.config.load import GIVEN, GivenExperiment
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError, nearest
 from amalgam.pipeline.user_paths import write_new
-from amalgam.stages.app.in_memory_texts import store_texts
+from amalgam.stages.app.in_memory_texts import store_labels, store_texts
 from amalgam.stages.common.corpus import IN_MEMORY
 from amalgam.stages.common.given_labels import FROM_CORPUS
 from amalgam.stages.common.models.hub import is_model_id
@@ -24,15 +24,12 @@ def experiment_of(
     texts: Mapping[str, Any],
     workspace: str | Path,
     sections: Mapping[str, Any],
-    labels: str | Path | None = None,
 ) -> tuple[GivenExperiment, dict[str, Any]]:
     """Returns the experiment, and the texts in memory, whose files it does not have yet (`with_texts`)."""
     base = Path.cwd()
     files = {part: sources for part, given in texts.items() if (sources := _sources(given, part, base))}
     in_memory = {part: given for part, given in texts.items() if part not in files}
     data: dict[str, Any] = {"corpus": {**files, **dict.fromkeys(in_memory, IN_MEMORY)}}
-    if labels is not None:
-        data["labels"] = labels if labels == FROM_CORPUS else local_path(labels, base)
     data["teachers"] = _teacher_entries(teachers, base)
     for name, fields in sections.items():
         data[name] = {**data.get(name, {}), **_section(name, fields)}
@@ -44,6 +41,13 @@ def with_texts(experiment: GivenExperiment, in_memory: Mapping[str, Any]) -> Giv
     """Stores texts as files in the experiment's workspace, and returns the experiment with these files."""
     stored = {part: local_path(path, experiment.base) for part, path in store_texts(experiment, [], in_memory).items()}
     return replace(experiment, data={**experiment.data, "corpus": {**experiment.data["corpus"], **stored}})
+
+
+def with_labels(experiment: GivenExperiment, labels: Any) -> GivenExperiment:
+    """Returns the experiment with these labels: a path, or a frame, which is stored in the workspace."""
+    path = labels if isinstance(labels, str | Path) else store_labels(experiment, [], labels)
+    labels = path if path == FROM_CORPUS else local_path(path, experiment.base)
+    return replace(experiment, data={**experiment.data, "labels": labels})
 
 
 def _section(name: str, fields: Any) -> dict[str, Any]:

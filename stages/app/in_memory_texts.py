@@ -12,7 +12,8 @@ from typing import Any
 
 from amalgam.data.keys import shown
 from amalgam.data.lazy import pa, pc, pq
-from amalgam.pipeline.config.load import ExperimentSource
+from amalgam.data.rows import FIXES, has_surrogate
+from amalgam.pipeline.config.load import ExperimentSource, LoadedExperiment
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, ExperimentError, nearest
 from amalgam.pipeline.input_files import file_digest
@@ -37,29 +38,60 @@ def store_texts(source: ExperimentSource, overrides: list[str], texts: Mapping[s
     if unknown:
         raise ExperimentError(f"no part of a corpus is named {unknown[0]!r}", where="texts", fix=", ".join(PARTS))
     loaded = load_with_methods(source, [*overrides, *(f"corpus.{part}={IN_MEMORY}" for part in texts)])
+    folder, corpus = _folder(loaded), loaded.experiment.corpus
+    stored = {}
+    for part, given in texts.items():
+        tables = _even(_selected(table, corpus, part) for table in _tables(given, corpus, part))
+        path = _store(_usable(tables, corpus, part), folder)
+        if path is None:
+            fix = "add rows, or leave the part out"
+            raise DataError(f"the {part} texts have no rows", where=_place(given, part), fix=fix)
+        stored[part] = path
+    return stored
+
+
+def store_labels(source: ExperimentSource, overrides: Sequence[str], labels: Any) -> Path:
+    """Writes a frame of labels as a file into the workspace and returns the file."""
+    is_table = hasattr(labels, "columns") or hasattr(labels, "collect") or isinstance(labels, Mapping)
+    if not is_table:
+        fix = "give the path of a file, or the frame of experiment.label() with a filled column label"
+        raise ExperimentError(f"labels is a {type(labels).__name__}, not a frame", where="labels", fix=fix)
+    loaded = load_with_methods(source, overrides)
+    tables = (_without_categories(table) for table in _tables(labels, loaded.experiment.corpus, "labelled"))
+    path = _store(tables, _folder(loaded))
+    if path is None:
+        raise DataError("the labels have no rows", where="labels", fix="give the filled frame of experiment.label()")
+    return path
+
+
+def _folder(loaded: LoadedExperiment) -> Path:
     store = open_store(loaded.experiment.execution.workspace, loaded.base)
     store.claim()
     folder = store.root / GIVEN
     check_writable(folder, "change its permissions, or set execution.workspace=DIR")
     folder.mkdir(parents=True, exist_ok=True)
-    corpus = loaded.experiment.corpus
-    return {part: _store(given, corpus, folder, part) for part, given in texts.items()}
+    return folder
 
 
-def _store(given: Any, corpus: Corpus, folder: Path, part: str) -> Path:
-    """Returns the file of these texts; equal texts in an equal order give one file for every kind of object."""
+def _usable(tables: Iterable[pa.Table], corpus: Corpus, part: str) -> Iterator[pa.Table]:
+    rows = 0
+    for table in tables:
+        _refuse_unusable(table, corpus, part, rows)
+        rows += table.num_rows
+        yield table
+
+
+def _store(tables: Iterable[pa.Table], folder: Path) -> Path | None:
+    """Returns the file of these rows, None without any; equal rows give one file for every kind of object."""
     temporary = temporary_path(folder)
     try:
-        writer, rows = None, 0
-        for table in _even(_selected(table, corpus, part) for table in _tables(given, corpus, part)):
-            _refuse_unusable(table, corpus, part, rows)
-            rows += table.num_rows
+        writer = None
+        for table in tables:
             # Without Arrow's own schema, which differs between libraries for equal texts.
             writer = writer or pq.ParquetWriter(temporary, table.schema, compression="zstd", store_schema=False)
             writer.write_table(table)
         if writer is None:
-            fix = "add rows, or leave the part out"
-            raise DataError(f"the {part} texts have no rows", where=_place(given, part), fix=fix)
+            return None
         writer.close()
         path = folder / f"{file_digest(temporary)[:GIVEN_NAME]}.parquet"
         if not path.exists():
@@ -116,6 +148,12 @@ def _table_of(given: Sequence[Any], corpus: Corpus, part: str) -> pa.Table:
             fix = 'pass a frame for labelled texts, or {"text": [...], "label": [...]}'
             where = f"texts[{index}] = {shown(repr(given[index]))}"
             raise DataError(f"an item of the {part} texts is not {wanted}", where=where, fix=fix)
+        if any(map(has_surrogate, row)):
+            if corpus.on_bad_row != "skip":
+                fix = f"{FIXES['lone surrogate']}; or set corpus.on_bad_row to skip"
+                where = f"texts[{index}] = {shown(repr(given[index]))}"
+                raise DataError(f"an item of the {part} texts has a lone surrogate", where=where, fix=fix)
+            rows[index] = (None,) * width
     columns = zip(*rows, strict=True) if rows else [()] * width
     return pa.table([pa.array(column, pa.large_string()) for column in columns], corpus.text)
 

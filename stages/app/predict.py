@@ -139,22 +139,24 @@ def name_student(console: Console, student: StudentFolder, config: Path, *, chos
     console.say(f"student: {_shortest(student.folder)}{made}")
     if chosen:
         return
-    if training:
-        changes = _changes(load_with_methods(config).experiment, student, training)
-        if changes:
-            listed = "; ".join(changes)
-            console.note(f"{config.name} differs from this student's training: {listed}. `amalgam run` updates it")
+    changes = changes_since(load_with_methods(config).experiment, student)
+    if changes:
+        listed = "; ".join(changes)
+        console.note(f"{config.name} differs from this student's training: {listed}. `amalgam run` updates it")
     newer = _newer(student.folder)
     if newer:
         folder = _shortest(newer)
         console.note(f"{folder} is newer than this student: add --student {folder} to use it")
 
 
-def _changes(experiment: ExperimentConfig, student: StudentFolder, training: Training) -> list[str]:
-    """Returns the method, the teachers and all fields that differ from those of the training.
+def changes_since(experiment: ExperimentConfig, student: StudentFolder) -> list[str]:
+    """Returns the method, the teachers and all fields that differ from those of the training, if it is recorded.
 
     A field that the file leaves to amalgam (null) is not compared: its recorded value was chosen for the texts.
     """
+    training = student.training
+    if training is None:
+        return []
     now, teachers = experiment.model_dump(mode="json"), experiment.teacher_names
     sections = {name: fields for name, fields in training.settings.items() if isinstance(now.get(name), dict)}
     names = {"method": (training.method, method_name(experiment))}

@@ -40,12 +40,18 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     quiet: bool = False,
     oracle: Path | None = None,
     tables: bool = True,
+    whole: bool = False,
 ) -> Experiment:
+    """Runs the stages up to `target`; `whole` refuses to go on if other parts (`--part`) have units left."""
     repeated = _remembered(config, overrides, target) if target else []
     console = Console(quiet=quiet) if tables else QuietTables(quiet=quiet)
     experiment = Experiment.open(config, [*repeated, *overrides], console, part)
-    if experiment.run(target, only=only, force=force).is_complete and oracle is not None:
+    is_complete = experiment.run(target, only=only, force=force).is_complete
+    if is_complete and oracle is not None:
         experiment.compare_targets(oracle)
+    if whole and not is_complete:
+        fix = f"run the other parts, then `amalgam {target}` with the same options"
+        raise ExperimentError(f"part {part} is done, and other parts have units left", where=f"{target}", fix=fix)
     return experiment
 
 

@@ -118,10 +118,19 @@ def report(  # noqa: PLR0913 - the options of a command
     names = [argument for argument in arguments if "=" not in argument]
     if not names or (len(names) == 1 and names[0].endswith(SUFFIXES)):
         file, tables = Path(names[0]) if names else config, not requirements.as_json
+        judged = requirements != Requirements()
         experiment = run_stages(
-            file, overrides, target="report", only=only, force=force, part=part, quiet=quiet, tables=tables
+            file,
+            overrides,
+            target="report",
+            only=only,
+            force=force,
+            part=part,
+            quiet=quiet,
+            tables=tables,
+            whole=judged,
         )
-        if requirements != Requirements():
+        if judged:
             _check(experiment.report.with_suffix(".json"), requirements)
     elif not 2 <= len(names) <= MOST_RUNS:
         fix = f"name other runs; the page of a single run is {FOLDER}/NAME.html"

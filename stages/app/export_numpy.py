@@ -24,7 +24,7 @@ from amalgam.pipeline.execution.faults import storage_error
 from amalgam.stages.app import classify
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.export_onnx import MOST_APART, TEXTS, check_folder, parity_texts
-from amalgam.stages.app.predict import finished_student
+from amalgam.stages.app.predict import finished_student, name_student
 from amalgam.stages.app.quantize_onnx import (
     SINGLE_TEXTS,
     ComparedTexts,
@@ -60,7 +60,8 @@ def export(  # noqa: PLR0913 - the options of the command
     force: bool,
     quiet: bool,
 ) -> None:
-    finished = finished_student(config, student)
+    finished, console = finished_student(config, student), Console(quiet=quiet)
+    name_student(console, finished, config, chosen=student is not None)
     if json.loads((finished.folder / CONFIG).read_text("utf-8")).get("model_type") != STATIC:
         fix = "run `amalgam export --onnx`, or train one: student.encoder=static:ENCODER student.name=small"
         raise ExperimentError("--numpy needs a static student", where=str(finished.folder), fix=fix)
@@ -87,7 +88,6 @@ def export(  # noqa: PLR0913 - the options of the command
         replace_folder(folder, write)
     except OSError as error:
         raise storage_error(error, "the export cannot be written", folder.absolute().parent) from error
-    console = Console(quiet=quiet)
     console.say(f"on {TEXTS} texts no logit differs from torch's by more than {facts['largest_difference']:.1e}")
     if texts is not None:
         show(console, facts["int8"])

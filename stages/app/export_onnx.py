@@ -23,7 +23,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError, WorkError
 from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.user_paths import check_writable, user_path
-from amalgam.stages.app.predict import finished_student
+from amalgam.stages.app.predict import finished_student, name_student
 from amalgam.stages.app.quantize_onnx import (
     ComparedTexts,
     Int8Facts,
@@ -58,7 +58,8 @@ def export(  # noqa: PLR0913 - the options of the command
     quiet: bool,
 ) -> None:
     check_libraries(LIBRARIES, "onnx", "amalgam export --onnx")
-    finished = finished_student(config, student)
+    finished, console = finished_student(config, student), Console(quiet=quiet)
+    name_student(console, finished, config, chosen=student is not None)
     texts = compared_texts(config, source, int8=int8)
     folder = out or finished.folder.with_name(f"{finished.folder.name}-onnx{'-int8' if int8 else ''}")
     check_folder(folder, MODEL, force=force)
@@ -82,7 +83,6 @@ def export(  # noqa: PLR0913 - the options of the command
         replace_folder(folder, write)
     except OSError as error:
         raise storage_error(error, "the export cannot be written", folder.absolute().parent) from error
-    console = Console(quiet=quiet)
     console.say(f"on {TEXTS} texts no logit differs from torch's by more than {facts['largest_difference']:.1e}")
     if texts is not None:
         show(console, facts["int8"])

@@ -42,7 +42,7 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     tables: bool = True,
     whole: bool = False,
 ) -> Experiment:
-    """Runs the stages up to `target`; `whole` refuses to go on if other parts (`--part`) have units left."""
+    """Runs the stages up to `target`; `whole` raises an error if other parts (`--part`) have units left."""
     repeated = _remembered(config, overrides, target) if target else []
     console = Console(quiet=quiet) if tables else QuietTables(quiet=quiet)
     experiment = Experiment.open(config, [*repeated, *overrides], console, part)

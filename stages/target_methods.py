@@ -31,7 +31,7 @@ COMPARATIVE = ("rmd", "md", "msp")
 
 
 @dataclass(frozen=True)
-class Evidence:
+class TeacherPredictions:
     """The cached predictions of one teacher, a row for each text."""
 
     teacher: str
@@ -49,7 +49,7 @@ class TargetInputs:
     space: LabelSpace
     gold: pl.Series
     """Gold label names; null where a text has none."""
-    evidence: Sequence[Evidence] = ()
+    predictions: Sequence[TeacherPredictions] = ()
     """By teacher, in the order of `space.columns`."""
     weights: pl.Series | None = None
     """Each text's teacher weights from weigh-teachers; None: the confidences give the weights."""
@@ -154,7 +154,7 @@ class TargetMethod:
 
     def tempered_distributions(self, inputs: TargetInputs) -> list[pl.Series]:
         """Returns each teacher's softmax(logits / T)."""
-        logits = [evidence.logits for evidence in inputs.evidence]
+        logits = [one.logits for one in inputs.predictions]
         wide = [own.cast(pl.Array(pl.Float64, width(own))) for own in logits]
         return [softmax_column(own / self.targets.kd_temperature) for own in wide]
 
@@ -196,7 +196,7 @@ class MukaSoft(TargetMethod):
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
         scores = _scores(inputs)
-        distributions = [evidence.distribution for evidence in inputs.evidence]
+        distributions = [one.distribution for one in inputs.predictions]
         if self.targets.distribution == "top-label":
             distributions = [first_label(distribution) for distribution in distributions]
         by_margin = self.targets.text_weights == "margin"
@@ -207,7 +207,7 @@ class MukaSoft(TargetMethod):
         """Returns the teachers' weights on each text; teachers with the same answer divide the weight of one."""
         scores = ranking.scores
         if inputs.weights is not None:
-            return scores.cast(pl.Array(pl.Float64, len(inputs.evidence)))
+            return scores.cast(pl.Array(pl.Float64, len(inputs.predictions)))
         logits = scores / self.targets.temperature
         if ranking.answers is None:
             return softmax_column(logits)
@@ -222,7 +222,7 @@ class MukaHard(MukaSoft):
     winner_takes_all = True
 
     def shares(self, ranking: Ranking, inputs: TargetInputs) -> pl.Series:
-        return side_by_side([(ranking.leader == place).cast(pl.Float64) for place in range(len(inputs.evidence))])
+        return side_by_side([(ranking.leader == place).cast(pl.Float64) for place in range(len(inputs.predictions))])
 
 
 class StrataNet(TargetMethod):
@@ -262,9 +262,9 @@ class VanillaKD(TargetMethod):
     tempered = True
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
-        logits = [logit.cast(pl.Float64) for evidence in inputs.evidence for logit in columns_of(evidence.logits)]
+        logits = [logit.cast(pl.Float64) for one in inputs.predictions for logit in columns_of(one.logits)]
         share = softmax_column(side_by_side(logits) / self.targets.kd_temperature)
-        owners = [label for evidence in inputs.evidence for label in inputs.space.columns[evidence.teacher]]
+        owners = [label for one in inputs.predictions for label in inputs.space.columns[one.teacher]]
         return unweighted(add_up(zip(owners, columns_of(share), strict=True), inputs.space))
 
 
@@ -286,7 +286,7 @@ class Scores(TargetMethod):
     takes_labels = False
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
-        logits = [logit for evidence in inputs.evidence for logit in columns_of(evidence.logits)]
+        logits = [logit for one in inputs.predictions for logit in columns_of(one.logits)]
         return unweighted(side_by_side(logits))
 
 
@@ -322,11 +322,11 @@ class MTBert(TargetMethod):
         gold = one_hot(inputs.gold.fill_null(""), space)
         has_label = gold.arr.sum()
         entries: list[tuple[int, pl.Series]] = []
-        for distribution, evidence in zip(self.tempered_distributions(inputs), inputs.evidence, strict=True):
-            own = space.columns[evidence.teacher]
+        for distribution, one in zip(self.tempered_distributions(inputs), inputs.predictions, strict=True):
+            own = space.columns[one.teacher]
             shares = columns_of(distribution)
             if self.targets.text_weights != "none":
-                weight = 1 / (1 + has_label * _cross_entropy(evidence, gold, own))
+                weight = 1 / (1 + has_label * _cross_entropy(one, gold, own))
                 shares = [share * weight for share in shares]
             entries += zip(own, shares, strict=True)
         taught = columns_of(add_up(entries, space))
@@ -396,10 +396,10 @@ def _weighted_sum(
     """Returns sum_i w_i pad_i(T_i), where entries of a shared label are added; a text's weight is its margin or 1."""
     entries = [
         (label, values * share)
-        for distribution, share, evidence in zip(distributions, columns_of(shares), inputs.evidence, strict=True)
-        for label, values in zip(inputs.space.columns[evidence.teacher], columns_of(distribution), strict=True)
+        for distribution, share, one in zip(distributions, columns_of(shares), inputs.predictions, strict=True)
+        for label, values in zip(inputs.space.columns[one.teacher], columns_of(distribution), strict=True)
     ]
-    names = pl.Series([evidence.teacher for evidence in inputs.evidence], dtype=pl.String)
+    names = pl.Series([one.teacher for one in inputs.predictions], dtype=pl.String)
     target, chosen, margin = add_up(entries, inputs.space), names.gather(ranking.leader), ranking.margin
     return TargetBatch(target, margin if by_margin else _ones(len(margin)), chosen, margin, ranking.scores, shares)
 
@@ -408,12 +408,12 @@ def _scores(inputs: TargetInputs) -> pl.Series:
     """Returns one number for each text and teacher: the given weight, else the confidence."""
     if inputs.weights is not None:
         return inputs.weights
-    return side_by_side([evidence.confidence for evidence in inputs.evidence])
+    return side_by_side([one.confidence for one in inputs.predictions])
 
 
-def _cross_entropy(evidence: Evidence, gold: pl.Series, own: Sequence[int]) -> pl.Series:
+def _cross_entropy(one: TeacherPredictions, gold: pl.Series, own: Sequence[int]) -> pl.Series:
     """Returns -log of the teacher's probability of the gold label, from logits: it stays finite for any logits."""
-    logits = [logit.cast(pl.Float64) for logit in columns_of(evidence.logits)]
+    logits = [logit.cast(pl.Float64) for logit in columns_of(one.logits)]
     of_gold = total(gold.arr.get(label) * logit for label, logit in zip(own, logits, strict=True))
     top = side_by_side(logits).arr.max()
     return top + total((logit - top).exp() for logit in logits).log() - of_gold
@@ -450,8 +450,8 @@ def rank(inputs: TargetInputs, scores: pl.Series, *, probabilities: bool) -> Ran
 
 
 def _answers(inputs: TargetInputs) -> Array:
-    own = [np.array(inputs.space.columns[evidence.teacher]) for evidence in inputs.evidence]
-    first = [evidence.distribution.arr.arg_max().to_numpy() for evidence in inputs.evidence]
+    own = [np.array(inputs.space.columns[one.teacher]) for one in inputs.predictions]
+    first = [one.distribution.arr.arg_max().to_numpy() for one in inputs.predictions]
     return np.stack([labels[places] for labels, places in zip(own, first, strict=True)], axis=1)
 
 

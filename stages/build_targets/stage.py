@@ -36,7 +36,14 @@ from amalgam.stages.common.load import (
 )
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_of
-from amalgam.stages.target_methods import Evidence, LossFacts, TargetBatch, TargetInputs, reads_texts, target_method
+from amalgam.stages.target_methods import (
+    LossFacts,
+    TargetBatch,
+    TargetInputs,
+    TeacherPredictions,
+    reads_texts,
+    target_method,
+)
 from amalgam.stages.weigh_teachers.stage import labelled_weights_of, weights_of
 
 BINS = 10
@@ -214,18 +221,18 @@ def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table, labels: pl.Ser
     if not method.reads_teachers:
         return method.build(TargetInputs(space, gold))
     weights = _weights(run, buckets, rows) if method.weighs_together else None
-    batch = method.build(TargetInputs(space, gold, _evidence(run, buckets, rows), weights))
+    batch = method.build(TargetInputs(space, gold, _predictions(run, buckets, rows), weights))
     return batch if labels is None else with_labels(batch, space, labels, by_teacher=method.loss == "restricted")
 
 
-def _evidence(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> list[Evidence]:
+def _predictions(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> list[TeacherPredictions]:
     """Returns the teachers' predictions for some texts of these buckets."""
     keys, prefixes = pl.Series("key", rows.column("key"), dtype=pl.Binary), [bucket.prefix for bucket in buckets]
     reader = answer_reader(run)
-    evidence = [reader.evidence(name, prefixes, keys) for name in label_space(run).columns]
+    predictions = [reader.predictions(name, prefixes, keys) for name in label_space(run).columns]
     if target_method(run.experiment.targets).weighs_by_domain:
-        return with_domain_confidence(run, evidence, prefixes, key_array(rows.column("key")))
-    return evidence
+        return with_domain_confidence(run, predictions, prefixes, key_array(rows.column("key")))
+    return predictions
 
 
 @dataclass(frozen=True)
@@ -243,10 +250,10 @@ def unset_targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> UnsetT
     method = target_method(run.experiment.targets)
     if method.loss != "kl":
         return None
-    gold, evidence = pl.Series("label", rows.column("label"), dtype=pl.String), _evidence(run, buckets, rows)
+    gold, predictions = pl.Series("label", rows.column("label"), dtype=pl.String), _predictions(run, buckets, rows)
 
     def first_labels(weights: pl.Series | None) -> Array:
-        inputs = TargetInputs(label_space(run), gold, evidence, weights)
+        inputs = TargetInputs(label_space(run), gold, predictions, weights)
         labels: Array = method.build(inputs).target.to_numpy().argmax(axis=1)
         return labels
 

@@ -32,7 +32,7 @@ AUDITED = 0.01
 VERSION = 1
 
 
-class AuditCounts(TypedDict):
+class StopAudit(TypedDict):
     """Audited texts, and those for which stopping early or another seed choose another teacher than K passes do."""
 
     audited: int
@@ -215,7 +215,7 @@ def _is_settled(confidence_MN: Array, error_MN: Array) -> Array:  # noqa: N803 -
     return settled
 
 
-def _audit(cached: CachedPasses, decision: StopDecision, keys: Any, settled: Array) -> AuditCounts:
+def _audit(cached: CachedPasses, decision: StopDecision, keys: Any, settled: Array) -> StopAudit:
     """Counts audited texts for which stopping early, or K other passes, choose another teacher than K passes do."""
     rows = np.flatnonzero(audited(keys))
     if not len(rows):

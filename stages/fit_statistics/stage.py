@@ -21,7 +21,7 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.load import answer_reader, state_of, states_of, statistics_states
 from amalgam.stages.common.load import generated_file, reference_part, teachers_of, train_part
-from amalgam.stages.target_methods import COMPARATIVE, Evidence, measure_of
+from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions, measure_of
 
 FEW = 5
 """Classes named in a note."""
@@ -157,13 +157,13 @@ def domain_confidences(run: Run, keys: Keys, prefixes: Sequence[str]) -> Array:
 
 
 def with_domain_confidence(
-    run: Run, evidence: Sequence[Evidence], prefixes: Sequence[str], keys: Keys
-) -> list[Evidence]:
-    """Returns the evidence with each teacher's confidence from its domain statistics, of the last block of states."""
+    run: Run, predictions: Sequence[TeacherPredictions], prefixes: Sequence[str], keys: Keys
+) -> list[TeacherPredictions]:
+    """Returns the predictions with confidences from the domain statistics of the last block of states."""
     columns = domain_confidences(run, keys, prefixes)[:, -1].T
     return [
         replace(teacher, confidence=pl.Series("confidence", np.ascontiguousarray(column)))
-        for teacher, column in zip(evidence, columns, strict=True)
+        for teacher, column in zip(predictions, columns, strict=True)
     ]
 
 

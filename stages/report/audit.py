@@ -33,7 +33,7 @@ from amalgam.stages.report.blocks import (
     SharedLabels,
 )
 from amalgam.stages.report.evaluation import gold_indices
-from amalgam.stages.target_methods import Evidence, MukaSoft, TargetBatch, TargetInputs, target_method
+from amalgam.stages.target_methods import MukaSoft, TargetBatch, TargetInputs, TeacherPredictions, target_method
 
 if TYPE_CHECKING:
     from amalgam.data.arrays import Array
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 BLOCK_TEXTS = 4096
 
 COLUMNS = ("logits", "distribution", "confidence")
-"""Columns of `Evidence` that a block of texts cuts."""
+"""Columns of `TeacherPredictions` that a block of texts cuts."""
 
 CONFIDENT = 0.5
 """Least confidence of both teachers of a conflict."""
@@ -66,7 +66,7 @@ class AuditInputs:
     uncertainty: str
     """The measure of the confidences."""
     store: Store
-    read_evidence: Callable[[Sequence[str], pa.ChunkedArray], Sequence[Evidence]]
+    read_predictions: Callable[[Sequence[str], pa.ChunkedArray], Sequence[TeacherPredictions]]
     """(bucket prefixes, text keys) -> one entry per teacher, in the order of `labels`."""
     passes: PassAudit | None = None
     """Counts on a sample of texts, which ran passes that the others did not."""
@@ -79,10 +79,10 @@ class AuditedTexts:
         method = target_method(targets)
         weighs = method.weighted or method.confidence_is_weight
         self.inputs, self.method = inputs, method if weighs else MukaSoft(targets)
-        self.columns = [np.array(inputs.space.columns[one.teacher]) for one in inputs.evidence]
-        self.distributions = [one.distribution.to_numpy() for one in inputs.evidence]
+        self.columns = [np.array(inputs.space.columns[one.teacher]) for one in inputs.predictions]
+        self.distributions = [one.distribution.to_numpy() for one in inputs.predictions]
         """By teacher: [N, C] over its own labels, dropout off."""
-        self.confidence_NT = np.stack([one.confidence.to_numpy() for one in inputs.evidence], axis=1)
+        self.confidence_NT = np.stack([one.confidence.to_numpy() for one in inputs.predictions], axis=1)
         self.predicted_NT = np.stack(
             [own[rows.argmax(axis=1)] for own, rows in zip(self.columns, self.distributions, strict=True)], axis=1
         )
@@ -90,20 +90,22 @@ class AuditedTexts:
         self.gold_N = gold_N
         """By position in the union; -1 without a gold label."""
         self.combined = self.without()
-        teachers = np.array([one.teacher for one in inputs.evidence])
+        teachers = np.array([one.teacher for one in inputs.predictions])
         self.leader_N = (np.asarray(self.combined.teacher)[:, None] == teachers).argmax(axis=1)
         """The teacher with the largest weight, by position."""
 
     def without(self, *left_out: int) -> TargetBatch:
         """Returns the targets of the other teachers, with the weights that they have among each other."""
-        rest = [place for place in range(len(self.inputs.evidence)) if place not in left_out]
-        evidence, weights = [self.inputs.evidence[place] for place in rest], self.inputs.weights
+        rest = [place for place in range(len(self.inputs.predictions)) if place not in left_out]
+        predictions, weights = [self.inputs.predictions[place] for place in rest], self.inputs.weights
         if left_out and weights is not None:
             weights = pl.Series(_rescaled(weights.to_numpy()[:, rest]))
         elif left_out and self.method.confidence_is_weight:
             shares = _rescaled(self.confidence_NT[:, rest])
-            evidence = [replace(one, confidence=pl.Series(own)) for one, own in zip(evidence, shares.T, strict=True)]
-        return self.method.build(replace(self.inputs, evidence=evidence, weights=weights))
+            predictions = [
+                replace(one, confidence=pl.Series(own)) for one, own in zip(predictions, shares.T, strict=True)
+            ]
+        return self.method.build(replace(self.inputs, predictions=predictions, weights=weights))
 
 
 def _rescaled(weights: Array) -> Array:
@@ -122,7 +124,7 @@ def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[Au
     first = 0
     for group in neighbouring_buckets(buckets):
         rows = pa.concat_tables(read_bucket(inputs.store, bucket, ["key", "label"]) for bucket in group)
-        evidence = inputs.read_evidence([bucket.prefix for bucket in group], rows.column("key"))
+        predictions = inputs.read_predictions([bucket.prefix for bucket in group], rows.column("key"))
         weights = None
         if inputs.weights is not None:
             own = inputs.weights.slice(first, rows.num_rows).column("weight")
@@ -131,7 +133,7 @@ def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[Au
         names, gold = pl.Series("label", rows.column("label"), dtype=pl.String), gold_indices(inputs.labels, rows)
         for start in range(0, rows.num_rows, BLOCK_TEXTS):
             block = slice(start, start + BLOCK_TEXTS)
-            cut = [replace(one, **{name: getattr(one, name)[block] for name in COLUMNS}) for one in evidence]
+            cut = [replace(one, **{name: getattr(one, name)[block] for name in COLUMNS}) for one in predictions]
             given = TargetInputs(inputs.labels, names[block], cut, None if weights is None else weights[block])
             yield AuditedTexts(given, inputs.targets, gold[block])
 

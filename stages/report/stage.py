@@ -70,7 +70,7 @@ from amalgam.stages.report.tables import print_estimates, print_evaluation, unkn
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_types import TO_LABEL, LabelEstimates, UnlabelledQuality
 from amalgam.stages.report.verdict_words import learned_sentence, selection_sentence
-from amalgam.stages.target_methods import COMPARATIVE, Evidence, reads_texts, target_method
+from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions, reads_texts, target_method
 from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
 
@@ -536,10 +536,10 @@ def _audit_inputs(run: Run) -> AuditInputs:
 
     reader = answer_reader(run) if labels.columns else None
 
-    def read_evidence(prefixes: Sequence[str], keys: Any) -> Sequence[Evidence]:
+    def read_predictions(prefixes: Sequence[str], keys: Any) -> Sequence[TeacherPredictions]:
         column = pl.Series("key", keys, pl.Binary)
-        evidence = [reader.evidence(name, prefixes, column) for name in labels.columns] if reader else []
-        return with_domain_confidence(run, evidence, prefixes, key_array(keys)) if by_domain else evidence
+        predictions = [reader.predictions(name, prefixes, column) for name in labels.columns] if reader else []
+        return with_domain_confidence(run, predictions, prefixes, key_array(keys)) if by_domain else predictions
 
     return AuditInputs(
         labels=labels,
@@ -548,7 +548,7 @@ def _audit_inputs(run: Run) -> AuditInputs:
         weights=weights_of(run) if "weigh-teachers" in run.results else None,
         uncertainty="entropy" if targets.uncertainty in COMPARATIVE and not by_domain else targets.uncertainty,
         store=run.store,
-        read_evidence=read_evidence,
+        read_predictions=read_predictions,
         passes=_pass_audit(run),
     )
 

@@ -449,7 +449,7 @@ def _predictions(run: Run, prefixes: Sequence[str], keys: pa.Array) -> Predictio
     reader, in_order = answer_reader(run), pl.Series("key", keys, pl.Binary)
     by_teacher, predicted = [], []
     for teacher, own in label_space(run).columns.items():
-        evidence = reader.evidence(teacher, prefixes, in_order)
+        evidence = reader.predictions(teacher, prefixes, in_order)
         logits, confidence = evidence.logits.to_numpy(), evidence.confidence.to_numpy()
         margin = top_margin(logits.astype(np.float64))
         by_teacher.append(np.stack([confidence, margin, logits.max(axis=1)], axis=1))

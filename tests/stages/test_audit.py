@@ -11,7 +11,7 @@ import pytest
 from amalgam.data.keys import LabelSpace, union_of
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.report.audit import AuditCounts, AuditedTexts
-from amalgam.stages.target_methods import Evidence, TargetInputs
+from amalgam.stages.target_methods import TargetInputs, TeacherPredictions
 
 
 def block(
@@ -22,14 +22,16 @@ def block(
     weights: list[list[float]] | None = None,
     mode: str = "soft",
 ) -> AuditedTexts:
-    evidence = [
-        Evidence(name, pl.Series(np.log(np.maximum(own, 1e-9))), pl.Series(np.array(own)), pl.Series(list(column)))
+    predictions = [
+        TeacherPredictions(
+            name, pl.Series(np.log(np.maximum(own, 1e-9))), pl.Series(np.array(own)), pl.Series(list(column))
+        )
         for name, own, column in zip(space.columns, distributions, zip(*confidence, strict=True), strict=True)
     ]
     gold_N = np.array(gold if gold is not None else [-1] * len(confidence))  # noqa: N806
     names = pl.Series([None if one < 0 else space.names[one] for one in gold_N], dtype=pl.String)
     given = None if weights is None else pl.Series(np.array(weights))
-    return AuditedTexts(TargetInputs(space, names, evidence, given), Targets(mode=mode, temperature=0.2), gold_N)
+    return AuditedTexts(TargetInputs(space, names, predictions, given), Targets(mode=mode, temperature=0.2), gold_N)
 
 
 STRANGERS = union_of({"A": ["x", "y"], "B": ["z", "w"]})

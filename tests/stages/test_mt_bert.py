@@ -19,7 +19,7 @@ from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import Training, TrainingRun
 from amalgam.stages.common.training.losses import MTBertLoss, targets_objective
-from amalgam.stages.target_methods import Evidence, TargetBatch, TargetInputs, target_method
+from amalgam.stages.target_methods import TargetBatch, TargetInputs, TeacherPredictions, target_method
 from amalgam.stages.train_student.objectives import MTBertObjective, ObjectiveContext
 from amalgam.tests.stages.tiny_models import tiny
 
@@ -27,16 +27,18 @@ SPACE = union_of({"a": ["x", "y"], "b": ["y", "x"]})
 CE_A, CE_B = -math.log(0.9), -math.log(0.8)
 
 
-def evidence(name: str, *probability: float) -> Evidence:
+def predictions(name: str, *probability: float) -> TeacherPredictions:
     logits = pl.Series([[math.log(p) + 7 for p in probability]], dtype=pl.Array(pl.Float64, len(probability)))
-    return Evidence(name, logits, logits, pl.Series([0.5]))
+    return TeacherPredictions(name, logits, logits, pl.Series([0.5]))
 
 
-TEACHERS = [evidence("a", 0.9, 0.1), evidence("b", 0.2, 0.8)]  # both predict x, b by its second label
+TEACHERS = [predictions("a", 0.9, 0.1), predictions("b", 0.2, 0.8)]  # both predict x, b by its second label
 
 
-def mt_bert_targets(evidence: list[Evidence], gold: pl.Series, space: LabelSpace, targets: Targets) -> TargetBatch:
-    return target_method(targets).build(TargetInputs(space, gold, evidence))
+def mt_bert_targets(
+    predictions: list[TeacherPredictions], gold: pl.Series, space: LabelSpace, targets: Targets
+) -> TargetBatch:
+    return target_method(targets).build(TargetInputs(space, gold, predictions))
 
 
 def targets_of(gold: str | None, **settings: Any) -> tuple[list[float], float]:
@@ -79,7 +81,7 @@ def test_a_text_whose_label_no_teacher_has_weighs_zero() -> None:
 
 def test_a_teacher_that_is_wrong_beyond_what_a_softmax_holds_weighs_little_and_stays_a_number() -> None:
     logits = pl.Series([[0.0, 2000.0]], dtype=pl.Array(pl.Float64, 2))
-    one = Evidence("a", logits, logits, pl.Series([1.0]))
+    one = TeacherPredictions("a", logits, logits, pl.Series([1.0]))
     targets = mt_bert_targets([one], pl.Series(["x"]), union_of({"a": ["x", "y"]}), Targets(mode="mt-bert"))
     assert targets.target.to_list()[0] == pytest.approx([0, 1 / 2001, 1, 0])
 

@@ -12,7 +12,7 @@ import pytest
 from amalgam.data.keys import LabelSpace, cut_in_groups, union_of
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.cached.uncertainty import MEASURES, confidence, sums_over_passes
-from amalgam.stages.target_methods import COMPARATIVE, Evidence, TargetBatch, TargetInputs, target_method
+from amalgam.stages.target_methods import COMPARATIVE, TargetBatch, TargetInputs, TeacherPredictions, target_method
 
 LN2, LN3 = math.log(2), math.log(3)
 
@@ -25,8 +25,8 @@ def logs(*probabilities: float) -> list[float]:
     return [math.log(p) for p in probabilities]
 
 
-def evidence(name: str, probability: list[float], confidence_: float) -> Evidence:
-    return Evidence(name, arrays(logs(*probability)), arrays(probability), pl.Series([confidence_]))
+def predictions(name: str, probability: list[float], confidence_: float) -> TeacherPredictions:
+    return TeacherPredictions(name, arrays(logs(*probability)), arrays(probability), pl.Series([confidence_]))
 
 
 def sums(measure: str, *passes: list[float]) -> pl.DataFrame:
@@ -35,10 +35,10 @@ def sums(measure: str, *passes: list[float]) -> pl.DataFrame:
 
 
 def build_targets(
-    evidence: list[Evidence], space: LabelSpace, targets: Targets, weights: pl.Series | None = None
+    predictions: list[TeacherPredictions], space: LabelSpace, targets: Targets, weights: pl.Series | None = None
 ) -> TargetBatch:
-    gold = pl.Series("label", [None] * len(evidence[0].logits), pl.String)
-    return target_method(targets).build(TargetInputs(space, gold, evidence, weights))
+    gold = pl.Series("label", [None] * len(predictions[0].logits), pl.String)
+    return target_method(targets).build(TargetInputs(space, gold, predictions, weights))
 
 
 def chosen(batch: TargetBatch) -> list[str]:
@@ -51,7 +51,7 @@ SPACE = union_of({"a": ["x", "y"], "b": ["z", "w", "v"]})
 
 def test_soft_targets_weigh_padded_teachers_by_the_softmax_of_their_confidence() -> None:
     batch = build_targets(
-        [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(temperature=0.2)
+        [predictions("a", [0.9, 0.1], 0.8), predictions("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(temperature=0.2)
     )
     first = 1 / (1 + math.exp(-0.4 / 0.2))
     expected = [0.9 * first, 0.1 * first, 0.5 * (1 - first), 0.3 * (1 - first), 0.2 * (1 - first)]
@@ -64,14 +64,14 @@ def test_soft_targets_weigh_padded_teachers_by_the_softmax_of_their_confidence()
 
 def test_hard_targets_are_the_most_confident_teachers_distribution_and_zero_elsewhere() -> None:
     batch = build_targets(
-        [evidence("a", [0.9, 0.1], 0.3), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="hard")
+        [predictions("a", [0.9, 0.1], 0.3), predictions("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="hard")
     )
     assert batch.target.to_list()[0] == pytest.approx([0, 0, 0.5, 0.3, 0.2])
     assert chosen(batch) == ["b"]
 
 
 def test_of_a_teachers_distribution_the_first_label_alone_is_taken_where_that_is_asked_for() -> None:
-    teachers = [evidence("a", [0.4, 0.6], 0.3), evidence("b", [0.4, 0.4, 0.2], 0.4)]
+    teachers = [predictions("a", [0.4, 0.6], 0.3), predictions("b", [0.4, 0.4, 0.2], 0.4)]
     hard = build_targets(teachers, SPACE, Targets(mode="hard", distribution="top-label"))
     assert hard.target.to_list()[0] == [0, 0, 1, 0, 0]
     soft = build_targets(
@@ -87,7 +87,7 @@ def test_of_a_teachers_distribution_the_first_label_alone_is_taken_where_that_is
 
 def test_of_equally_confident_teachers_the_first_is_chosen() -> None:
     batch = build_targets(
-        [evidence("a", [0.9, 0.1], 0.4), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="hard")
+        [predictions("a", [0.9, 0.1], 0.4), predictions("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="hard")
     )
     assert chosen(batch) == ["a"]
     assert batch.weight.to_list() == pytest.approx([1e-6])
@@ -95,7 +95,7 @@ def test_of_equally_confident_teachers_the_first_is_chosen() -> None:
 
 def test_scores_are_all_teachers_logits_side_by_side_and_every_text_weighs_one() -> None:
     batch = build_targets(
-        [evidence("a", [0.9, 0.1], 0.3), evidence("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="scores")
+        [predictions("a", [0.9, 0.1], 0.3), predictions("b", [0.5, 0.3, 0.2], 0.4)], SPACE, Targets(mode="scores")
     )
     assert batch.target.to_list()[0] == pytest.approx([*logs(0.9, 0.1), *logs(0.5, 0.3, 0.2)])
     assert batch.weight.to_list() == [1.0]
@@ -104,25 +104,25 @@ def test_scores_are_all_teachers_logits_side_by_side_and_every_text_weighs_one()
 
 def test_a_single_teacher_weighs_one() -> None:
     space = union_of({"a": ["x", "y"]})
-    batch = build_targets([evidence("a", [0.9, 0.1], 0.8)], space, Targets())
+    batch = build_targets([predictions("a", [0.9, 0.1], 0.8)], space, Targets())
     assert batch.weight.to_list() == [1.0]
     assert batch.target.to_list()[0] == pytest.approx([0.9, 0.1])
 
 
 def test_where_labels_meet_what_is_padded_is_added() -> None:
     space = union_of({"a": ["x", "y"], "b": ["y", "x"]})
-    batch = build_targets([evidence("a", [0.9, 0.1], 0.5), evidence("b", [0.6, 0.4], 0.5)], space, Targets())
+    batch = build_targets([predictions("a", [0.9, 0.1], 0.5), predictions("b", [0.6, 0.4], 0.5)], space, Targets())
     assert batch.target.to_list()[0] == pytest.approx([0.5 * 0.9 + 0.5 * 0.4, 0.5 * 0.1 + 0.5 * 0.6])
 
 
 def test_without_reweighting_every_text_weighs_one() -> None:
-    both = [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)]
+    both = [predictions("a", [0.9, 0.1], 0.8), predictions("b", [0.5, 0.3, 0.2], 0.4)]
     assert build_targets(both, SPACE, Targets(text_weights="none")).weight.to_list() == [1.0]
 
 
 def test_vanilla_kd_is_one_softmax_over_all_logits_at_its_temperature() -> None:
-    a = Evidence("a", arrays([1.0, 0.0]), arrays([0.7, 0.3]), pl.Series([0.1]))
-    b = Evidence("b", arrays([2.0, 0.0, -1.0]), arrays([0.8, 0.15, 0.05]), pl.Series([0.2]))
+    a = TeacherPredictions("a", arrays([1.0, 0.0]), arrays([0.7, 0.3]), pl.Series([0.1]))
+    b = TeacherPredictions("b", arrays([2.0, 0.0, -1.0]), arrays([0.8, 0.15, 0.05]), pl.Series([0.2]))
     batch = build_targets([a, b], SPACE, Targets(mode="vanilla-kd", kd_temperature=2.0))
     raised = [math.exp(z / 2) for z in (1, 0, 2, 0, -1)]
     assert batch.target.to_list()[0] == pytest.approx([r / sum(raised) for r in raised])
@@ -132,8 +132,8 @@ def test_vanilla_kd_is_one_softmax_over_all_logits_at_its_temperature() -> None:
 
 def test_vanilla_kd_sums_a_shared_label_after_the_softmax() -> None:
     space = union_of({"a": ["x", "y"], "b": ["y", "z"]})
-    a = Evidence("a", arrays([1.0, 0.0]), arrays([0.7, 0.3]), pl.Series([0.1]))
-    b = Evidence("b", arrays([2.0, 0.0]), arrays([0.8, 0.2]), pl.Series([0.2]))
+    a = TeacherPredictions("a", arrays([1.0, 0.0]), arrays([0.7, 0.3]), pl.Series([0.1]))
+    b = TeacherPredictions("b", arrays([2.0, 0.0]), arrays([0.8, 0.2]), pl.Series([0.2]))
     raised = [math.exp(z) for z in (1, 0, 2, 0)]
     expected = [raised[0], raised[1] + raised[2], raised[3]]
     batch = build_targets([a, b], space, Targets(mode="vanilla-kd")).target.to_list()[0]
@@ -191,7 +191,7 @@ def test_labels_are_cut_by_name_with_the_remainder_in_the_last_group() -> None:
 
 
 def test_weights_that_are_given_take_the_place_of_confidences() -> None:
-    teachers = [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)]
+    teachers = [predictions("a", [0.9, 0.1], 0.8), predictions("b", [0.5, 0.3, 0.2], 0.4)]
     weights = build_targets(teachers, SPACE, Targets(teacher_weights="mixture"), arrays([0.25, 0.75]))
     assert weights.target.to_list()[0] == pytest.approx([0.225, 0.025, 0.375, 0.225, 0.15])
     assert weights.weight.to_list() == pytest.approx([0.5 + 1e-6])
@@ -201,7 +201,7 @@ def test_weights_that_are_given_take_the_place_of_confidences() -> None:
 
 
 def test_uhcs_targets_are_the_teachers_distributions_side_by_side_at_its_temperature() -> None:
-    teachers = [evidence("a", [0.9, 0.1], 0.8), evidence("b", [0.5, 0.3, 0.2], 0.4)]
+    teachers = [predictions("a", [0.9, 0.1], 0.8), predictions("b", [0.5, 0.3, 0.2], 0.4)]
     batch = build_targets(teachers, SPACE, Targets(mode="uhc"))
     assert batch.target.to_list()[0] == pytest.approx([0.9, 0.1, 0.5, 0.3, 0.2])
     assert batch.weight.to_list() == [1.0]
@@ -212,7 +212,7 @@ def test_uhcs_targets_are_the_teachers_distributions_side_by_side_at_its_tempera
 
 def test_stratanets_targets_are_tempered_distributions_weighed_by_the_confidences_themselves() -> None:
     """At temperature 0.5 probabilities are squared: 0.81 and 0.01, 0.25, 0.09 and 0.04."""
-    teachers = [evidence("a", [0.9, 0.1], 0.25), evidence("b", [0.5, 0.3, 0.2], 0.75)]
+    teachers = [predictions("a", [0.9, 0.1], 0.25), predictions("b", [0.5, 0.3, 0.2], 0.75)]
     batch = build_targets(teachers, SPACE, Targets(mode="stratanet", uncertainty="rmd", kd_temperature=0.5))
     first, second = (0.25 / 0.82 * part for part in (0.81, 0.01)), (0.75 / 0.38 * part for part in (0.25, 0.09, 0.04))
     assert batch.target.to_list()[0] == pytest.approx([*first, *second])
@@ -228,9 +228,9 @@ def test_stratanets_targets_are_tempered_distributions_weighed_by_the_confidence
 SHARED = union_of({"a": ["x", "y"], "copy": ["y", "x"], "b": ["z", "w"]})
 
 
-def copied(first: Evidence) -> Evidence:
+def copied(first: TeacherPredictions) -> TeacherPredictions:
     """The same teacher with its labels in the other order."""
-    return Evidence(
+    return TeacherPredictions(
         "copy",
         arrays(*([b, a] for a, b in first.logits.to_list())),
         arrays(*([b, a] for a, b in first.distribution.to_list())),
@@ -254,7 +254,9 @@ def test_two_copies_of_a_teacher_give_the_targets_and_weights_of_one(settings: d
     for name in ("a", "b"):
         shares = random.dirichlet([0.5, 0.5], 50)
         distribution = arrays(*shares.tolist())
-        teachers.append(Evidence(name, arrays(*np.log(shares).tolist()), distribution, pl.Series(random.random(50))))
+        teachers.append(
+            TeacherPredictions(name, arrays(*np.log(shares).tolist()), distribution, pl.Series(random.random(50)))
+        )
     targets = Targets.model_validate(settings)
     alone = random.random(50)
     weights = np.stack([alone, 1 - alone], axis=1)
@@ -273,18 +275,18 @@ def test_the_margin_is_the_lead_over_the_best_teacher_with_another_answer() -> N
     """Both teachers of y have it as first label: 0.5 + 0.3 - 0.2; then the second one has x: 0.5 - 0.3."""
     space = union_of({"a": ["x", "y"], "b": ["y", "z"], "c": ["w", "v"]})
     weights, targets = arrays([0.5, 0.3, 0.2]), Targets(teacher_weights="mixture")
-    a, c = evidence("a", [0.1, 0.9], 0.9), evidence("c", [0.5, 0.3], 0.4)
-    agreed = build_targets([a, evidence("b", [0.8, 0.2], 0.7), c], space, targets, weights)
+    a, c = predictions("a", [0.1, 0.9], 0.9), predictions("c", [0.5, 0.3], 0.4)
+    agreed = build_targets([a, predictions("b", [0.8, 0.2], 0.7), c], space, targets, weights)
     assert agreed.weight.to_list() == pytest.approx([0.6 + 1e-6])
-    contested = build_targets([a, evidence("b", [0.2, 0.8], 0.7), c], space, targets, weights)
+    contested = build_targets([a, predictions("b", [0.2, 0.8], 0.7), c], space, targets, weights)
     assert contested.weight.to_list() == pytest.approx([0.2 + 1e-6])
-    muka = build_targets([a, evidence("b", [0.8, 0.2], 0.7), c], space, Targets())
+    muka = build_targets([a, predictions("b", [0.8, 0.2], 0.7), c], space, Targets())
     assert muka.weight.to_list() == pytest.approx([0.9 - 0.4 + 1e-6])
 
 
 def test_an_answer_of_two_teachers_is_chosen_over_a_single_teacher_of_more_weight() -> None:
     space = union_of({"a": ["x", "y"], "b": ["y", "z"], "c": ["w", "v"]})
-    teachers = [evidence("a", [0.1, 0.9], 0.9), evidence("b", [0.8, 0.2], 0.7), evidence("c", [0.5, 0.3], 0.4)]
+    teachers = [predictions("a", [0.1, 0.9], 0.9), predictions("b", [0.8, 0.2], 0.7), predictions("c", [0.5, 0.3], 0.4)]
     targets = Targets(mode="hard", distribution="top-label", teacher_weights="mixture")
     batch = build_targets(teachers, space, targets, arrays([0.25, 0.35, 0.4]))
     assert batch.target.to_list()[0] == [0, 1, 0, 0, 0]
@@ -293,5 +295,5 @@ def test_an_answer_of_two_teachers_is_chosen_over_a_single_teacher_of_more_weigh
 
 def test_a_text_on_which_all_teachers_agree_weighs_one() -> None:
     space = union_of({"a": ["x", "y"], "b": ["y", "x"]})
-    batch = build_targets([evidence("a", [0.9, 0.1], 0.5), evidence("b", [0.4, 0.6], 0.3)], space, Targets())
+    batch = build_targets([predictions("a", [0.9, 0.1], 0.5), predictions("b", [0.4, 0.6], 0.3)], space, Targets())
     assert batch.weight.to_list() == [1.0]

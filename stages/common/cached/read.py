@@ -19,7 +19,7 @@ from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.common.cached.coverage import PrefixIndex
 from amalgam.stages.common.cached.uncertainty import COUNT, MEASURES, Measure, confidence, mean, sums_over_passes
-from amalgam.stages.target_methods import COMPARATIVE, Evidence
+from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class AnswerReader:
         cached = scan(paths, schema).filter(pl.col("key").is_in(keys.implode())).collect().drop_nulls("logits")
         return _aligned(cached.unique("key", keep="last", maintain_order=True), keys, teacher)["logits"]
 
-    def evidence(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> Evidence:
+    def predictions(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> TeacherPredictions:
         """Returns logits, distribution and confidence, a row for each key."""
         targets = self.targets
         answers = self._answers(teacher, prefixes, keys)
@@ -74,7 +74,7 @@ class AnswerReader:
             ]
             sums = _aligned(pl.concat([frame for frame in frames if not frame.is_empty()] or frames[:1]), keys, teacher)
         distribution = mean(sums, "probability") if targets.distribution == "mc-mean" else softmax_column(logits)
-        return Evidence(teacher, logits, distribution, confidence(sums, measure, full))
+        return TeacherPredictions(teacher, logits, distribution, confidence(sums, measure, full))
 
     def _answers(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> list[Answers]:
         """Returns the rows of these keys in the order of pass ranges; a text occurs once in each."""

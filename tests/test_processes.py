@@ -103,6 +103,16 @@ def test_parts_together_make_the_whole(fresh: Workspace, built: Workspace) -> No
     assert fresh.stale() == set()
 
 
+def test_one_part_of_a_report_does_not_judge_the_page_of_an_earlier_run(workspace: Workspace) -> None:
+    page = workspace.folder / "reports/student.json"
+    before = page.read_bytes()
+    for requirement in (["--json"], ["--fail-under", "0"]):
+        refused = workspace.attempt("report", "cache.passes=6", "--part", "1/2", *requirement)
+        assert (refused.code, refused.out) == (2, "")
+        assert "part 1/2 is done, and other parts have units left" in refused.err
+    assert page.read_bytes() == before
+
+
 def test_a_killed_rank_is_named_and_what_the_others_committed_stays(fresh: Workspace, built: Workspace) -> None:
     process = torchrun(fresh, "cache-teachers", "cache.passes=96", "execution.batch_tokens=256")
     deadline = time.monotonic() + TIMEOUT

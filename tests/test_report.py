@@ -594,13 +594,3 @@ def test_an_unknown_label_is_no_label_of_a_teacher_or_of_the_list(fresh: Workspa
     refused = fresh.attempt("plan", "corpus.labels=[banking, law]", "corpus.unknown=law")
     assert refused.code == 2
     assert "also in corpus.labels" in refused.err
-
-
-def test_one_part_of_a_report_does_not_judge_the_page_of_an_earlier_run(workspace: Workspace) -> None:
-    page = workspace.folder / "reports/student.json"
-    before = page.read_bytes()
-    for requirement in (["--json"], ["--fail-under", "0"]):
-        refused = workspace.attempt("report", "cache.passes=6", "--part", "1/2", *requirement)
-        assert (refused.code, refused.out) == (2, "")
-        assert "part 1/2 is done, and other parts have units left" in refused.err
-    assert page.read_bytes() == before

@@ -217,7 +217,7 @@ def test_one_teacher_or_a_small_corpus_has_no_sample(auto: Workspace, monkeypatc
     monkeypatch.setattr(sample, "FEWEST", SAMPLED + 1)
     result = auto("run", *AUTO)
     assert "audit" not in cached(auto)
-    assert "the passes have no audit: a sample needs 124 training texts" in result.err
+    assert "no audit" not in result.err
     monkeypatch.undo()
     auto.edit("  - name: second\n    model: ./models/second\n", "")
     auto.edit("  test: texts/test.csv\n", "")

@@ -96,11 +96,6 @@ def _compared(
         yield raw, part
 
 
-def too_few_line(passes: int) -> str:
-    """Formats why a corpus has no sample."""
-    return f"the passes have no audit: a sample needs {FEWEST * passes:,} training texts"
-
-
 def pass_lines(audit: PassAudit) -> Iterator[str]:
     """Formats the audit for the console and the page."""
     sampled, passes = audit["sampled"], audit["passes"]

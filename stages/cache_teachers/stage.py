@@ -28,7 +28,6 @@ from amalgam.stages.cache_teachers.sample import (
     pass_lines,
     sample_size,
     sampled_rows,
-    too_few_line,
     wanted_passes,
 )
 from amalgam.stages.common.cached.coverage import AnswerFacts, CachedUnits, UnitRequest, family_in, units_for
@@ -311,12 +310,6 @@ def chooses_no_passes(run: Run) -> bool:
 def sampled_texts(run: Run) -> int:
     """Returns the number of training texts that run passes although the others run none."""
     return sample_size(train_part(run).texts, AUTO_PASSES) if chooses_no_passes(run) else 0
-
-
-def audited_passes(run: Run) -> Iterator[str]:
-    """Yields why the passes have no audit, if a stage ran; the summary of this stage prints an audit that exists."""
-    if run.executed and chooses_no_passes(run) and not sampled_texts(run):
-        yield too_few_line(AUTO_PASSES)
 
 
 def _logits_rows(run: Run, units: Sequence[Unit] | None) -> int:

@@ -24,7 +24,7 @@ from amalgam.pipeline.storage.facts import FactTypes, Made
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
 from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
-from amalgam.stages.cache_teachers.stage import audit_lines, audited_passes, sampled_texts
+from amalgam.stages.cache_teachers.stage import audit_lines, sampled_texts
 from amalgam.stages.common.cached.load import (
     ENCODER,
     answer_reader,
@@ -210,8 +210,6 @@ class Report(Stage):
                 run.console.say(line)
         else:
             run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
-        for line in audited_passes(run) if "cache-teachers" in run.results else ():
-            run.console.say(line)
         findings = _findings(run)
         _print_label_estimates(run, findings)
         quality = findings["student_quality"]

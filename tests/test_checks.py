@@ -11,6 +11,7 @@ import pytest
 
 from amalgam.cli import app
 from amalgam.data.keys import similar_labels
+from amalgam.pipeline import input_files
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.app.api import Experiment
 from amalgam.tests.workspaces import CommandResult, Workspace, age, amalgam
@@ -111,6 +112,18 @@ def test_good_experiments_pass(fresh: Workspace) -> None:
     assert all(check["ok"] for check in fresh("doctor", "--json").json)
 
 
+def test_looking_makes_no_workspace(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_files, "SETTLED_SECONDS", -1)  # digests of new files are cached, too
+    for command in ("plan", "status", "doctor", "explain report"):
+        fresh(*command.split())
+        assert not fresh.artifacts.exists(), command
+    fresh("read-corpus")
+    digests = fresh.artifacts / "digests.json"
+    digests.unlink()
+    fresh("plan")
+    assert digests.exists()
+
+
 def test_similar_labels_differ_by_case_separators_or_a_plural_and_belong_to_two_teachers() -> None:
     labels = {"a": ["Health", "card payment", "bus", "top-up"], "b": ["health", "card_payments", "business", "bus"]}
     assert similar_labels(labels) == [("Health", "health"), ("card payment", "card_payments")]
@@ -179,6 +192,7 @@ def test_plan_names_the_overrides_that_later_commands_repeat_and_the_student_of_
     workspace("build-targets", "--mode", "hard")
     noted = workspace("plan").err
     assert "the last build-targets had targets.mode=hard" in noted
+    assert workspace("train-student", "--quiet").err == ""
     repeated = workspace("train-student")
     assert "targets.mode=hard, as in the last build-targets" in repeated.err
     planned = workspace("plan")

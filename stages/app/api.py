@@ -79,7 +79,7 @@ def open_run(
 
 @contextmanager
 def working(run: Run) -> Iterator[None]:
-    """Handles signals during the block, and stores new file digests after it."""
+    """Handles signals during the block, and stores new file digests after it if there is a workspace."""
     with run.signals.listening():
         try:
             yield
@@ -98,8 +98,9 @@ def working(run: Run) -> Iterator[None]:
         finally:
             if isinstance(run.digest_of, FileDigests) and run.digest_of.is_changed:
                 with suppress(AmalgamError, OSError):  # a workspace that cannot be written
-                    run.store.claim()
-                    run.digest_of.save()
+                    if not run.store.backend.is_empty():  # `plan` makes no workspace
+                        run.store.claim()
+                        run.digest_of.save()
 
 
 def _leave_group() -> None:

@@ -43,8 +43,8 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     whole: bool = False,
 ) -> Experiment:
     """Runs the stages up to `target`; `whole` raises an error if other parts (`--part`) have units left."""
-    repeated = _remembered(config, overrides, target) if target else []
     console = Console(quiet=quiet) if tables else QuietTables(quiet=quiet)
+    repeated = _remembered(config, overrides, target, console) if target else []
     experiment = Experiment.open(config, [*repeated, *overrides], console, part)
     is_complete = experiment.run(target, only=only, force=force).is_complete
     if is_complete and oracle is not None:
@@ -55,7 +55,7 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     return experiment
 
 
-def _remembered(config: Path, overrides: list[str], target: str) -> list[str]:
+def _remembered(config: Path, overrides: list[str], target: str, console: Console) -> list[str]:
     """Returns the overrides of earlier stage commands with this file that this command lacks.
 
     They follow `build-targets --mode hard`, for example, in `train-student`.
@@ -66,7 +66,7 @@ def _remembered(config: Path, overrides: list[str], target: str) -> list[str]:
         for field, value in stored_overrides(run, stage).items():
             repeated[field] = value
             fix = f"set `{field}=...` to change it, or use `amalgam run`"
-            Console().note(f"{field}={shown_value(value)}, as in the last {stage.name}; {fix}")
+            console.note(f"{field}={shown_value(value)}, as in the last {stage.name}; {fix}")
     return [f"{field}={json.dumps(value)}" for field, value in repeated.items()]
 
 

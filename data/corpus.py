@@ -31,6 +31,7 @@ from amalgam.data.parquet import (
 )
 from amalgam.data.rows import BadRow, Row, no_rows, read_rows
 from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError
 
 PartName = Literal["train", "validation", "test", "teachers", "held-out"]
@@ -265,8 +266,9 @@ class _PartReader:
             if len(twice) == MOST_REPORTED:
                 break
         if twice:
-            more = " or more" if len(twice) == MOST_REPORTED else ""
-            what = f"{len(twice)}{more} ids in {shown(self.corpus.id)} are given more than once"
+            ids = f"{len(twice)} or more ids" if len(twice) == MOST_REPORTED else counted(len(twice), "id")
+            are = "is" if len(twice) == 1 else "are"
+            what = f"{ids} in {shown(self.corpus.id)} {are} given more than once"
             raise DataError(what, where="; ".join(twice.values()), fix="make each id unique, or corpus.id: auto")
 
 

@@ -26,6 +26,7 @@ from amalgam.data.hub import fetch_texts
 from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa, pl, pq
 from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, InputChangedError, nearest
 from amalgam.pipeline.input_files import InputFile, file_digest
 from amalgam.pipeline.user_paths import expanded, readable, user_path
@@ -449,7 +450,7 @@ def _csv_rows(table: _Table) -> Iterator[Row | BadRow]:
             elif len(record) == len(header):
                 yield table.row(number, [record[place] for place in places])
             elif record:
-                detail = f"{len(record)} fields where the header has {len(header)}"
+                detail = f"{counted(len(record), 'field')} where the header has {len(header)}"
                 yield table.bad(number, "ragged", lines.raw[0], detail=detail)
 
 

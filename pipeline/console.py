@@ -252,9 +252,9 @@ def rate_of(rate: float) -> str:
     return f"{rate:.1f}/s" if rate >= 1 else f"{1 / rate:.1f} s each"
 
 
-def counted(count: int, noun: str) -> str:
-    """Formats a number of things: "1 text", "2,000 texts"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, verb: str = "", plural: str = "") -> str:
+    """Formats a number of things, with the verb in its number: "1 text is", "2,000 texts are"."""
+    return f"{count:,} {noun} {verb}".rstrip() if count == 1 else f"{count:,} {noun}s {plural}".rstrip()
 
 
 def duration(seconds: float) -> str:

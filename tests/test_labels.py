@@ -439,7 +439,7 @@ def test_texts_to_label_are_written_filled_and_compared(workspace: Workspace) ->
     assert workspace.attempt("label", *AMALGAM).code == 2  # a file is never replaced
     fill(path, dict(workspace.texts()), 19)
     effect = workspace("label", "labels.csv", *AMALGAM)
-    assert "19 labels, 1 rows without one" in effect.out
+    assert "19 labels, 1 row without one" in effect.out
     assert "accuracy on 19 labelled texts, picked at random" in effect.out
     assert {"targets without labels", "targets with labels", "ensemble"} <= {
         line.split("  ")[0] for line in effect.out.splitlines()

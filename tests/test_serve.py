@@ -484,7 +484,7 @@ def test_the_server_predicts_as_the_student_and_ends_on_sigterm(exported: Worksp
     finally:
         process.kill()
     assert result.code == 128 + signal.SIGTERM, result.err
-    assert "stopped by SIGTERM: 1 requests answered, none was lost" in result.err
+    assert "stopped by SIGTERM: 1 request answered, none was lost" in result.err
     assert "Traceback" not in result.err
     for entry, expected in zip(
         content["predictions"], exported("predict", *TEXTS, "--top", "2", "--json").json, strict=True

@@ -161,19 +161,16 @@ def verify_workspace(config: Path, overrides: list[str], *, repair: bool, as_jso
         for damage in damaged:
             state = "mended" if damage["mended"] else "to mend"
             console.result(f"{damage['path']}: {damage['fault']}; {state}: {damage['repair']}")
-        console.result(f"{results['files']:,} files, {size(results['bytes'])} checked, {len(damaged)} damaged")
+        console.result(f"{counted(results['files'], 'file')}, {size(results['bytes'])} checked, {len(damaged)} damaged")
     left = [damage for damage in damaged if not damage["mended"]]
     if left or (damaged and not repair):
+        files = counted(len(left or damaged), "file", "is", "are")
         raise DamagedError(
-            f"{_files(len(left))} damaged" if left else f"{_files(len(damaged))} restored",
+            f"{files} damaged" if left else f"{files} restored",
             path=damaged[0]["path"],
             where=f"damaged results are in {results['quarantine']}" if left else damaged[0]["path"],
             fix=_fix(left),
         )
-
-
-def _files(count: int) -> str:
-    return "1 file is" if count == 1 else f"{count} files are"
 
 
 def _fix(left: Sequence[Damage]) -> str:

@@ -15,6 +15,7 @@ from amalgam.data.lazy import pa, pc, pq
 from amalgam.data.rows import FIXES, has_surrogate
 from amalgam.pipeline.config.load import ExperimentSource, LoadedExperiment
 from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, ExperimentError, nearest
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.local import temporary_path
@@ -219,8 +220,8 @@ def _refuse_unusable(table: pa.Table, corpus: Corpus, part: str, before: int) ->
         unusable = pc.fill_null(pc.invert(usable), True)
         if pc.any(unusable).as_py():
             row = pc.index(unusable, True).as_py()
-            count = pc.sum(unusable).as_py()
-            where = f"row {before + row:,}, counted from 0: {shown(repr(column[row].as_py()))}; {count:,} such rows"
+            rows = counted(pc.sum(unusable).as_py(), "such row")
+            where = f"row {before + row:,}, counted from 0: {shown(repr(column[row].as_py()))}; {rows}"
             fix = "remove these rows, or set corpus.on_bad_row to skip"
             raise DataError(f"a row of the {part} texts has no {shown(name)}", where=where, fix=fix)
 

@@ -13,6 +13,7 @@ from typing import Any
 from amalgam.data.arrays import Array
 from amalgam.data.lazy import np, pa, pc, pl
 from amalgam.data.parquet import matrix
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.user_paths import write_new
@@ -95,7 +96,7 @@ class Estimates:
     @property
     def title(self) -> str:
         picked = "picked at random" if self.random else "a random sample only if you picked them at random"
-        return f"accuracy on {self.texts:,} labelled texts, {picked}"
+        return f"accuracy on {counted(self.texts, 'labelled text')}, {picked}"
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,15 @@ class LabelEffect:
     """None if no labelled text is a random one."""
 
     def lines(self) -> list[str]:
-        empty = f", {self.empty:,} rows without one" if self.empty else ""
-        targets = f"with them, {self.changed:,} of {self.texts:,} training texts have another target"
+        labels = counted(self.labels, "label") + (f", {counted(self.empty, 'row')} without one" if self.empty else "")
+        right = f"without them, {_of(self.right_before or 0, 'the labelled texts')} the right target"
+        targets = f"with them, {_of(self.changed, f'{self.texts:,} training texts')} another target"
         moved = f", {self.moved:,} another teacher" if self.moved is not None else ""
-        right = f"without them, {self.right_before:,} of the labelled texts have the right target"
-        return [f"{self.labels:,} labels{empty}", *([right] if self.right_before is not None else []), targets + moved]
+        return [labels, *([right] if self.right_before is not None else []), targets + moved]
+
+
+def _of(count: int, texts: str) -> str:
+    return f"{count:,} of {texts} {'has' if count == 1 else 'have'}"
 
 
 def label_effect(before: Run, after: Run) -> LabelEffect:

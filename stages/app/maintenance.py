@@ -26,6 +26,7 @@ from amalgam.data.parquet import (
     WRITTEN,
     Column,
 )
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import Run, Stage
@@ -124,7 +125,7 @@ def _summary(run: Run, stage: Stage, name: str, files: Sequence[FileInfo], sizes
     if not isinstance(key, dict):
         return "family (family.json cannot be read)"
     units = sum(name.startswith("units/") and name.endswith(".json") for name in names)
-    return f"family of {key.get('teacher')}, {units} units, {key.get('dtype', 'fp32')}"
+    return f"family of {key.get('teacher')}, {counted(units, 'unit')}, {key.get('dtype', 'fp32')}"
 
 
 def _newer_models(run: Run) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from amalgam.data.arrays import Array
 from amalgam.data.lazy import np
 from amalgam.data.parquet import matrix
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.build_targets.stage import read_targets, target_facts
@@ -51,7 +52,7 @@ def _mean(nats: Array) -> str:
     if finite.all():
         return f"{nats.mean():.3f} nats"
     others = f"; {nats[finite].mean():.3f} nats for the others" if finite.any() else ""
-    return f"infinite, as {(~finite).sum():,} targets have a label of probability 0{others}"
+    return f"infinite, as {counted(int((~finite).sum()), 'target', 'has', 'have')} a label of probability 0{others}"
 
 
 def _log_softmax(logits: Array) -> Array:

@@ -431,7 +431,7 @@ def checked_texts(texts: Any) -> list[tuple[str, ...]]:
     for number, row in enumerate(rows):
         fault = next(filter(None, map(_fault, row)), None)
         if fault is None and (len(row) not in (1, 2) or len(row) != len(rows[0])):
-            fault = f"the entry has {len(row)} texts, the first has {len(rows[0])}"
+            fault = f"the entry has {counted(len(row), 'text')}, the first has {len(rows[0])}"
         if fault:
             fix = "pass non-empty texts, or pairs (text, text_2), but not both"
             raise DataError(fault, where=f"predict, texts[{number}]", fix=fix)

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 
 from amalgam.data.hub import SECONDS_TO_ANSWER, address, silent
 from amalgam.data.keys import shown, shown_names
-from amalgam.pipeline.console import Console, size
+from amalgam.pipeline.console import Console, counted, size
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, ModelError, WorkError, nearest
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app.licences import LICENCES, warnings
@@ -75,7 +75,7 @@ def push(  # noqa: PLR0913 - the options of the command
     kind = "public" if public else "private"
     console.table(f"{finished.folder} -> {address(repo_id)} ({kind})", ["file", "size", ""], rows)
     if not yes:
-        console.result(f"{size(sum(sizes.values()))} in {len(rows)} files; nothing was uploaded: add --yes")
+        console.result(f"{size(sum(sizes.values()))} in {counted(len(rows), 'file')}; nothing was uploaded: add --yes")
         return
     console.result(_upload(repo_id, files, written, public=public))
 

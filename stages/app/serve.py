@@ -19,7 +19,7 @@ from typing import Any
 from amalgam.data.arrays import softmax, unknown_score
 from amalgam.data.keys import shown
 from amalgam.data.lazy import np
-from amalgam.pipeline.console import Console
+from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import ExperimentError, ModelError, number_of, reason_of
 from amalgam.pipeline.execution.faults import as_error
 from amalgam.pipeline.signals import InterruptHandler
@@ -210,8 +210,10 @@ def serve(  # noqa: PLR0913 - the options of the command
             number = signals.arrived or signal.SIGTERM
             signals.arrived = None  # it is handled
     name, answered = signal.Signals(number).name, server.metrics.requests.total()
-    lost = f"{unanswered:,} accepted requests got no answer within {grace:g} s" if unanswered else "none was lost"
-    console.say(f"stopped by {name}: {answered:,} requests answered, {lost}")
+    lost = (
+        f"{counted(unanswered, 'accepted request')} got no answer within {grace:g} s" if unanswered else "none was lost"
+    )
+    console.say(f"stopped by {name}: {counted(answered, 'request')} answered, {lost}")
     return 128 + number
 
 

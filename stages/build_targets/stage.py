@@ -214,7 +214,7 @@ def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table, labels: pl.Ser
     gold = pl.Series("label", rows.column("label"), dtype=pl.String)
     if method.reads_gold and gold.null_count():  # the corpus was read when no label was needed
         raise DataError(
-            f"{gold.null_count():,} training texts have no gold label",
+            f"{counted(gold.null_count(), 'training text', 'has', 'have')} no gold label",
             where=f"targets.mode: {run.experiment.targets.mode} learns from gold labels",
             fix="label them, or leave them out of corpus.train",
         )
@@ -284,7 +284,7 @@ def _check(targets: Targets, batch: TargetBatch, rows: pa.Table) -> None:
         keys = rows.column("key").to_pylist()
         first_keys = ", ".join(keys[index].hex() for index in bad.to_list()[:5])
         raise WorkError(
-            f"{len(bad)} texts have a weight or target that is not a number >= 0",
+            f"{counted(len(bad), 'text', 'has', 'have')} a weight or target that is not a number >= 0",
             where=f"keys {first_keys}; targets.mode={targets.mode}, targets.uncertainty={targets.uncertainty}, "
             f"targets.text_weights={targets.text_weights}",
             fix="run `amalgam verify`, which checks the cache; for extreme logits set cache.dtype=fp32",

@@ -13,6 +13,7 @@ from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa
 from amalgam.data.parquet import read_table
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, nearest
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.target_methods import reads_texts
@@ -248,7 +249,7 @@ def check_gold_labels(part: Part, corpus: Corpus, union: set[str], files: Callab
         return None
     names = shown_names(unknown, LABELS_SHOWN)
     count = sum(unknown.values())
-    texts = f"{count:,} {part.name} text{'s' if count > 1 else ''}"
+    texts = counted(count, f"{part.name} text")
     if corpus.on_bad_row == "error" or not union & counts.keys():
         raise DataError(
             f"{texts} {'have' if count > 1 else 'has'} a gold label that is not in the union: {names}",

@@ -21,7 +21,7 @@ from amalgam.data.keys import text_key
 from amalgam.data.parquet import GENERATED, WRITTEN, arrow_schema, build_table, read_table
 from amalgam.data.rows import Row, read_rows
 from amalgam.pipeline.config.schema import Corpus, Generate
-from amalgam.pipeline.console import Console
+from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import DamagedError, ModelError
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.input_files import InputFile, unchanged
@@ -200,7 +200,7 @@ def _take_corpus(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     count = max(unit.payload.first for unit in units) + BLOCK
     texts, requested = _lowest_keys(inputs, count), units[0].payload.family.count
     if len(texts) < requested:
-        inputs.console.note(f"generate.corpus has only {len(texts):,} texts; {requested:,} were requested")
+        inputs.console.note(f"generate.corpus has only {counted(len(texts), 'text')}; {requested:,} were requested")
     for unit in units:
         inputs.stop()
         own = texts[unit.payload.first : unit.payload.first + BLOCK]

@@ -21,7 +21,6 @@ from amalgam.stages.report.verdict_types import (
 from amalgam.stages.report.verdict_words import (
     SHOWN,
     difference_sentence,
-    label_count,
     learned_sentence,
     ratio,
     selection_sentence,
@@ -59,7 +58,7 @@ def causes_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[Cause]
     if not inputs.n and inputs.unlabelled:
         unpredicted = never_predicted(inputs.unlabelled)
     if unpredicted:
-        text = f"{label_count(unpredicted, 'is', 'are')} never predicted ({shown_names(unpredicted, SHOWN)})"
+        text = f"{counted(len(unpredicted), 'label', 'is', 'are')} never predicted ({shown_names(unpredicted, SHOWN)})"
         yield {"code": "labels-never-predicted", "text": text}
     yield from _teacher_causes(inputs, rivals)
     if inputs.long_texts >= MANY_LONG:
@@ -73,14 +72,14 @@ def causes_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[Cause]
 
 def _training_causes(inputs: VerdictInputs) -> Iterator[Cause]:
     if inputs.steps is not None and inputs.steps < FEW_STEPS:
-        yield {"code": "few-steps", "text": f"{counted(inputs.steps, 'training step')} are few"}
+        yield {"code": "few-steps", "text": f"{counted(inputs.steps, 'training step', 'is', 'are')} few"}
     rate, automatic = inputs.learning_rate, inputs.automatic_rate
     if rate and automatic and rate >= HIGH_RATE * automatic:
         text = f"the learning rate {rate:g} is {rate / automatic:.0f} times the automatic one, {automatic:g}"
         yield {"code": "high-rate", "text": text}
     labels = len(inputs.unlabelled["labels"] if inputs.unlabelled else inputs.labels)
     if inputs.texts and inputs.texts < max(FEW_TEXTS, FEW_TEXTS_PER_LABEL * labels):
-        text = f"{counted(inputs.texts, 'training text')} are few for {counted(labels, 'label')}"
+        text = f"{counted(inputs.texts, 'training text', 'is', 'are')} few for {counted(labels, 'label')}"
         yield {"code": "few-texts", "text": text}
 
 
@@ -155,7 +154,8 @@ def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]
         yield never_right_sentence(lost)
     rare = [row["label"] for row in inputs.labels if row["n"] < LEAST_OF_LABEL]
     if rare:
-        few = f"{label_count(rare, 'has', 'have')} fewer than {LEAST_OF_LABEL} test texts, too few for a decision"
+        labels = counted(len(rare), "label", "has", "have")
+        few = f"{labels} fewer than {LEAST_OF_LABEL} test texts, too few for a decision"
         yield f"{few}: {shown_names(rare, SHOWN)}."
 
 
@@ -185,7 +185,8 @@ def _are_many(lost: Sequence[int], labels: Sequence[int], texts: int) -> bool:
 
 def never_right_sentence(lost: Sequence[LabelCounts]) -> str:
     names = [row["label"] for row in lost]
-    never = f"{label_count(names, 'is', 'are')} never predicted right, with at least {LEAST_OF_LABEL} test texts"
+    labels = counted(len(names), "label", "is", "are")
+    never = f"{labels} never predicted right, with at least {LEAST_OF_LABEL} test texts"
     return f"{never}: {shown_names(names, SHOWN)}."
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from amalgam.pipeline.console import Console
+from amalgam.pipeline.console import Console, counted
 from amalgam.stages.cache_teachers.sample import pass_lines
 from amalgam.stages.common.intervals import bounds, nats, percent, points
 from amalgam.stages.report.blocks import (
@@ -44,8 +44,8 @@ def print_evaluation(console: Console, scores: Evaluation) -> None:
     names = list(scores["systems"])
     names = [name for name in names[:-MOST_SYSTEMS] if name == scores["system"]] + names[-MOST_SYSTEMS:]
     random = "random " if scores.get("selected", {}).get("random") else ""
-    texts = f"{random}labelled test text{'' if scores['n'] == 1 else 's'}"
-    title = f"{scores['n']:,} {texts}, {len(scores['labels'])} labels; accuracy over all labels"
+    texts = counted(scores["n"], f"{random}labelled test text")
+    title = f"{texts}, {len(scores['labels'])} labels; accuracy over all labels"
     rows = [row(name, scores["systems"][name], scores["groups"]) for name in names]
     console.table(title, header(scores["groups"]), rows)
 

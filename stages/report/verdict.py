@@ -50,7 +50,6 @@ from amalgam.stages.report.verdict_words import (
     difference_sentence,
     estimate_sentence,
     figures_of,
-    label_count,
     learned_sentence,
     name_of,
     ratio,
@@ -206,7 +205,7 @@ def _missed_labels(inputs: VerdictInputs) -> Iterator[str]:
     rare = _missed_rare_labels(inputs)
     if rare:
         names, n = [row["label"] for row in rare], sum(row["n"] for row in rare)
-        never = f"{label_count(names, 'is', 'are')} never predicted right, with {n:,} test texts together"
+        never = f"{counted(len(names), 'label', 'is', 'are')} never predicted right, with {n:,} test texts together"
         yield f"{never}: {shown_names(names, SHOWN)}."
 
 
@@ -298,7 +297,7 @@ def _unlabelled_faults(quality: UnlabelledQuality) -> Iterator[str]:
 def _unpredicted(quality: UnlabelledQuality) -> Iterator[str]:
     missing = never_predicted(quality)
     if missing:
-        never = f"{label_count(missing, 'is', 'are')} never predicted, though {HAVE[reference_of(quality)]} them"
+        never = f"{counted(len(missing), 'label', 'is', 'are')} never predicted, though {HAVE[reference_of(quality)]} them"
         yield f"{never}: {shown_names(missing, SHOWN)}."
 
 
@@ -329,7 +328,7 @@ def _shares(quality: UnlabelledQuality) -> Iterator[str]:
     n, labels, reference = quality["n"], quality["labels"], reference_of(quality)
     absent = absent_labels(labels)
     if absent:
-        count = label_count(absent, "", "").strip()
+        count = counted(len(absent), "label")
         yield f"Neither {reference} nor student have {count}: {shown_names(absent, SHOWN)}."
     gaps = [(abs(row["predicted"] - row["expected"]), row) for row in labels if row["expected"] is not None]
     gap, row = max(gaps, key=lambda entry: entry[0], default=(0, None))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.report.verdict_types import LabelEstimates, LearnedTexts, Rival, RivalCounts
@@ -57,12 +55,10 @@ def learned_sentence(learned: LearnedTexts) -> str:
     part = f"{learned['texts']:,} of {counted(learned['of'], 'test text')}"
     if learned["labelled"]:
         points = 100 * learned["texts"] / learned["of"]
-        return f"{part} were learned with their gold labels: accuracies are up to {points:.1f} points too high."
-    return f"{part} are also training texts, so the accuracy on new texts may be lower."
-
-
-def label_count(names: Sequence[str], verb: str, plural: str) -> str:
-    return f"1 label {verb}" if len(names) == 1 else f"{len(names)} labels {plural}"
+        were = "was" if learned["texts"] == 1 else "were"
+        return f"{part} {were} learned with their gold labels: accuracies are up to {points:.1f} points too high."
+    also = "is also a training text" if learned["texts"] == 1 else "are also training texts"
+    return f"{part} {also}, so the accuracy on new texts may be lower."
 
 
 def ratio(count: int, n: int) -> str:

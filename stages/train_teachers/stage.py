@@ -187,7 +187,7 @@ def groups_of(run: Run) -> dict[str, list[str]]:
     if isinstance(groups, int):
         if groups * 2 > len(known_labels):
             raise ExperimentError(
-                f"{len(known_labels)} labels cannot be divided into {groups} groups of at least two",
+                f"{counted(len(known_labels), 'label')} cannot be divided into {groups} groups of at least two",
                 where="train_teachers.groups",
                 fix=f"set at most {len(known_labels) // 2} groups, or name: [labels] for each teacher",
             )

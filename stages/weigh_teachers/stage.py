@@ -17,6 +17,7 @@ from amalgam.data.keys import text_key
 from amalgam.data.lazy import np, pa, pc, pl
 from amalgam.data.parquet import LABELLED_WEIGHTS, WEIGHTS, build_table, key_array, read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.facts import FactTypes
@@ -204,7 +205,8 @@ class WeighTeachers(Stage):
                 f"(95 % interval {bounds(accuracy['low'], accuracy['high'])})"
             )
         if labelled:
-            yield f"{labelled['texts']:,} labels; {labelled['moved']:,} texts have another teacher than without them"
+            moved = counted(labelled["moved"], "text", "has", "have")
+            yield f"{counted(labelled['texts'], 'label')}; {moved} another teacher than without labels"
 
     def notes(self, run: Run, manifest: Record) -> list[str]:  # noqa: ARG002 - the base class's arguments
         return list(manifest.facts["notes"])

@@ -234,7 +234,7 @@ def test_ids_of_two_kinds_become_text(tmp_path: Path) -> None:
 
 def test_one_as_a_number_and_as_text_are_never_merged(tmp_path: Path) -> None:
     source = _write(tmp_path / "a.jsonl", [(1, "a", "x"), ("1", "b", "x")])
-    with pytest.raises(DataError, match="1 ids in id"):
+    with pytest.raises(DataError, match="1 id in id is given"):
         _take(tmp_path / "out", source, id="id")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.console import EVERY_SECONDS, Console
+from amalgam.pipeline.console import EVERY_SECONDS, Console, counted
 
 
 class Terminal(io.StringIO):
@@ -164,3 +164,8 @@ def test_a_table_that_fits_stays_in_one_piece(monkeypatch: pytest.MonkeyPatch) -
     console_of(io.StringIO(), out).table("", ["stage", "why"], [["report", "y" * 200]])
     assert out.getvalue().splitlines()[2:4] == ["report  " + "y" * 52, " " * 8 + "y" * 52]
     assert out.getvalue().count("y") == 201  # none is lost; one is in "why"
+
+
+def test_the_noun_and_its_verb_have_the_number_of_the_count() -> None:
+    assert [counted(count, "step", "is", "are") for count in (0, 1, 2)] == ["0 steps are", "1 step is", "2 steps are"]
+    assert [counted(count, "text") for count in (1, 2000)] == ["1 text", "2,000 texts"]

@@ -95,6 +95,8 @@ def test_a_short_training_gets_a_note_with_its_settings() -> None:
     assert "student.epochs" in note
     assert "2e-05" in note
     assert not list(few_steps({**facts, "steps": 300}, "student"))
+    [note] = few_steps({**facts, "steps": 1}, "student")
+    assert note.startswith("1 step is few for fine-tuning an encoder: ")
 
 
 @pytest.mark.parametrize(

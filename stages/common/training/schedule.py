@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
 from amalgam.pipeline.config.schema import Student, TrainTeachers
+from amalgam.pipeline.console import counted
 
 MIN_STEPS, STEPS_PER_LABEL = 300, 10
 """A training has at least MIN_STEPS + STEPS_PER_LABEL * labels steps."""
@@ -25,7 +26,7 @@ STATIC_RATE, STATIC_STEPS = 1e-3, 3
 """Learning rate of a student without a transformer, and how many times more steps it has."""
 FEW_STEPS = 200
 """Steps below which a note is shown: fine-tuning a pre-trained encoder usually takes some hundreds."""
-FEW = "steps are few"
+FEW = "few for fine-tuning an encoder"
 """Words of this note; the page leaves it out where the verdict names the cause."""
 
 
@@ -160,6 +161,6 @@ def few_steps(facts: TrainingFacts, section: str) -> Iterator[str]:
     """Yields a note on a training that is too short for an encoder."""
     if facts["steps"] < FEW_STEPS:
         yield (
-            f"{facts['steps']:,} {FEW} for fine-tuning an encoder: add texts, or raise {section}.epochs "
+            f"{counted(facts['steps'], 'step', 'is', 'are')} {FEW}: add texts, or raise {section}.epochs "
             f"(now {facts['epochs']}) or {section}.learning_rate (now {facts['learning_rate']:g})"
         )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from amalgam.pipeline.console import size
 from amalgam.stages.app.oracle import divergence
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.training.loop import training_dtype
@@ -200,10 +202,17 @@ def test_verify_names_the_records_that_cannot_be_read(workspace: Workspace) -> N
 def test_gc_lists_and_deletes_only_with_yes(workspace: Workspace) -> None:
     flip_bit(workspace.units()[0])
     workspace("build-targets", "--force")
-    assert workspace("gc", "--json").json["items"] == []  # a day of grace
+    looked = workspace("gc", "--json").json
+    assert looked["items"] == []  # a day of grace
+    kept = looked["young_quarantine"]
+    assert kept["bytes"] == sum(path.stat().st_size for path in (workspace.artifacts / "quarantine").iterdir()) > 0
+    line = f"{kept['files']} quarantined files, {size(kept['bytes'])}: kept until {kept['until']}"
+    assert line in workspace("gc").out.splitlines()
+    assert 86_000 < (datetime.fromisoformat(kept["until"]) - datetime.now(UTC)).total_seconds() <= 86_400
     age(workspace.artifacts)
     items = workspace("gc", "--json").json["items"]
     assert {item["kind"] for item in items} == {"quarantined"}
+    assert "kept until" not in workspace("gc").out
     [item] = [item for item in items if item["path"].endswith(".parquet")]
     assert (workspace.artifacts / item["path"]).exists()
     assert workspace("gc", "--yes", "--json").json["deleted"] is True

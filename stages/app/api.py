@@ -368,6 +368,10 @@ class Experiment:
         """Returns the number of unused results that `find_garbage` keeps because they are younger than a day."""
         return maintenance.young_results(self._run)
 
+    def young_quarantine(self) -> maintenance.YoungQuarantine:
+        """Returns number, bytes and date of the quarantined files that `find_garbage` keeps for a day."""
+        return maintenance.young_quarantine(self._run)
+
     def compact(self, *, write: bool = False) -> maintenance.Packing:
         """Returns the small units to pack, and packs them with `write`; `loose`: their files stay for a day."""
         return maintenance.compact(self._run, write=write)

@@ -187,13 +187,18 @@ def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bo
     console, experiment = _looking(config, overrides)
     garbage = experiment.find_garbage(unused=unused, delete=yes)
     total, young = sum(row["bytes"] for row in garbage), experiment.young_results() if unused else 0
+    quarantined = experiment.young_quarantine()
     if as_json:
-        console.json({"deleted": yes, "bytes": total, "items": garbage, **({"young_results": young} if unused else {})})
+        kept = {"young_quarantine": quarantined, **({"young_results": young} if unused else {})}
+        console.json({"deleted": yes, "bytes": total, "items": garbage, **kept})
         return
     for why in dict.fromkeys(row["why"] for row in garbage):
         sizes = [row["bytes"] for row in garbage if row["why"] == why]
         console.result(f"{counted(len(sizes), 'file')}, {size(sum(sizes))}: {why}")
     console.result(f"{size(total)} {'deleted' if yes else 'could be deleted'}")
+    if quarantined["files"]:
+        files = f"{counted(quarantined['files'], 'quarantined file')}, {size(quarantined['bytes'])}"
+        console.result(f"{files}: kept until {quarantined['until']}")
     if young:
         console.result(f"{counted(young, 'result')} younger than 24 h: kept")
     if garbage and not yes:

@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TypedDict
 
@@ -246,6 +247,24 @@ def find_garbage(run: Run, *, unused: bool, delete: bool = False, stages: Sequen
     return list(garbage.values())
 
 
+class YoungQuarantine(TypedDict):
+    """The quarantined files that are kept for a day."""
+
+    files: int
+    bytes: int
+    until: str | None
+    """Local time at which the last one can be deleted; None without files."""
+
+
+def young_quarantine(run: Run) -> YoungQuarantine:
+    """Returns the quarantined files that `find_garbage` keeps because they are younger than a day."""
+    entries = run.store.backend.list(QUARANTINE)
+    young = [entry for entry in entries if _is_quarantined(entry.path.split("/")) and not _is_old(entry.modified)]
+    until = max((entry.modified + OLD_SECONDS for entry in young), default=None)
+    last = None if until is None else datetime.fromtimestamp(until).astimezone().isoformat(" ", "minutes")
+    return {"files": len(young), "bytes": _bytes(young), "until": last}
+
+
 def _delete(run: Run, garbage: Iterable[Garbage]) -> None:
     """Deletes records before their files, so that an interrupted deletion leaves no record without files."""
     paths: dict[str, list[str]] = {"loose": [], "stored": [], "local": []}
@@ -284,10 +303,14 @@ def _leftovers(
             continue
         elif is_unfinished(parts, rooms, OTHER_ROOMS):
             yield _row(entry.path, entry.bytes, "temporary")
-        elif parts[0] == QUARANTINE and len(parts) == 2 and QUARANTINED.fullmatch(parts[1]):
+        elif _is_quarantined(parts):
             yield _row(entry.path, entry.bytes, "quarantined")
         elif is_pack(parts, rooms) or (unit_of(parts, rooms) and not _is_in_unit(parts, complete)):
             yield _row(entry.path, entry.bytes, "orphan")
+
+
+def _is_quarantined(parts: Sequence[str]) -> bool:
+    return parts[0] == QUARANTINE and len(parts) == 2 and QUARANTINED.fullmatch(parts[1]) is not None
 
 
 def _is_in_unit(parts: Sequence[str], complete: Collection[str]) -> bool:
@@ -314,7 +337,7 @@ def _local_leftovers(run: Run, entries: Sequence[FileInfo], stages: Sequence[Sta
             yield _row(str(cache.root / entry.path), entry.bytes, "temporary")
         elif unit_of(parts, _rooms(stages)):
             yield _row(str(cache.root / entry.path), entry.bytes, "copy")
-        elif parts[0] == QUARANTINE and len(parts) == 2 and QUARANTINED.fullmatch(parts[1]):
+        elif _is_quarantined(parts):
             yield _row(str(cache.root / entry.path), entry.bytes, "quarantined")
 
 

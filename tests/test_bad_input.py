@@ -188,8 +188,23 @@ def test_a_gold_label_outside_the_union_is_an_error_before_any_teacher_runs(fres
 
 def test_labels_that_differ_in_case_get_a_rename_as_fix(fresh: Workspace) -> None:
     fresh.write([(text, label.title()) for text, label in fresh.texts("test")], "test")
-    result = fresh.attempt("run")
-    assert 'rename: {"banking": "Banking", ' in result.err
+    result = fresh.attempt("run", "corpus.on_bad_row=skip")
+    assert (result.code, "on_bad_row" in result.err) == (3, False)  # it is set, and no text would be left
+    [renames] = re.findall(r"fix: set corpus.rename: (\{.*\})$", result.err, re.MULTILINE)
+    assert json.loads(renames)["Banking"] == "banking"
+    fresh("build-targets", f"corpus.rename={renames}")
+
+
+def test_a_rename_as_fix_keeps_the_settings_that_the_file_has(fresh: Workspace) -> None:
+    for part in ("train", "test"):
+        fresh.write([(text, label.upper()) for text, label in fresh.texts(part)], part)
+    labels = sorted({label.replace("LAW", "Law") for _, label in fresh.texts("test")})
+    settings = [f"corpus.labels={json.dumps(labels)}", 'corpus.rename={"LAW": "Law"}']
+    [line] = [line for line in fresh.attempt("run", *settings).err.splitlines() if line.startswith("fix: ")]
+    fix = re.fullmatch(r"fix: set corpus.rename: (\{.*\}) and corpus.labels: (\[.*\])", line)
+    assert fix, line
+    assert json.loads(fix[1])["LAW"] == "law"
+    fresh("build-targets", f"corpus.rename={fix[1]}", f"corpus.labels={fix[2]}")
 
 
 def test_texts_with_such_labels_are_left_out_and_counted_with_skip(fresh: Workspace) -> None:

@@ -237,7 +237,7 @@ def group_name(buckets: Sequence[Bucket]) -> str:
 SIMILARITY = 0.85
 """Lowest ratio of `nearest` at which an error suggests a label for another one."""
 
-LABELS_SHOWN = 5
+LABELS_SHOWN, MOST_RENAMES = 5, 20
 
 
 def check_gold_labels(part: Part, corpus: Corpus, union: set[str], files: Callable[[], Sequence[Path]]) -> str | None:
@@ -249,22 +249,30 @@ def check_gold_labels(part: Part, corpus: Corpus, union: set[str], files: Callab
         return None
     names = shown_names(unknown, LABELS_SHOWN)
     count = sum(unknown.values())
-    texts = counted(count, f"{part.name} text")
-    if corpus.on_bad_row == "error" or not union & counts.keys():
+    texts = counted(count, f"{part.name} text", "has", "have")
+    has_known = bool(union & counts.keys())
+    if corpus.on_bad_row == "error" or not has_known:
+        skip = ", or leave such texts out: corpus.on_bad_row: skip" if has_known else ""
         raise DataError(
-            f"{texts} {'have' if count > 1 else 'has'} a gold label that is not in the union: {names}",
+            f"{texts} a gold label that is not in the union: {names}",
             where=f"corpus.{part.name}, column {shown(str(corpus.label))}: "
             f"{', '.join(labelled_places(unknown, files(), corpus))}; "
             f"the union is {shown_names(sorted(union), len(union))}",
-            fix=f"rename a teacher's labels ({_suggested_renames(unknown, union)}), or leave such texts out: "
-            "corpus.on_bad_row: skip",
+            fix=_renames(unknown, union, corpus) + skip,
         )
-    return f"{texts} left out: no teacher has the label {names}"
+    return f"{counted(count, f'{part.name} text')} left out: no teacher has the label {names}"
 
 
-def _suggested_renames(unknown: Iterable[str], union: Iterable[str]) -> str:
-    """Returns a `rename` entry for labels that differ only by case or a letter."""
+def _renames(unknown: Iterable[str], union: Iterable[str], corpus: Corpus) -> str:
+    """Returns the lines that rename the labels which differ from one of the union only by case or a letter."""
     labels = list(union)
-    pairs = {match: label for label in unknown for match in nearest(label, labels, ratio=SIMILARITY)}
-    renames = ", ".join(f"{json.dumps(old)}: {json.dumps(new)}" for old, new in list(pairs.items())[:LABELS_SHOWN])
-    return f"rename: {{{renames}}}" if renames else "teachers: rename"
+    pairs = {label: match for label in unknown for match in nearest(label, labels, ratio=SIMILARITY)}
+    if not pairs:
+        return "rename the labels in the files to those of the teachers (corpus.rename)"
+    new = dict(list(pairs.items())[:MOST_RENAMES])
+    renames = {**{label: new.get(name, name) for label, name in corpus.rename.items()}, **new}
+    fix = f"set corpus.rename: {json.dumps(renames, ensure_ascii=False)}"
+    if corpus.labels:
+        allowed = json.dumps([new.get(label, label) for label in corpus.labels], ensure_ascii=False)
+        fix += f" and corpus.labels: {allowed}"
+    return fix

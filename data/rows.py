@@ -25,6 +25,7 @@ from unicodedata import normalize
 from amalgam.data.hub import fetch_texts
 from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa, pl, pq
+from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, InputChangedError, nearest
@@ -313,7 +314,8 @@ class _Table:
         if name not in available:
             separator = next((mark for mark in ";\t|" if len(available) == 1 and mark in available[0]), None)
             near = nearest(name, available)
-            fix = setting + (shown(near[0]) if near else "one of them")
+            quoted = shlex.quote if setting.startswith("--") else as_yaml
+            fix = setting + (quoted(near[0]) if near else "one of them")
             if separator:
                 fix = f"save it with commas instead of {separator!r}, or with tabs as .tsv"
             raise DataError(f"no column {shown(name)} in {self.name}", where=where, fix=fix)

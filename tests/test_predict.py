@@ -250,6 +250,9 @@ def test_the_column_is_the_experiments_unless_another_is_named(workspace: Worksp
     assert len(rows_of(workspace("predict", "--input", "texts/test.csv"))) == TEST
     refused = workspace.attempt("predict", "--input", "texts/test.csv", "--text", "headlin")
     assert (refused.code, "fix: --text headline" in refused.err) == (3, True)
+    path.write_text(path.read_text().replace("headline,", "the: line,", 1))
+    assert "fix: --text 'the: line'" in workspace.attempt("predict", "--input", "texts/test.csv", "--text", "line").err
+    assert 'fix: set corpus.text: "the: line"' in workspace.attempt("plan", "corpus.text=line").err
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])

@@ -5,13 +5,13 @@ It reads headers and configurations only, and sends no request.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from amalgam.data.keys import similar_labels_note
+from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.plan import StageState
@@ -162,12 +162,7 @@ def _about_overrides(run: Run) -> Iterator[str]:
         for field, value in stored_overrides(run, stage).items():
             if _value_of(run, field) != value:
                 effect = "commands of later stages repeat it, `amalgam run` and this plan do not"
-                yield f"the last {stage.name} had {field}={shown_value(value)}: {effect}"
-
-
-def shown_value(value: object) -> str:
-    """Returns a value as an override writes it: null, not None."""
-    return value if isinstance(value, str) else json.dumps(value)
+                yield f"the last {stage.name} had {field}={as_yaml(value)}: {effect}"
 
 
 def stored_overrides(run: Run, stage: Stage) -> dict[str, object]:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED
+from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.console import Console, counted, size
 from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
 from amalgam.pipeline.execution.plan import StageState, shown_choices
 from amalgam.pipeline.user_paths import check_new
 from amalgam.stages.app.api import Experiment, QuietTables, open_run
 from amalgam.stages.app.arguments import local_path
-from amalgam.stages.app.checks import shown_value, stored_overrides
+from amalgam.stages.app.checks import stored_overrides
 from amalgam.stages.app.cost import CostEstimate
 from amalgam.stages.app.doctor import diagnose
 from amalgam.stages.app.label import next_step, write_labels_file
@@ -66,7 +67,7 @@ def _remembered(config: Path, overrides: list[str], target: str, console: Consol
         for field, value in stored_overrides(run, stage).items():
             repeated[field] = value
             fix = f"set `{field}=...` to change it, or use `amalgam run`"
-            console.note(f"{field}={shown_value(value)}, as in the last {stage.name}; {fix}")
+            console.note(f"{field}={as_yaml(value)}, as in the last {stage.name}; {fix}")
     return [f"{field}={json.dumps(value)}" for field, value in repeated.items()]
 
 
@@ -238,7 +239,7 @@ def label(  # noqa: PLR0913 - the options of a command
         console.result(f"{target}: {counted(table.height, 'random text')} to label")
         column = label_column(experiment.config.corpus)
         console.sentence(f"labels: {', '.join(experiment.labels)}")
-        console.result(f"fill the column {column}, then run: amalgam label {shlex.quote(str(target))}")
+        console.result(f"fill the column {as_yaml(column)}, then run: amalgam label {shlex.quote(str(target))}")
         return
     path = Path(files[0])
     effect = experiment.compare_labels(path)

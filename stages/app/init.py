@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.data.keys import shown, similar_labels, similar_labels_note
 from amalgam.pipeline.config.load import name_of, write_template
+from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.stages.common.models import hub as model_hub
@@ -36,7 +36,6 @@ LABELS_SHOWN = 20
 WHERE = "--from-teachers"
 SCHEMA_FILE = "amalgam.schema.json"
 """Named in the first line of the template."""
-NOT_TEXT = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def _section(teachers: Sequence[DetectedTeacher]) -> str:
     similar = {second: first for first, second in similar_labels(named)}
     for teacher in teachers:
         labels = teacher.labels
-        lines += [f"  - name: {teacher.name}", f"    model: {_quoted(teacher.model)}"]
+        lines += [f"  - name: {teacher.name}", f"    model: {as_yaml(teacher.model)}"]
         if teacher.commit:
             lines.append(f"    # revision: {teacher.commit}  # the commit of today; recorded at first use")
         if not teacher.is_named:
@@ -104,19 +103,13 @@ def _section(teachers: Sequence[DetectedTeacher]) -> str:
             lines.append(f"    # shared with other teachers: {_listed(shared)}")
         alike = {label: similar[label] for label in labels if label in similar}
         if alike:
-            pairs = ", ".join(f"{_quoted(old)}: {_quoted(new)}" for old, new in alike.items())
+            pairs = ", ".join(f"{as_yaml(old)}: {as_yaml(new)}" for old, new in alike.items())
             lines.append(f"    # rename: {{{pairs}}}  # if these are the same label")
     return "\n".join(lines) + "\n"
 
 
 def _listed(labels: Sequence[str]) -> str:
     return ", ".join(map(shown, labels[:LABELS_SHOWN]))
-
-
-def _quoted(text: str) -> str:
-    """Returns the text as a YAML scalar."""
-    plain = re.fullmatch(r"[A-Za-z./][\w./-]*", text, re.ASCII)
-    return text if plain and text.lower() not in NOT_TEXT else json.dumps(text)
 
 
 # ---- the models

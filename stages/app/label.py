@@ -13,6 +13,7 @@ from typing import Any
 from amalgam.data.arrays import Array
 from amalgam.data.lazy import np, pa, pc, pl
 from amalgam.data.parquet import matrix
+from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
@@ -201,6 +202,6 @@ def _shares(before: pl.Series, after: pl.Series, teachers: Sequence[str]) -> dic
 
 def next_step(path: str) -> str:
     """Returns the command and the line of the experiment file that use the labels."""
-    return (
-        f"to use them: amalgam run {shlex.quote(f'labels={path}')}, or the line `labels: {path}` in the experiment file"
-    )
+    labels = as_yaml(path)
+    command = f"amalgam run {shlex.quote(f'labels={labels}')}"
+    return f"to use them: {command}, or the line `labels: {labels}` in the experiment file"

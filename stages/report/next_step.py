@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 
 from amalgam.data.keys import shown_names
+from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.console import counted
 from amalgam.stages.report.causes import LEAST_TEXTS, untested_teachers, were_learned
 from amalgam.stages.report.verdict_types import TO_LABEL, Cause, Decision, Next, Rival, VerdictInputs
@@ -76,7 +76,7 @@ def _remedy(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Rival]) -> 
         method = {"student.method": "amalgam", "student.name": "amalgam"}
         return {"text": "Use another rule.", "command": _run(inputs.overrides, method, inputs)}
     if "long-texts" in codes:
-        longer = {"student.max_tokens": "256", "student.name": "long"}
+        longer = {"student.max_tokens": 256, "student.name": "long"}
         return {"text": "Read more of each text.", "command": _run(inputs.overrides, longer, inputs)}
     return _without_cause(inputs, codes, rivals)
 
@@ -120,11 +120,7 @@ def _label_texts(inputs: VerdictInputs) -> Next:
 
 
 def _run(overrides: Mapping[str, object], new: Mapping[str, object], inputs: VerdictInputs) -> str:
-    return _command(inputs, "run", *(f"{name}={_value(value)}" for name, value in {**overrides, **new}.items()))
-
-
-def _value(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return _command(inputs, "run", *(f"{name}={as_yaml(value)}" for name, value in {**overrides, **new}.items()))
 
 
 def _command(inputs: VerdictInputs, name: str, *arguments: str) -> str:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from amalgam.pipeline.config.load import MOST_BYTES, LoadedExperiment, load_experiment, write_template
+from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.fingerprint import fingerprint
@@ -499,3 +500,9 @@ def test_every_number_of_the_schema_has_two_bounds() -> None:
             yield from unbounded(value, f"{path}.{key}")
 
     assert list(unbounded(schema, "")) == []
+
+
+@pytest.mark.parametrize("name", ["text", "my text", "a: b", "#1", "yes", "12", "1.5e+3", "...", "it's", "é", "a\nb"])
+def test_a_proposed_value_is_read_as_it_was(tmp_path: Path, name: str) -> None:
+    assert _load(tmp_path, GOOD, f"corpus.text={as_yaml(name)}").experiment.corpus.text == [name]
+    assert _load(tmp_path, f"{GOOD}labels: {as_yaml(name)}\n").experiment.labels == name

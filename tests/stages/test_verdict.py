@@ -192,7 +192,7 @@ def test_a_student_without_folder_is_trained_again() -> None:
     again = {"student.epochs": 12, "student.name": "the better one", "student.layers": None}
     step = verdict(replace(inputs, remade={"muka-0": again}, file="my file.yaml"))["next"]
     assert step["command"] == (
-        "amalgam run student.epochs=12 'student.name=the better one' student.layers=null -c 'my file.yaml'"
+        "amalgam run student.epochs=12 'student.name=\"the better one\"' student.layers=null -c 'my file.yaml'"
     )
     step = verdict(replace(inputs, remade={"muka-0": {}}))["next"]
     assert "command" not in step
@@ -245,7 +245,7 @@ def test_selected_texts_decide_as_all_texts_would(sharp: float) -> None:
 def test_the_next_command_repeats_the_overrides_of_the_run() -> None:
     inputs = made(500, 0.5, 0.8, steps=54, overrides={"targets.mode": "a b", "student.epochs": 2})
     command = verdict(inputs)["next"]["command"]
-    assert command == "amalgam run 'targets.mode=a b' student.epochs=auto student.name=longer"
+    assert command == "amalgam run 'targets.mode=\"a b\"' student.epochs=auto student.name=longer"
 
 
 def test_a_student_of_few_stored_texts_is_compared_without_pairs() -> None:

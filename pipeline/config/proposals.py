@@ -1,0 +1,29 @@
+"""Writes values and options of proposed commands and lines so that a user can copy them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import yaml
+
+DEFAULT_FILE = Path("amalgam.yaml")
+"""The experiment file of commands without `-c FILE`."""
+
+WORD = re.compile(r"(?!\.{3})[A-Za-z0-9./][\w./+-]*", re.ASCII)
+
+
+def as_yaml(value: object) -> str:
+    """Returns a value as an override or a line of the experiment file writes it; text is quoted unless it is a word."""
+    if isinstance(value, str) and WORD.fullmatch(value):
+        node = yaml.compose(value, Loader=yaml.SafeLoader)
+        if node is not None and node.tag == "tag:yaml.org,2002:str":
+            return value
+    return json.dumps(value, ensure_ascii=not str(value).isprintable())
+
+
+def file_option(config: Path | None) -> str:
+    """Returns the option -c of a proposed command, with a space before it; empty for the default file."""
+    return "" if config in (None, DEFAULT_FILE) else f" -c {shlex.quote(str(config))}"

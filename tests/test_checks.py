@@ -262,6 +262,25 @@ def test_gc_counts_the_unused_results_that_are_too_young_to_delete(workspace: Wo
     assert "younger" not in workspace(*unused).out
 
 
+def test_proposed_commands_name_the_experiment_file_and_repeat_overrides(workspace: Workspace) -> None:
+    other = ("-c", "my file.yaml")
+    workspace.edit("epochs: 1", "epochs: 2")
+    workspace.config.rename(workspace.folder / "my file.yaml")
+    again = "student.seed=7 -c 'my file.yaml'"
+    assert f"run: amalgam label labels.csv {again}" in workspace("label", "student.seed=7", *other).out
+    labels = (workspace.folder / "labels.csv").read_text().splitlines()
+    (workspace.folder / "labels.csv").write_text(f"{labels[0]}\n{labels[1].replace(',,', ',law,', 1)}\n")
+    assert f"amalgam run labels=./labels.csv {again}" in workspace("label", "labels.csv", "student.seed=7", *other).out
+    assert "`amalgam doctor -c 'my file.yaml'`" in workspace.attempt("doctor", "corpus.text=body", *other).err
+    assert "`amalgam run -c 'my file.yaml'`" in workspace("predict", "a text", *other).err
+    workspace("build-targets", "targets.temperature=0.3", *other)
+    workspace("build-targets", *other)
+    age(workspace.artifacts)
+    assert f"amalgam gc --unused --yes {again}" in workspace("gc", "--unused", "student.seed=7", *other).out
+    refused = workspace.attempt("audit", "cache.max_tokens=16", *other).err
+    assert "`amalgam cache-teachers -c 'my file.yaml'`" in refused
+
+
 # ---- help
 
 

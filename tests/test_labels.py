@@ -448,6 +448,7 @@ def test_texts_to_label_are_written_filled_and_compared(workspace: Workspace) ->
     assert "another teacher" in effect.out
     assert "share with labels" in effect.out
     assert "amalgam run labels=./labels.csv" in effect.out
+    assert "amalgam run labels=./labels.csv student.method=amalgam" in effect.out
     assert workspace("label", "labels.csv", "--json", *AMALGAM).json["labels"] == 19
     again = workspace("label", "--count", "30", "--out", "more.csv", *AMALGAM, "labels=labels.csv")
     assert again.code == 0

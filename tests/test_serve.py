@@ -547,7 +547,7 @@ def test_an_absent_or_faulty_export_is_refused_with_the_command_that_makes_it(
 ) -> None:
     (tmp_path / "model").mkdir()
     for workspace, arguments, part in (
-        (built, (), "amalgam export --onnx -c amalgam.yaml"),
+        (built, (), "run `amalgam export --onnx`"),
         (built, ("--student", "students/student"), "amalgam serve --student students/student-onnx"),
         (built, ("--student", str(tmp_path / "model")), "amalgam export --onnx"),
         (built, ("--student", "nothing"), "amalgam export --onnx"),

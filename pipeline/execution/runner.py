@@ -130,7 +130,7 @@ def _once(  # noqa: PLR0913 - the options of a command
             for warning in state.warnings:
                 run.console.note(f"{stage.name}: {warning} (execution.on_version_change=strict recomputes it)")
         elif only and not ours:
-            fix = f"run `amalgam {stage.name}` first, or leave --no-upstream out"
+            fix = f"run `amalgam {stage.name}{run.file_option}` first, or leave --no-upstream out"
             raise ExperimentError(f"{stage.name} is not up to date ({state.why})", fix=fix)
         else:
             check_disk_space(stages, run, [state], first=stage.name)

@@ -16,6 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar
 
+from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
@@ -168,6 +169,11 @@ class Run:
             return ""
         path = self.file.path
         return path.name if self.store.backend.is_remote else os.path.relpath(path, self.store.root)
+
+    @property
+    def file_option(self) -> str:
+        """Returns the option -c of a proposed command, with a space before it; empty for the default file."""
+        return file_option(Path(os.path.relpath(self.file.path)) if self.file else None)
 
     def result(self, stage: str) -> Record:
         """Returns the manifest of a current stage; raises PendingDependencyError if the stage is not current."""

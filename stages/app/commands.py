@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED
-from amalgam.pipeline.config.proposals import as_yaml
+from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import Console, counted, size
 from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
 from amalgam.pipeline.execution.plan import StageState, shown_choices
@@ -66,7 +66,7 @@ def _remembered(config: Path, overrides: list[str], target: str, console: Consol
     for stage in takewhile(lambda stage: stage.name != target, STAGES):
         for field, value in stored_overrides(run, stage).items():
             repeated[field] = value
-            fix = f"set `{field}=...` to change it, or use `amalgam run`"
+            fix = f"set `{field}=...` to change it, or use `amalgam run{file_option(config)}`"
             console.note(f"{field}={as_yaml(value)}, as in the last {stage.name}; {fix}")
     return [f"{field}={json.dumps(value)}" for field, value in repeated.items()]
 
@@ -170,16 +170,16 @@ def verify_workspace(config: Path, overrides: list[str], *, repair: bool, as_jso
             f"{files} damaged" if left else f"{files} restored",
             path=damaged[0]["path"],
             where=f"damaged results are in {results['quarantine']}" if left else damaged[0]["path"],
-            fix=_fix(left),
+            fix=_fix(left, file_option(config)),
         )
 
 
-def _fix(left: Sequence[Damage]) -> str:
-    """Returns the commands that mend the damages."""
+def _fix(left: Sequence[Damage], file: str) -> str:
+    """Returns the commands that mend the damages; `file` is their option -c."""
     commands = {damage["command"] for damage in left}
-    steps = [f"run `{REPAIR}`, which copies delivered files again"] if REPAIR in commands else []
-    steps += [f"run `{RUN}`, which recomputes only the damaged results"] if RUN in commands else []
-    steps += [f"run `{command}`" for command in sorted(commands - {"", RUN, REPAIR})]
+    steps = [f"run `{REPAIR}{file}`, which copies delivered files again"] if REPAIR in commands else []
+    steps += [f"run `{RUN}{file}`, which recomputes only the damaged results"] if RUN in commands else []
+    steps += [f"run `{command}{file}`" for command in sorted(commands - {"", RUN, REPAIR})]
     steps += ["mend the others as their lines state"] if "" in commands else []
     return ", then ".join(steps) or "check the disk if it happens often"
 
@@ -203,7 +203,8 @@ def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bo
     if young:
         console.result(f"{counted(young, 'result')} younger than 24 h: kept")
     if garbage and not yes:
-        console.result(f"`amalgam gc{' --unused' if unused else ''} --yes` deletes them; `--json` lists them")
+        options = shlex.join([*(["--unused"] if unused else []), "--yes", *overrides]) + file_option(config)
+        console.result(f"`amalgam gc {options}` deletes them; `--json` lists them")
 
 
 def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json: bool) -> None:
@@ -214,9 +215,10 @@ def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json:
         console.json({"packed": yes, **packs})
     elif not yes:
         count = f"{counted(units, 'unit')} in {counted(folders, 'folder')}"
-        console.result(f"{count} could be packed: amalgam gc --compact --yes")
+        console.result(f"{count} could be packed: amalgam gc --compact --yes{file_option(config)}")
     else:
-        later = "; their loose files go with `amalgam gc --yes`, from a day on" if packs["loose"] else ""
+        command = f"amalgam gc --yes{file_option(config)}"
+        later = f"; their loose files go with `{command}`, from a day on" if packs["loose"] else ""
         console.result(f"{counted(units, 'unit')} of {counted(folders, 'folder')}: packed{later}")
 
 
@@ -230,7 +232,8 @@ def label(  # noqa: PLR0913 - the options of a command
     files = [argument for argument in arguments if "=" not in argument]
     if len(files) > 1:
         raise ExperimentError(f"{len(files)} files of labels are given", where="amalgam label", fix="name one file")
-    console, experiment = _looking(config, [argument for argument in arguments if "=" in argument])
+    overrides = [argument for argument in arguments if "=" in argument]
+    console, experiment = _looking(config, overrides)
     if not files:
         target = out or config.parent / LABELS_FILE
         check_new(target)
@@ -239,7 +242,8 @@ def label(  # noqa: PLR0913 - the options of a command
         console.result(f"{target}: {counted(table.height, 'random text')} to label")
         column = label_column(experiment.config.corpus)
         console.sentence(f"labels: {', '.join(experiment.labels)}")
-        console.result(f"fill the column {as_yaml(column)}, then run: amalgam label {shlex.quote(str(target))}")
+        command = f"amalgam label {shlex.join([str(target), *overrides])}{file_option(config)}"
+        console.result(f"fill the column {as_yaml(column)}, then run: {command}")
         return
     path = Path(files[0])
     effect = experiment.compare_labels(path)
@@ -253,7 +257,7 @@ def label(  # noqa: PLR0913 - the options of a command
     rows = [[name, percent(before), percent(after)] for name, (before, after) in effect.shares.items()]
     if rows:
         console.table("", ["teacher", "share without labels", "share with labels"], rows)
-    console.result(next_step(local_path(path.absolute(), config.absolute().parent)))
+    console.result(next_step(local_path(path.absolute(), config.absolute().parent), overrides, config))
 
 
 def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:
@@ -297,4 +301,5 @@ def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:
         console.table("", ["check", "result", "fix"], [check[:3] for check in checks])
     if failed:
         what = f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}"
-        raise ExperimentError(what, fix="apply the fixes in the table, and run `amalgam doctor` again")
+        command = f"amalgam doctor{file_option(config)}"
+        raise ExperimentError(what, fix=f"apply the fixes in the table, and run `{command}` again")

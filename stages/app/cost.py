@@ -151,7 +151,8 @@ def _cost(run: Run, stage: Stage, state: StageState, *, measure: bool) -> Cost |
         if state.total is None:
             return state.detail
         can_measure = stage.parallelism == "units"
-        return "`amalgam plan --estimate` runs and times one unit" if can_measure else "known after the first run"
+        command = f"amalgam plan --estimate{run.file_option}"
+        return f"`{command}` runs and times one unit" if can_measure else "known after the first run"
     workload = stage.workload(run, state.missing if state.total is not None else None)
     scale = 1.0 if workload is None else workload / rate.workload
     grows = stage.parallelism == "units"  # other stages write one model or table, however long they take

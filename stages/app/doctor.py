@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from amalgam.data.keys import shown, similar_labels_note
+from amalgam.pipeline.config.proposals import DEFAULT_FILE
 from amalgam.pipeline.console import counted, size
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
@@ -34,8 +35,6 @@ from amalgam.stages.generate.stage import language_model_files
 from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.train_teachers.stage import encoders_of
 
-DEFAULT_FILE = "amalgam.yaml"
-
 
 class Check(NamedTuple):
     check: str
@@ -55,7 +54,7 @@ def diagnose(config: Path, overrides: list[str]) -> Iterator[Check]:
 
 def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
     """Yields a check of the file and of each input that it names; loads no weights and fetches no texts."""
-    if not config.exists() and config.name != DEFAULT_FILE:
+    if not config.exists() and config.name != DEFAULT_FILE.name:
         yield Check("experiment", f"no file {shown(str(config))}", "name another file with -c FILE", ok=False)
         return
     if not config.exists():

@@ -15,7 +15,7 @@ from pathlib import Path
 from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.data.keys import shown, similar_labels, similar_labels_note
 from amalgam.pipeline.config.load import name_of, write_template
-from amalgam.pipeline.config.proposals import as_yaml
+from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.stages.common.models import hub as model_hub
@@ -55,7 +55,7 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
             what, fix = f"`init` takes one folder, got {len(names)}", "name one folder; for models add --from-teachers"
             raise ExperimentError(what, where=shown(" ".join(names)), fix=fix)
         path = _write_files(Path(names[0]) if names else into)
-        return f"wrote {path}: name your texts and teachers in it, then `amalgam plan`"
+        return f"wrote {path}: name your texts and teachers in it, then `amalgam plan{file_option(path)}`"
     if not names:
         fix = "amalgam init --from-teachers ./models/first org/model"
         raise ExperimentError("no teacher is named", where=WHERE, fix=fix)
@@ -66,7 +66,7 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
     count = counted(len(teachers), "teacher")
     unnamed = [teacher.name for teacher in teachers if not teacher.is_named]
     task = f"name your texts and the labels of {', '.join(unnamed)}" if unnamed else "name your texts"
-    message = f"wrote {path}: {count}, {len(labels)} labels; {task} in it, then `amalgam plan`"
+    message = f"wrote {path}: {count}, {len(labels)} labels; {task} in it, then `amalgam plan{file_option(path)}`"
     similar = similar_labels_note({teacher.name: teacher.labels for teacher in teachers if teacher.is_named})
     return f"{message}\nnote: {similar}" if similar else message
 

@@ -13,7 +13,7 @@ from typing import Any
 from amalgam.data.arrays import Array
 from amalgam.data.lazy import np, pa, pc, pl
 from amalgam.data.parquet import matrix
-from amalgam.pipeline.config.proposals import as_yaml
+from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
@@ -200,8 +200,8 @@ def _shares(before: pl.Series, after: pl.Series, teachers: Sequence[str]) -> dic
     return {name: (own / len(before), other / len(after)) for name, (own, other) in counts.items()}
 
 
-def next_step(path: str) -> str:
+def next_step(path: str, overrides: Sequence[str], config: Path) -> str:
     """Returns the command and the line of the experiment file that use the labels."""
     labels = as_yaml(path)
-    command = f"amalgam run {shlex.quote(f'labels={labels}')}"
+    command = f"amalgam run {shlex.join([f'labels={labels}', *overrides])}{file_option(config)}"
     return f"to use them: {command}, or the line `labels: {labels}` in the experiment file"

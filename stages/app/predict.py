@@ -25,6 +25,7 @@ from amalgam.data.keys import shown, text_key
 from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
 from amalgam.data.rows import SUFFIXES, BadRow, Row, has_surrogate, read_lines, read_rows
+from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import Console, counted, printing
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
@@ -99,7 +100,7 @@ def finished_student(config: Path, folder: Path | None) -> StudentFolder:
     if folder is not None:
         return finished_in(folder, f"name the folder of a model, such as students/student, not {shown(str(folder))}")
     loaded = load_with_methods(config)
-    fix = f"run `amalgam run -c {config}`, or name a folder with --student FOLDER"
+    fix = f"run `amalgam run{file_option(config)}`, or name a folder with --student FOLDER"
     student = finished_in(loaded.base / "students" / loaded.experiment.student.name, fix)
     return replace(student, device=loaded.experiment.execution.device, columns=loaded.experiment.corpus.text)
 
@@ -141,12 +142,12 @@ def name_student(console: Console, student: StudentFolder, config: Path, *, chos
         return
     changes = changes_since(load_with_methods(config).experiment, student)
     if changes:
-        listed = "; ".join(changes)
-        console.note(f"{config.name} differs from this student's training: {listed}. `amalgam run` updates it")
+        listed, update = "; ".join(changes), f"`amalgam run{file_option(config)}` updates it"
+        console.note(f"{config.name} differs from this student's training: {listed}. {update}")
     newer = _newer(student.folder)
     if newer:
         folder = _shortest(newer)
-        console.note(f"{folder} is newer than this student: add --student {folder} to use it")
+        console.note(f"{folder} is newer than this student: add --student {shlex.quote(folder)} to use it")
 
 
 def changes_since(experiment: ExperimentConfig, student: StudentFolder) -> list[str]:

@@ -24,6 +24,7 @@ from amalgam.data.arrays import Array
 from amalgam.data.keys import shown
 from amalgam.data.rows import Row, find_files, read_rows
 from amalgam.data.tokens import encode
+from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import Console, size
 from amalgam.pipeline.errors import AmalgamError, DataError, ExperimentError, WorkError
@@ -108,7 +109,7 @@ def _of_experiment(config: Path) -> ComparedTexts:
         table = experiment.texts(part).head(MOST_TEXTS).collect()
     except AmalgamError as error:
         what = f"--int8 compares the model on texts, and the experiment's cannot be read: {error.what}"
-        fix = "run `amalgam run`, or name a file of texts with --input FILE"
+        fix = f"run `amalgam run{file_option(config)}`, or name a file of texts with --input FILE"
         raise ExperimentError(what, where=error.where or str(config), fix=fix) from error
     fields = [table[name].to_list() for name in ("text", "text_2") if name in table.columns]
     fields = [column for column in fields if None not in column]

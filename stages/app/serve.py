@@ -19,6 +19,7 @@ from typing import Any
 from amalgam.data.arrays import softmax, unknown_score
 from amalgam.data.keys import shown
 from amalgam.data.lazy import np
+from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import ExperimentError, ModelError, number_of, reason_of
 from amalgam.pipeline.execution.faults import as_error
@@ -67,10 +68,11 @@ def export_folder(config: Path, student: Path | None, console: Console) -> Expor
         return read_export(student, fix)
     loaded = load_with_methods(config)
     source = loaded.base / STUDENTS / loaded.experiment.student.name
-    export = read_export(source.with_name(source.name + SUFFIX), f"run `amalgam export --onnx -c {config}`")
+    export = read_export(source.with_name(source.name + SUFFIX), f"run `amalgam export --onnx{file_option(config)}`")
     trained = read_mark(source)
     if trained and trained.fingerprint != export.fingerprint:
-        console.note(f"{source.name} was trained after its export: `amalgam export --onnx --force` updates it")
+        command = f"amalgam export --onnx --force{file_option(config)}"
+        console.note(f"{source.name} was trained after its export: `{command}` updates it")
     return export
 
 

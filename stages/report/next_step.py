@@ -40,13 +40,15 @@ def next_step(
 
 def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: int | None) -> Next:
     if were_learned(inputs):
-        return {"text": "Remove these texts from corpus.test, and run `amalgam run` again: a note names their rows."}
+        again = f"run `{_command(inputs, 'run')}` again"
+        return {"text": f"Remove these texts from corpus.test, and {again}: a note names their rows."}
+    again = f"run `{_command(inputs, 'report')}` again"
     untested = untested_teachers(rivals)
     if untested and inputs.n >= LEAST_TEXTS:
-        return {"text": f"Add labelled test texts of {shown_names(untested, SHOWN)}, and run `amalgam report` again."}
+        return {"text": f"Add labelled test texts of {shown_names(untested, SHOWN)}, and {again}."}
     random = "random " if inputs.selected else ""
     goal = f"about {needed:,}" if needed else f"at least {4 * LEAST_TEXTS}"
-    return {"text": f"Label more {random}test texts, {goal} in all, and run `amalgam report` again."}
+    return {"text": f"Label more {random}test texts, {goal} in all, and {again}."}
 
 
 def _other_student(inputs: VerdictInputs, name: str) -> Next:

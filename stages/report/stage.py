@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from amalgam.data.parquet import key_array
+from amalgam.pipeline.config.proposals import DEFAULT_FILE
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState
@@ -84,9 +85,6 @@ if TYPE_CHECKING:
 EVALUATION, FINDINGS, TEXTS_TO_LABEL = "evaluation.json", "findings.json", "to-label.csv"
 
 ZERO_SHOT, ZERO_SHOT_VERSION = "zero-shot", 1
-
-DEFAULT_FILE = "amalgam.yaml"
-"""The experiment file of commands without `-c FILE`."""
 
 
 class Speed(TypedDict):
@@ -227,13 +225,14 @@ class Report(Stage):
             needs=run.needs,
             names=delivered_students(run.base),
             automatic=automatic_schedule(run) if run.experiment.student.learns else None,
-            file=run.file.path.name if run.file and run.file.path.name != DEFAULT_FILE else "",
+            file=run.file.path.name if run.file and run.file.path.name != DEFAULT_FILE.name else "",
             overrides=run.overrides,
         )
         numbers = report_json(inputs, scores, findings, name)
         if numbers["date"] is None:
             run.console.note(
-                "the record of the report is lost, so the page has no date and no speeds; run `amalgam report --force`"
+                "the record of the report is lost, so the page has no date and no speeds; "
+                f"run `amalgam report --force{run.file_option}`"
             )
         if numbers["verdict"]:
             run.console.verdict(lines(numbers["verdict"], list(_test_cautions(inputs, scores))))
@@ -518,7 +517,7 @@ def audit(run: Run, states: Sequence[StageState]) -> AuditBlock:
         raise ExperimentError(
             f"the teachers' predictions are not in the cache ({state.why})",
             where=run.store.where(run.store.root / "cache-teachers"),
-            fix="run `amalgam cache-teachers`, then `amalgam audit` again",
+            fix=f"run `amalgam cache-teachers{run.file_option}`, then `amalgam audit{run.file_option}` again",
         )
     inputs = _audit_inputs(run)
     return audit_texts(inputs, audited_texts(inputs, train_part(run).buckets))

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from amalgam.data.keys import text_key
-from amalgam.pipeline.errors import DataError
+from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.stages.app import predict as predict_module
+from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.predict import checked_texts
 from amalgam.stages.common.deliveries import COPY_OF_MARK, MARKS, METADATA
 from amalgam.stages.common.models.model_folder import UNKNOWN
@@ -367,6 +368,27 @@ def test_a_student_of_an_older_amalgam_gets_its_teachers_labels_without_training
     workspace("train-student")
     assert json.loads(path.read_text()) == mark
     assert (workspace.folder / "students/student/model.safetensors").stat().st_ino == weights
+
+
+def test_a_student_of_pairs_refuses_single_texts(fresh: Workspace) -> None:
+    for part in ("train", "test"):
+        rows = [(text, text.upper(), label) for text, label in fresh.texts(part)]
+        with (fresh.folder / f"texts/{part}.csv").open("w", newline="") as table:
+            csv.writer(table).writerows([("text", "the second", "label"), *rows])
+    fresh.edit("corpus:", "corpus:\n  text: [text, the second]")
+    fresh("train-student")
+    file = ["--input", "texts/test.csv"]
+    assert len(rows_of(fresh("predict", *file))) == TEST
+    fix = "fix: name both columns of a file: amalgam predict --input FILE --text text --text 'the second'"
+    for arguments in (["a text"], [*file, "--text", "text"], [*file, "--student", "students/student"]):
+        refused = fresh.attempt("predict", *arguments)
+        assert (refused.code, refused.out) == (2, "")
+        assert "the second one is missing: the second" in refused.err
+        assert fix in refused.err
+    experiment = Experiment.load(fresh.config, quiet=True)
+    with pytest.raises(ExperimentError, match="pairs of texts"):
+        experiment.predict(["a text"])
+    assert experiment.predict([("a text", "its second")]).height == 1
 
 
 def test_the_student_is_named_and_how_it_differs_from_the_experiment(workspace: Workspace) -> None:

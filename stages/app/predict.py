@@ -76,6 +76,16 @@ class StudentFolder:
     sources: Sequence[Source] = ()
     """The model cards of its encoder and teachers."""
     training: Training | None = None
+    learned: Sequence[str] = ()
+    """Names of the text columns that it learned; empty if they are not recorded."""
+
+    def check_pairs(self, texts: int, where: str, fix: str = "") -> None:
+        """Refuses one text where the student learned pairs of texts."""
+        if texts < len(self.learned):
+            what = f"the student classifies pairs of texts, and the second one is missing: {shown(self.learned[1])}"
+            columns = shlex.join(part for name in self.learned for part in ("--text", name))
+            fix = fix or f"name both columns of a file: amalgam predict --input FILE {columns}"
+            raise ExperimentError(what, where=where, fix=fix)
 
     def load(self) -> Classifier:
         from amalgam.stages.common.inference.batches import Classifier
@@ -121,6 +131,7 @@ def finished_in(folder: Path, fix: str = "run the experiment") -> StudentFolder:
         fingerprint=metadata.get("fingerprint"),
         sources=_of_type(list[Source], metadata.get("sources")) or (),
         training=_of_type(Training, metadata.get("training")),
+        learned=_of_type(list[str], metadata.get("text")) or (),
     )
 
 
@@ -226,7 +237,7 @@ class Student:
         if type(top) is not int or top < 1:
             what, fix = f"top is {top!r}, not a whole number from 1 on", "predict(texts, top=3) returns three labels"
             raise ExperimentError(what, where="predict", fix=fix)
-        self._classifier = finished.load()
+        self.finished, self._classifier = finished, finished.load()
         self.labels = self._classifier.labels
         self.top = min(top, len(self.labels))
         self.positions = finished.positions(self.labels) if explain else {}
@@ -288,6 +299,7 @@ def predict(  # noqa: PLR0913 - the options of the command
             raise ExperimentError(what, where="amalgam predict", fix="--input FILE, or --json > FILE")
         _check_typed(texts)
         finished = finished_student(config, student)
+        finished.check_pairs(1, "amalgam predict")
         name_student(Console(quiet=quiet), finished, config, chosen=student is not None)
         model = Student(finished, top=top, explain=explain, unknown=unknown)
         _predict_texts(texts, model, finished.fingerprint, as_json=as_json)
@@ -298,6 +310,7 @@ def predict(  # noqa: PLR0913 - the options of the command
     finished = finished_student(config, student)
     lines = source == PIPE or source.lower().endswith(".txt")
     inputs = InputTexts(source, columns or (["text"] if lines else finished.columns), id_column, skip_bad_rows)
+    finished.check_pairs(len(inputs.columns), f"--input {shown(source)}")
     signals, console = InterruptHandler(), Console(quiet=quiet)
     with signals.listening():
         total = inputs.check()

@@ -15,7 +15,7 @@ from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.cached.load import states_of
-from amalgam.stages.common.corpus import Part, hub_datasets, sources_of
+from amalgam.stages.common.corpus import Part, corpus_for, hub_datasets, sources_of
 from amalgam.stages.common.deliveries import STUDENTS, Mark, check_deliverable, check_target, deliver, named
 from amalgam.stages.common.load import (
     delivery_services,
@@ -158,6 +158,7 @@ class TrainStudent(Stage):
         about = {
             "teachers": {teacher.name: list(teacher.labels) for teacher in teachers_of(run)},
             "max_tokens": manifest.facts["max_tokens"],
+            "text": corpus_for(run.experiment, "train").text if reads_texts(run.experiment) else None,
             "sources": [asdict(source) for source in _sources(run)],
             "training": asdict(_training(run, manifest)),
         }

@@ -297,8 +297,8 @@ def _unlabelled_faults(quality: UnlabelledQuality) -> Iterator[str]:
 def _unpredicted(quality: UnlabelledQuality) -> Iterator[str]:
     missing = never_predicted(quality)
     if missing:
-        never = f"{counted(len(missing), 'label', 'is', 'are')} never predicted, though {HAVE[reference_of(quality)]} them"
-        yield f"{never}: {shown_names(missing, SHOWN)}."
+        count, though = counted(len(missing), "label", "is", "are"), HAVE[reference_of(quality)]
+        yield f"{count} never predicted, though {though} them: {shown_names(missing, SHOWN)}."
 
 
 def _lost_without_labels(quality: UnlabelledQuality) -> Iterator[str]:

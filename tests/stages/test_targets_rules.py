@@ -297,3 +297,12 @@ def test_a_text_on_which_all_teachers_agree_weighs_one() -> None:
     space = union_of({"a": ["x", "y"], "b": ["y", "x"]})
     batch = build_targets([predictions("a", [0.9, 0.1], 0.5), predictions("b", [0.4, 0.6], 0.3)], space, Targets())
     assert batch.weight.to_list() == [1.0]
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_sums_over_passes_leave_the_logits_as_they_are(measure: str) -> None:
+    raw = np.array([[0.5, -1.0, 2.0, 0.25]], np.float32)  # one text: its transpose is the same memory
+    raw.setflags(write=False)
+    sums = sums_over_passes(raw, 2, MEASURES[measure], squares=True)
+    assert raw.tolist() == [[0.5, -1.0, 2.0, 0.25]]
+    assert sum(sums["probability"].to_list()[0]) == pytest.approx(2.0)

@@ -97,11 +97,14 @@ def _block_sums(raw: Array, passes: int, measure: Measure, *, squares: bool) -> 
     """Passes are fp16, and fp32 represents their differences exactly, so exp is vectorised in fp32.
 
     All later steps use fp64, so that the entropy of a teacher with a probability of 1 - 1e-9 is not lost in rounding.
+    Arrays of this size come with new pages of memory, which cost more than the arithmetic: so exp is in place.
     """
-    logits_KCN = np.ascontiguousarray(raw.T).astype(np.float32, copy=False).reshape(passes, -1, len(raw))  # noqa: N806
+    logits_KCN = np.array(raw.T, np.float32, order="C").reshape(passes, -1, len(raw))  # noqa: N806
     with np.errstate(invalid="ignore"):  # build_targets refuses NaN
-        raised = np.exp(logits_KCN - logits_KCN.max(axis=1, keepdims=True)).astype(np.float64)
-        probability_KCN = raised / raised.sum(axis=1, keepdims=True)  # noqa: N806
+        place = None if measure.sums else logits_KCN  # further sums read the logits
+        raised = np.subtract(logits_KCN, logits_KCN.max(axis=1, keepdims=True), out=place)
+        np.exp(raised, out=raised)
+        probability_KCN = raised / raised.sum(axis=1, keepdims=True, dtype=np.float64)  # noqa: N806
     sums: dict[str, Array] = {"probability": probability_KCN.sum(axis=0)}
     if squares and measure.is_plug_in:
         sums["squares"] = (probability_KCN * probability_KCN).sum(axis=0)

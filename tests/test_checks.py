@@ -93,6 +93,40 @@ def test_all_mistakes_are_listed_at_once(fresh: Workspace) -> None:
     assert [problem["what"] for problem in listed] == ["there is no folder ./nowhere"]
 
 
+def test_doctor_lists_every_fault_with_its_teacher_and_fix(fresh: Workspace) -> None:
+    config = fresh.folder / "models/first/config.json"
+    content = json.loads(config.read_text())
+    config.write_text(json.dumps({**content, "model_type": "nosuch"}))
+    (config.parent / "tokenizer.json").write_text("{}")
+    (fresh.folder / "models/encoder/tokenizer.json").write_text('{"model": 1}')
+    _label(fresh, "LABEL_{}")
+    wrong = ("teachers.1.model=./models/secnd", "corpus.text=body")
+    result = fresh.attempt("doctor", "--json", *wrong)
+    faults = [(row["check"], row["result"], row["fix"]) for row in result.json if not row["ok"]]
+    expected = [
+        ("texts", "no column body in train.csv", "set corpus.text: "),
+        ("texts", "no column body in test.csv", "set corpus.text: "),
+        ("teacher first", "has no model_type nosuch", "pip install -U transformers"),
+        ("teacher first", "the tokenizer of ", "tokenizer.save_pretrained("),
+        ("teacher first", "no names for its labels", "give labels: "),
+        ("teacher second", "there is no folder ./models/secnd", "second"),
+        ("models", "the tokenizer of ", "tokenizer.save_pretrained("),
+    ]
+    assert len(faults) == len(expected)
+    for (check, what, fix), fault in zip(expected, faults, strict=True):
+        assert (check, what in fault[1], fix in fault[2]) == (fault[0], True, True), fault
+    assert result.code == 2
+    assert "7 of " in result.err
+    assert ": texts, teacher first, teacher second, models" in result.err
+
+
+def test_plan_and_doctor_name_the_method(fresh: Workspace) -> None:
+    assert "method: muka-soft" in fresh("plan").out.splitlines()
+    assert fresh("plan", "--json", "targets.mode=hard").json["method"] == "muka-hard"
+    [method] = [row["result"] for row in fresh("doctor", "--json").json if row["check"] == "method"]
+    assert method == "muka-soft"
+
+
 def test_a_missing_file_is_named_with_its_field_and_line_and_similar_files_of_texts(fresh: Workspace) -> None:
     (fresh.folder / "texts/train.py").touch()
     (fresh.folder / "texts/train.schema.json").touch()

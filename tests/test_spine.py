@@ -291,7 +291,7 @@ def test_doctor_lists_the_environment_and_the_faults(workspace: Workspace) -> No
     wrong = ("corpus.test=texts/tets.csv", "student.encoder=./models/encodr")
     rows = {row["check"]: row for row in workspace.attempt("doctor", *wrong, "--json").json}
     for what, expected, fix in (
-        ("teachers", "secand", "second"),
+        ("teacher second", "secand", "second"),
         ("texts", "tets.csv", "test.csv"),
         ("models", "encodr", "encoder"),
     ):

@@ -25,7 +25,7 @@ from amalgam.stages.app.label import next_step, write_labels_file
 from amalgam.stages.app.verify import REPAIR, RUN, Damage
 from amalgam.stages.common.given_labels import label_column
 from amalgam.stages.common.intervals import percent
-from amalgam.stages.methods import METHODS
+from amalgam.stages.methods import METHODS, method_name
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.tables import ESTIMATE_COLUMNS, estimate_row, print_audit
 
@@ -78,19 +78,21 @@ def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: boo
     console, experiment = _looking(config, overrides)
     states = experiment.plan()
     costs = experiment.estimate_cost(states, measure=measure)
-    remarks, problems = states.remarks, states.problems
+    remarks, problems, method = states.remarks, states.problems, method_name(experiment.config)
     if as_json:
-        details = {"stages": [state.to_json() for state in states], "cost": costs.to_json()}
+        details = {"method": method, "stages": [state.to_json() for state in states], "cost": costs.to_json()}
         console.json({**details, "notes": remarks, "problems": [problem.to_json() for problem in problems]})
     else:
-        _print_plan(console, states, costs, tree=tree)
+        _print_plan(console, states, costs, method, tree=tree)
         for remark in remarks:
             console.note(remark)
     if problems:
         raise all_of(problems)
 
 
-def _print_plan(console: Console, states: Sequence[StageState], costs: CostEstimate, *, tree: bool) -> None:
+def _print_plan(
+    console: Console, states: Sequence[StageState], costs: CostEstimate, method: str, *, tree: bool
+) -> None:
     prices = ["time", "memory", "disk"] if costs.estimates else []
     rows = {
         state.stage: [state.state, state.units, *(costs.cells(state.stage) if prices else ()), state.why]
@@ -102,6 +104,7 @@ def _print_plan(console: Console, states: Sequence[StageState], costs: CostEstim
     else:
         header = ["stage", "state", "units", *prices, "why"]
         console.table("", header, [[stage, *cells] for stage, cells in rows.items()])
+    console.result(f"method: {method}")
     for line in costs.lines():
         console.sentence(line)
     for state in states:
@@ -295,11 +298,12 @@ def _settings(sections: Mapping[str, Mapping[str, Any]]) -> str:
 def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:
     checks, console = list(diagnose(config, overrides)), Console()
     failed = [check.check for check in checks if not check.ok]
+    names = ", ".join(dict.fromkeys(failed))
     if as_json:
         console.json([check._asdict() for check in checks])
     else:
         console.table("", ["check", "result", "fix"], [check[:3] for check in checks])
     if failed:
-        what = f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}"
+        what = f"{len(failed)} of {len(checks)} checks failed: {names}"
         command = f"amalgam doctor{file_option(config)}"
         raise ExperimentError(what, fix=f"apply the fixes in the table, and run `{command}` again")

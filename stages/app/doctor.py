@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from amalgam.data.keys import shown, similar_labels_note
 from amalgam.pipeline.config.proposals import DEFAULT_FILE
 from amalgam.pipeline.console import counted, size
-from amalgam.pipeline.errors import AmalgamError
+from amalgam.pipeline.errors import AmalgamError, ModelError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.stages.app.api import open_run
@@ -19,20 +20,25 @@ from amalgam.stages.app.checks import (
     check_execution_device,
     check_folders,
     check_space,
-    check_teacher_encoders,
     check_workspace,
 )
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
 from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.common.load import (
+    check_encoder,
     check_labels,
     encoder_files,
     labels_by_teacher,
+    labels_of,
     prepare_teachers,
+    teacher_reference,
 )
+from amalgam.stages.common.models.resolve import ModelFiles, check_model_type, resolver
 from amalgam.stages.generate.stage import language_model_files
+from amalgam.stages.methods import method_name
 from amalgam.stages.read_corpus.stage import check_texts
+from amalgam.stages.registry import STAGES
 from amalgam.stages.train_teachers.stage import encoders_of
 
 
@@ -67,68 +73,88 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
         yield Check("experiment", error.what, error.fix or "", ok=False)
         return
     yield Check("experiment", config.name)
-    checks = {
-        "texts": _texts,
-        "teachers": _teachers,
-        "labels": _labels,
-        "models": _models,
-        "folders": _folders,
-        "workspace": _workspace,
-    }
+    yield Check("method", method_name(run.experiment))
+    parts = sources_of(run.experiment)
+    text_checks = [partial(check_texts, run, part=part) for part in parts]
+    yield from _rows("texts", text_checks, f"{', '.join(parts)}: every local file has rows and its columns")
+    yield from _teachers(run)
+    labels = run.experiment.labels
+    yield from _rows("labels", [partial(check_labels, run)], f"labels: {labels}" if labels else "none given")
+    yield from _models(run)
+    folder_checks = [partial(check_folders, run, stages=[stage]) for stage in STAGES]
+    yield from _rows("folders", folder_checks, "results can be written next to the experiment file")
+    yield from _rows("workspace", [partial(_workspace, run)])
     if run.experiment.execution.device != "auto":
-        checks["execution.device"] = check_execution_device
-    checks["disk"] = _disk
-    for name, check in checks.items():
+        yield from _rows("execution.device", [partial(check_execution_device, run)])
+    yield from _rows("disk", [partial(check_space, run, ())])
+
+
+def _rows(name: str, checks: Iterable[Callable[[], object]], result: str = "") -> list[Check]:
+    """Returns a row for each fault; without one, a row with the result, by default that of the last check."""
+    rows = []
+    for check in checks:
         try:
-            yield Check(name, check(run))
+            value = check()
         except PendingDependencyError as pending:
-            yield Check(name, f"checked after {pending}")
+            result = f"checked after {pending}"
         except AmalgamError as error:
-            yield Check(name, error.what, error.fix or "", ok=False)
+            rows.append(Check(name, error.what, error.fix or "", ok=False))
+        else:
+            result = result or str(value)
+    return rows or [Check(name, result)]
 
 
-def _texts(run: Run) -> str:
-    check_texts(run)
-    return f"{', '.join(sources_of(run.experiment))}: every local file has rows and its columns"
+def _model(
+    name: str, find: Callable[[], ModelFiles], *checks: Callable[[ModelFiles], object], result: str = ""
+) -> list[Check]:
+    """Returns a row for each fault of a model; the other checks need its files."""
+    files: list[ModelFiles] = []
+    rows = _rows(name, [lambda: files.append(find())], result)
+    checks = (check_model_type, _check_tokenizer, *checks)
+    return _rows(name, [partial(check, files[0]) for check in checks], result) if files else rows
 
 
-def _teachers(run: Run) -> str:
+def _teachers(run: Run) -> Iterator[Check]:
     """Finds every teacher, on the Hub too, and reads its labels; of trained ones the encoder."""
-    if run.experiment.train_teachers:
-        check_teacher_encoders(run)
-        encoders = sorted({str(settings.encoder) for settings, _ in encoders_of(run).values()})
-        return f"trained by train-teachers from {', '.join(encoders)}"
+    experiment, find = run.experiment, resolver()
+    encoders = encoders_of(run).values() if experiment.train_teachers else ()
+    rows = _rows("train_teachers", [partial(check_encoder, run, *encoder) for encoder in encoders])
+    for teacher in experiment.teachers:
+        find_model = partial(find, teacher_reference(run, teacher))
+        rows += _model(f"teacher {teacher.name}", find_model, partial(labels_of, run, teacher))
+    yield from [row for row in rows if not row.ok] or _rows("teachers", [partial(_summary, run)])
+
+
+def _check_tokenizer(files: ModelFiles) -> None:
+    from amalgam.stages.common.models.loading import load_tokenizer
+
+    try:
+        load_tokenizer(files)
+    except ModelError as error:
+        error.fix = f"restore its files, or save it again: tokenizer.save_pretrained({str(files.folder)!r})"
+        raise
+
+
+def _summary(run: Run) -> str:
+    """Returns the number of the teachers and of their labels, and the encoders of trained teachers."""
     prepare_teachers(run)
-    own, count = labels_by_teacher(run), len(run.experiment.teachers)
+    own, trained = labels_by_teacher(run), run.experiment.train_teachers
     labels = {label for names in own.values() for label in names}
-    counts = f"{counted(count, 'teacher')}, {counted(len(labels), 'label')}"
-    return "; ".join(filter(None, [counts, similar_labels_note(own)]))
+    parts = [f"{counted(len(own), 'teacher')}, {counted(len(labels), 'label')}"] if own or not trained else []
+    if trained:
+        encoders = sorted({str(settings.encoder) for settings, _ in encoders_of(run).values()})
+        parts.append(f"trained by train-teachers from {', '.join(encoders)}")
+    return "; ".join(filter(None, [*parts, similar_labels_note(own)]))
 
 
-def _labels(run: Run) -> str:
-    """Checks the labels of training texts; without a result of read-corpus, their texts are not looked up."""
-    check_labels(run)
-    return f"labels: {run.experiment.labels}" if run.experiment.labels else "none given"
-
-
-def _models(run: Run) -> str:
-    """Checks the student's encoder and the language model."""
-    if run.experiment.generate and run.experiment.generate.writes:
-        language_model_files(run)
-    student = run.experiment.student
-    if not (student.learns or run.experiment.corpus.test):
-        return "none needed"
-    encoder_files(run, student, ENCODER)
-    return f"{student.encoder} found"
-
-
-def _folders(run: Run) -> str:
-    check_folders(run)
-    return "results can be written next to the experiment file"
-
-
-def _disk(run: Run) -> str:
-    return check_space(run, ())
+def _models(run: Run) -> Iterator[Check]:
+    """Checks the language model and the student's encoder."""
+    experiment, student, rows = run.experiment, run.experiment.student, list[Check]()
+    if experiment.generate and experiment.generate.writes:
+        rows += _rows("models", [partial(language_model_files, run)])
+    if student.learns or experiment.corpus.test:
+        rows += _model("models", partial(encoder_files, run, student, ENCODER), result=f"{student.encoder} found")
+    yield from [row for row in rows if not row.ok] or rows[-1:] or [Check("models", "none needed")]
 
 
 def _workspace(run: Run) -> str:

@@ -104,7 +104,7 @@ def label_space(run: Run) -> LabelSpace:
 def prepare_teachers(run: Run) -> None:
     """Resolves every model that the experiment names before any work starts; one error lists all missing models."""
     teachers = run.experiment.teachers
-    files = resolve_all(_teacher_reference(run, teacher) for teacher in teachers)
+    files = resolve_all(teacher_reference(run, teacher) for teacher in teachers)
     named = {teacher.name: model for teacher, model in zip(teachers, files, strict=True)}
     for note in same_model_notes(named):
         run.console.note(note)
@@ -249,11 +249,11 @@ def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:
 def _named_teachers(run: Run) -> Iterable[ResolvedTeacher]:
     cache = run.experiment.cache
     for teacher in run.experiment.teachers:
-        reference = _teacher_reference(run, teacher)
+        reference = teacher_reference(run, teacher)
         if needs_network(reference):
             raise PendingDependencyError(teacher.model)
         files = resolve(reference)
-        labels = _labels_of(run, teacher, files)
+        labels = labels_of(run, teacher, files)
         yield ResolvedTeacher(
             teacher.name,
             files,
@@ -268,7 +268,7 @@ def model_reference(run: Run, model: str, revision: str | None = None, *, where:
     return Reference(model, revision, run.base, run.store, run.digest_of, field=where)
 
 
-def _teacher_reference(run: Run, teacher: TeacherSection) -> Reference:
+def teacher_reference(run: Run, teacher: TeacherSection) -> Reference:
     reference = model_reference(run, teacher.model, teacher.revision, where=f"teacher {teacher.name}")
     return replace(reference, allow_pickle=teacher.allow_pickle, trust_remote_code=teacher.trust_remote_code)
 
@@ -277,13 +277,13 @@ def labels_by_teacher(run: Run) -> dict[str, list[str]]:
     """Returns the labels of each teacher whose files are on this machine; reads no weights and sends no request."""
     teachers = {teacher.name: teacher for teacher in run.experiment.teachers}
 
-    def labels_of(teacher: TeacherSection) -> list[str] | None:
-        files = local_model(_teacher_reference(run, teacher))
+    def labels_if_here(teacher: TeacherSection) -> list[str] | None:
+        files = local_model(teacher_reference(run, teacher))
         if files is None:
             return None
-        return _labels_of(run, teacher, files)
+        return labels_of(run, teacher, files)
 
-    labels = zip(teachers, for_all(labels_of, teachers.values(), cannot="be teachers"), strict=True)
+    labels = zip(teachers, for_all(labels_if_here, teachers.values(), cannot="be teachers"), strict=True)
     return {name: own for name, own in labels if own}
 
 
@@ -292,7 +292,7 @@ def unfetched_models(run: Run) -> list[str]:
 
     Of encoders, only those count whose parent is a folder here, because the default encoder is a Hub id.
     """
-    named = {teacher.model: _teacher_reference(run, teacher) for teacher in run.experiment.teachers}
+    named = {teacher.model: teacher_reference(run, teacher) for teacher in run.experiment.teachers}
     student = run.experiment.student
     encoder = _encoder_of(student)
     if student.learns and teacher_in(student) is None and (run.base / encoder).parent.is_dir() and "/" in encoder:
@@ -300,7 +300,7 @@ def unfetched_models(run: Run) -> list[str]:
     return [name for name, reference in named.items() if not name.startswith("hub:") and needs_network(reference)]
 
 
-def _labels_of(run: Run, teacher: TeacherSection, files: ModelFiles) -> list[str]:
+def labels_of(run: Run, teacher: TeacherSection, files: ModelFiles) -> list[str]:
     """Returns the labels of a teacher of the file; the labels of the only teacher may be numbers."""
     numbers = len(run.experiment.teacher_names) == 1
     return label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name, numbers=numbers)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from amalgam.data.hub import DEFAULT_REVISION
+from amalgam.data.keys import shown
 from amalgam.pipeline.errors import ModelError, nearest
 from amalgam.pipeline.input_files import FileMark, InputFile, changed_error, unchanged
 from amalgam.pipeline.storage.store import Store
@@ -156,6 +157,12 @@ def resolve_all(references: Iterable[Reference]) -> list[ModelFiles]:
     """Resolves references. One error lists all problems, before weights are downloaded."""
     finishers = for_all(_Finder().check, references)
     return for_all(lambda finish: finish(), finishers)
+
+
+def resolver() -> Callable[[Reference], ModelFiles]:
+    """Returns `resolve`, which sends no further request to the Hub after the first one without a response."""
+    finder = _Finder()
+    return lambda reference: finder.check(reference)()
 
 
 def needs_network(reference: Reference) -> bool:
@@ -478,6 +485,20 @@ def auto_config(files: ModelFiles) -> Any:
         import amalgam.stages.common.models.static  # noqa: F401 - registers it
     trusted = files.trust_remote_code
     return AutoConfig.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trusted)
+
+
+def check_model_type(files: ModelFiles) -> None:
+    """Refuses an architecture that the installed transformers does not have."""
+    from transformers import CONFIG_MAPPING
+
+    kind, where = files.config.get("model_type"), str(files.folder / "config.json")
+    if files.trust_remote_code or kind in {ATTENTIVE, STATIC} or kind in CONFIG_MAPPING:
+        return
+    if kind is None:
+        raise ModelError("config.json has no model_type", where=where, fix="save the model with save_pretrained")
+    what = f"transformers {importlib.metadata.version('transformers')} has no model_type {shown(str(kind))}"
+    fix = "update it (pip install -U transformers), or correct model_type in config.json"
+    raise ModelError(what, where=where, fix=fix)
 
 
 def label_names(

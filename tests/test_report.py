@@ -105,7 +105,7 @@ def test_the_page_has_the_numbers_of_the_evaluation(built: Workspace) -> None:
 def test_the_page_has_the_date_size_coverage_and_calibration_of_the_student(built: Workspace) -> None:
     numbers, text = numbers_of(built), Page(page_of(built)).text
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", numbers["date"])
-    assert f"Student “student” muka-soft, evaluated on {numbers['date']}" in text
+    assert f"Student “student” Method muka-soft, evaluated on {numbers['date']}" in text
     own, *teachers = numbers["models"]
     assert (own["model"], [row["model"] for row in teachers]) == ("student", ["first", "second"])
     assert own["per_second"] > 0

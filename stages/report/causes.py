@@ -11,6 +11,7 @@ from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.training.schedule import FEW_STEPS
 from amalgam.stages.report.verdict_types import (
     Cause,
+    Kind,
     LabelCounts,
     LabelShare,
     Reference,
@@ -46,6 +47,9 @@ HIGH_RATE = 5.0
 
 FEW_TEXTS, FEW_TEXTS_PER_LABEL = 200, 10
 """Fewer training texts are named as a cause, in all or per label."""
+
+FAVOURED: tuple[Kind, ...] = ("teacher", "ensemble", "student")
+"""Rivals that may be better only because the test texts have no label of some teacher."""
 
 WEAK_TEACHERS = 2 / 3
 """Accuracy of the teachers on their own labels below which they are weak, at the upper end of the interval."""
@@ -139,7 +143,22 @@ def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]
     if frequent and 2 * frequent["student_right"] < frequent["n"]:
         accuracy = ratio(frequent["student_right"], frequent["n"])
         yield f"The student has only {accuracy} accuracy: most answers are wrong."
+    yield from _rival_cautions(rivals)
+    lost = never_right(inputs)
+    if lost and not many_lost(lost, inputs):
+        yield never_right_sentence(lost)
+    rare = [row["label"] for row in inputs.labels if row["n"] < LEAST_OF_LABEL]
+    if rare:
+        labels = counted(len(rare), "label", "has", "have")
+        few = f"{labels} fewer than {LEAST_OF_LABEL} test texts, too few for a decision"
+        yield f"{few}: {shown_names(rare, SHOWN)}."
+
+
+def _rival_cautions(rivals: Sequence[Rival]) -> Iterator[str]:
+    untested = untested_teachers(rivals)
     for rival in rivals:
+        if untested and rival["kind"] in {"ensemble", "student"} and rival["student_is"] == "worse":
+            yield f"{difference_sentence(rival)}, on texts without a label of teacher {shown_names(untested, SHOWN)}."
         if rival["kind"] == "supervised student" and rival["student_is"] == "worse":
             yield f"{difference_sentence(rival)}. It was trained on gold labels: if you have them, ship that student."
         if rival["kind"] == "teacher on its own labels" and rival["student_is"] == "worse":
@@ -149,14 +168,6 @@ def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]
         if rival["kind"] == "teacher on its own labels" and 0 < rival["n"] < LEAST_OF_LABEL:
             has = "has" if rival["n"] == 1 else "have"
             yield f"Only {counted(rival['n'], 'test text')} {has} a label of teacher {rival['name']}."
-    lost = never_right(inputs)
-    if lost and not many_lost(lost, inputs):
-        yield never_right_sentence(lost)
-    rare = [row["label"] for row in inputs.labels if row["n"] < LEAST_OF_LABEL]
-    if rare:
-        labels = counted(len(rare), "label", "has", "have")
-        few = f"{labels} fewer than {LEAST_OF_LABEL} test texts, too few for a decision"
-        yield f"{few}: {shown_names(rare, SHOWN)}."
 
 
 def were_learned(inputs: VerdictInputs) -> bool:

@@ -13,6 +13,7 @@ from amalgam.data.keys import shown_names
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, errors_of, interval, paired, percent, texts_needed, unpaired
 from amalgam.stages.report.causes import (
+    FAVOURED,
     LEAST_OF_LABEL,
     LEAST_TEXTS,
     absent_labels,
@@ -189,7 +190,10 @@ def _faults(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
 
 
 def _better_rivals(rivals: Sequence[Rival]) -> Iterator[str]:
-    better = [rival for rival in rivals if rival["kind"] in BLOCKING and rival["student_is"] == "worse"]
+    """Yields the rivals that are better. Texts without a label of some teacher favour those that follow another one."""
+    favoured = FAVOURED if untested_teachers(rivals) else ()
+    blocking = [rival for rival in rivals if rival["kind"] in BLOCKING and rival["kind"] not in favoured]
+    better = [rival for rival in blocking if rival["student_is"] == "worse"]
     best: dict[Kind, list[Rival]] = {}
     for rival in sorted(better, key=lambda rival: rival["mean"]):
         best.setdefault(rival["kind"], []).append(rival)

@@ -181,6 +181,20 @@ def test_untested_teachers_are_named() -> None:
     assert result["reasons"] == ["No test text has a label of teacher teacher-1."]
 
 
+def test_texts_of_one_teacher_are_no_reason_against_a_student_of_all() -> None:
+    """The teacher of these texts is better, as is an ensemble that follows it."""
+    tested = made(500, 0.84, 0.95, own=(0.93, 0.9), gold=[0, 1] * 250)
+    result = verdict(tested)
+    assert (result["decision"], result["reasons"]) == ("cannot say", ["No test text has a label of teacher teacher-1."])
+    remarks = " ".join(result["cautions"])
+    assert "The ensemble is 11.0 points better than the student (" in remarks
+    assert "on texts without a label of teacher teacher-1." in remarks
+    assert "Teacher teacher-0 on its own labels is " in remarks
+    assert verdict(made(500, 0.84, 0.7, 0.95, gold=[0, 1] * 250))["decision"] == "do not ship"  # by zero-shot
+    useless = verdict(made(500, 0.3, 0.95, own=(0.93, 0.9), gold=[0, 1] * 250))
+    assert useless["decision"] == "do not ship"  # by the teacher's labels
+
+
 @pytest.mark.parametrize(("n", "text"), [(1, "1 held-out text ("), (2, "2 held-out texts (")])
 def test_one_text_is_no_plural(n: int, text: str) -> None:
     printed = " ".join(lines(verdict(VerdictInputs(0, unlabelled=unlabelled(1, n=n)))))

@@ -198,6 +198,19 @@ def test_student_and_report_of_another_experiment_in_the_folder_are_refused(work
     assert first.report == second.workspace.parent / "reports/student.html"
 
 
+def test_a_student_of_other_texts_in_the_folder_is_refused(workspace: Workspace) -> None:
+    texts = [text for text, _ in workspace.texts()]
+    second = Experiment.load(workspace.config, ["student.epochs=1"], texts={"train": texts[:50]}, quiet=True)
+    third = Experiment.load(workspace.config, ["student.epochs=1"], texts={"train": texts[50:]}, quiet=True)
+    second.run(until="train-student")
+    with pytest.raises(AmalgamError, match="train-student is not up to date"):
+        third.predict(["the chef fried the onion"])
+    third.run(until="train-student")
+    with pytest.raises(AmalgamError, match="the student of another experiment: other texts"):
+        second.predict(["the chef fried the onion"])
+    assert third.student == workspace.folder / "students/student"
+
+
 def test_half_a_character_in_a_list_of_texts_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workspace.folder)
     teachers, texts = ["./models/first", "./models/second"], ["a text", "half \ud83d", "another text"]

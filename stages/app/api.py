@@ -42,7 +42,7 @@ from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import store_labels, store_texts
 from amalgam.stages.app.label import LabelEffect, label_effect, texts_to_label
 from amalgam.stages.app.oracle import show_divergence
-from amalgam.stages.app.predict import Student, changes_since, finished_in
+from amalgam.stages.app.predict import Student, StudentFolder, changes_since, finished_in
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
 from amalgam.stages.common.deliveries import PAGES, read_mark
@@ -229,15 +229,22 @@ class Experiment:
     @property
     def student(self) -> Path:
         """The folder of the finished student: a plain Hugging Face folder."""
+        return self._finished().folder
+
+    def _finished(self) -> StudentFolder:
+        """Returns the delivered student; raises if it is not that of this experiment."""
         folder = self._run.base / "students" / self.config.student.name
         if not folder.is_dir():
             raise ExperimentError("there is no student yet", where=str(folder), fix="experiment.run()")
-        changes = changes_since(self.config, finished_in(folder))
+        finished = finished_in(folder)
+        changes = changes_since(self.config, finished)
+        if not changes and finished.fingerprint != self._current("train-student").fingerprint("train-student"):
+            changes = ["other texts, labels, teachers or encoder"]
         if changes:
             what = f"this folder has the student of another experiment: {'; '.join(changes)}"
             fix = "experiment.run() writes this one; student={'name': ...} gives each experiment a folder of its own"
             raise ExperimentError(what, where=str(folder), fix=fix)
-        return folder
+        return finished
 
     @property
     def report(self) -> Path:
@@ -245,8 +252,9 @@ class Experiment:
         made, name = self._current("report").fingerprint("report"), page_name(self.config)
         page, mark = self._run.base / FOLDER / f"{name}.html", read_mark(self._run.base / FOLDER / PAGES / name)
         if mark is None or mark.fingerprint != made:
-            fix = "experiment.run() writes this one; student={'name': ...} gives each experiment a page of its own"
-            raise ExperimentError("this page is the report of another experiment", where=str(page), fix=fix)
+            what = "this page is the report of another experiment" if mark else "the page of this report is not written"
+            fix = "run the experiment, which writes it; a student.name of its own gives each experiment its own page"
+            raise ExperimentError(what, where=str(page), fix=fix)
         return page
 
     def plan(self) -> Plan:
@@ -412,7 +420,7 @@ class Experiment:
 
         `explain`: also mass_TEACHER, the probability of its labels. `unknown`: also unknown and unknown_score.
         """
-        finished = replace(finished_in(self.student), device=self.config.execution.device)
+        finished = replace(self._finished(), device=self.config.execution.device)
         return frames.predictions(Student(finished, top=top, explain=explain, unknown=unknown), texts)
 
     # ----

@@ -222,6 +222,19 @@ def test_half_a_character_in_a_list_of_texts_is_named(workspace: Workspace, monk
     assert skipping.texts().collect().height == 2
 
 
+def test_half_a_character_in_a_frame_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    pd = pytest.importorskip("pandas")
+    monkeypatch.chdir(workspace.folder)
+    teachers, column = ["./models/first", "./models/second"], ["a text", "half \ud83d", "another text"]
+    for texts in ({"text": column}, pd.DataFrame({"text": column}, dtype=object), pd.Series(column, dtype=object)):
+        with pytest.raises(AmalgamError, match="lone surrogate") as refused:
+            Experiment(teachers, texts, quiet=True)
+        assert refused.value.where == r"row 1, counted from 0, column text: 'half \ud83d'"
+        skipping = Experiment(teachers, texts, corpus={"on_bad_row": "skip"}, quiet=True)
+        skipping.run(until="read-corpus")
+        assert skipping.texts().collect().height == 2
+
+
 def test_small_results_are_shown_as_text_and_as_html(done: Experiment) -> None:
     plan = done.plan()
     assert plan.is_current

@@ -29,6 +29,7 @@ from amalgam.stages.methods import load_with_methods
 PARTS = ("train", "validation", "test")
 LABELLED = ("validation", "test")
 ROWS = 65_536
+SURROGATE_FIX = f"{FIXES['lone surrogate']}; or set corpus.on_bad_row to skip"
 
 
 def store_texts(source: ExperimentSource, overrides: list[str], texts: Mapping[str, Any]) -> dict[str, Path]:
@@ -119,23 +120,41 @@ def _tables(given: Any, corpus: Corpus, part: str) -> Iterator[pa.Table]:
         if single is not None:
             what, fix = f"the {part} texts have one text as column {shown(str(single))}", "put the texts into a list"
             raise DataError(what, where=_place(given, part), fix=fix)
-        given = _arrow_of(lambda: pa.table(dict(given)), given, part)
+        given = _arrow_of(lambda: pa.table(dict(given)), given, corpus, part)
     if not hasattr(given, "__arrow_c_stream__"):
         kinds = "a list of texts, a Polars or pandas frame, a datasets.Dataset or an Arrow table"
         fix = f"pass {kinds}; or set corpus.{part} to a path"
         raise DataError(f"the {part} texts have an unknown type", where=_place(given, part), fix=fix)
-    for batch in _arrow_of(lambda: pa.RecordBatchReader.from_stream(given), given, part):
+    for batch in _arrow_of(lambda: pa.RecordBatchReader.from_stream(given), given, corpus, part):
         yield pa.Table.from_batches([batch])
 
 
-def _arrow_of(make: Callable[[], Any], given: Any, part: str) -> Any:
+def _arrow_of(make: Callable[[], Any], given: Any, corpus: Corpus, part: str) -> Any:
     """Returns the Arrow object; refuses columns of several types or lengths."""
     try:
         return make()
     except (pa.ArrowException, TypeError, ValueError) as error:
+        usable = _without_surrogates(given, corpus, part) if isinstance(error, UnicodeEncodeError) else None
+        if usable is not None:
+            return usable
         fix = "give each column one type, and all columns the same length"
         what = f"the {part} texts cannot be read as a table: {shown(str(error), 200)}"
         raise DataError(what, where=_place(given, part), fix=fix) from None
+
+
+def _without_surrogates(given: Any, corpus: Corpus, part: str) -> pa.RecordBatchReader | None:
+    """Returns the columns with null for each value that has a lone surrogate, if such rows are skipped."""
+    columns = {name: list(given[name]) for name in given}
+    cells = [(name, row) for name in columns for row, value in enumerate(columns[name]) if has_surrogate(value)]
+    if not cells:  # it is in the name of a column
+        return None
+    if corpus.on_bad_row != "skip":
+        name, row = cells[0]
+        where = f"row {row:,}, counted from 0, column {shown(name)}: {shown(repr(columns[name][row]))}"
+        raise DataError(f"a row of the {part} texts has a lone surrogate", where=where, fix=SURROGATE_FIX)
+    for name, row in cells:
+        columns[name][row] = None
+    return pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()}).to_reader()
 
 
 def _table_of(given: Sequence[Any], corpus: Corpus, part: str) -> pa.Table:
@@ -151,9 +170,8 @@ def _table_of(given: Sequence[Any], corpus: Corpus, part: str) -> pa.Table:
             raise DataError(f"an item of the {part} texts is not {wanted}", where=where, fix=fix)
         if any(map(has_surrogate, row)):
             if corpus.on_bad_row != "skip":
-                fix = f"{FIXES['lone surrogate']}; or set corpus.on_bad_row to skip"
                 where = f"texts[{index}] = {shown(repr(given[index]))}"
-                raise DataError(f"an item of the {part} texts has a lone surrogate", where=where, fix=fix)
+                raise DataError(f"an item of the {part} texts has a lone surrogate", where=where, fix=SURROGATE_FIX)
             rows[index] = (None,) * width
     columns = zip(*rows, strict=True) if rows else [()] * width
     return pa.table([pa.array(column, pa.large_string()) for column in columns], corpus.text)

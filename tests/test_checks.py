@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -243,6 +244,26 @@ def test_the_overrides_of_one_experiment_file_are_not_repeated_for_another(works
     assert "as in the last build-targets" not in second.err
     assert workspace.stale() == set()
     assert "had targets.mode" not in workspace("plan", "-c", "second.yaml").err
+
+
+def test_report_and_predict_use_the_same_student_after_another_was_trained(workspace: Workspace) -> None:
+    workspace("run", "student.name=other", "student.seed=5", "targets.mode=hard")
+    name = r"students/student \(muka-soft, fingerprint"
+    reported = workspace("report")
+    assert "the overrides of students/other are left out: add student.name=other to repeat them" in reported.err
+    assert "student: students/student\n" in reported.err
+    assert "report: reports/student.html" in reported.err
+    assert "as in the last" not in reported.err
+    assert re.search(name, workspace("predict", "the chef fried the onion").err)
+
+
+def test_the_overrides_of_another_student_are_repeated_with_its_name(workspace: Workspace) -> None:
+    workspace("run", "student.name=other", "student.seed=5")
+    assert "had student" not in workspace("plan").err
+    reported = workspace("report", "student.name=other")
+    assert "student.seed=5, as in the last train-student" in reported.err
+    assert "left out" not in reported.err
+    assert "report: reports/other.html" in reported.err
 
 
 def test_a_command_that_fails_stores_no_override(workspace: Workspace) -> None:

@@ -159,21 +159,26 @@ def _about_teachers(run: Run) -> Iterator[str]:
 def _about_overrides(run: Run) -> Iterator[str]:
     """Yields the stored overrides that `run` leaves out and commands of later stages repeat."""
     for stage in STAGES:
-        for field, value in stored_overrides(run, stage).items():
-            if _value_of(run, field) != value:
+        stored, student = stored_overrides(run, stage)
+        for field, value in stored.items():
+            if student == run.experiment.student.name and _value_of(run, field) != value:
                 effect = "commands of later stages repeat it, `amalgam run` and this plan do not"
                 yield f"the last {stage.name} had {field}={as_yaml(value)}: {effect}"
 
 
-def stored_overrides(run: Run, stage: Stage) -> dict[str, object]:
-    """Returns the overrides of the stage in the last complete command with this file that the run does not set."""
+def stored_overrides(run: Run, stage: Stage) -> tuple[dict[str, object], str]:
+    """Returns the overrides of the stage in the last complete command with this file, and the name of its student.
+
+    Fields that the run sets itself are left out.
+    """
     entry = run.store.head().get(stage.name)
     stored = entry["overrides"] if entry and entry.get("file") == run.file_name else {}
-    return {
+    fields = {
         field: value
         for field, value in stored.items()
         if field.split(".")[0] in stage.sections and field not in run.overrides
     }
+    return fields, stored.get("student.name", run.experiment.student.name)
 
 
 def _value_of(run: Run, field: str) -> Any:

@@ -57,17 +57,25 @@ def run_stages(  # noqa: PLR0913 - the options of a command
 
 
 def _remembered(config: Path, overrides: list[str], target: str, console: Console) -> list[str]:
-    """Returns the overrides of earlier stage commands with this file that this command lacks.
+    """Returns the overrides of earlier commands with this file and for this student that this command lacks.
 
     They follow `build-targets --mode hard`, for example, in `train-student`.
     """
     run = open_run(config, overrides, console=Console(quiet=True))
     repeated: dict[str, object] = {}
+    name, others = run.experiment.student.name, set[str]()
     for stage in takewhile(lambda stage: stage.name != target, STAGES):
-        for field, value in stored_overrides(run, stage).items():
+        stored, student = stored_overrides(run, stage)
+        if student != name:
+            others.update([student] if stored else [])
+            continue
+        for field, value in stored.items():
             repeated[field] = value
             fix = f"set `{field}=...` to change it, or use `amalgam run{file_option(config)}`"
             console.note(f"{field}={as_yaml(value)}, as in the last {stage.name}; {fix}")
+    for other in sorted(others):
+        fix = f"add {shlex.quote(f'student.name={other}')} to repeat them"
+        console.note(f"this command is for students/{name}; the overrides of students/{other} are left out: {fix}")
     return [f"{field}={json.dumps(value)}" for field, value in repeated.items()]
 
 

@@ -228,8 +228,11 @@ def reader_of(page: str, folder: Path, request: pytest.FixtureRequest) -> Reader
 
 
 @pytest.fixture
-def _short_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Choose few epochs where a page sets none: a page is about commands; tests/test_defaults.py trains for as long."""
+def _short_trainings(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose few epochs where a page sets none: a page is about commands; tests/test_defaults.py trains for as long.
+
+    The shared workspace is built before, because a student's mark has the epochs that are chosen.
+    """
     monkeypatch.setattr(schedule, "MIN_STEPS", 10)
     monkeypatch.setattr(schedule, "STEPS_PER_LABEL", 0)
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -407,7 +408,10 @@ def test_the_student_is_named_and_how_it_differs_from_the_experiment(workspace: 
     assert all(change in workspace("predict", TEXTS[0]).err for change in changed)
     workspace.edit("mode: hard\n  temperature: 0.3", "mode: soft")
     workspace.edit("batch_size: 16", "batch_size: 32")
-    workspace.edit("  epochs: 2\n", "")  # chosen for the texts
+    workspace.edit("  epochs: 2\n", "")
+    differs = workspace("predict", TEXTS[0]).err
+    assert re.search(r"training: student\.epochs 1 -> auto \(\d+\)\. `amalgam run` updates it", differs)
+    workspace("train-student")
     assert "note:" not in workspace("predict", TEXTS[0]).err
     assert workspace("predict", TEXTS[0], "--quiet").err == ""
     newer = workspace.folder / "students/newer"

@@ -164,7 +164,7 @@ def name_student(console: Console, student: StudentFolder, config: Path, *, chos
 def changes_since(experiment: ExperimentConfig, student: StudentFolder) -> list[str]:
     """Returns the method, the teachers and all fields that differ from those of the training, if it is recorded.
 
-    A field that the file leaves to amalgam (null) is not compared: its recorded value was chosen for the texts.
+    Where the file leaves a field to amalgam (null), the value that amalgam chooses for the same texts is compared.
     """
     training = student.training
     if training is None:
@@ -174,12 +174,15 @@ def changes_since(experiment: ExperimentConfig, student: StudentFolder) -> list[
     names = {"method": (training.method, method_name(experiment))}
     if set(teachers) != set(student.teachers):
         names["teachers"] = ", ".join(student.teachers), ", ".join(teachers)
-    return [f"{name} {before} -> {after}" for name, (before, after) in names.items() if before != after] + [
-        f"{section}.{name} {json.dumps(trained)} -> {json.dumps(now[section][name])}"
-        for section, fields in sections.items()
-        for name, trained in fields.items()
-        if name in now[section] and now[section][name] not in (None, trained)
-    ]
+    changes = [f"{name} {before} -> {after}" for name, (before, after) in names.items() if before != after]
+    for section, fields in sections.items():
+        for name, trained in fields.items():
+            value, automatic = now[section].get(name), training.automatic.get(name) if section == "student" else None
+            if value is None and automatic not in (None, trained):
+                changes.append(f"{section}.{name} {json.dumps(trained)} -> auto ({json.dumps(automatic)})")
+            elif value not in (None, trained):
+                changes.append(f"{section}.{name} {json.dumps(trained)} -> {json.dumps(value)}")
+    return changes
 
 
 def _newer(folder: Path) -> Path | None:

@@ -247,7 +247,7 @@ def _training(run: Run, manifest: Record) -> Training:
         for section, fields in result.identity["config"].items()
         if section in PUBLISHED
     }
-    facts, sources = manifest.facts, sources_of(run.experiment)
+    facts, sources, automatic = manifest.facts, sources_of(run.experiment), automatic_schedule(run)
     return Training(
         method=method_name(run.experiment),
         texts=facts["texts"],
@@ -257,6 +257,7 @@ def _training(run: Run, manifest: Record) -> Training:
         datasets=hub_datasets([*sources.get("train", ()), *sources.get("teachers", ())]),
         settings=settings,
         libraries=manifest.made.get("libraries", {}),
+        automatic={"epochs": automatic.epochs, "learning_rate": automatic.learning_rate},
     )
 
 

@@ -6,7 +6,7 @@ Only the front matter that the Hub defines is read. A field that it does not sta
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,8 @@ class Training:
     settings: dict[str, dict[str, Any]]
     """Fields of the experiment that determine it, by section."""
     libraries: dict[str, str]
+    automatic: dict[str, int | float] = field(default_factory=dict)
+    """The epochs and the learning rate that `auto` chooses for its texts, whether it did or not."""
 
 
 def source_of(role: str, files: ModelFiles, *, trained: bool = False) -> Source:

@@ -479,3 +479,18 @@ def test_damage_of_cached_tokens_is_reported_once(workspace: Workspace) -> None:
     assert len(workspace.attempt("verify", "--json").json["damaged"]) == 1
     assert workspace("verify", "--json").json["damaged"] == []
     assert workspace.stale() == set()
+
+
+@permissions
+def test_a_current_report_is_read_where_the_workspace_cannot_be_written(workspace: Workspace) -> None:
+    def read_only(copy: Workspace) -> None:
+        for path in [copy.folder, *copy.folder.rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+
+    code, err = denied(workspace, read_only, "report", "--fail-under", "0")
+    assert (code, "report: reports/student.html" in err) == (0, True), err
+    code, err = denied(workspace, read_only, "report", "student.seed=5")
+    assert (code, "the workspace cannot be written" in err) == (2, True), err
+    workspace("report", "student.seed=5")
+    code, err = denied(workspace, mode("artifacts", 0o555), "report", "student.seed=0")
+    assert (code, "report: reports/student.html" in err) == (0, True), err

@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from amalgam.pipeline.errors import DamagedError, DiskFullError, ExperimentError, InputChangedError, all_of
+from amalgam.pipeline.errors import (
+    AmalgamError,
+    DamagedError,
+    DiskFullError,
+    ExperimentError,
+    InputChangedError,
+    all_of,
+)
 from amalgam.pipeline.execution.disk_space import add_need, check_disk_space
 from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.execution.plan import StageState, identity_of, plan, shown_choices, stage_state
@@ -62,13 +69,12 @@ def update(  # noqa: PLR0913 - the options of a command
     needed = _up_to(stages, run, target)  # refuses an unknown stage before the workspace is written
     if run.file is not None and not run.file.has_content():  # half of it may have been read
         raise changed_error(run.file.path)
-    with _storage_errors(needed, run, needed[0].name):
-        run.store.claim()  # before any model loads
+    writes = _claim(needed, run, force=force)  # before any model loads
     ranks, repairs = RankInputs(run), 0
     ranks.compare_settings(needed)
     while True:
         try:
-            states = _once(needed, run, ranks, target=target, only=only, force=force and not repairs)
+            states = _once(needed, run, ranks, target=target, only=only, force=force and not repairs, writes=writes)
             break
         except (DamagedError, InputChangedError) as fault:
             is_input = isinstance(fault, InputChangedError)
@@ -79,11 +85,24 @@ def update(  # noqa: PLR0913 - the options of a command
             run.cache.clear()
             end = f"reading it again ({fault.where})" if is_input else "recomputing the missing units"
             run.console.note(f"{fault.what}; {end}")
-    if keep_overrides and run.share.is_leader:
+    if keep_overrides and writes and run.share.is_leader:
         run.store.store_overrides((state.stage for state in states), run.overrides, run.file_name)
     if run.file is not None and not run.file.has_content():
         run.console.note(f"{run.file.path.name} changed during the run; the results are those of the earlier content")
     return states
+
+
+def _claim(stages: Sequence[Stage], run: Run, *, force: bool) -> bool:
+    """Checks that the workspace can be written; returns False if it cannot, but all results are current."""
+    try:
+        with _storage_errors(stages, run, stages[0].name):
+            run.store.claim()
+    except ExperimentError:
+        with contextlib.suppress(AmalgamError, OSError):
+            if not force and all(state.state == "current" for state in plan(stages, run)):
+                return False
+        raise
+    return True
 
 
 @contextlib.contextmanager
@@ -111,7 +130,7 @@ def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]
 
 
 def _once(  # noqa: PLR0913 - the options of a command
-    stages: list[Stage], run: Run, ranks: RankInputs, *, target: str | None, only: bool, force: bool
+    stages: list[Stage], run: Run, ranks: RankInputs, *, target: str | None, only: bool, force: bool, writes: bool
 ) -> list[StageState]:
     states = []
     waiting = _resolve_inputs(stages, run)
@@ -138,7 +157,8 @@ def _once(  # noqa: PLR0913 - the options of a command
                 _run_stage(stage, run, state)
         if run.share.is_leader:
             with _storage_errors(stages, run, stage.name):
-                run.store.move_head(stage.name, run.fingerprint(stage.name))
+                if writes:
+                    run.store.move_head(stage.name, run.fingerprint(stage.name))
                 _publish(stage, run, fresh=state.state != "current")
     return states
 

@@ -113,6 +113,15 @@ def test_one_part_of_a_report_does_not_judge_the_page_of_an_earlier_run(workspac
     assert page.read_bytes() == before
 
 
+def test_a_part_that_writes_no_page_does_not_judge_that_of_other_settings(workspace: Workspace) -> None:
+    workspace("report", "student.seed=5")
+    workspace("run")
+    refused = workspace.attempt("report", "student.seed=5", "--part", "1/2", "--json")
+    assert (refused.code, refused.out) == (2, "")
+    assert "this page is the report of another experiment" in refused.err
+    assert workspace("report", "student.seed=5", "--part", "0/2", "--json").json
+
+
 def test_a_killed_rank_is_named_and_what_the_others_committed_stays(fresh: Workspace, built: Workspace) -> None:
     process = torchrun(fresh, "cache-teachers", "cache.passes=96", "execution.batch_tokens=256")
     deadline = time.monotonic() + TIMEOUT

@@ -41,6 +41,7 @@ def exported(built: Workspace, shared: Path) -> Workspace:
         result = workspace("export", "--onnx")
         assert result.out.strip() == str(workspace.folder / "students/student-onnx")
         assert re.search(r"32 texts.* \d\.\de-\d\d", result.err)
+        assert "student: students/student (muka-soft, fingerprint " in result.err
         return workspace
 
     return build_once(shared / "exported", build)

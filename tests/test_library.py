@@ -186,15 +186,16 @@ def test_student_and_report_of_another_experiment_in_the_folder_are_refused(work
     for made in (lambda: second.student, lambda: second.predict(["the chef fried the onion"])):
         with pytest.raises(AmalgamError, match="the student of another experiment: method muka-soft -> uhc"):
             made()
-    second.run()
+    result = second.run()
     assert second.student == workspace.folder / "students/student"
     assert second.report == workspace.folder / "reports/student.html"
     with pytest.raises(AmalgamError, match="the student of another experiment"):
         first.predict(["the chef fried the onion"])
     with pytest.raises(AmalgamError, match="this page is the report of another experiment"):
         first.report  # noqa: B018
-    first.run()
+    summary = first.run().summary
     assert first.predict(["the chef fried the onion"]).height == 1
+    assert result.summary != summary
     assert first.report == second.workspace.parent / "reports/student.html"
 
 

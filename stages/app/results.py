@@ -21,6 +21,7 @@ from amalgam.pipeline.notebook import HtmlConsole, paragraph, table_html
 from amalgam.pipeline.storage.paths import small_content
 from amalgam.pipeline.storage.store import TIMING
 from amalgam.stages.app import frames
+from amalgam.stages.common.deliveries import PAGES, read_mark
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.blocks import AuditBlock, AuditedTeacher
 from amalgam.stages.report.html import FOLDER, page_name
@@ -157,6 +158,8 @@ class RunResult:
     report: Path | None
     """The report's page."""
     _run: Run = field(compare=False)
+    _report_json: Mapping[str, Any] = field(compare=False)
+    """Read when the run ends: another experiment may replace the page."""
 
     HEADER = ("stage", "outcome", "units", "time", "why", "result")
 
@@ -185,14 +188,6 @@ class RunResult:
     def summary(self) -> list[str]:
         """The sentences at the top of the report."""
         return list(self._report_json.get("summary") or ())
-
-    @cached_property
-    def _report_json(self) -> Mapping[str, Any]:
-        path = self.report.with_suffix(".json") if self.report else None
-        with suppress(ValueError, RecursionError):
-            content = json.loads(small_content(path) or b"{}") if path else {}
-            return content if isinstance(content, dict) else {}
-        return {}
 
     def __iter__(self) -> Iterator[StageResult]:
         return iter(self.stages)
@@ -231,8 +226,19 @@ def run_result(run: Run, before: Sequence[StageState]) -> RunResult:
     ]
     learns = "train-student" in run.results and run.experiment.student.learns
     student = run.base / "students" / run.experiment.student.name
-    report = run.base / FOLDER / f"{page_name(run.experiment)}.html"
-    return RunResult(tuple(stages), student if learns else None, report if "report" in run.results else None, run)
+    report = run.base / FOLDER / f"{page_name(run.experiment)}.html" if "report" in run.results else None
+    return RunResult(tuple(stages), student if learns else None, report, run, _report_json(run, report))
+
+
+def _report_json(run: Run, page: Path | None) -> Mapping[str, Any]:
+    """Returns the JSON of the page; empty if this run has written none."""
+    mark = read_mark(page.parent / PAGES / page.stem) if page else None
+    if page is None or mark is None or mark.fingerprint != run.fingerprint("report"):
+        return {}
+    with suppress(ValueError, RecursionError):
+        content = json.loads(small_content(page.with_suffix(".json")) or b"{}")
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 def _stage_result(run: Run, name: str, before: StageState | None, description: str) -> StageResult:

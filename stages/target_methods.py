@@ -66,8 +66,6 @@ class TargetBatch:
     """The teacher with the largest weight; it, the margin and the confidences are None without a comparison."""
     margin: pl.Series | None = None
     confidence: pl.Series | None = None
-    shares: pl.Series | None = None
-    """Each teacher's weight in the target; None where the target is no weighted sum of teachers."""
 
 
 class LossFacts(TypedDict):
@@ -159,7 +157,37 @@ class TargetMethod:
         return [softmax_column(own / self.targets.kd_temperature) for own in wide]
 
 
-class MukaSoft(TargetMethod):
+class WeightedSum(TargetMethod):
+    """The target is sum of w_i pad_i(T_i), where entries of a shared label are added; a text weighs its margin or 1."""
+
+    def distributions(self, inputs: TargetInputs) -> Sequence[pl.Series]:
+        """Returns T_i of each teacher."""
+        raise NotImplementedError
+
+    def ranking(self, inputs: TargetInputs, answers: Array | None = None) -> Ranking:
+        """Compares the teachers; `answers` are their first labels, if they are at hand."""
+        given = self.confidence_is_weight or inputs.weights is not None
+        return rank(inputs, _scores(inputs), probabilities=given, answers=answers)
+
+    def shares(self, ranking: Ranking, inputs: TargetInputs) -> pl.Series:
+        """Returns w_i of each text."""
+        raise NotImplementedError
+
+    def build(self, inputs: TargetInputs) -> TargetBatch:
+        ranking = self.ranking(inputs)
+        shares = columns_of(self.shares(ranking, inputs))
+        entries = [
+            (label, values * share)
+            for distribution, share, one in zip(self.distributions(inputs), shares, inputs.predictions, strict=True)
+            for label, values in zip(inputs.space.columns[one.teacher], columns_of(distribution), strict=True)
+        ]
+        names = pl.Series([one.teacher for one in inputs.predictions], dtype=pl.String)
+        target, chosen, margin = add_up(entries, inputs.space), names.gather(ranking.leader), ranking.margin
+        by_margin = "text_weights" in self.fields and self.targets.text_weights == "margin"
+        return TargetBatch(target, margin if by_margin else _ones(len(margin)), chosen, margin, ranking.scores)
+
+
+class MukaSoft(WeightedSum):
     """MUKA-Soft (Li et al. 2021): sum of w_i pad_i(T_i) with w = softmax(confidence / tau)."""
 
     weighted = True
@@ -194,14 +222,9 @@ class MukaSoft(TargetMethod):
         }
         return _without(name, omitted)
 
-    def build(self, inputs: TargetInputs) -> TargetBatch:
-        scores = _scores(inputs)
+    def distributions(self, inputs: TargetInputs) -> Sequence[pl.Series]:
         distributions = [one.distribution for one in inputs.predictions]
-        if self.targets.distribution == "top-label":
-            distributions = [first_label(distribution) for distribution in distributions]
-        by_margin = self.targets.text_weights == "margin"
-        ranking = rank(inputs, scores, probabilities=inputs.weights is not None)
-        return _weighted_sum(inputs, ranking, distributions, self.shares(ranking, inputs), by_margin=by_margin)
+        return list(map(first_label, distributions)) if self.targets.distribution == "top-label" else distributions
 
     def shares(self, ranking: Ranking, inputs: TargetInputs) -> pl.Series:
         """Returns the teachers' weights on each text; teachers with the same answer divide the weight of one."""
@@ -225,7 +248,7 @@ class MukaHard(MukaSoft):
         return side_by_side([(ranking.leader == place).cast(pl.Float64) for place in range(len(inputs.predictions))])
 
 
-class StrataNet(TargetMethod):
+class StrataNet(WeightedSum):
     """StrataNet (Vijayaraghavan et al. 2024): tempered teachers, weighted by how close a text is to their domains."""
 
     tempered = True
@@ -250,10 +273,11 @@ class StrataNet(TargetMethod):
             parts.append(objective.fusion)
         return _without(f"{name} ({', '.join(parts)})" if parts else name, {"amalgamated states": not amalgamates})
 
-    def build(self, inputs: TargetInputs) -> TargetBatch:
-        scores = _scores(inputs)
-        ranking = rank(inputs, scores, probabilities=True)
-        return _weighted_sum(inputs, ranking, self.tempered_distributions(inputs), scores)
+    def distributions(self, inputs: TargetInputs) -> Sequence[pl.Series]:
+        return self.tempered_distributions(inputs)
+
+    def shares(self, ranking: Ranking, inputs: TargetInputs) -> pl.Series:  # noqa: ARG002
+        return ranking.scores
 
 
 class VanillaKD(TargetMethod):
@@ -377,31 +401,11 @@ def one_hot(gold: pl.Series, space: LabelSpace) -> pl.Series:
 
 
 def add_up(entries: Iterable[tuple[int, pl.Series]], space: LabelSpace) -> pl.Series:
-    """Returns arrays over the union: the columns of each label, added in the order of the teachers; 0 without any."""
+    """Returns arrays over the union: the columns of each label, added in the order of the teachers."""
     columns: list[list[pl.Series]] = [[] for _ in space.names]
     for label, values in entries:
         columns[label].append(values)
-    absent = 0.0 * next(parts[0] for parts in columns if parts)
-    return side_by_side([total(parts) if parts else absent for parts in columns])
-
-
-def _weighted_sum(
-    inputs: TargetInputs,
-    ranking: Ranking,
-    distributions: Sequence[pl.Series],
-    shares: pl.Series,
-    *,
-    by_margin: bool = False,
-) -> TargetBatch:
-    """Returns sum_i w_i pad_i(T_i), where entries of a shared label are added; a text's weight is its margin or 1."""
-    entries = [
-        (label, values * share)
-        for distribution, share, one in zip(distributions, columns_of(shares), inputs.predictions, strict=True)
-        for label, values in zip(inputs.space.columns[one.teacher], columns_of(distribution), strict=True)
-    ]
-    names = pl.Series([one.teacher for one in inputs.predictions], dtype=pl.String)
-    target, chosen, margin = add_up(entries, inputs.space), names.gather(ranking.leader), ranking.margin
-    return TargetBatch(target, margin if by_margin else _ones(len(margin)), chosen, margin, ranking.scores, shares)
+    return side_by_side([total(parts) for parts in columns])
 
 
 def _scores(inputs: TargetInputs) -> pl.Series:
@@ -432,13 +436,13 @@ class Ranking:
     """Each teacher's first label [texts, teachers] by position in the union; None if no two teachers share a label."""
 
 
-def rank(inputs: TargetInputs, scores: pl.Series, *, probabilities: bool) -> Ranking:
+def rank(inputs: TargetInputs, scores: pl.Series, *, probabilities: bool, answers: Array | None = None) -> Ranking:
     """Compares answers: teachers with the same answer have one score, the sum of probabilities, else the maximum."""
     if width(scores) == 1:
         return Ranking(scores, scores.arr.arg_max(), _ones(len(scores)))
     if not inputs.space.shares_labels:
         return Ranking(scores, scores.arr.arg_max(), pl.Series(top_margin(scores.to_numpy()) + LEAST_MARGIN))
-    answers = _answers(inputs)
+    answers = _answers(inputs) if answers is None else answers
     by_teacher = scores.to_numpy()
     by_answer = _by_answer(np.add if probabilities else np.maximum, by_teacher, answers)
     highest = by_answer.max(axis=1, keepdims=True)

@@ -33,7 +33,14 @@ from amalgam.stages.report.blocks import (
     SharedLabels,
 )
 from amalgam.stages.report.evaluation import gold_indices
-from amalgam.stages.target_methods import MukaSoft, TargetBatch, TargetInputs, TeacherPredictions, target_method
+from amalgam.stages.target_methods import (
+    MukaSoft,
+    Ranking,
+    TargetInputs,
+    TeacherPredictions,
+    WeightedSum,
+    target_method,
+)
 
 if TYPE_CHECKING:
     from amalgam.data.arrays import Array
@@ -77,8 +84,7 @@ class AuditedTexts:
 
     def __init__(self, inputs: TargetInputs, targets: Targets, gold_N: Array) -> None:  # noqa: N803
         method = target_method(targets)
-        weighs = method.weighted or method.confidence_is_weight
-        self.inputs, self.method = inputs, method if weighs else MukaSoft(targets)
+        self.inputs, self.method = inputs, method if isinstance(method, WeightedSum) else MukaSoft(targets)
         self.columns = [np.array(inputs.space.columns[one.teacher]) for one in inputs.predictions]
         self.distributions = [one.distribution.to_numpy() for one in inputs.predictions]
         """By teacher: [N, C] over its own labels, dropout off."""
@@ -89,34 +95,45 @@ class AuditedTexts:
         """The first label of each teacher by position in the union."""
         self.gold_N = gold_N
         """By position in the union; -1 without a gold label."""
-        self.combined = self.without()
-        teachers = np.array([one.teacher for one in inputs.predictions])
-        self.leader_N = (np.asarray(self.combined.teacher)[:, None] == teachers).argmax(axis=1)
+        ranking, self.shares_NT = self.weighed(range(len(self.columns)))
+        self.leader_N = ranking.leader.to_numpy()
         """The teacher with the largest weight, by position."""
 
-    def without(self, *left_out: int) -> TargetBatch:
-        """Returns the targets of the other teachers, with the weights that they have among each other."""
-        rest = [place for place in range(len(self.inputs.predictions)) if place not in left_out]
-        predictions, weights = [self.inputs.predictions[place] for place in rest], self.inputs.weights
-        if left_out and weights is not None:
-            weights = pl.Series(_rescaled(weights.to_numpy()[:, rest]))
-        elif left_out and self.method.confidence_is_weight:
-            shares = _rescaled(self.confidence_NT[:, rest])
+    def weighed(self, teachers: Sequence[int]) -> tuple[Ranking, Array]:
+        """Compares some of the teachers, and returns the weights that they have among each other."""
+        predictions, weights = [self.inputs.predictions[place] for place in teachers], self.inputs.weights
+        if len(teachers) < len(self.columns) and weights is not None:
+            weights = pl.Series(_rescaled(weights.to_numpy()[:, teachers]))
+        elif len(teachers) < len(self.columns) and self.method.confidence_is_weight:
+            shares = _rescaled(self.confidence_NT[:, teachers])
             predictions = [
                 replace(one, confidence=pl.Series(own)) for one, own in zip(predictions, shares.T, strict=True)
             ]
-        return self.method.build(replace(self.inputs, predictions=predictions, weights=weights))
+        inputs = replace(self.inputs, predictions=predictions, weights=weights)
+        ranking = self.method.ranking(inputs, self.predicted_NT[:, teachers])
+        return ranking, self.method.shares(ranking, inputs).to_numpy()
+
+    def padded(self) -> list[Array]:
+        """Returns what the targets add up for each teacher [N, L]."""
+        padded = []
+        for own, distribution in zip(self.columns, self.method.distributions(self.inputs), strict=True):
+            padded.append(np.zeros((len(self.gold_N), len(self.inputs.space.names))))
+            padded[-1][:, own] = distribution.to_numpy()
+        return padded
+
+    def first_labels(self, padded: Sequence[Array], *left_out: int) -> Array:
+        """Returns the first label of the target of the other teachers, argmax of sum w_i pad_i(T_i)."""
+        rest = [place for place in range(len(self.columns)) if place not in left_out]
+        shares = self.weighed(rest)[1] if left_out else self.shares_NT
+        total = sum(shares[:, [column]] * padded[teacher] for column, teacher in enumerate(rest))
+        labels: Array = np.asarray(total).argmax(axis=1)
+        return labels
 
 
 def _rescaled(weights: Array) -> Array:
     """Returns weights whose rows sum to 1; equal ones where all are 0."""
     sums = weights.sum(axis=1, keepdims=True)
     return np.where(sums > 0, weights / np.where(sums > 0, sums, 1.0), 1 / weights.shape[1])
-
-
-def first_labels(batch: TargetBatch) -> Array:
-    labels: Array = batch.target.to_numpy().argmax(axis=1)
-    return labels
 
 
 def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[AuditedTexts]:
@@ -195,12 +212,13 @@ class AuditCounts:
         self.only_with, self.only_without = np.zeros((2, teachers), np.int64)
 
     def add(self, texts: AuditedTexts) -> None:
-        whole_N = first_labels(texts.combined)  # noqa: N806
+        padded = texts.padded()
+        whole_N = texts.first_labels(padded)  # noqa: N806
         self._count_wins(texts, whole_N)
         for a, b in self.shared:
             self._count_pair(texts, a, b)
         if len(self.columns) > 1:
-            self._count_left_out(texts, whole_N)
+            self._count_left_out(texts, padded, whole_N)
 
     def _count_wins(self, texts: AuditedTexts, whole_N: Array) -> None:  # noqa: N803
         """Counts the winners by confidence and by weight; the first of equals."""
@@ -235,16 +253,16 @@ class AuditCounts:
     def same_labels(self, a: int, b: int) -> bool:
         return len(self.shared[a, b]) == len(self.columns[a]) == len(self.columns[b])
 
-    def _count_left_out(self, texts: AuditedTexts, whole_N: Array) -> None:  # noqa: N803
+    def _count_left_out(self, texts: AuditedTexts, padded: Sequence[Array], whole_N: Array) -> None:  # noqa: N803
         """Compares the label of the union with that of the union without each teacher and each pair."""
         teachers = len(self.columns)
-        without = np.stack([first_labels(texts.without(teacher)) for teacher in range(teachers)])
+        without = np.stack([texts.first_labels(padded, teacher) for teacher in range(teachers)])
         right, right_without = whole_N == texts.gold_N, without == texts.gold_N  # gold is -1 where there is none
         self.changed += (without != whole_N).sum(axis=1)
         self.gained += (right_without & ~right).sum(axis=1)
         self.lost += (right & ~right_without).sum(axis=1)
         for a, b in self.shared if teachers > 2 else ():
-            both_out = first_labels(texts.without(a, b))
+            both_out = texts.first_labels(padded, a, b)
             for left_out, held_out in ((a, b), (b, a)):
                 own, label_N = self.columns[held_out], texts.predicted_NT[:, held_out]  # noqa: N806
                 comparable = np.isin(without[held_out], own) & np.isin(both_out, own)

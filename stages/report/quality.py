@@ -384,7 +384,7 @@ def _teachers(inputs: AuditInputs, train: Part, blocks: Sequence[AuditedTexts]) 
     columns = [np.array(own) for own in inputs.labels.columns.values()]
     predicted = np.concatenate([texts.predicted_NT for texts in blocks])
     confidence = np.concatenate([texts.confidence_NT for texts in blocks])
-    weights = np.concatenate([np.asarray(texts.combined.shares) for texts in blocks])
+    weights = np.concatenate([texts.shares_NT for texts in blocks])
     leading = np.concatenate([texts.leader_N for texts in blocks])
     gold = np.concatenate([texts.gold_N for texts in blocks])
     owns = np.stack([np.isin(gold, own) for own in columns], axis=1)

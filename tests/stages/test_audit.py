@@ -120,12 +120,12 @@ def test_given_weights_replace_confidences() -> None:
     counts.add(texts)
     assert (counts.wins.tolist(), counts.wins_by_weights.tolist()) == ([2, 0, 0], [1, 0, 1])
     assert counts.changed.tolist() == [1, 0, 1]
-    assert np.asarray(texts.without(0).shares).tolist() == [pytest.approx([3 / 8, 5 / 8]), [0.5, 0.5]]
+    assert texts.weighed([1, 2])[1].tolist() == [pytest.approx([3 / 8, 5 / 8]), [0.5, 0.5]]
 
 
 def test_weights_by_confidence_are_the_softmax_over_the_teachers_that_are_left() -> None:
     space = union_of({"A": ["x"], "B": ["y"], "C": ["z"]})
-    weights = np.asarray(block(space, [[[1.0]]] * 3, [[0.8, 0.2, 0.5]]).without(2).shares)
+    weights = block(space, [[[1.0]]] * 3, [[0.8, 0.2, 0.5]]).weighed([0, 1])[1]
     assert weights[0].tolist() == pytest.approx([1 / (1 + math.exp(-3)), 1 / (1 + math.exp(3))])
 
 
@@ -150,3 +150,20 @@ def test_a_single_teacher_has_no_left_out_counts() -> None:
     counts = AuditCounts(space)
     counts.add(block(space, [[[0.2, 0.8]]], [[0.5]], [1]))
     assert (counts.wins.tolist(), counts.changed.tolist(), counts.right) == ([1], [0], 1)
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("mode", ["soft", "hard", "stratanet"])
+def test_leaders_and_labels_are_those_of_the_targets(mode: str, given: bool) -> None:
+    """Of all teachers, and of those that are left; a confidence of stratanet is a weight."""
+    space = union_of({"A": ["x", "y", "z"], "B": ["y", "z"], "C": ["z", "w"]})
+    random = np.random.default_rng(0)
+    scores = random.dirichlet([1.0, 1.0, 1.0], 500)
+    distributions = [random.dirichlet([0.4] * len(own), 500).tolist() for own in space.columns.values()]
+    texts = block(space, distributions, scores.tolist(), weights=scores.tolist() if given else None, mode=mode)
+    batch = texts.method.build(texts.inputs)
+    assert [list(space.columns)[place] for place in texts.leader_N] == list(np.asarray(batch.teacher))
+    assert texts.first_labels(texts.padded()).tolist() == batch.target.to_numpy().argmax(axis=1).tolist()
+    if mode == "stratanet" or given:  # C has one label less, so A and B have all of the others
+        rest = scores[:, :2] / scores[:, :2].sum(axis=1, keepdims=True)
+        assert texts.weighed([0, 1])[0].scores.to_numpy() == pytest.approx(rest)

@@ -18,7 +18,7 @@ KEY_BYTES = 16
 
 ALL = "all"
 
-BUCKETS, MOST_BITS = 32, 13
+BUCKETS, MOST_BITS = 64, 13
 """Number of buckets from which they grow with the corpus, and the most bits."""
 
 _length = Struct("<Q").pack
@@ -42,8 +42,8 @@ def prefix_name(number: int, bits: int) -> str:
     return format(number, f"0{bits}b") if bits else ALL
 
 
-def bits_for(rows: int, least: int = 512, most: int = 4096) -> int:
-    """Returns the bits of the buckets: 512 rows in each, from 32 buckets on more, and from 131,072 rows on 4,096.
+def bits_for(rows: int, least: int = 512, most: int = 2048) -> int:
+    """Returns the bits of the buckets: up to 512 rows in each, from 64 buckets on more, up to 2,048.
 
     Small buckets lose little work where a run is killed. Large ones need fewer files, at most 2^MOST_BITS.
     """

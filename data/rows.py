@@ -397,7 +397,9 @@ def _shown_value(value: object) -> str:
 
 
 def has_surrogate(value: object) -> bool:
-    return isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value)
+    if not isinstance(value, str) or value.isascii():
+        return False
+    return any("\ud800" <= character <= "\udfff" for character in value)
 
 
 # ---- csv

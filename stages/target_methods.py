@@ -165,7 +165,7 @@ class WeightedSum(TargetMethod):
         raise NotImplementedError
 
     def ranking(self, inputs: TargetInputs, answers: Array | None = None) -> Ranking:
-        """Compares the teachers; `answers` are their first labels, if they are at hand."""
+        """Compares the teachers; `answers` are their first labels, if they are computed already."""
         given = self.confidence_is_weight or inputs.weights is not None
         return rank(inputs, _scores(inputs), probabilities=given, answers=answers)
 

@@ -90,7 +90,8 @@ def test_an_audit_without_labels_has_leave_one_out_figures(fresh: Workspace) -> 
     assert all(one["left_out"]["harmful"] is None for one in audit["teachers"])  # no shared labels: no evidence
     printed = fresh("audit").out
     assert "no gold labels" in printed
-    assert "no duplicate teacher was found; a harmful one is found only by gold labels" in printed
+    assert "no duplicate teacher was found" in printed
+    assert "a harmful teacher is found only by gold labels" in printed
 
 
 def test_a_single_teacher_can_be_audited(fresh: Workspace) -> None:

@@ -96,7 +96,8 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
     applied: dict[str, Any] = {}
     for override in overrides:
         applied |= parsed.override(override)
-    if applied.get("student.method") is not None:
+    method = parsed.data["student"]["method"] if _is_set(parsed.data, "student.method") else None
+    if parsed.places.get(("student", "method")) == COMMAND_LINE and (presets or {}).get(str(method)):
         parsed.drop_those_of_the_file(names or {})
     _name_teachers(parsed.data)  # those of an override
     data = _with_preset(parsed, presets or {}, None if chosen else default)
@@ -253,6 +254,8 @@ class ParsedFile:
             overridden = self.places.get((section, name)) == COMMAND_LINE
             if isinstance(self.data.get(section), dict) and not overridden:
                 self.data[section].pop(name, None)
+                self.places.pop((section, name), None)
+                self.raw.pop((section, name), None)
 
     def _put(self, path: KeyPath, value: Any) -> bool:
         """Sets the value, and creates the sections around it; returns False if the path leads nowhere."""

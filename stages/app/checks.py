@@ -30,6 +30,7 @@ from amalgam.stages.common.load import (
     unfetched_models,
 )
 from amalgam.stages.common.models.resolve import folders_like
+from amalgam.stages.methods import method_of
 from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.registry import STAGES
 from amalgam.stages.target_methods import target_method
@@ -192,6 +193,10 @@ def _value_of(run: Run, field: str) -> Any:
 
 
 def _about_student(run: Run, states: Sequence[StageState]) -> Iterator[str]:
+    student, targets = run.experiment.student, run.experiment.targets.model_dump()
+    made = method_of(targets, run.experiment.objective.name)
+    if student.learns and student.method and student.method not in {made, made.partition(" and ")[0]}:
+        yield f"student.method is {student.method}, but fields of targets or objective make it {made}"
     name = run.experiment.student.name
     metadata = read_metadata(run.base / "students" / name)
     current = next((state.fingerprint for state in states if state.stage == "train-student" and not state.reason), None)

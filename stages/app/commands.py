@@ -25,7 +25,7 @@ from amalgam.stages.app.label import next_step, write_labels_file
 from amalgam.stages.app.verify import REPAIR, RUN, Damage
 from amalgam.stages.common.given_labels import label_column
 from amalgam.stages.common.intervals import percent
-from amalgam.stages.methods import METHODS, method_name
+from amalgam.stages.methods import METHODS, NAMES, method_name
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.tables import ESTIMATE_COLUMNS, estimate_row, print_audit
 
@@ -41,18 +41,12 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     quiet: bool = False,
     oracle: Path | None = None,
     tables: bool = True,
-    whole: bool = False,
 ) -> Experiment:
-    """Runs the stages up to `target`; `whole` raises an error if other parts (`--part`) have units left."""
     console = Console(quiet=quiet) if tables else QuietTables(quiet=quiet)
     repeated = _remembered(config, overrides, target, console) if target else []
     experiment = Experiment.open(config, [*repeated, *overrides], console, part)
-    is_complete = experiment.run(target, only=only, force=force).is_complete
-    if is_complete and oracle is not None:
+    if experiment.run(target, only=only, force=force).is_complete and oracle is not None:
         experiment.compare_targets(oracle)
-    if whole and not is_complete:
-        fix = f"run the other parts, then `amalgam {target}` with the same options"
-        raise ExperimentError(f"part {part} is done, and other parts have units left", where=f"{target}", fix=fix)
     return experiment
 
 
@@ -64,12 +58,13 @@ def _remembered(config: Path, overrides: list[str], target: str, console: Consol
     run = open_run(config, overrides, console=Console(quiet=True))
     repeated: dict[str, object] = {}
     name, others = run.experiment.student.name, set[str]()
+    named = {field for field in NAMES if "student.method" in run.overrides}  # a method replaces them
     for stage in takewhile(lambda stage: stage.name != target, STAGES):
         stored, student = stored_overrides(run, stage)
         if student != name:
             others.update([student] if stored else [])
             continue
-        for field, value in stored.items():
+        for field, value in ((field, value) for field, value in stored.items() if field not in named):
             repeated[field] = value
             fix = f"set `{field}=...` to change it, or use `amalgam run{file_option(config)}`"
             console.note(f"{field}={as_yaml(value)}, as in the last {stage.name}; {fix}")

@@ -119,16 +119,11 @@ def report(  # noqa: PLR0913 - the options of a command
     if not names or (len(names) == 1 and names[0].endswith(SUFFIXES)):
         file, tables = Path(names[0]) if names else config, not requirements.as_json
         judged = requirements != Requirements()
+        if judged and part:
+            fix = "run `amalgam report` with these options and without --part after the parts"
+            raise ExperimentError("--json and --fail-... need the whole report", where=f"--part {part}", fix=fix)
         experiment = run_stages(
-            file,
-            overrides,
-            target="report",
-            only=only,
-            force=force,
-            part=part,
-            quiet=quiet,
-            tables=tables,
-            whole=judged,
+            file, overrides, target="report", only=only, force=force, part=part, quiet=quiet, tables=tables
         )
         if judged:
             _check(experiment.report.with_suffix(".json"), requirements)

@@ -1,7 +1,7 @@
 """Runs `amalgam demo`: three small classifiers are distilled into one student, offline, from the embedded corpus.
 
 It writes an ordinary experiment and runs it for each method; shared results are computed once. With `--data-free` the
-students learn from generated texts only. The supervised student, trained on real texts, is then the upper bound.
+students learn from generated texts only. The supervised student is trained on real texts.
 """
 
 from __future__ import annotations

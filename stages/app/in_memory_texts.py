@@ -54,7 +54,7 @@ def store_texts(source: ExperimentSource, overrides: list[str], texts: Mapping[s
 
 def store_labels(source: ExperimentSource, overrides: Sequence[str], labels: Any) -> Path:
     """Writes a frame of labels as a file into the workspace and returns the file."""
-    is_table = hasattr(labels, "columns") or hasattr(labels, "collect") or isinstance(labels, Mapping)
+    is_table = hasattr(labels, "collect") or hasattr(labels, "columns") or isinstance(labels, Mapping)
     if not is_table:
         fix = "give the path of a file, or the frame of experiment.label() with a filled column label"
         raise ExperimentError(f"labels is a {type(labels).__name__}, not a frame", where="labels", fix=fix)

@@ -203,5 +203,6 @@ def _shares(before: pl.Series, after: pl.Series, teachers: Sequence[str]) -> dic
 def next_step(path: str, overrides: Sequence[str], config: Path) -> str:
     """Returns the command and the line of the experiment file that use the labels."""
     labels = as_yaml(path)
-    command = f"amalgam run {shlex.join([f'labels={labels}', *overrides])}{file_option(config)}"
+    others = [override for override in overrides if not override.startswith("labels=")]
+    command = f"amalgam run {shlex.join([f'labels={labels}', *others])}{file_option(config)}"
     return f"to use them: {command}, or the line `labels: {labels}` in the experiment file"

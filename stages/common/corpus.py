@@ -273,6 +273,6 @@ def _renames(unknown: Iterable[str], union: Iterable[str], corpus: Corpus) -> st
     renames = {**{label: new.get(name, name) for label, name in corpus.rename.items()}, **new}
     fix = f"set corpus.rename: {json.dumps(renames, ensure_ascii=False)}"
     if corpus.labels:
-        allowed = json.dumps([new.get(label, label) for label in corpus.labels], ensure_ascii=False)
+        allowed = json.dumps(list(dict.fromkeys(new.get(label, label) for label in corpus.labels)), ensure_ascii=False)
         fix += f" and corpus.labels: {allowed}"
     return fix

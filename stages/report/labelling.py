@@ -30,13 +30,20 @@ from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.training.batches import held_out_keys
 from amalgam.stages.report.evaluation import ensemble
 from amalgam.stages.report.quality import coverage, first_buckets, rows_at
-from amalgam.stages.report.verdict_types import PREDICTED_COLUMNS, Agreement, Coverage, LabelShare, UnlabelledQuality
+from amalgam.stages.report.verdict_types import (
+    MOST_PREDICTED,
+    PREDICTED_COLUMNS,
+    Agreement,
+    Coverage,
+    LabelShare,
+    UnlabelledQuality,
+)
 
 if TYPE_CHECKING:
     from amalgam.data.arrays import Array
 
-MOST_PREDICTED, MOST_HELD_OUT = 2_000, 1_000
-"""Most texts that the student predicts, and most held-out texts among them."""
+MOST_HELD_OUT = 1_000
+"""Most held-out texts among those that the student predicts."""
 
 MOST_READ = 20_000
 """Most training texts whose keys are read."""

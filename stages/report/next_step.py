@@ -33,7 +33,7 @@ def next_step(
     if decision == "cannot say" and "few-steps" not in codes:
         return _label_test_texts(inputs, rivals, needed)
     better = [rival for rival in rivals if rival["kind"] == "student" and rival["student_is"] == "worse"]
-    if better:
+    if better and not untested_teachers(rivals):  # such texts favour students that follow one teacher
         return _other_student(inputs, min(better, key=lambda rival: rival["mean"])["name"])
     return _remedy(inputs, codes, rivals)
 

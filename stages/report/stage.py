@@ -69,7 +69,7 @@ from amalgam.stages.report.report_json import (
 from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
-from amalgam.stages.report.verdict_types import TO_LABEL, LabelEstimates, UnlabelledQuality
+from amalgam.stages.report.verdict_types import MOST_PREDICTED, TO_LABEL, LabelEstimates, UnlabelledQuality
 from amalgam.stages.report.verdict_words import learned_sentence, selection_sentence
 from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions, reads_texts, target_method
 from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder
@@ -161,9 +161,10 @@ class Report(Stage):
         return [*([_zero_shot_unit(run, test)] if test else []), Unit("report", folder)]
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
-        """Returns the number of test texts, else of training texts, counted once for each evaluation."""
-        part = part_of(run, "test") or part_of(run, "train")
-        return float((part.texts if part else 1) * (1 if units is None else len(units)))
+        """Returns the number of predicted texts, counted once for each evaluation: test texts, else training texts."""
+        test, train = part_of(run, "test"), part_of(run, "train")
+        texts = test.texts if test else min(train.texts, MOST_PREDICTED) if train else 1
+        return float(texts * (1 if units is None else len(units)))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         if unit.name == ZERO_SHOT:

@@ -169,8 +169,10 @@ def advice(audit: AuditBlock) -> list[str]:
             reason = f"same label on {agreement} of the texts, mean distance {distance}"
         lines.append(f"duplicates: {' and '.join(pair['teachers'])} ({reason}); remove one of them to save its cost")
     unmeasured = any(teacher["left_out"] and teacher["left_out"]["harmful"] is None for teacher in audit["teachers"])
-    none = "no duplicate teacher was found; a harmful one is found only by gold labels or labels of several teachers"
-    return lines or [none if unmeasured else "no harmful or duplicate teacher was found"]
+    if unmeasured:
+        none = [] if lines else ["no duplicate teacher was found"]
+        return [*lines, *none, "a harmful teacher is found only by gold labels, or by three teachers that share labels"]
+    return lines or ["no harmful or duplicate teacher was found"]
 
 
 def _effect(left_out: LeftOut) -> str:

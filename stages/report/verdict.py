@@ -295,7 +295,8 @@ def _unlabelled_faults(quality: UnlabelledQuality) -> Iterator[str]:
         yield from _unpredicted(quality)
     yield from _lost_without_labels(quality)
     if agreement and interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])[1] < LEAST_AGREEMENT:
-        yield " ".join(["The student did not learn its targets.", *_agreement(quality)])
+        missed = {"targets": "The student did not learn its targets.", "ensemble": "It learned something else."}
+        yield " ".join([missed[reference_of(quality)], *_agreement(quality)])
 
 
 def _unpredicted(quality: UnlabelledQuality) -> Iterator[str]:

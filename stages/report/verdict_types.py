@@ -96,6 +96,9 @@ class Coverage(TypedDict):
     curve: list[Answered]
 
 
+MOST_PREDICTED = 2_000
+"""Most training texts that the student predicts for a page without labelled test texts."""
+
 Reference = Literal["targets", "ensemble"]
 """The comparison without gold labels: the ensemble where targets are no distribution over labels."""
 

@@ -16,7 +16,7 @@ from typing import Required, TypedDict
 from amalgam.data.arrays import Array, softmax, top_margin
 from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.common.intervals import NORMAL_95
+from amalgam.stages.common.intervals import interval
 from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, predicted, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
@@ -146,15 +146,17 @@ def estimated_accuracy(largest: float, texts: int) -> AccuracyEstimate:
     """Returns the accuracy of the targets of `method: amalgam` without labels, from the mean largest weight of a text.
 
     Larger weights mean clearer evidence; they are too large, by about the same odds on every data set. The interval
-    adds the error of these odds to that of a share of `texts`, in log odds.
+    adds the error of these odds to Wilson's of a share of `texts`, in log odds.
     """
     largest = min(largest, MOST_CERTAIN)
     odds = ACCURACY_ODDS * largest / (1 - largest)
     share = odds / (1 + odds)
-    sampling = NORMAL_95 / math.sqrt(texts * share * (1 - share))
-    factor = math.exp(math.hypot(math.log(ODDS_FACTOR), sampling))
-    low, value, high = (round(part / (1 + part), 4) for part in (odds / factor, odds, odds * factor))
-    return {"low": low, "value": value, "high": high}
+    low, high = (
+        math.hypot(math.log(ODDS_FACTOR), math.log(bound / (1 - bound) / odds)) for bound in interval(share, texts)
+    )
+    bounds = odds * math.exp(-low), odds, odds * math.exp(high)
+    lowest, value, highest = (round(part / (1 + part), 4) for part in bounds)
+    return {"low": lowest, "value": value, "high": highest}
 
 
 # ---- several kinds of evidence

@@ -31,9 +31,9 @@ def test_a_prefix_has_as_many_digits_as_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "bits"), [(0, 0), (1, 0), (512, 0), (513, 1), (1024, 1), (1025, 2), (1_000_000, 8), (10**9, 13)]
+    ("rows", "bits"), [(0, 0), (1, 0), (512, 0), (513, 1), (1024, 1), (1025, 2), (1_000_000, 9), (10**9, 13)]
 )
-def test_small_buckets_hold_about_512_rows_and_large_ones_4096(rows: int, bits: int) -> None:
+def test_small_buckets_hold_about_512_rows_and_large_ones_2048(rows: int, bits: int) -> None:
     assert bits_for(rows) == bits
 
 

@@ -47,6 +47,7 @@ def test_without_a_method_and_its_fields_an_experiment_has_the_default_preset(tm
     assert loaded("targets: {mode: uhc}\n", "targets.mode=soft") == (None, "soft")
     assert loaded("targets: {mode: uhc}\nstudent: {method: warm}\n") == ("warm", "uhc")
     assert loaded("targets: {mode: uhc}\n", "student.method=warm") == ("warm", "hard")
+    assert loaded("targets: {mode: uhc}\n", "student={method: warm}") == ("warm", "hard")
     assert loaded("targets: {mode: uhc}\n", "student.method=null") == (None, "uhc")
     assert loaded("targets: {mode: uhc}\n", "targets={mode: soft}", "student.method=warm") == ("warm", "soft")
 

@@ -155,7 +155,7 @@ def test_a_single_teacher_has_no_left_out_counts() -> None:
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("mode", ["soft", "hard", "stratanet"])
 def test_leaders_and_labels_are_those_of_the_targets(mode: str, given: bool) -> None:
-    """Of all teachers, and of those that are left; a confidence of stratanet is a weight."""
+    """All teachers are compared, and those that are left; a confidence of stratanet is a weight."""
     space = union_of({"A": ["x", "y", "z"], "B": ["y", "z"], "C": ["z", "w"]})
     random = np.random.default_rng(0)
     scores = random.dirichlet([1.0, 1.0, 1.0], 500)

@@ -16,6 +16,7 @@ from amalgam.data.lazy import LazyModule
 from amalgam.pipeline.console import Console, printing
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.signals import stopping
+from amalgam.pipeline.user_paths import DEFAULT_FILE
 from amalgam.stages import STAGE_FOLDERS
 from amalgam.stages.app import completion, serve_command
 from amalgam.stages.app.command_tree import HEADINGS, GroupedCommands, as_overrides
@@ -70,8 +71,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Student = Annotated[
     Path | None, typer.Option("--student", help="Folder of a student; default: the student of the experiment.")
 ]
-
-FILE = Path("amalgam.yaml")
 
 
 def _print_version(*, wanted: bool) -> None:
@@ -158,7 +157,7 @@ def _stage_command(name: str) -> Callable[..., None]:
 
     def command(  # noqa: PLR0913 - the options of a command
         overrides: Overrides = None,
-        config: Config = FILE,
+        config: Config = DEFAULT_FILE,
         only: Only = False,
         force: Force = False,
         part: Part = None,
@@ -171,7 +170,7 @@ def _stage_command(name: str) -> Callable[..., None]:
 
 def build_targets(  # noqa: PLR0913 - the options of a command
     overrides: Overrides = None,
-    config: Config = FILE,
+    config: Config = DEFAULT_FILE,
     mode: Annotated[
         str | None, typer.Option(help="targets.mode, such as soft or hard.", autocompletion=completion.modes)
     ] = None,
@@ -197,7 +196,7 @@ def report(  # noqa: PLR0913 - the options of a command
             "or students of this experiment whose report was made.",
         ),
     ] = None,
-    config: Config = FILE,
+    config: Config = DEFAULT_FILE,
     fail_under: Annotated[
         float | None,
         typer.Option(metavar="ACCURACY", help="Exit with code 4 below this accuracy, such as 0.8.", parser=_accuracy),
@@ -236,7 +235,11 @@ for _folder in STAGE_FOLDERS:
     epilog=examples("amalgam run", "amalgam run student.method=muka-soft", "amalgam run -c other.yaml --quiet"),
 )
 def run(
-    overrides: Overrides = None, config: Config = FILE, force: Force = False, part: Part = None, quiet: Quiet = False
+    overrides: Overrides = None,
+    config: Config = DEFAULT_FILE,
+    force: Force = False,
+    part: Part = None,
+    quiet: Quiet = False,
 ) -> None:
     """Run every stage that is not current. Running again resumes."""
     commands.run_stages(config, overrides or [], target=None, force=force, part=part, quiet=quiet)
@@ -258,7 +261,7 @@ def sweep(
             autocompletion=completion.overrides,
         ),
     ],
-    config: Config = FILE,
+    config: Config = DEFAULT_FILE,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -276,7 +279,7 @@ def sweep(
 )
 def plan(
     overrides: Overrides = None,
-    config: Config = FILE,
+    config: Config = DEFAULT_FILE,
     as_json: AsJson = False,
     measure: Annotated[
         bool,
@@ -294,7 +297,7 @@ def plan(
 def explain(
     stage: Annotated[str, typer.Argument(help="The stage's name.", autocompletion=completion.stages)],
     overrides: Overrides = None,
-    config: Config = FILE,
+    config: Config = DEFAULT_FILE,
     as_json: AsJson = False,
 ) -> None:
     """Print why a stage would run: the fields that differ from its last result."""
@@ -302,7 +305,7 @@ def explain(
 
 
 @app.command(rich_help_panel=WORKSPACE, epilog=examples("amalgam status", "amalgam status --json"))
-def status(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
+def status(overrides: Overrides = None, config: Config = DEFAULT_FILE, as_json: AsJson = False) -> None:
     """List the results in the workspace, and the last one of each stage."""
     commands.show_status(config, overrides or [], as_json=as_json)
 
@@ -310,7 +313,7 @@ def status(overrides: Overrides = None, config: Config = FILE, as_json: AsJson =
 @app.command(rich_help_panel=WORKSPACE, epilog=examples("amalgam verify", "amalgam verify --repair"))
 def verify(
     overrides: Overrides = None,
-    config: Config = FILE,
+    config: Config = DEFAULT_FILE,
     repair: Annotated[
         bool, typer.Option("--repair", help="Also copy damaged delivered files again from the workspace.")
     ] = False,
@@ -326,7 +329,7 @@ def verify(
 @app.command(rich_help_panel=WORKSPACE, epilog=examples("amalgam gc", "amalgam gc --unused --yes"))
 def gc(  # noqa: PLR0913 - the options of a command
     overrides: Overrides = None,
-    config: Config = FILE,
+    config: Config = DEFAULT_FILE,
     yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only list.")] = False,
     unused: Annotated[
         bool, typer.Option("--unused", help="Also results that neither the last builds nor this experiment use.")
@@ -342,7 +345,7 @@ def gc(  # noqa: PLR0913 - the options of a command
 
 
 @app.command(rich_help_panel=WHOLE, epilog=examples("amalgam audit", "amalgam audit --json"))
-def audit(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
+def audit(overrides: Overrides = None, config: Config = DEFAULT_FILE, as_json: AsJson = False) -> None:
     """Compare the teachers from the cache, without labels: confidence, wins, conflicts, duplicates. Takes seconds."""
     commands.show_audit(config, overrides or [], as_json=as_json)
 
@@ -365,7 +368,7 @@ def label(  # noqa: PLR0913 - the options of a command
         list[str] | None,
         typer.Argument(metavar="[FILE | FIELD=VALUE]...", help="A file with labels to compare; overrides."),
     ] = None,
-    config: Config = FILE,
+    config: Config = DEFAULT_FILE,
     count: Annotated[int, typer.Option(min=1, max=100_000, help="Number of texts to label.")] = 50,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the texts and of the hints' order.")] = 0,
     out: Annotated[
@@ -392,7 +395,7 @@ def schema() -> None:
 
 
 @app.command(rich_help_panel=START, epilog=examples("amalgam doctor", "amalgam doctor -c other.yaml"))
-def doctor(overrides: Overrides = None, config: Config = FILE, as_json: AsJson = False) -> None:
+def doctor(overrides: Overrides = None, config: Config = DEFAULT_FILE, as_json: AsJson = False) -> None:
     """Print versions, device and disk, and the missing pieces with their fixes."""
     commands.show_health(config, overrides or [], as_json=as_json)
 
@@ -472,7 +475,7 @@ def predict(  # noqa: PLR0913 - the options of a command
         bool, typer.Option("--skip-bad-rows", help="Leave out unusable rows and count them.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --out.")] = False,
-    config: Config = FILE,
+    config: Config = DEFAULT_FILE,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -508,7 +511,7 @@ def export(  # noqa: PLR0913 - the options of a command
     int8: Annotated[bool, typer.Option("--int8", help="Quantise the model to int8 and compare it with torch.")] = False,
     source: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts to compare int8 on.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an export, or accept an int8 loss.")] = False,
-    config: Config = FILE,
+    config: Config = DEFAULT_FILE,
     quiet: Quiet = False,
 ) -> None:
     """Export the student to ONNX or numpy and compare it with torch."""
@@ -531,7 +534,7 @@ def push(  # noqa: PLR0913 - the options of a command
     licence: Annotated[
         str | None, typer.Option("--license", metavar="ID", help="Licence in the card, such as apache-2.0.")
     ] = None,
-    config: Config = FILE,
+    config: Config = DEFAULT_FILE,
 ) -> None:
     """Upload the student to the Hugging Face Hub, with a model card from the report."""
     from amalgam.stages.app import push as upload

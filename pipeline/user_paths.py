@@ -9,6 +9,9 @@ from pathlib import Path
 
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, fix_of, reason_of, short_path
 
+DEFAULT_FILE = Path("amalgam.yaml")
+"""The experiment file of commands without `-c FILE`."""
+
 
 def user_path(given: str, base: Path = Path(), kind: type[AmalgamError] = ExperimentError, where: str = "") -> Path:
     """Returns a path that a user gave, relative to `base`; refuses one that the system cannot look up.

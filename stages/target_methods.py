@@ -228,10 +228,9 @@ class MukaSoft(WeightedSum):
 
     def shares(self, ranking: Ranking, inputs: TargetInputs) -> pl.Series:
         """Returns the teachers' weights on each text; teachers with the same answer divide the weight of one."""
-        scores = ranking.scores
         if inputs.weights is not None:
-            return scores.cast(pl.Array(pl.Float64, len(inputs.predictions)))
-        logits = scores / self.targets.temperature
+            return ranking.scores.cast(pl.Array(pl.Float64, len(inputs.predictions)))
+        logits = ranking.scores / self.targets.temperature
         if ranking.answers is None:
             return softmax_column(logits)
         exponents, answers = logits.to_numpy(), ranking.answers

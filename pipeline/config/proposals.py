@@ -9,8 +9,7 @@ from pathlib import Path
 
 import yaml
 
-DEFAULT_FILE = Path("amalgam.yaml")
-"""The experiment file of commands without `-c FILE`."""
+from amalgam.pipeline.user_paths import DEFAULT_FILE
 
 WORD = re.compile(r"(?!\.{3})[A-Za-z0-9./][\w./+-]*", re.ASCII)
 

@@ -197,8 +197,7 @@ def _about_student(run: Run, states: Sequence[StageState]) -> Iterator[str]:
     made = method_of(targets, run.experiment.objective.name)
     if student.learns and student.method and student.method not in {made, made.partition(" and ")[0]}:
         yield f"student.method is {student.method}, but fields of targets or objective make it {made}"
-    name = run.experiment.student.name
-    metadata = read_metadata(run.base / "students" / name)
+    metadata = read_metadata(run.base / "students" / student.name)
     current = next((state.fingerprint for state in states if state.stage == "train-student" and not state.reason), None)
     if metadata and current and metadata["fingerprint"] != current:
-        yield f"students/{name} holds the student of other settings; `amalgam run` replaces it by this one"
+        yield f"students/{student.name} holds the student of other settings; `amalgam run` replaces it by this one"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from amalgam.data.keys import shown, similar_labels_note
-from amalgam.pipeline.config.proposals import DEFAULT_FILE
 from amalgam.pipeline.console import counted, size
 from amalgam.pipeline.errors import AmalgamError, ModelError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
+from amalgam.pipeline.user_paths import DEFAULT_FILE
 from amalgam.stages.app.api import open_run
 from amalgam.stages.app.checks import (
     check_execution_device,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from amalgam.data.parquet import key_array
-from amalgam.pipeline.config.proposals import DEFAULT_FILE
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState
@@ -24,6 +23,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes, Made
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
+from amalgam.pipeline.user_paths import DEFAULT_FILE
 from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
 from amalgam.stages.cache_teachers.stage import audit_lines, sampled_texts
 from amalgam.stages.common.cached.load import (

@@ -78,7 +78,7 @@ CHANCE_ERRORS = 3.0
 """Standard errors by which rare labels must be missed more often than by chance."""
 
 LEAST_AGREEMENT = 0.5
-"""Without labelled texts: least agreement with the targets, at the upper end of the interval."""
+"""Without labelled texts: least agreement with the reference, at the upper end of the interval."""
 
 RELEVANT = 0.05
 """Share of the texts from which the ensemble's predictions of a teacher's labels count as relevant."""
@@ -295,8 +295,8 @@ def _unlabelled_faults(quality: UnlabelledQuality) -> Iterator[str]:
         yield from _unpredicted(quality)
     yield from _lost_without_labels(quality)
     if agreement and interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])[1] < LEAST_AGREEMENT:
-        missed = {"targets": "The student did not learn its targets.", "ensemble": "It learned something else."}
-        yield " ".join([missed[reference_of(quality)], *_agreement(quality)])
+        missed = ["The student did not learn its targets."] if reference_of(quality) == "targets" else []
+        yield " ".join([*missed, *_agreement(quality)])
 
 
 def _unpredicted(quality: UnlabelledQuality) -> Iterator[str]:

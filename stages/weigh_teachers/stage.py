@@ -451,8 +451,8 @@ def _predictions(run: Run, prefixes: Sequence[str], keys: pa.Array) -> Predictio
     reader, in_order = answer_reader(run), pl.Series("key", keys, pl.Binary)
     by_teacher, predicted = [], []
     for teacher, own in label_space(run).columns.items():
-        evidence = reader.predictions(teacher, prefixes, in_order)
-        logits, confidence = evidence.logits.to_numpy(), evidence.confidence.to_numpy()
+        cached = reader.predictions(teacher, prefixes, in_order)
+        logits, confidence = cached.logits.to_numpy(), cached.confidence.to_numpy()
         margin = top_margin(logits.astype(np.float64))
         by_teacher.append(np.stack([confidence, margin, logits.max(axis=1)], axis=1))
         predicted.append(np.array(own)[logits.argmax(axis=1)])

@@ -216,8 +216,8 @@ def write_answers(config: Path, units: Iterable[Unit], shape: Shape) -> None:
     parts = {name: part_of(run, name) for name in ("train", "test")}
     buckets = {(name, bucket.prefix): bucket for name, part in parts.items() if part for bucket in part.buckets}
     scratch = run.store.root / "drawn.parquet"
-    for (part, prefix, last), alike in groupby(sorted(units, key=_place), key=_place):
-        keys = read_keys(run.store.path(buckets[part, prefix].file))
+    for (part, prefix, last, rows), alike in groupby(sorted(units, key=_place), key=_place):
+        keys = read_keys(run.store.path(buckets[part, prefix].file))[slice(*rows)]
         write_table(_answers(keys, last, shape), scratch)
         drawn = scratch.read_bytes()
         with _unsynced():
@@ -226,11 +226,12 @@ def write_answers(config: Path, units: Iterable[Unit], shape: Shape) -> None:
     scratch.unlink(missing_ok=True)
 
 
-def _place(unit: Unit) -> tuple[str, str, int]:
+def _place(unit: Unit) -> tuple[str, str, int, tuple[int | None, ...]]:
     ask = unit.payload
-    if ask.rows is not None or ask.first or not ask.logits:
-        raise AssertionError(f"{unit.name}: only whole buckets are supported")
-    return ask.part, ask.prefix, ask.last
+    rows = () if ask.rows is None else (int(ask.rows[0]), int(ask.rows[-1]) + 1)
+    if ask.first or not ask.logits or (rows and len(ask.rows) != rows[1] - rows[0]):
+        raise AssertionError(f"{unit.name}: only whole buckets and their parts are supported")
+    return ask.part, ask.prefix, ask.last, rows or (None,)
 
 
 def _commit(run: Run, unit: Unit, rows: int, drawn: bytes) -> None:

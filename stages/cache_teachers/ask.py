@@ -1,7 +1,7 @@
 """Runs units teacher by teacher: texts are tokenised ahead, answers are written behind, the device computes in between.
 
 Texts of several units share batches. A pool holds as many units as fill a number of batches, so the device's budget
-bounds the memory, and an interruption costs one pool.
+bounds the memory. A killed run loses the pool that it computes, and the one before it if that is not written yet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stage cache-teachers: a family of cached answers per teacher; a unit is the missing answers of one bucket of texts.
+"""Stage cache-teachers: a family of cached answers per teacher; a unit is missing answers of one bucket of texts.
 
 Training texts get the logits without dropout and K passes, test texts the logits alone: passes weigh teachers, and only
 training texts are weighed.

@@ -11,7 +11,14 @@ import pytest
 
 from amalgam.data.keys import ALL, keys_digest, overlaps
 from amalgam.pipeline.storage.store import StoredFile
-from amalgam.stages.common.cached.coverage import BucketRequest, CachedUnit, CachedUnits
+from amalgam.stages.common.cached.coverage import (
+    UNIT_PREDICTIONS,
+    BucketRequest,
+    CachedUnit,
+    CachedUnits,
+    UnitRequest,
+    units_for,
+)
 from amalgam.stages.common.corpus import Bucket
 
 if TYPE_CHECKING:
@@ -51,3 +58,34 @@ def test_a_units_name_depends_on_its_texts() -> None:
     assert (
         len({name, bucket.name(few, True, 0, 4), bucket.name(every, False, 0, 4), bucket.name(every, True, 0, 8)}) == 4
     )
+
+
+def test_many_passes_of_a_large_bucket_are_cut_into_units_that_a_later_plan_finds_by_their_names() -> None:
+    keys = np.array([number.to_bytes(16, "big") for number in range(1, 2001)])
+    new = list(units_for("a", asked("train", keys), CachedUnits([], Path()), 16))
+    assert [len(each.payload.rows) for each in new] == [667, 667, 666]
+    assert sum(each.size for each in new) == 2000 * 17
+    assert max(each.size for each in new) <= UNIT_PREDICTIONS
+    np.testing.assert_array_equal(np.concatenate([each.payload.rows for each in new]), np.arange(2000))
+
+    units = [unit(each.name, "0", 0, 16, rows=len(each.payload.rows)) for each in new]
+    planned = list(units_for("a", asked("train", keys), CachedUnits(units, Path()), 16))
+    assert {each.name for each in planned} == {each.name for each in new}
+    assert all(each.is_complete for each in planned)
+    more = list(units_for("a", asked("train", keys), CachedUnits(units, Path()), 24))
+    assert [each.payload for each in more if not each.is_complete] == [
+        UnitRequest("a", "train", "0", None, logits=False, first=16, last=24)
+    ]
+    missing = [
+        each for each in units_for("a", asked("train", keys), CachedUnits(units[1:], Path()), 16) if each.payload
+    ]
+    assert [each.name for each in missing] == [new[0].name]
+
+
+@pytest.mark.parametrize(("texts", "passes", "units"), [(2000, 0, 1), (2000, 4, 1), (2000, 64, 4), (1, 20_000, 1)])
+def test_a_bucket_is_cut_by_its_predictions(texts: int, passes: int, units: int) -> None:
+    keys = np.array([number.to_bytes(16, "big") for number in range(1, texts + 1)])
+    new = list(units_for("a", asked("train", keys), CachedUnits([], Path()), passes))
+    assert len(new) == units
+    if units == 1:
+        assert new[0].payload.rows is None

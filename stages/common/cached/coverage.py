@@ -27,6 +27,9 @@ T = TypeVar("T")
 ENGINE = 1
 """Version of the numerics: raised whenever the same teacher, text, pass and seed give other numbers."""
 
+UNIT_PREDICTIONS, BUCKET_UNITS = 16_384, 4
+"""A bucket with more predictions is cut into up to four units, because a killed run loses those of one unit."""
+
 
 class PrefixIndex(Generic[T]):
     """Entries in a fixed order; finds those whose buckets overlap others without looking through all of them."""
@@ -175,7 +178,7 @@ class BucketRequest:
     """Matches the texts of one bucket with cached units, once for all teachers.
 
     A unit's name includes the digest of its keys, so units of one name have the same texts. Planning therefore opens
-    no unit that covers the whole bucket, and reads only changed ones.
+    no unit that covers the whole bucket or one of its equal parts, and reads only changed ones.
     """
 
     def __init__(
@@ -184,6 +187,7 @@ class BucketRequest:
         self.part, self.prefix, self.texts = part, bucket.prefix, bucket.rows
         self._bucket, self._read_keys, self._unit_keys = bucket, read_keys, unit_keys
         self._rows: dict[str, Any] = {}
+        self._cut: set[tuple[bool, int, int]] = set()
 
     @cached_property
     def keys(self) -> Keys:
@@ -206,11 +210,26 @@ class BucketRequest:
         """Returns the positions of the unit's texts in the bucket."""
         if self._is_all_of(unit):
             return np.arange(self.texts)
+        self._name_parts(unit.logits, unit.first, unit.last)
         if unit.name not in self._rows:
             keys = self._unit_keys(unit)
             places = self.keys.searchsorted(keys).clip(max=self.texts - 1)
             self._rows[unit.name] = places[self.keys[places] == keys]
         return self._rows[unit.name]
+
+    def _name_parts(self, logits: bool, first: int, last: int) -> None:
+        """Notes the names of the units into which the whole bucket is cut, so that none of them is opened."""
+        if (logits, first, last) not in self._cut:
+            self._cut.add((logits, first, last))
+            parts = cut(np.arange(self.texts), last - first + logits)
+            if len(parts) > 1:
+                self._rows |= {self.name(rows, logits, first, last): rows for rows in parts}
+
+
+def cut(rows: Any, predictions: int) -> list[Any]:
+    """Cuts texts of a bucket into equal units; `predictions` is their number for each text."""
+    units = -(-len(rows) * predictions // UNIT_PREDICTIONS)
+    return np.array_split(rows, max(1, min(units, BUCKET_UNITS, len(rows))))
 
 
 def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: Any) -> Iterator[Unit]:
@@ -230,8 +249,9 @@ def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: 
             yield Unit(unit.name, cached.folder, unit.size, is_complete=True)
             if coverage.is_complete:
                 return
-    for rows, logits, first, last in coverage.missing():
-        places = rows if len(rows) < bucket.texts else None
-        request = UnitRequest(teacher, bucket.part, bucket.prefix, places, logits, first, last)
-        size = len(rows) * (last - first + logits)
-        yield Unit(bucket.name(places, logits, first, last), cached.folder, size, request)
+    for missing, logits, first, last in coverage.missing():
+        for rows in cut(missing, last - first + logits):
+            places = rows if len(rows) < bucket.texts else None
+            request = UnitRequest(teacher, bucket.part, bucket.prefix, places, logits, first, last)
+            size = len(rows) * (last - first + logits)
+            yield Unit(bucket.name(places, logits, first, last), cached.folder, size, request)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from amalgam.stages.app.quantize_onnx import (
     check_loss,
     compare,
     compared_texts,
-    eager_attention,
     show,
     silent,
     write_int8,
@@ -68,8 +68,7 @@ def export(  # noqa: PLR0913 - the options of the command
     facts: dict[str, Any] = {}
 
     def write(temporary: Path) -> None:
-        with eager_attention(classifier) if int8 else nullcontext():
-            write_model(classifier, temporary / MODEL)
+        write_model(classifier, temporary / MODEL)
         facts.update(check_parity(classifier, temporary / MODEL))
         if texts is not None:
             facts["int8"] = _quantise(classifier, temporary, texts, force=force)
@@ -135,7 +134,7 @@ def write_model(classifier: Classifier, path: Path) -> None:
     names = _input_names(classifier)
     free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=classifier.limit)}
     try:
-        with silent():
+        with silent(), _eager_attention(classifier):
             program = torch.onnx.export(
                 _Logits(classifier.model).eval(),
                 kwargs={name: torch.ones(2, min(7, classifier.limit), dtype=torch.int64) for name in names},
@@ -146,11 +145,27 @@ def write_model(classifier: Classifier, path: Path) -> None:
                 verbose=False,
             )
             assert program is not None  # noqa: S101 - it is None only without dynamo
+            for node in program.model.graph:
+                added = node.inputs[0].producer() if node.op_type == "LayerNormalization" and node.inputs[0] else None
+                if added is not None and added.op_type == "Add":
+                    added.op_type = "Sum"  # ONNX Runtime fuses Add with the normalisation, and that is slower
             program.save(path)
     except RuntimeError as error:
         what = f"torch cannot export a {classifier.model.config.model_type} to ONNX"
         fix = "use the folder with transformers, or train a student from another encoder"
         raise WorkError(what, where=shown(str(error), 300), fix=fix) from error
+
+
+@contextmanager
+def _eager_attention(classifier: Classifier) -> Iterator[None]:
+    """Exports plain products: torch's fused attention becomes a graph with tests for empty rows."""
+    model = classifier.model
+    before = model.config._attn_implementation  # noqa: SLF001 - transformers has no public name
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 def check_parity(classifier: Classifier, path: Path) -> dict[str, Any]:

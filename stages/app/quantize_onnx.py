@@ -140,18 +140,6 @@ def write_int8(fp32: Path, path: Path) -> None:
         )
 
 
-@contextmanager
-def eager_attention(classifier: Classifier) -> Iterator[None]:
-    """Exports plain products: torch's fused attention becomes a graph with tests for empty rows."""
-    model = classifier.model
-    before = model.config._attn_implementation  # noqa: SLF001 - transformers has no public name
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
-
-
 def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts) -> Int8Facts:
     """Returns accuracy, agreement, size and speed of the int8 model next to the student."""
     tokens = encode(classifier.tokenizer, texts.texts, classifier.limit, types=classifier.types)

@@ -122,7 +122,8 @@ def _about_gold_labels(run: Run) -> Iterator[str]:
     facts = train.facts["parts"].get("train") if train else None
     labelled = sum(facts["labels"].values()) if facts else 0
     if facts and not experiment.labels and method.takes_labels and 0 < labelled < facts["texts"] / 2:
-        yield f"{labelled:,} of {facts['texts']:,} training texts have a gold label; `labels: corpus` uses them"
+        have, them = ("has", "it") if labelled == 1 else ("have", "them")
+        yield f"{labelled:,} of {facts['texts']:,} training texts {have} a gold label; `labels: corpus` uses {them}"
 
 
 def _about_models(run: Run) -> Iterator[str]:

@@ -117,7 +117,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 9  # the audit compares the teachers as the targets do
+    VERSION = 10  # sentences about one label or one text have the singular
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")

@@ -62,7 +62,8 @@ def estimate_line(estimates: LabelEstimates) -> str:
     if estimates["n"] == estimates["labels"]:
         count = f"{estimates['n']:,} labelled training texts"
     picked = "picked at random" if estimates["random"] else "a random sample only if you picked them at random"
-    empty = f"; {estimates['empty']:,} more have no label and may be harder ones" if estimates["empty"] else ""
+    have = "has no label and may be a harder one" if estimates["empty"] == 1 else "have no label and may be harder ones"
+    empty = f"; {estimates['empty']:,} more {have}" if estimates["empty"] else ""
     return f"{count}, {picked}{empty}"
 
 

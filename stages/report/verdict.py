@@ -303,7 +303,8 @@ def _unpredicted(quality: UnlabelledQuality) -> Iterator[str]:
     missing = never_predicted(quality)
     if missing:
         count, though = counted(len(missing), "label", "is", "are"), HAVE[reference_of(quality)]
-        yield f"{count} never predicted, though {though} them: {shown_names(missing, SHOWN)}."
+        them = "it" if len(missing) == 1 else "them"
+        yield f"{count} never predicted, though {though} {them}: {shown_names(missing, SHOWN)}."
 
 
 def _lost_without_labels(quality: UnlabelledQuality) -> Iterator[str]:

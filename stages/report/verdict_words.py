@@ -43,10 +43,11 @@ def figures_of(rival: Rival, *, rival_first: bool = False) -> str:
 def selection_sentence(n: int, selected: int) -> str:
     """Returns how many test texts were selected, and for which numbers only the n random ones count."""
     total = counted(n + selected, "test text")
+    were, them = ("was", "it") if selected == 1 else ("were", "them")
     if not n:
-        return f"All {total} were selected (column `why`): the accuracy on ordinary texts is unknown."
+        return f"All {total} {were} selected (column `why`): the accuracy on ordinary texts is unknown."
     return (
-        f"{selected:,} of {total} were selected (column `why`). Only the comparison with the ensemble uses them; "
+        f"{selected:,} of {total} {were} selected (column `why`). Only the comparison with the ensemble uses {them}; "
         f"all other numbers are of the {counted(n, 'random text')}."
     )
 
@@ -55,8 +56,8 @@ def learned_sentence(learned: LearnedTexts) -> str:
     part = f"{learned['texts']:,} of {counted(learned['of'], 'test text')}"
     if learned["labelled"]:
         points = 100 * learned["texts"] / learned["of"]
-        were = "was" if learned["texts"] == 1 else "were"
-        return f"{part} {were} learned with their gold labels: accuracies are up to {points:.1f} points too high."
+        were = "was learned with its gold label" if learned["texts"] == 1 else "were learned with their gold labels"
+        return f"{part} {were}: accuracies are up to {points:.1f} points too high."
     also = "is also a training text" if learned["texts"] == 1 else "are also training texts"
     return f"{part} {also}, so the accuracy on new texts may be lower."
 

@@ -15,8 +15,10 @@ from amalgam.stages.common.intervals import errors_of, interval, interval_of_mea
 from amalgam.stages.report.causes import never_predicted
 from amalgam.stages.report.labelling import columns_of, select
 from amalgam.stages.report.quality import by_length, coverage
+from amalgam.stages.report.tables import estimate_line
 from amalgam.stages.report.verdict import EQUAL, lines, verdict
 from amalgam.stages.report.verdict_types import LabelEstimates, RivalCounts, SystemEstimate, SystemKind, VerdictInputs
+from amalgam.stages.report.verdict_words import learned_sentence, selection_sentence
 from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
 from amalgam.tests.stages.verdict_cases import CASES, MISSED, RARE, made, of_selected, unlabelled, with_student
 
@@ -131,7 +133,7 @@ def test_targets_that_are_no_labels_are_not_named_as_the_reference() -> None:
     quality["agreement"]["reference"] = "ensemble"
     result = verdict(VerdictInputs(0, unlabelled=quality))
     printed = "\n".join([*result["reasons"], *result["cautions"], *(cause["text"] for cause in result["causes"])])
-    assert "1 label is never predicted, though the ensemble has them: music." in printed
+    assert "1 label is never predicted, though the ensemble has it: music." in printed
     assert "targets" not in printed
     shares = "\n".join(lines(verdict(VerdictInputs(0, unlabelled=quality | {"labels": quality["labels"][:1]}))))
     assert "The student predicts banking on 100.0 % of the texts; the ensemble has it on 55.0 %." in shares
@@ -163,7 +165,7 @@ def test_one_label_of_twenty_may_be_lost_but_not_two() -> None:
 
 
 def test_without_labels_one_label_of_twenty_may_be_unpredicted() -> None:
-    never = "1 label is never predicted, though the targets have them: lost."
+    never = "1 label is never predicted, though the targets have it: lost."
     for others, decision, part in ((19, "cannot say", "cautions"), (18, "do not ship", "reasons")):
         counts: Any = {"lost": (0, 10)} | {f"label-{at}": (10, 10) for at in range(others)}
         result: Any = verdict(VerdictInputs(0, unlabelled=unlabelled(90, 100, **counts)))
@@ -242,6 +244,19 @@ def test_selected_texts_are_a_caution_on_page_and_console() -> None:
     assert caution.startswith(f"{inputs.selected} of {inputs.n + inputs.selected} test texts were selected")
     assert f"  caution: {caution}" in lines(verdict(inputs), [caution])
     assert "selected texts" in verdict(inputs)["reasons"][0]
+
+
+def test_sentences_about_one_text_have_the_singular() -> None:
+    assert selection_sentence(0, 1).startswith("All 1 test text was selected")
+    assert "1 of 50 test texts was selected" in selection_sentence(49, 1)
+    assert "uses it;" in selection_sentence(49, 1)
+    assert "uses them;" in selection_sentence(48, 2)
+    one, two = (learned_sentence({"texts": texts, "of": 500, "labelled": True}) for texts in (1, 2))
+    assert "1 of 500 test texts was learned with its gold label:" in one
+    assert "2 of 500 test texts were learned with their gold labels:" in two
+    one, two = (estimate_line(estimated(85, 60, gained=30) | {"empty": empty}) for empty in (1, 2))
+    assert "1 more has no label and may be a harder one" in one
+    assert "2 more have no label and may be harder ones" in two
 
 
 @pytest.mark.parametrize("sharp", [0.3, 1, 3])

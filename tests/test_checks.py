@@ -15,6 +15,7 @@ from amalgam.data.keys import similar_labels
 from amalgam.pipeline import input_files
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.app.api import Experiment
+from amalgam.stages.common.deliveries import MARKS
 from amalgam.tests.workspaces import CommandResult, Workspace, age, amalgam
 
 
@@ -334,6 +335,61 @@ def test_proposed_commands_name_the_experiment_file_and_repeat_overrides(workspa
     assert f"amalgam gc --unused --yes {again}" in workspace("gc", "--unused", "student.seed=7", *other).out
     refused = workspace.attempt("audit", "cache.max_tokens=16", *other).err
     assert "`amalgam cache-teachers -c 'my file.yaml'`" in refused
+
+
+def break_marks(workspace: Workspace) -> None:
+    for name in MARKS:
+        (workspace.folder / "students/student" / name).write_text("{")
+
+
+def remove_marks(workspace: Workspace) -> None:
+    for name in MARKS:
+        (workspace.folder / "students/student" / name).unlink()
+
+
+def break_student(workspace: Workspace) -> None:
+    (workspace.folder / "students/student/config.json").write_text("{}")
+
+
+def break_report(workspace: Workspace) -> None:
+    (workspace.folder / "reports/student.html").write_text("")
+
+
+def remove_cache(workspace: Workspace) -> None:
+    shutil.rmtree(workspace.artifacts / "cache-teachers")
+
+
+def label_wrongly(workspace: Workspace) -> None:
+    (workspace.folder / "wrong.csv").write_text("text,label\na text,nolabel\n")
+
+
+PROPOSED: list[tuple[Callable[[Workspace], object], str, str]] = [
+    (remove_marks, "predict --explain text", "amalgam train-student"),
+    (break_marks, "predict text", "amalgam run"),
+    (break_student, "predict text", "amalgam verify --repair"),
+    (break_report, "verify", "written again by `amalgam run"),
+    (remove_cache, "gc --unused", "amalgam run"),
+    (remove_cache, "gc --unused", "amalgam gc"),
+    (label_wrongly, "build-targets labels=wrong.csv", "amalgam label --count 50"),
+    (label_wrongly, "build-targets labels=nosuch.csv", "amalgam label --count 50"),
+    (label_wrongly, "report nosuch student", "amalgam report"),
+    (label_wrongly, "report --part 0/2 --json", "amalgam report"),
+    (label_wrongly, "predict wrong.csv", "amalgam predict --input wrong.csv"),
+    (label_wrongly, "push nosuch", "amalgam push YOUR-NAME/a-model"),
+    (label_wrongly, "sweep student.seed=1", "amalgam sweep student.seed=0,1,2"),
+    (label_wrongly, "export --numpy", "amalgam export --onnx"),
+]
+
+
+@pytest.mark.parametrize(("change", "line", "piece"), PROPOSED, ids=[f"{row[1]}-{row[2]}" for row in PROPOSED])
+def test_the_fix_of_an_error_names_the_experiment_file(
+    workspace: Workspace, change: Callable[[Workspace], object], line: str, piece: str
+) -> None:
+    change(workspace)
+    workspace.config.rename(workspace.folder / "my file.yaml")
+    result = workspace.attempt(*line.split(" "), "-c", "my file.yaml")
+    assert result.code
+    assert f"{piece} -c 'my file.yaml'" in result.out + result.err
 
 
 # ---- help

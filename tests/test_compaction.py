@@ -15,8 +15,11 @@ def packed(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Its few units are packed, and the day is over in which their loose files stay."""
     monkeypatch.setenv("AMALGAM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(compaction, "LEAST", 2)
-    assert "6 units" in workspace("gc", "--compact").out
-    assert "6 units" in workspace("gc", "--compact", "--yes").out
+    place = "execution.workspace=artifacts"
+    assert f"packed: amalgam gc --compact --yes {place}" in workspace("gc", "--compact", place).out
+    written = workspace("gc", "--compact", "--yes", place).out
+    assert "6 units" in written
+    assert f"`amalgam gc --yes {place}`" in written
     assert workspace("gc", "--json").json["items"] == []
     assert len(workspace.units()) == 4
     age(workspace.artifacts)

@@ -32,7 +32,8 @@ def check_disk_space(
             raise DiskFullError(
                 f"the disk has too little space: {size(total)} are needed, {size(free)} are free ({parts})",
                 where=str(folder),
-                fix="free some space (`amalgam gc`), or set execution.workspace to a folder on another disk",
+                fix=f"free some space (`amalgam gc{run.file_option}`), "
+                "or set execution.workspace to a folder on another disk",
             )
         lines.append(f"{size(free)} free in {folder}, at least {size(total)} needed")
     return "; ".join(lines)

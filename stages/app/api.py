@@ -213,7 +213,8 @@ class Experiment:
     def write(self, path: str | Path = "amalgam.yaml") -> Path:
         """Writes the file of an experiment that was made without one; the command line continues with its results."""
         if isinstance(self._source, Path):
-            fix = "copy it; give overrides on the command line: amalgam run targets.temperature=0.5"
+            command = f"amalgam run targets.temperature=0.5{self._run.file_option}"
+            fix = f"copy it; give overrides on the command line: {command}"
             raise ExperimentError("this experiment has a file", where=str(self._source), fix=fix)
         return write_file(self._source, Path(path))
 
@@ -236,7 +237,7 @@ class Experiment:
         folder = self._run.base / "students" / self.config.student.name
         if not folder.is_dir():
             raise ExperimentError("there is no student yet", where=str(folder), fix="experiment.run()")
-        finished = finished_in(folder)
+        finished = finished_in(folder, option=self._run.file_option)
         changes = changes_since(self.config, finished)
         if not changes and finished.fingerprint != self._current("train-student").fingerprint("train-student"):
             changes = ["other texts, labels, teachers or encoder"]

@@ -217,14 +217,15 @@ def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json:
     console, experiment = _looking(config, overrides)
     packs = experiment.compact(write=yes)
     units, folders = packs["units"], len(packs["folders"])
+    options = shlex.join(["--yes", *overrides]) + file_option(config)
     if as_json:
         console.json({"packed": yes, **packs})
     elif not yes:
         count = f"{counted(units, 'unit')} in {counted(folders, 'folder')}"
-        console.result(f"{count} could be packed: amalgam gc --compact --yes{file_option(config)}")
+        console.result(f"{count} could be packed: amalgam gc --compact {options}")
     else:
-        command = f"amalgam gc --yes{file_option(config)}"
-        later = f"; their loose files go with `{command}`, from a day on" if packs["loose"] else ""
+        command = f"amalgam gc {options}"
+        later = f"; the loose files go with `{command}`, from a day on" if packs["loose"] else ""
         console.result(f"{counted(units, 'unit')} of {counted(folders, 'folder')}: packed{later}")
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from amalgam.data.keys import shown
+from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, QualityError
+from amalgam.pipeline.user_paths import DEFAULT_FILE
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores
@@ -120,13 +122,13 @@ def report(  # noqa: PLR0913 - the options of a command
         file, tables = Path(names[0]) if names else config, not requirements.as_json
         judged = requirements != Requirements()
         if judged and part:
-            fix = "run `amalgam report` with these options and without --part after the parts"
+            fix = f"run `amalgam report{file_option(file)}` with these options and without --part after the parts"
             raise ExperimentError("--json and --fail-... need the whole report", where=f"--part {part}", fix=fix)
         experiment = run_stages(
             file, overrides, target="report", only=only, force=force, part=part, quiet=quiet, tables=tables
         )
         if judged:
-            _check(experiment.report.with_suffix(".json"), requirements)
+            _check(experiment.report.with_suffix(".json"), file, requirements)
     elif not 2 <= len(names) <= MOST_RUNS:
         fix = f"name other runs; the page of a single run is {FOLDER}/NAME.html"
         raise ExperimentError(f"a comparison takes 2 to {MOST_RUNS} runs, got {len(names)}", fix=fix)
@@ -148,9 +150,9 @@ def _check_share(accuracy: float | None) -> None:
         raise ExperimentError(what, where=COMMAND_LINE, fix=fix)
 
 
-def _check(path: Path, requirements: Requirements) -> None:
+def _check(path: Path, config: Path, requirements: Requirements) -> None:
     """Prints report.json if wanted, and raises QualityError if the student misses a requirement."""
-    numbers = read_report(path)
+    numbers = read_report(path, config)
     if requirements.as_json:
         Console().json(numbers)
     scores, where = _scores(numbers), f"{FOLDER}/{path.name}"
@@ -198,10 +200,11 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
     """Runs each file and reads its report at once: a later file may have the same student name."""
     reports = {}
     for name in names:
-        path = config.parent / FOLDER / f"{name}.json"
+        file, path = config, config.parent / FOLDER / f"{name}.json"
         if name.endswith(SUFFIXES):  # as `amalgam run` does: overrides of earlier commands have no effect
-            path = run_stages(Path(name), overrides, target=None, quiet=quiet).report.with_suffix(".json")
-        reports[_title(name)] = read_report(path)
+            file = Path(name)
+            path = run_stages(file, overrides, target=None, quiet=quiet).report.with_suffix(".json")
+        reports[_title(name)] = read_report(path, file)
     files = [Path(name) for name in names if name.endswith(SUFFIXES)]
     comparison, console = comparison_of(reports), Console(quiet=quiet)
     rows = _table(comparison)
@@ -216,9 +219,9 @@ def _title(name: str) -> str:
     return name.removesuffix(".yaml").removesuffix(".yml")
 
 
-def read_report(path: Path) -> ReportJson:
+def read_report(path: Path, config: Path = DEFAULT_FILE) -> ReportJson:
     """Reads and checks a report's JSON, which a user may have edited."""
-    fix = "run `amalgam report` with this student.name first"
+    fix = f"run `amalgam report{file_option(config)}` with this student.name first"
     try:
         content = json.loads(path.read_text("utf-8") if path.is_file() or not path.exists() else "")  # a pipe blocks
     except FileNotFoundError:

@@ -46,7 +46,7 @@ def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
         labelled = pc.is_in(keys, value_set=pa.array(list(given.by_key), keys.type))
         rows = rows[~labelled.to_numpy(zero_copy_only=False)]
     if not len(rows):
-        fix = "add training texts, or use the labels: amalgam run"
+        fix = f"add training texts, or use the labels: amalgam run{run.file_option}"
         raise ExperimentError("every training text has a label", where="amalgam label", fix=fix)
     random = np.random.default_rng(seed)
     return _table(run, random.choice(rows, min(count, len(rows)), replace=False), random)

@@ -459,7 +459,8 @@ def _is_unit_of(paths: Collection[str], inside: str, record: Record) -> bool:
 
 def _head_results(run: Run, records: Sequence[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:
     """Yields the folder and the manifest of each stage's last result; raises AmalgamError if one is not known."""
-    fix = "run `amalgam run`, which writes it again; `amalgam gc` without --unused deletes leftovers only"
+    run_again, collect = (f"`amalgam {command}{run.file_option}`" for command in ("run", "gc"))
+    fix = f"run {run_again}, which writes it again; {collect} without --unused deletes leftovers only"
     path = run.store.root / HEAD
     if run.store.read_json(path) is None and any(inside.endswith(MANIFEST) for inside, _ in records):
         what = f"{HEAD} is missing or damaged, so the results in use are not known"

@@ -78,13 +78,15 @@ class StudentFolder:
     training: Training | None = None
     learned: Sequence[str] = ()
     """Names of the text columns that it learned; empty if they are not recorded."""
+    option: str = ""
+    """The option -c of proposed commands, with a space before it."""
 
     def check_pairs(self, texts: int, where: str, fix: str = "") -> None:
         """Refuses one text where the student learned pairs of texts."""
         if texts < len(self.learned):
             what = f"the student classifies pairs of texts, and the second one is missing: {shown(self.learned[1])}"
             columns = shlex.join(part for name in self.learned for part in ("--text", name))
-            fix = fix or f"name both columns of a file: amalgam predict --input FILE {columns}"
+            fix = fix or f"name both columns of a file: amalgam predict --input FILE {columns}{self.option}"
             raise ExperimentError(what, where=where, fix=fix)
 
     def load(self) -> Classifier:
@@ -100,25 +102,28 @@ class StudentFolder:
             what = "the student's folder lists no labels of its teachers"
             if missing:
                 what = f"the student lacks the label of a teacher: {shown(missing[0])}"
-            fix = "run `amalgam train-student`, which writes the file again and trains nothing, or omit --explain"
+            command = f"amalgam train-student{self.option}"
+            fix = f"run `{command}`, which writes the file again and trains nothing, or omit --explain"
             raise ModelError(what, where=str(self.folder / METADATA), fix=fix)
         return {teacher: [position[label] for label in own] for teacher, own in self.teachers.items()}
 
 
 def finished_student(config: Path, folder: Path | None) -> StudentFolder:
     """Returns the student in `folder`, or that of the experiment file."""
+    option = file_option(config)
     if folder is not None:
-        return finished_in(folder, f"name the folder of a model, such as students/student, not {shown(str(folder))}")
+        fix = f"name the folder of a model, such as students/student, not {shown(str(folder))}"
+        return finished_in(folder, fix, option)
     loaded = load_with_methods(config)
-    fix = f"run `amalgam run{file_option(config)}`, or name a folder with --student FOLDER"
-    student = finished_in(loaded.base / "students" / loaded.experiment.student.name, fix)
+    fix = f"run `amalgam run{option}`, or name a folder with --student FOLDER"
+    student = finished_in(loaded.base / "students" / loaded.experiment.student.name, fix, option)
     return replace(student, device=loaded.experiment.execution.device, columns=loaded.experiment.corpus.text)
 
 
-def finished_in(folder: Path, fix: str = "run the experiment") -> StudentFolder:
+def finished_in(folder: Path, fix: str = "run the experiment", option: str = "") -> StudentFolder:
     if not user_path(str(folder), kind=ModelError).is_dir():
         raise ModelError("the student does not exist", where=str(folder.absolute()), fix=fix)
-    check_delivered(folder)
+    check_delivered(folder, option)
     metadata = read_metadata(folder) or {}
     limit, labels = metadata.get("max_tokens"), metadata.get("teachers")
     if not isinstance(labels, dict) or not all(isinstance(own, list) for own in labels.values()):
@@ -132,6 +137,7 @@ def finished_in(folder: Path, fix: str = "run the experiment") -> StudentFolder:
         sources=_of_type(list[Source], metadata.get("sources")) or (),
         training=_of_type(Training, metadata.get("training")),
         learned=_of_type(list[str], metadata.get("text")) or (),
+        option=option,
     )
 
 
@@ -244,7 +250,7 @@ class Student:
         self.labels = self._classifier.labels
         self.top = min(top, len(self.labels))
         self.positions = finished.positions(self.labels) if explain else {}
-        self.threshold = _unknown_threshold(self._classifier, finished.folder) if unknown else None
+        self.threshold = _unknown_threshold(self._classifier, finished) if unknown else None
 
     def __call__(self, texts: Sequence[tuple[str, ...]]) -> Predictions:
         unknown = None
@@ -264,12 +270,12 @@ class Student:
         )
 
 
-def _unknown_threshold(classifier: Classifier, folder: Path) -> float:
+def _unknown_threshold(classifier: Classifier, student: StudentFolder) -> float:
     threshold = classifier.unknown_threshold
     if threshold is None:
         what = f"the student has no {UNKNOWN}, and its config.json no unknown_threshold"
-        fix = "train it again on texts: `amalgam train-student`; or omit --unknown"
-        raise ModelError(what, where=str(folder), fix=fix)
+        fix = f"train it again on texts: `amalgam train-student{student.option}`; or omit --unknown"
+        raise ModelError(what, where=str(student.folder), fix=fix)
     return threshold
 
 
@@ -295,12 +301,13 @@ def predict(  # noqa: PLR0913 - the options of the command
 ) -> None:
     if bool(texts) == (source is not None):
         what = "give texts, or a file of them with --input" + (", not both" if texts else "")
-        raise ExperimentError(what, where="amalgam predict", fix='amalgam predict "some text", or --input texts.csv')
+        fix = f'amalgam predict "some text"{file_option(config)}, or --input texts.csv'
+        raise ExperimentError(what, where="amalgam predict", fix=fix)
     if source is None:
         if out is not None:
             what = "--out is for texts that come from a file"
             raise ExperimentError(what, where="amalgam predict", fix="--input FILE, or --json > FILE")
-        _check_typed(texts)
+        _check_typed(texts, config)
         finished = finished_student(config, student)
         finished.check_pairs(1, "amalgam predict")
         name_student(Console(quiet=quiet), finished, config, chosen=student is not None)
@@ -466,7 +473,7 @@ def _fault(text: Any) -> str | None:
 # ---- predictions to a file
 
 
-def _check_typed(texts: Sequence[str]) -> None:
+def _check_typed(texts: Sequence[str], config: Path) -> None:
     """Refuses typed texts that are no texts: blank ones, settings and names of files."""
     if not all(text.strip() for text in texts):
         raise ExperimentError("a text is empty", where="amalgam predict", fix="remove it")
@@ -478,7 +485,7 @@ def _check_typed(texts: Sequence[str]) -> None:
             fix = "amalgam predict TEXT --student students/NAME chooses the student; --input FILE reads such texts"
             raise ExperimentError(f"{shown(text)} is a setting, not a text", where="amalgam predict", fix=fix)
         if text.lower().endswith((".txt", *SUFFIXES)) and os.path.isfile(text):  # noqa: PTH113 - no error of a long text
-            fix = f"amalgam predict --input {shlex.quote(text)}"
+            fix = f"amalgam predict --input {shlex.quote(text)}{file_option(config)}"
             raise ExperimentError(f"{text} is a file, and was given as a text", where="amalgam predict", fix=fix)
 
 

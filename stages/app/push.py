@@ -19,6 +19,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 
 from amalgam.data.hub import SECONDS_TO_ANSWER, address, silent
 from amalgam.data.keys import shown, shown_names
+from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.console import Console, counted, size
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, ModelError, WorkError, nearest
 from amalgam.pipeline.storage.store import open_store
@@ -41,7 +42,8 @@ def push(  # noqa: PLR0913 - the options of the command
 ) -> None:
     if not hub.is_model_id(repo_id) or "/" not in repo_id:
         what = f"{shown(repo_id)} is no repository name"
-        raise ExperimentError(what, where="amalgam push", fix="run `amalgam push YOUR-NAME/a-model`")
+        fix = f"run `amalgam push YOUR-NAME/a-model{file_option(config)}`"
+        raise ExperimentError(what, where="amalgam push", fix=fix)
     console, finished = Console(), finished_student(config, student)
     _check_licence(licence, finished.folder)
     model = read_model(finished.folder, "amalgam push")

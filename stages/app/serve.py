@@ -61,29 +61,31 @@ class ExportFolder:
 
 def export_folder(config: Path, student: Path | None, console: Console) -> ExportFolder:
     """Returns the export in `student`, or that of the experiment's student."""
+    option = file_option(config)
     if student is not None:
         fix = f"name a folder that `amalgam export --onnx` wrote, such as {STUDENTS}/student{SUFFIX}"
         if (student / CONFIG).is_file() and not (student / FACTS).exists():
             fix = f"run `amalgam export --onnx --student {student}`, then `amalgam serve --student {student}{SUFFIX}`"
-        return read_export(student, fix)
+        return read_export(student, fix, option)
     loaded = load_with_methods(config)
     source = loaded.base / STUDENTS / loaded.experiment.student.name
-    export = read_export(source.with_name(source.name + SUFFIX), f"run `amalgam export --onnx{file_option(config)}`")
+    fix = f"run `amalgam export --onnx{option}`"
+    export = read_export(source.with_name(source.name + SUFFIX), fix, option)
     trained = read_mark(source)
     if trained and trained.fingerprint != export.fingerprint:
-        command = f"amalgam export --onnx --force{file_option(config)}"
+        command = f"amalgam export --onnx --force{option}"
         console.note(f"{source.name} was trained after its export: `{command}` updates it")
     return export
 
 
-def read_export(folder: Path, fix: str) -> ExportFolder:
+def read_export(folder: Path, fix: str, option: str = "") -> ExportFolder:
     where = str(folder.absolute())
     names = (MODEL, FACTS, TOKENIZER, CONFIG)
     missing = [name for name in names if not (user_path(str(folder), kind=ModelError) / name).is_file()]
     if missing:
         what = f"the folder has no {missing[0]}, so it is no export" if folder.is_dir() else "the export does not exist"
         raise ModelError(what, where=where, fix=fix)
-    check_delivered(folder)
+    check_delivered(folder, option)
     mark = read_mark(folder)
     facts, config = (_read_json(folder / name) for name in (FACTS, CONFIG))
     threshold, pad_id = config.get("unknown_threshold"), config.get("pad_token_id")
@@ -130,8 +132,7 @@ class OnnxStudent:
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # both libraries raise classes of their own
             what = f"ONNX Runtime or tokenizers cannot load the export: {shown(str(error), 200)}"
-            fix = "run `amalgam export --onnx --force`"
-            raise ModelError(what, where=str(export.folder.absolute()), fix=fix) from error
+            raise ModelError(what, where=str(export.folder.absolute()), fix="export the student again") from error
 
     def __call__(self, texts: Sequence[Text]) -> list[Prediction]:
         encoded = self._tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in texts])

@@ -19,6 +19,7 @@ from typing import TypedDict
 
 import yaml
 
+from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError, InputChangedError
 from amalgam.pipeline.execution.plan import stage_state
@@ -78,7 +79,7 @@ def combinations(config: Path, overrides: Sequence[str]) -> list[SweepRun]:
     """Returns every combination, each validated as an experiment before any work."""
     fields = {field: values_of(text) for field, _, text in (override.partition("=") for override in overrides)}
     swept = {field: values for field, values in fields.items() if len(values) > 1}
-    _check_fields(swept)
+    _check_fields(swept, config)
     fixed = [override for override in overrides if override.partition("=")[0] not in swept]
     first_values = [f"{field}={values[0]}" for field, values in swept.items()]
     student = load_with_methods(config, [*fixed, *first_values]).experiment.student
@@ -106,12 +107,13 @@ def values_of(text: str) -> list[str]:
     return [flow[item.start_mark.index : item.end_mark.index] for item in items] or [text]
 
 
-def _check_fields(swept: Mapping[str, Sequence[str]]) -> None:
+def _check_fields(swept: Mapping[str, Sequence[str]], config: Path) -> None:
     for field_name in swept:
         if field_name.startswith("execution.") or field_name == "student.name":
             raise ExperimentError(f"{field_name} does not distinguish students", fix=f"give {field_name} one value")
     if not swept:
-        raise ExperimentError("no field has several values", fix="amalgam sweep student.seed=0,1,2")
+        fix = f"amalgam sweep student.seed=0,1,2{file_option(config)}"
+        raise ExperimentError("no field has several values", fix=fix)
     count = math.prod(map(len, swept.values()))
     if count > MOST:
         raise ExperimentError(f"{count:,} students exceed the limit of {MOST} in a sweep", fix="give fewer values")

@@ -361,10 +361,10 @@ class _Deliveries:
                 else:
                     yield _unmended(path, fault, FROM_STORE, REPAIR)
             elif target == self.run.base / REPORTS:
-                yield _unmended(path, fault, f"written again by `{RUN}`", RUN)
+                yield _unmended(path, fault, f"written again by `{RUN}{self.run.file_option}`", RUN)
             elif mark.kind == EXPORT:
-                options = mark.facts.get("options", "--onnx")
-                yield _unmended(path, fault, f"exported again by `amalgam export {options} --force`")
+                command = f"amalgam export {mark.facts.get('options', '--onnx')} --force{self.run.file_option}"
+                yield _unmended(path, fault, f"exported again by `{command}`")
             else:
                 repair = "the workspace no longer has it: train it again, or restore a backup"
                 yield _unmended(path, fault, repair)

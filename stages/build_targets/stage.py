@@ -16,7 +16,7 @@ from amalgam.data.arrays import Array, width
 from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import pa, pl
 from amalgam.data.parquet import TARGETS, arrow_schema, key_array, read_table, write_table
-from amalgam.pipeline.config.schema import ExperimentConfig, Targets
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DamagedError, DataError, WorkError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
@@ -145,7 +145,7 @@ class BuildTargets(Stage):
     def run_unit(self, run: Run, unit: Unit) -> None:
         rows = pa.concat_tables(read_bucket(run.store, bucket, ["key", "label"]) for bucket in unit.payload)
         batch = _targets(run, unit.payload, rows, _given_labels(run, rows))
-        _check(run.experiment.targets, batch, rows)
+        _check(run, batch, rows)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             write_table(_table(rows, batch, len(label_space(run).columns)), draft.folder / "unit.parquet")
             draft.facts = summarise(batch, rows, label_space(run))
@@ -271,14 +271,14 @@ def _weights(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> pl.Series:
     keys = pl.Series("key", rows.column("key"), dtype=pl.Binary)
     table = weights_of(run, buckets)
     if not pl.Series("key", table.column("key"), pl.Binary).equals(keys):
-        raise WorkError(
-            "weights and texts do not have the same keys", fix="run `amalgam verify`, then the same command again"
-        )
+        fix = f"run `amalgam verify{run.file_option}`, then the same command again"
+        raise WorkError("weights and texts do not have the same keys", fix=fix)
     return pl.Series("weight", table.column("weight"))
 
 
-def _check(targets: Targets, batch: TargetBatch, rows: pa.Table) -> None:
+def _check(run: Run, batch: TargetBatch, rows: pa.Table) -> None:
     """Refuses a weight or target that is no finite number, or negative: it would silently spoil the student."""
+    targets = run.experiment.targets
     bad = (~(batch.weight.is_finite() & (batch.weight >= 0)) | ~batch.target.arr.sum().is_finite()).arg_true()
     if len(bad):
         keys = rows.column("key").to_pylist()
@@ -287,7 +287,8 @@ def _check(targets: Targets, batch: TargetBatch, rows: pa.Table) -> None:
             f"{counted(len(bad), 'text', 'has', 'have')} a weight or target that is not a number >= 0",
             where=f"keys {first_keys}; targets.mode={targets.mode}, targets.uncertainty={targets.uncertainty}, "
             f"targets.text_weights={targets.text_weights}",
-            fix="run `amalgam verify`, which checks the cache; for extreme logits set cache.dtype=fp32",
+            fix=f"run `amalgam verify{run.file_option}`, which checks the cache; "
+            "for extreme logits set cache.dtype=fp32",
         )
 
 

@@ -78,6 +78,8 @@ class LabelFile:
     empty: int
     marked: bool = False
     """Whether the file has the column WHY."""
+    option: str = ""
+    """The option -c of proposed commands, with a space before it."""
 
     def check(self, names: Sequence[str] | None = None, keys: Mapping[bytes | str, bytes] | None = None) -> None:
         """Refuses all faulty rows in one message.
@@ -109,11 +111,11 @@ class LabelFile:
         lines = [f"  {problem}" for problem in problems[:MOST_SHOWN]]
         lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        fix = "correct or remove these rows; `amalgam label --count 50` writes a file of texts to label"
+        fix = f"correct or remove these rows; `amalgam label --count 50{self.option}` writes a file of texts to label"
         return DataError("\n".join([f"{self.name}: {count}", *lines]), where=self.where, fix=fix)
 
 
-def read_label_file(path: Path, corpus: Corpus) -> LabelFile:
+def read_label_file(path: Path, corpus: Corpus, option: str = "") -> LabelFile:
     """Reads the rows with a label; the columns have the names of the corpus, or key, id, text and label."""
     names = (corpus.label, free_name(LABEL, corpus), LABEL)
     label = next((name for name in names if name and name not in corpus.text and _has_column(path, name)), LABEL)
@@ -133,7 +135,8 @@ def read_label_file(path: Path, corpus: Corpus) -> LabelFile:
         else:
             identity, why = _identity(column, row.fields), reasons.get(row.number)
             rows.append(LabelRow(place, identity, shown(row.fields[0]), row.label, why))
-    return LabelFile(shown(path.name, 200), f"{WHERE}: {shown(str(path), 200)}", column, rows, problems, empty, marked)
+    where = f"{WHERE}: {shown(str(path), 200)}"
+    return LabelFile(shown(path.name, 200), where, column, rows, problems, empty, marked, option)
 
 
 def why_column(corpus: Corpus) -> str:

@@ -198,9 +198,10 @@ def picked_texts(run: Run) -> dict[bytes, int]:
 def label_file(run: Run, source: str) -> LabelFile:
     path = user_path(source, run.base, DataError, where=LABELS)
     if not path.is_file():
-        fix = "name a csv, tsv, jsonl or parquet file, or `corpus`; `amalgam label --count 50` writes a file to fill"
+        command = f"amalgam label --count 50{run.file_option}"
+        fix = f"name a csv, tsv, jsonl or parquet file, or `corpus`; `{command}` writes a file to fill"
         raise DataError(f"{shown(source)} is no file of labels", where=LABELS, fix=fix)
-    return read_label_file(find_files(source, run.base)[0], run.experiment.corpus)
+    return read_label_file(find_files(source, run.base)[0], run.experiment.corpus, run.file_option)
 
 
 def check_labels(run: Run) -> None:

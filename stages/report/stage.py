@@ -199,7 +199,7 @@ class Report(Stage):
 
     def publish(self, run: Run, manifest: Record) -> None:  # noqa: ARG002 - the base class's arguments
         scores, name = evaluation_if_any(run), page_name(run.experiment)
-        for note in damaged_reports(run.store):
+        for note in damaged_reports(run.store, run.file_option):
             run.console.note(note)
         if scores:
             print_evaluation(run.console, scores)
@@ -269,7 +269,7 @@ def evaluation_if_any(run: Run) -> Evaluation | None:
 def _findings(run: Run) -> Findings:
     file = _file(run, FINDINGS)
     if file is None:
-        what, fix = f"the record of the report has no {FINDINGS}", "amalgam report --force"
+        what, fix = f"the record of the report has no {FINDINGS}", f"run `amalgam report --force{run.file_option}`"
         raise DamagedError(what, path=MANIFEST, where=run.store.backend.address, fix=fix)
     findings: Findings = run.store.content(file, Findings)
     return findings

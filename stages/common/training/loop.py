@@ -151,8 +151,7 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         if not len(self.examples):
-            fix = "check the corpus: run `amalgam status`"
-            raise WorkError("there are no texts to train on", where="fine-tuning", fix=fix)
+            raise WorkError("there are no texts to train on", where="fine-tuning", fix="add texts to the corpus")
         training = self.training
         self.per_epoch = -(-len(self.examples) // training.batch_size)
         self.total = self.per_epoch * training.epochs

@@ -371,12 +371,17 @@ def test_a_student_of_an_older_amalgam_gets_its_teachers_labels_without_training
     assert (workspace.folder / "students/student/model.safetensors").stat().st_ino == weights
 
 
-def test_a_student_of_pairs_refuses_single_texts(fresh: Workspace) -> None:
+def write_pairs(workspace: Workspace) -> None:
+    """Give each text of the experiment a second one."""
     for part in ("train", "test"):
-        rows = [(text, text.upper(), label) for text, label in fresh.texts(part)]
-        with (fresh.folder / f"texts/{part}.csv").open("w", newline="") as table:
+        rows = [(text, text.upper(), label) for text, label in workspace.texts(part)]
+        with (workspace.folder / f"texts/{part}.csv").open("w", newline="") as table:
             csv.writer(table).writerows([("text", "the second", "label"), *rows])
-    fresh.edit("corpus:", "corpus:\n  text: [text, the second]")
+    workspace.edit("corpus:", "corpus:\n  text: [text, the second]")
+
+
+def test_a_student_of_pairs_refuses_single_texts(fresh: Workspace) -> None:
+    write_pairs(fresh)
     fresh("train-student")
     file = ["--input", "texts/test.csv"]
     assert len(rows_of(fresh("predict", *file))) == TEST

@@ -56,6 +56,7 @@ class Running:
     limits: Limits = LIMITS
     batch_size: int = 4
     most_waiting: int = 16
+    columns: Sequence[str] = ()
     errors: list[BaseException] = field(default_factory=list)
     unanswered: int | None = None
 
@@ -63,7 +64,8 @@ class Running:
         self.batcher = Batcher(
             self.predict, batch_size=self.batch_size, most_waiting=self.most_waiting, on_error=self.errors.append
         )
-        self.server = Server(self.batcher, Description(LABELS, "abc", 32, 0.5), self.limits, self.errors.append)
+        student = Description(LABELS, "abc", 32, 0.5, self.columns)
+        self.server = Server(self.batcher, student, self.limits, self.errors.append)
         self._stop, listener = threading.Event(), socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, args=(listener,))
@@ -143,6 +145,16 @@ def test_an_answer_has_label_probability_and_the_unknown_flag_of_each_text(runni
     assert content["predictions"][2]["truncated"] is True
     [prediction] = running.request("POST", "/predict", {"texts": ["a"], "top": 9})[1]["predictions"]
     assert [entry["label"] for entry in prediction["labels"]] == LABELS
+
+
+def test_a_student_of_pairs_refuses_single_texts() -> None:
+    with Running(columns=["premise", "hypothesis"]) as running:
+        assert running.request("POST", "/predict", {"texts": [["a", "b"]]})[0] == 200
+        status, content, _ = running.request("POST", "/predict", {"texts": [["a", "b"], "a"]})
+    assert status == 400
+    assert content["error"]["what"].startswith("texts[1] is a single text")
+    assert "premise and hypothesis" in content["error"]["what"]
+    assert content["error"]["fix"] == 'send ["first", "second"]'
 
 
 def test_health_and_metrics(running: Running) -> None:

@@ -18,8 +18,10 @@ from tokenizers import Tokenizer
 
 from amalgam.stages.app import classify, export_numpy
 from amalgam.stages.app.predict import finished_in
+from amalgam.stages.app.serve import read_export
 from amalgam.stages.common.models.static import StaticForSequenceClassification
 from amalgam.tests.test_export import ALONE, printed_by
+from amalgam.tests.test_predict import write_pairs
 from amalgam.tests.workspaces import Workspace, build_once
 
 STATIC = "student.encoder=static:./models/encoder"
@@ -83,6 +85,25 @@ def test_the_command_of_the_export_classifies_lines(static: Workspace) -> None:
     done = subprocess.run(piped, capture_output=True, cwd=static.folder, check=True)
     assert len(done.stdout.splitlines()) == 1
     assert not done.stderr
+
+
+def test_exports_of_a_student_of_pairs_refuse_single_texts(fresh: Workspace) -> None:
+    write_pairs(fresh)
+    fresh("train-student", STATIC)
+    for form in ("numpy", "onnx"):
+        fresh("export", f"--{form}")
+        facts = json.loads((fresh.folder / f"students/student-{form}/export.json").read_text())
+        assert facts["text"] == ["text", "the second"]
+    assert read_export(fresh.folder / "students/student-onnx", "").columns == ["text", "the second"]
+    command = [sys.executable, "-I", "students/student-numpy/classify.py"]
+    done = subprocess.run(command, input=b"a text\n", capture_output=True, cwd=fresh.folder, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"classifies pairs of texts (text and the second)" in done.stderr
+    assert b"Traceback" not in done.stderr
+    student = classify.Classifier(fresh.folder / "students/student-numpy")
+    assert len(student.predict([("a text", "its second")])) == 1
+    with pytest.raises(ValueError, match="pairs of texts"):
+        student.predict(["a text"])
 
 
 def test_an_int8_export_keeps_frequent_tokens_and_has_its_comparison(

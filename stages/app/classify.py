@@ -30,6 +30,8 @@ class Classifier:
     def __init__(self, folder: str | Path) -> None:
         names = json.loads((Path(folder) / "config.json").read_text("utf-8"))["id2label"]
         self.labels = [names[str(place)] for place in range(len(names))]
+        facts = Path(folder) / "export.json"
+        self.columns = json.loads(facts.read_text("utf-8")).get("text", []) if facts.is_file() else []
         self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))  # truncates as in the training
         arrays = load_file(Path(folder) / ARRAYS)
         vectors = np.pad(arrays["vectors"] * arrays["scales"][:, None], ((0, 1), (0, 0)))
@@ -46,6 +48,8 @@ class Classifier:
         return [(self.labels[row.argmax()], float(row.max())) for row in probabilities]
 
     def logits(self, texts: Sequence[Any]) -> Array:
+        if len(self.columns) > 1 and any(isinstance(text, str) for text in texts):
+            raise ValueError(f"this student classifies pairs of texts ({' and '.join(self.columns)}), not single texts")
         parts = [self._logits(texts[start : start + AT_ONCE]) for start in range(0, len(texts), AT_ONCE)]
         return np.concatenate([np.zeros((0, len(self.labels)), np.float32), *parts])
 
@@ -72,6 +76,9 @@ def _lines() -> Iterator[list[str]]:
 
 def main() -> None:
     classifier = Classifier(Path(__file__).parent)
+    if len(classifier.columns) > 1:
+        pairs = f"pairs of texts ({' and '.join(classifier.columns)})"
+        sys.exit(f'this student classifies {pairs}: import Classifier, and call predict([("first", "second")])')
     sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     for lines in _lines():
         for label, probability in classifier.predict(lines):

@@ -78,7 +78,7 @@ def export(  # noqa: PLR0913 - the options of the command
             shutil.copy2(finished.folder / name, temporary / name)
         shutil.copyfile(classify.__file__, temporary / SCRIPT)
         _write_arrays(classifier, temporary)
-        facts.update(_check_parity(classifier, temporary, finished.option))
+        facts.update(_check_parity(classifier, temporary, finished.option), text=list(finished.learned))
         if texts is not None:
             facts["int8"] = _quantise(classifier, temporary, texts, config, force=force)
         (temporary / FACTS).write_text(json.dumps(facts, indent=1) + "\n")

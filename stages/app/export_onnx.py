@@ -69,7 +69,7 @@ def export(  # noqa: PLR0913 - the options of the command
 
     def write(temporary: Path) -> None:
         write_model(classifier, temporary / MODEL)
-        facts.update(check_parity(classifier, temporary / MODEL))
+        facts.update(check_parity(classifier, temporary / MODEL), text=list(finished.learned))
         if texts is not None:
             facts["int8"] = _quantise(classifier, temporary, texts, force=force)
         for name in light_names([path.name for path in finished.folder.iterdir()]):

@@ -77,6 +77,8 @@ class Description:
     fingerprint: str
     max_tokens: int
     unknown_threshold: float | None
+    columns: Sequence[str] = ()
+    """Names of the text columns that it learned; empty if they are not recorded."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ class PredictRequest(TypedDict):
     top: int
 
 
-def read_request(body: bytes, limits: Limits, labels: int) -> PredictRequest:
+def read_request(body: bytes, limits: Limits, student: Description) -> PredictRequest:
     """Returns the content of a request to /predict; raises Refusal."""
     try:
         content = json.loads(body.decode("utf-8"), object_pairs_hook=_without_duplicates)
@@ -193,7 +195,18 @@ def read_request(body: bytes, limits: Limits, labels: int) -> PredictRequest:
     top = content.get("top", 1)
     if type(top) is not int or top < 1:
         raise Refusal(HTTPStatus.BAD_REQUEST, "`top` is not a whole number from 1 on", "send a number such as 3")
-    return {"texts": _texts(content["texts"], limits), "top": min(top, labels)}
+    texts = _texts(content["texts"], limits)
+    _check_pairs(texts, student.columns)
+    return {"texts": texts, "top": min(top, len(student.labels))}
+
+
+def _check_pairs(texts: Sequence[Text], columns: Sequence[str]) -> None:
+    """Refuses single texts where the student learned pairs of texts."""
+    single = next((place for place, text in enumerate(texts) if len(text) < len(columns)), None)
+    if single is not None:
+        pairs = f"pairs of {' and '.join(map(shown, columns))}"
+        what = f"texts[{single}] is a single text, and the student classifies {pairs}"
+        raise Refusal(HTTPStatus.BAD_REQUEST, what, 'send ["first", "second"]')
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -361,7 +374,7 @@ class Server:
         if path == "/metrics":
             text = self.metrics.text(self.student, len(self.connections), self.batcher.waiting)
             return Answer(HTTPStatus.OK, text.encode(), PROMETHEUS, path=path)
-        request = read_request(body, self.limits, len(self.student.labels))
+        request = read_request(body, self.limits, self.student)
         try:
             predictions = await asyncio.wrap_future(self.batcher.submit(request["texts"]))
         except QueueFullError as error:

@@ -57,6 +57,8 @@ class ExportFolder:
     fingerprint: str
     pad_id: int
     unknown_threshold: float | None
+    columns: Sequence[str] = ()
+    """Names of the text columns that the student learned; empty if they are not recorded."""
 
 
 def export_folder(config: Path, student: Path | None, console: Console) -> ExportFolder:
@@ -90,6 +92,7 @@ def read_export(folder: Path, fix: str, option: str = "") -> ExportFolder:
     facts, config = (_read_json(folder / name) for name in (FACTS, CONFIG))
     threshold, pad_id = config.get("unknown_threshold"), config.get("pad_token_id")
     labels, inputs, limit = facts.get("labels"), facts.get("inputs"), facts.get("max_tokens")
+    columns = facts.get("text")
     if not isinstance(labels, list) or not isinstance(inputs, list) or type(limit) is not int:
         raise ModelError(f"{FACTS} lacks labels, inputs or max_tokens", where=where, fix="export the student again")
     return ExportFolder(
@@ -100,6 +103,7 @@ def read_export(folder: Path, fix: str, option: str = "") -> ExportFolder:
         mark.fingerprint if mark else "",
         pad_id if type(pad_id) is int else 0,
         float(threshold) if isinstance(threshold, int | float) else None,
+        [str(name) for name in columns] if isinstance(columns, list) else (),
     )
 
 
@@ -204,9 +208,9 @@ def serve(  # noqa: PLR0913 - the options of the command
         model([("the first run takes longer",)])
         faults = Faults(console)
         batcher = Batcher(model, batch_size=batch_size, most_waiting=most_waiting, on_error=faults.show)
-        description = Description(export.labels, export.fingerprint, export.max_tokens, export.unknown_threshold)
+        facts = (export.labels, export.fingerprint, export.max_tokens, export.unknown_threshold, export.columns)
         limits = Limits(most_texts, most_characters, most_bytes, seconds, grace)
-        server = Server(batcher, description, limits, faults.show)
+        server = Server(batcher, Description(*facts), limits, faults.show)
         announce(console, export, listener)
         with signals.listening():
             unanswered = asyncio.run(server.run(listener, signals.requested))

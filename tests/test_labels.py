@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -549,10 +551,34 @@ def test_labels_of_another_type_are_refused(workspace: Workspace) -> None:
         experiment.compare_labels(experiment.label(count=5))
 
 
+FRAMES: list[tuple[Any, str, str, str]] = [
+    ({"text": "a", "label": ["law"]}, "one text as column text", "labels: dict", "put the texts into a list"),
+    ({"text": ["a"], "label": []}, "cannot be read as a table", "labels: dict", "all columns the same length"),
+    (SimpleNamespace(columns=[]), "an unknown type", "labels: types.SimpleNamespace", "or the path of a file"),
+    ({"text": ["a"]}, "no column label in the frame of labels", "the frame of labels has the columns: text", "label"),
+    ({"text": ["a"], "label": ["la"]}, "the frame of labels: 2 problems", "labels", "`experiment.label(50)` returns"),
+    ({"text": ["a"], "label": [""]}, "no row of the frame of labels has a label", "labels", "into the column label"),
+]
+
+
+@pytest.mark.parametrize(("frame", "what", "where", "fix"), FRAMES, ids=[row[1] for row in FRAMES])
+def test_errors_of_a_frame_name_the_argument(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, frame: Any, what: str, where: str, fix: str
+) -> None:
+    monkeypatch.chdir(workspace.folder)
+    with pytest.raises(AmalgamError, match=re.escape(what)) as refused:
+        Experiment.load(quiet=True).compare_labels(frame)
+    assert refused.value.where == where
+    assert fix in str(refused.value.fix)
+    arguments = ["./models/first", "./models/second"], "texts/train.csv"
+    with pytest.raises(AmalgamError, match=re.escape(what)):
+        Experiment(*arguments, labels=frame, student={"encoder": "./models/encoder"}, quiet=True).run("build-targets")
+
+
 def test_python_takes_a_file_of_labels(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     write(workspace, workspace.texts()[:3])
     monkeypatch.chdir(workspace.folder)
     experiment = Experiment(["./models/first", "./models/second"], "texts/train.csv", labels="labels.csv", quiet=True)
     assert experiment.config.labels == "./labels.csv"
-    with pytest.raises(AmalgamError, match=r"lables.csv is no file of labels"):
+    with pytest.raises(AmalgamError, match=r"(?s)lables.csv is no file of labels.*; `experiment.label"):
         Experiment(["./models/first", "./models/second"], "texts/train.csv", labels="lables.csv", quiet=True)

@@ -37,7 +37,7 @@ def passes(run: Run, teacher: str) -> pl.LazyFrame:
     files, labels = _files(run, teacher)
     ranges = sorted({span for span in files.values() if span[1] > span[0]})
     if not ranges:
-        raise ExperimentError("the teachers ran no passes", where="cache.passes", fix='{"cache.passes": 16}')
+        raise ExperimentError("the teachers ran no passes", where="cache.passes", fix="set cache.passes to 16")
     statistics = ("entropy_nats", "confidence", "confidence_se")
     frames = []
     for first, last in ranges:

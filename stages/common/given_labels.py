@@ -17,7 +17,7 @@ from amalgam.pipeline.errors import DataError
 FROM_CORPUS = "corpus"
 """Value of `labels` that takes the labels in the column corpus.label of the training texts."""
 
-WHERE = "labels"
+WHERE, FRAME = "labels", "the frame of labels"
 KEY, ID, TEXT = "key", "id", "text"
 LABEL = "label"
 WHY, RANDOM = "why", "random"
@@ -78,8 +78,8 @@ class LabelFile:
     empty: int
     marked: bool = False
     """Whether the file has the column WHY."""
-    option: str = ""
-    """The option -c of proposed commands, with a space before it."""
+    way: str = ""
+    """How texts to label are made, as the end of a fix."""
 
     def check(self, names: Sequence[str] | None = None, keys: Mapping[bytes | str, bytes] | None = None) -> None:
         """Refuses all faulty rows in one message.
@@ -111,22 +111,25 @@ class LabelFile:
         lines = [f"  {problem}" for problem in problems[:MOST_SHOWN]]
         lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        fix = f"correct or remove these rows; `amalgam label --count 50{self.option}` writes a file of texts to label"
+        fix = f"correct or remove these rows; {self.way}"
         return DataError("\n".join([f"{self.name}: {count}", *lines]), where=self.where, fix=fix)
 
 
-def read_label_file(path: Path, corpus: Corpus, option: str = "") -> LabelFile:
-    """Reads the rows with a label; the columns have the names of the corpus, or key, id, text and label."""
+def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> LabelFile:
+    """Reads the rows with a label; the columns have the names of the corpus, or key, id, text and label.
+
+    `name` is that of a frame in messages; a file has its own.
+    """
     names = (corpus.label, free_name(LABEL, corpus), LABEL)
     label = next((name for name in names if name and name not in corpus.text and _has_column(path, name)), LABEL)
     column, texts = _identifying_column(path, corpus)
     settings = Corpus(text=texts, label=label, labels=corpus.labels, rename=corpus.rename)
     rows, problems, empty = [], [], 0
-    _check_column(path, settings)
+    _check_column(path, settings, name)
     unit = "line" if path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
     marked = _has_column(path, why_column(corpus))
     reasons = _column(path, why_column(corpus)) if marked else {}
-    for row in read_rows(path, corpus=settings):
+    for row in read_rows(path, corpus=settings, name=name):
         place = f"{unit} {row.number}"
         if not isinstance(row, Row):
             problems.append(f"{place}: {row.where.partition(f'{unit} {row.number}')[2].lstrip(':, ')}; {row.fix}")
@@ -135,8 +138,8 @@ def read_label_file(path: Path, corpus: Corpus, option: str = "") -> LabelFile:
         else:
             identity, why = _identity(column, row.fields), reasons.get(row.number)
             rows.append(LabelRow(place, identity, shown(row.fields[0]), row.label, why))
-    where = f"{WHERE}: {shown(str(path), 200)}"
-    return LabelFile(shown(path.name, 200), where, column, rows, problems, empty, marked, option)
+    where = WHERE if name else f"{WHERE}: {shown(str(path), 200)}"
+    return LabelFile(name or shown(path.name, 200), where, column, rows, problems, empty, marked, way)
 
 
 def why_column(corpus: Corpus) -> str:
@@ -226,11 +229,11 @@ def _column(path: Path, name: str) -> dict[int, str]:
     return {row.number: row.fields[0].strip() for row in rows if isinstance(row, Row)}
 
 
-def _check_column(path: Path, settings: Corpus) -> None:
+def _check_column(path: Path, settings: Corpus, name: str) -> None:
     """Refuses a file without the columns; a label may be absent from rows, but not its column."""
-    for name in (*settings.text, str(settings.label)):
-        columns = Corpus(text=[name])
-        next(read_rows(path, corpus=columns, setting=f"rename a column to {shown(name)}: "), None)
+    for column in (*settings.text, str(settings.label)):
+        columns = Corpus(text=[column])
+        next(read_rows(path, corpus=columns, name=name, setting=f"rename a column to {shown(column)}: "), None)
 
 
 def _unknown(row: LabelRow, names: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.paths import GIVEN
 from amalgam.pipeline.storage.store import StoredFile
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.common.corpus import (
@@ -39,6 +40,7 @@ from amalgam.stages.common.corpus import (
 from amalgam.stages.common.deliveries import DeliveryServices
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.given_labels import (
+    FRAME,
     FROM_CORPUS,
     GivenLabels,
     LabelFile,
@@ -197,11 +199,15 @@ def picked_texts(run: Run) -> dict[bytes, int]:
 @once
 def label_file(run: Run, source: str) -> LabelFile:
     path = user_path(source, run.base, DataError, where=LABELS)
+    is_frame = path.parent == run.store.root / GIVEN
+    way = f"`amalgam label --count 50{run.file_option}` writes a file of texts to label"
+    if is_frame or run.file is None:
+        way = "`experiment.label(50)` returns texts to label"
     if not path.is_file():
-        command = f"amalgam label --count 50{run.file_option}"
-        fix = f"name a csv, tsv, jsonl or parquet file, or `corpus`; `{command}` writes a file to fill"
+        fix = f"name a csv, tsv, jsonl or parquet file, or `corpus`; {way}"
         raise DataError(f"{shown(source)} is no file of labels", where=LABELS, fix=fix)
-    return read_label_file(find_files(source, run.base)[0], run.experiment.corpus, run.file_option)
+    file = find_files(source, run.base)[0]
+    return read_label_file(file, run.experiment.corpus, way, FRAME if is_frame else "")
 
 
 def check_labels(run: Run) -> None:

@@ -24,6 +24,7 @@ from amalgam.data.keys import shown
 from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.signals import InterruptHandler
+from amalgam.pipeline.storage.local import replacing
 from amalgam.pipeline.storage.paths import inside, is_regular
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.resolve import NewClassifier
@@ -224,7 +225,10 @@ class TrainingLog:
             raise ExperimentError(what, where=str(self.path), fix="move it away")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         log_digest(self.path).unlink(missing_ok=True)
-        self._file = self._stack.enter_context(self.path.open("w" if step == 1 else "a", encoding="utf-8"))
+        if step == 1:
+            with replacing(self.path) as empty:  # another run of the same training keeps the file before
+                empty.touch()
+        self._file = self._stack.enter_context(self.path.open("a", encoding="utf-8"))
         for name in self.trackers:
             tracker = _started_tracker(name, self.path)
             self._stack.callback(tracker.finish)

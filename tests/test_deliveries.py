@@ -52,6 +52,7 @@ def test_a_damaged_student_is_found_by_verify_and_mended_by_run(workspace: Works
     assert result.code == 1
     assert f"students/student/{name}" in result.out
     assert "copied" in result.out
+    assert "quarantine" not in result.err  # nothing is there
     err = workspace("run").err
     assert f"students/student/{name}" in err
     assert "train-student: reused" in err

@@ -23,6 +23,7 @@ from amalgam.stages.app.cost import CostEstimate
 from amalgam.stages.app.doctor import diagnose
 from amalgam.stages.app.label import next_step, write_labels_file
 from amalgam.stages.app.verify import REPAIR, RUN, Damage
+from amalgam.stages.common.deliveries import FOLDERS
 from amalgam.stages.common.given_labels import label_column
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.methods import METHODS, NAMES, method_name
@@ -174,12 +175,13 @@ def verify_workspace(config: Path, overrides: list[str], *, repair: bool, as_jso
             console.result(f"{damage['path']}: {damage['fault']}; {state}: {damage['repair']}")
         console.result(f"{counted(results['files'], 'file')}, {size(results['bytes'])} checked, {len(damaged)} damaged")
     left = [damage for damage in damaged if not damage["mended"]]
+    stored = [damage for damage in left if damage["path"].split("/")[0] not in FOLDERS]
     if left or (damaged and not repair):
         files = counted(len(left or damaged), "file", "is", "are")
         raise DamagedError(
             f"{files} damaged" if left else f"{files} restored",
             path=damaged[0]["path"],
-            where=f"damaged results are in {results['quarantine']}" if left else damaged[0]["path"],
+            where=f"damaged results are in {results['quarantine']}" if stored else (left or damaged)[0]["path"],
             fix=_fix(left, file_option(config)),
         )
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from amalgam.data.keys import ALL, keys_digest, overlaps
+from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common.cached.coverage import (
     UNIT_PREDICTIONS,
@@ -29,8 +30,8 @@ def unit(name: str, prefix: str, first: int = 0, last: int = 4, rows: int = 1) -
     return CachedUnit(name, prefix, first == 0, first, last, rows, StoredFile(f"{name}.parquet", 1, ""))
 
 
-def asked(part: str, keys: NDArray[np.bytes_]) -> BucketRequest:
-    bucket = Bucket("0", len(keys), keys_digest(keys.tobytes()), StoredFile("0.parquet", 1, ""))
+def asked(part: str, keys: NDArray[np.bytes_], prefix: str = "0") -> BucketRequest:
+    bucket = Bucket(prefix, len(keys), keys_digest(keys.tobytes()), StoredFile("0.parquet", 1, ""))
     return BucketRequest(part, bucket, lambda _: keys, lambda unit: pytest.fail(unit.name))
 
 
@@ -63,7 +64,7 @@ def test_a_units_name_depends_on_its_texts() -> None:
 def test_many_passes_of_a_large_bucket_are_cut_into_units_that_a_later_plan_finds_by_their_names() -> None:
     keys = np.array([number.to_bytes(16, "big") for number in range(1, 2001)])
     new = list(units_for("a", asked("train", keys), CachedUnits([], Path()), 16))
-    assert [len(each.payload.rows) for each in new] == [667, 667, 666]
+    assert [len(each.payload.rows) for each in new] == [666, 667, 667]
     assert sum(each.size for each in new) == 2000 * 17
     assert max(each.size for each in new) <= UNIT_PREDICTIONS
     np.testing.assert_array_equal(np.concatenate([each.payload.rows for each in new]), np.arange(2000))
@@ -80,6 +81,25 @@ def test_many_passes_of_a_large_bucket_are_cut_into_units_that_a_later_plan_find
         each for each in units_for("a", asked("train", keys), CachedUnits(units[1:], Path()), 16) if each.payload
     ]
     assert [each.name for each in missing] == [new[0].name]
+
+
+@pytest.mark.parametrize(("texts", "passes"), [(2000, 16), (1000, 16), (2048, 64), (500, 16)])
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_parts_that_run_in_turn_compute_each_unit_once(texts: int, passes: int, parts: int) -> None:
+    keys = np.array([number.to_bytes(16, "big") for number in range(8 * texts)])
+    buckets = {f"{number:03b}": keys[number * texts : (number + 1) * texts] for number in range(8)}
+    done: list[CachedUnit] = []
+
+    def planned() -> list[Unit]:
+        requests = (asked("train", own, prefix) for prefix, own in buckets.items())
+        return [each for one in requests for each in units_for("a", one, CachedUnits(done, Path()), passes)]
+
+    names = [each.name for each in planned()]
+    for part in range(parts):
+        for each in [each for each in planned()[part::parts] if each.payload]:
+            done.append(unit(each.name, each.payload.prefix, 0, passes, rows=each.size // (passes + 1)))
+            assert [every.name for every in planned()] == names
+    assert sorted(each.name for each in done) == sorted(names)
 
 
 @pytest.mark.parametrize(("texts", "passes", "units"), [(2000, 0, 1), (2000, 4, 1), (2000, 64, 4), (1, 20_000, 1)])

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypedDict, TypeVar
 
@@ -177,8 +177,8 @@ class Coverage:
 class BucketRequest:
     """Matches the texts of one bucket with cached units, once for all teachers.
 
-    A unit's name includes the digest of its keys, so units of one name have the same texts. Planning therefore opens
-    no unit that covers the whole bucket or one of its equal parts, and reads only changed ones.
+    A unit's name includes the digest of its keys, or of the bucket's keys and its place, so units of one name have the
+    same texts. Planning opens no unit of the whole bucket or of one of its equal parts, and reads only changed ones.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class BucketRequest:
         self.part, self.prefix, self.texts = part, bucket.prefix, bucket.rows
         self._bucket, self._read_keys, self._unit_keys = bucket, read_keys, unit_keys
         self._rows: dict[str, Any] = {}
-        self._cut: set[tuple[bool, int, int]] = set()
+        self._parts: dict[tuple[bool, int, int], dict[str, range]] = {}
 
     @cached_property
     def keys(self) -> Keys:
@@ -197,6 +197,21 @@ class BucketRequest:
         """Returns the name of the unit with these texts; None means all texts of the bucket."""
         digest = self._bucket.keys_digest if rows is None else keys_digest(self.keys[rows].tobytes())
         return f"{self.prefix}-{fingerprint([digest, logits, first, last])[:10]}"
+
+    def parts(self, logits: bool, first: int, last: int) -> dict[str, range]:
+        """Returns the units into which the whole bucket is cut, by name; their keys need not be read."""
+        if (logits, first, last) not in self._parts:
+            units = max(1, min(-(-self.texts * (last - first + logits) // UNIT_PREDICTIONS), BUCKET_UNITS, self.texts))
+            ends = [self.texts * number // units for number in range(units + 1)]
+            parts = [range(*part) for part in pairwise(ends)]
+            self._parts[logits, first, last] = {self._part_name(part, logits, first, last): part for part in parts}
+        return self._parts[logits, first, last]
+
+    def _part_name(self, part: range, logits: bool, first: int, last: int) -> str:
+        if len(part) == self.texts:
+            return self.name(None, logits, first, last)
+        places = [self._bucket.keys_digest, part.start, part.stop, logits, first, last]
+        return f"{self.prefix}-{fingerprint(places)[:10]}"
 
     def is_answered_by(self, unit: CachedUnit, wanted: Any) -> bool:
         """Returns whether the unit covers the wanted passes of the whole bucket: the usual case, without counting."""
@@ -208,28 +223,23 @@ class BucketRequest:
 
     def rows_of(self, unit: CachedUnit) -> Any:
         """Returns the positions of the unit's texts in the bucket."""
-        if self._is_all_of(unit):
-            return np.arange(self.texts)
-        self._name_parts(unit.logits, unit.first, unit.last)
+        part = self.parts(unit.logits, unit.first, unit.last).get(unit.name)
+        if part or self._is_all_of(unit):
+            return np.arange(*((part.start, part.stop) if part else (0, self.texts)))
         if unit.name not in self._rows:
             keys = self._unit_keys(unit)
             places = self.keys.searchsorted(keys).clip(max=self.texts - 1)
             self._rows[unit.name] = places[self.keys[places] == keys]
         return self._rows[unit.name]
 
-    def _name_parts(self, logits: bool, first: int, last: int) -> None:
-        """Notes the names of the units into which the whole bucket is cut, so that none of them is opened."""
-        if (logits, first, last) not in self._cut:
-            self._cut.add((logits, first, last))
-            parts = cut(np.arange(self.texts), last - first + logits)
-            if len(parts) > 1:
-                self._rows |= {self.name(rows, logits, first, last): rows for rows in parts}
-
-
-def cut(rows: Any, predictions: int) -> list[Any]:
-    """Cuts texts of a bucket into equal units; `predictions` is their number for each text."""
-    units = -(-len(rows) * predictions // UNIT_PREDICTIONS)
-    return np.array_split(rows, max(1, min(units, BUCKET_UNITS, len(rows))))
+    def missing(self, coverage: Coverage) -> Iterator[tuple[str, Any, bool, int, int]]:
+        """Yields the missing units: name, positions of the texts, and what they lack. Parts keep their boundaries."""
+        for rows, logits, first, last in coverage.missing():
+            for name, part in self.parts(logits, first, last).items():
+                own = rows[(rows >= part.start) & (rows < part.stop)]
+                if len(own):
+                    whole = len(own) == len(part)
+                    yield name if whole else self.name(own, logits, first, last), own, logits, first, last
 
 
 def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: Any) -> Iterator[Unit]:
@@ -243,15 +253,19 @@ def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: 
         yield Unit(complete.name, cached.folder, complete.size, is_complete=True)
         return
     coverage = Coverage(bucket.texts, wanted)
+    units: list[tuple[tuple[int, int, int], Unit]] = []
     for unit in overlapping:
         rows = bucket.rows_of(unit)
         if len(rows) and coverage.add(unit, rows):
-            yield Unit(unit.name, cached.folder, unit.size, is_complete=True)
-            if coverage.is_complete:
-                return
-    for missing, logits, first, last in coverage.missing():
-        for rows in cut(missing, last - first + logits):
-            places = rows if len(rows) < bucket.texts else None
-            request = UnitRequest(teacher, bucket.part, bucket.prefix, places, logits, first, last)
-            size = len(rows) * (last - first + logits)
-            yield Unit(bucket.name(places, logits, first, last), cached.folder, size, request)
+            units.append(
+                ((rows[0], unit.first, unit.last), Unit(unit.name, cached.folder, unit.size, is_complete=True))
+            )
+        if coverage.is_complete:
+            break
+    for name, rows, logits, first, last in bucket.missing(coverage):
+        places = rows if len(rows) < bucket.texts else None
+        request = UnitRequest(teacher, bucket.part, bucket.prefix, places, logits, first, last)
+        size = len(rows) * (last - first + logits)
+        units.append(((rows[0], first, last), Unit(name, cached.folder, size, request)))
+    # The order is that of texts and passes, whatever is complete: each `--part` takes every n-th unit.
+    yield from (unit for _, unit in sorted(units, key=lambda each: (each[0], each[1].name)))

@@ -238,25 +238,6 @@ def test_plan_names_the_overrides_that_later_commands_repeat_and_the_student_of_
     assert workspace("plan").err == ""
 
 
-def test_targets_of_another_method_are_noted_and_not_used(workspace: Workspace) -> None:
-    workspace("build-targets", "student.method=uhc")
-    assert workspace("train-student", "--quiet").err == ""
-    workspace("build-targets", "student.method=uhc", "student.name=other")
-    trained = workspace("train-student").err
-    again = "add `student.method=uhc student.name=other` to use its targets"
-    assert f"note: the method is muka-soft; the last build-targets had another: {again}" in trained
-    assert "train-student: reused" in trained
-    assert "another" not in workspace("train-student").err  # the last targets are its own
-    workspace("build-targets", "student.method=uhc")
-    assert "another" not in workspace("train-student", "student.method=uhc").err
-    workspace("build-targets", "student.method=uhc")
-    assert "another" not in workspace("train-student", "targets.mode=hard").err
-    workspace("train-student", "student.method=uhc")
-    reported = workspace("report").err
-    assert "student.method=uhc, as in the last train-student" in reported
-    assert "another" not in reported
-
-
 def test_the_overrides_of_one_experiment_file_are_not_repeated_for_another(workspace: Workspace) -> None:
     shutil.copyfile(workspace.config, workspace.folder / "second.yaml")
     workspace("build-targets", "--mode", "hard")

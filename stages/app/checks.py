@@ -5,8 +5,7 @@ It reads headers and configurations only, and sends no request.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -31,7 +30,7 @@ from amalgam.stages.common.load import (
     unfetched_models,
 )
 from amalgam.stages.common.models.resolve import folders_like
-from amalgam.stages.methods import NAMES, method_name, method_of
+from amalgam.stages.methods import method_of
 from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.registry import STAGES
 from amalgam.stages.target_methods import target_method
@@ -174,30 +173,14 @@ def stored_overrides(run: Run, stage: Stage) -> tuple[dict[str, object], str]:
 
     Fields that the run sets itself are left out.
     """
-    stored = _last_overrides(run, stage.name)
+    entry = run.store.head().get(stage.name)
+    stored = entry["overrides"] if entry and entry.get("file") == run.file_name else {}
     fields = {
         field: value
         for field, value in stored.items()
         if field.split(".")[0] in stage.sections and field not in run.overrides
     }
     return fields, stored.get("student.name", run.experiment.student.name)
-
-
-def _last_overrides(run: Run, stage: str) -> Mapping[str, Any]:
-    entry = run.store.head().get(stage)
-    return entry["overrides"] if entry and entry.get("file") == run.file_name else {}
-
-
-def note_on_method(run: Run) -> str:
-    """Returns a note if the last targets are of another method, which later commands do not repeat; else ""."""
-    experiment, last = run.experiment, _last_overrides(run, "build-targets")
-    made = method_of(experiment.targets.model_dump(), experiment.objective.name)
-    own = {experiment.student.method, made, made.partition(" and ")[0]}
-    if last.get("student.method", made) in own or run.overrides.keys() & {"student.method", *NAMES}:
-        return ""
-    fields = [field for field in ("student.method", "student.name") if field in last]
-    again = f"add `{shlex.join(f'{field}={as_yaml(last[field])}' for field in fields)}` to use its targets"
-    return f"the method is {method_name(experiment)}; the last build-targets had another: {again}"
 
 
 def _value_of(run: Run, field: str) -> Any:

@@ -18,7 +18,7 @@ from amalgam.pipeline.execution.plan import StageState, shown_choices
 from amalgam.pipeline.user_paths import check_new
 from amalgam.stages.app.api import Experiment, QuietTables, open_run
 from amalgam.stages.app.arguments import local_path
-from amalgam.stages.app.checks import note_on_method, stored_overrides
+from amalgam.stages.app.checks import stored_overrides
 from amalgam.stages.app.cost import CostEstimate
 from amalgam.stages.app.doctor import diagnose
 from amalgam.stages.app.label import next_step, write_labels_file
@@ -58,11 +58,9 @@ def _remembered(config: Path, overrides: list[str], target: str, console: Consol
     """
     run = open_run(config, overrides, console=Console(quiet=True))
     repeated: dict[str, object] = {}
-    note = ""
     name, others = run.experiment.student.name, set[str]()
     named = {field for field in NAMES if "student.method" in run.overrides}  # a method replaces them
     for stage in takewhile(lambda stage: stage.name != target, STAGES):
-        note = note_on_method(run) if stage.name == "build-targets" else note
         stored, student = stored_overrides(run, stage)
         if student != name:
             others.update([student] if stored else [])
@@ -74,8 +72,6 @@ def _remembered(config: Path, overrides: list[str], target: str, console: Consol
     for other in sorted(others):
         fix = f"add {shlex.quote(f'student.name={other}')} to repeat them"
         console.note(f"this command is for students/{name}; the overrides of students/{other} are left out: {fix}")
-    if note and not others and not repeated.keys() & {"student.method", *NAMES}:
-        console.note(note)
     return [f"{field}={json.dumps(value)}" for field, value in repeated.items()]
 
 

@@ -102,7 +102,7 @@ def make_page(folder: Path, entry: Entry, pages: Path, *, texts: bool) -> str:
     """Runs the experiment, writes its report page, and returns its row of the gallery."""
     experiment = Experiment.load(folder / entry.file, entry.overrides)
     experiment.run()
-    numbers = read_report(experiment.report.with_suffix(".json"))
+    numbers = read_report(experiment.report.with_suffix(".json"), folder / entry.file)
     numbers["settings"] = short_paths(numbers["settings"])
     html = page(numbers if texts else without_texts(numbers))
     if not texts:

@@ -122,7 +122,7 @@ def _verdict(folder: Path, overrides: Mapping[str, Any]) -> tuple[str, float | N
     """Runs an experiment; returns the decision, the accuracy, and the number of test texts."""
     experiment = Experiment.load(folder / "amalgam.yaml", overrides, quiet=True)
     experiment.run()
-    report = read_report(experiment.report.with_suffix(".json"))
+    report = read_report(experiment.report.with_suffix(".json"), folder / "amalgam.yaml")
     if report["verdict"] is None:
         raise SystemExit(f"{folder}: the report has no verdict")
     evaluation = report["evaluation"]

@@ -9,9 +9,7 @@ from typing import Any
 import accelerate.tracking
 import pytest
 
-from amalgam.pipeline.input_files import file_digest
-from amalgam.stages.common.training import checkpoint_files
-from amalgam.stages.common.training.checkpoint_files import LOGS
+from amalgam.stages.common.training.checkpoint_files import LOGS, damaged_logs, log_digest
 from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.run import TrainingLog
 from amalgam.tests.workspaces import TRAIN, Workspace
@@ -66,9 +64,7 @@ def test_a_resumed_training_appends_to_its_log_and_a_new_one_replaces_it(tmp_pat
         assert [line["step"] for line in lines(tmp_path / "one.jsonl")] == ([10, 20] if first == 11 else [10])
 
 
-def test_two_runs_of_one_training_leave_a_whole_log_with_its_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_runs_of_one_training_leave_the_log_of_the_later_one_with_its_digest(tmp_path: Path) -> None:
     path = tmp_path / LOGS / "train-student-one.jsonl"
     first, second = (TrainingLog(path, training(), []) for _ in range(2))
     for journal in (first, second):
@@ -76,19 +72,13 @@ def test_two_runs_of_one_training_leave_a_whole_log_with_its_digest(
     for step in range(2, 21):
         first.on_step(step, 20, 1.0)
         second.on_step(step, 20, 1.0)
-
-    def digest_while_the_second_ends(file: Path) -> str:
-        before = file_digest(file)
-        if second.path.stat().st_size == size:
-            second.on_score(0.5)
-            second.close()
-        return before
-
-    size = path.stat().st_size
-    monkeypatch.setattr(checkpoint_files, "file_digest", digest_while_the_second_ends)
     first.close()
+    assert not log_digest(path).exists()
+    second.on_score(0.5)
+    second.close()
     assert [line["step"] for line in lines(path)] == [10, 20, 20]
-    assert list(checkpoint_files.damaged_logs(tmp_path)) == []
+    assert log_digest(path).exists()
+    assert list(damaged_logs(tmp_path)) == []
 
 
 def test_trackers_get_the_metrics_and_nothing_else(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, QualityError
-from amalgam.pipeline.user_paths import DEFAULT_FILE
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores
@@ -219,7 +218,7 @@ def _title(name: str) -> str:
     return name.removesuffix(".yaml").removesuffix(".yml")
 
 
-def read_report(path: Path, config: Path = DEFAULT_FILE) -> ReportJson:
+def read_report(path: Path, config: Path) -> ReportJson:
     """Reads and checks a report's JSON, which a user may have edited."""
     fix = f"run `amalgam report{file_option(config)}` with this student.name first"
     try:

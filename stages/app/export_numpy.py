@@ -63,8 +63,10 @@ def export(  # noqa: PLR0913 - the options of the command
     finished, console = finished_student(config, student), Console(quiet=quiet)
     name_student(console, finished, config, chosen=student is not None)
     if json.loads((finished.folder / CONFIG).read_text("utf-8")).get("model_type") != STATIC:
-        other = "train one: student.encoder=static:ENCODER student.name=small"
-        fix = f"run `amalgam export --onnx{finished.option}`, or {other}"
+        fix = (
+            f"run `amalgam export --onnx{finished.option}`, "
+            "or train one: student.encoder=static:ENCODER student.name=small"
+        )
         raise ExperimentError("--numpy needs a static student", where=str(finished.folder), fix=fix)
     texts = compared_texts(config, source, int8=int8)
     folder = out or finished.folder.with_name(f"{finished.folder.name}-numpy{'-int8' if int8 else ''}")

@@ -28,7 +28,7 @@ from amalgam.stages.methods import load_with_methods
 
 PARTS = ("train", "validation", "test")
 LABELLED = ("validation", "test")
-LABELS = "labelled"
+FRAME_PART = "labelled"
 """The part that a frame of labels counts as; it is no part of the corpus."""
 ROWS = 65_536
 SURROGATE_FIX = f"{FIXES['lone surrogate']}; or set corpus.on_bad_row to skip"
@@ -61,7 +61,7 @@ def store_labels(source: ExperimentSource, overrides: Sequence[str], labels: Any
         fix = "give the path of a file, or the frame of experiment.label() with a filled column label"
         raise ExperimentError(f"labels is a {type(labels).__name__}, not a frame", where="labels", fix=fix)
     loaded = load_with_methods(source, overrides)
-    tables = (_without_categories(table) for table in _tables(labels, loaded.experiment.corpus, LABELS))
+    tables = (_without_categories(table) for table in _tables(labels, loaded.experiment.corpus, FRAME_PART))
     path = _store(tables, _folder(loaded))
     if path is None:
         raise DataError("the labels have no rows", where="labels", fix="give the filled frame of experiment.label()")
@@ -126,7 +126,7 @@ def _tables(given: Any, corpus: Corpus, part: str) -> Iterator[pa.Table]:
     if not hasattr(given, "__arrow_c_stream__"):
         kinds = "a Polars or pandas frame, a datasets.Dataset or an Arrow table"
         ways = f"a list of texts, {kinds}; or set corpus.{part} to a path", f"{kinds}; or the path of a file"
-        fix = f"pass {ways[part == LABELS]}"
+        fix = f"pass {ways[part == FRAME_PART]}"
         raise DataError(f"the {part} texts have an unknown type", where=_place(given, part), fix=fix)
     for batch in _arrow_of(lambda: pa.RecordBatchReader.from_stream(given), given, corpus, part):
         yield pa.Table.from_batches([batch])
@@ -272,5 +272,5 @@ def _even(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _place(given: Any, part: str) -> str:
-    kind, argument = type(given), "labels" if part == LABELS else f"texts[{part!r}]"
+    kind, argument = type(given), "labels" if part == FRAME_PART else f"texts[{part!r}]"
     return f"{argument}: {'' if kind.__module__ == 'builtins' else kind.__module__ + '.'}{kind.__qualname__}"

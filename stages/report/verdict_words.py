@@ -45,7 +45,8 @@ def selection_sentence(n: int, selected: int) -> str:
     total = counted(n + selected, "test text")
     were, them = ("was", "it") if selected == 1 else ("were", "them")
     if not n:
-        return f"All {total} {were} selected (column `why`): the accuracy on ordinary texts is unknown."
+        every = "The only test text" if selected == 1 else f"All {total}"
+        return f"{every} {were} selected (column `why`): the accuracy on ordinary texts is unknown."
     return (
         f"{selected:,} of {total} {were} selected (column `why`). Only the comparison with the ensemble uses {them}; "
         f"all other numbers are of the {counted(n, 'random text')}."

@@ -247,7 +247,7 @@ def test_selected_texts_are_a_caution_on_page_and_console() -> None:
 
 
 def test_sentences_about_one_text_have_the_singular() -> None:
-    assert selection_sentence(0, 1).startswith("All 1 test text was selected")
+    assert selection_sentence(0, 1).startswith("The only test text was selected")
     assert "1 of 50 test texts was selected" in selection_sentence(49, 1)
     assert "uses it;" in selection_sentence(49, 1)
     assert "uses them;" in selection_sentence(48, 2)

@@ -177,8 +177,8 @@ class Coverage:
 class BucketRequest:
     """Matches the texts of one bucket with cached units, once for all teachers.
 
-    A unit's name includes the digest of its keys, or of the bucket's keys and its place, so units of one name have the
-    same texts. Planning opens no unit of the whole bucket or of one of its equal parts, and reads only changed ones.
+    A unit's name includes the digest of its keys, or of the bucket's keys and its place in the bucket. Units of one name
+    therefore have the same texts. Planning opens no unit of a whole bucket or of one of its equal parts.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class BucketRequest:
         return self._rows[unit.name]
 
     def missing(self, coverage: Coverage) -> Iterator[tuple[str, Any, bool, int, int]]:
-        """Yields the missing units: name, positions of the texts, and what they lack. Parts keep their boundaries."""
+        """Yields the missing units: name, positions, and the missing predictions. Parts keep their boundaries."""
         for rows, logits, first, last in coverage.missing():
             for name, part in self.parts(logits, first, last).items():
                 own = rows[(rows >= part.start) & (rows < part.stop)]
@@ -267,5 +267,5 @@ def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: 
         request = UnitRequest(teacher, bucket.part, bucket.prefix, places, logits, first, last)
         size = len(rows) * (last - first + logits)
         units.append(((rows[0], first, last), Unit(name, cached.folder, size, request)))
-    # The order is that of texts and passes, whatever is complete: each `--part` takes every n-th unit.
+    # The order, by texts and passes, does not change as units are completed: each `--part` takes every n-th unit.
     yield from (unit for _, unit in sorted(units, key=lambda each: (each[0], each[1].name)))

@@ -97,12 +97,8 @@ def log_digest(log: Path) -> Path:
 
 
 def write_log_digest(log: Path) -> None:
-    """Writes the digest, and again if another run of the same training has written to the log meanwhile."""
-    size = -1
-    while size != log.stat().st_size:
-        size = log.stat().st_size
-        with atomic_write(log_digest(log)) as temporary:
-            temporary.write_bytes(signed({"log": {"bytes": size, "sha256": file_digest(log)}}))
+    with atomic_write(log_digest(log)) as temporary:
+        temporary.write_bytes(signed({"log": {"bytes": log.stat().st_size, "sha256": file_digest(log)}}))
 
 
 def training_seconds(root: Path, folders: Iterable[str]) -> float:

@@ -203,8 +203,9 @@ class TrainingLog:
         self._since = time.monotonic()  # excludes the time of the evaluation
 
     def close(self) -> None:
+        is_own = self._file is not None and os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
         self._stack.close()
-        if self._file is not None:
+        if is_own:  # else another run of the same training has begun a new file
             write_log_digest(self.path)
 
     def _write_steps(self) -> None:
@@ -226,7 +227,7 @@ class TrainingLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         log_digest(self.path).unlink(missing_ok=True)
         if step == 1:
-            with replacing(self.path) as empty:  # another run of the same training keeps the file before
+            with replacing(self.path) as empty:  # another run of the same training still writes to the old file
                 empty.touch()
         self._file = self._stack.enter_context(self.path.open("a", encoding="utf-8"))
         for name in self.trackers:

@@ -83,6 +83,18 @@ def test_many_passes_of_a_large_bucket_are_cut_into_units_that_a_later_plan_find
     assert [each.name for each in missing] == [new[0].name]
 
 
+def test_appended_texts_of_a_large_bucket_are_one_unit() -> None:
+    keys = np.array([number.to_bytes(16, "big") for number in range(2000)])
+    before = keys[np.arange(2000) % 100 > 0]
+    first = list(units_for("a", asked("train", before), CachedUnits([], Path()), 16))
+    kept = {each.name: before[each.payload.rows] for each in first}
+    cached = CachedUnits([unit(name, "0", 0, 16, rows=len(own)) for name, own in kept.items()], Path())
+    bucket = Bucket("0", len(keys), keys_digest(keys.tobytes()), StoredFile("0.parquet", 1, ""))
+    request = BucketRequest("train", bucket, lambda _: keys, lambda one: kept[one.name])
+    (appended,) = (each for each in units_for("a", request, cached, 16) if each.payload)
+    np.testing.assert_array_equal(appended.payload.rows, np.arange(0, 2000, 100))
+
+
 @pytest.mark.parametrize(("texts", "passes"), [(2000, 16), (1000, 16), (2048, 64), (500, 16)])
 @pytest.mark.parametrize("parts", [2, 3, 4])
 def test_parts_that_run_in_turn_compute_each_unit_once(texts: int, passes: int, parts: int) -> None:

@@ -177,8 +177,8 @@ class Coverage:
 class BucketRequest:
     """Matches the texts of one bucket with cached units, once for all teachers.
 
-    A unit's name includes the digest of its keys, or of the bucket's keys and its place in the bucket. Units of one name
-    therefore have the same texts. Planning opens no unit of a whole bucket or of one of its equal parts.
+    A unit's name includes the digest of its keys, or of the bucket's keys and its place in the bucket. So units of one
+    name have the same texts, and planning opens no unit of a whole bucket or of one of its equal parts.
     """
 
     def __init__(
@@ -213,10 +213,14 @@ class BucketRequest:
         places = [self._bucket.keys_digest, part.start, part.stop, logits, first, last]
         return f"{self.prefix}-{fingerprint(places)[:10]}"
 
-    def is_answered_by(self, unit: CachedUnit, wanted: Any) -> bool:
-        """Returns whether the unit covers the wanted passes of the whole bucket: the usual case, without counting."""
-        enough = isinstance(wanted, int) and unit.logits and unit.first == 0 and unit.last >= wanted
-        return enough and self._is_all_of(unit)
+    def complete_units(self, cached: Iterable[CachedUnit], wanted: Any) -> list[CachedUnit]:
+        """Returns a unit of the whole bucket with the wanted passes, or all its parts: the usual case; no numpy."""
+        if not isinstance(wanted, int):
+            return []
+        by_name = {unit.name: unit for unit in cached if unit.logits and unit.first == 0 and unit.last >= wanted}
+        whole = [unit for unit in by_name.values() if self._is_all_of(unit)]
+        parts = self.parts(True, 0, wanted)
+        return whole[:1] or ([by_name[name] for name in parts] if parts.keys() <= by_name.keys() else [])
 
     def _is_all_of(self, unit: CachedUnit) -> bool:
         return unit.rows == self.texts and unit.name == self.name(None, unit.logits, unit.first, unit.last)
@@ -233,13 +237,19 @@ class BucketRequest:
         return self._rows[unit.name]
 
     def missing(self, coverage: Coverage) -> Iterator[tuple[str, Any, bool, int, int]]:
-        """Yields the missing units: name, positions, and the missing predictions. Parts keep their boundaries."""
+        """Yields the missing units: name, positions, and the missing predictions.
+
+        Each part that is missing completely is one, and all other texts, as appended ones, are another.
+        """
         for rows, logits, first, last in coverage.missing():
+            rest = np.ones(len(rows), bool)
             for name, part in self.parts(logits, first, last).items():
-                own = rows[(rows >= part.start) & (rows < part.stop)]
-                if len(own):
-                    whole = len(own) == len(part)
-                    yield name if whole else self.name(own, logits, first, last), own, logits, first, last
+                own = (rows >= part.start) & (rows < part.stop)
+                if own.sum() == len(part):
+                    rest &= ~own
+                    yield name, rows[own], logits, first, last
+            if rest.any():
+                yield self.name(rows[rest], logits, first, last), rows[rest], logits, first, last
 
 
 def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: Any) -> Iterator[Unit]:
@@ -248,9 +258,9 @@ def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: 
     `wanted` is the number of passes, of all texts or of each.
     """
     overlapping = cached.overlapping([bucket.prefix])
-    complete = next((unit for unit in overlapping if bucket.is_answered_by(unit, wanted)), None)
+    complete = bucket.complete_units(overlapping, wanted)
     if complete:
-        yield Unit(complete.name, cached.folder, complete.size, is_complete=True)
+        yield from (Unit(unit.name, cached.folder, unit.size, is_complete=True) for unit in complete)
         return
     coverage = Coverage(bucket.texts, wanted)
     units: list[tuple[tuple[int, int, int], Unit]] = []

@@ -227,9 +227,11 @@ class BucketRequest:
 
     def rows_of(self, unit: CachedUnit) -> Any:
         """Returns the positions of the unit's texts in the bucket."""
+        if self._is_all_of(unit):
+            return np.arange(self.texts)
         part = self.parts(unit.logits, unit.first, unit.last).get(unit.name)
-        if part or self._is_all_of(unit):
-            return np.arange(*((part.start, part.stop) if part else (0, self.texts)))
+        if part:
+            return np.arange(part.start, part.stop)
         if unit.name not in self._rows:
             keys = self._unit_keys(unit)
             places = self.keys.searchsorted(keys).clip(max=self.texts - 1)

@@ -159,7 +159,8 @@ BENCHMARKS = {
         "methods",
         [Line("accuracy of methods, {data}: {row}", ".*", "accuracy", "", {"gap_closed": "{} of the gap closed"})],
         None,
-        f"--data {DATA} --sets trec6 --passes 4 --folder methods-table",
+        f"--data {DATA} --sets trec6 --passes 4 --max-tokens 32 --teachers-seeds 1 --folder methods-table "
+        "--methods muka-soft amalgam supervised",
         ("data", "minilm"),
     ),
 }  # fmt: skip

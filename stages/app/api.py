@@ -237,7 +237,7 @@ class Experiment:
         folder = self._run.base / "students" / self.config.student.name
         if not folder.is_dir():
             raise ExperimentError("there is no student yet", where=str(folder), fix="experiment.run()")
-        finished = finished_in(folder, option=self._run.file_option)
+        finished = finished_in(folder, file_option=self._run.file_option)
         changes = changes_since(self.config, finished)
         if not changes and finished.fingerprint != self._current("train-student").fingerprint("train-student"):
             changes = ["other texts, labels, teachers or encoder"]

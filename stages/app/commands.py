@@ -178,16 +178,16 @@ def verify_workspace(config: Path, overrides: list[str], *, repair: bool, as_jso
             f"{files} damaged" if left else f"{files} restored",
             path=damaged[0]["path"],
             where=f"damaged results are in {results['quarantine']}" if stored else (left or damaged)[0]["path"],
-            fix=_fix(left, file_option(config)),
+            fix=_fix(left, config),
         )
 
 
-def _fix(left: Sequence[Damage], file: str) -> str:
-    """Returns the commands that mend the damages; `file` is their option -c."""
+def _fix(left: Sequence[Damage], config: Path) -> str:
+    """Returns the commands that mend the damages."""
     commands = {damage["command"] for damage in left}
-    steps = [f"run `{REPAIR}{file}`, which copies delivered files again"] if REPAIR in commands else []
-    steps += [f"run `{RUN}{file}`, which recomputes only the damaged results"] if RUN in commands else []
-    steps += [f"run `{command}{file}`" for command in sorted(commands - {"", RUN, REPAIR})]
+    steps = [f"run `{REPAIR}{file_option(config)}`, which copies delivered files again"] if REPAIR in commands else []
+    steps += [f"run `{RUN}{file_option(config)}`, which recomputes only the damaged results"] if RUN in commands else []
+    steps += [f"run `{command}{file_option(config)}`" for command in sorted(commands - {"", RUN, REPAIR})]
     steps += ["mend the others as their lines state"] if "" in commands else []
     return ", then ".join(steps) or "check the disk if it happens often"
 

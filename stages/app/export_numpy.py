@@ -64,7 +64,7 @@ def export(  # noqa: PLR0913 - the options of the command
     name_student(console, finished, config, chosen=student is not None)
     if json.loads((finished.folder / CONFIG).read_text("utf-8")).get("model_type") != STATIC:
         fix = (
-            f"run `amalgam export --onnx{finished.option}`, "
+            f"run `amalgam export --onnx{finished.file_option}`, "
             "or train one: student.encoder=static:ENCODER student.name=small"
         )
         raise ExperimentError("--numpy needs a static student", where=str(finished.folder), fix=fix)
@@ -80,7 +80,7 @@ def export(  # noqa: PLR0913 - the options of the command
             shutil.copy2(finished.folder / name, temporary / name)
         shutil.copyfile(classify.__file__, temporary / SCRIPT)
         _write_arrays(classifier, temporary)
-        facts.update(_check_parity(classifier, temporary, finished.option), text=list(finished.learned))
+        facts.update(_check_parity(classifier, temporary, finished.file_option), text=list(finished.learned))
         if texts is not None:
             facts["int8"] = _quantise(classifier, temporary, texts, config, force=force)
         (temporary / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
@@ -147,15 +147,15 @@ def _kept_tokens(classifier: Classifier, config: Path) -> Array:
 # ---- the comparison
 
 
-def _check_parity(classifier: Classifier, folder: Path, option: str) -> dict[str, Any]:
-    """Compares numpy with torch; raises if they differ. `option` is the -c of the proposed command."""
+def _check_parity(classifier: Classifier, folder: Path, file_option: str) -> dict[str, Any]:
+    """Compares numpy with torch; raises if they differ."""
     texts = parity_texts(classifier)
     expected, logits = classifier.logits(texts), classify.Classifier(folder).logits([text for (text,) in texts])
     largest = float(np.abs(logits - expected).max()) if np.isfinite(logits).all() else float("inf")
     allowed = MOST_APART * float(np.abs(expected).max())
     if largest > allowed:
         what = f"the exported arrays differ from torch: a logit differs by {largest:.2e}"
-        fix = f"use the folder with transformers, or run `amalgam export --onnx{option}`"
+        fix = f"use the folder with transformers, or run `amalgam export --onnx{file_option}`"
         raise WorkError(what, where=f"{TEXTS} texts; at most {allowed:.0e} is allowed", fix=fix)
     return {"labels": classifier.labels, "parity_texts": TEXTS, "largest_difference": largest}
 

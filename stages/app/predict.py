@@ -25,7 +25,7 @@ from amalgam.data.keys import shown, text_key
 from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
 from amalgam.data.rows import SUFFIXES, BadRow, Row, has_surrogate, read_lines, read_rows
-from amalgam.pipeline.config.proposals import file_option
+from amalgam.pipeline.config import proposals
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import Console, counted, printing
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
@@ -78,15 +78,14 @@ class StudentFolder:
     training: Training | None = None
     learned: Sequence[str] = ()
     """Names of the text columns that it learned; empty if they are not recorded."""
-    option: str = ""
-    """The option -c of proposed commands, with a space before it."""
+    file_option: str = ""
 
     def check_pairs(self, texts: int, where: str, fix: str = "") -> None:
         """Refuses one text where the student learned pairs of texts."""
         if texts < len(self.learned):
             what = f"the student classifies pairs of texts, and the second one is missing: {shown(self.learned[1])}"
             columns = shlex.join(part for name in self.learned for part in ("--text", name))
-            fix = fix or f"name both columns of a file: amalgam predict --input FILE {columns}{self.option}"
+            fix = fix or f"name both columns of a file: amalgam predict --input FILE {columns}{self.file_option}"
             raise ExperimentError(what, where=where, fix=fix)
 
     def load(self) -> Classifier:
@@ -102,7 +101,7 @@ class StudentFolder:
             what = "the student's folder lists no labels of its teachers"
             if missing:
                 what = f"the student lacks the label of a teacher: {shown(missing[0])}"
-            command = f"amalgam train-student{self.option}"
+            command = f"amalgam train-student{self.file_option}"
             fix = f"run `{command}`, which writes the file again and trains nothing, or omit --explain"
             raise ModelError(what, where=str(self.folder / METADATA), fix=fix)
         return {teacher: [position[label] for label in own] for teacher, own in self.teachers.items()}
@@ -110,20 +109,20 @@ class StudentFolder:
 
 def finished_student(config: Path, folder: Path | None) -> StudentFolder:
     """Returns the student in `folder`, or that of the experiment file."""
-    option = file_option(config)
+    file_option = proposals.file_option(config)
     if folder is not None:
         fix = f"name the folder of a model, such as students/student, not {shown(str(folder))}"
-        return finished_in(folder, fix, option)
+        return finished_in(folder, fix, file_option)
     loaded = load_with_methods(config)
-    fix = f"run `amalgam run{option}`, or name a folder with --student FOLDER"
-    student = finished_in(loaded.base / "students" / loaded.experiment.student.name, fix, option)
+    fix = f"run `amalgam run{file_option}`, or name a folder with --student FOLDER"
+    student = finished_in(loaded.base / "students" / loaded.experiment.student.name, fix, file_option)
     return replace(student, device=loaded.experiment.execution.device, columns=loaded.experiment.corpus.text)
 
 
-def finished_in(folder: Path, fix: str = "run the experiment", option: str = "") -> StudentFolder:
+def finished_in(folder: Path, fix: str = "run the experiment", file_option: str = "") -> StudentFolder:
     if not user_path(str(folder), kind=ModelError).is_dir():
         raise ModelError("the student does not exist", where=str(folder.absolute()), fix=fix)
-    check_delivered(folder, option)
+    check_delivered(folder, file_option)
     metadata = read_metadata(folder) or {}
     limit, labels = metadata.get("max_tokens"), metadata.get("teachers")
     if not isinstance(labels, dict) or not all(isinstance(own, list) for own in labels.values()):
@@ -137,7 +136,7 @@ def finished_in(folder: Path, fix: str = "run the experiment", option: str = "")
         sources=_of_type(list[Source], metadata.get("sources")) or (),
         training=_of_type(Training, metadata.get("training")),
         learned=_of_type(list[str], metadata.get("text")) or (),
-        option=option,
+        file_option=file_option,
     )
 
 
@@ -159,7 +158,7 @@ def name_student(console: Console, student: StudentFolder, config: Path, *, chos
         return
     changes = changes_since(load_with_methods(config).experiment, student)
     if changes:
-        listed, update = "; ".join(changes), f"`amalgam run{file_option(config)}` updates it"
+        listed, update = "; ".join(changes), f"`amalgam run{proposals.file_option(config)}` updates it"
         console.note(f"{config.name} differs from this student's training: {listed}. {update}")
     newer = _newer(student.folder)
     if newer:
@@ -274,7 +273,7 @@ def _unknown_threshold(classifier: Classifier, student: StudentFolder) -> float:
     threshold = classifier.unknown_threshold
     if threshold is None:
         what = f"the student has no {UNKNOWN}, and its config.json no unknown_threshold"
-        fix = f"train it again on texts: `amalgam train-student{student.option}`; or omit --unknown"
+        fix = f"train it again on texts: `amalgam train-student{student.file_option}`; or omit --unknown"
         raise ModelError(what, where=str(student.folder), fix=fix)
     return threshold
 
@@ -301,7 +300,7 @@ def predict(  # noqa: PLR0913 - the options of the command
 ) -> None:
     if bool(texts) == (source is not None):
         what = "give texts, or a file of them with --input" + (", not both" if texts else "")
-        fix = f'amalgam predict "some text"{file_option(config)}, or --input texts.csv'
+        fix = f'amalgam predict "some text"{proposals.file_option(config)}, or --input texts.csv'
         raise ExperimentError(what, where="amalgam predict", fix=fix)
     if source is None:
         if out is not None:
@@ -485,7 +484,7 @@ def _check_typed(texts: Sequence[str], config: Path) -> None:
             fix = "amalgam predict TEXT --student students/NAME chooses the student; --input FILE reads such texts"
             raise ExperimentError(f"{shown(text)} is a setting, not a text", where="amalgam predict", fix=fix)
         if text.lower().endswith((".txt", *SUFFIXES)) and os.path.isfile(text):  # noqa: PTH113 - no error of a long text
-            fix = f"amalgam predict --input {shlex.quote(text)}{file_option(config)}"
+            fix = f"amalgam predict --input {shlex.quote(text)}{proposals.file_option(config)}"
             raise ExperimentError(f"{text} is a file, and was given as a text", where="amalgam predict", fix=fix)
 
 

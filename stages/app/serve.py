@@ -19,7 +19,7 @@ from typing import Any
 from amalgam.data.arrays import softmax, unknown_score
 from amalgam.data.keys import shown
 from amalgam.data.lazy import np
-from amalgam.pipeline.config.proposals import file_option
+from amalgam.pipeline.config import proposals
 from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import ExperimentError, ModelError, number_of, reason_of
 from amalgam.pipeline.execution.faults import as_error
@@ -63,31 +63,31 @@ class ExportFolder:
 
 def export_folder(config: Path, student: Path | None, console: Console) -> ExportFolder:
     """Returns the export in `student`, or that of the experiment's student."""
-    option = file_option(config)
+    file_option = proposals.file_option(config)
     if student is not None:
         fix = f"name a folder that `amalgam export --onnx` wrote, such as {STUDENTS}/student{SUFFIX}"
         if (student / CONFIG).is_file() and not (student / FACTS).exists():
             fix = f"run `amalgam export --onnx --student {student}`, then `amalgam serve --student {student}{SUFFIX}`"
-        return read_export(student, fix, option)
+        return read_export(student, fix, file_option)
     loaded = load_with_methods(config)
     source = loaded.base / STUDENTS / loaded.experiment.student.name
-    fix = f"run `amalgam export --onnx{option}`"
-    export = read_export(source.with_name(source.name + SUFFIX), fix, option)
+    fix = f"run `amalgam export --onnx{file_option}`"
+    export = read_export(source.with_name(source.name + SUFFIX), fix, file_option)
     trained = read_mark(source)
     if trained and trained.fingerprint != export.fingerprint:
-        command = f"amalgam export --onnx --force{option}"
+        command = f"amalgam export --onnx --force{file_option}"
         console.note(f"{source.name} was trained after its export: `{command}` updates it")
     return export
 
 
-def read_export(folder: Path, fix: str, option: str = "") -> ExportFolder:
+def read_export(folder: Path, fix: str, file_option: str = "") -> ExportFolder:
     where = str(folder.absolute())
     names = (MODEL, FACTS, TOKENIZER, CONFIG)
     missing = [name for name in names if not (user_path(str(folder), kind=ModelError) / name).is_file()]
     if missing:
         what = f"the folder has no {missing[0]}, so it is no export" if folder.is_dir() else "the export does not exist"
         raise ModelError(what, where=where, fix=fix)
-    check_delivered(folder, option)
+    check_delivered(folder, file_option)
     mark = read_mark(folder)
     facts, config = (_read_json(folder / name) for name in (FACTS, CONFIG))
     threshold, pad_id = config.get("unknown_threshold"), config.get("pad_token_id")

@@ -173,17 +173,14 @@ def _fault(folder: Path, name: str, file: StoredFile, digest_of: Digest) -> str 
     return None if digest_of(path) == file.sha256 else "its content does not match its digest"
 
 
-def check_delivered(folder: Path, option: str = "") -> None:
-    """Refuses a delivered model with a file that differs from its mark; a folder without a mark is not checked.
-
-    `option` is the option -c of proposed commands, with a space before it.
-    """
+def check_delivered(folder: Path, file_option: str = "") -> None:
+    """Refuses a delivered model with a file that differs from its mark; a folder without a mark is not checked."""
     mark, marks = read_mark(folder), " and ".join(MARKS)
     if mark is None and has_mark(folder):
         raise ModelError(
             f"the model has a damaged {METADATA}, so its files cannot be checked",
             where=str(folder.absolute()),
-            fix=f"run `amalgam run{option}`, which writes it again; if the model is yours, delete {marks}",
+            fix=f"run `amalgam run{file_option}`, which writes it again; if the model is yours, delete {marks}",
         )
     damaged = faults(folder, mark.files) if mark and mark.files else {}
     if damaged:
@@ -192,7 +189,7 @@ def check_delivered(folder: Path, option: str = "") -> None:
         raise ModelError(
             f"the model is damaged: {name} ({fault}){more}",
             where=str(folder.absolute()),
-            fix=f"run `amalgam verify --repair{option}`; if you changed the file yourself, delete {marks}",
+            fix=f"run `amalgam verify --repair{file_option}`; if you changed the file yourself, delete {marks}",
         )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from amalgam.data.keys import shown_names
-from amalgam.pipeline.config.proposals import as_yaml
+from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import counted
 from amalgam.stages.report.causes import LEAST_TEXTS, untested_teachers, were_learned
 from amalgam.stages.report.verdict_types import TO_LABEL, Cause, Decision, Next, Rival, VerdictInputs
@@ -126,5 +127,5 @@ def _run(overrides: Mapping[str, object], new: Mapping[str, object], inputs: Ver
 
 
 def _command(inputs: VerdictInputs, name: str, *arguments: str) -> str:
-    file = ["-c", inputs.file] if inputs.file else []
-    return shlex.join(["amalgam", name, *arguments, *file])
+    file = Path(inputs.file) if inputs.file else None
+    return shlex.join(["amalgam", name, *arguments]) + file_option(file)

@@ -90,7 +90,7 @@ class ReportInputs:
     automatic: Schedule | None
     """The schedule that `auto` would choose; None if no student is trained."""
     file: str
-    """Name of the experiment file, if it is not amalgam.yaml."""
+    """Name of the experiment file; empty without one."""
     overrides: Mapping[str, Any]
 
     def fingerprint(self, stage: str) -> str | None:

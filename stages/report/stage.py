@@ -23,7 +23,6 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes, Made
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
-from amalgam.pipeline.user_paths import DEFAULT_FILE
 from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
 from amalgam.stages.cache_teachers.stage import audit_lines, sampled_texts
 from amalgam.stages.common.cached.load import (
@@ -226,7 +225,7 @@ class Report(Stage):
             needs=run.needs,
             names=delivered_students(run.base),
             automatic=automatic_schedule(run) if run.experiment.student.learns else None,
-            file=run.file.path.name if run.file and run.file.path.name != DEFAULT_FILE.name else "",
+            file=run.file.path.name if run.file else "",
             overrides=run.overrides,
         )
         numbers = report_json(inputs, scores, findings, name)

@@ -112,11 +112,11 @@ def _other_inputs(identity: Mapping[str, Any]) -> list[Any]:
     return [identity.get("inputs"), upstream, identity.get("version")]
 
 
-def damaged_reports(store: Store, option: str) -> list[str]:
-    """Returns a note for each report whose record cannot be read; `option` is the -c of the proposed command."""
+def damaged_reports(store: Store, file_option: str) -> list[str]:
+    """Returns a note for each report whose record cannot be read."""
     unread = [folder for folder in store.folders("report") if store.manifest("report", folder.name) is None]
     damaged = [folder.name for folder in unread if MANIFEST in store.backend.names(store.inside(folder))]
-    consequence = f"is damaged: its student is not compared; run `amalgam verify{option}`"
+    consequence = f"is damaged: its student is not compared; run `amalgam verify{file_option}`"
     return [f"report/{name}/{MANIFEST} {consequence}" for name in damaged]
 
 

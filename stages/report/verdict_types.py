@@ -229,7 +229,7 @@ class VerdictInputs:
     learned: LearnedTexts | None = None
     page: str = "student"
     file: str = ""
-    """The experiment file, if it is not amalgam.yaml."""
+    """Name of the experiment file; empty without one."""
     remade: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """By student without a folder: the overrides that train it again; empty if they are unknown."""
     overrides: Mapping[str, object] = field(default_factory=dict)

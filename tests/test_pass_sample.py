@@ -16,7 +16,7 @@ import pytest
 
 from amalgam.cli import main
 from amalgam.stages.cache_teachers import ask, sample, stage
-from amalgam.stages.cache_teachers.sample import pass_lines, sample_size
+from amalgam.stages.cache_teachers.sample import pass_audit_lines, sample_size
 from amalgam.stages.common.cached import load
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.inference import batches
@@ -227,7 +227,7 @@ def test_one_teacher_or_a_small_corpus_has_no_sample(auto: Workspace, monkeypatc
 
 def test_the_interval_is_that_of_the_sample() -> None:
     audit = {"texts": 4000, "sampled": 200, "passes": 16, "runs": 1.8, "same": 194, "halves_same": 196}
-    first, second = pass_lines(audit)  # type: ignore[arg-type]
+    first, second = pass_audit_lines(audit)  # type: ignore[arg-type]
     assert first.startswith("1.80 passes a text instead of 17")
     assert "97.0 % of them (95 % interval 93.6 to 98.6); 8 passes and 8 others agree for 98.0 %" in second
 

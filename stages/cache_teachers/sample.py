@@ -96,7 +96,7 @@ def _compared(
         yield raw, part
 
 
-def pass_lines(audit: PassAudit) -> Iterator[str]:
+def pass_audit_lines(audit: PassAudit) -> Iterator[str]:
     """Formats the audit for the console and the page."""
     sampled, passes = audit["sampled"], audit["passes"]
     yield (

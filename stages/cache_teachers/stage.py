@@ -25,7 +25,7 @@ from amalgam.stages.cache_teachers.sample import (
     PassAudit,
     audit_passes,
     is_audited,
-    pass_lines,
+    pass_audit_lines,
     sample_size,
     sampled_rows,
     wanted_passes,
@@ -143,7 +143,7 @@ class CacheTeachers(Stage):
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of text-passes; those of the last layer alone are not counted."""
         if not run.experiment.cache.last_layer:
-            return float(_logits_rows(run, units))
+            return float(_text_passes(run, units))
         if units is None:
             return float(sum(part.texts for part, _ in _parts(run)) * len(teachers_of(run)))
         sized = [(unit.size, unit.payload) for unit in units if isinstance(unit.payload, UnitRequest)]
@@ -152,7 +152,7 @@ class CacheTeachers(Stage):
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         """Returns a byte for each logit: half of its size in fp16, because the files are compressed."""
         labels = min(len(teacher.labels) for teacher in teachers_of(run))
-        return _logits_rows(run, units) * labels, 0
+        return _text_passes(run, units) * labels, 0
 
     def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Lists the next round of adaptive passes, which depends on the answers of the last one."""
@@ -207,7 +207,7 @@ class CacheTeachers(Stage):
             last = {record.facts["prefix"]: record.files[0].path for record in decisions if record.facts["step"] == 0}
             facts["pass_counts"], facts["adaptive"] = last, _summary(decisions)
         if sampled_texts(run):
-            facts["audit"] = _audit(run)
+            facts["audit"] = _pass_audit(run)
         return facts
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
@@ -218,9 +218,9 @@ class CacheTeachers(Stage):
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:
         if "adaptive" in manifest.facts:
-            yield from audit_lines(manifest.facts["adaptive"], passes_of(run.experiment))
+            yield from adaptive_lines(manifest.facts["adaptive"], passes_of(run.experiment))
         if "audit" in manifest.facts:
-            yield from pass_lines(manifest.facts["audit"])
+            yield from pass_audit_lines(manifest.facts["audit"])
 
     def recomputed(self, unit: Record | None, teacher: str) -> str:
         texts = counted(unit.facts["rows"], "text") if unit and "rows" in unit.facts else "one unit"
@@ -249,7 +249,7 @@ def _summary(decisions: Sequence[Record]) -> AdaptiveSummary:
     }
 
 
-def audit_lines(adaptive: AdaptiveSummary, passes: int) -> Iterator[str]:
+def adaptive_lines(adaptive: AdaptiveSummary, passes: int) -> Iterator[str]:
     """Formats the summary of adaptive passes for the console."""
     yield f"adaptive: {adaptive['mean_passes']:.1f} passes a text instead of {passes}"
     if adaptive["audited"]:
@@ -312,13 +312,10 @@ def sampled_texts(run: Run) -> int:
     return sample_size(train_part(run).texts, AUTO_PASSES) if chooses_no_passes(run) else 0
 
 
-def _logits_rows(run: Run, units: Sequence[Unit] | None) -> int:
-    """Returns the text-passes of these units, or of all."""
-    return _text_passes(run) if units is None else sum(unit.size for unit in units)
-
-
-def _text_passes(run: Run) -> int:
-    """Returns the forward passes of all teachers over all texts, with and without dropout."""
+def _text_passes(run: Run, units: Sequence[Unit] | None = None) -> int:
+    """Returns the forward passes of these units, or of all teachers over all texts, with and without dropout."""
+    if units is not None:
+        return sum(unit.size for unit in units)
     texts = sum(part.texts * (1 + passes * (part.name == "train")) for part, passes in _parts(run))
     return (texts + AUTO_PASSES * sampled_texts(run)) * len(teachers_of(run))
 
@@ -343,7 +340,7 @@ def _cached_passes(run: Run) -> CachedPasses:
     return CachedPasses(run.store, by_family, unit_keys(run))
 
 
-def _audit(run: Run) -> PassAudit:
+def _pass_audit(run: Run) -> PassAudit:
     """Compares the choice with and without passes on the sampled texts."""
     part = train_part(run)
     sample = {

@@ -26,7 +26,7 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.storage.paths import is_regular
 from amalgam.pipeline.user_paths import check_writable
-from amalgam.stages.cache_teachers.sample import pass_lines
+from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.deliveries import PAGES, REPORTS, DeliveryServices, deliver_page, read_mark, refuse_links
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
 from amalgam.stages.common.training.schedule import FEW
@@ -241,7 +241,7 @@ def _view(numbers: ReportJson) -> dict[str, object]:
         "shares": _first(_shares(numbers["unlabelled"]), CLASSES_SHOWN),
         "cut": sorted(cut, key=lambda row: -row[1])[:TEACHERS_SHOWN],
         "advice": advice(audit) if audit else [],
-        "passes": list(pass_lines(audit["passes"])) if audit and "passes" in audit else [],
+        "passes": list(pass_audit_lines(audit["passes"])) if audit and "passes" in audit else [],
         "seconds": total_seconds(numbers),
         "coverage": _coverage(numbers),
         "label_estimates": numbers["label_estimates"] and estimate_line(numbers["label_estimates"]),

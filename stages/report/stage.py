@@ -24,7 +24,7 @@ from amalgam.pipeline.storage.facts import FactTypes, Made
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
 from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
-from amalgam.stages.cache_teachers.stage import audit_lines, sampled_texts
+from amalgam.stages.cache_teachers.stage import adaptive_lines, sampled_texts
 from amalgam.stages.common.cached.load import (
     ENCODER,
     answer_reader,
@@ -204,7 +204,7 @@ class Report(Stage):
             print_evaluation(run.console, scores)
             if not run.experiment.student.learns:
                 run.console.verdict([f"reported method: {scores['system']}; no student was trained"])
-            for line in audit_lines(scores["adaptive"], passes_of(run.experiment)) if "adaptive" in scores else ():
+            for line in adaptive_lines(scores["adaptive"], passes_of(run.experiment)) if "adaptive" in scores else ():
                 run.console.say(line)
         else:
             run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from amalgam.pipeline.console import Console, counted
-from amalgam.stages.cache_teachers.sample import pass_lines
+from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.intervals import bounds, nats, percent, points
 from amalgam.stages.report.blocks import (
     AuditBlock,
@@ -128,7 +128,7 @@ def print_audit(console: Console, audit: AuditBlock) -> None:
     console.table(title, header, [_label_row(label, audit) for label in audit["labels"][:MOST_LABELS]])
     if len(audit["labels"]) > MOST_LABELS:
         console.result(f"{len(audit['labels']) - MOST_LABELS} more labels: use --json")
-    for line in (*advice(audit), *(pass_lines(audit["passes"]) if "passes" in audit else ())):
+    for line in (*advice(audit), *(pass_audit_lines(audit["passes"]) if "passes" in audit else ())):
         console.result(line)
 
 

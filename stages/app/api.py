@@ -45,7 +45,7 @@ from amalgam.stages.app.oracle import show_divergence
 from amalgam.stages.app.predict import Student, StudentFolder, changes_since, finished_in
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
-from amalgam.stages.common.deliveries import PAGES, read_mark
+from amalgam.stages.common.deliveries import PAGES, STUDENTS, read_mark
 from amalgam.stages.common.device import ON_EVERY_MACHINE, check_device
 from amalgam.stages.common.load import labels_by_teacher
 from amalgam.stages.methods import load_with_methods, method_name
@@ -234,7 +234,7 @@ class Experiment:
 
     def _finished(self) -> StudentFolder:
         """Returns the delivered student; raises if it is not that of this experiment."""
-        folder = self._run.base / "students" / self.config.student.name
+        folder = self._run.base / STUDENTS / self.config.student.name
         if not folder.is_dir():
             raise ExperimentError("there is no student yet", where=str(folder), fix="experiment.run()")
         finished = finished_in(folder, file_option=self._run.file_option)

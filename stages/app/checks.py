@@ -18,7 +18,7 @@ from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.cached.load import ENCODER, passes_of
-from amalgam.stages.common.deliveries import read_metadata
+from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.common.device import check_device
 from amalgam.stages.common.load import (
     check_encoder,
@@ -198,7 +198,7 @@ def _about_student(run: Run, states: Sequence[StageState]) -> Iterator[str]:
     made = method_of(targets, run.experiment.objective.name)
     if student.learns and student.method and student.method not in {made, made.partition(" and ")[0]}:
         yield f"student.method is {student.method}, but fields of targets or objective make it {made}"
-    metadata = read_metadata(run.base / "students" / student.name)
+    metadata = read_metadata(run.base / STUDENTS / student.name)
     current = next((state.fingerprint for state in states if state.stage == "train-student" and not state.reason), None)
     if metadata and current and metadata["fingerprint"] != current:
         yield f"students/{student.name} holds the student of other settings; `amalgam run{run.file_option}` replaces it"

@@ -11,6 +11,8 @@ from typing import Any
 
 import typer
 
+from amalgam.pipeline.user_paths import DEFAULT_FILE
+
 
 def stages(incomplete: str) -> list[str]:
     from amalgam.stages.registry import STAGES
@@ -64,7 +66,7 @@ def _values(ctx: typer.Context, field: str) -> list[str]:
     if field not in {"student.method", "student.encoder"}:
         return fields().get(field, [])
     try:
-        loaded = load_with_methods(Path(ctx.params.get("config") or "amalgam.yaml"))
+        loaded = load_with_methods(Path(ctx.params.get("config") or DEFAULT_FILE))
         teachers = [TEACHER + name for name in loaded.experiment.teacher_names]
     except AmalgamError:
         teachers = []

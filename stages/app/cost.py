@@ -20,6 +20,7 @@ from amalgam.pipeline.execution.plan import StageState, stage_state
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit
 from amalgam.pipeline.storage.store import TIMING
 from amalgam.stages.cache_teachers.stage import pass_prices
+from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.load import encoder_digest, encoder_files, teachers_of
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.common.training.checkpoint_files import TRAINING_STAGES, training_seconds
@@ -255,7 +256,7 @@ def _weights_mb(run: Run, stage: str) -> Iterator[float]:
         yield from (INFERENCE_COPIES * _file_mb(teacher.files) for teacher in teachers_of(run))
     if stage in {"train-student", "report"} and experiment.student.learns:
         copies = TRAINING_COPIES if stage == "train-student" else INFERENCE_COPIES
-        yield copies * _encoder_mb(run, experiment.student, "student.encoder")
+        yield copies * _encoder_mb(run, experiment.student, ENCODER)
     if stage == "train-teachers" and experiment.train_teachers:
         yield from (TRAINING_COPIES * _encoder_mb(run, *encoder) for encoder in encoders_of(run).values())
 

@@ -37,6 +37,7 @@ from amalgam.pipeline.storage.local import LocalStorage, remove_empty_folders
 from amalgam.pipeline.storage.packing import may_be_packed
 from amalgam.pipeline.storage.paths import (
     CACHED_TOKENS,
+    GIVEN,
     QUARANTINED,
     TEMPORARY_NAME,
     is_pack,
@@ -46,10 +47,11 @@ from amalgam.pipeline.storage.paths import (
     unit_of,
 )
 from amalgam.pipeline.storage.store import HEAD, MANIFEST, TIMING, HeadEntry, Record, Store
+from amalgam.stages.app.cost import RATES
 from amalgam.stages.common.deliveries import FOLDERS, files_of_user
 from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import newer_revision
-from amalgam.stages.common.training.checkpoint_files import CHECKPOINT, checkpoint_folders, files_of
+from amalgam.stages.common.training.checkpoint_files import CHECKPOINT, LOGS, checkpoint_folders, files_of
 from amalgam.stages.registry import STAGES
 
 OLD_SECONDS = 24 * 3600.0
@@ -57,12 +59,12 @@ OLD_SECONDS = 24 * 3600.0
 READ_AT_ONCE = 4096
 """Records."""
 
-OTHER_ROOMS = ("pins", QUARANTINE, "training-logs", "given", "failed-units", "divergence")
+OTHER_ROOMS = ("pins", QUARANTINE, LOGS, GIVEN, "failed-units", "divergence")
 """Folders of the workspace without units."""
 
 PIN = re.compile(r"[a-z]+-.+\.json")
 
-SMALL_FILES = ("HEAD.json", "HEAD.copy.json", "digests.json", "rates.json")
+SMALL_FILES = (HEAD, "HEAD.copy.json", "digests.json", RATES)
 
 
 # ---- results

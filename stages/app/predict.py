@@ -32,7 +32,7 @@ from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
 from amalgam.pipeline.signals import InterruptHandler
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, user_path
-from amalgam.stages.common.deliveries import METADATA, check_delivered, read_metadata
+from amalgam.stages.common.deliveries import METADATA, STUDENTS, check_delivered, read_metadata
 from amalgam.stages.common.models.model_folder import UNKNOWN
 from amalgam.stages.common.models.read_card import Source, Training
 from amalgam.stages.common.models.resolve import read_model
@@ -115,7 +115,7 @@ def finished_student(config: Path, folder: Path | None) -> StudentFolder:
         return finished_in(folder, fix, file_option)
     loaded = load_with_methods(config)
     fix = f"run `amalgam run{file_option}`, or name a folder with --student FOLDER"
-    student = finished_in(loaded.base / "students" / loaded.experiment.student.name, fix, file_option)
+    student = finished_in(loaded.base / STUDENTS / loaded.experiment.student.name, fix, file_option)
     return replace(student, device=loaded.experiment.execution.device, columns=loaded.experiment.corpus.text)
 
 

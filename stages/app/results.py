@@ -21,7 +21,7 @@ from amalgam.pipeline.notebook import HtmlConsole, paragraph, table_html
 from amalgam.pipeline.storage.paths import small_content
 from amalgam.pipeline.storage.store import TIMING
 from amalgam.stages.app import frames
-from amalgam.stages.common.deliveries import PAGES, read_mark
+from amalgam.stages.common.deliveries import PAGES, STUDENTS, read_mark
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.blocks import AuditBlock, AuditedTeacher
 from amalgam.stages.report.html import FOLDER, page_name
@@ -225,7 +225,7 @@ def run_result(run: Run, before: Sequence[StageState]) -> RunResult:
         if state.stage not in run.results
     ]
     learns = "train-student" in run.results and run.experiment.student.learns
-    student = run.base / "students" / run.experiment.student.name
+    student = run.base / STUDENTS / run.experiment.student.name
     report = run.base / FOLDER / f"{page_name(run.experiment)}.html" if "report" in run.results else None
     return RunResult(tuple(stages), student if learns else None, report, run, _report_json(run, report))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from amalgam.data.lazy import LazyModule
+from amalgam.pipeline.user_paths import DEFAULT_FILE
 
 if TYPE_CHECKING:
     from amalgam.stages.app import serve as http
@@ -54,9 +55,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     grace: Annotated[
         float, typer.Option(min=0, max=3600, metavar="SECONDS", help="Time for accepted requests after a signal.")
     ] = 25.0,
-    config: Annotated[Path, typer.Option("-c", "--config", readable=False, help="The experiment file.")] = Path(
-        "amalgam.yaml"
-    ),
+    config: Annotated[Path, typer.Option("-c", "--config", readable=False, help="The experiment file.")] = DEFAULT_FILE,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only the result.")] = False,
 ) -> None:
     """Serve an ONNX export of the student over HTTP: predictions, health and metrics."""

@@ -28,6 +28,7 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.signals import InterruptHandler
 from amalgam.stages.app.api import QuietTables, open_run, run_without_tables, working
+from amalgam.stages.common.deliveries import STUDENTS
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.blocks import Scores
@@ -198,7 +199,7 @@ def _result(sweep_run: SweepRun, run: Run) -> SweepResult:
         "name": sweep_run.name,
         "values": sweep_run.values,
         "fingerprint": run.fingerprint(STUDENT.name) if learns else None,
-        "folder": str(run.base / "students" / sweep_run.name) if learns else None,
+        "folder": str(run.base / STUDENTS / sweep_run.name) if learns else None,
         "n": evaluation["n"] if evaluation else None,
         "groups": evaluation["groups"] if evaluation else {},
         "scores": evaluation["systems"][evaluation["system"]] if evaluation else None,

@@ -20,8 +20,7 @@ from transformers.cache_utils import DynamicLayer
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.common.inference.fast_encoder import close_enough
 from amalgam.stages.common.models.loading import token_limit
-
-WHERE = "generate.language_model"
+from amalgam.stages.generate.requests import LANGUAGE_MODEL
 
 BEGINNINGS = ("\n", " ", "The")
 
@@ -94,7 +93,7 @@ class LanguageModel:
         except torch.OutOfMemoryError as error:
             raise WorkError(
                 f"the language model is out of memory with {texts} of up to {self.longest} tokens",
-                where=WHERE,
+                where=LANGUAGE_MODEL,
                 fix=f"lower generate.max_tokens (now {self.longest}), set execution.device=cpu or use a smaller model",
             ) from error
 
@@ -125,7 +124,7 @@ class LanguageModel:
                 return ids[:1]
         raise ModelError(
             "the language model has no start token, and its tokenizer has no token for the usual first words",
-            where=WHERE,
+            where=LANGUAGE_MODEL,
             fix="set a bos_token in its tokenizer and save the model again",
         )
 
@@ -145,7 +144,7 @@ class LanguageModel:
         if not close_enough(first[:, None], second[:, None], torch.float32):
             raise ModelError(
                 "the model is no causal language model: its logits depend on later tokens",
-                where=WHERE,
+                where=LANGUAGE_MODEL,
                 fix="set generate.language_model to a causal language model, such as GPT-2",
             )
 

@@ -21,6 +21,8 @@ from amalgam.stages.common.models.resolve import ResolvedTeacher
 ENGINE = 1
 """Raise it whenever the same models, settings, seed and index give another text."""
 
+LANGUAGE_MODEL = "generate.language_model"
+
 BLOCK = 16
 """Texts per unit. Blocks are always complete, so a larger number of texts reuses them."""
 

@@ -34,6 +34,7 @@ from amalgam.stages.common.load import (
 )
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.generate.requests import (
+    LANGUAGE_MODEL,
     Block,
     TextPlan,
     fingerprint_config,
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 
 
 ALL_TEXTS = "texts"
-
-LANGUAGE_MODEL = "generate.language_model"
 
 SHOWN_LABELS = 5
 

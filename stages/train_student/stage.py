@@ -14,7 +14,7 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets, target_facts
-from amalgam.stages.common.cached.load import states_of
+from amalgam.stages.common.cached.load import ENCODER, states_of
 from amalgam.stages.common.corpus import Part, corpus_for, hub_datasets, sources_of
 from amalgam.stages.common.deliveries import STUDENTS, Mark, check_deliverable, check_target, deliver, named
 from amalgam.stages.common.load import (
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from amalgam.stages.make_embeddings.stage import EmbeddingFacts
     from amalgam.stages.train_student.training import TeacherEmbeddings
 
-ENCODER = "student.encoder"
 NOT_IDENTITY = {"name", "method", "encoder", "revision", "accumulate", "select"}
 """Fields without influence on the result, or identified in another way: the encoder has its digest."""
 STATIC_VERSION = 1

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from amalgam.stages.train_teachers.training import Encoders
 
 
-ENCODER = "train_teachers.encoder"
+TEACHER_ENCODER = "train_teachers.encoder"
 NOT_IDENTITY = {"encoder", "revision", "texts", "limit", "groups", "co_train"}
 
 
@@ -176,7 +176,7 @@ def encoders_of(run: Run) -> dict[str, tuple[Settings, str]]:
     return {
         name: (settings.model_copy(update={"encoder": encoder}), f"train_teachers.co_train.{name}")
         for name, encoder in (settings.co_train or {}).items()
-    } or {"": (settings, ENCODER)}
+    } or {"": (settings, TEACHER_ENCODER)}
 
 
 def groups_of(run: Run) -> dict[str, list[str]]:

@@ -340,9 +340,9 @@ def _summary(reports: Mapping[str, ReportJson], *, same_texts: bool) -> str:
     lead = difference(reports[name], reports[next_name])
     if lead is None:
         return f"{accuracies}."
-    points = f"{100 * lead['mean']:.1f} points (95 % interval {bounds(lead['low'], lead['high'])})"
+    lead_points = f"{100 * lead['mean']:.1f} points (95 % interval {bounds(lead['low'], lead['high'])})"
     significant = "significant" if lead["low"] > 0 else "not significant"
-    return f"{accuracies}. The difference, {points}, is {significant}."
+    return f"{accuracies}. The difference, {lead_points}, is {significant}."
 
 
 def _table(comparison: Comparison) -> list[list[str]]:

@@ -194,21 +194,21 @@ class _Results:
 
     def damages(self, delivered: _Deliveries, *, repair: bool) -> list[Damage]:
         """Quarantines damaged results; of a damaged file a delivered folder may have a copy."""
-        store, faults = self.run.store, self._irregular()
+        store, by_path = self.run.store, self._irregular()
         verified_paths = self.records.keys() | self.files.keys()
         unread = [path for path in record_paths(self.entries, STAGES) if path not in verified_paths]
         paths = [path for path in map(store.root.joinpath, unread) if store.record(path) is None]
-        faults |= {store.inside(path): "the record cannot be read" for path in paths if store.has(path)}
+        by_path |= {store.inside(path): "the record cannot be read" for path in paths if store.has(path)}
         heads = {stage: entry for stage, entry in store.head().items() if not entry.get("rebuilding")}
         manifests = (store.folder(stage, entry["fingerprint"]) / MANIFEST for stage, entry in heads.items())
-        faults |= {store.inside(path): "missing" for path in manifests if not store.has(path)}
-        faults |= {path: fault for path, file in self.files.items() if (fault := store.check_file(file, refetch=True))}
-        copies = {path: copy for path in faults if path in self.files and (copy := delivered.copy(self.files[path]))}
-        damages = [self._damage(path, fault, copies, repair=repair) for path, fault in faults.items()]
-        store.quarantine(*map(store.root.joinpath, faults))
+        by_path |= {store.inside(path): "missing" for path in manifests if not store.has(path)}
+        by_path |= {path: fault for path, file in self.files.items() if (fault := store.check_file(file, refetch=True))}
+        copies = {path: copy for path in by_path if path in self.files and (copy := delivered.copy(self.files[path]))}
+        damages = [self._damage(path, fault, copies, repair=repair) for path, fault in by_path.items()]
+        store.quarantine(*map(store.root.joinpath, by_path))
         for path, copy in copies.items() if repair else ():
             restore_original(store, self.files[path], copy)
-        lost = {path: fault for path, fault in faults.items() if path not in copies}
+        lost = {path: fault for path, fault in by_path.items() if path not in copies}
         store.quarantine(*map(store.root.joinpath, self._never_rebuilt(lost)))
         return damages
 
@@ -238,11 +238,11 @@ class _Results:
         unlisted = [path for path in sorted(units - listed) if os.path.lexists(root / path)]
         return {path: "no regular file" for path in unlisted if not is_regular(root / path)}
 
-    def _never_rebuilt(self, faults: Mapping[str, str]) -> list[str]:
+    def _never_rebuilt(self, damaged: Mapping[str, str]) -> list[str]:
         """Returns the records of damaged files that no run computes again: those that no last result names."""
         store = self.run.store
         heads = {f"{stage}/{entry['fingerprint']}/{MANIFEST}" for stage, entry in store.head().items()}
-        lost = faults.keys() - {file.path for path in heads & self.records.keys() for file in self.records[path].files}
+        lost = damaged.keys() - {file.path for path in heads & self.records.keys() for file in self.records[path].files}
         return [path for path, record in self.records.items() if any(file.path in lost for file in record.files)]
 
     @cached_property

@@ -56,13 +56,13 @@ from amalgam.stages.common.models.resolve import (
     Reference,
     ResolvedTeacher,
     for_all,
+    has_two_types,
     label_names,
     local_model,
     needs_network,
     resolve,
     resolve_all,
     same_models,
-    takes_types,
     with_layers,
 )
 from amalgam.stages.common.token_cache import TokenCache, UnitTexts, tokenizer_digest
@@ -420,7 +420,7 @@ def load_new_classifier(
     limit = token_limit(model.config, tokenizer, settings.max_tokens)
     if limit < min(settings.max_tokens, position_limit(model.config)):
         run.console.note(f"{where}: its tokenizer truncates at {limit} tokens, below max_tokens: {settings.max_tokens}")
-    return NewClassifier(model, tokenizer, digest, limit, takes_types(model.config), int(tokenizer.pad_token_id))
+    return NewClassifier(model, tokenizer, digest, limit, has_two_types(model.config), int(tokenizer.pad_token_id))
 
 
 def training_services(run: Run) -> TrainingServices:

@@ -144,7 +144,7 @@ class NewClassifier:
     pad_id: int
 
 
-def takes_types(config: Any) -> bool:
+def has_two_types(config: Any) -> bool:
     """Whether the model distinguishes the two texts of a pair by token types."""
     return int(getattr(config.get_text_config(), "type_vocab_size", 0) or 0) > 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -131,7 +131,7 @@ def write_corpora(experiments: Experiments, shape: Shape) -> None:
             if run.store.record(unit.record_path) is None:
                 with _unsynced(), run.store.draft(unit.folder, unit.name) as draft:
                     facts = _write_part(draft.folder, unit.name, shape, appended=config == experiments.appended)
-                    draft.facts = {"part": unit.name, **asdict(facts)}
+                    draft.facts = {"part": unit.name, **facts}
         update(STAGES, run, target="read-corpus")
 
 
@@ -144,11 +144,11 @@ def _write_part(folder: Path, part: str, shape: Shape, *, appended: bool) -> Par
     for number, keys in enumerate(_keys(texts, more, bits, seed)):
         if len(keys):
             prefix = prefix_name(number, bits)
-            bucket = BucketFacts(prefix, len(keys), keys_digest(keys.tobytes()), f"{prefix}.parquet")
-            write_table(_corpus_table(keys, letters, "label 0 0" if part == "test" else None), folder / bucket.file)
-            digest.update(keys.tobytes())
-            buckets.append(bucket)
-    names = sorted(bucket.file for bucket in buckets)
+            file, content = f"{prefix}.parquet", keys.tobytes()
+            write_table(_corpus_table(keys, letters, "label 0 0" if part == "test" else None), folder / file)
+            digest.update(content)
+            buckets.append(BucketFacts(prefix=prefix, rows=len(keys), keys_digest=keys_digest(content), file=file))
+    names = sorted(bucket["file"] for bucket in buckets)
     return PartFacts(
         rows=texts + more,
         texts=texts + more,

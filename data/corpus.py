@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, shown_names, text_key
 from amalgam.data.lazy import np, pa, pq
@@ -46,16 +46,14 @@ SUSPECTS = 100_000
 """Hashes of ids that occur twice, of which the ids are compared."""
 
 
-@dataclass(frozen=True)
-class BucketFacts:
+class BucketFacts(TypedDict):
     prefix: str
     rows: int
     keys_digest: str
     file: str
 
 
-@dataclass(frozen=True)
-class PartFacts:
+class PartFacts(TypedDict):
     """rows = texts + duplicates + over_limit + all skipped."""
 
     rows: int
@@ -66,6 +64,7 @@ class PartFacts:
     """Kept texts whose copies had different labels; the most frequent label is kept, or the first by name if equal."""
     skipped: dict[str, int]
     labels: dict[str, int]
+    """Texts by gold label."""
     texts_digest: str
     labels_digest: str | None
     bits: int
@@ -100,7 +99,7 @@ def read_part(
         labels_digest=buckets.labels_digest.hexdigest() if buckets.labels else None,
         bits=buckets.bits,
         buckets=buckets.written,
-        files=sorted([bucket.file for bucket in buckets.written] + ([SKIPPED_FILE] if reader.skipped else [])),
+        files=sorted([bucket["file"] for bucket in buckets.written] + ([SKIPPED_FILE] if reader.skipped else [])),
     )
 
 
@@ -346,7 +345,6 @@ class _BucketWriter:
         final = texts.cast(arrow_schema(CORPUS))
         for start, stop in pairwise(edges):
             prefix = prefix_name(int(numbers[start]), self.bits)
-            digest = keys_digest(keys[start:stop].tobytes())
-            bucket = BucketFacts(prefix, stop - start, digest, f"{prefix}.parquet")
-            write_table(final.slice(start, stop - start), self.folder / bucket.file)
-            self.written.append(bucket)
+            digest, file = keys_digest(keys[start:stop].tobytes()), f"{prefix}.parquet"
+            write_table(final.slice(start, stop - start), self.folder / file)
+            self.written.append({"prefix": prefix, "rows": stop - start, "keys_digest": digest, "file": file})

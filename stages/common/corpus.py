@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
-from amalgam.data.corpus import labelled_places
+from amalgam.data.corpus import PartFacts, labelled_places
 from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa
 from amalgam.data.parquet import read_table
@@ -114,35 +114,15 @@ class Bucket:
     file: StoredFile
 
 
-class StoredBucket(TypedDict):
-    prefix: str
-    rows: int
-    keys_digest: str
-    file: str
-
-
 class FetchedFacts(TypedDict):
     """Facts of a remote file that was fetched."""
 
     source: str
 
 
-class PartFacts(TypedDict):
-    """The facts of a part in the manifest: the fields of `data.corpus.PartFacts`, and the counts of generated texts."""
+class PartRecordFacts(PartFacts):
+    """The facts of a part in the manifest, with the counts of generated texts."""
 
-    rows: int
-    texts: int
-    duplicates: int
-    over_limit: int
-    conflicts: int
-    skipped: dict[str, int]
-    labels: dict[str, int]
-    """Texts by gold label."""
-    texts_digest: str
-    labels_digest: str | None
-    bits: int
-    buckets: list[StoredBucket]
-    files: list[str]
     part: NotRequired[str]
     failed: NotRequired[dict[str, int]]
     """Generated texts that fail each filter."""
@@ -163,14 +143,14 @@ class Leak(TypedDict):
 class CorpusFacts(TypedDict):
     """The facts of read-corpus."""
 
-    parts: dict[str, PartFacts]
+    parts: dict[str, PartRecordFacts]
     leaks: list[Leak]
 
 
 @dataclass(frozen=True)
 class Part:
     name: str
-    facts: PartFacts
+    facts: PartRecordFacts
     buckets: tuple[Bucket, ...]
 
     @property

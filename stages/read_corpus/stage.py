@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from amalgam.stages.common.corpus import (
     Leak,
     Learned,
     Measured,
-    PartFacts,
+    PartRecordFacts,
     corpus_for,
     corpus_settings,
     filters_of,
@@ -63,7 +62,7 @@ class ReadCorpus(Stage):
     unit_label = "parts"
     reads = ("generate",)
     sections = ("corpus",)
-    facts = FactTypes(CorpusFacts, PartFacts | FetchedFacts)
+    facts = FactTypes(CorpusFacts, PartRecordFacts | FetchedFacts)
 
     def resolve_inputs(self, run: Run) -> None:
         """Downloads remote files once and pins their content."""
@@ -104,7 +103,7 @@ class ReadCorpus(Stage):
                 folder=draft.folder,
                 require_label=unit.name == "train" and train_needs_label(run.experiment),
             )
-            draft.facts = {"part": unit.name, **asdict(facts), **filters}
+            draft.facts = {"part": unit.name, **facts, **filters}
             (draft.folder / KEPT).unlink(missing_ok=True)
 
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, object]:
@@ -181,7 +180,7 @@ def train_needs_label(experiment: ExperimentConfig) -> bool:
     return trains or target_method(experiment.targets).reads_gold
 
 
-def _counts(facts: PartFacts) -> str:
+def _counts(facts: PartRecordFacts) -> str:
     skipped = sum(facts["skipped"].values())
     counts = {
         counted(facts["duplicates"], "duplicate row"): facts["duplicates"],
@@ -238,7 +237,7 @@ def _failures(failed: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in failed.items() if count)
 
 
-def _passed_texts(facts: PartFacts) -> str:
+def _passed_texts(facts: PartRecordFacts) -> str:
     kept, total = (sum(counts[place] for counts in facts["accepted"].values()) for place in (0, 1))
     failures = _failures(facts["failed"])
     return f"{kept:,} of {total:,} generated texts pass the filters" + (f" (fail: {failures})" if failures else "")

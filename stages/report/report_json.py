@@ -15,7 +15,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.storage.store import TIMING, Record, Store
 from amalgam.stages.cache_teachers.stage import CacheFacts
 from amalgam.stages.common.cached.coverage import family_in
-from amalgam.stages.common.corpus import CorpusFacts, PartFacts
+from amalgam.stages.common.corpus import CorpusFacts, PartRecordFacts
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
@@ -269,7 +269,7 @@ def _data(inputs: ReportInputs, findings: Findings) -> DataBlock:
     }
 
 
-def _part_counts(name: str, facts: PartFacts) -> PartCounts:
+def _part_counts(name: str, facts: PartRecordFacts) -> PartCounts:
     return {
         "part": name,
         "rows": facts["rows"],

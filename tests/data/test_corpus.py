@@ -7,7 +7,6 @@ import json
 import random
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -74,22 +73,22 @@ def _prefix(key: bytes, bits: int) -> str:
 def test_a_part_is_written_by_bucket_in_key_order(tmp_path: Path) -> None:
     rows = _rows(1500)
     facts = _take(tmp_path / "out", _write(tmp_path / "a.csv", rows), id="id")
-    assert (facts.rows, facts.texts, facts.bits, facts.labels) == (
+    assert (facts["rows"], facts["texts"], facts["bits"], facts["labels"]) == (
         1500,
         1500,
         2,
         dict.fromkeys(("label0", "label1", "label2"), 500),
     )
-    assert [bucket.file for bucket in facts.buckets] == ["00.parquet", "01.parquet", "10.parquet", "11.parquet"]
-    assert sorted(_bytes(tmp_path / "out")) == facts.files
+    assert [bucket["file"] for bucket in facts["buckets"]] == ["00.parquet", "01.parquet", "10.parquet", "11.parquet"]
+    assert sorted(_bytes(tmp_path / "out")) == facts["files"]
     seen: list[tuple[bytes, str | tuple[str, str], str | None, str | None]] = []
-    for bucket in facts.buckets:
-        texts = read_texts(tmp_path / "out" / bucket.file)
-        assert len(texts["key"]) == bucket.rows
-        assert {_prefix(key, 2) for key in texts["key"]} == {bucket.prefix}
+    for bucket in facts["buckets"]:
+        texts = read_texts(tmp_path / "out" / bucket["file"])
+        assert len(texts["key"]) == bucket["rows"]
+        assert {_prefix(key, 2) for key in texts["key"]} == {bucket["prefix"]}
         seen += zip(*(texts[name] for name in ("key", "text", "label", "id")), strict=True)
     assert seen == sorted((text_key([text]), text, label, key) for key, text, label in rows)
-    assert facts.texts_digest == sha256(b"".join(key for key, *_ in seen)).hexdigest()
+    assert facts["texts_digest"] == sha256(b"".join(key for key, *_ in seen)).hexdigest()
 
 
 @pytest.mark.parametrize(("rows", "buckets"), [(40, 1), (1200, 1024)])
@@ -107,10 +106,10 @@ def test_the_files_do_not_depend_on_order_copies_names_or_format(
     ]
     two = _take(tmp_path / "two", *halves)
     assert _bytes(tmp_path / "one") == _bytes(tmp_path / "two")
-    assert two == replace(one, rows=rows + rows // 2, duplicates=rows // 2)
-    assert 1 << one.bits == buckets
+    assert two == {**one, "rows": rows + rows // 2, "duplicates": rows // 2}
+    assert 1 << one["bits"] == buckets
     assert sorted(_bytes(tmp_path / "one")) == sorted(
-        {f"{_prefix(text_key([text]), one.bits)}.parquet" for text, _ in texts}
+        {f"{_prefix(text_key([text]), one['bits'])}.parquet" for text, _ in texts}
     )
 
 
@@ -119,7 +118,7 @@ def test_polars_reads_what_is_written(tmp_path: Path) -> None:
     table = pl.read_parquet(tmp_path / "out" / "all.parquet")
     assert table.columns == ["key", "text", "text_2", "id", "label"]
     assert set(table["id"]) == {key for key, *_ in _rows(20)}
-    assert facts.buckets[0].prefix == "all"
+    assert facts["buckets"][0]["prefix"] == "all"
 
 
 def test_one_text_twice_is_kept_once_under_its_smallest_id(tmp_path: Path) -> None:
@@ -128,7 +127,7 @@ def test_one_text_twice_is_kept_once_under_its_smallest_id(tmp_path: Path) -> No
         _write(tmp_path / "a.csv", [("b", "same", "x"), ("a", "same", "x"), ("c", "other", "x")]),
         id="id",
     )
-    assert (facts.rows, facts.texts, facts.duplicates, facts.conflicts) == (3, 2, 1, 0)
+    assert (facts["rows"], facts["texts"], facts["duplicates"], facts["conflicts"]) == (3, 2, 1, 0)
     texts = read_texts(tmp_path / "out" / "all.parquet")
     assert dict(zip(texts["text"], texts["id"], strict=True)) == {"same": "a", "other": "c"}
 
@@ -138,7 +137,7 @@ def test_copies_that_disagree_take_the_label_most_of_them_give(tmp_path: Path) -
     facts = _take(tmp_path / "out", _write(tmp_path / "a.csv", rows, ("text", "label")))
     texts = read_texts(tmp_path / "out" / "all.parquet")
     assert dict(zip(texts["text"], texts["label"], strict=True)) == {"a": "y", "b": "q", "c": "z"}
-    assert (facts.conflicts, facts.labels) == (2, {"q": 1, "y": 1, "z": 1})
+    assert (facts["conflicts"], facts["labels"]) == (2, {"q": 1, "y": 1, "z": 1})
 
 
 def test_the_labels_digest_depends_on_labels_alone(tmp_path: Path) -> None:
@@ -152,10 +151,10 @@ def test_the_labels_digest_depends_on_labels_alone(tmp_path: Path) -> None:
             "four": [("a", ""), ("b", "")],
         }.items()
     }
-    assert facts["one"].labels_digest == facts["two"].labels_digest
-    assert len({facts[name].labels_digest for name in ("one", "three", "four")}) == 3
-    assert facts["four"].labels_digest is None
-    assert len({part.texts_digest for part in facts.values()}) == 1
+    assert facts["one"]["labels_digest"] == facts["two"]["labels_digest"]
+    assert len({facts[name]["labels_digest"] for name in ("one", "three", "four")}) == 3
+    assert facts["four"]["labels_digest"] is None
+    assert len({part["texts_digest"] for part in facts.values()}) == 1
 
 
 def test_pairs_of_texts_are_pairs_again_when_read(tmp_path: Path) -> None:
@@ -163,7 +162,7 @@ def test_pairs_of_texts_are_pairs_again_when_read(tmp_path: Path) -> None:
     facts = _take(tmp_path / "out", _write(tmp_path / "a.jsonl", rows, ("one", "two")), text=["one", "two"])
     texts = read_texts(tmp_path / "out" / "all.parquet")
     assert set(zip(texts["text"], texts["text_2"], strict=True)) == {("a", "b"), ("ab", "c")}
-    assert facts.duplicates == 1
+    assert facts["duplicates"] == 1
 
 
 def test_a_limit_is_a_sample_by_content_and_a_larger_one_keeps_the_smaller_ones_texts(tmp_path: Path) -> None:
@@ -172,13 +171,13 @@ def test_a_limit_is_a_sample_by_content_and_a_larger_one_keeps_the_smaller_ones_
     for at, (limit, order) in enumerate([(600, 1), (600, -1), (1300, 1)]):
         source = _write(tmp_path / f"{at}.csv", rows[::order])
         facts.append(_take(tmp_path / str(at), source, limit=limit))
-        buckets = [read_texts(tmp_path / str(at) / bucket.file) for bucket in facts[at].buckets]
+        buckets = [read_texts(tmp_path / str(at) / bucket["file"]) for bucket in facts[at]["buckets"]]
         kept.append({text for bucket in buckets for text in bucket["text"]})
     assert _bytes(tmp_path / "0") == _bytes(tmp_path / "1")
     assert [len(texts) for texts in kept] == [600, 600, 1300]
     assert kept[0] < kept[2]
-    assert (facts[2].over_limit, facts[2].bits, sum(facts[2].labels.values())) == (1700, 3, 1300)
-    assert _take(tmp_path / "test", _write(tmp_path / "t.csv", rows), part="test", limit=600).texts == 3000
+    assert (facts[2]["over_limit"], facts[2]["bits"], sum(facts[2]["labels"].values())) == (1700, 3, 1300)
+    assert _take(tmp_path / "test", _write(tmp_path / "t.csv", rows), part="test", limit=600)["texts"] == 3000
 
 
 BAD: Rows = [("1", "fine", "a"), ("2", " ", "a"), ("3", "fine too", "odd"), ("", "no id", "b"), ("5", "", "b")]
@@ -197,8 +196,8 @@ def test_bad_rows_are_listed_together_the_first_in_full(tmp_path: Path) -> None:
 
 def test_bad_rows_can_be_left_out_and_are_listed(tmp_path: Path) -> None:
     facts = _take(tmp_path / "out", _write(tmp_path / "a.csv", BAD), id="id", labels=["a", "b"], on_bad_row="skip")
-    assert (facts.rows, facts.texts, facts.skipped) == (5, 1, {"bad label": 1, "empty": 3})
-    assert facts.files == ["all.parquet", "skipped.parquet"]
+    assert (facts["rows"], facts["texts"], facts["skipped"]) == (5, 1, {"bad label": 1, "empty": 3})
+    assert facts["files"] == ["all.parquet", "skipped.parquet"]
     assert pl.read_parquet(tmp_path / "out" / "skipped.parquet").rows() == [
         ("a.csv", 3, "2", "text", "empty", " "),
         ("a.csv", 4, "3", "label", "bad label", "odd"),
@@ -214,7 +213,7 @@ def test_a_text_that_is_not_utf8_obeys_the_policy_too(tmp_path: Path) -> None:
         _take(tmp_path / "out", source)
     assert "data.csv row 2 (byte 9), field text" in str(caught.value.where)
     assert r"caf\xe9" in str(caught.value.where)
-    assert _take(tmp_path / "skip", source, on_bad_row="skip").skipped == {"not UTF-8": 1}
+    assert _take(tmp_path / "skip", source, on_bad_row="skip")["skipped"] == {"not UTF-8": 1}
 
 
 def test_a_bad_row_is_reported_without_reading_a_huge_file_to_its_end(
@@ -246,7 +245,7 @@ def test_ids_given_twice_are_listed_with_their_rows(tmp_path: Path) -> None:
     assert caught.value.what.startswith("5 or more ids in id")
     assert (caught.value.where or "").startswith("i6 in a.csv row 8 and b.csv row 2; i5 in a.csv row 7 and b.csv row 3")
     assert "corpus.id: auto" in str(caught.value.fix)
-    assert _take(tmp_path / "auto", first, second).texts == 13
+    assert _take(tmp_path / "auto", first, second)["texts"] == 13
 
 
 @pytest.mark.parametrize(
@@ -270,7 +269,7 @@ def test_a_file_of_bad_rows_alone_leaves_nothing(tmp_path: Path) -> None:
 
 def test_labels_are_insisted_on_where_they_are_measured(tmp_path: Path) -> None:
     source = _write(tmp_path / "a.csv", [("a",)], ["text"])
-    assert _take(tmp_path / "train", source).labels == {}
+    assert _take(tmp_path / "train", source)["labels"] == {}
     parts: list[tuple[PartName, bool]] = [("validation", False), ("test", False), ("teachers", False), ("train", True)]
     for part, require in parts:
         with pytest.raises(DataError, match="no column label"):

@@ -123,7 +123,7 @@ def test_a_lack_of_memory_halves_a_launch_and_changes_nothing(monkeypatch: pytes
 
     def small(rows: Rows, passes: range) -> Any:
         if len(rows.tokens) > 1:
-            raise torch.OutOfMemoryError
+            raise torch.OutOfMemoryError("CUDA out of memory")
         return real(rows, passes)
 
     monkeypatch.setattr(teacher, "start_last_layer", small)

@@ -25,6 +25,7 @@ from amalgam.data.arrays import RowNumbers, unknown_score
 from amalgam.data.keys import shown_names
 from amalgam.data.tokens import Ids, Ragged, Tokens, encode
 from amalgam.pipeline.errors import ModelError, WorkError
+from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, tokens_at_once
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
@@ -35,8 +36,6 @@ KEYS_SHOWN = 5
 
 BATCH_TOKENS = 8192
 """Limit of a batch without dropout passes."""
-
-OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +183,7 @@ class _Launcher:
                 return self.teacher.start_last_layer(rows, self.last_layer_passes)
             return self.teacher.start(rows)
         except RuntimeError as error:
-            is_oom = isinstance(error, torch.OutOfMemoryError)
-            if not is_oom and not any(words in str(error).lower() for words in OUT_OF_MEMORY):
+            if not is_out_of_memory(error):
                 raise
             return None
 

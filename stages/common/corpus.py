@@ -190,8 +190,8 @@ def fields(table: pa.Table) -> list[tuple[str, ...]]:
     return list(zip(first, table.column("text_2").to_pylist(), strict=True))
 
 
-def part_name(file: StoredFile) -> str:
-    """Returns the part's name; its files are in the folder PART-DIGEST."""
+def unit_name_of(file: StoredFile) -> str:
+    """Returns the name of the unit, a part or a teacher, whose files are in the folder NAME-DIGEST."""
     return file.path.split("/")[-2].rsplit("-", 1)[0]
 
 

@@ -32,10 +32,10 @@ from amalgam.stages.common.corpus import (
     check_gold_labels,
     corpus_for,
     filters_of,
-    part_name,
     read_bucket,
     sources_of,
     texts_file,
+    unit_name_of,
 )
 from amalgam.stages.common.deliveries import DeliveryServices
 from amalgam.stages.common.device import pick_device
@@ -341,8 +341,7 @@ def trained_folder(run: Run, name: str) -> Path:
 
 
 def trained_files(run: Run, name: str) -> list[StoredFile]:
-    files = run.result("train-teachers").files
-    return [file for file in files if file.path.split("/")[-2].rsplit("-", 1)[0] == name]
+    return [file for file in run.result("train-teachers").files if unit_name_of(file) == name]
 
 
 def delivery_services(run: Run) -> DeliveryServices:
@@ -451,7 +450,7 @@ def part_of(run: Run, name: str) -> Part | None:
     facts = corpus["parts"].get(name)
     if facts is None:
         return None
-    inside = {file.path.rpartition("/")[2]: file for file in manifest.files if part_name(file) == name}
+    inside = {file.path.rpartition("/")[2]: file for file in manifest.files if unit_name_of(file) == name}
     buckets = tuple(
         Bucket(bucket["prefix"], bucket["rows"], bucket["keys_digest"], inside[bucket["file"]])
         for bucket in facts["buckets"]

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.config.schema import ExperimentConfig, Student
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
@@ -180,17 +180,18 @@ class TrainStudent(Stage):
 @once
 def schedule(run: Run) -> Schedule:
     """Returns the epochs and the learning rate, chosen by texts, labels and encoder where the file sets none."""
-    student = run.experiment.student
-    width = width_of(encoder_files(run, student, ENCODER))
-    return schedule_of(student, texts=_examples(run), labels=len(label_space(run).names), width=width)
+    return _schedule_for(run, run.experiment.student)
 
 
 @once
 def automatic_schedule(run: Run) -> Schedule:
     """Returns the epochs and the learning rate that `auto` would choose."""
-    automatic = run.experiment.student.model_copy(update={"epochs": None, "learning_rate": None})
-    width = width_of(encoder_files(run, automatic, ENCODER))
-    return schedule_of(automatic, texts=_examples(run), labels=len(label_space(run).names), width=width)
+    return _schedule_for(run, run.experiment.student.model_copy(update={"epochs": None, "learning_rate": None}))
+
+
+def _schedule_for(run: Run, student: Student) -> Schedule:
+    width = width_of(encoder_files(run, student, ENCODER))
+    return schedule_of(student, texts=_examples(run), labels=len(label_space(run).names), width=width)
 
 
 def _examples(run: Run) -> int:

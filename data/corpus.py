@@ -183,7 +183,7 @@ class _SkippedFile:
     def _flush(self) -> None:
         schema = arrow_schema(SKIPPED)
         self._writer = self._writer or pq.ParquetWriter(self._path, schema, **parquet_options(schema))
-        rows = [dict(zip(schema.names, bad, strict=False)) for bad in self._rows]  # BadRow has two more fields
+        rows = [dict(zip(schema.names, bad, strict=False)) for bad in self._rows]  # BadRow has three more fields
         self._writer.write_table(pa.Table.from_pylist(rows, schema=schema))
         self._rows.clear()
 

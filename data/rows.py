@@ -234,8 +234,14 @@ class BadRow(NamedTuple):
     field: str | None
     reason: Reason
     value: str
+    fault: str
+    """Byte, field, reason and value, as `where` ends."""
     where: str
     fix: str
+
+
+class MissingColumnError(DataError):
+    """A file has no column of this name."""
 
 
 MISSING = object()
@@ -272,8 +278,8 @@ def read_lines(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             value = _shown_value(line)
-            where = f"{name} line {number}: not UTF-8: {value}"
-            yield BadRow(name, number, None, None, "not UTF-8", value, where, "re-encode it: iconv -f latin1 -t utf-8")
+            fault, fix = f"not UTF-8: {value}", "re-encode it: iconv -f latin1 -t utf-8"
+            yield BadRow(name, number, None, None, "not UTF-8", value, fault, f"{name} line {number}: {fault}", fix)
             continue
         if text and not text.isspace():
             yield Row(name, number, (text,), None, None)
@@ -318,7 +324,7 @@ class _Table:
             fix = setting + (quoted(near[0]) if near else "one of them")
             if separator:
                 fix = f"save it with commas instead of {separator!r}, or with tabs as .tsv"
-            raise DataError(f"no column {shown(name)} in {self.name}", where=where, fix=fix)
+            raise MissingColumnError(f"no column {shown(name)} in {self.name}", where=where, fix=fix)
 
     def row(self, number: int, values: Sequence[Any]) -> Row | BadRow:
         """Applies the rules that hold for every format to the values of `columns`."""
@@ -357,12 +363,13 @@ class _Table:
         at = f" (byte {byte})" if byte is not None else ""
         at += f", field {shown(field)}" if field else ""
         value = _shown_value(value)
-        where = f"{self.name} {unit} {number}{at}: {detail or reason}" + (f": {value}" if value else "")
+        fault = f"{at}: {detail or reason}" + (f": {value}" if value else "")
+        where = f"{self.name} {unit} {number}{fault}"
         labels = shown_names(self.corpus.labels or [])
         copy = shlex.quote(f"utf8-{self.name.replace('/', '-')}")
         fix = FIXES[reason].format(name=shlex.quote(self.name), copy=copy, labels=labels)
         own_id = None if _why_not_text(identity) else shown(str(identity))
-        return BadRow(self.name, number, own_id, field, reason, value, where, fix)
+        return BadRow(self.name, number, own_id, field, reason, value, fault.lstrip(":, "), where, fix)
 
     def undecoded(self, number: int, record: Mapping[str, object], byte: int | None = None) -> BadRow:
         """Returns the bad row of a record that is not UTF-8; it was decoded with surrogates for the bad bytes."""

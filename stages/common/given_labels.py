@@ -10,7 +10,7 @@ from pathlib import Path
 
 from amalgam.data.keys import KEY_BYTES, shown, shown_names, text_key
 from amalgam.data.lazy import pa, pc
-from amalgam.data.rows import Row, read_rows
+from amalgam.data.rows import MissingColumnError, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 
@@ -132,7 +132,7 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> Lab
     for row in read_rows(path, corpus=settings, name=name):
         place = f"{unit} {row.number}"
         if not isinstance(row, Row):
-            problems.append(f"{place}: {row.where.partition(f'{unit} {row.number}')[2].lstrip(':, ')}; {row.fix}")
+            problems.append(f"{place}: {row.fault}; {row.fix}")
         elif row.label is None:
             empty += 1
         else:
@@ -170,10 +170,10 @@ def label_column(corpus: Corpus) -> str:
 def find_texts(file: LabelFile, buckets: Iterable[pa.Table]) -> dict[bytes | str, bytes]:
     """Returns the key of each text in the file that is a training text; the tables have the columns key and id."""
     name = "id" if file.column == ID else "key"
+    wanted = {row.text for row in file.rows if isinstance(row.text, str) == (name == "id")}
     key_of: dict[bytes | str, bytes] = {}
     for table in buckets:
         column = table.column(name)
-        wanted = {row.text for row in file.rows if isinstance(row.text, str) == (name == "id")}
         rows = table.filter(pc.is_in(column, value_set=pa.array(list(wanted), column.type)))
         key_of |= dict(zip(rows.column(name).to_pylist(), rows.column("key").to_pylist(), strict=True))
     return key_of
@@ -216,10 +216,8 @@ def _identifying_column(path: Path, corpus: Corpus) -> tuple[str, list[str]]:
 def _has_column(path: Path, name: str) -> bool:
     try:
         next(read_rows(path, corpus=Corpus(text=[name])), None)
-    except DataError as error:
-        if error.what.startswith("no column"):
-            return False
-        raise
+    except MissingColumnError:
+        return False
     return True
 
 

@@ -276,7 +276,10 @@ def _delete(run: Run, garbage: Iterable[Garbage]) -> None:
     run.store.backend.delete(sorted(paths["stored"], key=lambda path: not path.endswith(".json")))
     run.store.backend.inner.delete(paths["loose"])
     for path in map(Path, paths["local"]):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
     if not run.store.backend.is_remote:
         remove_empty_folders(run.store.root, [*paths["stored"], *paths["loose"]])
 

@@ -109,7 +109,7 @@ def numbers_of(store: Store, base: Path, student: str) -> Numbers:
 
 def _reports(store: Store, student: str) -> list[tuple[str, Record]]:
     """Returns fingerprints and manifests of the reports on the student: with an evaluation first, then the last."""
-    last, reports = store.head().get("report", {"fingerprint": None})["fingerprint"], []
+    last, reports = store.last("report"), []
     for folder in store.folders("report"):
         manifest = store.manifest("report", folder.name)
         if manifest is None or store.missing_files(manifest):

@@ -59,9 +59,18 @@ def push(  # noqa: PLR0913 - the options of the command
             remarks.append(f"{files[CARD]} is older than the student: check its numbers")
     else:
         labels, are_named = own_labels(model, teacher=finished.folder.name)
-        facts = (finished.teachers, finished.max_tokens, finished.sources, finished.training, finished.fingerprint)
-        numbers = _numbers(finished, config, required=student is None)
-        info = CardInfo(labels, *facts, licence, numbers, UNKNOWN in files, model.config.get("model_type") == STATIC)
+        info = CardInfo(
+            labels,
+            finished.teachers,
+            finished.max_tokens,
+            sources=finished.sources,
+            training=finished.training,
+            fingerprint=finished.fingerprint,
+            licence=licence,
+            numbers=_numbers(finished, config, required=student is None),
+            flags_unknown=UNKNOWN in files,
+            is_static=model.config.get("model_type") == STATIC,
+        )
         written, remarks = card(info, repo_id), info.warnings
         remarks += [] if are_named else ["the labels have no names: set id2label in config.json"]
         remarks += [] if info.published_licence else ["the card states no licence: choose one with --license"]

@@ -208,9 +208,15 @@ def serve(  # noqa: PLR0913 - the options of the command
         model([("the first run takes longer",)])
         faults = Faults(console)
         batcher = Batcher(model, batch_size=batch_size, most_waiting=most_waiting, on_error=faults.show)
-        facts = (export.labels, export.fingerprint, export.max_tokens, export.unknown_threshold, export.columns)
+        description = Description(
+            export.labels,
+            export.fingerprint,
+            max_tokens=export.max_tokens,
+            unknown_threshold=export.unknown_threshold,
+            columns=export.columns,
+        )
         limits = Limits(most_texts, most_characters, most_bytes, seconds, grace)
-        server = Server(batcher, Description(*facts), limits, faults.show)
+        server = Server(batcher, description, limits, faults.show)
         announce(console, export, listener)
         with signals.listening():
             unanswered = asyncio.run(server.run(listener, signals.requested))

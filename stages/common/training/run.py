@@ -101,7 +101,7 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
     with services.console.steps(phase, steps) as show, closing(log):
 
         def on_step(step: int, total: int, loss: float) -> None:
-            show(step, total, loss)
+            show(step, loss)
             log.on_step(step, total, loss)
 
         def scored(model: Any) -> float:

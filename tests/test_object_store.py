@@ -100,9 +100,9 @@ def test_gc_cleans_the_local_cache_of_a_remote_workspace(address: str, tmp_path:
     deleted.parent.mkdir(parents=True)
     for path in (half, mine, deleted):
         path.write_text("left")
-    assert find_garbage(run, unused=False, stages=toy_stages()) == []
+    assert find_garbage(run, unused=False, stages=toy_stages()) == ([], 0)
     age(run.store.root)
-    garbage = find_garbage(run, unused=False, stages=toy_stages(), delete=True)
+    garbage, _ = find_garbage(run, unused=False, stages=toy_stages(), delete=True)
     assert {(row["path"], row["kind"]) for row in garbage} == {(str(half), "temporary"), (str(deleted), "copy")}
     assert not half.exists()
     assert not deleted.exists()

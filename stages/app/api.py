@@ -371,11 +371,11 @@ class Experiment:
 
     def find_garbage(self, *, unused: bool = False, delete: bool = False) -> list[maintenance.Garbage]:
         """Leftovers; `unused`: also results that the last builds do not use. Nothing goes without `delete`."""
-        return maintenance.find_garbage(self._run, unused=unused, delete=delete)
+        return maintenance.find_garbage(self._run, unused=unused, delete=delete)[0]
 
     def young_results(self) -> int:
         """Returns the number of unused results that `find_garbage` keeps because they are younger than a day."""
-        return maintenance.young_results(self._run)
+        return maintenance.find_garbage(self._run, unused=True)[1]
 
     def young_quarantine(self) -> maintenance.YoungQuarantine:
         """Returns number, bytes and date of the quarantined files that `find_garbage` keeps for a day."""

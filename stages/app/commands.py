@@ -22,6 +22,7 @@ from amalgam.stages.app.checks import stored_overrides
 from amalgam.stages.app.cost import CostEstimate
 from amalgam.stages.app.doctor import diagnose
 from amalgam.stages.app.label import next_step, write_labels_file
+from amalgam.stages.app.maintenance import find_garbage, young_quarantine
 from amalgam.stages.app.verify import REPAIR, RUN, Damage
 from amalgam.stages.common.deliveries import FOLDERS
 from amalgam.stages.common.given_labels import label_column
@@ -193,10 +194,10 @@ def _fix(left: Sequence[Damage], config: Path) -> str:
 
 
 def collect_garbage(config: Path, overrides: list[str], *, yes: bool, unused: bool, as_json: bool) -> None:
-    console, experiment = _looking(config, overrides)
-    garbage = experiment.find_garbage(unused=unused, delete=yes)
-    total, young = sum(row["bytes"] for row in garbage), experiment.young_results() if unused else 0
-    quarantined = experiment.young_quarantine()
+    console = Console()
+    run = open_run(config, overrides, console=console)
+    garbage, young = find_garbage(run, unused=unused, delete=yes)
+    total, quarantined = sum(row["bytes"] for row in garbage), young_quarantine(run)
     if as_json:
         kept = {"young_quarantine": quarantined, **({"young_results": young} if unused else {})}
         console.json({"deleted": yes, "bytes": total, "items": garbage, **kept})

@@ -232,21 +232,27 @@ KINDS = {
 }
 
 
-def find_garbage(run: Run, *, unused: bool, delete: bool = False, stages: Sequence[Stage] = STAGES) -> list[Garbage]:
+def find_garbage(
+    run: Run, *, unused: bool, delete: bool = False, stages: Sequence[Stage] = STAGES
+) -> tuple[list[Garbage], int]:
     """Returns the files that can be deleted, and deletes exactly these with `delete`.
 
-    Only names that amalgam gives to its files count; every file stays for a day.
+    Only names that amalgam gives to its files count; every file stays for a day. With `unused`, the number is that of
+    the unused results that are kept because a file is younger.
     """
     entries = list(run.store.backend.list())
     records = list(records_in(run, entries, stages))
     leftovers = [*_leftovers(run, entries, records, stages), *_local_leftovers(run, entries, stages)]
     leftovers += _checkpoints(run, stages)
-    garbage = {row["path"]: row for row in leftovers}
-    if unused:
-        garbage |= {row["path"]: row for row in _unused(run, entries, records, stages)}
+    garbage, young = {row["path"]: row for row in leftovers}, 0
+    for inside, present in _unused_records(run, entries, records, stages) if unused else ():
+        if all(_is_old(entry.modified) for entry in present):
+            garbage |= {entry.path: _row(entry.path, entry.bytes, "unused") for entry in present}
+        else:
+            young += inside.endswith(MANIFEST)
     if delete:
         _delete(run, garbage.values())
-    return list(garbage.values())
+    return list(garbage.values()), young
 
 
 class YoungQuarantine(TypedDict):
@@ -404,34 +410,16 @@ def records_in(run: Run, entries: Iterable[FileInfo], stages: Sequence[Stage]) -
 # ---- results that no build uses
 
 
-def _unused(
-    run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]], stages: Sequence[Stage]
-) -> Iterator[Garbage]:
-    """Yields records and files that neither HEAD nor the experiment as it is now uses; a young file keeps its unit."""
-    for _, present in _unused_records(run, entries, records, stages):
-        if all(_is_old(entry.modified) for entry in present):
-            yield from (_row(entry.path, entry.bytes, "unused") for entry in present)
-
-
 def _unused_records(
     run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]], stages: Sequence[Stage]
 ) -> Iterator[tuple[str, list[FileInfo]]]:
-    """Yields each record that nothing uses, with its files and itself as far as nothing uses them."""
+    """Yields each record that neither HEAD nor the experiment as it is now uses, with itself and its unused files."""
     kept = _in_use(run, records, stages)
     by_path = {entry.path: entry for entry in entries if entry.path not in kept}
     for inside, record in records:
         if inside not in kept:
             paths = (inside, *(file.path for file in record.files))
             yield inside, [by_path[path] for path in paths if path in by_path]
-
-
-def young_results(run: Run, *, stages: Sequence[Stage] = STAGES) -> int:
-    """Returns the number of unused results that are kept because a file is younger than a day."""
-    entries = list(run.store.backend.list())
-    records = list(records_in(run, entries, stages))
-    unused = _unused_records(run, entries, records, stages)
-    young = (inside for inside, present in unused if not all(_is_old(entry.modified) for entry in present))
-    return sum(inside.endswith(MANIFEST) for inside in young)
 
 
 def _in_use(run: Run, records: Sequence[tuple[str, Record]], stages: Sequence[Stage]) -> set[str]:

@@ -151,8 +151,8 @@ def test_temporaries_of_the_dead_are_ignored_and_listed_by_gc_after_a_day(tmp_pa
     orphan = next((base / "artifacts").rglob(f"{TEMPORARY}*/*"))
     run = _complete(base)
     assert orphan.exists()
-    assert find_garbage(run, unused=False, stages=toy_stages()) == []
+    assert find_garbage(run, unused=False, stages=toy_stages()) == ([], 0)
     old = time.time() - 25 * 3600
     os.utime(orphan, (old, old))
-    garbage = find_garbage(run, unused=False, stages=toy_stages())
+    garbage, _ = find_garbage(run, unused=False, stages=toy_stages())
     assert [row["path"] for row in garbage] == [str(orphan.relative_to(run.store.root))]

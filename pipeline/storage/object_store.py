@@ -35,7 +35,7 @@ MULTIPART_BYTES = 1 << 30
 """Larger files are uploaded in parts, which become visible together."""
 
 RECENT_SECONDS = 30.0
-"""Lifetime of a cached listing. Files that it lacks are requested by name; a deletion clears it."""
+"""Lifetime of a cached listing, which is for sizes: files that it lacks are requested by name; a deletion clears it."""
 
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class ObjectStorage:
     # ---- reading
 
     def read(self, paths: Sequence[str]) -> dict[str, bytes]:
-        listed = self._listed(paths) if len(paths) > FEW else paths
+        listed = self._listed(paths, fresh=True) if len(paths) > FEW else paths
         existing = [path for path in paths if path in listed]
         return self._requests(existing, lambda path: bytes(obstore.get(self._client, path).bytes()))
 
@@ -112,14 +112,16 @@ class ObjectStorage:
         rest = [path for path in paths if path not in sizes]
         return sizes | self._requests(rest, lambda path: int(obstore.head(self._client, path)["size"]))
 
-    def _listed(self, paths: Sequence[str]) -> dict[str, int]:
-        """Returns the sizes of all files in the folders of these paths; each folder is listed once."""
+    def _listed(self, paths: Sequence[str], *, fresh: bool = False) -> dict[str, int]:
+        """Returns the sizes of all files in the folders of these paths; each folder is listed once.
+
+        `fresh`: a cached listing may lack files that were written after it, so it is not used.
+        """
         now = time.monotonic()
         folders = {path.rpartition("/")[0] for path in paths}
         # A copy: another thread may clear the listings at any time.
-        recent = {
-            folder: sizes for folder, (when, sizes) in list(self._listings.items()) if now - when < RECENT_SECONDS
-        }
+        cached = {} if fresh else dict(self._listings)
+        recent = {folder: sizes for folder, (when, sizes) in cached.items() if now - when < RECENT_SECONDS}
         listings = {folder: recent[folder] for folder in folders & recent.keys()}
         for folder, entries in self._requests(sorted(folders - recent.keys()), self.files_below).items():
             listings[folder] = {entry.path: entry.bytes for entry in entries}

@@ -247,6 +247,15 @@ def test_many_records_cost_a_listing_and_a_request_each_and_missing_ones_nothing
     assert server.asked["LIST"] <= 2
 
 
+def test_many_records_written_after_a_listing_are_read(ours: str) -> None:
+    store, writer = opened(ours), opened(ours)
+    paths = [store.root / f"stage/abc/u{n}.json" for n in range(40)]
+    assert store.records(paths) == {}
+    for n in range(40):
+        put(store if n % 2 else writer, f"u{n}", bytes([n]))
+    assert len(store.records(paths)) == 40
+
+
 def test_files_missing_from_a_listing_are_requested_by_name(ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(ours)
     files = [put(store, f"u{n}", bytes([n])).files[0] for n in range(20)]

@@ -97,7 +97,7 @@ class UnitFacts(TypedDict, total=False):
     """The facts of the evaluation, if there are labelled test texts; of the similarities the words of each label."""
 
     scores: dict[str, float | None]
-    right_hex: str
+    right_hex: str | None
     labels: dict[str, str]
 
 

@@ -242,6 +242,14 @@ def test_five_hundred_labels_and_fifty_teachers_stay_one_readable_page(built: Wo
     assert page(report) == text
 
 
+def test_with_more_test_texts_than_are_compared_the_report_has_no_bits(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amalgam.stages.report.quality.MOST_COMPARED", 1)
+    workspace("report", "--force")
+    assert numbers(workspace)["student_quality"]["right_hex"] is None
+
+
 def test_the_wheel_takes_the_templates() -> None:
     """They are in a folder that the build takes whole, and git does not ignore them."""
     root = Path(__file__).resolve().parents[2]

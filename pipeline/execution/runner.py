@@ -70,11 +70,13 @@ def update(  # noqa: PLR0913 - the options of a command
     if run.file is not None and not run.file.has_content():  # half of it may have been read
         raise changed_error(run.file.path)
     writes = _claim(needed, run, force=force)  # before any model loads
-    ranks, repairs = RankInputs(run), 0
+    ranks, repairs, forced = RankInputs(run), 0, set[tuple[str, str | None]]()
     ranks.compare_settings(needed)
     while True:
         try:
-            states = _once(needed, run, ranks, target=target, only=only, force=force and not repairs, writes=writes)
+            states = _run_once(
+                needed, run, ranks, target=target, only=only, forced=forced if force else None, writes=writes
+            )
             break
         except (DamagedError, InputChangedError) as fault:
             is_input = isinstance(fault, InputChangedError)
@@ -129,9 +131,20 @@ def _up_to(stages: Sequence[Stage], run: Run, target: str | None) -> list[Stage]
     return needed if target is None else needed[: names.index(target) + 1]
 
 
-def _once(  # noqa: PLR0913 - the options of a command
-    stages: list[Stage], run: Run, ranks: RankInputs, *, target: str | None, only: bool, force: bool, writes: bool
+def _run_once(  # noqa: PLR0913 - the options of a command
+    stages: list[Stage],
+    run: Run,
+    ranks: RankInputs,
+    *,
+    target: str | None,
+    only: bool,
+    forced: set[tuple[str, str | None]] | None,
+    writes: bool,
 ) -> list[StageState]:
+    """Runs the stages until the end or a fault.
+
+    `forced`: the results that --force has recomputed so far, which a repair does not recompute again; None without it.
+    """
     states = []
     waiting = _resolve_inputs(stages, run)
     _check_outputs(stages, run)
@@ -141,8 +154,9 @@ def _once(  # noqa: PLR0913 - the options of a command
             stage.resolve_inputs(run)
         ranks.compare_identity(stage)
         state = stage_state(stage, run)
-        if force and ours:
+        if forced is not None and ours and (stage.name, state.fingerprint) not in forced:
             state = _forced(stage, run, state)
+            forced.add((stage.name, state.fingerprint))
         states.append(state)
         if state.state == "current":
             run.console.stage_reused(stage.name)

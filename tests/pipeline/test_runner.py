@@ -161,6 +161,20 @@ def _flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def test_force_makes_every_stage_again_once_in_a_run_with_a_repair(tmp_path: Path) -> None:
+    base = toy_base(tmp_path)
+    before = outcome(_build(base))
+
+    def harm(run: Run, unit: Unit) -> None:
+        if unit.name == "joined" and calls(base).count("joined") == 2:
+            _flip(run.store.path(run.result("letters").files[1]))
+
+    run = toy_run(base)
+    update(toy_stages(harm), run, force=True)
+    assert calls(base) == [*UNITS, "a", "b", "c", "joined", "b", "joined", "pair"]
+    assert outcome(run) == before
+
+
 @pytest.mark.parametrize("harm", [_flip, Path.unlink, lambda path: os.truncate(path, 3)])
 def test_a_damaged_unit_alone_is_made_again_in_the_same_run(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     base = toy_base(tmp_path / "damaged")

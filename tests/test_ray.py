@@ -199,8 +199,22 @@ def test_a_unit_that_kills_its_workers_is_recorded_and_the_others_continue(tmp_p
     with pytest.raises(WorkError, match=r"kills") as refused:
         run_units(Errands(), run, units)
     assert [unit.name for unit in units if unit.record_path.exists()] == ["first", "second", "third"]
-    written = json.loads((Path(str(refused.value.where)) / "errands-kills.json").read_text())
+    [path] = Path(str(refused.value.where)).glob("errands-kills-*.json")
+    written = json.loads(path.read_text())
     assert written["texts"] == ["key of kills"]
+    assert written["record"] == "errands/all/kills.json"
+
+
+def test_workers_killed_by_units_of_one_name_are_counted_for_each(
+    tmp_path: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = new_run(tmp_path, **cluster.options)
+    units = [Unit("kills", run.store.folder(f"errands/{teacher}", "units")) for teacher in ("one", "two")]
+    with pytest.raises(WorkError, match=r"2 unit\(s\) killed 3 workers") as refused:
+        run_units(Errands(), run, units)
+    assert capsys.readouterr().err.count("a worker was lost") == 6
+    written = [json.loads(path.read_text())["record"] for path in Path(str(refused.value.where)).iterdir()]
+    assert sorted(written) == ["errands/one/units/kills.json", "errands/two/units/kills.json"]
 
 
 def test_an_error_of_a_worker_arrives_whole(tmp_path: Path, cluster: Cluster) -> None:

@@ -179,7 +179,7 @@ def _run_tasks(job: RayJob, run: Run, units: Sequence[Unit]) -> list[Unit]:
     # A batch has neighbouring units, which share a teacher.
     waiting = deque(list(units[start : start + size]) for start in range(0, len(units), size))
     running: dict[Any, list[Unit]] = {}
-    kills: Counter[str] = Counter()
+    kills: Counter[Path] = Counter()
     given_up: list[Unit] = []
     try:
         while waiting or running:
@@ -190,15 +190,15 @@ def _run_tasks(job: RayJob, run: Run, units: Sequence[Unit]) -> list[Unit]:
             run.signals.check()
             for done in ray.wait(list(running), timeout=POLL_SECONDS)[0]:
                 again = _settle(done, running.pop(done), run, kills, cluster)
-                given_up += [unit for unit in again if kills[unit.name] >= KILLS]
-                waiting.extend([unit] for unit in again if kills[unit.name] < KILLS)
+                given_up += [unit for unit in again if kills[unit.record_path] >= KILLS]
+                waiting.extend([unit] for unit in again if kills[unit.record_path] < KILLS)
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
     return given_up
 
 
-def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str], cluster: Cluster) -> list[Unit]:
+def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[Path], cluster: Cluster) -> list[Unit]:
     """Returns the units to run again, one per task, which identifies the unit that kills workers."""
     again: list[Unit] = []
     try:
@@ -208,7 +208,7 @@ def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str], cluster
     except LOST as lost:
         again = pending_units(run, batch)
         if len(batch) == 1:
-            kills.update(unit.name for unit in again)
+            kills.update(unit.record_path for unit in again)
         reason = f"{type(lost).__name__}{cluster.node_of(lost)}"
         run.console.note(f"a worker was lost ({reason}); {len(again)} unit(s) go to others")
     run.console.advance(sum(unit.size for unit in batch) - sum(unit.size for unit in again))
@@ -218,8 +218,10 @@ def _settle(done: Any, batch: list[Unit], run: Run, kills: Counter[str], cluster
 def _left_out(stage: Stage, run: Run, units: Sequence[Unit]) -> WorkError:
     folder = run.store.root / "failed-units"
     for unit in units:
-        failure = {"stage": stage.name, "unit": unit.name, "kills": KILLS, "texts": stage.text_keys(run, unit)}
-        run.store.replace(folder / f"{stage.name}-{unit.name}.json", failure)
+        record = run.store.inside(unit.record_path)  # units of several teachers share a name
+        failure = {"stage": stage.name, "unit": unit.name, "record": record, "kills": KILLS}
+        path = folder / f"{stage.name}-{unit.name}-{fingerprint(record)[:8]}.json"
+        run.store.replace(path, {**failure, "texts": stage.text_keys(run, unit)})
     names = ", ".join(unit.name for unit in units[:10])
     what = f"{stage.name}: {len(units)} unit(s) killed {KILLS} workers each and were left out: {names}"
     fix = "inspect their texts (the files there list the keys), then run the same command again"

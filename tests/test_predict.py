@@ -8,7 +8,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import (
     TEACHER_LABELS,
     TEST,
+    TIMEOUT,
     CommandResult,
     Workspace,
     finish,
@@ -358,6 +361,39 @@ def test_a_failure_leaves_the_old_file_and_no_other(desk: Workspace, monkeypatch
     assert desk.attempt("predict", "--input", "-", "--out", "taken.csv", "--force").code == 3
     assert (desk.folder / "taken.csv").read_text() == "mine"
     assert not list(desk.folder.glob(".tmp-*"))
+
+
+PIPED = """\
+import os
+import sys
+
+from amalgam.cli import main
+
+os.dup2(os.open("pipe", os.O_RDWR), 0)  # the pipe never ends
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_wait_for_a_pipe_and_leaves_no_file(
+    desk: Workspace, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    (tmp_path / "piped.py").write_text(PIPED)
+    os.mkfifo(tmp_path / "pipe")
+    student = ["--student", str(desk.folder / "students/student")]
+    words = ["predict", "--input", "-", "--out", "labels.csv", *student]
+    process, deadline = (
+        Forked(words, tmp_path, quiet_environment(), str(tmp_path / "piped.py")),
+        time.monotonic() + TIMEOUT,
+    )
+    while process.poll() is None and not list(tmp_path.glob(".tmp-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)  # for the first read
+    process.send_signal(number)
+    result = finish(process, 20)
+    assert (result.code, f"stopped by {number.name}" in result.err) == (code, True), result.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "piped.py"]
 
 
 def test_a_student_of_an_older_amalgam_gets_its_teachers_labels_without_training(workspace: Workspace) -> None:

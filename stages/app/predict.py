@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -321,7 +321,8 @@ def predict(  # noqa: PLR0913 - the options of the command
     inputs = InputTexts(source, columns or (["text"] if lines else finished.columns), id_column, skip_bad_rows)
     finished.check_pairs(len(inputs.columns), f"--input {shown(source)}")
     signals, console = InterruptHandler(), Console(quiet=quiet)
-    with signals.listening():
+    # A read that waits for a pipe continues after a signal, unless the handler raises.
+    with nullcontext() if source == PIPE else signals.listening():
         total = inputs.check()
         name_student(console, finished, config, chosen=student is not None)
         model = Student(finished, top=top, explain=explain, unknown=unknown)

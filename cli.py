@@ -99,7 +99,7 @@ def examples(*lines: str) -> str | None:
 )
 def demo(
     folder: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(help="Folder of the demo: amalgam-demo, or amalgam-demo-data-free.", show_default=False),
     ] = None,
     overrides: Overrides = None,
@@ -113,12 +113,12 @@ def demo(
     from amalgam.stages.app.demo import run_data_free, run_demo
 
     fields = overrides or []
-    if folder is not None and "=" in folder.name:  # no folder was given, only overrides
-        folder, fields = None, [str(folder), *fields]
+    if folder is not None and "=" in folder.partition("/")[0]:  # no folder was given, only overrides
+        fields, folder = [folder, *fields], None
     if data_free:
-        run_data_free(folder or Path("amalgam-demo-data-free"), fields, quiet=quiet)
+        run_data_free(Path(folder or "amalgam-demo-data-free"), fields, quiet=quiet)
     else:
-        run_demo(folder or Path("amalgam-demo"), fields, quiet=quiet)
+        run_demo(Path(folder or "amalgam-demo"), fields, quiet=quiet)
 
 
 @app.command(

@@ -65,6 +65,29 @@ def test_the_demo_is_not_written_into_an_experiment_of_ones_own(tmp_path: Path) 
         write_demo(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("words", "folder", "overrides"),
+    [
+        ([], "amalgam-demo", []),
+        (["student.encoder=./models/x"], "amalgam-demo", ["student.encoder=./models/x"]),
+        (
+            ["corpus.train=http://x/y", "student.epochs=2"],
+            "amalgam-demo",
+            ["corpus.train=http://x/y", "student.epochs=2"],
+        ),
+        (["./a=b", "student.epochs=2"], "a=b", ["student.epochs=2"]),
+        (["some/folder"], "some/folder", []),
+    ],
+)
+def test_an_override_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], folder: str, overrides: list[str]
+) -> None:
+    runs: list[tuple[Path, list[str]]] = []
+    monkeypatch.setattr("amalgam.stages.app.demo.run_demo", lambda *arguments, **_: runs.append(arguments))
+    amalgam("demo", *words, folder=tmp_path)
+    assert runs == [(Path(folder), overrides)]
+
+
 def test_a_demo_stopped_while_it_was_written_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_texts(monkeypatch, 40)
     write_texts(tmp_path)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import plan
-from amalgam.pipeline.execution.stage import PendingDependencyError
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.stages.app.api import Experiment, open_run
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES as ALL_STAGES
@@ -74,6 +76,60 @@ def test_a_stage_declares_the_stages_whose_results_its_identity_reads(workspace:
             with contextlib.suppress(PendingDependencyError):
                 stage.identity(run)
             assert run.results.read <= set(needs), (method, stage.name)
+
+
+def reads_and_needs(
+    workspace: Workspace, patch: pytest.MonkeyPatch, *overrides: str
+) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """Runs all stages; returns the results of other stages that each one read, and those that it declares."""
+    read, needs = defaultdict[str, set[str]](set), dict[str, set[str]]()
+
+    def recorded(stage: Stage, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run_it(run: Run, *arguments: Any) -> Any:
+            run.cache.clear()
+            run.results = results = RecordingResults(run.results)
+            value = work(run, *arguments)
+            read[stage.name] |= results.read & results.keys() - {stage.name}
+            needs[stage.name] = results.keys() & set(stage.needs(run.experiment))
+            return value
+
+        return run_it
+
+    for stage in ALL_STAGES:
+        for name in ("identity", "run_units", "finish"):
+            patch.setattr(stage, name, recorded(stage, getattr(stage, name)))
+    workspace("run", *overrides)
+    return read, needs
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("student.method=amalgam",),
+        ("student.method=stratanet",),
+        ("student.method=dfa",),
+        ("student.method=muka-soft", "targets.uncertainty=rmd"),
+    ],
+    ids=" ".join,
+)
+def test_a_stage_reads_the_results_that_it_declares_and_no_others(
+    fresh: Workspace, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
+) -> None:
+    fresh.edit("targets:\n  mode: soft\n", "")
+    read, needs = reads_and_needs(fresh, monkeypatch, *overrides)
+    assert read == needs
+
+
+@pytest.mark.parametrize("signal", ["all", "confidence"])
+def test_weights_read_the_generated_texts_for_all_signals_only(
+    generated: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal: str
+) -> None:
+    fresh = generated.without_artifacts(tmp_path / "workspace")
+    fresh.edit("targets:\n  mode: soft\n", "")
+    settings = ["student.method=amalgam", f"targets.weight_signal={signal}"]
+    read, needs = reads_and_needs(fresh, monkeypatch, *settings)
+    assert read == needs
+    assert ("generate" in needs["weigh-teachers"]) == (signal == "all")
 
 
 def test_importing_amalgam_loads_nothing_and_offers_the_experiment() -> None:

@@ -124,7 +124,16 @@ class Report(Stage):
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         answers = ("cache-teachers",) if experiment.teacher_names else ()
-        return ("read-corpus", "train-teachers", *answers, "build-targets", "train-student")
+        by_domain = ("cache-features", "fit-statistics") if target_method(experiment.targets).weighs_by_domain else ()
+        return (
+            "read-corpus",
+            "train-teachers",
+            *answers,
+            *by_domain,
+            "weigh-teachers",
+            "build-targets",
+            "train-student",
+        )
 
     def resolve_inputs(self, run: Run) -> None:
         if run.experiment.corpus.test:

@@ -74,8 +74,9 @@ class TrainStudent(Stage):
         return experiment.student.learns
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
-        states = ("cache-features",) if experiment.objective.states else ()
-        statistics = ("fit-statistics",) if objective_inputs(experiment).weighs_by_domain else ()
+        objective = objective_inputs(experiment)
+        states = ("cache-features",) if objective.states else ()
+        statistics = ("fit-statistics",) if objective.weighs_by_domain else ()
         return ("read-corpus", "train-teachers", *states, *statistics, "build-targets", "make-embeddings")
 
     def resolve_inputs(self, run: Run) -> None:

@@ -96,7 +96,7 @@ class WeighTeachers(Stage):
         return experiment.student.learns and target_method(experiment.targets).weighs_together
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
-        generated = ("generate",) if are_written(experiment) else ()
+        generated = ("generate",) if experiment.targets.weight_signal == "all" and are_written(experiment) else ()
         features = ("cache-features",) if target_method(experiment.targets).reads_features else ()
         return (*generated, "read-corpus", "train-teachers", "cache-teachers", *features)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -457,6 +458,14 @@ def test_texts_to_label_are_written_filled_and_compared(workspace: Workspace) ->
     with (workspace.folder / "more.csv").open(newline="") as file:
         labelled = {row["key"] for row in rows[:19]}
         assert not labelled & {row["key"] for row in csv.DictReader(file)}
+
+
+def test_texts_to_label_are_announced_as_json_and_a_filled_file_has_no_output(fresh: Workspace) -> None:
+    written = fresh("label", "--count", "5", "--json", "--out", "some.csv", *AMALGAM).json
+    command = shlex.join(["amalgam", "label", "some.csv", *AMALGAM])
+    assert written == {"file": "some.csv", "texts": 5, "labels": LABELS, "next": command}
+    refused = fresh.attempt("label", "some.csv", "--out", "more.csv", *AMALGAM)
+    assert (refused.code, "--out" in refused.err) == (2, True)
 
 
 def test_a_correction_learns_from_a_part_of_many_labels(monkeypatch: pytest.MonkeyPatch) -> None:

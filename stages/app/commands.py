@@ -242,6 +242,9 @@ def label(  # noqa: PLR0913 - the options of a command
     files = [argument for argument in arguments if "=" not in argument]
     if len(files) > 1:
         raise ExperimentError(f"{len(files)} files of labels are given", where="amalgam label", fix="name one file")
+    if files and out is not None:
+        what = "--out is for new texts to label, and a file with labels is given"
+        raise ExperimentError(what, where="amalgam label", fix="omit the file, or --out")
     overrides = [argument for argument in arguments if "=" in argument]
     console, experiment = _looking(config, overrides)
     if not files:
@@ -249,10 +252,14 @@ def label(  # noqa: PLR0913 - the options of a command
         check_new(target)
         table = experiment.label(count, seed=seed)
         write_labels_file(target, table)
+        command = f"amalgam label {shlex.join([str(target), *overrides])}{file_option(config)}"
+        if as_json:
+            texts, labels = table.height, list(experiment.labels)
+            console.json({"file": str(target), "texts": texts, "labels": labels, "next": command})
+            return
         console.result(f"{target}: {counted(table.height, 'random text')} to label")
         column = label_column(experiment.config.corpus)
         console.sentence(f"labels: {', '.join(experiment.labels)}")
-        command = f"amalgam label {shlex.join([str(target), *overrides])}{file_option(config)}"
         console.result(f"fill the column {as_yaml(column)}, then run: {command}")
         return
     path = Path(files[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,16 @@ def test_two_runs_of_one_training_leave_the_log_of_the_later_one_with_its_digest
     assert [line["step"] for line in lines(path)] == [10, 20, 20]
     assert log_digest(path).exists()
     assert list(damaged_logs(tmp_path)) == []
+
+
+def test_a_log_that_is_deleted_during_the_training_fails_nothing(tmp_path: Path) -> None:
+    path = tmp_path / LOGS / "train-student-one.jsonl"
+    journal = TrainingLog(path, training(), [])
+    journal.on_step(1, 20, 1.0)
+    shutil.rmtree(path.parent)
+    journal.on_score(0.5)
+    journal.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_trackers_get_the_metrics_and_nothing_else(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -203,10 +203,11 @@ class TrainingLog:
         self._since = time.monotonic()  # excludes the time of the evaluation
 
     def close(self) -> None:
-        is_own = self._file is not None and os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
-        self._stack.close()
-        if is_own:  # else another run of the same training has begun a new file
-            write_log_digest(self.path)
+        with suppress(FileNotFoundError):  # the log may have been deleted meanwhile
+            with self._stack:
+                is_own = self._file is not None and os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+            if is_own:  # else another run of the same training has begun a new file
+                write_log_digest(self.path)
 
     def _write_steps(self) -> None:
         if not self._losses:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from amalgam.pipeline.storage.paths import MOST_BYTES
-from amalgam.stages.common.deliveries import MARKS
+from amalgam.stages.common.deliveries import MARKS, replace_folder
 from amalgam.tests.workspaces import Workspace, age, flip_bit
 
 Change = Callable[[Path], object]
@@ -326,6 +327,24 @@ def test_a_users_change_of_a_delivered_file_is_kept_in_quarantine(workspace: Wor
     assert "students/student/config.json" in result.err
     [kept] = (workspace.artifacts / "quarantine").glob("*-config.json")
     assert kept.read_text() == '{"my": "change"}'
+
+
+def test_a_folder_whose_replacement_fails_stays_with_the_users_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rename = tmp_path / "student", Path.rename
+    target.mkdir()
+    (target / "notes.txt").write_text("mine")
+
+    def fail(path: Path, place: Path) -> Path:
+        if (path / "new.txt").exists():
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, place)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        replace_folder(target, lambda folder: (folder / "new.txt").touch())
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["student", "student/notes.txt"]
 
 
 def test_two_deliveries_at_once_end_well(workspace: Workspace) -> None:

@@ -331,7 +331,7 @@ def deliver_page(
 
 
 def _put_in_place(temporary: Path, target: Path, replaced: list[Path]) -> None:
-    """Renames the folder; another process may do the same at the same time."""
+    """Renames the folder; another process may do the same at the same time. After a failure the former one is back."""
     for attempt in range(ATTEMPTS):
         earlier = temporary_path(target.parent)
         with contextlib.suppress(FileNotFoundError):
@@ -341,6 +341,9 @@ def _put_in_place(temporary: Path, target: Path, replaced: list[Path]) -> None:
             temporary.rename(target)
         except OSError as error:
             if error.errno not in {errno.ENOTEMPTY, errno.EEXIST} or attempt == ATTEMPTS - 1:
+                if replaced:
+                    with contextlib.suppress(OSError):  # another process may have put its folder there
+                        replaced[-1].rename(target)
                 raise
         else:
             return

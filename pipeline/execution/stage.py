@@ -80,12 +80,22 @@ class WorkerShare:
 
 
 def share_of(part: str | None) -> WorkerShare:
-    share, world = WorkerShare() if part is None else _parse_part(part), int(os.environ.get("WORLD_SIZE", "1"))
+    share, world = WorkerShare() if part is None else _parse_part(part), _launched("WORLD_SIZE", "1")
     if world > 1:
         if part is not None:
             raise ExperimentError("--part and torchrun were both given", fix="use one of them")
-        share = WorkerShare(int(os.environ["RANK"]), world, "torchrun")
+        share = WorkerShare(_launched("RANK"), world, "torchrun")
     return share
+
+
+def _launched(name: str, default: str | None = None) -> int:
+    """Returns a number that torchrun sets in the environment."""
+    value = os.environ.get(name, default)
+    if value is None or not value.isdecimal():
+        what = f"{name} is not set, but WORLD_SIZE is" if value is None else f"{name} is {value!r}, not a number"
+        fix = "start the processes with torchrun; for a single one, run `unset WORLD_SIZE`"
+        raise ExperimentError(what, where=name, fix=fix)
+    return int(value)
 
 
 def check_processes(share: WorkerShare, processes: int | None) -> None:

@@ -12,7 +12,7 @@ SLURM = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_T
 
 @pytest.fixture(autouse=True)
 def no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*SLURM, "SLURM_ARRAY_TASK_STEP", "JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", "WORLD_SIZE"):
+    for name in (*SLURM, "SLURM_ARRAY_TASK_STEP", "JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", "WORLD_SIZE", "RANK"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -49,3 +49,22 @@ def test_an_unclear_array_job_is_refused(
         monkeypatch.setenv(name, value)
     with pytest.raises(ExperimentError, match=piece):
         share_of("auto")
+
+
+@pytest.mark.parametrize(
+    ("environment", "piece"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK is not set"),
+        ({"WORLD_SIZE": "2", "RANK": "first"}, "RANK is 'first'"),
+        ({"WORLD_SIZE": "two", "RANK": "0"}, "WORLD_SIZE is 'two'"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE is ''"),
+    ],
+)
+def test_an_unclear_launcher_is_refused_with_a_fix(
+    environment: dict[str, str], piece: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ExperimentError, match=piece) as refused:
+        share_of(None)
+    assert "torchrun" in str(refused.value.fix)

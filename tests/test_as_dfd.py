@@ -131,7 +131,7 @@ def test_a_student_that_shares_no_words_with_a_teacher_is_refused(learned: Works
     ("overrides", "piece"),
     [
         (["targets.mode=soft"], "targets.mode"),
-        (["pseudo_embeddings.tokens=40"], "32 tokens"),
+        (["pseudo_embeddings.tokens=40"], "32 tokens, special tokens included\nwhere: pseudo_embeddings.tokens: 40"),
     ],
 )
 def test_contradicting_fields_are_refused(learned: Workspace, tmp_path: Path, overrides: list[str], piece: str) -> None:

@@ -78,6 +78,7 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "export --onnx --out students/student --force", 2, "is no export"),
     (nothing, "export --onnx --student models/encoder --out x", 2, "no classification head"),
     (nothing, "export --onnx --student texts", 2, "no config.json"),
+    (write("models/a;b/config.json", "{}"), "serve --student models/a;b", 2, "serve --student 'models/a;b-onnx'"),
     # push
     (nothing, "push ../../x/y", 2, "is no repository name"),
     (nothing, "push me/x --student models/encoder", 2, "BertModel is no classifier"),

@@ -59,7 +59,7 @@ def with_retries(work: Callable[[], T], what: str, store: Store, console: Consol
                 raise storage_error(error, what, store.root) from error
             if not transient:
                 raise
-            console.note(f"{what}: {reason_of(error)}; trying again ({attempt} of {ATTEMPTS})")
+            console.note(f"{what}: {reason_of(error)}; trying again ({attempt} of {ATTEMPTS - 1})")
             time.sleep(0.1 * 4**attempt)
             attempt += 1
 

@@ -6,6 +6,7 @@ students learn from generated texts only. The supervised student is trained on r
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,7 +95,7 @@ def _compare(folder: Path, students: Mapping[str, Student], overrides: list[str]
     rows = [row(name, system, first["groups"]) for name, system in systems.items()]
     title = f"\n{first['n']:,} test texts, {len(first['labels'])} labels; accuracy over all labels"
     console.table(title, header(first["groups"]), rows)
-    console.result(f"\nAn ordinary experiment is in {folder}: cd {folder} && amalgam plan")
+    console.result(f"\nAn ordinary experiment is in {folder}: cd {shlex.quote(str(folder))} && amalgam plan")
 
 
 # ---- files

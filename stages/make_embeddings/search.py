@@ -71,7 +71,7 @@ def search_embeddings(
     if config.tokens + len(special) > teacher.limit:
         raise ExperimentError(
             f"teacher {teacher.name} reads {teacher.limit} tokens, special tokens included",
-            where=f"embeddings.tokens: {config.tokens}",
+            where=f"pseudo_embeddings.tokens: {config.tokens}",
             fix=f"set pseudo_embeddings.tokens={teacher.limit - len(special)}",
         )
     model.requires_grad_(False)  # a loaded teacher is never trained

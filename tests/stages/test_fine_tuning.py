@@ -356,6 +356,13 @@ def test_predictions_come_in_the_order_of_the_texts_and_leave_the_model_as_it_wa
     assert predict(model, [], pad_id=0, batch_tokens=40).shape == (0, 4)
 
 
+def test_a_prediction_that_fails_leaves_the_model_in_training() -> None:
+    model = tiny_bert().train()
+    with pytest.raises(IndexError):
+        predict(model, [np.array([10**6])], pad_id=0)
+    assert model.training
+
+
 # --- a rank ----------------------------------------------------------------------------------------------------
 
 

@@ -303,9 +303,11 @@ def _without_dropout(model: torch.nn.Module) -> Iterator[None]:
     was_training = model.training
     model.eval()
     # Not inference mode: tensors that a model caches in that mode could not be trained with afterwards.
-    with torch.no_grad():
-        yield
-    model.train(was_training)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
 
 
 def weights_digest(model: torch.nn.Module) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import os
@@ -126,6 +127,36 @@ def test_numbers_are_those_of_the_students_fingerprint(workspace: Workspace) -> 
     for name in MARKS:
         (student / name).unlink()
     assert "No evaluation: " in workspace("push", NAME, "--card", "--student", "students/student").out
+
+
+def labelled(workspace: Workspace, why: str, rows: slice) -> str:
+    """Writes test texts that are also training texts, with their reasons, and returns the name of the file."""
+    name = f"texts/{why.split(maxsplit=1)[0]}.csv"
+    with (workspace.folder / name).open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("text", "label", "why"), *((*row, why) for row in workspace.texts()[rows])])
+    return name
+
+
+def test_the_card_has_no_accuracy_of_selected_texts_and_the_cautions_on_learned_ones(workspace: Workspace) -> None:
+    of_file = workspace("push", NAME, "--card").out
+    assert f"On {TEST} labelled test texts" in of_file
+    assert "**Caution**" not in of_file
+    selected = labelled(workspace, "student and ensemble differ", slice(60))
+    workspace("report", f"corpus.test={selected}")
+    accuracy = re.compile(r"\*\*student.*")
+    assert accuracy.search(workspace("push", NAME, "--card").out)[0] == accuracy.search(of_file)[0]  # type: ignore[index]
+    random = labelled(workspace, "random", slice(70))
+    workspace("report", f"corpus.test={random}")
+    of_training_texts = workspace("push", NAME, "--card").out
+    assert "On 70 labelled test texts" in of_training_texts
+    assert "**Caution**: 70 of 70 test texts are also training texts, so the accuracy" in of_training_texts
+    workspace("run", "student.name=other", "student.epochs=2", "corpus.test=null")  # the last report is another's
+    assert accuracy.search(workspace("push", NAME, "--card").out)[0] == accuracy.search(of_file)[0]  # type: ignore[index]
+    workspace.edit("texts/test.csv", selected)
+    assert "On 70 labelled test texts" in workspace("push", NAME, "--card").out
+    without = "No evaluation: all labelled test texts were selected"
+    workspace("report", "student.name=other", "student.epochs=2", f"corpus.test={selected}")
+    assert without in workspace("push", NAME, "--card", "--student", "students/other").out
 
 
 def test_the_verdict_is_that_of_the_page_of_this_report(workspace: Workspace) -> None:

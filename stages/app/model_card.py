@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from amalgam.data.keys import shown
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.paths import small_content
-from amalgam.pipeline.storage.store import Record, Store
+from amalgam.pipeline.storage.store import Store
 from amalgam.stages.app.licences import common_licence, warnings
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.models.read_card import Source, Training
@@ -30,6 +30,7 @@ from amalgam.stages.report.blocks import Evaluation
 from amalgam.stages.report.html import FOLDER
 from amalgam.stages.report.stage import EVALUATION
 from amalgam.stages.report.tables import measure
+from amalgam.stages.report.verdict_words import learned_sentence, selection_sentence
 
 TEMPLATE = Path(__file__).parent / "card.md.j2"
 LABELS_SHOWN = 100
@@ -93,31 +94,55 @@ class CardInfo:
 # ---- the report's numbers
 
 
-def numbers_of(store: Store, base: Path, student: str) -> Numbers:
-    """Returns the numbers of the report on the student with this fingerprint, also if it is not the last report."""
-    reports = _reports(store, student)
+def numbers_of(store: Store, base: Path, student: str, own_test: Callable[[], str | None]) -> Numbers:
+    """Returns the numbers of a report on the student with this fingerprint, also if it is not the last report.
+
+    `own_test` returns the digest of the labels in corpus.test of the experiment file.
+    """
+    last, reports = store.last("report"), _reports(store, student)
     if not reports:
         return Numbers(why_not="the workspace has no report on this student")
-    fingerprint, manifest = reports[0]
-    verdict = _verdict(base, fingerprint)
-    file = next((file for file in manifest.files if Path(file.path).name == EVALUATION), None)
-    if file is None:
-        return Numbers(None, "there are no labelled test texts", verdict)
-    evaluation: Evaluation = store.content(file, Evaluation)
-    return Numbers(evaluation, "", verdict)
+    reports.sort(key=lambda report: report.fingerprint != last)
+    ordinary = [report for report in reports if report.texts]
+    if not ordinary:
+        selected = any(report.evaluation for report in reports)
+        why_not = "all labelled test texts were selected" if selected else "there are no labelled test texts"
+        return Numbers(None, why_not, _verdict(base, reports[0].fingerprint))
+    if len(ordinary) > 1 and ordinary[0].fingerprint != last:
+        own = own_test()
+        ordinary.sort(key=lambda report: (report.test != own, -report.texts))
+    return Numbers(ordinary[0].evaluation, "", _verdict(base, ordinary[0].fingerprint))
 
 
-def _reports(store: Store, student: str) -> list[tuple[str, Record]]:
-    """Returns fingerprints and manifests of the reports on the student: with an evaluation first, then the last."""
-    last, reports = store.last("report"), []
+@dataclass(frozen=True)
+class StudentReport:
+    """A stored report on the student."""
+
+    fingerprint: str
+    test: str | None
+    """Digest of the labels of the test texts."""
+    evaluation: Evaluation | None
+
+    @property
+    def texts(self) -> int:
+        """Returns the number of labelled test texts that are no selected ones."""
+        if self.evaluation is None:
+            return 0
+        return self.evaluation["selected"]["random"] if "selected" in self.evaluation else self.evaluation["n"]
+
+
+def _reports(store: Store, student: str) -> list[StudentReport]:
+    reports = []
     for folder in store.folders("report"):
         manifest = store.manifest("report", folder.name)
         if manifest is None or store.missing_files(manifest):
             continue
-        upstream = manifest.identity.get("upstream")
+        upstream, inputs = manifest.identity.get("upstream"), manifest.identity.get("inputs", {})
         if upstream and upstream.get("train-student") == student:
-            reports.append((folder.name, manifest))
-    return sorted(reports, key=lambda report: ("scores" not in report[1].facts, report[0] != last))
+            file = next((file for file in manifest.files if Path(file.path).name == EVALUATION), None)
+            evaluation: Evaluation | None = store.content(file, Evaluation) if file else None
+            reports.append(StudentReport(folder.name, inputs.get("test"), evaluation))
+    return reports
 
 
 def _verdict(base: Path, report: str) -> str | None:
@@ -159,6 +184,7 @@ def card(info: CardInfo, repo_id: str) -> str:
         info=info,
         evaluation=info.numbers.evaluation,
         interval=_interval(info.numbers.evaluation),
+        cautions=list(_cautions(info.numbers.evaluation)),
         shown=LABELS_SHOWN,
         settings=_code(training.settings) if training else "",
         versions=versions,
@@ -202,6 +228,14 @@ def _interval(evaluation: Evaluation | None) -> str:
         return ""
     low, high = interval(evaluation["systems"][evaluation["system"]]["accuracy"], evaluation["n"])
     return f"{percent(low)} to {percent(high)}"
+
+
+def _cautions(evaluation: Evaluation | None) -> Iterator[str]:
+    """Yields the cautions on test texts that are not ordinary new texts."""
+    if evaluation and "selected" in evaluation:
+        yield selection_sentence(evaluation["selected"]["random"], evaluation["selected"]["texts"])
+    if evaluation and "learned" in evaluation:
+        yield learned_sentence(evaluation["learned"])
 
 
 def _code(settings: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,20 @@ from amalgam.data.keys import shown, shown_names
 from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.console import Console, counted, size
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, ModelError, WorkError, nearest
+from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.storage.store import open_store
+from amalgam.stages.app.api import open_run, working
 from amalgam.stages.app.licences import LICENCES, warnings
 from amalgam.stages.app.model_card import CardInfo, Numbers, card, numbers_of
 from amalgam.stages.app.predict import StudentFolder, finished_student
 from amalgam.stages.common.deliveries import COPY_OF_MARK
+from amalgam.stages.common.load import part_of
 from amalgam.stages.common.models import hub
 from amalgam.stages.common.models.model_folder import CARD, STATIC, UNKNOWN
 from amalgam.stages.common.models.read_card import read_card
 from amalgam.stages.common.models.resolve import own_labels, read_model
 from amalgam.stages.methods import load_with_methods
+from amalgam.stages.registry import STAGES
 
 HEAD = "ForSequenceClassification"
 """End of the class names of classifiers."""
@@ -126,7 +131,17 @@ def _numbers(finished: StudentFolder, config: Path, *, required: bool) -> Number
         if required:
             raise
         return Numbers()
-    return numbers_of(store, loaded.base, finished.fingerprint)
+    return numbers_of(store, loaded.base, finished.fingerprint, partial(_own_test, config))
+
+
+def _own_test(config: Path) -> str | None:
+    """Returns the digest of the labels in corpus.test of the experiment file; None if they are unknown."""
+    run = open_run(config, [], console=Console(quiet=True))
+    with suppress(AmalgamError, OSError), working(run):
+        plan([stage for stage in STAGES if stage.name in {"generate", "read-corpus"}], run)
+        test = part_of(run, "test") if "read-corpus" in run.results else None
+        return test.labels_digest if test else None
+    return None
 
 
 # ---- the upload

@@ -16,6 +16,7 @@ from amalgam.stages.report.verdict_types import (
     Coverage,
     LabelCounts,
     LabelEstimates,
+    LearnedTexts,
     RivalCounts,
     UnlabelledQuality,
     Verdict,
@@ -50,6 +51,8 @@ class EvaluatedSystems(TypedDict):
     adaptive: NotRequired[AdaptiveSummary]
     selected: NotRequired[Selected]
     """Only with selected test texts."""
+    learned: NotRequired[LearnedTexts]
+    """Only with test texts that are also learned."""
 
 
 class Evaluation(EvaluatedSystems):

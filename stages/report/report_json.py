@@ -206,7 +206,7 @@ def _verdict_inputs(
         method=numbers["method"],
         label=inputs.settings.corpus.label,
         selected=selected["texts"] if selected else 0,
-        learned=learned_texts(inputs),
+        learned=learned_texts(inputs.settings, inputs.facts("read-corpus")),
         page=numbers["name"],
         file=inputs.file,
         remade=remade,
@@ -214,13 +214,12 @@ def _verdict_inputs(
     )
 
 
-def learned_texts(inputs: ReportInputs) -> LearnedTexts | None:
+def learned_texts(settings: ExperimentConfig, facts: CorpusFacts) -> LearnedTexts | None:
     """Returns the test texts that are also learned, with gold labels if the teachers or the student read them."""
-    facts: CorpusFacts = inputs.facts("read-corpus")
     shared = {leak["other"]: leak["texts"] for leak in facts["leaks"] if leak["part"] == "test"}
     if not shared:
         return None
-    gold = {"teachers", "train"} if train_needs_label(inputs.settings) else {"teachers"}
+    gold = {"teachers", "train"} if train_needs_label(settings) else {"teachers"}
     labelled = max((texts for other, texts in shared.items() if other in gold), default=0)
     of = facts["parts"]["test"]["texts"]
     return {"texts": labelled or shared["train"], "of": of, "labelled": bool(labelled)}

@@ -116,7 +116,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 10  # sentences about one label or one text have the singular
+    VERSION = 11  # the evaluation names the test texts that are also learned
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
@@ -325,6 +325,9 @@ def _evaluate(run: Run) -> Evaluated:
         adaptive = run.result("cache-teachers").facts.get("adaptive") if "cache-teachers" in run.results else None
         if adaptive:
             scores["adaptive"] = adaptive
+        learned = learned_texts(run.experiment, run.result("read-corpus").facts)
+        if learned:
+            scores["learned"] = learned
         selected = int((every.picked != ORDINARY).sum())
         if selected:
             scores["selected"] = Selected(texts=selected, random=len(every.picked) - selected)
@@ -350,7 +353,7 @@ def _evaluate(run: Run) -> Evaluated:
 
 def _test_cautions(inputs: ReportInputs, scores: Evaluation | None) -> Iterator[str]:
     """Yields the cautions on test texts that are not ordinary new texts."""
-    learned = learned_texts(inputs)
+    learned = learned_texts(inputs.settings, inputs.facts("read-corpus"))
     if scores and "selected" in scores:
         yield selection_sentence(scores["selected"]["random"], scores["selected"]["texts"])
     if scores and learned:

@@ -123,7 +123,8 @@ def _label_texts(inputs: VerdictInputs) -> Next:
 
 
 def _run(overrides: Mapping[str, object], new: Mapping[str, object], inputs: VerdictInputs) -> str:
-    return _command(inputs, "run", *(f"{name}={as_yaml(value)}" for name, value in {**overrides, **new}.items()))
+    repeated = {name: value for name, value in overrides.items() if name not in new}
+    return _command(inputs, "run", *(f"{name}={as_yaml(value)}" for name, value in {**repeated, **new}.items()))
 
 
 def _command(inputs: VerdictInputs, name: str, *arguments: str) -> str:

@@ -182,7 +182,7 @@ def _verdict_inputs(
     if evaluation and "selected" in evaluation:
         selected = evaluation["selected"]
     largest = max(losses, key=lambda loss: float(loss["lost"]), default=None)
-    unknown = {"student.name"} | ({"corpus.test", "corpus.label"} if evaluation is None else set())
+    unlabelled = {"corpus.test", "corpus.label"} if evaluation is None else set()
     right = evaluation["n"] - quality["wrong"] if evaluation and quality else 0
     ordinary = evaluation["n"] if evaluation and (not selected or selected["random"]) else 0
     students = student_rivals(right, quality["right_hex"], others) if quality and ordinary else []
@@ -210,7 +210,7 @@ def _verdict_inputs(
         page=numbers["name"],
         file=inputs.file,
         remade=remade,
-        overrides={field: value for field, value in inputs.overrides.items() if field not in unknown},
+        overrides={field: value for field, value in inputs.overrides.items() if field not in unlabelled},
     )
 
 

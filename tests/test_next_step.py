@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 from typing import Any
 
 from amalgam.stages.common.deliveries import METADATA
-from amalgam.tests.workspaces import TRAIN, Workspace
+from amalgam.tests.workspaces import TEST, TRAIN, Workspace
 
 
 def next_of(workspace: Workspace, name: str) -> dict[str, Any]:
@@ -31,3 +32,20 @@ def test_texts_to_label_are_for_the_student_of_this_name(workspace: Workspace) -
     assert "train-student: reused" in workspace(*shlex.split(command)[1:]).err
     assert json.loads((workspace.folder / "reports/two.json").read_text())["evaluation"]["n"] == TRAIN
     assert metadata.read_bytes() == before
+
+
+def test_test_texts_to_add_are_for_the_student_of_this_name(workspace: Workspace) -> None:
+    overrides = ["corpus.test=texts/few.csv", "student.name=two", "student.epochs=80"]
+    few = workspace.texts("test")[:30]
+    workspace.write(few, "few")
+    workspace("run", *overrides)
+    predicted = workspace("predict", "--student", "students/two", "--input", "texts/few.csv").out
+    labels = [row["label"] for row in csv.DictReader(predicted.splitlines())]
+    workspace.write([(text, label) for (text, _), label in zip(few, labels, strict=True)], "few")  # no rival is better
+    workspace("report", *overrides)
+    text = next_of(workspace, "two")["text"]
+    command = re.search("`(amalgam report .*)`", text)
+    assert command, text
+    workspace.write(workspace.texts("test"), "few")
+    workspace(*shlex.split(command[1])[1:])
+    assert json.loads((workspace.folder / "reports/two.json").read_text())["evaluation"]["n"] == TEST

@@ -41,9 +41,9 @@ def next_step(
 
 def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: int | None) -> Next:
     if were_learned(inputs):
-        again = f"run `{_command(inputs, 'run')}` again"
+        again = f"run `{_again(inputs, 'run')}` again"
         return {"text": f"Remove these texts from corpus.test, and {again}: a note names their rows."}
-    again = f"run `{_command(inputs, 'report')}` again"
+    again = f"run `{_again(inputs, 'report')}` again"
     untested = untested_teachers(rivals)
     if untested and inputs.n >= LEAST_TEXTS:
         return {"text": f"Add labelled test texts of {shown_names(untested, SHOWN)}, and {again}."}
@@ -74,7 +74,7 @@ def _remedy(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Rival]) -> 
         return _look_at_teachers(inputs)
     if "wrong-choice" in codes and inputs.method == "amalgam":
         text = f"Label {LABELS} training texts; they correct the choice of the teacher."
-        return {"text": text, "command": _command(inputs, "label", "--count", str(LABELS))}
+        return {"text": text, "command": _again(inputs, "label", "--count", str(LABELS))}
     if "wrong-choice" in codes:
         method = {"student.method": "amalgam", "student.name": "amalgam"}
         return {"text": "Use another rule.", "command": _run(inputs.overrides, method, inputs)}
@@ -91,8 +91,7 @@ def _without_cause(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Riva
         return {"text": "Train longer.", "command": _run(inputs.overrides, longer, inputs)}
     if any(rival["kind"] == "zero-shot" and rival["student_is"] == "worse" for rival in rivals):
         text = "Use zero-shot: it is better and needs no training."
-        command = _command(inputs, "run", "student.method=zero-shot")
-        return {"text": text, "command": command}
+        return {"text": text, "command": _run(inputs.overrides, {"student.method": "zero-shot"}, inputs)}
     if "few-texts" in codes:
         return {"text": f"Add training texts: the student learned {counted(inputs.texts or 0, 'text')}."}
     if inputs.teachers:
@@ -106,7 +105,7 @@ def _is_long(inputs: VerdictInputs) -> bool:
 
 
 def _look_at_teachers(inputs: VerdictInputs) -> Next:
-    return {"text": "Look at the teachers: one may be wrong or not needed.", "command": _command(inputs, "audit")}
+    return {"text": "Look at the teachers: one may be wrong or not needed.", "command": _again(inputs, "audit")}
 
 
 def _label_texts(inputs: VerdictInputs) -> Next:
@@ -124,7 +123,16 @@ def _label_texts(inputs: VerdictInputs) -> Next:
 
 def _run(overrides: Mapping[str, object], new: Mapping[str, object], inputs: VerdictInputs) -> str:
     repeated = {name: value for name, value in overrides.items() if name not in new}
-    return _command(inputs, "run", *(f"{name}={as_yaml(value)}" for name, value in {**repeated, **new}.items()))
+    return _command(inputs, "run", *_written({**repeated, **new}))
+
+
+def _again(inputs: VerdictInputs, name: str, *arguments: str) -> str:
+    """Returns the command for the experiment of this run, which the file alone does not describe."""
+    return _command(inputs, name, *arguments, *_written(inputs.overrides))
+
+
+def _written(overrides: Mapping[str, object]) -> list[str]:
+    return [f"{name}={as_yaml(value)}" for name, value in overrides.items()]
 
 
 def _command(inputs: VerdictInputs, name: str, *arguments: str) -> str:

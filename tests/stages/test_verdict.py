@@ -277,6 +277,22 @@ def test_the_next_command_repeats_the_overrides_of_the_run() -> None:
     assert command == "amalgam run 'targets.mode=\"a b\"' student.epochs=auto student.name=longer"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "targets of the wrong teacher by the default method",
+        "evidence that disagrees",
+        "zero-shot is better after many epochs",
+        "eight texts",
+        "test texts that the teachers learned",
+    ],
+)
+def test_every_command_about_this_student_repeats_its_overrides(name: str) -> None:
+    overrides = {"corpus.test": "texts/few.csv", "student.name": "two"}
+    step = verdict(replace(CASES[name][0](), overrides=overrides))["next"]
+    assert " corpus.test=texts/few.csv student.name=two" in step.get("command", step["text"])
+
+
 def test_a_student_of_few_stored_texts_is_compared_without_pairs() -> None:
     rival: RivalCounts = {
         "name": "other", "kind": "student", "n": 1000, "student_right": 700, "right": 800, "gained": None, "lost": None

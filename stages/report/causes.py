@@ -48,6 +48,12 @@ HIGH_RATE = 5.0
 FEW_TEXTS, FEW_TEXTS_PER_LABEL = 200, 10
 """Fewer training texts are named as a cause, in all or per label."""
 
+MANY_WRONG = 0.1
+"""Share of the texts that no teacher predicts right from which the teachers' errors are named as a cause.
+
+Every student and the ensemble have these errors, so fewer do not explain why the student is worse than another system.
+"""
+
 FAVOURED: tuple[Kind, ...] = ("teacher", "ensemble", "student")
 """Rivals that may be better only because the test texts have no label of some teacher."""
 

@@ -37,6 +37,7 @@ from amalgam.stages.report.blocks import (
     TeacherCost,
     TeacherLabels,
 )
+from amalgam.stages.report.causes import MANY_WRONG
 from amalgam.stages.report.students import (
     OtherStudent,
     best_supervised,
@@ -181,7 +182,6 @@ def _verdict_inputs(
     evaluation, selected = numbers["evaluation"], None
     if evaluation and "selected" in evaluation:
         selected = evaluation["selected"]
-    largest = max(losses, key=lambda loss: float(loss["lost"]), default=None)
     unlabelled = {"corpus.test", "corpus.label"} if evaluation is None else set()
     right = evaluation["n"] - quality["wrong"] if evaluation and quality else 0
     ordinary = evaluation["n"] if evaluation and (not selected or selected["random"]) else 0
@@ -198,7 +198,7 @@ def _verdict_inputs(
         learning_rate=student["learning_rate"],
         automatic_rate=inputs.automatic.learning_rate if inputs.automatic else None,
         texts=student["texts"],
-        largest_loss=largest["step"] if largest and len(losses) > 1 and largest["lost"] > 0 else None,
+        largest_loss=relevant_loss(losses),
         estimate=weights.get("accuracy") if weights else None,
         by_labels=numbers["label_estimates"],
         weights_unused=weights is not None and weights.get("fallback", False),
@@ -418,6 +418,14 @@ def accuracy_losses(numbers: ReportJson) -> list[AccuracyLoss]:
         {"step": step, "right": right, "n": n, "where": where, "lost": earlier - right}
         for earlier, (step, right, n, where) in zip(before, steps, strict=False)
     ]
+
+
+def relevant_loss(losses: Sequence[AccuracyLoss]) -> str | None:
+    """Returns the step with the largest loss that can be a cause: of the teachers, it is an error on many texts."""
+    least = {"teachers": MANY_WRONG}
+    relevant = [loss for loss in losses if loss["lost"] > 0 and loss["lost"] >= least.get(loss["step"], 0)]
+    largest = max(relevant, key=lambda loss: float(loss["lost"]), default=None)
+    return largest["step"] if largest and len(losses) > 1 else None
 
 
 def _supervised(numbers: ReportJson) -> bool:

@@ -30,7 +30,7 @@ from amalgam.stages.report.quality import (
     separation,
     shortened,
 )
-from amalgam.stages.report.report_json import accuracy_losses, summary
+from amalgam.stages.report.report_json import accuracy_losses, relevant_loss, summary
 from amalgam.stages.report.verdict import verdict
 from amalgam.tests.stages.verdict_cases import CASES
 from amalgam.tests.workspaces import Workspace
@@ -88,6 +88,24 @@ def test_without_gold_labels_in_training_choice_and_fit_are_one_step() -> None:
     report["accuracy_losses"] = accuracy_losses(report)
     assert [row["step"] for row in report["accuracy_losses"]] == ["teachers", "choice and fit"]
     assert summary(report)[1]
+
+
+@pytest.mark.parametrize(
+    ("teachers", "student", "cause"),
+    [
+        (119, 116, "choice and fit"),
+        (110, 108, "choice and fit"),
+        (109, 108, "teachers"),
+        (119, 119, None),
+        (122, 122, None),
+    ],
+)
+def test_teachers_are_a_cause_only_if_they_are_wrong_on_many_texts(
+    teachers: int, student: int, cause: str | None
+) -> None:
+    lost = {"teachers": 1 - teachers / 122, "choice and fit": (teachers - student) / 122}
+    losses: Any = [{"step": step, "right": 0.0, "n": 122, "where": "test texts", "lost": lost[step]} for step in lost]
+    assert relevant_loss(losses) == cause
 
 
 def test_two_runs_are_compared_on_the_texts_where_they_differ() -> None:

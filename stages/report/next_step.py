@@ -58,7 +58,9 @@ def _other_student(inputs: VerdictInputs, name: str) -> Next:
         text = f"Use the other student, “{name}”."
         return {"text": text, "command": _command(inputs, "predict", "a text", "--student", f"students/{name}")}
     if not inputs.remade[name]:
-        return {"text": f"Train the better student ({name}) again: its folder has another student now."}
+        why = "its texts, labels, models or version are others, and the report cannot name them"
+        again = f"Train the better student ({name}) again: its folder has another student now"
+        return {"text": f"{again}. Repeat the command that trained it, with an unused student.name: {why}."}
     return {"text": "Train the better student again.", "command": _run({}, inputs.remade[name], inputs)}
 
 

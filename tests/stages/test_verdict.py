@@ -213,6 +213,7 @@ def test_a_student_without_folder_is_trained_again() -> None:
     step = verdict(replace(inputs, remade={"muka-0": {}}))["next"]
     assert "command" not in step
     assert "muka-0" in step["text"]
+    assert "Repeat the command that trained it, with an unused student.name: its texts" in step["text"]
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[3].startswith("amalgam")])

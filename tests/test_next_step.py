@@ -9,7 +9,7 @@ import shlex
 from typing import Any
 
 from amalgam.stages.common.deliveries import METADATA
-from amalgam.tests.workspaces import TEST, TRAIN, Workspace
+from amalgam.tests.workspaces import TEST, TRAIN, Workspace, amalgam
 
 
 def next_of(workspace: Workspace, name: str) -> dict[str, Any]:
@@ -49,3 +49,14 @@ def test_test_texts_to_add_are_for_the_student_of_this_name(workspace: Workspace
     workspace.write(workspace.texts("test"), "few")
     workspace(*shlex.split(command[1])[1:])
     assert json.loads((workspace.folder / "reports/two.json").read_text())["evaluation"]["n"] == TEST
+
+
+def test_from_another_folder_the_console_names_the_folder_of_command_and_page(workspace: Workspace) -> None:
+    file = str(workspace.config.relative_to(workspace.folder.parent))
+    elsewhere = amalgam("report", "-c", file, folder=workspace.folder.parent)
+    here = workspace("report")
+    name = workspace.folder.name
+    assert [line for line in elsewhere.out.splitlines() if line.startswith(f"  next (in {name}): ")]
+    assert f"report (in {name}): reports/student.html" in elsewhere.err.splitlines()
+    assert [line for line in here.out.splitlines() if line.startswith("  next: ")]
+    assert "report: reports/student.html" in here.err.splitlines()

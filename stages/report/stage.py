@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from amalgam.data.keys import shown
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import DamagedError, ExperimentError
@@ -84,6 +85,9 @@ if TYPE_CHECKING:
 EVALUATION, FINDINGS, TEXTS_TO_LABEL = "evaluation.json", "findings.json", "to-label.csv"
 
 ZERO_SHOT, ZERO_SHOT_VERSION = "zero-shot", 1
+
+LONGEST_FOLDER = 300
+"""Characters that are printed of the experiment's folder."""
 
 
 class Speed(TypedDict):
@@ -244,15 +248,24 @@ class Report(Stage):
                 f"run `amalgam report --force{run.file_option}`"
             )
         if numbers["verdict"]:
-            run.console.verdict(lines(numbers["verdict"], list(_test_cautions(inputs, scores))))
+            run.console.verdict(lines(numbers["verdict"], list(_test_cautions(inputs, scores)), _place(run.base)))
         to_label = _file(run, TEXTS_TO_LABEL)
         if to_label:
             run.console.say(publish_texts(run.base, name + TO_LABEL, run.store.verified_path(to_label).read_bytes()))
         mark = run.fingerprint(self.name), delivery_services(run)
-        run.console.say(f"report: {publish(run.base, name, page(numbers), numbers, *mark)}")
+        run.console.say(f"report{_place(run.base)}: {publish(run.base, name, page(numbers), numbers, *mark)}")
 
     def describe(self, manifest: Record) -> str:
         return str(manifest.facts["method"])
+
+
+def _place(base: Path) -> str:
+    """Returns the folder of the experiment, in which paths and commands are, unless it is the current one."""
+    here = Path.cwd()
+    if base.resolve() == here.resolve():
+        return ""
+    folder = base.relative_to(here) if base.is_relative_to(here) else base
+    return f" (in {shown(str(folder), LONGEST_FOLDER)})"
 
 
 # ---- stored results

@@ -119,8 +119,11 @@ def verdict(inputs: VerdictInputs) -> Verdict:
     }
 
 
-def lines(verdict: Verdict, cautions: Sequence[str] = ()) -> list[str]:
-    """Returns the end of `amalgam run`: the decision with its reasons, cautions, the causes, and the next step."""
+def lines(verdict: Verdict, cautions: Sequence[str] = (), place: str = "") -> list[str]:
+    """Returns the end of `amalgam run`: the decision with its reasons, cautions, the causes, and the next step.
+
+    `place` follows the word "next": the folder of its command.
+    """
     printed = [f"verdict: {verdict['decision']}. {' '.join(verdict['reasons'][:2])}"]
     printed += [f"  {reason}" for reason in verdict["reasons"][2:PRINTED]]
     printed += [f"  caution: {caution}" for caution in cautions if caution not in verdict["reasons"]]
@@ -128,7 +131,8 @@ def lines(verdict: Verdict, cautions: Sequence[str] = ()) -> list[str]:
     if causes:
         printed.append(f"  cause: {'; '.join(causes[:3])}")
     step = verdict["next"]
-    printed.append(f"  next: {step['command']}  # {step['text']}" if "command" in step else f"  next: {step['text']}")
+    command = f"{step['command']}  # " if "command" in step else ""
+    printed.append(f"  next{place}: {command}{step['text']}")
     return printed
 
 

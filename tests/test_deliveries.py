@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from amalgam.pipeline.storage.paths import MOST_BYTES
+from amalgam.stages.common import deliveries
 from amalgam.stages.common.deliveries import MARKS, replace_folder
 from amalgam.tests.workspaces import Workspace, age, flip_bit
 
@@ -356,6 +358,30 @@ def test_two_deliveries_at_once_end_well(workspace: Workspace) -> None:
     assert_mine(student(workspace))
     assert damaged(workspace) == {}
     assert not list((workspace.folder / "students").glob(".tmp-*"))
+
+
+def test_a_page_that_two_processes_write_has_the_mark_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, others = tmp_path / "reports", list[threading.Thread]()
+    write_mark = deliveries.write_mark
+
+    def deliver(text: bytes) -> None:
+        deliveries.deliver_page(folder, "student", text.decode() * 20, {"student.html": text}, None)
+
+    def interrupted(target: Path, mark: deliveries.Mark) -> None:
+        if not others:
+            others.append(threading.Thread(target=deliver, args=(b"b",)))
+            others[0].start()
+            others[0].join(0.5)  # it waits for the first page
+        write_mark(target, mark)
+
+    monkeypatch.setattr(deliveries, "write_mark", interrupted)
+    deliver(b"a")
+    others[0].join()
+    mark = deliveries.read_mark(folder / deliveries.PAGES / "student")
+    assert mark is not None
+    assert (mark.fingerprint, deliveries.faults(folder, mark.files or {})) == ("b" * 20, {})
 
 
 @pytest.mark.parametrize("suffix", [".html", ".json"])

@@ -88,7 +88,8 @@ def update(  # noqa: PLR0913 - the options of a command
             end = f"reading it again ({fault.where})" if is_input else "recomputing the missing units"
             run.console.note(f"{fault.what}; {end}")
     if keep_overrides and writes and run.share.is_leader:
-        run.store.store_overrides((state.stage for state in states), run.overrides, run.file_name)
+        results = {state.stage: run.fingerprint(state.stage) for state in states}
+        run.store.store_overrides(results, run.overrides, run.file_name)
     if run.file is not None and not run.file.has_content():
         run.console.note(f"{run.file.path.name} changed during the run; the results are those of the earlier content")
     return states

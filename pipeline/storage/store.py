@@ -404,11 +404,14 @@ class Store:
             if stage in head and head[stage]["fingerprint"] == name:
                 head[stage] = {**head[stage], "rebuilding": True}
 
-    def store_overrides(self, stages: Iterable[str], overrides: Mapping[str, Any], file: str) -> None:
-        """Stores the overrides of a complete command for later commands of single stages with the same file."""
+    def store_overrides(self, results: Mapping[str, str], overrides: Mapping[str, Any], file: str) -> None:
+        """Stores the overrides of a complete command for later commands of single stages with the same file.
+
+        `results` are its stages and fingerprints: another command may have moved HEAD meanwhile.
+        """
         with self._changing_head() as head:
-            for stage in head.keys() & set(stages):
-                head[stage] = HeadEntry(fingerprint=head[stage]["fingerprint"], overrides=dict(overrides), file=file)
+            for stage in head.keys() & results.keys():
+                head[stage] = HeadEntry(fingerprint=results[stage], overrides=dict(overrides), file=file)
 
     def pinned(self, kind: str, name: str) -> str | None:
         """Returns a pinned decision, such as a Hub commit or the dtype chosen for `auto`; None if there is none."""

@@ -20,7 +20,7 @@ from typing import Any
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import QUARANTINE
-from amalgam.pipeline.storage.local import atomic_write, make_folder, sync, temporary_path
+from amalgam.pipeline.storage.local import alone_in, atomic_write, make_folder, sync, temporary_path
 from amalgam.pipeline.storage.paths import IN_UNIT, TEMPORARY_NAME, check_path, regular, small_content
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
 from amalgam.pipeline.storage.store import Store, StoredFile
@@ -313,8 +313,19 @@ def replace_folder(target: Path, write: Callable[[Path], None], services: Delive
 def deliver_page(
     folder: Path, name: str, fingerprint: str, texts: Mapping[str, bytes], services: DeliveryServices | None
 ) -> None:
-    """Writes the files of a page into the folder, and their mark below it; equal files stay untouched."""
+    """Writes the files of a page into the folder, and their mark below it; equal files stay untouched.
+
+    Another process that writes the same page waits, so that the mark is that of the files.
+    """
     refuse_links(folder.parent, folder / PAGES / name)
+    make_folder(folder)
+    with alone_in(folder):
+        _write_page(folder, name, fingerprint, texts, services)
+
+
+def _write_page(
+    folder: Path, name: str, fingerprint: str, texts: Mapping[str, bytes], services: DeliveryServices | None
+) -> None:
     present = read_mark(folder / PAGES / name)
     changed = faults(folder, present.files or {}) if present else {}
     for file, text in texts.items():

@@ -331,10 +331,18 @@ def test_a_garbage_head_counts_as_empty_and_is_rewritten(tmp_path: Path, garbage
     (tmp_path / "HEAD.json").write_text(garbage)
     assert store.head() == {}
     store.move_head("letters", "abc")
-    store.store_overrides(["letters", "no-result-yet"], {"cache.seed": 1}, "../a.yaml")
+    store.store_overrides({"letters": "abc", "no-result-yet": "abc"}, {"cache.seed": 1}, "../a.yaml")
     store.move_head("letters", "def")
     entry = {"fingerprint": "def", "overrides": {"cache.seed": 1}, "file": "../a.yaml"}
     assert store.head() == {"letters": entry}
+
+
+def test_overrides_in_head_are_those_of_its_fingerprint(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.move_head("letters", "abc")
+    store.move_head("letters", "def")  # another command, at the same time
+    store.store_overrides({"letters": "abc"}, {"cache.seed": 1}, "a.yaml")
+    assert store.head()["letters"] == {"fingerprint": "abc", "overrides": {"cache.seed": 1}, "file": "a.yaml"}
 
 
 def test_head_keeps_what_other_stages_built(tmp_path: Path) -> None:
@@ -445,7 +453,7 @@ def test_no_flipped_bit_changes_head(tmp_path: Path) -> None:
     store, notes = Store(tmp_path), list[str]()
     store.notify = notes.append
     store.move_head("letters", "abc")
-    store.store_overrides(["letters"], {"targets.temperature": 0.5}, "../amalgam.yaml")
+    store.store_overrides({"letters": "abc"}, {"targets.temperature": 0.5}, "../amalgam.yaml")
     head = store.head()
     for content in every_flip(tmp_path / "HEAD.json"):
         (tmp_path / "HEAD.json").write_bytes(content)

@@ -1,4 +1,4 @@
-"""The proposed command of a verdict: it is about the student of the report, and works as printed."""
+"""The proposed command of a verdict is about the student of the report; test texts whose labels are learned."""
 
 from __future__ import annotations
 
@@ -60,3 +60,17 @@ def test_from_another_folder_the_console_names_the_folder_of_command_and_page(wo
     assert f"report (in {name}): reports/student.html" in elsewhere.err.splitlines()
     assert [line for line in here.out.splitlines() if line.startswith("  next: ")]
     assert "report: reports/student.html" in here.err.splitlines()
+
+
+def test_test_texts_whose_labels_are_learned_do_not_suffice(workspace: Workspace) -> None:
+    rows = workspace.texts()[:60]
+    workspace.write(rows, "labelled")
+    workspace.write(rows[:20], "given")
+    ran = workspace("run", "corpus.test=texts/labelled.csv", "labels=texts/given.csv")
+    caution = "20 of 60 test texts were learned with their gold labels: accuracies are up to 33.3 points too high."
+    assert f"  caution: {caution}" in ran.out.splitlines()
+    assert "labelled.csv row" in ran.err
+    verdict = json.loads((workspace.folder / "reports/student.json").read_text())["verdict"]
+    assert caution in verdict["cautions"]
+    ran = workspace("run", "corpus.test=texts/labelled.csv")
+    assert "  caution: 60 of 60 test texts are also training texts, so the accuracy" in ran.out

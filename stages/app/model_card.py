@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +30,7 @@ from amalgam.stages.report.blocks import Evaluation
 from amalgam.stages.report.html import FOLDER
 from amalgam.stages.report.stage import EVALUATION
 from amalgam.stages.report.tables import measure
-from amalgam.stages.report.verdict_words import learned_sentence, selection_sentence
+from amalgam.stages.report.verdict_words import text_cautions
 
 TEMPLATE = Path(__file__).parent / "card.md.j2"
 LABELS_SHOWN = 100
@@ -184,7 +184,7 @@ def card(info: CardInfo, repo_id: str) -> str:
         info=info,
         evaluation=info.numbers.evaluation,
         interval=_interval(info.numbers.evaluation),
-        cautions=list(_cautions(info.numbers.evaluation)),
+        cautions=list(text_cautions(info.numbers.evaluation)),
         shown=LABELS_SHOWN,
         settings=_code(training.settings) if training else "",
         versions=versions,
@@ -228,14 +228,6 @@ def _interval(evaluation: Evaluation | None) -> str:
         return ""
     low, high = interval(evaluation["systems"][evaluation["system"]]["accuracy"], evaluation["n"])
     return f"{percent(low)} to {percent(high)}"
-
-
-def _cautions(evaluation: Evaluation | None) -> Iterator[str]:
-    """Yields the cautions on test texts that are not ordinary new texts."""
-    if evaluation and "selected" in evaluation:
-        yield selection_sentence(evaluation["selected"]["random"], evaluation["selected"]["texts"])
-    if evaluation and "learned" in evaluation:
-        yield learned_sentence(evaluation["learned"])
 
 
 def _code(settings: Mapping[str, Any]) -> str:

@@ -206,7 +206,7 @@ def _verdict_inputs(
         method=numbers["method"],
         label=inputs.settings.corpus.label,
         selected=selected["texts"] if selected else 0,
-        learned=learned_texts(inputs.settings, inputs.facts("read-corpus")),
+        learned=evaluation.get("learned") if evaluation else None,
         page=numbers["name"],
         file=inputs.file,
         remade=remade,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -35,7 +35,7 @@ from amalgam.stages.common.cached.load import (
     passes_counted,
     passes_of,
 )
-from amalgam.stages.common.corpus import Part
+from amalgam.stages.common.corpus import Part, read_bucket
 from amalgam.stages.common.deliveries import STUDENTS, delivered_students
 from amalgam.stages.common.given_labels import ORDINARY
 from amalgam.stages.common.load import (
@@ -69,8 +69,14 @@ from amalgam.stages.report.report_json import (
 from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
-from amalgam.stages.report.verdict_types import MOST_PREDICTED, TO_LABEL, LabelEstimates, UnlabelledQuality
-from amalgam.stages.report.verdict_words import learned_sentence, selection_sentence
+from amalgam.stages.report.verdict_types import (
+    MOST_PREDICTED,
+    TO_LABEL,
+    LabelEstimates,
+    LearnedTexts,
+    UnlabelledQuality,
+)
+from amalgam.stages.report.verdict_words import text_cautions
 from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions, reads_texts, target_method
 from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
@@ -248,7 +254,7 @@ class Report(Stage):
                 f"run `amalgam report --force{run.file_option}`"
             )
         if numbers["verdict"]:
-            run.console.verdict(lines(numbers["verdict"], list(_test_cautions(inputs, scores)), _place(run.base)))
+            run.console.verdict(lines(numbers["verdict"], list(text_cautions(scores)), _place(run.base)))
         to_label = _file(run, TEXTS_TO_LABEL)
         if to_label:
             run.console.say(publish_texts(run.base, name + TO_LABEL, run.store.verified_path(to_label).read_bytes()))
@@ -338,7 +344,7 @@ def _evaluate(run: Run) -> Evaluated:
         adaptive = run.result("cache-teachers").facts.get("adaptive") if "cache-teachers" in run.results else None
         if adaptive:
             scores["adaptive"] = adaptive
-        learned = learned_texts(run.experiment, run.result("read-corpus").facts)
+        learned = _learned(run, test)
         if learned:
             scores["learned"] = learned
         selected = int((every.picked != ORDINARY).sum())
@@ -364,13 +370,15 @@ def _evaluate(run: Run) -> Evaluated:
     return Evaluated(scores, findings, to_label, speed)
 
 
-def _test_cautions(inputs: ReportInputs, scores: Evaluation | None) -> Iterator[str]:
-    """Yields the cautions on test texts that are not ordinary new texts."""
-    learned = learned_texts(inputs.settings, inputs.facts("read-corpus"))
-    if scores and "selected" in scores:
-        yield selection_sentence(scores["selected"]["random"], scores["selected"]["texts"])
-    if scores and learned:
-        yield learned_sentence(learned)
+def _learned(run: Run, test: Part) -> LearnedTexts | None:
+    """Returns the test texts that are also learned; those of `labels` are learned with their gold labels."""
+    learned, given = learned_texts(run.experiment, run.result("read-corpus").facts), given_labels(run)
+    if learned is None or given is None:
+        return learned
+    keys = (key for bucket in test.buckets for key in read_bucket(run.store, bucket, ["key"]).column("key").to_pylist())
+    texts = sum(key in given.by_key for key in keys)
+    labelled = learned["texts"] if learned["labelled"] else 0
+    return {**learned, "texts": texts, "labelled": True} if texts > labelled else learned
 
 
 def _label_estimates(run: Run, train: Part) -> LabelEstimates:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.report.verdict_types import LabelEstimates, LearnedTexts, Rival, RivalCounts
+
+if TYPE_CHECKING:
+    from amalgam.stages.report.blocks import Evaluation
 
 SHOWN = 5
 """Labels named in a sentence."""
@@ -61,6 +67,14 @@ def learned_sentence(learned: LearnedTexts) -> str:
         return f"{part} {were}: accuracies are up to {points:.1f} points too high."
     also = "is also a training text" if learned["texts"] == 1 else "are also training texts"
     return f"{part} {also}, so the accuracy on new texts may be lower."
+
+
+def text_cautions(evaluation: Evaluation | None) -> Iterator[str]:
+    """Yields the cautions on test texts that are not ordinary new texts."""
+    if evaluation and "selected" in evaluation:
+        yield selection_sentence(evaluation["selected"]["random"], evaluation["selected"]["texts"])
+    if evaluation and "learned" in evaluation:
+        yield learned_sentence(evaluation["learned"])
 
 
 def ratio(count: int, n: int) -> str:

@@ -18,9 +18,11 @@ def next_of(workspace: Workspace, name: str) -> dict[str, Any]:
 
 
 def test_texts_to_label_are_for_the_student_of_this_name(workspace: Workspace) -> None:
+    workspace.edit("  label: label\n", "")
     gold, metadata = dict(workspace.texts()), workspace.folder / "students/student" / METADATA
     before = metadata.read_bytes()
-    workspace("run", "corpus.test=null", "student.name=two", "student.epochs=20", "student.learning_rate=1e-2")
+    overrides = ["student.name=two", "student.epochs=20", "student.learning_rate=1e-2"]
+    workspace("run", "corpus.test=null", "corpus.label=label", *overrides)
     command = next_of(workspace, "two")["command"]
     path = workspace.folder / "reports/two.to-label.csv"
     with path.open(encoding="utf-8", newline="") as file:

@@ -182,7 +182,8 @@ def _verdict_inputs(
     evaluation, selected = numbers["evaluation"], None
     if evaluation and "selected" in evaluation:
         selected = evaluation["selected"]
-    unlabelled = {"corpus.test", "corpus.label"} if evaluation is None else set()
+    unlabelled = {"corpus.test"} if evaluation is None else set()
+    unlabelled |= set() if inputs.settings.corpus.label else {"corpus.label"}
     right = evaluation["n"] - quality["wrong"] if evaluation and quality else 0
     ordinary = evaluation["n"] if evaluation and (not selected or selected["random"]) else 0
     students = student_rivals(right, quality["right_hex"], others) if quality and ordinary else []

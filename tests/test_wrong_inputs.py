@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import accelerate.tracking
 import pytest
 
 from amalgam.cli import main
@@ -160,3 +162,27 @@ def test_a_forced_run_on_a_missing_device_keeps_the_results(workspace: Workspace
     assert workspace.attempt("run", "--force", "execution.device=mps").code == 2
     assert not workspace.stale()
     workspace("run", "execution.device=mps")  # nothing runs, so nothing needs the device
+
+
+def test_a_missing_engine_or_tracker_is_named_before_anything_runs(
+    fresh: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(accelerate.tracking, "_available_trackers", [])
+    for override, what, fix in (
+        ("execution.engine=ray", "ray is not installed", "pip install 'amalgam-distill[ray]'"),
+        ("execution.trackers=[wandb]", "the tracker wandb is not installed", "pip install wandb"),
+    ):
+        for command in ("plan", "doctor", "run", "train-student", "sweep student.seed=0,1"):
+            refused = fresh.attempt(*command.split(" "), override)
+            output = refused.out + refused.err
+            assert (refused.code, what in output, fix in output) == (2, True, True), (command, output)
+    assert not fresh.artifacts.exists()
+
+
+def test_a_stage_that_trains_nothing_needs_no_tracker(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerate.tracking, "_available_trackers", [])
+    workspace("read-corpus", "execution.trackers=[wandb]")
+    workspace("run")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    workspace("run", "execution.trackers=[wandb]", "execution.engine=ray")

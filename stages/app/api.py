@@ -37,7 +37,7 @@ from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import frames, maintenance
 from amalgam.stages.app import verify as verification
 from amalgam.stages.app.arguments import experiment_of, local_path, with_labels, with_texts, write_file
-from amalgam.stages.app.checks import problems_of, remarks_of
+from amalgam.stages.app.checks import execution_checks, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import store_labels, store_texts
 from amalgam.stages.app.label import LabelEffect, label_effect, texts_to_label
@@ -46,7 +46,7 @@ from amalgam.stages.app.predict import Student, StudentFolder, changes_since, fi
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
 from amalgam.stages.common.deliveries import PAGES, STUDENTS, read_mark
-from amalgam.stages.common.device import ON_EVERY_MACHINE, check_device
+from amalgam.stages.common.device import ON_EVERY_MACHINE
 from amalgam.stages.common.load import labels_by_teacher
 from amalgam.stages.methods import load_with_methods, method_name
 from amalgam.stages.registry import STAGES
@@ -117,9 +117,24 @@ class QuietTables(Console):
     def verdict(self, lines: Sequence[str]) -> None: ...
 
 
+def check_requirements(
+    run: Run, source: ExperimentSource, overrides: Sequence[str], target: str | None = None, *, force: bool = False
+) -> None:
+    """Refuses a device, engine or tracker that this machine lacks, if a stage up to `target` would use it."""
+    execution = run.experiment.execution
+    if execution.device in ON_EVERY_MACHINE and execution.engine == "local" and not execution.trackers:
+        return
+    states = list(Experiment.open(source, overrides, Console(quiet=True)).plan())
+    names = [state.stage for state in states]
+    needed = states[: names.index(target) + 1] if target in names else states
+    for check in execution_checks(needed, force=force):
+        check(run)
+
+
 def run_without_tables(config: Path, overrides: Sequence[str], *, quiet: bool, target: str | None = None) -> Run:
     """Runs an experiment, or its stages up to `target`, as `amalgam run` does; the workspace keeps no overrides."""
     run = open_run(config, overrides, console=QuietTables(quiet=quiet))
+    check_requirements(run, config, overrides, target)
     with working(run):
         update(STAGES, run, target=target, keep_overrides=False)
     return run
@@ -285,9 +300,7 @@ class Experiment:
 
         `only`: refuse to run earlier stages; `force`: run current stages again.
         """
-        device = self.config.execution.device
-        if device not in ON_EVERY_MACHINE and (force or any(state.state != "current" for state in self.plan())):
-            check_device(device)  # before --force sets a result aside
+        check_requirements(self._run, self._source, self._overrides, until, force=force)  # before --force
         self._run = self._open()
         with working(self._run):
             try:

@@ -17,6 +17,7 @@ from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
+from amalgam.stages.app.serve import check_libraries
 from amalgam.stages.common.cached.load import ENCODER, passes_of
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.common.device import check_device
@@ -38,13 +39,16 @@ from amalgam.stages.train_teachers.stage import encoders_of
 
 Check = Callable[[Run], object]
 
+TRAINING = ("train-teachers", "train-student")
+"""Stages that write to the trackers."""
+
 
 def problems_of(run: Run, states: Sequence[StageState]) -> list[AmalgamError]:
     """Returns the errors that stages which are not current would end in; without states, those of any stage."""
     current = {state.stage for state in states if state.state == "current"}
     checks = [check for stage, check in CHECKS if stage not in current]
     if not states or any(state.state != "current" for state in states):
-        checks += [check_execution_device, check_workspace, partial(check_space, states=states)]
+        checks += [*execution_checks(states), check_workspace, partial(check_space, states=states)]
     return [error for check in checks if (error := _error(check, run))]
 
 
@@ -76,8 +80,34 @@ def check_folders(run: Run, *, stages: Sequence[Stage] = STAGES) -> None:
             stage.check_output(run)
 
 
+def execution_checks(states: Sequence[StageState], *, force: bool = False) -> list[Check]:
+    """Returns the checks of device, engine and trackers that stages which would run need; without states, all."""
+    names = {state.stage for state in states if force or state.state != "current"}
+    stages = [stage for stage in STAGES if stage.name in names] if states else STAGES
+    checks: list[Check] = [check_execution_device] if stages else []
+    if any(stage.parallelism != "single" for stage in stages):
+        checks.append(check_engine)
+    return [*checks, check_trackers] if any(stage.name in TRAINING for stage in stages) else checks
+
+
 def check_execution_device(run: Run) -> str:
     return check_device(run.experiment.execution.device)
+
+
+def check_engine(run: Run) -> str:
+    engine = run.experiment.execution.engine
+    if engine == "ray":
+        check_libraries(["ray"], "ray", "execution.engine=ray")
+    return engine
+
+
+def check_trackers(run: Run) -> str:
+    names = run.experiment.execution.trackers
+    if names:
+        from amalgam.stages.common.training.run import check_available
+
+        check_available(names)
+    return ", ".join(names)
 
 
 def check_workspace(run: Run) -> None:

@@ -17,9 +17,11 @@ from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.user_paths import DEFAULT_FILE
 from amalgam.stages.app.api import open_run
 from amalgam.stages.app.checks import (
+    check_engine,
     check_execution_device,
     check_folders,
     check_space,
+    check_trackers,
     check_workspace,
 )
 from amalgam.stages.common.cached.load import ENCODER
@@ -86,6 +88,10 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
     yield from _rows("workspace", [partial(_workspace, run)])
     if run.experiment.execution.device != "auto":
         yield from _rows("execution.device", [partial(check_execution_device, run)])
+    if run.experiment.execution.engine != "local":
+        yield from _rows("execution.engine", [partial(check_engine, run)])
+    if run.experiment.execution.trackers:
+        yield from _rows("execution.trackers", [partial(check_trackers, run)])
     yield from _rows("disk", [partial(check_space, run, ())])
 
 

@@ -27,7 +27,7 @@ from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.signals import InterruptHandler
-from amalgam.stages.app.api import QuietTables, open_run, run_without_tables, working
+from amalgam.stages.app.api import QuietTables, check_requirements, open_run, run_without_tables, working
 from amalgam.stages.common.deliveries import STUDENTS
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
@@ -138,6 +138,7 @@ def _train_in_parallel(config: Path, sweep_runs: Sequence[SweepRun], *, quiet: b
         if not STUDENT.is_needed(run.experiment):
             continue
         earlier = [stage for stage in STAGES[: STAGES.index(STUDENT)] if stage.is_needed(run.experiment)]
+        check_requirements(run, config, sweep_run.overrides)
         with working(run):
             update(earlier, run, keep_overrides=False)
             STUDENT.resolve_inputs(run)

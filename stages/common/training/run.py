@@ -165,6 +165,14 @@ def _logits(model: Any, examples: Examples, pad_id: int) -> Any:
 # ---- log and trackers
 
 
+def check_available(trackers: Sequence[str]) -> None:
+    """Refuses a tracker that is not installed."""
+    available = {str(name) for name in get_available_trackers()}
+    for name in [name for name in trackers if name not in available]:
+        fix = f"run `pip install {name.replace('_', '-')}`, or remove it from execution.trackers"
+        raise ExperimentError(f"the tracker {name} is not installed", where="execution.trackers", fix=fix)
+
+
 @dataclass
 class TrainingLog:
     """Log of one training, written by the leading process."""
@@ -182,11 +190,7 @@ class TrainingLog:
     _total: int = 0
 
     def __post_init__(self) -> None:
-        """Refuses a missing tracker before the training starts."""
-        available = {str(name) for name in get_available_trackers()}
-        for name in [name for name in self.trackers if name not in available]:
-            fix = f"run `pip install {name.replace('_', '-')}`, or remove it from execution.trackers"
-            raise ExperimentError(f"the tracker {name} is not installed", where="execution.trackers", fix=fix)
+        check_available(self.trackers)
 
     def on_step(self, step: int, total: int, loss: float) -> None:
         if self._file is None:

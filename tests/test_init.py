@@ -109,6 +109,29 @@ def test_a_model_that_cannot_be_a_teacher_is_refused_with_a_fix_and_nothing_is_w
     assert not (folder / "amalgam.yaml").exists()
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "piece"),
+    [
+        (POINTER.encode(), "fix: run `git lfs pull` in this folder"),
+        (b"\xff" * 7 + b"\x0f", "model.safetensors is damaged"),
+        (b"", "model.safetensors is damaged"),
+        (1000, "model.safetensors is damaged"),
+    ],
+)
+def test_damaged_weights_are_refused_as_by_plan(fresh: Workspace, content: bytes | int, piece: str) -> None:
+    weights = fresh.folder / "models/first/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:content] if isinstance(content, int) else content)
+    refused = fresh.attempt("plan")
+    assert (refused.code, piece in refused.err) == (2, True), refused.err
+    fresh.config.unlink()
+    refused = fresh.attempt("init", "--from-teachers", "./models/first", "./models/second")
+    assert (refused.code, piece in refused.err) == (2, True), refused.err
+    assert not fresh.config.exists()
+
+
 def test_outputs_without_names_are_left_to_be_named(folder: Path) -> None:
     small_model(folder / "models/unnamed", labels=("LABEL_0", "LABEL_1", "LABEL_2"))
     result = init(folder, "--from-teachers", "./models/desk", "./models/unnamed")

@@ -1,6 +1,7 @@
 """Writes an experiment file; `amalgam init --from-teachers` reads the teachers' labels from their configurations.
 
-No weights are fetched. If a model cannot be a teacher, nothing is written, and the error names it with the fix.
+No weights are fetched; those of a folder are checked.
+If a model cannot be a teacher, nothing is written, and the error names it with the fix.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from amalgam.stages.common.models.resolve import (
     label_names,
     own_labels,
     place_of,
+    read_model,
 )
 from amalgam.stages.methods import experiment_schema
 
@@ -116,7 +118,7 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> DetectedTeacher:
-    """Reads the labels of a folder or of a model on the Hub; cache-teachers checks the weights."""
+    """Reads the labels of a folder, whose files it checks, or of a model on the Hub, without its weights."""
     where, place = f"{WHERE}: {given}", place_of(given, Path.cwd(), field=WHERE)
     folder, commit = (place, None) if isinstance(place, Path) else _from_hub(place)
     config = model_folder.read_config(folder, where=where)
@@ -124,6 +126,8 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
     if isinstance(architectures, list) and architectures and not any("Classif" in str(name) for name in architectures):
         what = f"the model is a {shown(str(architectures[0]))}, which has no head for labels"
         raise ModelError(what, where=where, fix="name a fine-tuned classifier; an encoder alone has no labels")
+    if isinstance(place, Path):
+        read_model(folder, where, allow_pickle=True)  # `plan` requires allow_pickle
     name = name_of(given, {teacher.name for teacher in earlier})
     files = ModelFiles(given, folder, "", commit, "safetensors", config)
     own, is_named = own_labels(files, teacher=name)

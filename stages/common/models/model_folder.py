@@ -39,6 +39,8 @@ SIZES = {
 """Names of the sizes in config.json that every architecture has in one of these forms."""
 ADAPTER = "adapter_config.json"
 DISTRIBUTED_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+LFS_POINTER = b"version https://git-lfs"
+"""Beginning of the text that a clone without git-lfs has instead of a large file."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ATTENTIVE = "amalgam-attentive"
 """amalgam's own architecture, in attentive.py."""
@@ -171,11 +173,14 @@ def check_weights(path: Path, *, where: str) -> None:
     """Lets safetensors compare the header with the size of the file; pickles are checked when they are loaded."""
     if not path.is_file():
         raise ModelError(f"a weight file is missing: {path.name}", where=f"{where}: {path.parent}", fix="restore it")
+    with path.open("rb") as file:  # safetensors calls a file without permission missing
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            what, fix = f"{path.name} is a pointer of git-lfs, not the file itself", "run `git lfs pull` in this folder"
+            raise ModelError(what, where=f"{where}: {path}", fix=fix)
     if path.suffix != ".safetensors":
         return
     from safetensors import SafetensorError, safe_open
 
-    path.open("rb").close()  # safetensors calls a file without permission missing
     try:
         with safe_open(path, framework="np"):
             pass
@@ -200,6 +205,7 @@ def _shapes(folder: Path) -> dict[str, list[int]]:
     """Returns the shape of each tensor in the headers of the safetensors files."""
     shapes = dict[str, list[int]]()
     for path in folder.glob("model*.safetensors"):
+        check_weights(path, where=str(folder))  # else a damaged header could have any length
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         shapes |= {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}

@@ -148,6 +148,17 @@ def test_good_experiments_pass(fresh: Workspace) -> None:
     assert all(check["ok"] for check in fresh("doctor", "--json").json)
 
 
+def test_plan_counts_the_training_texts_without_a_gold_label_after_the_texts_are_read(fresh: Workspace) -> None:
+    path = fresh.folder / "texts/train.csv"
+    texts = [row.rsplit(",", 1)[0] for row in path.read_text().splitlines()]
+    path.write_text("".join(f"{text}\n" for text in texts))
+    assert fresh.attempt("plan", "student.method=supervised").code == 3  # the header lacks the column
+    fresh("read-corpus")
+    refused = fresh.attempt("plan", "student.method=supervised")
+    assert (refused.code, "120 training texts have no gold label" in refused.err) == (3, True), refused.err
+    fresh("plan")
+
+
 def test_looking_makes_no_workspace(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_files, "SETTLED_SECONDS", -1)  # digests of new files are cached, too
     for command in ("plan", "status", "doctor", "explain report"):

@@ -18,6 +18,7 @@ from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.app.serve import check_libraries
+from amalgam.stages.build_targets.stage import check_train_gold
 from amalgam.stages.common.cached.load import ENCODER, passes_of
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.common.device import check_device
@@ -125,6 +126,7 @@ CHECKS: list[tuple[str, Check]] = [
     ("cache-teachers", check_gold),
     ("cache-teachers", labels_by_teacher),  # reads configurations; checks weights, tokenizers and labels
     ("build-targets", check_labels),
+    ("build-targets", check_train_gold),  # of a corpus that was read when no label was needed
     ("train-student", check_student_encoder),
     *((stage.name, partial(check_folders, stages=[stage])) for stage in STAGES),
 ]

@@ -202,6 +202,23 @@ def read_targets(run: Run) -> Iterator[pa.Table]:
         rest = rest.slice(bucket.rows)
 
 
+def check_train_gold(run: Run) -> None:
+    """Refuses training texts without a gold label if the targets are gold labels."""
+    if target_method(run.experiment.targets).reads_gold:
+        part = train_part(run)
+        _refuse_unlabelled(run, part.texts - sum(part.facts["labels"].values()))
+
+
+def _refuse_unlabelled(run: Run, texts: int) -> None:
+    """Raises DataError for this number of training texts without a gold label, if it is not 0."""
+    if texts:
+        raise DataError(
+            f"{counted(texts, 'training text', 'has', 'have')} no gold label",
+            where=f"targets.mode: {run.experiment.targets.mode} learns from gold labels",
+            fix="label them, or leave them out of corpus.train",
+        )
+
+
 def _given_labels(run: Run, rows: pa.Table) -> pl.Series | None:
     """Returns the label in `labels` of each text, or None without any label."""
     given = given_labels(run)
@@ -212,12 +229,8 @@ def _given_labels(run: Run, rows: pa.Table) -> pl.Series | None:
 def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table, labels: pl.Series | None) -> TargetBatch:
     space, method = label_space(run), target_method(run.experiment.targets)
     gold = pl.Series("label", rows.column("label"), dtype=pl.String)
-    if method.reads_gold and gold.null_count():  # the corpus was read when no label was needed
-        raise DataError(
-            f"{counted(gold.null_count(), 'training text', 'has', 'have')} no gold label",
-            where=f"targets.mode: {run.experiment.targets.mode} learns from gold labels",
-            fix="label them, or leave them out of corpus.train",
-        )
+    if method.reads_gold:  # the corpus may have been read when no label was needed
+        _refuse_unlabelled(run, gold.null_count())
     if not method.reads_teachers:
         return method.build(TargetInputs(space, gold))
     weights = _weights(run, buckets, rows) if method.weighs_together else None

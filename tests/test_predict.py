@@ -433,6 +433,15 @@ def test_a_student_of_pairs_refuses_single_texts(fresh: Workspace) -> None:
     assert experiment.predict([("a text", "its second")]).height == 1
 
 
+def test_a_student_of_single_texts_refuses_pairs(workspace: Workspace) -> None:
+    refused = workspace.attempt("predict", "--input", "texts/test.csv", "--text", "text", "--text", "label")
+    assert (refused.code, refused.out) == (2, "")
+    assert "the student classifies single texts (text), not pairs of texts" in refused.err
+    assert "fix: name one column: --text text" in refused.err
+    with pytest.raises(ExperimentError, match="single texts"):
+        Experiment.load(workspace.config, quiet=True).predict([("a text", "its second")])
+
+
 def test_the_student_is_named_and_how_it_differs_from_the_experiment(workspace: Workspace) -> None:
     metadata = json.loads((workspace.folder / "students/student" / METADATA).read_text())
     result = workspace("predict", TEXTS[0], "--json")

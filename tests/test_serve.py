@@ -147,7 +147,7 @@ def test_an_answer_has_label_probability_and_the_unknown_flag_of_each_text(runni
     assert [entry["label"] for entry in prediction["labels"]] == LABELS
 
 
-def test_a_student_of_pairs_refuses_single_texts() -> None:
+def test_a_student_of_pairs_refuses_single_texts_and_another_one_pairs() -> None:
     with Running(columns=["premise", "hypothesis"]) as running:
         assert running.request("POST", "/predict", {"texts": [["a", "b"]]})[0] == 200
         status, content, _ = running.request("POST", "/predict", {"texts": [["a", "b"], "a"]})
@@ -155,6 +155,9 @@ def test_a_student_of_pairs_refuses_single_texts() -> None:
     assert content["error"]["what"].startswith("texts[1] is a single text")
     assert "premise and hypothesis" in content["error"]["what"]
     assert content["error"]["fix"] == 'send ["first", "second"]'
+    with Running(columns=["text"]) as running:
+        status, content, _ = running.request("POST", "/predict", {"texts": ["a", ["a", "b"]]})
+    assert (status, content["error"]["what"].partition(",")[0]) == (400, "texts[1] is a pair of texts")
 
 
 def test_health_and_metrics(running: Running) -> None:

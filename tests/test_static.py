@@ -106,6 +106,14 @@ def test_exports_of_a_student_of_pairs_refuse_single_texts(fresh: Workspace) -> 
         student.predict(["a text"])
 
 
+def test_the_classifier_of_a_numpy_export_takes_a_list_of_single_texts(static: Workspace) -> None:
+    static("export", "--numpy", "--force")
+    student = classify.Classifier(static.folder / "students/student-numpy")
+    assert len(student.predict(TEXTS[:2])) == 2
+    with pytest.raises(ValueError, match="single texts"):
+        student.predict([("a text", "its second")])
+
+
 def test_an_int8_export_keeps_frequent_tokens_and_has_its_comparison(
     static: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,8 @@ class Classifier:
     def logits(self, texts: Sequence[Any]) -> Array:
         if len(self.columns) > 1 and any(isinstance(text, str) for text in texts):
             raise ValueError(f"this student classifies pairs of texts ({' and '.join(self.columns)}), not single texts")
+        if len(self.columns) == 1 and not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"this student classifies single texts ({self.columns[0]}), not pairs of texts")
         parts = [self._logits(texts[start : start + AT_ONCE]) for start in range(0, len(texts), AT_ONCE)]
         return np.concatenate([np.zeros((0, len(self.labels)), np.float32), *parts])
 

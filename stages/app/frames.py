@@ -74,7 +74,8 @@ def evaluation(run: Run) -> pl.DataFrame:
 def predictions(student: Student, inputs: Sequence[str | tuple[str, str]]) -> pl.DataFrame:
     texts = checked_texts(inputs)
     if texts:
-        student.finished.check_pairs(len(texts[0]), "predict", 'pass pairs of texts: [("a text", "its second text")]')
+        fix, fix_pairs = 'pass pairs of texts: [("a text", "its second text")]', 'pass single texts: ["a text"]'
+        student.finished.check_pairs(len(texts[0]), "predict", fix, fix_pairs)
     predicted = student(texts)
     columns = prediction_columns(student.top, list(predicted.masses), unknown=predicted.unknown is not None)
     names = [column.name for column in columns]

@@ -201,11 +201,14 @@ def read_request(body: bytes, limits: Limits, student: Description) -> PredictRe
 
 
 def _check_pairs(texts: Sequence[Text], columns: Sequence[str]) -> None:
-    """Refuses single texts where the student learned pairs of texts."""
-    single = next((place for place, text in enumerate(texts) if len(text) < len(columns)), None)
-    if single is not None:
+    """Refuses single texts where the student learned pairs of texts, and pairs where it learned single texts."""
+    wrong = next((place for place, text in enumerate(texts) if columns and len(text) != len(columns)), None)
+    if wrong is not None and len(columns) == 1:
+        what = f"texts[{wrong}] is a pair of texts, and the student classifies single texts ({shown(columns[0])})"
+        raise Refusal(HTTPStatus.BAD_REQUEST, what, 'send "a text"')
+    if wrong is not None:
         pairs = f"pairs of {' and '.join(map(shown, columns))}"
-        what = f"texts[{single}] is a single text, and the student classifies {pairs}"
+        what = f"texts[{wrong}] is a single text, and the student classifies {pairs}"
         raise Refusal(HTTPStatus.BAD_REQUEST, what, 'send ["first", "second"]')
 
 

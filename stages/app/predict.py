@@ -80,8 +80,13 @@ class StudentFolder:
     """Names of the text columns that it learned; empty if they are not recorded."""
     file_option: str = ""
 
-    def check_pairs(self, texts: int, where: str, fix: str = "") -> None:
-        """Refuses one text where the student learned pairs of texts."""
+    def check_pairs(self, texts: int, where: str, fix: str = "", fix_pairs: str = "") -> None:
+        """Refuses one text where the student learned pairs of texts, and a pair where it learned single texts."""
+        if texts > len(self.learned) > 0:
+            what = f"the student classifies single texts ({shown(self.learned[0])}), not pairs of texts"
+            raise ExperimentError(
+                what, where=where, fix=fix_pairs or f"name one column: --text {shlex.quote(self.learned[0])}"
+            )
         if texts < len(self.learned):
             what = f"the student classifies pairs of texts, and the second one is missing: {shown(self.learned[1])}"
             columns = shlex.join(part for name in self.learned for part in ("--text", name))

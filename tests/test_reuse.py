@@ -140,7 +140,7 @@ TRAIN_TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "train_teachers.revision": (["train_teachers.revision=main"], NOTHING),
     "train_teachers.groups": (["train_teachers.groups=4"], TRAINED),
     "train_teachers.co_train": (
-        ["train_teachers={co_train: {one: ./models/encoder}, epochs: 1, max_tokens: 32}"],
+        ["train_teachers={co_train: {one: ./models/encoder}, encoder: null, groups: null}"],
         TRAINED,
     ),
     "train_teachers.texts": (["train_teachers.texts=texts/more.csv"], READ_TRAINED),

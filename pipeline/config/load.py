@@ -224,7 +224,10 @@ class ParsedFile:
         return values
 
     def override(self, text: str) -> dict[str, Any]:
-        """Sets the value of FIELD=VALUE, and returns both; a value that is not plain YAML is text."""
+        """Sets the value of FIELD=VALUE, and returns both; a value that is not plain YAML is text.
+
+        A mapping for a section changes the fields that it names, and the section's others stay.
+        """
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
             a_file = text.endswith((".yaml", ".yml"))
@@ -238,15 +241,20 @@ class ParsedFile:
             plain = None if node is None else inner.read(node, path)
         except (yaml.YAMLError, RecursionError):
             inner.problems.append("not YAML")
-        plain = value if inner.problems else plain
-        if not self._put(path, plain):
+        values = _fields_of(path, value if inner.problems else plain)
+        if values == {path: {}} and isinstance(_value_at(self.data, path), dict):
             return {}
-        kept = {earlier: place for earlier, place in self.places.items() if earlier[: len(path)] != path}
-        sections = {path[:length]: COMMAND_LINE for length in range(1, len(path))}
-        self.places = {**sections, **kept, **dict.fromkeys([*inner.places, path], COMMAND_LINE)}
+        for field_path, field_value in values.items():
+            if not self._put(field_path, field_value):
+                return {}
+            size = len(field_path)
+            kept = {earlier: place for earlier, place in self.places.items() if earlier[:size] != field_path}
+            sections = {field_path[:length]: COMMAND_LINE for length in range(1, size)}
+            self.places = {**sections, **kept, field_path: COMMAND_LINE}
+        self.places |= dict.fromkeys(inner.places, COMMAND_LINE)
         self.raw |= inner.raw
         self.refuse_secret(text, path)
-        return {key: plain}
+        return {_dotted(field_path): field_value for field_path, field_value in values.items()}
 
     def drop_those_of_the_file(self, fields: Iterable[str]) -> None:
         """Removes fields such as `targets.mode`, unless an override sets them."""
@@ -275,6 +283,20 @@ class ParsedFile:
                 holder[part] = {}
             holder = holder[part]
         return True
+
+
+def _fields_of(path: KeyPath, value: Any) -> dict[KeyPath, Any]:
+    """Returns the fields in a mapping for a section, by path; any other value by its own path."""
+    if not (isinstance(value, dict) and value and path[0] in SECTIONS and _fields_at(path)):
+        return {path: value}
+    inner = (_fields_of((*path, name), inner_value) for name, inner_value in value.items())
+    return {field_path: field_value for fields in inner for field_path, field_value in fields.items()}
+
+
+def _value_at(data: Any, path: KeyPath) -> Any:
+    for part in path:
+        data = data.get(str(part)) if isinstance(data, dict) else None
+    return data
 
 
 def _parse(source: ExperimentSource) -> ParsedFile:
@@ -377,6 +399,10 @@ def name_of(given: str, taken: Collection[object]) -> str:
     stem = stem if re.match(SAFE_NAME, stem) else "teacher"
     names = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
     return next(name for name in names if name not in taken)
+
+
+SECTIONS = frozenset(ExperimentConfig.model_fields) - {"teachers"}
+"""Fields of the file that may be sections; teachers are a list."""
 
 
 def _is_set(data: Any, path: str) -> bool:

@@ -313,6 +313,25 @@ def test_overrides_replace_values_of_the_file_and_are_recorded(tmp_path: Path) -
     assert loaded.base == tmp_path
 
 
+def test_a_section_as_an_override_changes_the_fields_that_it_names(tmp_path: Path) -> None:
+    file = f"{GOOD}student: {{encoder: org/own, epochs: 9}}\nexecution: {{ray: {{cpus: 3}}, batch_tokens: 5}}\n"
+    sections = ("student={epochs: 2}", "execution={ray: {gpus: 1}}", "cache={passes: 7}", "corpus={}")
+    loaded = _load(tmp_path, file, *sections)
+    experiment = loaded.experiment
+    assert (experiment.student.encoder, experiment.student.epochs) == ("org/own", 2)
+    assert (experiment.execution.ray.cpus, experiment.execution.ray.gpus, experiment.execution.batch_tokens) == (
+        3,
+        1,
+        5,
+    )
+    assert loaded.overrides == {"student.epochs": 2, "execution.ray.gpus": 1, "cache.passes": 7}
+    assert any("generate" in problem for problem in _problems(tmp_path, file, "generate={}"))  # it is not left out
+    replaced = _load(tmp_path, GOOD.replace("a.csv", "a.csv, rename: {a: b}"), "corpus.rename={c: d}").experiment
+    assert replaced.corpus.rename == {"c": "d"}
+    [problem] = _problems(tmp_path, file, "student={epoch: 2}")
+    assert "did you mean 'epochs'?" in problem
+
+
 @pytest.mark.parametrize(
     ("override", "place", "piece"),
     [

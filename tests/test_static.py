@@ -110,6 +110,8 @@ def test_the_classifier_of_a_numpy_export_takes_a_list_of_single_texts(static: W
     static("export", "--numpy", "--force")
     student = classify.Classifier(static.folder / "students/student-numpy")
     assert len(student.predict(TEXTS[:2])) == 2
+    with pytest.raises(TypeError, match="a list of texts"):
+        student.predict("a text")
     with pytest.raises(ValueError, match="single texts"):
         student.predict([("a text", "its second")])
 

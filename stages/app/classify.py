@@ -48,6 +48,8 @@ class Classifier:
         return [(self.labels[row.argmax()], float(row.max())) for row in probabilities]
 
     def logits(self, texts: Sequence[Any]) -> Array:
+        if isinstance(texts, str):  # else each character would be a text
+            raise TypeError('give a list of texts: predict(["a text"])')
         if len(self.columns) > 1 and any(isinstance(text, str) for text in texts):
             raise ValueError(f"this student classifies pairs of texts ({' and '.join(self.columns)}), not single texts")
         if len(self.columns) == 1 and not all(isinstance(text, str) for text in texts):

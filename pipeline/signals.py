@@ -82,7 +82,7 @@ def stopping() -> Iterator[None]:
     except (Exception, StopSignal) as error:
         if arrived or isinstance(error, InterruptedRunError):  # no traceback if a second one arrives during the exit
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if arrived:  # a compiled module that was being imported makes an ImportError of the signal
+        if arrived and not isinstance(error, InterruptedRunError):  # importing a compiled module gives an ImportError
             raise interrupted(arrived[0]) from None
         raise
     finally:
@@ -108,6 +108,17 @@ def _is_ignored_hangup(number: int) -> bool:
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
-def interrupted(number: int) -> InterruptedRunError:
-    what = f"stopped by {signal.Signals(number).name}; committed units stay"
-    return InterruptedRunError(what, signal_number=number, fix="run the same command again to continue")
+@contextlib.contextmanager
+def without_units(end: str) -> Iterator[None]:
+    """Replaces the message of a signal for work that the same command cannot continue; `end` is the output's state."""
+    try:
+        yield
+    except (StopSignal, InterruptedRunError) as error:
+        number = error.number if isinstance(error, StopSignal) else error.exit_code - 128
+        raise interrupted(number, end, "run the same command again, which starts over") from None
+
+
+def interrupted(
+    number: int, end: str = "committed units stay", fix: str = "run the same command again to continue"
+) -> InterruptedRunError:
+    return InterruptedRunError(f"stopped by {signal.Signals(number).name}; {end}", signal_number=number, fix=fix)

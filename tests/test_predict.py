@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from amalgam.data.keys import text_key
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.stages.app import predict as predict_module
 from amalgam.stages.app.api import Experiment
-from amalgam.stages.app.predict import checked_texts
+from amalgam.stages.app.predict import Predictions, Student, checked_texts
 from amalgam.stages.common.deliveries import COPY_OF_MARK, MARKS, METADATA
 from amalgam.stages.common.models.model_folder import UNKNOWN
 from amalgam.tests.forking import Forked
@@ -392,8 +392,24 @@ def test_a_signal_ends_the_wait_for_a_pipe_and_leaves_no_file(
     time.sleep(0.2)  # for the first read
     process.send_signal(number)
     result = finish(process, 20)
-    assert (result.code, f"stopped by {number.name}" in result.err) == (code, True), result.err
+    assert result.code == code, result.err
+    assert f"stopped by {number.name}; no output was written" in result.err
+    assert "fix: run the same command again, which starts over" in result.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "piped.py"]
+
+
+def test_a_signal_between_two_blocks_of_a_file_ends_without_output(
+    desk: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Signalled(Student):
+        def __call__(self, texts: Sequence[tuple[str, ...]]) -> Predictions:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().__call__(texts)
+
+    monkeypatch.setattr("amalgam.stages.app.predict.Student", Signalled)
+    result = desk.attempt("predict", "--input", "texts/test.csv", "--out", "stopped.csv")
+    assert (result.code, "stopped by SIGTERM; no output was written" in result.err) == (143, True), result.err
+    assert not (desk.folder / "stopped.csv").exists()
 
 
 def test_a_student_of_an_older_amalgam_gets_its_teachers_labels_without_training(workspace: Workspace) -> None:

@@ -29,7 +29,7 @@ from amalgam.pipeline.config import proposals
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import Console, counted, printing
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
-from amalgam.pipeline.signals import InterruptHandler
+from amalgam.pipeline.signals import InterruptHandler, without_units
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, user_path
 from amalgam.stages.common.deliveries import METADATA, STUDENTS, check_delivered, read_metadata
@@ -315,8 +315,9 @@ def predict(  # noqa: PLR0913 - the options of the command
         finished = finished_student(config, student)
         finished.check_pairs(1, "amalgam predict")
         name_student(Console(quiet=quiet), finished, config, chosen=student is not None)
-        model = Student(finished, top=top, explain=explain, unknown=unknown)
-        _predict_texts(texts, model, finished.fingerprint, as_json=as_json)
+        with without_units("the output is incomplete"):
+            model = Student(finished, top=top, explain=explain, unknown=unknown)
+            _predict_texts(texts, model, finished.fingerprint, as_json=as_json)
         return
     if as_json:
         raise ExperimentError("--json is for texts that are typed", where="amalgam predict", fix="--out FILE.parquet")
@@ -327,7 +328,8 @@ def predict(  # noqa: PLR0913 - the options of the command
     finished.check_pairs(len(inputs.columns), f"--input {shown(source)}")
     signals, console = InterruptHandler(), Console(quiet=quiet)
     # A read that waits for a pipe continues after a signal, unless the handler raises.
-    with nullcontext() if source == PIPE else signals.listening():
+    end = "no output was written" if out else "the output is incomplete"
+    with without_units(end), nullcontext() if source == PIPE else signals.listening():
         total = inputs.check()
         name_student(console, finished, config, chosen=student is not None)
         model = Student(finished, top=top, explain=explain, unknown=unknown)

@@ -132,6 +132,45 @@ def test_damaged_weights_are_refused_as_by_plan(fresh: Workspace, content: bytes
     assert not fresh.config.exists()
 
 
+@pytest.mark.parametrize(
+    ("labels", "missing", "piece"),
+    [
+        (("a", "b"), "tokenizer.json", "the model has no tokenizer"),
+        (("a", "b"), "model.safetensors", "the model has no weights"),
+        (("LABEL_0",), "", "the teacher has one label (LABEL_0)"),
+    ],
+)
+def test_a_folder_that_plan_refuses_is_no_teacher(
+    folder: Path, labels: tuple[str, ...], missing: str, piece: str
+) -> None:
+    small_model(folder / "models/poor", labels=labels)
+    if missing:
+        (folder / "models/poor" / missing).unlink()
+    refused = init(folder, "--from-teachers", "models/desk", "models/poor")
+    assert (refused.code, piece in refused.err) == (2, True), refused.err
+    assert not (folder / "amalgam.yaml").exists()
+
+
+def test_a_model_without_the_option_gets_no_file(folder: Path) -> None:
+    before = sorted((folder / "models/desk").iterdir())
+    refused = init(folder, "models/desk")
+    assert (refused.code, "fix: amalgam init --from-teachers models/desk" in refused.err) == (2, True), refused.err
+    assert sorted((folder / "models/desk").iterdir()) == before
+
+
+def test_a_schema_of_the_user_is_kept(folder: Path) -> None:
+    schema = folder / "amalgam.schema.json"
+    for content in ('{"title": "my own"}', "no JSON"):
+        schema.write_text(content)
+        refused = init(folder, "--from-teachers", "models/desk")
+        assert (refused.code, "amalgam did not write it" in refused.err) == (2, True), refused.err
+        assert (schema.read_text(), (folder / "amalgam.yaml").exists()) == (content, False)
+    schema.unlink()
+    assert init(folder).code == 0
+    (folder / "amalgam.yaml").unlink()
+    assert init(folder, "--from-teachers", "models/desk").code == 0  # amalgam's own schema is replaced
+
+
 def test_outputs_without_names_are_left_to_be_named(folder: Path) -> None:
     small_model(folder / "models/unnamed", labels=("LABEL_0", "LABEL_1", "LABEL_2"))
     result = init(folder, "--from-teachers", "./models/desk", "./models/unnamed")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,6 +57,9 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
         if len(names) > 1:
             what, fix = f"`init` takes one folder, got {len(names)}", "name one folder; for models add --from-teachers"
             raise ExperimentError(what, where=shown(" ".join(names)), fix=fix)
+        if names and (Path(names[0]) / "config.json").is_file():
+            what, fix = "this folder is a model", f"amalgam init --from-teachers {shlex.quote(names[0])}"
+            raise ExperimentError(f"{what}; no experiment file is written into it", where=shown(names[0]), fix=fix)
         path = _write_files(Path(names[0]) if names else into)
         return f"wrote {path}: name your texts and teachers in it, then `amalgam plan{file_option(path)}`"
     if not names:
@@ -75,9 +79,22 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
 
 def _write_files(folder: Path, teachers: str = "") -> Path:
     """Writes the experiment file, and the schema with which an editor completes and checks it."""
+    schema, own = folder / SCHEMA_FILE, experiment_schema()
+    if os.path.lexists(schema) and _title_of(schema) != own["title"]:
+        fix = "move it away, or write into another folder"
+        raise ExperimentError(f"{SCHEMA_FILE} exists, and amalgam did not write it", where=str(schema), fix=fix)
     path = write_template(folder, teachers)
-    (folder / SCHEMA_FILE).write_text(json.dumps(experiment_schema(), indent=1) + "\n", encoding="utf-8")
+    schema.write_text(json.dumps(own, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def _title_of(schema: Path) -> object:
+    """Returns the title of a JSON schema; None for any other file."""
+    try:
+        content = json.loads(schema.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content.get("title") if isinstance(content, dict) else None
 
 
 # ---- the teachers in the file
@@ -132,7 +149,7 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
     files = ModelFiles(given, folder, "", commit, "safetensors", config)
     own, is_named = own_labels(files, teacher=name)
     is_named = is_named and not any(map(NUMBER.fullmatch, own))
-    labels = label_names(files, labels=None, rename={}, teacher=name) if is_named else own
+    labels = label_names(files, labels=None if is_named else own, rename={}, teacher=name)
     return DetectedTeacher(name, _reference_from(into, given, place), commit, labels, is_named)
 
 

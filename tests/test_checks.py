@@ -205,8 +205,15 @@ def test_plan_notes_names_that_are_no_folders(fresh: Workspace) -> None:
     start = "is not a folder here; it is taken as a Hub id: did you mean"
     assert f"models/secnd {start} ./models/second?" in misspelt.err
     assert f"models/encodr {start} ./models/encoder" in misspelt.err
-    assert "write hub:org/second if it is one" in fresh("plan", "teachers.1.model=org/second").err
-    assert "taken as a Hub id" not in fresh("plan", "teachers.1.model=hub:org/second").err
+    (fresh.folder / "models/encoder").rename(fresh.folder / "encoder")
+    for encoder in ("encodr", "static:encodr"):
+        assert f"note: encodr {start} ./encoder?" in fresh("plan", f"student.encoder={encoder}").err
+    assert (
+        "write hub:org/second if it is one"
+        in fresh("plan", "teachers.1.model=org/second", "student.encoder=./encoder").err
+    )
+    encoder = "student.encoder=./encoder"
+    assert "taken as a Hub id" not in fresh("plan", "teachers.1.model=hub:org/second", encoder).err
     named = Experiment([fresh.folder / "models/first", "org/second"], ["a text"], workspace=fresh.folder / "a")
     assert any("org/second is not a folder here" in remark for remark in named.plan().remarks)
 

@@ -398,6 +398,21 @@ def test_a_signal_ends_the_wait_for_a_pipe_and_leaves_no_file(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "piped.py"]
 
 
+def test_a_folder_as_input_and_an_export_as_student_are_named_as_such(desk: Workspace) -> None:
+    refused = desk.attempt("predict", "--input", "texts")
+    assert (refused.code, "the input is a folder, not a file" in refused.err) == (3, True), refused.err
+    for form, file, use in (("onnx", "model.onnx", "`amalgam serve`"), ("numpy", "arrays.safetensors", "classify.py")):
+        export = desk.folder / f"students/student-{form}"
+        export.mkdir()
+        for name in ("config.json", "export.json", file):
+            (export / name).write_text("{}")
+        refused = desk.attempt("predict", "a text", "--student", f"students/student-{form}")
+        assert (refused.code, "this folder is an export" in refused.err) == (2, True), refused.err
+        assert "name the student, such as students/student; " in refused.err
+        assert use in refused.err
+        shutil.rmtree(export)
+
+
 def test_a_signal_between_two_blocks_of_a_file_ends_without_output(
     desk: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,8 +32,9 @@ from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
 from amalgam.pipeline.signals import InterruptHandler, without_units
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, user_path
+from amalgam.stages.app.serve import FACTS, MODEL
 from amalgam.stages.common.deliveries import METADATA, STUDENTS, check_delivered, read_metadata
-from amalgam.stages.common.models.model_folder import UNKNOWN
+from amalgam.stages.common.models.model_folder import SAFETENSORS, UNKNOWN
 from amalgam.stages.common.models.read_card import Source, Training
 from amalgam.stages.common.models.resolve import read_model
 from amalgam.stages.methods import load_with_methods, method_name
@@ -128,6 +129,14 @@ def finished_in(folder: Path, fix: str = "run the experiment", file_option: str 
     if not user_path(str(folder), kind=ModelError).is_dir():
         raise ModelError("the student does not exist", where=str(folder.absolute()), fix=fix)
     check_delivered(folder, file_option)
+    if (folder / FACTS).is_file() and not (folder / SAFETENSORS[0]).exists():
+        use = "`amalgam serve` uses this one" if (folder / MODEL).is_file() else "its classify.py uses this one"
+        own = shlex.quote(re.sub("-(onnx|numpy)(-int8)?$", "", str(folder)))
+        what, fix = (
+            "this folder is an export, without the weights of a student",
+            f"name the student, such as {own}; {use}",
+        )
+        raise ModelError(what, where=str(folder.absolute()), fix=fix)
     metadata = read_metadata(folder) or {}
     limit, labels = metadata.get("max_tokens"), metadata.get("teachers")
     if not isinstance(labels, dict) or not all(isinstance(own, list) for own in labels.values()):
@@ -398,6 +407,9 @@ class InputTexts:
         if self.source == PIPE:
             return None
         path = user_path(self.source, kind=DataError, where="--input")
+        if path.is_dir():
+            fix = f"name a file in it, such as {shlex.quote(str(Path(self.source) / 'texts.csv'))}"
+            raise DataError("the input is a folder, not a file", where=str(path.absolute()), fix=fix)
         if not path.is_file():
             fix = "set --input FILE, or - for a pipe"
             raise DataError("the input file does not exist", where=str(path.absolute()), fix=fix)

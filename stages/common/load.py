@@ -55,6 +55,7 @@ from amalgam.stages.common.models.resolve import (
     NewClassifier,
     Reference,
     ResolvedTeacher,
+    folders_like,
     for_all,
     has_two_types,
     label_names,
@@ -297,12 +298,14 @@ def labels_by_teacher(run: Run) -> dict[str, list[str]]:
 def unfetched_models(run: Run) -> list[str]:
     """Returns the names of models that are no folders here and would be fetched from the Hub, without `hub:` names.
 
-    Of encoders, only those count whose parent is a folder here, because the default encoder is a Hub id.
+    The default encoder is a Hub id. So an encoder counts only if its parent is a folder here, or if its bare name is
+    similar to that of a folder.
     """
     named = {teacher.model: teacher_reference(run, teacher) for teacher in run.experiment.teachers}
     student = run.experiment.student
     encoder = _encoder_of(student)
-    if student.learns and teacher_in(student) is None and (run.base / encoder).parent.is_dir() and "/" in encoder:
+    is_here = (run.base / encoder).parent.is_dir() if "/" in encoder else bool(folders_like(encoder, run.base))
+    if student.learns and teacher_in(student) is None and is_here:
         named[encoder] = model_reference(run, encoder, student.revision)
     return [name for name, reference in named.items() if not name.startswith("hub:") and needs_network(reference)]
 

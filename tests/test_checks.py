@@ -86,6 +86,20 @@ def test_a_mistake_is_refused_by_plan_and_doctor_before_anything_runs(fresh: Wor
     assert (doctor.code, fix in doctor.out, "checks failed" in doctor.err) == (2, True, True), doctor.out
 
 
+@pytest.mark.parametrize("place", ["fresh", "workspace"])
+def test_a_label_of_a_teacher_as_unknown_label_is_refused(place: str, request: pytest.FixtureRequest) -> None:
+    workspace, message = request.getfixturevalue(place), "corpus.unknown: banking is a label of teacher first"
+    before = sorted(workspace.artifacts.glob("report/*"))
+    for command in ("plan", "run"):
+        refused = workspace.attempt(command, "corpus.unknown=banking")
+        assert (refused.code, message in refused.err, "such as none" in refused.err) == (2, True, True), refused.err
+    assert message in workspace.attempt("doctor", "corpus.unknown=banking").out
+    assert sorted(workspace.artifacts.glob("report/*")) == before
+    assert not list(workspace.artifacts.glob("cache-teachers/*/units/*")) or place == "workspace"
+    both = workspace.attempt("plan", "corpus.unknown=none", "teachers.0.model=./nowhere")
+    assert both.err.startswith("error: there is no folder ./nowhere\n")
+
+
 def test_all_mistakes_are_listed_at_once(fresh: Workspace) -> None:
     result = fresh.attempt("plan", "corpus.text=body", "teachers.0.model=./nowhere", "student.encoder=./models/encodr")
     assert result.err.startswith("error: 4 problems\n1. ")  # both corpus files lack the column

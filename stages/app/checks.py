@@ -26,6 +26,7 @@ from amalgam.stages.common.load import (
     check_encoder,
     check_gold,
     check_labels,
+    check_unknown,
     labels_by_teacher,
     same_model_notes,
     teachers_of,
@@ -50,7 +51,8 @@ def problems_of(run: Run, states: Sequence[StageState]) -> list[AmalgamError]:
     checks = [check for stage, check in CHECKS if stage not in current]
     if not states or any(state.state != "current" for state in states):
         checks += [*execution_checks(states), check_workspace, partial(check_space, states=states)]
-    return [error for check in checks if (error := _error(check, run))]
+    errors = [error for check in checks if (error := _error(check, run))]
+    return list({str(error): error for error in errors}.values())
 
 
 def _error(check: Check, run: Run) -> AmalgamError | None:
@@ -128,6 +130,7 @@ CHECKS: list[tuple[str, Check]] = [
     ("build-targets", check_labels),
     ("build-targets", check_train_gold),  # of a corpus that was read when no label was needed
     ("train-student", check_student_encoder),
+    ("report", check_unknown),
     *((stage.name, partial(check_folders, stages=[stage])) for stage in STAGES),
 ]
 """Each check, and the stage that would fail without it."""

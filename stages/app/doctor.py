@@ -30,6 +30,7 @@ from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.common.load import (
     check_encoder,
     check_labels,
+    check_unknown,
     encoder_files,
     labels_by_teacher,
     labels_of,
@@ -81,7 +82,8 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
     yield from _rows("texts", text_checks, f"{', '.join(parts)}: every local file has rows and its columns")
     yield from _teachers(run)
     labels = run.experiment.labels
-    yield from _rows("labels", [partial(check_labels, run)], f"labels: {labels}" if labels else "none given")
+    label_checks = [partial(check_unknown, run), partial(check_labels, run)]
+    yield from _rows("labels", label_checks, f"labels: {labels}" if labels else "none given")
     yield from _models(run)
     folder_checks = [partial(check_folders, run, stages=[stage]) for stage in STAGES]
     yield from _rows("folders", folder_checks, "results can be written next to the experiment file")

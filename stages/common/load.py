@@ -30,6 +30,7 @@ from amalgam.stages.common.corpus import (
     FetchedFacts,
     Part,
     check_gold_labels,
+    check_unknown_label,
     corpus_for,
     filters_of,
     read_bucket,
@@ -128,6 +129,11 @@ def check_gold(run: Run) -> None:
         note = _check_labels_of(run, part, label_space(run).names) if part else None
         if note:
             run.console.note(note)
+    check_unknown(run)
+
+
+def check_unknown(run: Run) -> None:
+    check_unknown_label(run.experiment.corpus, labels_by_teacher(run) if run.experiment.corpus.unknown else {})
 
 
 def _check_labels_of(run: Run, part: Part, names: Sequence[str]) -> str | None:

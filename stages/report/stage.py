@@ -41,6 +41,7 @@ from amalgam.stages.common.given_labels import ORDINARY
 from amalgam.stages.common.load import (
     ESTIMATION_SHARE,
     LEAST_ESTIMATION,
+    check_unknown,
     delivery_services,
     encoder_digest,
     encoder_files,
@@ -146,6 +147,7 @@ class Report(Stage):
         )
 
     def resolve_inputs(self, run: Run) -> None:
+        check_unknown(run)
         if run.experiment.corpus.test:
             encoder_files(run, run.experiment.student, ENCODER)
 

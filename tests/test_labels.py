@@ -208,7 +208,7 @@ def test_a_file_without_labels_or_columns_is_refused(
 def test_a_missing_file_is_refused(workspace: Workspace) -> None:
     result = workspace.attempt("plan", "labels=nothing.csv")
     assert result.code == 3
-    assert "nothing.csv is no file of labels" in result.err
+    assert "nothing.csv does not exist" in result.err
 
 
 # ---- the weights
@@ -589,5 +589,5 @@ def test_python_takes_a_file_of_labels(workspace: Workspace, monkeypatch: pytest
     monkeypatch.chdir(workspace.folder)
     experiment = Experiment(["./models/first", "./models/second"], "texts/train.csv", labels="labels.csv", quiet=True)
     assert experiment.config.labels == "./labels.csv"
-    with pytest.raises(AmalgamError, match=r"(?s)lables.csv is no file of labels.*; `experiment.label"):
+    with pytest.raises(AmalgamError, match=r"(?s)lables.csv does not exist.*; `experiment.label"):
         Experiment(["./models/first", "./models/second"], "texts/train.csv", labels="lables.csv", quiet=True)

@@ -40,14 +40,15 @@ from amalgam.stages.app.arguments import experiment_of, local_path, with_labels,
 from amalgam.stages.app.checks import execution_checks, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import store_labels, store_texts
-from amalgam.stages.app.label import LabelEffect, label_effect, texts_to_label
+from amalgam.stages.app.label import LabelEffect, check_takes_labels, label_effect, texts_to_label
 from amalgam.stages.app.oracle import show_divergence
 from amalgam.stages.app.predict import Student, StudentFolder, changes_since, finished_in
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
 from amalgam.stages.common.deliveries import PAGES, STUDENTS, read_mark
 from amalgam.stages.common.device import ON_EVERY_MACHINE
-from amalgam.stages.common.load import labels_by_teacher
+from amalgam.stages.common.given_labels import FROM_CORPUS
+from amalgam.stages.common.load import check_labels, labels_by_teacher
 from amalgam.stages.methods import load_with_methods, method_name
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.html import FOLDER, page_name
@@ -339,22 +340,34 @@ class Experiment:
         """
         if count < 1:
             raise ExperimentError(f"count is {count}", where="label", fix="give the number of texts, such as 50")
+        check_takes_labels(self.config)
         self.run("build-targets")
         with working(self._run):
             return texts_to_label(self._run, count, seed)
 
     def compare_labels(self, labels: Any) -> LabelEffect:
-        """Builds the targets without labels and with those of a file or frame; returns the changes."""
+        """Builds the targets without labels and with those of a file or frame; returns the changes.
+
+        `labels`: "corpus" takes those in the column corpus.label, as in the experiment.
+        """
+        check_takes_labels(self.config)
         is_path = isinstance(labels, str | Path)
         path = Path(labels) if is_path else store_labels(self._source, self._overrides, labels)
-        local = local_path(path.absolute(), self._run.base)
+        is_column = isinstance(labels, str) and labels == FROM_CORPUS
+        local = FROM_CORPUS if is_column else local_path(path.absolute(), self._run.base)
+        given = self._with_labels(json.dumps(local))
+        with working(given):
+            check_labels(given)  # before any stage runs
         without, using = (self._targets_with(labels) for labels in ("null", json.dumps(local)))
         with working(using):
             return label_effect(without, using)
 
+    def _with_labels(self, labels: str) -> Run:
+        return open_run(self._source, [*self._overrides, f"labels={labels}"], part=self._part, console=self._console)
+
     def _targets_with(self, labels: str) -> Run:
         """Builds the targets with other labels; later commands do not repeat the override."""
-        run = open_run(self._source, [*self._overrides, f"labels={labels}"], part=self._part, console=self._console)
+        run = self._with_labels(labels)
         with working(run):
             update(STAGES, run, target="build-targets", keep_overrides=False)
         return run

@@ -25,7 +25,7 @@ from amalgam.stages.app.label import next_step, write_labels_file
 from amalgam.stages.app.maintenance import find_garbage, young_quarantine
 from amalgam.stages.app.verify import REPAIR, RUN, Damage
 from amalgam.stages.common.deliveries import FOLDERS
-from amalgam.stages.common.given_labels import label_column
+from amalgam.stages.common.given_labels import FROM_CORPUS, label_column
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.methods import METHODS, NAMES, method_name
 from amalgam.stages.registry import STAGES
@@ -262,8 +262,7 @@ def label(  # noqa: PLR0913 - the options of a command
         console.sentence(f"labels: {', '.join(experiment.labels)}")
         console.result(f"fill the column {as_yaml(column)}, then run: {command}")
         return
-    path = Path(files[0])
-    effect = experiment.compare_labels(path)
+    effect = experiment.compare_labels(files[0])
     if as_json:
         console.json(asdict(effect))
         return
@@ -274,7 +273,9 @@ def label(  # noqa: PLR0913 - the options of a command
     rows = [[name, percent(before), percent(after)] for name, (before, after) in effect.shares.items()]
     if rows:
         console.table("", ["teacher", "share without labels", "share with labels"], rows)
-    console.result(next_step(local_path(path.absolute(), config.absolute().parent), overrides, config))
+    base = config.absolute().parent
+    source = files[0] if files[0] == FROM_CORPUS else local_path(Path(files[0]).absolute(), base)
+    console.result(next_step(source, overrides, config))
 
 
 def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:

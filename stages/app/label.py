@@ -14,6 +14,7 @@ from amalgam.data.arrays import Array
 from amalgam.data.lazy import np, pa, pc, pl
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.config.proposals import as_yaml, file_option
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
@@ -35,11 +36,14 @@ HINT = "hint_"
 # ---- the texts to label
 
 
+def check_takes_labels(experiment: ExperimentConfig) -> None:
+    if not target_method(experiment.targets).takes_labels:
+        what = f"targets.mode: {experiment.targets.mode} does not use labels"
+        raise ExperimentError(what, where="amalgam label", fix="choose another student.method, such as amalgam")
+
+
 def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
     """Returns key, id, text, label (empty), and the distinct predictions of the teachers, for random texts."""
-    if not target_method(run.experiment.targets).takes_labels:
-        what = f"targets.mode: {run.experiment.targets.mode} does not use labels"
-        raise ExperimentError(what, where="amalgam label", fix="choose another student.method, such as amalgam")
     buckets, given, rows = train_part(run).buckets, given_labels(run), np.arange(train_part(run).texts)
     if given:
         keys = keys_of(run, buckets)

@@ -212,7 +212,8 @@ def label_file(run: Run, source: str) -> LabelFile:
         way = "`experiment.label(50)` returns texts to label"
     if not path.is_file():
         fix = f"name a csv, tsv, jsonl or parquet file, or `corpus`; {way}"
-        raise DataError(f"{shown(source)} is no file of labels", where=LABELS, fix=fix)
+        what = "is no file of labels" if path.exists() else "does not exist"
+        raise DataError(f"{shown(source)} {what}", where=LABELS, fix=fix)
     file = find_files(source, run.base)[0]
     return read_label_file(file, run.experiment.corpus, way, FRAME if is_frame else "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 
+import polars as pl
 import pytest
 
 from amalgam import Experiment
@@ -47,3 +48,26 @@ def test_label_takes_the_labels_of_the_corpus(workspace: Workspace) -> None:
     assert "labels=corpus" in effect.out
     experiment = Experiment.load(workspace.config, AMALGAM, quiet=True)
     assert experiment.compare_labels("corpus").labels == 120
+
+
+# ---- ids
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "polars", "pandas"])
+def test_whole_numbers_are_ids_in_the_texts_and_in_the_labels(fresh: Workspace, kind: str) -> None:
+    numbered = pl.DataFrame(fresh.texts(), schema=["text", "label"], orient="row").with_row_index("number")
+    numbered = numbered.cast({"number": pl.Int64})
+    numbered.write_parquet(fresh.folder / "texts/train.parquet")
+    fresh.edit("train: texts/train.csv", "train: texts/train.parquet\n  id: number")
+    fresh.edit("  test: texts/test.csv\n", "")
+    labels = numbered.select("number", "label").head(6)
+    if kind in {"parquet", "jsonl"}:
+        write_file = labels.write_parquet if kind == "parquet" else labels.write_ndjson
+        write_file(fresh.folder / f"labels.{kind}")
+        fresh("plan", f"labels=labels.{kind}")
+        assert "6 labels" in fresh("label", f"labels.{kind}", *AMALGAM).out
+        labels.with_columns(number=500).write_parquet(fresh.folder / "other.parquet")
+        assert "row 1: no training text has the id 500" in fresh.attempt("plan", "labels=other.parquet").err
+        return
+    experiment = Experiment.load(fresh.config, AMALGAM, quiet=True)
+    assert experiment.compare_labels(labels if kind == "polars" else labels.to_pandas()).labels == 6

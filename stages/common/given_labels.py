@@ -122,10 +122,12 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> Lab
     """
     names = (corpus.label, free_name(LABEL, corpus), LABEL)
     label = next((name for name in names if name and name not in corpus.text and _has_column(path, name)), LABEL)
-    column, texts = _identifying_column(path, corpus)
-    settings = Corpus(text=texts, label=label, labels=corpus.labels, rename=corpus.rename)
+    column, columns = _identifying_column(path, corpus)
+    settings = Corpus(text=columns, label=label, labels=corpus.labels, rename=corpus.rename)
+    if column == ID:
+        settings = settings.model_copy(update={"text": [], "id": columns[0]})
     rows, problems, empty = [], [], 0
-    _check_column(path, settings, name)
+    _check_columns(path, [*columns, label], name)
     unit = "line" if path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
     marked = _has_column(path, why_column(corpus))
     reasons = _column(path, why_column(corpus)) if marked else {}
@@ -136,8 +138,9 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> Lab
         elif row.label is None:
             empty += 1
         else:
-            identity, why = _identity(column, row.fields), reasons.get(row.number)
-            rows.append(LabelRow(place, identity, shown(row.fields[0]), row.label, why))
+            fields = row.fields if row.id is None else (row.id,)
+            identity, why = _identity(column, fields), reasons.get(row.number)
+            rows.append(LabelRow(place, identity, shown(fields[0]), row.label, why))
     where = WHERE if name else f"{WHERE}: {shown(str(path), 200)}"
     return LabelFile(name or shown(path.name, 200), where, column, rows, problems, empty, marked, way)
 
@@ -227,11 +230,11 @@ def _column(path: Path, name: str) -> dict[int, str]:
     return {row.number: row.fields[0].strip() for row in rows if isinstance(row, Row)}
 
 
-def _check_column(path: Path, settings: Corpus, name: str) -> None:
+def _check_columns(path: Path, columns: Sequence[str], name: str) -> None:
     """Refuses a file without the columns; a label may be absent from rows, but not its column."""
-    for column in (*settings.text, str(settings.label)):
-        columns = Corpus(text=[column])
-        next(read_rows(path, corpus=columns, name=name, setting=f"rename a column to {shown(column)}: "), None)
+    for column in columns:
+        corpus = Corpus(text=[column])
+        next(read_rows(path, corpus=corpus, name=name, setting=f"rename a column to {shown(column)}: "), None)
 
 
 def _unknown(row: LabelRow, names: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 
 import polars as pl
@@ -71,3 +72,28 @@ def test_whole_numbers_are_ids_in_the_texts_and_in_the_labels(fresh: Workspace, 
         return
     experiment = Experiment.load(fresh.config, AMALGAM, quiet=True)
     assert experiment.compare_labels(labels if kind == "polars" else labels.to_pandas()).labels == 6
+
+
+# ---- labels
+
+
+def test_blanks_around_a_label_do_not_count(workspace: Workspace) -> None:
+    (first, label), (second, other) = workspace.texts()[:2]
+    write(workspace, [(first, label), (second, other)])
+    workspace("build-targets", "labels=labels.csv")
+    write(workspace, [(first, f"{label}  "), (second, f" {other}"), (first, label)])
+    assert "build-targets" not in workspace.stale("labels=labels.csv")
+
+
+def test_a_label_in_other_case_gets_a_rename_as_fix(workspace: Workspace) -> None:
+    rows = [(text, label.upper()) for text, label in workspace.texts()[:30]]
+    write(workspace, rows)
+    refused = workspace.attempt("plan", "labels=labels.csv")
+    fix = refused.err.splitlines()[-1]
+    assert fix.startswith('fix: set corpus.rename: {"')
+    assert fix.endswith("}, or correct these rows")
+    rename = re.sub(r"^fix: set corpus.rename: (.*), or correct these rows", r"corpus.rename=\1", fix)
+    assert "30 labels" in workspace("label", "labels.csv", rename, *AMALGAM).out
+    write(workspace, [*rows, ("no such text", rows[0][1].lower())])
+    refused = workspace.attempt("plan", "labels=labels.csv")
+    assert "; correct or remove the other rows; `amalgam label" in refused.err

@@ -238,7 +238,7 @@ def check_gold_labels(part: Part, corpus: Corpus, union: set[str], files: Callab
             where=f"corpus.{part.name}, column {shown(str(corpus.label))}: "
             f"{', '.join(labelled_places(unknown, files(), corpus))}; "
             f"the union is {shown_names(sorted(union), len(union))}",
-            fix=_renames(unknown, union, corpus) + skip,
+            fix=rename_fix(unknown, union, corpus) + skip,
         )
     return f"{counted(count, f'{part.name} text')} left out: no teacher has the label {names}"
 
@@ -254,7 +254,7 @@ def check_unknown_label(corpus: Corpus, labels: Mapping[str, Sequence[str]]) -> 
         )
 
 
-def _renames(unknown: Iterable[str], union: Iterable[str], corpus: Corpus) -> str:
+def rename_fix(unknown: Iterable[str], union: Iterable[str], corpus: Corpus) -> str:
     """Returns the lines that rename the labels which differ from one of the union only by case or a letter."""
     labels = list(union)
     pairs = {label: match for label in unknown for match in nearest(label, labels, ratio=SIMILARITY)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from amalgam.data.lazy import pa, pc
 from amalgam.data.rows import MissingColumnError, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
+from amalgam.stages.common.corpus import rename_fix
 
 FROM_CORPUS = "corpus"
 """Value of `labels` that takes the labels in the column corpus.label of the training texts."""
@@ -75,11 +76,16 @@ class LabelFile:
     """The kind of column that identifies the texts: key, id or text."""
     rows: Sequence[LabelRow]
     problems: Sequence[str]
+    corpus: Corpus
     empty: int
     marked: bool = False
     """Whether the file has the column WHY."""
     way: str = ""
     """How texts to label are made, as the end of a fix."""
+
+    def stripped(self, names: Sequence[str] | None) -> LabelFile:
+        """Removes blanks around labels, unless a teacher has the label with them; None: the teachers are unknown."""
+        return replace(self, rows=[replace(row, label=_stripped(row.label, names)) for row in self.rows])
 
     def check(self, names: Sequence[str] | None = None, keys: Mapping[bytes | str, bytes] | None = None) -> None:
         """Refuses all faulty rows in one message.
@@ -87,13 +93,16 @@ class LabelFile:
         `names` are the teachers' labels. `keys` maps the keys or ids of the training texts to keys. None is unknown.
         """
         problems = list(self.problems)
-        if names is not None:
-            problems += [_unknown(row, names) for row in self.rows if row.label not in names]
+        unknown = [row for row in self.rows if names is not None and row.label not in names]
+        problems += [_unknown(row, names or ()) for row in unknown]
         problems += _contradictions(self.rows)
         if keys is not None:
             problems += [f"{row.place}: {self._absent(row)}" for row in self.rows if row.text not in keys]
         if problems:
-            raise self._error(problems)
+            folded = {name.casefold() for name in names or ()}
+            in_other_case = [row.label for row in unknown if row.label.casefold() in folded]
+            rename = rename_fix(in_other_case, names or (), self.corpus) if in_other_case else ""
+            raise self._error(problems, rename, len(problems) - len(in_other_case))
         if not self.rows:
             fix = "write a label into the column label of some rows"
             raise DataError(f"no row of {self.name} has a label", where=self.where, fix=fix)
@@ -107,11 +116,13 @@ class LabelFile:
             return f"no training text is {row.shown}"
         return f"no training text has the {self.column} {row.shown}"
 
-    def _error(self, problems: Sequence[str]) -> DataError:
+    def _error(self, problems: Sequence[str], rename: str, others: int) -> DataError:
         lines = [f"  {problem}" for problem in problems[:MOST_SHOWN]]
         lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        fix = f"correct or remove these rows; {self.way}"
+        fix = f"correct or remove {'the other' if rename else 'these'} rows; {self.way}"
+        if rename:
+            fix = f"{rename}; {fix}" if others else f"{rename}, or correct these rows"
         return DataError("\n".join([f"{self.name}: {count}", *lines]), where=self.where, fix=fix)
 
 
@@ -142,7 +153,7 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> Lab
             identity, why = _identity(column, fields), reasons.get(row.number)
             rows.append(LabelRow(place, identity, shown(fields[0]), row.label, why))
     where = WHERE if name else f"{WHERE}: {shown(str(path), 200)}"
-    return LabelFile(name or shown(path.name, 200), where, column, rows, problems, empty, marked, way)
+    return LabelFile(name or shown(path.name, 200), where, column, rows, problems, corpus, empty, marked, way)
 
 
 def why_column(corpus: Corpus) -> str:
@@ -235,6 +246,10 @@ def _check_columns(path: Path, columns: Sequence[str], name: str) -> None:
     for column in columns:
         corpus = Corpus(text=[column])
         next(read_rows(path, corpus=corpus, name=name, setting=f"rename a column to {shown(column)}: "), None)
+
+
+def _stripped(label: str, names: Sequence[str] | None) -> str:
+    return label.strip() if names is None or label not in names else label
 
 
 def _unknown(row: LabelRow, names: Sequence[str]) -> str:

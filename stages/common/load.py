@@ -156,7 +156,7 @@ def given_labels(run: Run) -> GivenLabels | None:
             fix = "fill the column corpus.label in some rows, or name a file of labels"
             raise DataError("no training text has a label", where="labels: corpus", fix=fix)
         return labels_in((read_bucket(run.store, bucket, ["key", "label"]) for bucket in part.buckets), names)
-    file = label_file(run, source)
+    file = label_file(run, source).stripped(names)
     columns = ["key", "id"] if file.column == "id" else ["key"]
     keys = find_texts(file, (read_bucket(run.store, bucket, columns) for bucket in part.buckets))
     file.check(names, keys)
@@ -230,7 +230,7 @@ def check_labels(run: Run) -> None:
             own, file = labels_by_teacher(run), label_file(run, source)
             if len(own) == len(run.experiment.teacher_names):
                 union = [label for labels in own.values() for label in labels]
-            file.check(union, _keys_in_sources(run, file))
+            file.stripped(union).check(union, _keys_in_sources(run, file))
 
 
 def _keys_in_sources(run: Run, file: LabelFile) -> dict[bytes | str, bytes] | None:

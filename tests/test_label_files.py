@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 import pytest
@@ -20,11 +20,28 @@ def write(workspace: Workspace, rows: Sequence[Sequence[str]], name: str = "labe
         csv.writer(file).writerows([("text", "label"), *rows])
 
 
+def rows_of(workspace: Workspace, name: str) -> list[dict[str, str]]:
+    with (workspace.folder / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def fill(workspace: Workspace, name: str, labels: Mapping[str, str], leave: int) -> None:
+    """Write the labels into all rows but the last ones."""
+    table = rows_of(workspace, name)
+    for row in table[: len(table) - leave]:
+        row["label"] = labels[row["text"]]
+    with (workspace.folder / name).open("w", newline="") as file:
+        writer = csv.DictWriter(file, table[0].keys())
+        writer.writeheader()
+        writer.writerows(table)
+
+
 # ---- before any stage
 
 
 FAULTS: dict[str, tuple[str, int, str]] = {
     "absent": ("nope.csv", 3, "./nope.csv does not exist"),
+    "earlier file": ("labels.csv labels=nope.csv", 3, "nope.csv does not exist"),
     "folder": ("texts", 3, "./texts is no file of labels"),
     "other columns": ("amalgam.csv", 3, "no column text in amalgam.csv"),
     "other label": ("labels.csv", 3, "no teacher has the label bankng; did you mean banking?"),
@@ -97,3 +114,46 @@ def test_a_label_in_other_case_gets_a_rename_as_fix(workspace: Workspace) -> Non
     write(workspace, [*rows, ("no such text", rows[0][1].lower())])
     refused = workspace.attempt("plan", "labels=labels.csv")
     assert "; correct or remove the other rows; `amalgam label" in refused.err
+
+
+# ---- a second file
+
+
+def test_texts_to_label_follow_the_earlier_labels_in_one_file(workspace: Workspace) -> None:
+    truth = dict(workspace.texts())
+    workspace("label", "--count", "20", *AMALGAM)
+    first = rows_of(workspace, "labels.csv")
+    fill(workspace, "labels.csv", truth, leave=1)
+    announced = workspace("label", "--count", "30", "--out", "more.csv", *AMALGAM, "labels=labels.csv")
+    assert "more.csv: 31 random texts to label, after 19 earlier labels" in announced.out
+    second = rows_of(workspace, "more.csv")
+    assert len({row["key"] for row in second}) == 50
+    assert {row["key"] for row in first} == {row["key"] for row in second[:20]}
+    assert {row["why"] for row in second} == {"random"}
+    assert [row["label"] for row in second[20:]] == [""] * 30
+    assert sum(row["label"] == truth[row["text"]] for row in second) == 19
+    fill(workspace, "more.csv", truth, leave=0)
+    effect = workspace("label", "more.csv", *AMALGAM, "labels=labels.csv", "--json").json
+    assert (effect["labels"], effect["earlier"], effect["dropped"]) == (50, 19, 0)
+    assert 0 <= effect["right_before"] <= 31
+    lines = workspace("label", "more.csv", *AMALGAM, "labels=labels.csv").out
+    assert "50 labels; the experiment has 19 earlier labels\n" in lines
+    assert "of the 31 newly labelled texts" in lines
+    assert "share with earlier labels" in lines
+    assert "targets without labels" not in lines
+    assert "amalgam run labels=./more.csv" in lines
+
+
+def test_earlier_labels_that_another_file_lacks_are_counted(workspace: Workspace) -> None:
+    rows = workspace.texts()
+    write(workspace, rows[:6])
+    write(workspace, rows[4:9], "other.csv")
+    lines = workspace("label", "other.csv", "labels=labels.csv", *AMALGAM).out
+    assert "4 earlier labels would no longer be used" in lines
+    assert "newly" not in workspace("label", "./labels.csv", "labels=labels.csv", *AMALGAM).out
+
+
+def test_texts_of_a_file_without_reasons_do_not_become_random(workspace: Workspace) -> None:
+    write(workspace, workspace.texts()[:3])
+    workspace("label", "--count", "2", "--out", "more.csv", *AMALGAM, "labels=labels.csv")
+    assert [row["why"] for row in rows_of(workspace, "more.csv")] == ["", "", "", "random", "random"]

@@ -337,6 +337,7 @@ class Experiment:
         """Returns random training texts to label: key, text, label (empty), hint_1 and so on, why.
 
         Fill the column label, and give the frame to `compare_labels` or as `labels`; a file of it will do too.
+        The texts of the experiment's own labels come first, with their labels.
         """
         if count < 1:
             raise ExperimentError(f"count is {count}", where="label", fix="give the number of texts, such as 50")
@@ -346,7 +347,7 @@ class Experiment:
             return texts_to_label(self._run, count, seed)
 
     def compare_labels(self, labels: Any) -> LabelEffect:
-        """Builds the targets without labels and with those of a file or frame; returns the changes.
+        """Builds the targets with the experiment's labels, if any, and with those of a file or frame instead.
 
         `labels`: "corpus" takes those in the column corpus.label, as in the experiment.
         """
@@ -355,12 +356,16 @@ class Experiment:
         path = Path(labels) if is_path else store_labels(self._source, self._overrides, labels)
         is_column = isinstance(labels, str) and labels == FROM_CORPUS
         local = FROM_CORPUS if is_column else local_path(path.absolute(), self._run.base)
-        given = self._with_labels(json.dumps(local))
-        with working(given):
-            check_labels(given)  # before any stage runs
-        without, using = (self._targets_with(labels) for labels in ("null", json.dumps(local)))
+        earlier = self.config.labels
+        places = [self._run.base / source for source in (earlier, local) if source and source != FROM_CORPUS]
+        is_same = earlier == local or (len(places) == 2 and places[0].resolve() == places[1].resolve())
+        compared = [json.dumps(source) for source in (None if is_same else earlier, local)]
+        for given in map(self._with_labels, compared):
+            with working(given):
+                check_labels(given)  # before any stage runs
+        before, using = map(self._targets_with, compared)
         with working(using):
-            return label_effect(without, using)
+            return label_effect(before, using)
 
     def _with_labels(self, labels: str) -> Run:
         return open_run(self._source, [*self._overrides, f"labels={labels}"], part=self._part, console=self._console)

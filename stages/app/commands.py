@@ -253,12 +253,15 @@ def label(  # noqa: PLR0913 - the options of a command
         table = experiment.label(count, seed=seed)
         write_labels_file(target, table)
         command = f"amalgam label {shlex.join([str(target), *overrides])}{file_option(config)}"
-        if as_json:
-            texts, labels = table.height, list(experiment.labels)
-            console.json({"file": str(target), "texts": texts, "labels": labels, "next": command})
-            return
-        console.result(f"{target}: {counted(table.height, 'random text')} to label")
         column = label_column(experiment.config.corpus)
+        earlier = sum(label != "" for label in table[column])
+        texts, labels = table.height - earlier, list(experiment.labels)
+        if as_json:
+            facts = {"texts": texts, "earlier": earlier, "labels": labels, "next": command}
+            console.json({"file": str(target), **facts})
+            return
+        before = f", after {counted(earlier, 'earlier label')}" if earlier else ""
+        console.result(f"{target}: {counted(texts, 'random text')} to label{before}")
         console.sentence(f"labels: {', '.join(experiment.labels)}")
         console.result(f"fill the column {as_yaml(column)}, then run: {command}")
         return
@@ -272,7 +275,8 @@ def label(  # noqa: PLR0913 - the options of a command
         console.table(effect.estimates.title, ESTIMATE_COLUMNS, [*map(estimate_row, effect.estimates.systems)])
     rows = [[name, percent(before), percent(after)] for name, (before, after) in effect.shares.items()]
     if rows:
-        console.table("", ["teacher", "share without labels", "share with labels"], rows)
+        share = "share with earlier labels" if effect.earlier else "share without labels"
+        console.table("", ["teacher", share, "share with labels"], rows)
     base = config.absolute().parent
     source = files[0] if files[0] == FROM_CORPUS else local_path(Path(files[0]).absolute(), base)
     console.result(next_step(source, overrides, config))

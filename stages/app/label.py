@@ -43,29 +43,36 @@ def check_takes_labels(experiment: ExperimentConfig) -> None:
 
 
 def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
-    """Returns key, id, text, label (empty), and the distinct predictions of the teachers, for random texts."""
+    """Returns key, id, text, label (empty), and the distinct predictions of the teachers, for random texts.
+
+    The texts of the experiment's labels come first, with their labels, because `labels` is one file.
+    """
     buckets, given, rows = train_part(run).buckets, given_labels(run), np.arange(train_part(run).texts)
+    earlier = rows[:0]
     if given:
         keys = keys_of(run, buckets)
-        labelled = pc.is_in(keys, value_set=pa.array(list(given.by_key), keys.type))
-        rows = rows[~labelled.to_numpy(zero_copy_only=False)]
+        is_earlier = pc.is_in(keys, value_set=pa.array([*given.by_key, *given.blank], keys.type))
+        mask = is_earlier.to_numpy(zero_copy_only=False)
+        earlier, rows = rows[mask], rows[~mask]
     if not len(rows):
         fix = f"add training texts, or use the labels: amalgam run{run.file_option}"
         raise ExperimentError("every training text has a label", where="amalgam label", fix=fix)
     random = np.random.default_rng(seed)
-    return _table(run, random.choice(rows, min(count, len(rows)), replace=False), random)
+    new = random.choice(rows, min(count, len(rows)), replace=False)
+    return _table(run, np.concatenate([earlier, new]), random, given or GivenLabels({}))
 
 
-def _table(run: Run, rows: Array, random: np.random.Generator) -> pl.DataFrame:
+def _table(run: Run, rows: Array, random: np.random.Generator, given: GivenLabels) -> pl.DataFrame:
     from amalgam.stages.report.quality import rows_at
 
     corpus, space, buckets = run.experiment.corpus, label_space(run), train_part(run).buckets
     texts = rows_at(run.store, buckets, np.sort(rows).tolist()).take(rows.argsort().argsort())
-    columns: dict[str, list[Any]] = {free_name(KEY, corpus): [key.hex() for key in texts.column("key").to_pylist()]}
+    own_keys = texts.column("key").to_pylist()
+    columns: dict[str, list[Any]] = {free_name(KEY, corpus): [key.hex() for key in own_keys]}
     if corpus.id != "auto":
         columns[corpus.id] = texts.column("id").to_pylist()
     columns |= dict(zip(corpus.text, map(list, zip(*fields(texts), strict=True)), strict=True))
-    columns[label_column(corpus)] = [""] * len(rows)
+    columns[label_column(corpus)] = [given.by_key.get(key, "") for key in own_keys]
     places = np.unique(np.searchsorted(np.cumsum([bucket.rows for bucket in buckets]), rows, side="right"))
     prefixes, keys = [buckets[place].prefix for place in places], pl.Series("key", texts.column("key"), pl.Binary)
     logits = [answer_reader(run).logits(teacher, prefixes, keys).to_numpy() for teacher in space.columns]
@@ -74,7 +81,8 @@ def _table(run: Run, rows: Array, random: np.random.Generator) -> pl.DataFrame:
     for place in range(max(map(len, hints), default=0)):
         name = free_name(f"{HINT}{place + 1}", corpus)
         columns[name] = [own[place] if place < len(own) else "" for own in hints]
-    columns[why_column(corpus)] = [RANDOM] * len(rows)
+    unmarked = given.by_key.keys() - (given.random or frozenset())
+    columns[why_column(corpus)] = ["" if key in unmarked else RANDOM for key in own_keys]
     return pl.DataFrame(columns)
 
 
@@ -111,6 +119,10 @@ class LabelEffect:
     labels: int
     empty: int
     """Rows of the file without a label."""
+    earlier: int
+    """Labels that the experiment has without the file; the changes are those to its targets."""
+    dropped: int
+    """Those of them whose texts have no label in the file."""
     texts: int
     """Training texts."""
     moved: int | None
@@ -118,18 +130,24 @@ class LabelEffect:
     changed: int
     """Texts with another label as target."""
     right_before: int | None
-    """Labelled texts whose target without labels is the label; None if a target is no distribution over labels."""
+    """Newly labelled texts whose target before is the label; None if a target is no distribution over labels."""
     shares: dict[str, tuple[float, float]]
-    """By teacher: its share of the texts without and with the labels; empty if the method compares no teachers."""
+    """By teacher: its share of the texts before and with the labels; empty if the method compares no teachers."""
     estimates: Estimates | None
     """None if no labelled text is a random one."""
 
     def lines(self) -> list[str]:
         labels = counted(self.labels, "label") + (f", {counted(self.empty, 'row')} without one" if self.empty else "")
-        right = f"without them, {_of(self.right_before or 0, 'the labelled texts')} the right target"
+        labels += f"; the experiment has {counted(self.earlier, 'earlier label')}" if self.earlier else ""
+        new = self.labels - self.earlier + self.dropped
+        texts = "the labelled texts" if not self.earlier else f"the {counted(new, 'newly labelled text')}"
+        before = "with the earlier labels" if self.earlier else "without them"
+        right = f"{before}, {_of(self.right_before or 0, texts)} the right target"
         targets = f"with them, {_of(self.changed, f'{self.texts:,} training texts')} another target"
         moved = f", {self.moved:,} another teacher" if self.moved is not None else ""
-        return [labels, *([right] if self.right_before is not None else []), targets + moved]
+        dropped = f"{counted(self.dropped, 'earlier label')} would no longer be used: the text has no label here"
+        lines = [labels, right if self.right_before is not None else "", targets + moved]
+        return [line for line in (*lines, dropped if self.dropped else "") if line]
 
 
 def _of(count: int, texts: str) -> str:
@@ -137,22 +155,26 @@ def _of(count: int, texts: str) -> str:
 
 
 def label_effect(before: Run, after: Run) -> LabelEffect:
-    """Compares the targets of a run without labels and of one with them."""
+    """Compares the targets of a run without labels, or with the earlier ones, and of one with them."""
     given = given_labels(after)
     if given is None:
         raise AssertionError("the second run has labels")
+    earlier = given_labels(before) or GivenLabels({})
     old, new = _targets(before, given), _targets(after, given)
     compared, over_union = not old.teachers.null_count(), target_facts(after)["objective"] == "kl"
-    right = _right(after, old, given.by_key) if over_union else None
+    added = {key: label for key, label in given.by_key.items() if key not in earlier.by_key}
+    right = _right(after, old, added) if over_union else None
     return LabelEffect(
         labels=len(given.by_key),
         empty=given.empty,
+        earlier=len(earlier.by_key),
+        dropped=len(earlier.by_key.keys() - given.by_key.keys()),
         texts=len(old.labels),
         moved=int((old.teachers != new.teachers).sum()) if compared else None,
         changed=int((old.labels != new.labels).sum()),
         right_before=None if right is None else int(right.sum()),
         shares=_shares(old.teachers, new.teachers, list(label_space(after).columns)) if compared else {},
-        estimates=_estimates(after, old, given),
+        estimates=_estimates(after, None if earlier.by_key else old, given),
     )
 
 
@@ -162,7 +184,8 @@ def _right(run: Run, targets: _Targets, labels: Mapping[bytes, str]) -> Array:
     return np.array([names[targets.labels[targets.rows[key]]] == label for key, label in labels.items()])
 
 
-def _estimates(run: Run, old: _Targets, given: GivenLabels) -> Estimates | None:
+def _estimates(run: Run, old: _Targets | None, given: GivenLabels) -> Estimates | None:
+    """Returns the estimates; `old` are targets of which no label is used."""
     from amalgam.stages.report.label_estimates import estimate, right_texts
 
     keys = given.by_key.keys() if given.random is None else given.random
@@ -173,7 +196,7 @@ def _estimates(run: Run, old: _Targets, given: GivenLabels) -> Estimates | None:
         {**system, "name": "targets with labels"} if system["kind"] == "targets" else system
         for system in right.systems()
     ]
-    if right.left_out is not None:
+    if right.left_out is not None and old is not None:
         before = _right(run, old, {key: given.by_key[key] for key in keys})
         systems.insert(0, estimate("targets without labels", "targets", before))
     return Estimates(len(keys), picked_at_random(run), systems)

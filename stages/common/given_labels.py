@@ -45,6 +45,8 @@ class GivenLabels:
     """Rows of the file without a label."""
     random: frozenset[bytes] | None = None
     """Keys of the labelled texts that the file marks as random; None: it has no reasons."""
+    blank: frozenset[bytes] = frozenset()
+    """Keys of the texts without a label that the file marks as random."""
 
     @property
     def digest(self) -> str:
@@ -82,6 +84,8 @@ class LabelFile:
     """Whether the file has the column WHY."""
     way: str = ""
     """How texts to label are made, as the end of a fix."""
+    blank: Sequence[bytes | str] = ()
+    """Key or id of each text without a label that is marked as random."""
 
     def stripped(self, names: Sequence[str] | None) -> LabelFile:
         """Removes blanks around labels, unless a teacher has the label with them; None: the teachers are unknown."""
@@ -109,7 +113,9 @@ class LabelFile:
 
     def by_key(self, keys: Mapping[bytes | str, bytes]) -> GivenLabels:
         random = frozenset(keys[row.text] for row in self.rows if row.why == RANDOM) if self.marked else None
-        return GivenLabels({keys[row.text]: row.label for row in self.rows}, self.empty, random)
+        labels = {keys[row.text]: row.label for row in self.rows}
+        blank = frozenset(keys[text] for text in self.blank if text in keys)
+        return GivenLabels(labels, self.empty, random, blank - labels.keys())
 
     def _absent(self, row: LabelRow) -> str:
         if self.column == TEXT:
@@ -137,7 +143,7 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> Lab
     settings = Corpus(text=columns, label=label, labels=corpus.labels, rename=corpus.rename)
     if column == ID:
         settings = settings.model_copy(update={"text": [], "id": columns[0]})
-    rows, problems, empty = [], [], 0
+    rows, problems, blank, empty = [], [], [], 0
     _check_columns(path, [*columns, label], name)
     unit = "line" if path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
     marked = _has_column(path, why_column(corpus))
@@ -146,14 +152,16 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> Lab
         place = f"{unit} {row.number}"
         if not isinstance(row, Row):
             problems.append(f"{place}: {row.fault}; {row.fix}")
-        elif row.label is None:
+            continue
+        fields = row.fields if row.id is None else (row.id,)
+        identity, why = _identity(column, fields), reasons.get(row.number)
+        if row.label is None:
             empty += 1
+            blank += [identity] if why == RANDOM else []
         else:
-            fields = row.fields if row.id is None else (row.id,)
-            identity, why = _identity(column, fields), reasons.get(row.number)
             rows.append(LabelRow(place, identity, shown(fields[0]), row.label, why))
     where = WHERE if name else f"{WHERE}: {shown(str(path), 200)}"
-    return LabelFile(name or shown(path.name, 200), where, column, rows, problems, corpus, empty, marked, way)
+    return LabelFile(name or shown(path.name, 200), where, column, rows, problems, corpus, empty, marked, way, blank)
 
 
 def why_column(corpus: Corpus) -> str:
@@ -184,7 +192,8 @@ def label_column(corpus: Corpus) -> str:
 def find_texts(file: LabelFile, buckets: Iterable[pa.Table]) -> dict[bytes | str, bytes]:
     """Returns the key of each text in the file that is a training text; the tables have the columns key and id."""
     name = "id" if file.column == ID else "key"
-    wanted = {row.text for row in file.rows if isinstance(row.text, str) == (name == "id")}
+    texts = [*(row.text for row in file.rows), *file.blank]
+    wanted = {text for text in texts if isinstance(text, str) == (name == "id")}
     key_of: dict[bytes | str, bytes] = {}
     for table in buckets:
         column = table.column(name)

@@ -318,12 +318,15 @@ class _Table:
         if available.count(name) > 1:
             raise DataError(f"{self.name} has two columns named {shown(name)}", where=where, fix="rename one of them")
         if name not in available:
-            separator = next((mark for mark in ";\t|" if len(available) == 1 and mark in available[0]), None)
+            marks = ",;|" if self.path.suffix.lower() == ".tsv" else ";\t|"
+            separator = next((mark for mark in marks if len(available) == 1 and mark in available[0]), None)
             near = nearest(name, available)
             quoted = shlex.quote if setting.startswith("--") else as_yaml
             fix = setting + (quoted(near[0]) if near else "one of them")
             if separator:
                 fix = f"save it with commas instead of {separator!r}, or with tabs as .tsv"
+                if separator == ",":
+                    fix = f"it has commas: name it {shown(self.path.stem)}.csv"
             raise MissingColumnError(f"no column {shown(name)} in {self.name}", where=where, fix=fix)
 
     def row(self, number: int, values: Sequence[Any]) -> Row | BadRow:

@@ -55,6 +55,12 @@ def _without_config(workspace: Workspace) -> None:
 
 Change = Callable[[Workspace], None]
 
+
+def _commas_in_tsv(workspace: Workspace) -> None:
+    (workspace.folder / "texts/train.csv").rename(workspace.folder / "texts/train.tsv")
+    workspace.edit("train: texts/train.csv", "train: texts/train.tsv")
+
+
 MISTAKES: dict[str, tuple[Change | str, int, str]] = {
     "a column that is not in the header": ("corpus.text=body", 3, "set corpus.text"),
     "a file that does not exist": ("corpus.test=texts/tset.csv", 3, "test.csv"),
@@ -68,6 +74,7 @@ MISTAKES: dict[str, tuple[Change | str, int, str]] = {
     "teachers whose labels are numbers": (_number_labels, 2, 'write labels: ["0", "1", "2", "3"]'),
     "a placeholder for a label": ('teachers.0.labels=["?", "?", "?", "?"]', 2, "give each output its name"),
     "labels of another number": ("teachers.0.labels=[a, b]", 2, "give exactly 4 labels"),
+    "commas in a .tsv": (_commas_in_tsv, 3, "it has commas: name it train.csv"),
     "an encoder that does not exist": ("student.encoder=./models/encodr", 2, "encoder"),
 }
 

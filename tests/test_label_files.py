@@ -46,6 +46,9 @@ FAULTS: dict[str, tuple[str, int, str]] = {
     "other columns": ("amalgam.csv", 3, "no column text in amalgam.csv"),
     "other label": ("labels.csv", 3, "no teacher has the label bankng; did you mean banking?"),
     "another method": ("labels.csv targets.mode=scores", 2, "targets.mode: scores does not use labels"),
+    "another kind": ("--out texts/l.parquet", 2, "fix: --out texts/l.csv"),
+    "no name": ("--out .", 2, "fix: --out labels.csv"),
+    "no suffix": ("--out l", 2, "--out l does not end in .csv"),
     "no file": ("--out more.csv targets.mode=scores", 2, "targets.mode: scores does not use labels"),
 }
 

@@ -249,6 +249,9 @@ def label(  # noqa: PLR0913 - the options of a command
     console, experiment = _looking(config, overrides)
     if not files:
         target = out or config.parent / LABELS_FILE
+        if target.suffix.lower() != ".csv":
+            fix = f"--out {shlex.quote(str(target.parent / f'{target.stem or Path(LABELS_FILE).stem}.csv'))}"
+            raise ExperimentError(f"--out {target} does not end in .csv", where="amalgam label", fix=fix)
         check_new(target)
         table = experiment.label(count, seed=seed)
         write_labels_file(target, table)

@@ -94,6 +94,17 @@ def test_whole_numbers_are_ids_in_the_texts_and_in_the_labels(fresh: Workspace, 
     assert experiment.compare_labels(labels if kind == "polars" else labels.to_pandas()).labels == 6
 
 
+def test_an_id_of_a_text_that_occurs_twice_may_be_the_other_one(fresh: Workspace) -> None:
+    rows = [(str(number), text, label) for number, (text, label) in enumerate(fresh.texts())]
+    with (fresh.folder / "texts/train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("number", "text", "label"), *rows, ("twice", *rows[3][1:])])
+    fresh.edit("train: texts/train.csv", "train: texts/train.csv\n  id: number")
+    fresh.edit("  test: texts/test.csv\n", "")
+    (fresh.folder / "ids.csv").write_text(f"number,label\n3,{rows[3][2]}\ntwice,{rows[3][2]}\n")
+    refused = fresh.attempt("run", "labels=ids.csv")
+    assert re.search(r"no training text has the id (3|twice); of equal texts, one id is kept", refused.err)
+
+
 # ---- labels
 
 

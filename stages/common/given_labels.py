@@ -120,7 +120,8 @@ class LabelFile:
     def _absent(self, row: LabelRow) -> str:
         if self.column == TEXT:
             return f"no training text is {row.shown}"
-        return f"no training text has the {self.column} {row.shown}"
+        kept = "; of equal texts, one id is kept" if self.column == ID else ""
+        return f"no training text has the {self.column} {row.shown}{kept}"
 
     def _error(self, problems: Sequence[str], rename: str, others: int) -> DataError:
         lines = [f"  {problem}" for problem in problems[:MOST_SHOWN]]

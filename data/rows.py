@@ -39,7 +39,7 @@ SAMPLE_LINES = 64
 HUB = "hf://"
 MOST_COPIES = 3
 """Copies of a remote file that is written at the same time, before the run ends."""
-BATCH_ROWS = 1024
+BATCH_ROWS, LONG_NAME = 1024, 4  # rows; words of a column's name, more are likely a text
 BOM = b"\xef\xbb\xbf"
 
 Reason = Literal[
@@ -323,6 +323,8 @@ class _Table:
             near = nearest(name, available)
             quoted = shlex.quote if setting.startswith("--") else as_yaml
             fix = setting + (quoted(near[0]) if near else "one of them")
+            if not near and any(len(column.split()) > LONG_NAME for column in available):
+                fix += "; if the first line is a text, put a line with the names of the columns before it"
             if separator:
                 fix = f"save it with commas instead of {separator!r}, or with tabs as .tsv"
                 if separator == ",":
@@ -473,6 +475,9 @@ def _csv_header(table: _Table, lines: _Lines, records: Iterator[list[str]]) -> l
         header = next((record for record in records if record), [])
     except csv.Error as error:
         what, fix = f"{table.name}: the header cannot be read: {error}", "mend the first line, which names the columns"
+        if "new-line character" in str(error):
+            what, name, copy = f"{table.name} has old Mac line ends", table.name, f"unix-{table.name}"
+            fix = f"save it with others: tr '\\r' '\\n' < {shlex.quote(name)} > {shlex.quote(copy)}"
         raise DataError(what, where=_shown_value(lines.raw[0]), fix=fix) from error
     if lines.raw and lines.raw[0].startswith((b"\xff\xfe", b"\xfe\xff")):
         name, copy = shlex.quote(table.name), shlex.quote(f"utf8-{table.name}")

@@ -89,7 +89,7 @@ def test_an_audit_without_labels_has_leave_one_out_figures(fresh: Workspace) -> 
     assert max(one["left_out"]["changed"] for one in audit["teachers"]) > 0
     assert all(one["left_out"]["harmful"] is None for one in audit["teachers"])  # no shared labels: no evidence
     printed = fresh("audit").out
-    assert "no gold labels" in printed
+    assert "no gold labels (corpus.label)" in printed
     assert "no duplicate teacher was found" in printed
     assert "a harmful teacher is found only by gold labels" in printed
 

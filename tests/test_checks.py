@@ -56,6 +56,16 @@ def _without_config(workspace: Workspace) -> None:
 Change = Callable[[Workspace], None]
 
 
+def _mac_line_ends(workspace: Workspace) -> None:
+    path = workspace.folder / "texts/train.csv"
+    path.write_bytes(path.read_bytes().replace(b"\r", b"").replace(b"\n", b"\r"))
+
+
+def _without_header(workspace: Workspace) -> None:
+    path = workspace.folder / "texts/train.csv"
+    path.write_text(path.read_text().partition("\n")[2])
+
+
 def _commas_in_tsv(workspace: Workspace) -> None:
     (workspace.folder / "texts/train.csv").rename(workspace.folder / "texts/train.tsv")
     workspace.edit("train: texts/train.csv", "train: texts/train.tsv")
@@ -74,6 +84,12 @@ MISTAKES: dict[str, tuple[Change | str, int, str]] = {
     "teachers whose labels are numbers": (_number_labels, 2, 'write labels: ["0", "1", "2", "3"]'),
     "a placeholder for a label": ('teachers.0.labels=["?", "?", "?", "?"]', 2, "give each output its name"),
     "labels of another number": ("teachers.0.labels=[a, b]", 2, "give exactly 4 labels"),
+    "old Mac line ends": (_mac_line_ends, 3, "tr '\\r' '\\n' < train.csv > unix-train.csv"),
+    "no header": (
+        _without_header,
+        3,
+        "if the first line is a text, put a line with the names of the columns before it",
+    ),
     "commas in a .tsv": (_commas_in_tsv, 3, "it has commas: name it train.csv"),
     "an encoder that does not exist": ("student.encoder=./models/encodr", 2, "encoder"),
 }

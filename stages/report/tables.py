@@ -101,7 +101,7 @@ def row(name: str, system: Scores, groups: Mapping[str, Any]) -> list[str]:
 
 
 def print_audit(console: Console, audit: AuditBlock) -> None:
-    gold = f"{audit['labelled']:,} with gold labels" if audit["labelled"] else "no gold labels"
+    gold = f"{audit['labelled']:,} with gold labels" if audit["labelled"] else "no gold labels (corpus.label)"
     title = f"{audit['texts']:,} texts, {gold}; weights {audit['weights']}, confidence by {audit['uncertainty']}"
     if audit["accuracy"] is not None:
         title += f"; the union has {percent(audit['accuracy'])} accuracy"

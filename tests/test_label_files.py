@@ -42,7 +42,7 @@ def fill(workspace: Workspace, name: str, labels: Mapping[str, str], leave: int)
 FAULTS: dict[str, tuple[str, int, str]] = {
     "absent": ("nope.csv", 3, "./nope.csv does not exist"),
     "earlier file": ("labels.csv labels=nope.csv", 3, "nope.csv does not exist"),
-    "folder": ("texts", 3, "./texts is no file of labels"),
+    "folder": ("texts", 3, "./texts is no file"),
     "other columns": ("amalgam.csv", 3, "no column text in amalgam.csv"),
     "other label": ("labels.csv", 3, "no teacher has the label bankng; did you mean banking?"),
     "another method": ("labels.csv targets.mode=scores", 2, "targets.mode: scores does not use labels"),

@@ -126,8 +126,7 @@ def check_gold(run: Run) -> None:
         check_one_label_set(teachers_of(run), run.experiment.targets.mode)
     for name in ("test", "validation", *(["train"] if method.reads_gold else [])):
         part = part_of(run, name)
-        note = _check_labels_of(run, part, label_space(run).names) if part else None
-        if note:
+        if part and (note := _check_labels_of(run, part, label_space(run).names)):
             run.console.note(note)
     check_unknown(run)
 
@@ -212,8 +211,7 @@ def label_file(run: Run, source: str) -> LabelFile:
         way = "`experiment.label(50)` returns texts to label"
     if not path.is_file():
         fix = f"name a csv, tsv, jsonl or parquet file, or `corpus`; {way}"
-        what = "is no file of labels" if path.exists() else "does not exist"
-        raise DataError(f"{shown(source)} {what}", where=LABELS, fix=fix)
+        raise DataError(f"{shown(source)} {'is no file' if path.exists() else 'does not exist'}", where=LABELS, fix=fix)
     file = find_files(source, run.base)[0]
     return read_label_file(file, run.experiment.corpus, way, FRAME if is_frame else "")
 
@@ -305,8 +303,7 @@ def labels_by_teacher(run: Run) -> dict[str, list[str]]:
 def unfetched_models(run: Run) -> list[str]:
     """Returns the names of models that are no folders here and would be fetched from the Hub, without `hub:` names.
 
-    The default encoder is a Hub id. So an encoder counts only if its parent is a folder here, or if its bare name is
-    similar to that of a folder.
+    The default encoder is a Hub id: an encoder counts if its parent is a folder here, or its name is like a folder's.
     """
     named = {teacher.model: teacher_reference(run, teacher) for teacher in run.experiment.teachers}
     student = run.experiment.student

@@ -39,7 +39,8 @@ SAMPLE_LINES = 64
 HUB = "hf://"
 MOST_COPIES = 3
 """Copies of a remote file that is written at the same time, before the run ends."""
-BATCH_ROWS, LONG_NAME = 1024, 4  # rows; words of a column's name, more are likely a text
+BATCH_ROWS = 1024
+LONG_NAME = 4  # words; the name of a column that has more is likely a text
 BOM = b"\xef\xbb\xbf"
 
 Reason = Literal[
@@ -234,8 +235,7 @@ class BadRow(NamedTuple):
     field: str | None
     reason: Reason
     value: str
-    fault: str
-    """Byte, field, reason and value, as `where` ends."""
+    fault: str  # byte, field, reason and value: the end of `where`
     where: str
     fix: str
 
@@ -325,10 +325,10 @@ class _Table:
             fix = setting + (quoted(near[0]) if near else "one of them")
             if not near and any(len(column.split()) > LONG_NAME for column in available):
                 fix += "; if the first line is a text, put a line with the names of the columns before it"
-            if separator:
+            if separator == ",":
+                fix = f"it has commas: name it {shown(self.path.stem)}.csv"
+            elif separator:
                 fix = f"save it with commas instead of {separator!r}, or with tabs as .tsv"
-                if separator == ",":
-                    fix = f"it has commas: name it {shown(self.path.stem)}.csv"
             raise MissingColumnError(f"no column {shown(name)} in {self.name}", where=where, fix=fix)
 
     def row(self, number: int, values: Sequence[Any]) -> Row | BadRow:

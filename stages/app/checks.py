@@ -17,11 +17,10 @@ from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
-from amalgam.stages.app.serve import check_libraries
 from amalgam.stages.build_targets.stage import check_train_gold
 from amalgam.stages.common.cached.load import ENCODER, passes_of
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
-from amalgam.stages.common.device import check_device
+from amalgam.stages.common.device import check_device, check_libraries
 from amalgam.stages.common.load import (
     check_encoder,
     check_gold,

@@ -36,10 +36,10 @@ from amalgam.stages.app.quantize_onnx import (
     show,
     weight_bytes,
 )
-from amalgam.stages.app.serve import CONFIG, FACTS
+from amalgam.stages.app.serve import CONFIG
 from amalgam.stages.common.deliveries import EXPORT, Mark, replace_folder, write_mark, written_files
 from amalgam.stages.common.inference.batches import Classifier
-from amalgam.stages.common.models.model_folder import STATIC, light_names
+from amalgam.stages.common.models.model_folder import EXPORT_FACTS, STATIC, light_names
 
 SCRIPT = "classify.py"
 MOST_TOKENS = 14_000
@@ -83,7 +83,7 @@ def export(  # noqa: PLR0913 - the options of the command
         facts.update(_check_parity(classifier, temporary, finished.file_option), text=list(finished.learned))
         if texts is not None:
             facts["int8"] = _quantise(classifier, temporary, texts, config, force=force)
-        (temporary / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
+        (temporary / EXPORT_FACTS).write_text(json.dumps(facts, indent=1) + "\n")
         about = {"options": f"--numpy{' --int8' if int8 else ''}"}
         write_mark(temporary, Mark(finished.fingerprint or "", written_files(temporary), about, EXPORT))
 

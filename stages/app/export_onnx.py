@@ -35,10 +35,10 @@ from amalgam.stages.app.quantize_onnx import (
     silent,
     write_int8,
 )
-from amalgam.stages.app.serve import FACTS, MODEL, check_libraries
 from amalgam.stages.common.deliveries import EXPORT, Mark, replace_folder, write_mark, written_files
+from amalgam.stages.common.device import check_libraries
 from amalgam.stages.common.inference.batches import Classifier, model_inputs
-from amalgam.stages.common.models.model_folder import light_names
+from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, light_names
 
 TEXTS, AT_ONCE = 32, 8
 MOST_APART = 1e-3
@@ -62,19 +62,19 @@ def export(  # noqa: PLR0913 - the options of the command
     name_student(console, finished, config, chosen=student is not None)
     texts = compared_texts(config, source, int8=int8)
     folder = out or finished.folder.with_name(f"{finished.folder.name}-onnx{'-int8' if int8 else ''}")
-    check_folder(folder, MODEL, force=force)
+    check_folder(folder, ONNX_MODEL, force=force)
     classifier = finished.load()
     classifier.model.to("cpu")
     facts: dict[str, Any] = {}
 
     def write(temporary: Path) -> None:
-        write_model(classifier, temporary / MODEL)
-        facts.update(check_parity(classifier, temporary / MODEL), text=list(finished.learned))
+        write_model(classifier, temporary / ONNX_MODEL)
+        facts.update(check_parity(classifier, temporary / ONNX_MODEL), text=list(finished.learned))
         if texts is not None:
             facts["int8"] = _quantise(classifier, temporary, texts, force=force)
         for name in light_names([path.name for path in finished.folder.iterdir()]):
             shutil.copy2(finished.folder / name, temporary / name)
-        (temporary / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
+        (temporary / EXPORT_FACTS).write_text(json.dumps(facts, indent=1) + "\n")
         about = {"options": "--onnx --int8"} if int8 else {}
         write_mark(temporary, Mark(finished.fingerprint or "", written_files(temporary), about, EXPORT))
 
@@ -90,7 +90,7 @@ def export(  # noqa: PLR0913 - the options of the command
 
 def _quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, *, force: bool) -> Int8Facts:
     """Replaces the model of the folder by its int8 form."""
-    fp32, model = folder / "fp32.onnx", folder / MODEL
+    fp32, model = folder / "fp32.onnx", folder / ONNX_MODEL
     model.rename(fp32)
     write_int8(fp32, model)
     facts = compare(classifier, fp32, model, texts)
@@ -110,7 +110,7 @@ def check_folder(folder: Path, model: str, *, force: bool) -> None:
     if not folder.exists():
         return
     what, way_out = f"{name} exists", "replace it with --force"
-    if not (folder / FACTS).is_file() or not (folder / model).is_file():
+    if not (folder / EXPORT_FACTS).is_file() or not (folder / model).is_file():
         what, way_out = f"{what} and is no export", "name another folder with --out"
     elif force:
         check_writable(folder, fix)

@@ -32,9 +32,8 @@ from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
 from amalgam.pipeline.signals import InterruptHandler, without_units
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, user_path
-from amalgam.stages.app.serve import FACTS, MODEL
 from amalgam.stages.common.deliveries import METADATA, STUDENTS, check_delivered, read_metadata
-from amalgam.stages.common.models.model_folder import SAFETENSORS, UNKNOWN
+from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, SAFETENSORS, UNKNOWN
 from amalgam.stages.common.models.read_card import Source, Training
 from amalgam.stages.common.models.resolve import read_model
 from amalgam.stages.methods import load_with_methods, method_name
@@ -129,8 +128,8 @@ def finished_in(folder: Path, fix: str = "run the experiment", file_option: str 
     if not user_path(str(folder), kind=ModelError).is_dir():
         raise ModelError("the student does not exist", where=str(folder.absolute()), fix=fix)
     check_delivered(folder, file_option)
-    if (folder / FACTS).is_file() and not (folder / SAFETENSORS[0]).exists():
-        use = "`amalgam serve` uses this one" if (folder / MODEL).is_file() else "its classify.py uses this one"
+    if (folder / EXPORT_FACTS).is_file() and not (folder / SAFETENSORS[0]).exists():
+        use = "`amalgam serve` uses this one" if (folder / ONNX_MODEL).is_file() else "its classify.py uses this one"
         own = shlex.quote(re.sub("-(onnx|numpy)(-int8)?$", "", str(folder)))
         what, fix = (
             "this folder is an export, without the weights of a student",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib
 import ipaddress
 import json
 import os
@@ -28,10 +27,12 @@ from amalgam.pipeline.signals import InterruptHandler
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.app.batcher import Batcher, Prediction, Text
 from amalgam.stages.common.deliveries import STUDENTS, check_delivered, read_mark
+from amalgam.stages.common.device import check_libraries
+from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL
 from amalgam.stages.methods import load_with_methods
 
 LIBRARIES = ("onnxruntime", "h11")
-MODEL, FACTS, TOKENIZER, CONFIG = "model.onnx", "export.json", "tokenizer.json", "config.json"
+TOKENIZER, CONFIG = "tokenizer.json", "config.json"
 SUFFIX = "-onnx"
 
 LAUNCH_TOKENS = 2048
@@ -67,7 +68,7 @@ def export_folder(config: Path, student: Path | None, console: Console) -> Expor
     file_option = proposals.file_option(config)
     if student is not None:
         fix = f"name a folder that `amalgam export --onnx` wrote, such as {STUDENTS}/student{SUFFIX}"
-        if (student / CONFIG).is_file() and not (student / FACTS).exists():
+        if (student / CONFIG).is_file() and not (student / EXPORT_FACTS).exists():
             own, exported = shlex.quote(str(student)), shlex.quote(f"{student}{SUFFIX}")
             fix = f"run `amalgam export --onnx --student {own}`, then `amalgam serve --student {exported}`"
         return read_export(student, fix, file_option)
@@ -84,19 +85,21 @@ def export_folder(config: Path, student: Path | None, console: Console) -> Expor
 
 def read_export(folder: Path, fix: str, file_option: str = "") -> ExportFolder:
     where = str(folder.absolute())
-    names = (MODEL, FACTS, TOKENIZER, CONFIG)
+    names = (ONNX_MODEL, EXPORT_FACTS, TOKENIZER, CONFIG)
     missing = [name for name in names if not (user_path(str(folder), kind=ModelError) / name).is_file()]
     if missing:
         what = f"the folder has no {missing[0]}, so it is no export" if folder.is_dir() else "the export does not exist"
         raise ModelError(what, where=where, fix=fix)
     check_delivered(folder, file_option)
     mark = read_mark(folder)
-    facts, config = (_read_json(folder / name) for name in (FACTS, CONFIG))
+    facts, config = (_read_json(folder / name) for name in (EXPORT_FACTS, CONFIG))
     threshold, pad_id = config.get("unknown_threshold"), config.get("pad_token_id")
     labels, inputs, limit = facts.get("labels"), facts.get("inputs"), facts.get("max_tokens")
     columns = facts.get("text")
     if not isinstance(labels, list) or not isinstance(inputs, list) or type(limit) is not int:
-        raise ModelError(f"{FACTS} lacks labels, inputs or max_tokens", where=where, fix="export the student again")
+        raise ModelError(
+            f"{EXPORT_FACTS} lacks labels, inputs or max_tokens", where=where, fix="export the student again"
+        )
     return ExportFolder(
         folder,
         [str(label) for label in labels],
@@ -134,7 +137,7 @@ class OnnxStudent:
             self._tokenizer.no_padding()
             if self._tokenizer.truncation is None:
                 self._tokenizer.enable_truncation(export.max_tokens)
-            path = str(export.folder / MODEL)
+            path = str(export.folder / ONNX_MODEL)
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # both libraries raise classes of their own
             what = f"ONNX Runtime or tokenizers cannot load the export: {shown(str(error), 200)}"
@@ -230,15 +233,6 @@ def serve(  # noqa: PLR0913 - the options of the command
     )
     console.say(f"stopped by {name}: {counted(answered, 'request')} answered, {lost}")
     return 128 + number
-
-
-def check_libraries(names: Sequence[str], extra: str, command: str) -> None:
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            fix = f"pip install 'amalgam-distill[{extra}]'"
-            raise ExperimentError(f"{name} is not installed", where=command, fix=fix) from None
 
 
 def listen(host: str, port: int) -> socket.socket:

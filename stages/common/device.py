@@ -1,11 +1,14 @@
 """Chooses the device and the number format where the experiment does not set them, and moves tensors between devices.
 
+It refuses a machine without the device or the libraries that an experiment needs.
 Each process chooses by itself: cache-teachers must never wait for a process without work.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +32,16 @@ def pick_device(wanted: str) -> torch.device:
 def check_device(wanted: str) -> str:
     """Refuses a device that this machine lacks; imports torch only for another device than the CPU."""
     return wanted if wanted in ON_EVERY_MACHINE else str(pick_device(wanted))
+
+
+def check_libraries(names: Sequence[str], extra: str, where: str) -> None:
+    """Refuses a command or a setting for which this machine lacks the libraries of an extra."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            fix = f"pip install 'amalgam-distill[{extra}]'"
+            raise ExperimentError(f"{name} is not installed", where=where, fix=fix) from None
 
 
 def _offered() -> torch.device:

@@ -16,8 +16,8 @@ from amalgam.data.arrays import softmax
 from amalgam.data.tokens import encode
 from amalgam.stages.app.export_onnx import check_parity, write_model
 from amalgam.stages.app.predict import finished_in
-from amalgam.stages.app.serve import MODEL
 from amalgam.stages.common.models.loading import load_tokenizer, save_pretrained_folder
+from amalgam.stages.common.models.model_folder import ONNX_MODEL
 from amalgam.stages.common.models.resolve import read_model
 from amalgam.tests.forking import BARE, Forked
 from amalgam.tests.stages.tiny_models import tiny
@@ -130,11 +130,11 @@ def test_onnx_runtime_with_the_saved_tokenizer_predicts_as_predict_does(folder: 
     from tokenizers import Tokenizer
 
     classifier = finished_in(folder).load()
-    write_model(classifier, tmp_path / MODEL)
-    facts = check_parity(classifier, tmp_path / MODEL)
+    write_model(classifier, tmp_path / ONNX_MODEL)
+    facts = check_parity(classifier, tmp_path / ONNX_MODEL)
     assert facts["max_tokens"] == LIMIT
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    session = onnxruntime.InferenceSession(str(tmp_path / MODEL))
+    session = onnxruntime.InferenceSession(str(tmp_path / ONNX_MODEL))
     for text, expected in zip(TEXTS, probabilities(folder, [(text,) for text in TEXTS]), strict=True):
         encoded = tokenizer.encode(text)
         columns = {

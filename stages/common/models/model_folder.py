@@ -48,6 +48,8 @@ STATIC = "amalgam-static"
 """amalgam's architecture without a transformer, in static.py."""
 CARD = "README.md"
 UNKNOWN = "unknown.safetensors"
+ONNX_MODEL, EXPORT_FACTS = "model.onnx", "export.json"
+"""Files of an export, which is no model for transformers."""
 """The fit of a student that stages/common/models/unknown.py reads; no weights of the model."""
 
 

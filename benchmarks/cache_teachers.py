@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from amalgam.benchmarks.models import SHAPES, save_classifier
 from amalgam.benchmarks.protocol import interleaved, median, paired, peak_rss_mb, row, show, spread, texts_from
 from amalgam.data.tokens import Tokens, encode
-from amalgam.stages.common.device import dtype_for, pick_device, tokens_at_once
+from amalgam.stages.common.device import PendingTransfer, dtype_for, pick_device, tokens_at_once
 from amalgam.stages.common.inference.batches import plan_launches, run_passes
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 
@@ -33,6 +34,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LABELS = 4
 NAIVE_BATCH = 32
 TUNED_BATCHES = (16, 32, 64, 128)
+TUNED_BATCHES_ON_A_GPU = (128, 256, 512, 1024)
 
 
 @dataclass
@@ -141,7 +143,7 @@ def race(
     for name in options.without:
         candidates.pop(name, None)
     seconds = interleaved(candidates, options.repeats)
-    rate = MATRIX_FLOP / median(seconds.pop("matrix rate")) if "matrix rate" in seconds else float("nan")
+    rate = matrix_rate(bench, seconds.pop("matrix rate")) if "matrix rate" in seconds else float("nan")
     rows = []
     alone, one = seconds.pop("last layer", None), seconds.pop("one run", None)
     if alone and one and "amalgam" in seconds:
@@ -184,9 +186,10 @@ def _figures(  # noqa: PLR0913  a row needs all arguments
 
 
 def flop_of(config: Any, tokens: int) -> int:
-    """Returns the FLOP of one forward pass on a text: L (8 h^2 + 4 h f) + 4 L T h per token."""
+    """Returns the FLOP of a forward pass on a text. A token has L (8 h^2 + 4 h f) + 4 L T h; 6 h f where it is gated."""
     layers, width, wide = config.num_hidden_layers, config.hidden_size, config.intermediate_size
-    return int(layers * (8 * width**2 + 4 * width * wide + 4 * tokens * width) * tokens)
+    products = 6 if config.model_type == "modernbert" else 4
+    return int(layers * (8 * width**2 + products * width * wide + 4 * tokens * width) * tokens)
 
 
 def not_computed(bench: Bench) -> int:
@@ -220,10 +223,17 @@ def one_run(bench: Bench) -> None:
 
 
 def deterministic(bench: Bench) -> None:
-    """Runs the same batches without dropout: the upper bound."""
-    for launch in plan_launches(bench.lengths.tolist(), range(bench.passes), batch_tokens=bench.budget, fold=True):
+    """Runs the same batches without dropout: the upper bound. As many are under way as in `run_passes`."""
+    teacher = bench.teacher
+    plan = partial(plan_launches, batch_tokens=bench.budget, fold=teacher.can_batch_passes, padding=teacher.padding)
+    started: deque[PendingTransfer] = deque()
+    for launch in plan(bench.lengths.tolist(), range(bench.passes)):
         tokens, keys = [bench.tokens[i] for i in launch.texts], [bench.keys[i] for i in launch.texts]
-        bench.teacher.run(Rows(tokens, keys, np.full(len(launch), DROPOUT_OFF)))
+        started.append(teacher.start(Rows(tokens, keys, np.full(len(launch), DROPOUT_OFF))))
+        if len(started) > teacher.prefetch:
+            started.popleft().wait()
+    for transfer in started:
+        transfer.wait()
 
 
 def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, waits: list[float]) -> float:
@@ -318,19 +328,25 @@ def best_batch(model: Any, bench: Bench) -> int:
     """Returns the fastest batch size of the tuned rival, on one pass over the sorted texts."""
     by_length = np.argsort(bench.lengths, kind="stable")
     one_pass = Bench(bench.teacher, bench.reference, bench.tokens, bench.keys, 1, bench.budget)
-    trials = {str(batch): partial(passes_one_by_one, model, one_pass, by_length, batch) for batch in TUNED_BATCHES}
+    batches = TUNED_BATCHES if bench.teacher.device.type == "cpu" else TUNED_BATCHES_ON_A_GPU
+    trials = {str(batch): partial(passes_one_by_one, model, one_pass, by_length, batch) for batch in batches}
     seconds = interleaved(trials, 2)
     return int(min(seconds, key=lambda batch: median(seconds[batch])))
 
 
-MATRIX_SHAPE = (4096, 1536, 1536)
+MATRIX_SHAPES = {"cpu": (4096, 1536, 1536), "cuda": (8192, 8192, 8192)}
 MATRIX_REPEATS = 8
-MATRIX_FLOP = 2 * MATRIX_SHAPE[0] * MATRIX_SHAPE[1] * MATRIX_SHAPE[2] * MATRIX_REPEATS
+
+
+def matrix_rate(bench: Bench, seconds: Sequence[float]) -> float:
+    """Returns the FLOP per second of the matrix product."""
+    rows, inner, columns = MATRIX_SHAPES[bench.teacher.device.type]
+    return 2 * rows * inner * columns * MATRIX_REPEATS / median(seconds)
 
 
 def matrix_seconds(bench: Bench) -> float:
     """Returns the seconds of a matrix product in the teacher's dtype, which bounds every rate."""
-    rows, inner, columns = MATRIX_SHAPE
+    rows, inner, columns = MATRIX_SHAPES[bench.teacher.device.type]
     device, dtype = bench.teacher.device, bench.teacher.dtype
     left, right = torch.randn(rows, inner).to(device, dtype), torch.randn(inner, columns).to(device, dtype)
     out = torch.empty(rows, columns, device=device, dtype=dtype)

@@ -51,6 +51,7 @@ EDGE = re.compile(r"pipeline/execution/.*|stages/app/.*|stages/common/(\w+/)?loa
 LATE = {
     "cli.py": "a command loads its own work: `--help` takes 0.1 s, and pydantic alone would take 0.2 s more",
     "stages/app/completion.py": "the shell waits for a completion",
+    "stages/common/inference/teacher.py": "the kernels need Triton, which torch for a CPU lacks",
 }
 """Files that may import light modules inside functions, with the reason."""
 

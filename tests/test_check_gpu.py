@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,10 @@ import pytest
 import torch
 
 from amalgam.benchmarks import check_gpu
-from amalgam.benchmarks.cache_teachers import Bench
 from amalgam.stages.common.inference.dropout import Bank
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.tests.forking import BARE, Forked
-from amalgam.tests.stages.test_fused import Uncompiled
-from amalgam.tests.stages.test_graphs import KEYS, TEXTS, Recorded, teacher_of
+from amalgam.tests.stages.test_kernels import Steps
 from amalgam.tests.workspaces import finish, quiet_environment
 
 ONE_KIND = """
@@ -24,9 +22,6 @@ from amalgam.benchmarks import check_gpu
 check_gpu.KINDS = check_gpu.KINDS[:1]
 check_gpu.main()
 """
-
-
-READS = "the model calls aten.item.default in the middle of its work"
 
 
 def test_the_engine_needs_torch_transformers_and_numpy_alone(tmp_path: Path) -> None:
@@ -67,66 +62,40 @@ def test_logits_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_kind_of_model_can_be_built() -> None:
-    kinds = {kind: check_gpu.fast_faults(kind, torch.device("cpu")) for kind in check_gpu.KINDS}
-    assert kinds == dict.fromkeys(check_gpu.KINDS, ([], "on CUDA alone"))
+    kinds = {kind: check_gpu.kernel_faults(kind, torch.device("cpu")) for kind in check_gpu.KINDS}
+    assert kinds == dict.fromkeys(check_gpu.KINDS, ([], "no kernels on this device"))
 
 
-@pytest.mark.parametrize("wrong", ["", "captured", "compiled"])
-def test_fast_launches_that_differ_from_plain_ones_are_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's capture and torch's compiler are replaced; a wrong one is right during its trial."""
+@pytest.mark.parametrize(
+    ("factor", "fault"), [(1.0, None), (1.0001, "differ from separate steps"), (1.1, "slower steps")]
+)
+def test_kernels_that_differ_from_separate_steps_are_found(
+    factor: float, fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = check_gpu.build_teacher
 
-    def capture(forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
-        output = forward().clone()
-        replays: list[int] = []
-
-        def replay() -> None:
-            replays.append(1)
-            output.copy_(forward()).add_(wrong == "captured" and len(replays) > 1)
-
-        return replay, output
-
-    def compiler(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def compiled(rows: torch.Tensor, *more: Any) -> torch.Tensor:
-            return function(rows, *more) * (1 + (wrong == "compiled" and len(rows) > 1200))
-
-        return compiled
-
-    def with_graphs(model: Any, device: torch.device, dtype: str) -> Teacher:
+    def with_kernels(model: Any, device: torch.device, dtype: str) -> Teacher:
         teacher = real(model, device, dtype)
-        teacher.graphs = teacher.captured_by(capture)
+        teacher.kernels = Steps(factor)
         return teacher
 
-    cpu, real = torch.device("cpu"), check_gpu.build_teacher
-    # In float32 on a CPU the encoder looks at its scores.
-    monkeypatch.setitem(check_gpu.DTYPES, "fp32", torch.float64)
     monkeypatch.setattr(check_gpu, "dtype_for", lambda _device: "fp32")
-    monkeypatch.setattr(check_gpu, "COMPILER", compiler)
-    monkeypatch.setattr(check_gpu, "build_teacher", with_graphs)
-    faults, text = check_gpu.fast_faults("bert", cpu)
-    assert any(f"{wrong} differ from plain ones" in fault for fault in faults) == bool(wrong)
-    if not wrong:
-        assert (faults, text) == ([], "captured, 4 shapes: equal; captured and compiled, 4 shapes: equal")
+    monkeypatch.setattr(check_gpu, "build_teacher", with_kernels)
+    faults, _ = check_gpu.kernel_faults("bert", torch.device("cpu"))
+    assert [fault in message for message in faults] == [True] if fault else faults == []
 
 
-def test_the_race_has_a_row_for_each_way_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler, captures = Uncompiled(), [Recorded(), Recorded()]
-    teacher = teacher_of()
-    tokens = teacher.tokenise(TEXTS)
-    bench = Bench(teacher, None, tokens, KEYS, 4, 64)
-    assert list(check_gpu.ways(bench)) == ["amalgam"]
-    teacher.graphs = teacher.captured_by(captures[0])
-    monkeypatch.setattr(check_gpu, "CudaCapture", lambda _device: captures[1])
-    monkeypatch.setattr(check_gpu, "COMPILER", compiler)
-    work = check_gpu.ways(bench)
-    done = {}
-    for _ in range(2):
-        for name, run in work.items():
-            before = compiler.calls["added"], captures[0].replays, captures[1].replays
-            run()
-            after = compiler.calls["added"], captures[0].replays, captures[1].replays
-            done[name] = [b > a for a, b in zip(before, after, strict=True)]
-    assert done == {
-        "amalgam": [True, True, False],
-        "amalgam, not compiled": [False, False, True],
-        "amalgam, eager": [False, False, False],
-    }
+def test_the_race_has_a_row_for_each_candidate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}'
+    monkeypatch.setattr(check_gpu, "KINDS", ())
+    monkeypatch.setattr(check_gpu, "dtype_for", lambda _device: "fp32")
+    options = ["--device", "cpu", "--texts", "16", "--passes", "2", "--repeats", "1", "--sizes", sizes, "--json"]
+    monkeypatch.setattr(sys, "argv", ["check_gpu", *options])
+    check_gpu.main()
+    rows = {row["row"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    candidates = ("amalgam", "amalgam, separate steps", "deterministic", "one run", "tuned", "naive")
+    assert {f"{shape}: {name}" for shape in check_gpu.RACED for name in candidates} <= set(rows)
+    assert rows["bert: tuned"]["ratio_to_tuned"] == 1
+    assert rows["bert: amalgam"]["dropout_price"] > 0

@@ -19,6 +19,9 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 ON_EVERY_MACHINE = ("auto", "cpu")
 
+NUMBERS_AT_ONCE = 3 << 23
+"""Limit of a launch's states on a GPU: 32,768 tokens of BERT-base. Larger products are no faster."""
+
 
 def pick_device(wanted: str) -> torch.device:
     offered = _offered()
@@ -88,7 +91,7 @@ def tokens_at_once(device: torch.device, width: int) -> int:
     if device.type != "cuda":
         return 4096
     free, _ = torch.cuda.mem_get_info(device)
-    return max(1 << 14, min(1 << 16, free // (256 * width)))
+    return max(1 << 14, min(1 << 16, NUMBERS_AT_ONCE // width, free // (256 * width)))
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -130,6 +130,7 @@ def test_onnx_runtime_with_the_saved_tokenizer_predicts_as_predict_does(folder: 
     from tokenizers import Tokenizer
 
     classifier = finished_in(folder).load()
+    classifier.model.to("cpu")
     write_model(classifier, tmp_path / ONNX_MODEL)
     facts = check_parity(classifier, tmp_path / ONNX_MODEL)
     assert facts["max_tokens"] == LIMIT
@@ -167,6 +168,7 @@ def test_sentence_transformers_reads_the_tokens_that_the_training_read(folder: P
     import torch
 
     classifier = finished_in(folder).load()
+    classifier.model.to("cpu")
     tokens = encode(classifier.tokenizer, [(text,) for text in TEXTS], LIMIT, types=classifier.types)
     for row, embedding in enumerate(sentence_embeddings(folder, TEXTS)):
         inputs = {"input_ids": torch.tensor(np.array([tokens.ids[row]], dtype=np.int64))}

@@ -98,7 +98,9 @@ def train(
 
 def everything(model: Any, objective: Any) -> dict[str, torch.Tensor]:
     both = {"student": model, "objective": objective}
-    return {f"{who} {name}": p.detach().clone() for who, one in both.items() for name, p in one.named_parameters()}
+    return {
+        f"{who} {name}": p.detach().cpu().clone() for who, one in both.items() for name, p in one.named_parameters()
+    }
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -77,18 +77,22 @@ def plan_launches(
 
 
 def _groups(lengths: NDArray[np.int64], full: int, padding: float) -> Iterator[NDArray[np.int64]]:
-    """Places of texts of one length, the longest first; or of several near it, until `full` tokens are together."""
-    waiting: list[NDArray[np.int64]] = []
-    for length in np.unique(lengths)[::-1]:
+    """Places of texts of one length, the longest first; those near it fill up its last launch of `full` tokens."""
+    group: list[NDArray[np.int64]] = []
+    widest, room = 0, 0
+    for length in map(int, np.unique(lengths)[::-1]):
         texts = np.flatnonzero(lengths == length)
-        widest = int(lengths[waiting[0][0]]) if waiting else int(length)
-        waiting_tokens = sum(map(len, waiting)) * widest
-        if waiting and (length < widest * (1 - padding) or waiting_tokens + len(texts) * widest > full):
-            yield np.concatenate(waiting)
-            waiting = []
-        waiting.append(texts)
-    if waiting:
-        yield np.concatenate(waiting)
+        if group and length >= widest * (1 - padding):
+            group.append(texts[:room])
+            texts, room = texts[room:], room - len(group[-1])
+        if group and (len(texts) or not room):
+            yield np.concatenate(group)
+            group = []
+        if len(texts):
+            group, widest = [texts], length
+            room = -len(texts) % max(1, full // length)
+    if group:
+        yield np.concatenate(group)
 
 
 def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
@@ -188,8 +192,6 @@ class _Launcher:
             return None
 
     def _lower_ceiling(self, part: Launch) -> None:
-        if self.teacher.graphs is not None:
-            self.teacher.graphs.close("the memory they hold was wanted for launches")
         gc.collect()
         if self.teacher.device.type == "cuda":
             torch.cuda.empty_cache()

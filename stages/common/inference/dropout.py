@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from amalgam.pipeline.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Words: TypeAlias = NDArray[np.uint64]
 
@@ -91,6 +94,20 @@ def bank_values(seed: int, rate: float, device: torch.device, dtype: torch.dtype
     return mask.to(dtype).mul_(1 / (1 - share) if share < 1 else 0.0)
 
 
+class Kernels(Protocol):
+    """Dropout in one step with its neighbours: module `kernels`. Each returns None for a call that it cannot take."""
+
+    def attend(
+        self, attention: Attention, claim: MaskClaim, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None: ...
+
+    def add_norm(
+        self, norm: nn.LayerNorm, hidden: torch.Tensor, rows: torch.Tensor, claim: MaskClaim
+    ) -> torch.Tensor | None: ...
+
+    def multiply(self, rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None: ...
+
+
 @dataclass(eq=False)
 class Bank:
     """Masks (0 where dropped, else 1 / (1 - rate)) on one device and in one dtype, all from the same numbers."""
@@ -98,6 +115,8 @@ class Bank:
     seed: int
     device: torch.device
     dtype: torch.dtype
+    kernels: Kernels | None = None
+    """Used instead of separate steps, if there are any for this device."""
     _masks: dict[float, torch.Tensor] = field(default_factory=dict)
     _steps: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -137,10 +156,6 @@ class Bank:
         if rate not in self._masks:
             self._masks[rate] = bank_values(self.seed, rate, self.device, self.dtype)
         return self._masks[rate]
-
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensors that masks are made of."""
-        return [*self._masks.values(), *self._steps.values()]
 
     def _spread(self, words: torch.Tensor, axes: Sequence[Axis], shape: Sequence[int]) -> torch.Tensor:
         """A word for each place on the leading axes, site by site. Rows that carry heads are spread over two axes."""
@@ -411,7 +426,12 @@ class KeyedDropout(DropoutMode):
     def dropped(self, x: torch.Tensor, rate: float, shape: tuple[int, ...], *, inplace: bool) -> torch.Tensor:
         if self._is_early():
             return x
-        mask = self.claim(shape, rate).whole()
+        claim = self.claim(shape, rate)
+        if self._bank.kernels is not None and not inplace and shape == tuple(x.shape):
+            product = self._bank.kernels.multiply(x, claim)
+            if product is not None:
+                return product
+        mask = claim.whole()
         if inplace:
             return x.mul_(mask)
         return mask.mul_(x) if mask.shape == x.shape and mask.dtype == x.dtype else x * mask
@@ -421,6 +441,9 @@ class KeyedDropout(DropoutMode):
             return _plain_attention(attention)
         shape = attention.scores_shape
         claim = self.claim(shape, attention.rate)
+        mixed = self._bank.kernels.attend(attention, claim) if self._bank.kernels is not None else None
+        if mixed is not None:
+            return mixed
         heads = claim.site.axes[0].size
         at_once = max(1, scores_at_once(attention.query.device) // math.prod(shape[1:]) // heads)
         if claim.site.axes[0].role != "rows" or at_once * heads >= shape[0]:

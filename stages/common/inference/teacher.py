@@ -6,11 +6,12 @@ Nothing here trusts a tokenizer's own length limit or pad token. What cannot ser
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from itertools import chain
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,19 +22,10 @@ from amalgam.data.tokens import Ragged, TokenRows, Tokens, encode
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ModelError
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, start_transfer, to_device, tokens_at_once
-from amalgam.stages.common.inference.cuda import (
-    WORDS,
-    Capture,
-    Compiler,
-    CudaCapture,
-    Fused,
-    Graphs,
-    Inputs,
-    may_compile,
-)
 from amalgam.stages.common.inference.dropout import (
     Bank,
     Call,
+    Kernels,
     KeyedDropout,
     Recorder,
     Site,
@@ -43,6 +35,7 @@ from amalgam.stages.common.inference.dropout import (
     unsupported_dropout,
 )
 from amalgam.stages.common.inference.fast_encoder import (
+    HALF,
     FastEncoder,
     LayerInputs,
     close_enough,
@@ -61,8 +54,9 @@ LONGEST_PROBE = 1024
 
 TRIAL_ROWS = 8
 
-FUSE_AFTER = 32
-"""Keyed launches before dropout is compiled: it takes seconds, which a few launches do not win back."""
+WORDS = "words"
+
+Inputs: TypeAlias = Mapping[str, torch.Tensor]
 
 PROBE_TEXT = "one two three four five six seven eight nine ten "
 
@@ -121,9 +115,8 @@ class Teacher:
         self.takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
         self._pad = self._choose_pad()
         self._bank = Bank(seed, device=self.device, dtype=self.dtype)
-        self.graphs = self.captured_by(CudaCapture(self.device)) if self.device.type == "cuda" else None
-        self.compiler: Compiler | None = torch.compile if self.device.type == "cuda" else None
-        self._launches = 0
+        self.kernels = find_kernels() if self.device.type == "cuda" and self.dtype in HALF else None
+        """Kernels that were not yet compared with the model's own steps."""
 
     def _choose_pad(self) -> int:
         """The config's pad id comes first: models read positions and the last token by it."""
@@ -171,15 +164,10 @@ class Teacher:
         """Starts `run`; on a GPU the host continues while the device computes."""
         with torch.inference_mode():
             if int(rows.passes[0]) == DROPOUT_OFF:
-                kind, inputs, forward = "dropout off", self.inputs(rows), self.forward
+                logits = self.forward(self.inputs(rows), self.fast_encoder)
             else:
-                kind, inputs = "keyed dropout", self.inputs(rows, self.sites)
-                forward = partial(self.forward_with_dropout, sites=self.sites)
-                self._launches += 1
-                if self._launches == FUSE_AFTER and self.compiler is not None:
-                    self.fuse(self.compiler)
-            forward = partial(forward, encoder=self.fast_encoder)
-            logits = forward(inputs) if self.graphs is None else self.graphs.run(kind, inputs, forward)
+                self._adopt_kernels()
+                logits = self.forward_with_dropout(self.inputs(rows, self.sites), self.sites, self.fast_encoder)
             return start_transfer(logits.float())
 
     def states(self, rows: Rows) -> tuple[torch.Tensor, ...]:
@@ -196,9 +184,10 @@ class Teacher:
     def start_last_layer(self, rows: Rows, passes: range) -> PendingTransfer:
         """Starts a run without dropout, and passes of the last layer and the head on its states.
 
-        Each text has 1 + len(passes) rows of logits. These launches are neither captured nor compiled.
+        Each text has 1 + len(passes) rows of logits.
         """
         with torch.inference_mode():
+            self._adopt_kernels()
             logits = self._last_layer_logits(rows, passes, self.early_sites)
             return start_transfer(logits.flatten(0, 1).float())
 
@@ -250,36 +239,21 @@ class Teacher:
             hook.remove()
         return counts[0]
 
-    def fuse(self, compiler: Compiler) -> None:
-        """From here on the fast encoder's dropout is compiled, if there is one and the numbers stay the model's."""
-        self.compiler = None
-        encoder = self.fast_encoder
-        if encoder is None or not may_compile():
+    def _adopt_kernels(self) -> None:
+        """From here on dropout runs in the kernels of this device, if they give the numbers of separate steps."""
+        kernels, self.kernels = self.kernels, None
+        if kernels is None or not self.sites:
             return
-        encoder.fused = Fused(compiler)
-        why = "their numbers are not the model's"
         try:
-            if _agrees(self, encoder):
-                if self.graphs is not None:
-                    self.graphs.forget()
+            if _kernels_agree(self, kernels):
+                self._bank.kernels = kernels
                 return
+            why = "their numbers are not the model's"
         except torch.OutOfMemoryError:
             why = "memory does not suffice"
         except Exception as error:  # noqa: BLE001  a compiler may fail in any way, and none is worth a run
             why = (str(error).splitlines() or [type(error).__name__])[0]
-        encoder.fused = None
-        self._note(f"dropout is not compiled: {why}")
-
-    def _note(self, message: str) -> None:
-        self.notes += (f"teacher {self.name}: {message}",)
-
-    def captured_by(self, capture: Capture) -> Graphs:
-        """Returns launches of recurring shapes, captured that way, with the tensors that they read by address."""
-
-        def tensors() -> list[torch.Tensor]:
-            return [*self._bank.tensors(), *(self.fast_encoder.buffers.tensors() if self.fast_encoder else ())]
-
-        return Graphs(capture, close_enough=partial(close_enough, dtype=self.dtype), kept=tensors, note=self._note)
+        self.notes += (f"teacher {self.name}: dropout runs in separate, slower steps: {why}",)
 
     def forward(self, inputs: Inputs, encoder: FastEncoder | None) -> torch.Tensor:
         self._switch(training=False)
@@ -310,9 +284,9 @@ class Teacher:
         """Returns a faster form of this model's encoder, or None if none gives the model's own numbers."""
         return build_fast_encoder(self)
 
-    def trials(self) -> Iterator[Rows]:
+    def trials(self, lengths: tuple[int, int] = PROBE_TOKENS) -> Iterator[Rows]:
         """Yields launches to compare two forms of a model by: random texts of two lengths, without and with padding."""
-        low, high = (min(self.limit, length) for length in PROBE_TOKENS)
+        low, high = (min(self.limit, length) for length in lengths)
         random = np.random.default_rng(0)
         for width in (0, high):
             tokens = []
@@ -453,6 +427,15 @@ class Teacher:
             raise ModelError(what, fix="set a lower max_tokens for this teacher") from error
 
 
+def find_kernels() -> Kernels | None:
+    """Returns the kernels of module `kernels`; None without Triton, which torch brings along on Linux with CUDA."""
+    try:
+        from amalgam.stages.common.inference import kernels
+    except ImportError:
+        return None
+    return kernels
+
+
 # ---- a faster encoder is used only if its numbers are the model's own: tried on texts of two lengths, padded and not
 
 
@@ -487,6 +470,22 @@ def _agrees(teacher: Teacher, encoder: FastEncoder) -> bool:
                 keyed = partial(teacher.forward_with_dropout, inputs, sites)
                 pairs.append((keyed(None), keyed(encoder)))
         if not all(close_enough(ours.float(), theirs.float(), teacher.dtype) for ours, theirs in pairs):
+            return False
+    return True
+
+
+def _kernels_agree(teacher: Teacher, kernels: Kernels) -> bool:
+    """Compares logits of short texts, and of the longest, which need most of the device."""
+    for rows in chain(teacher.trials(), teacher.trials((LONGEST_PROBE // 2 + 1, LONGEST_PROBE))):
+        logits = []
+        for chosen in (None, kernels):
+            teacher._bank.kernels = chosen  # noqa: SLF001  a part of the teacher
+            try:
+                inputs = teacher.inputs(rows, teacher.sites)
+                logits.append(teacher.forward_with_dropout(inputs, teacher.sites, teacher.fast_encoder).float())
+            finally:
+                teacher._bank.kernels = None  # noqa: SLF001
+        if not close_enough(logits[1], logits[0], teacher.dtype):
             return False
     return True
 

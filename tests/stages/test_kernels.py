@@ -1,0 +1,176 @@
+"""Dropout in kernels: the same masks and, up to rounding, the same logits, or separate steps run.
+
+The kernels need a GPU or Triton's interpreter. Elsewhere, functions of torch with the same signatures replace them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from amalgam.benchmarks.check_gpu import RACED
+from amalgam.stages.common.inference.dropout import Attention, MaskClaim, attended
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.tests.stages.tiny_models import WORDS, tiny
+from amalgam.tests.workspaces import quiet_environment
+
+LENGTHS = (4, 4, 4, 4, 6, 6, 6, 6, 7, 9)
+TEXTS = [(" ".join(WORDS[(11 * i + j) % 90] for j in range(n)),) for i, n in enumerate(LENGTHS)]
+KEYS = [bytes([i + 1]) * 16 for i in range(len(TEXTS))]
+LAYERS = 2
+
+
+class Steps:
+    """The kernels' results, in separate steps, times `factor`. `taken`: the number of calls of each."""
+
+    def __init__(self, factor: float = 1.0, *, refused: tuple[str, ...] = ()) -> None:
+        self.taken = {"attend": 0, "add_norm": 0, "multiply": 0}
+        self.factor = factor
+        self.refused = refused
+
+    def attend(self, attention: Attention, claim: MaskClaim, out: torch.Tensor | None = None) -> torch.Tensor | None:
+        mixed = self._result("attend", lambda: attended(attention, claim.whole()))
+        if mixed is None or out is None:
+            return mixed
+        return out.copy_(mixed)
+
+    def add_norm(
+        self, norm: torch.nn.LayerNorm, hidden: torch.Tensor, rows: torch.Tensor, claim: MaskClaim
+    ) -> torch.Tensor | None:
+        return self._result("add_norm", lambda: norm(hidden + rows * claim.whole()))
+
+    def multiply(self, rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
+        return self._result("multiply", lambda: rows * claim.whole())
+
+    def _result(self, name: str, work: Any) -> torch.Tensor | None:
+        if name in self.refused:
+            return None
+        self.taken[name] += 1
+        result: torch.Tensor = work()
+        return result * self.factor
+
+
+def teacher_of(kind: str = "bert", *, dtype: torch.dtype = torch.float64, kernels: Any = None) -> Teacher:
+    torch.manual_seed(3)
+    model, tokenizer = tiny(kind, spread=6.0, **RACED.get(kind, {}))
+    teacher = Teacher(model, tokenizer, digest="d", seed=5, limit=40, dtype=dtype, name="tiny")
+    teacher.kernels = kernels
+    return teacher
+
+
+def rows_of(teacher: Teacher, texts: list[int], passes: list[int], width: int = 0) -> Rows:
+    tokens = teacher.tokenise([TEXTS[i] for i in texts])
+    return Rows(tokens, [KEYS[i] for i in texts], np.array(passes), width)
+
+
+def batches(teacher: Teacher) -> list[Rows]:
+    return [
+        rows_of(teacher, list(range(10)), list(range(10))),
+        rows_of(teacher, [4, 5, 6], [7, 7, 8], 17),
+        rows_of(teacher, [7], [3]),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "mpnet", "modernbert"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_logits_are_those_of_separate_steps(kind: str, dtype: torch.dtype) -> None:
+    kernels = Steps()
+    teacher, plain = teacher_of(kind, dtype=dtype, kernels=kernels), teacher_of(kind, dtype=dtype)
+    for rows in batches(teacher):
+        expected = plain.run(rows)
+        apart = (teacher.run(rows) - expected).abs().max() / expected.abs().max()
+        assert apart < (1e-6 if dtype == torch.float64 else 0.1)
+    assert teacher.notes == ()
+    assert kernels.taken["multiply"] > 0
+    assert (kernels.taken["attend"] >= LAYERS) == (kind != "mpnet")  # whose scores have a bias
+    assert (kernels.taken["add_norm"] >= LAYERS) == (kind in {"bert", "roberta", "distilbert"})
+
+
+@pytest.mark.parametrize("name", ["attend", "add_norm", "multiply"])
+def test_a_call_that_a_kernel_refuses_runs_in_separate_steps(name: str) -> None:
+    kernels = Steps(refused=(name,))
+    teacher, plain = teacher_of(kernels=kernels), teacher_of()
+    for rows in batches(teacher):
+        assert torch.allclose(teacher.run(rows), plain.run(rows), rtol=1e-6)
+    assert [other for other, count in kernels.taken.items() if not count] == [name]
+
+
+def test_the_last_layer_alone_runs_in_kernels_too() -> None:
+    kernels = Steps()
+    teacher, plain = teacher_of(kernels=kernels), teacher_of()
+    rows = rows_of(teacher, [0, 1, 2], [DROPOUT_OFF] * 3)
+    results = [one.start_last_layer(rows, range(3)).wait() for one in (teacher, plain)]
+    assert torch.allclose(results[0], results[1], rtol=1e-6)
+    assert kernels.taken["add_norm"] > 0
+
+
+def test_without_dropout_no_kernel_runs() -> None:
+    kernels = Steps()
+    teacher, plain = teacher_of(kernels=kernels), teacher_of()
+    rows = rows_of(teacher, [0, 1, 2], [DROPOUT_OFF] * 3)
+    assert torch.equal(teacher.run(rows), plain.run(rows))
+    assert set(kernels.taken.values()) == {0}
+
+
+def test_kernels_with_other_numbers_are_not_used() -> None:
+    teacher, plain = teacher_of(kernels=Steps(1.1)), teacher_of()
+    rows = batches(teacher)[0]
+    assert torch.equal(teacher.run(rows), plain.run(rows))
+    [note] = teacher.notes
+    assert note == "teacher tiny: dropout runs in separate, slower steps: their numbers are not the model's"
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (FileNotFoundError("no C compiler\nfound anywhere"), "no C compiler"),
+        (torch.OutOfMemoryError("12 GiB"), "memory does not suffice"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_a_kernel_that_fails_gives_a_note_once(error: Exception, why: str) -> None:
+    class Broken(Steps):
+        def multiply(self, rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
+            raise error
+
+    teacher, plain = teacher_of(kernels=Broken()), teacher_of()
+    for rows in batches(teacher):
+        assert torch.equal(teacher.run(rows), plain.run(rows))
+    assert teacher.notes == (f"teacher tiny: dropout runs in separate, slower steps: {why}",)
+
+
+INTERPRETED = """
+import amalgam.benchmarks.check_gpu as check
+import torch
+from amalgam.stages.common.inference import kernels
+
+of_device = check.build_teacher
+
+def build_teacher(*arguments):
+    teacher = of_device(*arguments)
+    teacher.kernels = kernels
+    return teacher
+
+check.build_teacher, check.dtype_for = build_teacher, lambda _device: "fp32"
+check.BATCH_ROWS = 2
+for kind in ("bert", "modernbert"):
+    faults, summary = check.kernel_faults(kind, torch.device("cpu"))
+    assert not faults, faults
+    print(kind, summary)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton comes with torch for CUDA")
+def test_the_kernels_themselves_in_tritons_interpreter(tmp_path: Path) -> None:
+    (script := tmp_path / "interpreted.py").write_text(INTERPRETED)
+    environment = quiet_environment(TRITON_INTERPRET="1")
+    # Not a fork: Triton reads the variable when it is imported.
+    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

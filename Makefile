@@ -25,7 +25,7 @@ AUDIT := .venv-audit/.installed
 # processes runs without forks, by torchrun.
 FORKED := tests/stages/test_fine_tuning.py::test_two_processes_train_as_one_and_leave_together
 LOW_TESTS ?= tests/test_golden.py $(addprefix tests/stages/test_, $(addsuffix .py, models weighing statistics \
-	targets_rules keyed_dropout teacher fine_tuning metrics generate_writing graphs))
+	targets_rules keyed_dropout teacher fine_tuning metrics generate_writing kernels))
 TORCH_FROM ?=
 FUZZ ?=
 QUICK ?=

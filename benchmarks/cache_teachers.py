@@ -186,7 +186,7 @@ def _figures(  # noqa: PLR0913  a row needs all arguments
 
 
 def flop_of(config: Any, tokens: int) -> int:
-    """Returns the FLOP of a forward pass on a text. A token has L (8 h^2 + 4 h f) + 4 L T h; 6 h f where it is gated."""
+    """Returns the FLOP of a forward pass on a text. A token has L (8 h^2 + 4 h f) + 4 L T h, or 6 h f if gated."""
     layers, width, wide = config.num_hidden_layers, config.hidden_size, config.intermediate_size
     products = 6 if config.model_type == "modernbert" else 4
     return int(layers * (8 * width**2 + products * width * wide + 4 * tokens * width) * tokens)

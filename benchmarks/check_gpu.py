@@ -3,6 +3,7 @@
 Masks must equal those of the CPU bit for bit. Logits must agree with the CPU, with and without dropout.
 Half precision must keep the variance between passes. Kernels must give the logits of separate steps.
 The benchmark then compares BERT-base and ModernBERT-base with their rivals (bf16, K = 16).
+Last it compares the training of BERT-base with Trainer, which needs all libraries of amalgam.
 Exit code 1 means an error, 4 no GPU.
 """
 
@@ -12,10 +13,12 @@ import argparse
 import copy
 import json
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +39,7 @@ from amalgam.benchmarks.cache_teachers import (
     passes_one_by_one,
 )
 from amalgam.benchmarks.protocol import interleaved, median, paired, row, show, spread
-from amalgam.data.tokens import Tokens
+from amalgam.data.tokens import Ragged, Tokens
 from amalgam.stages.common.device import dtype_for, tokens_at_once
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.dropout import Axis, Bank, row_words, site_words
@@ -50,6 +53,7 @@ KINDS = ("bert", "roberta", "distilbert", "electra", "mpnet", "modernbert")
 RATES = dict.fromkeys(("attention_dropout", "embedding_dropout", "mlp_dropout", "classifier_dropout"), 0.1)
 RACED: dict[str, dict[str, Any]] = {"bert": {}, "modernbert": RATES}
 """Architectures of the benchmark, at their base size, with their rates of dropout."""
+TRAINING = "training"
 RIVALS = ("tuned", "tuned, compiled", "tuned, packed, compiled", "naive")
 NAIVE_SHARE = 8
 PACKED_TOKENS = 1 << 15
@@ -86,8 +90,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument(
-        "--texts", type=int, default=2048, help="number of texts for the benchmark; 0 checks correctness only"
+        "--race", nargs="*", choices=(*RACED, TRAINING), default=(*RACED, TRAINING), help="nothing: correctness only"
     )
+    parser.add_argument("--texts", type=int, default=2048, help="number of texts for the benchmark")
     parser.add_argument("--passes", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
@@ -116,8 +121,9 @@ def main() -> None:
         ],
         as_json=options.json,
     )
-    for shape in RACED if options.texts else ():
-        show(race(shape, device, options), as_json=options.json)
+    for name in options.race:
+        rows = training(device, options) if name == TRAINING else race(name, device, options)
+        show(rows, as_json=options.json)
 
 
 def mask_faults(device: torch.device) -> list[str]:
@@ -272,6 +278,32 @@ def race(shape: str, device: torch.device, options: argparse.Namespace) -> list[
         rows.append(row("check_gpu", f"{shape}: {name}", **figures, dtype="fp32" if name == "naive" else dtype))
     rows += [row("check_gpu", "note", text=note) for note in bench.teacher.notes]
     return [*rows, row("check_gpu", "matrix rate", tflops=round(rate / 1e12, 1), dtype=dtype)]
+
+
+def training(device: torch.device, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Compares the training of BERT-base with `transformers.Trainer`, as benchmarks/train_student.py does."""
+    try:
+        from amalgam.benchmarks import train_student
+        from amalgam.benchmarks.models import new_classifier
+        from amalgam.stages.common.training.loop import training_dtype
+    except ImportError as error:
+        return [row("check_gpu", f"{TRAINING}: not measured", text=f"{error.name} is not installed")]
+    bench, low = _bench("bert", device, dtype_for(device), options)
+    tokenizer, labels = new_classifier("random", 4)[1], np.arange(len(bench.tokens)) % 4
+    targets = np.full((len(labels), 4), 0.1, np.float32) + 0.6 * np.eye(4, dtype=np.float32)[labels]
+    data = train_student.TrainingData(
+        Ragged.of([text.ids for text in bench.tokens]), None, labels, targets, np.ones(len(labels), np.float32)
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        dtype = training_dtype(device)
+        trained = train_student.Bench(low.float().cpu(), tokenizer, device, dtype, Path(scratch))
+        rows = train_student.race(trained, data, train_student.training_for(1, BATCH_ROWS, 5e-5), (), options.repeats)
+    seconds = matrix_seconds(bench), matrix_seconds(bench)
+    flop = 3 * sum(flop_of(low.config, int(length)) for length in bench.lengths)
+    for one in rows:
+        one["mfu"] = round(flop * one["texts_per_s"] / len(labels) / matrix_rate(bench, seconds[1:]), 3)
+        one |= {"benchmark": "check_gpu", "row": f"{TRAINING}: {one['row']}"}
+    return rows
 
 
 def _bench(shape: str, device: torch.device, dtype: str, options: argparse.Namespace) -> tuple[Bench, Any]:

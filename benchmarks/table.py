@@ -149,8 +149,16 @@ BENCHMARKS = {
     ),
     "gpu": Benchmark(
         "check_gpu",
-        [Line("dropout passes of BERT-base on a GPU", "amalgam", "passes_per_s", "passes/s", {
-            "ratio_to_tuned": "{} x tuned", "dropout_price": "dropout costs x {}", "mfu": "MFU {}"})],
+        [
+            Line("dropout passes of BERT-base on a GPU", "bert: amalgam", "passes_per_s", "passes/s", {
+                "ratio_to_tuned": "{} x tuned", "ratio_to_tuned_packed_compiled": "{} x packed and compiled",
+                "dropout_price": "dropout costs x {}", "mfu": "MFU {}"}),
+            Line("the same of ModernBERT-base", "modernbert: amalgam", "passes_per_s", "passes/s", {
+                "ratio_to_tuned": "{} x tuned", "dropout_price": "dropout costs x {}", "mfu": "MFU {}"}),
+            Line("training of BERT-base on a GPU", "training: amalgam", "texts_per_s", "texts/s", {
+                "ratio_to_trainer": "{} x Trainer", "ratio_to_trainer_grouped": "{} x Trainer by length",
+                "ratio_to_supervised": "{} x fine-tuning", "mfu": "MFU {}"}),
+        ],
         "",
         "",
         ("gpu",),

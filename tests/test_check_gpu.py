@@ -26,7 +26,7 @@ check_gpu.main()
 
 def test_the_engine_needs_torch_transformers_and_numpy_alone(tmp_path: Path) -> None:
     (script := tmp_path / "one_kind.py").write_text(ONE_KIND)
-    options = ["--device", "cpu", "--texts", "0", "--json"]
+    options = ["--device", "cpu", "--race", "--json"]
     result = finish(Forked(options, tmp_path, quiet_environment(), str(script), BARE))
     assert result.code == 0, result.err
     assert '"row": "correct"' in result.out
@@ -97,5 +97,7 @@ def test_the_race_has_a_row_for_each_candidate(
     rows = {row["row"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
     candidates = ("amalgam", "amalgam, separate steps", "deterministic", "one run", "tuned", "naive")
     assert {f"{shape}: {name}" for shape in check_gpu.RACED for name in candidates} <= set(rows)
+    assert {"training: amalgam", "training: supervised", "training: trainer", "training: trainer-grouped"} <= set(rows)
+    assert rows["training: amalgam"]["mfu"] > 0
     assert rows["bert: tuned"]["ratio_to_tuned"] == 1
     assert rows["bert: amalgam"]["dropout_price"] > 0

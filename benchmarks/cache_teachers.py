@@ -223,7 +223,7 @@ def one_run(bench: Bench) -> None:
 
 
 def deterministic(bench: Bench) -> None:
-    """Runs the same batches without dropout: the upper bound. As many are under way as in `run_passes`."""
+    """Runs the same batches without dropout. As many are under way as in `run_passes`."""
     teacher = bench.teacher
     plan = partial(plan_launches, batch_tokens=bench.budget, fold=teacher.can_batch_passes, padding=teacher.padding)
     started: deque[PendingTransfer] = deque()
@@ -334,19 +334,22 @@ def best_batch(model: Any, bench: Bench) -> int:
     return int(min(seconds, key=lambda batch: median(seconds[batch])))
 
 
-MATRIX_SHAPES = {"cpu": (4096, 1536, 1536), "cuda": (8192, 8192, 8192)}
 MATRIX_REPEATS = 8
+
+
+def matrix_shape(bench: Bench) -> tuple[int, int, int]:
+    return (4096, 1536, 1536) if bench.teacher.device.type == "cpu" else (8192, 8192, 8192)
 
 
 def matrix_rate(bench: Bench, seconds: Sequence[float]) -> float:
     """Returns the FLOP per second of the matrix product."""
-    rows, inner, columns = MATRIX_SHAPES[bench.teacher.device.type]
+    rows, inner, columns = matrix_shape(bench)
     return 2 * rows * inner * columns * MATRIX_REPEATS / median(seconds)
 
 
 def matrix_seconds(bench: Bench) -> float:
     """Returns the seconds of a matrix product in the teacher's dtype, which bounds every rate."""
-    rows, inner, columns = MATRIX_SHAPES[bench.teacher.device.type]
+    rows, inner, columns = matrix_shape(bench)
     device, dtype = bench.teacher.device, bench.teacher.dtype
     left, right = torch.randn(rows, inner).to(device, dtype), torch.randn(inner, columns).to(device, dtype)
     out = torch.empty(rows, columns, device=device, dtype=dtype)

@@ -199,7 +199,7 @@ def kernel_faults(kind: str, device: torch.device) -> tuple[list[str], str]:
 def _batches() -> Iterator[Rows]:
     random = np.random.default_rng(1)
     keys = [i.to_bytes(16, "big") for i in range(BATCH_ROWS)]
-    for length, width in ((9, 0), (21, 0), (34, 40), (60, 0)):
+    for length, width in ((9, 0), (21, 0), (34, 40), (130, 150)):
         tokens = [_text(random, length) for _ in keys]
         for number in (0, 1):
             yield Rows(tokens, keys, np.full(len(keys), number), width)
@@ -220,7 +220,7 @@ def _model(kind: str) -> Any:
 
 def build_teacher(model: Any, device: torch.device, dtype: str) -> Teacher:
     return Teacher(
-        copy.deepcopy(model), Plain(), digest="check", seed=0, limit=60, device=device, dtype=DTYPES[dtype], name=dtype
+        copy.deepcopy(model), Plain(), digest="check", seed=0, limit=150, device=device, dtype=DTYPES[dtype], name=dtype
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.benchmarks import table
+from amalgam.benchmarks import check_gpu, table
 from amalgam.benchmarks.table import BEGIN, BENCHMARKS, END, NEEDS, Benchmark, Line
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,6 +23,11 @@ print(json.dumps({"row": "not in the table", "texts_per_s": 1}))
 
 def options(*, quick: bool = True, **more: object) -> argparse.Namespace:
     return argparse.Namespace(**{"quick": quick, "data": None, "student": None, **more})
+
+
+def test_the_rows_of_the_gpu_are_those_that_its_benchmark_prints() -> None:
+    names = [f"{race}: amalgam" for race in (*check_gpu.RACED, check_gpu.TRAINING)]
+    assert [line.row for line in BENCHMARKS["gpu"].lines] == names
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, name: str = "fake") -> Benchmark:

@@ -91,15 +91,15 @@ def test_a_disk_that_fails_behind_the_device_fails_the_run(fresh: Workspace, mon
 
 
 def test_a_note_of_a_teacher_is_printed_once(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that its launches cannot be captured on this GPU: found in the middle, no reason to stop."""
+    """As that its dropout runs in separate steps: found in the middle, no reason to stop."""
     real = launches.run_passes
 
     def noting(teacher: Any, *what: Any, **how: Any) -> Any:
-        teacher.notes += (f"teacher {teacher.name}: launches are not captured",)
+        teacher.notes += (f"teacher {teacher.name}: dropout runs in separate, slower steps",)
         return real(teacher, *what, **how)
 
     monkeypatch.setattr(pools, "POOL_LAUNCHES", 1)
     monkeypatch.setattr(pools, "run_passes", noting)
     result = fresh("cache-teachers", "execution.batch_tokens=256")
     families = {path.parent.parent for path in fresh.units()}
-    assert (result.out + result.err).count("launches are not captured") == len(families)
+    assert (result.out + result.err).count("dropout runs in separate, slower steps") == len(families)

@@ -87,7 +87,7 @@ def seed_generators(device: torch.device, seed: int) -> None:
 
 
 def tokens_at_once(device: torch.device, width: int) -> int:
-    """Returns the tokens of a launch: few on a CPU, to fit its caches, and on a GPU as many as its memory allows."""
+    """Returns the tokens of a launch: few on a CPU, to fit its caches; on a GPU, as many as make products fast."""
     if device.type != "cuda":
         return 4096
     free, _ = torch.cuda.mem_get_info(device)

@@ -127,6 +127,32 @@ def test_kernels_with_other_numbers_are_not_used() -> None:
     assert note == "teacher tiny: dropout runs in separate, slower steps: their numbers are not the model's"
 
 
+class OtherMasks(Steps):
+    """Attention without dropout, or products with the masks of the next places."""
+
+    def __init__(self, wrong: str) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def attend(self, attention: Attention, claim: MaskClaim, out: torch.Tensor | None = None) -> torch.Tensor | None:
+        if self.wrong != "attend":
+            return super().attend(attention, claim, out)
+        mixed = attended(attention, torch.ones_like(claim.whole()))
+        return mixed if out is None else out.copy_(mixed)
+
+    def multiply(self, rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
+        return super().multiply(rows, claim if self.wrong != "multiply" else claim._replace(offsets=claim.offsets + 1))
+
+
+@pytest.mark.parametrize("wrong", ["attend", "multiply"])
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_kernels_with_other_masks_are_not_used(kind: str, wrong: str) -> None:
+    """In half precision, the logits of a few rows alone would not show it."""
+    teacher = teacher_of(kind, dtype=torch.bfloat16, kernels=OtherMasks(wrong))
+    teacher.run(batches(teacher)[0])
+    assert len(teacher.notes) == 1
+
+
 @pytest.mark.parametrize(
     ("error", "why"),
     [

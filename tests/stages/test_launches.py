@@ -49,11 +49,14 @@ def test_every_text_and_pass_is_in_one_launch_of_one_length_within_the_budget(ba
         assert fold or len(set(one.passes)) == 1
 
 
-def test_rare_lengths_share_a_launch_within_the_bound_and_common_ones_keep_their_own() -> None:
+def test_texts_of_near_lengths_fill_up_a_launch_within_the_bound() -> None:
     lengths = [100] * 40 + [99, 98, 95, 94, 93, 80, 40, 39]
     launches = list(plan_launches(lengths, range(4), batch_tokens=16000, fold=True, padding=1 / 16))
     kinds = [sorted({lengths[text] for text in one.texts}) for one in launches]
     assert kinds == [[100], [93, 94, 95, 98, 99], [80], [39, 40]]
+    assert [
+        len(one) for one in plan_launches([52] * 30 + [50] * 21, range(4), batch_tokens=4160, fold=True, padding=1 / 16)
+    ] == [80, 80, 44]
     for one in launches:
         widest = max(lengths[text] for text in one.texts)
         assert lengths[one.texts[0]] == widest

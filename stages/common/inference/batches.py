@@ -1,7 +1,7 @@
 """Plans launches of (text, pass) rows and runs them; predicts in batches without passes.
 
 A launch that does not fit into memory is halved. Texts of one token length share a launch, with their passes in one
-batch, so that no padding is computed. On a GPU, rare lengths are padded to a similar one. Masks are keyed, so the
+batch, so that no padding is computed. On a GPU, texts of similar length fill up a launch. Masks are keyed, so the
 grouping of rows changes results only by rounding.
 """
 
@@ -63,8 +63,8 @@ def plan_launches(
 ) -> Iterator[Launch]:
     """Yields every (text, pass) once, the longest texts first, so that a lack of memory shows at the start.
 
-    A launch has at least one row and at most `batch_tokens` tokens, of texts of one length. Rare lengths share a
-    launch if no text is padded by more than the share `padding`. Without `fold` a launch has a single pass.
+    A launch has at least one row and at most `batch_tokens` tokens, of texts of one length. Texts of another length
+    fill it up if none is padded by more than the share `padding`. Without `fold` a launch has a single pass.
     """
     numbers = np.asarray(lengths, np.int64)
     together = np.array(passes, np.int64)
@@ -90,7 +90,7 @@ def _groups(lengths: NDArray[np.int64], full: int, padding: float) -> Iterator[N
             group = []
         if len(texts):
             group, widest = [texts], length
-            room = -len(texts) % max(1, full // length)
+            room = -len(texts) % max(1, full // max(1, length))
     if group:
         yield np.concatenate(group)
 

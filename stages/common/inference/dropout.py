@@ -130,6 +130,12 @@ class Bank:
         Each head, query and token has its own window, by its hashed number, so values do not depend on batch length.
         """
         lead = leading(axes)
+        length = math.prod(shape[lead:])
+        if length > LONGEST_WINDOW:
+            raise ModelError(
+                f"a dropout site is {length} wide; the widest that can be keyed is {LONGEST_WINDOW}",
+                fix="set a lower max_tokens for this teacher, cache.passes: 0, or leave it out",
+            )
         return scattered(self._spread(words, axes[:lead], shape[:lead]))
 
     def at(
@@ -142,11 +148,6 @@ class Bank:
     ) -> torch.Tensor:
         """The mask of one site whose windows start there."""
         length = math.prod(shape[leading(axes) :])
-        if length > LONGEST_WINDOW:
-            raise ModelError(
-                f"a dropout site is {length} wide; the widest that can be keyed is {LONGEST_WINDOW}",
-                fix="set a lower max_tokens for this teacher, cache.passes: 0, or leave it out",
-            )
         windows = self.values(rate).as_strided((BANK_SIZE, length), (1, 1))
         out = None if out is None else out.view(-1, length)
         return torch.index_select(windows, 0, offsets.reshape(-1), out=out).view(*shape)
@@ -396,6 +397,35 @@ class MaskClaim(NamedTuple):
 
     def whole(self) -> torch.Tensor:
         return self.bank.at(self.offsets, self.site.axes, self.site.rate, self.shape)
+
+
+class Compared:
+    """Kernels whose every result is compared with that of separate steps."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self.agree = True
+
+    def attend(self, attention: Attention, claim: MaskClaim, out: torch.Tensor | None = None) -> torch.Tensor | None:
+        expected = attended(attention, claim.whole())
+        return self._checked(self._kernels.attend(attention, claim, out), expected, 0.1)
+
+    def add_norm(
+        self, norm: nn.LayerNorm, hidden: torch.Tensor, rows: torch.Tensor, claim: MaskClaim
+    ) -> torch.Tensor | None:
+        expected = norm(torch.addcmul(hidden, rows, claim.whole()))
+        return self._checked(self._kernels.add_norm(norm, hidden, rows, claim), expected, 0.02)
+
+    def multiply(self, rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
+        expected = rows * claim.whole()
+        return self._checked(self._kernels.multiply(rows, claim), expected, 0.02)
+
+    def _checked(self, result: torch.Tensor | None, expected: torch.Tensor, bound: float) -> torch.Tensor | None:
+        """The bounds are far above rounding, and below what a wrong mask changes."""
+        if result is not None:
+            difference = (result.float() - expected.float()).abs().mean()
+            self.agree &= bool(difference <= bound * expected.float().abs().mean())
+        return result
 
 
 class KeyedDropout(DropoutMode):

@@ -291,8 +291,7 @@ def _linear(linear: nn.Linear, rows: torch.Tensor, out: torch.Tensor) -> torch.T
 def _widened(layer: Layer, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Returns the activation of `layer.up`.
 
-    In half precision, a GPU computes GELU inside the product, in its tanh form. That differs from the exact form by at
-    most 5e-4, less than rounding does.
+    In half precision, a GPU computes GELU inside the product, in its tanh form: within 5e-4 of the exact form.
     """
     if getattr(layer.activation, "act", None) is not functional.gelu:
         return layer.activation(_linear(layer.up, rows, out))  # type: ignore[no-any-return]

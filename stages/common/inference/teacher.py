@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +24,7 @@ from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, s
 from amalgam.stages.common.inference.dropout import (
     Bank,
     Call,
+    Compared,
     Kernels,
     KeyedDropout,
     Recorder,
@@ -253,6 +253,9 @@ class Teacher:
             why = "memory does not suffice"
         except Exception as error:  # noqa: BLE001  a compiler may fail in any way, and none is worth a run
             why = (str(error).splitlines() or [type(error).__name__])[0]
+        finally:
+            if self.fast_encoder is not None:
+                self.fast_encoder.buffers.drop()  # they are larger without kernels
         self.notes += (f"teacher {self.name}: dropout runs in separate, slower steps: {why}",)
 
     def forward(self, inputs: Inputs, encoder: FastEncoder | None) -> torch.Tensor:
@@ -284,19 +287,19 @@ class Teacher:
         """Returns a faster form of this model's encoder, or None if none gives the model's own numbers."""
         return build_fast_encoder(self)
 
-    def trials(self, lengths: tuple[int, int] = PROBE_TOKENS) -> Iterator[Rows]:
+    def trials(self, lengths: tuple[int, int] = PROBE_TOKENS, number: int = TRIAL_ROWS) -> Iterator[Rows]:
         """Yields launches to compare two forms of a model by: random texts of two lengths, without and with padding."""
         low, high = (min(self.limit, length) for length in lengths)
         random = np.random.default_rng(0)
         for width in (0, high):
             tokens = []
-            for row in range(TRIAL_ROWS):
+            for row in range(number):
                 probe = self._probe(low if not width or row % 2 else width)
                 ids = random.integers(0, self._vocabulary, len(probe), dtype=np.int32)
                 ids[ids == self._pad] = (self._pad + 1) % self._vocabulary
                 ids[[0, -1]] = probe.ids[[0, -1]]
                 tokens.append(Tokens(ids, probe.type_ids, truncated=False))
-            yield Rows(tokens, [bytes([i + 1]) * 16 for i in range(TRIAL_ROWS)], np.arange(TRIAL_ROWS), width)
+            yield Rows(tokens, [bytes([i + 1]) * 16 for i in range(number)], np.arange(number), width)
 
     def _words(self, rows: Rows, sites: tuple[Site, ...]) -> torch.Tensor:
         words = site_words(row_words(self.seed, self.digest, rows.keys, rows.passes), len(sites))
@@ -431,7 +434,7 @@ def find_kernels() -> Kernels | None:
     """Returns the kernels of module `kernels`; None without Triton, which torch brings along on Linux with CUDA."""
     try:
         from amalgam.stages.common.inference import kernels
-    except ImportError:
+    except (ImportError, AttributeError, OSError, RuntimeError):  # no Triton, or a broken one
         return None
     return kernels
 
@@ -475,19 +478,25 @@ def _agrees(teacher: Teacher, encoder: FastEncoder) -> bool:
 
 
 def _kernels_agree(teacher: Teacher, kernels: Kernels) -> bool:
-    """Compares logits of short texts, and of the longest, which need most of the device."""
-    for rows in chain(teacher.trials(), teacher.trials((LONGEST_PROBE // 2 + 1, LONGEST_PROBE))):
-        logits = []
-        for chosen in (None, kernels):
-            teacher._bank.kernels = chosen  # noqa: SLF001  a part of the teacher
-            try:
-                inputs = teacher.inputs(rows, teacher.sites)
-                logits.append(teacher.forward_with_dropout(inputs, teacher.sites, teacher.fast_encoder).float())
-            finally:
-                teacher._bank.kernels = None  # noqa: SLF001
-        if not close_enough(logits[1], logits[0], teacher.dtype):
+    """Compares each kernel's results, on short texts and on the longest, and the logits of the short ones."""
+    compared = Compared(kernels)
+    for rows in teacher.trials():
+        plain, fast = (_logits_with(teacher, rows, chosen) for chosen in (None, compared))
+        if not close_enough(fast, plain, teacher.dtype):
             return False
-    return True
+    longest = min(teacher.limit, LONGEST_PROBE)
+    for rows in teacher.trials((longest // 2 + 1, longest), number=2):
+        _logits_with(teacher, rows, compared)
+    return compared.agree
+
+
+def _logits_with(teacher: Teacher, rows: Rows, kernels: Kernels | None) -> torch.Tensor:
+    bank, inputs = teacher._bank, teacher.inputs(rows, teacher.sites)  # noqa: SLF001  a part of the teacher
+    bank.kernels = kernels
+    try:
+        return teacher.forward_with_dropout(inputs, teacher.sites, teacher.fast_encoder).float()
+    finally:
+        bank.kernels = None
 
 
 def _last_layer_agrees(teacher: Teacher, early: int) -> bool:

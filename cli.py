@@ -369,8 +369,12 @@ def label(  # noqa: PLR0913 - the options of a command
         typer.Argument(metavar="[FILE | FIELD=VALUE]...", help="A file with labels to compare; overrides."),
     ] = None,
     config: Config = DEFAULT_FILE,
-    count: Annotated[int, typer.Option(min=1, max=100_000, help="Number of texts to label.")] = 50,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the texts and of the hints' order.")] = 0,
+    count: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Number of texts to label. [default: 50]")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Random seed of the texts and of the hints' order. [default: 0]")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to write. [default: labels.csv next to the experiment]")
     ] = None,

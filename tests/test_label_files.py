@@ -49,6 +49,9 @@ FAULTS: dict[str, tuple[str, int, str]] = {
     "another kind": ("--out texts/l.parquet", 2, "fix: --out texts/l.csv"),
     "no name": ("--out .", 2, "fix: --out labels.csv"),
     "no suffix": ("--out l", 2, "--out l does not end in .csv"),
+    "count": ("labels.csv --count 50", 2, "fix: omit --count; for texts after these labels, write labels=labels.csv"),
+    "seed": ("labels.csv --seed 0", 2, "`amalgam label FILE` takes no --seed: it writes no texts to label"),
+    "count and out": ("labels.csv --out l.csv --count 5", 2, "takes no --count or --out: it"),
     "no file": ("--out more.csv targets.mode=scores", 2, "targets.mode: scores does not use labels"),
 }
 

@@ -232,19 +232,21 @@ def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json:
         console.result(f"{counted(units, 'unit')} of {counted(folders, 'folder')}: packed{later}")
 
 
-LABELS_FILE = "labels.csv"
+LABELS_FILE, NEW_TEXTS = "labels.csv", 50
 
 
 def label(  # noqa: PLR0913 - the options of a command
-    arguments: list[str], config: Path, *, count: int, seed: int, out: Path | None, as_json: bool
+    arguments: list[str], config: Path, *, count: int | None, seed: int | None, out: Path | None, as_json: bool
 ) -> None:
     """Writes the texts to label, or with a filled file prints the changes by its labels."""
     files = [argument for argument in arguments if "=" not in argument]
     if len(files) > 1:
         raise ExperimentError(f"{len(files)} files of labels are given", where="amalgam label", fix="name one file")
-    if files and out is not None:
-        what = "--out is for new texts to label, and a file with labels is given"
-        raise ExperimentError(what, where="amalgam label", fix="omit the file, or --out")
+    options = {"--count": count, "--seed": seed, "--out": out}
+    if files and (given := [name for name, value in options.items() if value is not None]):
+        what = f"`amalgam label FILE` takes no {' or '.join(given)}: it writes no texts to label"
+        fix = f"omit {' and '.join(given)}; for texts after these labels, write {shlex.quote(f'labels={files[0]}')}"
+        raise ExperimentError(what, where=f"amalgam label {shlex.quote(files[0])}", fix=fix)
     overrides = [argument for argument in arguments if "=" in argument]
     console, experiment = _looking(config, overrides)
     if not files:
@@ -253,7 +255,7 @@ def label(  # noqa: PLR0913 - the options of a command
             fix = f"--out {shlex.quote(str(target.parent / f'{target.stem or Path(LABELS_FILE).stem}.csv'))}"
             raise ExperimentError(f"--out {target} does not end in .csv", where="amalgam label", fix=fix)
         check_new(target)
-        table = experiment.label(count, seed=seed)
+        table = experiment.label(count or NEW_TEXTS, seed=seed or 0)
         write_labels_file(target, table)
         command = f"amalgam label {shlex.join([str(target), *overrides])}{file_option(config)}"
         column = label_column(experiment.config.corpus)

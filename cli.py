@@ -357,6 +357,8 @@ amalgam label --count 50              writes labels.csv: texts to label, with th
 
 amalgam label labels.csv              prints the changes by the labels in it, and accuracies with intervals
 
+amalgam label --count 50 labels=labels.csv --out more.csv   writes these labels and 50 more texts
+
 The texts are random: labels of uncertain ones do not improve the choice of other texts' teachers, and only random
 ones estimate an accuracy. Rows without a label are left out.
 """

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from amalgam import Experiment
+from amalgam.tests.test_usage import examples_of
 from amalgam.tests.workspaces import Workspace
 
 AMALGAM = ("student.method=amalgam", "targets.mode=hard")
@@ -134,6 +135,15 @@ def test_a_label_in_other_case_gets_a_rename_as_fix(workspace: Workspace) -> Non
 
 
 # ---- a second file
+
+
+def test_the_examples_of_help_make_two_batches(workspace: Workspace) -> None:
+    first, compare, second = examples_of("label")
+    workspace(*first)
+    fill(workspace, "labels.csv", dict(workspace.texts()), leave=0)
+    assert "50 labels\n" in workspace(*compare).out
+    assert "50 random texts to label, after 50 earlier labels" in workspace(*second).out
+    assert len(rows_of(workspace, "more.csv")) == 100
 
 
 def test_texts_to_label_follow_the_earlier_labels_in_one_file(workspace: Workspace) -> None:

@@ -15,7 +15,7 @@ from amalgam import __version__
 from amalgam.data.lazy import LazyModule
 from amalgam.pipeline.console import Console, printing
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.signals import stopping
+from amalgam.pipeline.signals import stopping, without_units
 from amalgam.pipeline.user_paths import DEFAULT_FILE
 from amalgam.stages import STAGE_FOLDERS
 from amalgam.stages.app import completion, serve_command
@@ -524,7 +524,8 @@ def export(  # noqa: PLR0913 - the options of a command
     if onnx is numpy:
         raise ExperimentError("give one format", where="amalgam export", fix="run `amalgam export --onnx`, or --numpy")
     format_ = export_onnx if onnx else export_numpy
-    format_.export(config, student, out, int8=int8, source=source, force=force, quiet=quiet)
+    with without_units("no export was written"):
+        format_.export(config, student, out, int8=int8, source=source, force=force, quiet=quiet)
 
 
 app.command(rich_help_panel=STUDENT, epilog=serve_command.EPILOG)(serve_command.serve)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,23 @@ def test_an_export_is_replaced_only_with_force_and_another_folder_never(exported
     refused = exported.attempt("export", "--onnx", "--force", "--out", "texts")
     assert (refused.code, "texts" in refused.err) == (2, True)
     assert (exported.folder / "texts/train.csv").exists()
+
+
+def test_an_interrupted_export_leaves_the_earlier_one_and_has_no_units(
+    exported: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    before = (exported.folder / "students/student-onnx/model.onnx").read_bytes()
+    monkeypatch.setattr(onnx_export, "check_parity", interrupt)
+    for options in (("--force",), ("--out", "stopped")):
+        result = exported.attempt("export", "--onnx", *options)
+        assert result.code == 128 + signal.SIGTERM, result.err
+        assert "error: stopped by SIGTERM; no export was written\n" in result.err
+        assert "fix: run the same command again, which starts over" in result.err
+    assert (exported.folder / "students/student-onnx/model.onnx").read_bytes() == before
+    assert not (exported.folder / "stopped").exists()
 
 
 def test_without_the_extra_the_error_has_the_pip_command(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

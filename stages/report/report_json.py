@@ -145,7 +145,7 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
     numbers["students"] = [
         {**student.scores, "name": name, "supervised": student.supervised} for name, student in others
     ]
-    numbers["accuracy_losses"] = accuracy_losses(numbers)
+    numbers["accuracy_losses"] = accuracy_losses(numbers, teachers=len(inputs.labels.columns))
     numbers["summary"] = summary(numbers)
     if numbers["learns"]:
         numbers["verdict"] = verdict(_verdict_inputs(inputs, numbers, others, _remade(inputs, ours, others)))
@@ -393,10 +393,10 @@ def _accuracy(numbers: ReportJson, evaluation: EvaluationBlock) -> str:
     return f"{subject} has {measured}{'; ' if others else ''}{listed}."
 
 
-def accuracy_losses(numbers: ReportJson) -> list[AccuracyLoss]:
+def accuracy_losses(numbers: ReportJson, *, teachers: int) -> list[AccuracyLoss]:
     """Returns the accuracy lost at each step from the teachers to the student; `lost` may be negative.
 
-    The steps: wrong teachers, targets that follow the wrong teacher, a student that does not fit its targets.
+    The steps: wrong teachers, targets that follow the wrong one of several, a student that does not fit its targets.
     """
     quality, evaluation, targets = numbers["student_quality"], numbers["evaluation"], numbers["target_quality"] or {}
     if not evaluation or not quality or _supervised(numbers):
@@ -412,7 +412,8 @@ def accuracy_losses(numbers: ReportJson) -> list[AccuracyLoss]:
     elif oracle is not None:
         steps.append(("teachers", oracle / evaluation["n"], evaluation["n"], "test texts"))
     accuracy = evaluation["systems"][evaluation["system"]]["accuracy"]
-    last = "fit" if len(steps) > 1 or not steps else "choice and fit"
+    unseparated = len(steps) == 1 and (teachers > 1 or not numbers["learns"])
+    last = "choice and fit" if unseparated else "fit"
     steps.append((last, accuracy, evaluation["n"], "test texts"))
     before = [1.0, *(right for _, right, _, _ in steps)]
     return [

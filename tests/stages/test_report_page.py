@@ -32,8 +32,8 @@ from amalgam.stages.report.quality import (
 )
 from amalgam.stages.report.report_json import accuracy_losses, relevant_loss, summary
 from amalgam.stages.report.verdict import verdict
-from amalgam.tests.stages.verdict_cases import CASES
-from amalgam.tests.workspaces import Workspace
+from amalgam.tests.stages.verdict_cases import CASES, made
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
 
 def numbers(built: Workspace) -> Any:
@@ -74,7 +74,7 @@ def test_the_summary_names_the_step_with_the_largest_loss(
     oracle: int, targets: int, accuracy: float, pattern: str
 ) -> None:
     report = measured(oracle, targets, accuracy)
-    report["accuracy_losses"] = accuracy_losses(report)
+    report["accuracy_losses"] = accuracy_losses(report, teachers=2)
     assert sum(row["lost"] for row in report["accuracy_losses"]) == pytest.approx(1 - accuracy)
     first, second = summary(report)
     assert re.search(f"{100 * accuracy:.1f} % .*1,000 test texts", first)
@@ -85,9 +85,23 @@ def test_the_summary_names_the_step_with_the_largest_loss(
 def test_without_gold_labels_in_training_choice_and_fit_are_one_step() -> None:
     report = measured(900, 0, 0.7)
     report["target_quality"] = {"choice": {"n": 0, "oracle": 0}, "targets": {"right": None, "labelled": 0}}
-    report["accuracy_losses"] = accuracy_losses(report)
+    report["accuracy_losses"] = accuracy_losses(report, teachers=2)
     assert [row["step"] for row in report["accuracy_losses"]] == ["teachers", "choice and fit"]
     assert summary(report)[1]
+
+
+def test_a_student_of_one_teacher_loses_accuracy_by_its_fit_and_not_by_a_choice(workspace: Workspace) -> None:
+    report = measured(900, 0, 0.7)
+    report["target_quality"] = {"choice": {"n": 0, "oracle": 0}, "targets": {"right": None, "labelled": 0}}
+    report["accuracy_losses"] = losses = accuracy_losses(report, teachers=1)
+    assert "the student's fit: 70.0 % accuracy on the test texts, 90.0 % for its targets" in summary(report)[1]
+    causes = verdict(made(1000, 0.7, 0.9, teachers=1, largest_loss=relevant_loss(losses)))["causes"]
+    assert causes == [{"code": "not-fitted", "text": "the student does not fit its targets"}]
+    workspace.write([(text, "") for text, _ in workspace.texts()])
+    workspace.write([row for row in workspace.texts("test") if row[1] in TEACHER_LABELS["first"]], "test")
+    workspace.edit("  - name: second\n    model: ./models/second\n", "")
+    workspace("run", "--quiet")
+    assert [row["step"] for row in numbers(workspace)["accuracy_losses"]] == ["teachers", "fit"]
 
 
 @pytest.mark.parametrize(

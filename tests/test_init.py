@@ -132,6 +132,16 @@ def test_damaged_weights_are_refused_as_by_plan(fresh: Workspace, content: bytes
     assert not fresh.config.exists()
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "vocab.txt", "config.json"])
+def test_every_file_of_a_model_that_git_lfs_has_not_fetched_is_refused(fresh: Workspace, name: str) -> None:
+    (fresh.folder / "models/first" / name).write_text(POINTER)
+    for arguments in (("plan",), ("init", "--from-teachers", "./models/first", "./models/second")):
+        refused = fresh.attempt(*arguments)
+        assert (refused.code, f"{name} is a pointer of git-lfs" in refused.err) == (2, True), refused.err
+        assert refused.err.endswith("fix: run `git lfs pull` in this folder\n")
+        fresh.config.unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize(
     ("labels", "missing", "piece"),
     [

@@ -160,6 +160,7 @@ def digest(files: Mapping[str, InputFile], *, where: str) -> str:
 
 
 def _read_json(path: Path, *, where: str) -> dict[str, Any]:
+    check_no_pointer(path, where=where)
     try:
         parsed = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -171,14 +172,19 @@ def _read_json(path: Path, *, where: str) -> dict[str, Any]:
     return parsed
 
 
+def check_no_pointer(path: Path, *, where: str) -> None:
+    """Refuses a file whose content git-lfs has not fetched."""
+    with path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            what, fix = f"{path.name} is a pointer of git-lfs, not the file itself", "run `git lfs pull` in this folder"
+            raise ModelError(what, where=f"{where}: {path}", fix=fix)
+
+
 def check_weights(path: Path, *, where: str) -> None:
     """Lets safetensors compare the header with the size of the file; pickles are checked when they are loaded."""
     if not path.is_file():
         raise ModelError(f"a weight file is missing: {path.name}", where=f"{where}: {path.parent}", fix="restore it")
-    with path.open("rb") as file:  # safetensors calls a file without permission missing
-        if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            what, fix = f"{path.name} is a pointer of git-lfs, not the file itself", "run `git lfs pull` in this folder"
-            raise ModelError(what, where=f"{where}: {path}", fix=fix)
+    check_no_pointer(path, where=where)  # safetensors calls a file without permission missing
     if path.suffix != ".safetensors":
         return
     from safetensors import SafetensorError, safe_open

@@ -312,8 +312,8 @@ def read_model(
             fix = f"save it in the model's folder: tokenizer.save_pretrained({str(folder)!r})"
             raise ModelError("the model has no tokenizer", where=f"{where}: {folder}", fix=fix)
         names = {"config.json", *weights, *model_folder.light_names(present)}
-        for name in names if digest_of is None else ():  # a digest reads each of them
-            (folder / name).open("rb").close()
+        for name in names:
+            model_folder.check_no_pointer(folder / name, where=where)
         if trust_remote_code:
             names.update(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
         if digest_of is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +12,7 @@ import pytest
 
 from amalgam import Experiment
 from amalgam.tests.test_usage import examples_of
-from amalgam.tests.workspaces import Workspace
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
 AMALGAM = ("student.method=amalgam", "targets.mode=hard")
 
@@ -118,6 +119,20 @@ def test_blanks_around_a_label_do_not_count(workspace: Workspace) -> None:
     workspace("build-targets", "labels=labels.csv")
     write(workspace, [(first, f"{label}  "), (second, f" {other}"), (first, label)])
     assert "build-targets" not in workspace.stale("labels=labels.csv")
+
+
+def test_blanks_around_a_label_do_not_count_where_the_experiment_lists_its_labels(workspace: Workspace) -> None:
+    labels = [label for own in TEACHER_LABELS.values() for label in own]
+    listed = (f"corpus.labels={json.dumps(labels)}", "corpus.rename={Law: law}", "labels=labels.csv")
+    texts = [text for text, _ in workspace.texts()[:4]]
+    write(workspace, list(zip(texts, ["music", "banking", "law", labels[2]], strict=True)))
+    workspace("build-targets", *listed)
+    write(workspace, list(zip(texts, ["music ", " banking", "Law  ", " 2"], strict=True)))
+    assert "build-targets" not in workspace.stale(*listed)
+    write(workspace, [*zip(texts, ["music ", "bankng ", "law", "8 "], strict=True)])
+    refused = workspace.attempt("plan", *listed)
+    assert "labels.csv: 2 problems" in refused.err
+    assert "row 3: field label: bad label: bankng" in refused.err
 
 
 def test_a_label_in_other_case_gets_a_rename_as_fix(workspace: Workspace) -> None:

@@ -141,7 +141,8 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> Lab
     names = (corpus.label, free_name(LABEL, corpus), LABEL)
     label = next((name for name in names if name and name not in corpus.text and _has_column(path, name)), LABEL)
     column, columns = _identifying_column(path, corpus)
-    settings = Corpus(text=columns, label=label, labels=corpus.labels, rename=corpus.rename)
+    rename = corpus.rename | _trimmed(path, label, corpus)
+    settings = Corpus(text=columns, label=label, labels=corpus.labels, rename=rename)
     if column == ID:
         settings = settings.model_copy(update={"text": [], "id": columns[0]})
     rows, problems, blank, empty = [], [], [], 0
@@ -256,6 +257,18 @@ def _check_columns(path: Path, columns: Sequence[str], name: str) -> None:
     for column in columns:
         corpus = Corpus(text=[column])
         next(read_rows(path, corpus=corpus, name=name, setting=f"rename a column to {shown(column)}: "), None)
+
+
+def _trimmed(path: Path, column: str, corpus: Corpus) -> dict[str, str]:
+    """Returns the labels with blanks around them as those of corpus.labels or corpus.rename; others are left out."""
+    accepted = {*(corpus.labels or ()), *map(str, range(len(corpus.labels or ()))), *corpus.rename}
+    rows = read_rows(path, corpus=Corpus(text=[column])) if _has_column(path, column) else ()
+    pairs = {row.fields[0]: row.fields[0].strip() for row in rows if isinstance(row, Row)}
+    return {
+        label: corpus.rename.get(trimmed, trimmed)
+        for label, trimmed in pairs.items()
+        if label not in accepted and trimmed in accepted
+    }
 
 
 def _stripped(label: str, names: Sequence[str] | None) -> str:

@@ -11,9 +11,11 @@ import polars as pl
 import pytest
 
 from amalgam import Experiment
+from amalgam.data.keys import text_key
 from amalgam.tests.test_usage import examples_of
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
+LABELS = [label for own in TEACHER_LABELS.values() for label in own]
 AMALGAM = ("student.method=amalgam", "targets.mode=hard")
 
 
@@ -99,15 +101,37 @@ def test_whole_numbers_are_ids_in_the_texts_and_in_the_labels(fresh: Workspace, 
     assert experiment.compare_labels(labels if kind == "polars" else labels.to_pandas()).labels == 6
 
 
-def test_an_id_of_a_text_that_occurs_twice_may_be_the_other_one(fresh: Workspace) -> None:
+def test_each_id_of_a_text_that_occurs_twice_labels_it(fresh: Workspace) -> None:
     rows = [(str(number), text, label) for number, (text, label) in enumerate(fresh.texts())]
     with (fresh.folder / "texts/train.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("number", "text", "label"), *rows, ("twice", *rows[3][1:])])
     fresh.edit("train: texts/train.csv", "train: texts/train.csv\n  id: number")
     fresh.edit("  test: texts/test.csv\n", "")
-    (fresh.folder / "ids.csv").write_text(f"number,label\n3,{rows[3][2]}\ntwice,{rows[3][2]}\n")
-    refused = fresh.attempt("run", "labels=ids.csv")
-    assert re.search(r"no training text has the id (3|twice); of equal texts, one id is kept", refused.err)
+    other = next(label for _, _, label in rows if label != rows[3][2])
+    refusals = {
+        f"3,{rows[3][2]}\ntwice,{other}": f"row 3: twice has two labels: {other} here, {rows[3][2]} in row 2",
+        f"thrice,{other}": "row 2: no training text has the id thrice",
+    }
+    for _ in ("before read-corpus", "after it"):
+        for content, message in refusals.items():
+            (fresh.folder / "ids.csv").write_text(f"number,label\n{content}\n")
+            assert message in fresh.attempt("plan", "labels=ids.csv").err
+        for identity in ("3", "twice"):
+            (fresh.folder / "ids.csv").write_text(f"number,label\n{identity},{other}\n")
+            assert "ids.csv" not in fresh("plan", "labels=ids.csv").err
+        fresh("build-targets", "labels=ids.csv")
+        assert fresh.targets()[text_key([rows[3][1]])] == ([float(label == other) for label in LABELS], 1.0)
+    (fresh.folder / "ids.csv").write_text(f"number,label\n3,{other}\n")
+    assert "build-targets" not in fresh.stale("labels=ids.csv")
+
+
+def test_an_id_beyond_the_limit_of_the_corpus_has_no_training_text(fresh: Workspace) -> None:
+    numbered = pl.DataFrame(fresh.texts(), schema=["text", "label"], orient="row").with_row_index("number")
+    numbered.write_csv(fresh.folder / "texts/train.csv")
+    fresh.edit("train: texts/train.csv", "train: texts/train.csv\n  id: number\n  limit: 50")
+    fresh.edit("  test: texts/test.csv\n", "")
+    numbered.select("number", "label").write_csv(fresh.folder / "ids.csv")
+    assert "ids.csv: 70 problems" in fresh.attempt("build-targets", "labels=ids.csv").err
 
 
 # ---- labels
@@ -122,10 +146,9 @@ def test_blanks_around_a_label_do_not_count(workspace: Workspace) -> None:
 
 
 def test_blanks_around_a_label_do_not_count_where_the_experiment_lists_its_labels(workspace: Workspace) -> None:
-    labels = [label for own in TEACHER_LABELS.values() for label in own]
-    listed = (f"corpus.labels={json.dumps(labels)}", "corpus.rename={Law: law}", "labels=labels.csv")
+    listed = (f"corpus.labels={json.dumps(LABELS)}", "corpus.rename={Law: law}", "labels=labels.csv")
     texts = [text for text, _ in workspace.texts()[:4]]
-    write(workspace, list(zip(texts, ["music", "banking", "law", labels[2]], strict=True)))
+    write(workspace, list(zip(texts, ["music", "banking", "law", LABELS[2]], strict=True)))
     workspace("build-targets", *listed)
     write(workspace, list(zip(texts, ["music ", " banking", "Law  ", " 2"], strict=True)))
     assert "build-targets" not in workspace.stale(*listed)

@@ -176,10 +176,10 @@ def read_bucket(store: Store, bucket: Bucket, columns: Sequence[str] | None = No
     return read_table(store.verified_path(bucket.file), columns)
 
 
-def tables(store: Store, part: Part) -> Iterator[pa.Table]:
+def tables(store: Store, part: Part, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yields the part's rows, bucket by bucket, in key order."""
     for bucket in part.buckets:
-        yield read_bucket(store, bucket)
+        yield read_bucket(store, bucket, columns)
 
 
 def fields(table: pa.Table) -> list[tuple[str, ...]]:

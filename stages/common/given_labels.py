@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
@@ -87,6 +88,11 @@ class LabelFile:
     blank: Sequence[bytes | str] = ()
     """Key or id of each text without a label that is marked as random."""
 
+    @cached_property
+    def texts(self) -> frozenset[bytes | str]:
+        """Key or id of each text with a label or marked as random."""
+        return frozenset([*(row.text for row in self.rows), *self.blank])
+
     def stripped(self, names: Sequence[str] | None) -> LabelFile:
         """Removes blanks around labels, unless a teacher has the label with them; None: the teachers are unknown."""
         return replace(self, rows=[replace(row, label=_stripped(row.label, names)) for row in self.rows])
@@ -99,7 +105,7 @@ class LabelFile:
         problems = list(self.problems)
         unknown = [row for row in self.rows if names is not None and row.label not in names]
         problems += [_unknown(row, names or ()) for row in unknown]
-        problems += _contradictions(self.rows)
+        problems += _contradictions(self.rows, keys or {})
         if keys is not None:
             problems += [f"{row.place}: {self._absent(row)}" for row in self.rows if row.text not in keys]
         if problems:
@@ -120,8 +126,7 @@ class LabelFile:
     def _absent(self, row: LabelRow) -> str:
         if self.column == TEXT:
             return f"no training text is {row.shown}"
-        kept = "; of equal texts, one id is kept" if self.column == ID else ""
-        return f"no training text has the {self.column} {row.shown}{kept}"
+        return f"no training text has the {self.column} {row.shown}"
 
     def _error(self, problems: Sequence[str], rename: str, others: int) -> DataError:
         lines = [f"  {problem}" for problem in problems[:MOST_SHOWN]]
@@ -191,17 +196,38 @@ def label_column(corpus: Corpus) -> str:
     return corpus.label or free_name(LABEL, corpus)
 
 
-def find_texts(file: LabelFile, buckets: Iterable[pa.Table]) -> dict[bytes | str, bytes]:
-    """Returns the key of each text in the file that is a training text; the tables have the columns key and id."""
-    name = "id" if file.column == ID else "key"
-    texts = [*(row.text for row in file.rows), *file.blank]
-    wanted = {text for text in texts if isinstance(text, str) == (name == "id")}
+def find_texts(
+    file: LabelFile, tables: Callable[[], Iterable[pa.Table]], paths: Callable[[], Iterable[Path]], corpus: Corpus
+) -> dict[bytes | str, bytes]:
+    """Returns the key of each text in the file that is a training text; the tables have the columns key and id.
+
+    Of equal texts the tables have one id, so the other ids are looked up in the files of texts.
+    """
+    if file.column != ID:
+        return _find_rows(tables(), "key", {text for text in file.texts if isinstance(text, bytes)})
+    key_of = _find_rows(tables(), "id", file.texts)
+    if file.texts - key_of.keys():
+        keys = keys_in_files(file, paths(), corpus)
+        kept = _find_rows(tables(), "key", set(keys.values()))
+        key_of |= {text: key for text, key in keys.items() if key in kept}
+    return key_of
+
+
+def _find_rows(tables: Iterable[pa.Table], name: str, wanted: Collection[bytes | str]) -> dict[bytes | str, bytes]:
+    """Returns the keys of the rows with one of these values in a column, by value."""
     key_of: dict[bytes | str, bytes] = {}
-    for table in buckets:
+    for table in tables:
         column = table.column(name)
         rows = table.filter(pc.is_in(column, value_set=pa.array(list(wanted), column.type)))
         key_of |= dict(zip(rows.column(name).to_pylist(), rows.column("key").to_pylist(), strict=True))
     return key_of
+
+
+def keys_in_files(file: LabelFile, paths: Iterable[Path], corpus: Corpus) -> dict[bytes | str, bytes]:
+    """Returns the key of each text in the file that is in these files of texts."""
+    rows = (row for path in paths for row in read_rows(path, corpus=corpus) if isinstance(row, Row))
+    pairs = ((row.id if file.column == ID else None, text_key(row.fields)) for row in rows)
+    return {identity or key: key for identity, key in pairs if (identity or key) in file.texts}
 
 
 def labels_in(tables: Iterable[pa.Table], names: Sequence[str]) -> GivenLabels:
@@ -282,10 +308,11 @@ def _unknown(row: LabelRow, names: Sequence[str]) -> str:
     return f"{row.place}: no teacher has the label {shown(row.label)}; {hint}"
 
 
-def _contradictions(rows: Sequence[LabelRow]) -> Iterator[str]:
+def _contradictions(rows: Sequence[LabelRow], keys: Mapping[bytes | str, bytes]) -> Iterator[str]:
+    """Yields the rows whose text has another label in an earlier row; two ids may have one key."""
     first: dict[bytes | str, LabelRow] = {}
     for row in rows:
-        earlier = first.setdefault(row.text, row)
+        earlier = first.setdefault(keys.get(row.text, row.text), row)
         if earlier.label != row.label:
             labels = f"{shown(row.label)} here, {shown(earlier.label)} in {earlier.place}"
             yield f"{row.place}: {row.shown} has two labels: {labels}"

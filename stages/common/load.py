@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amalgam.data.keys import LabelSpace, shown, shown_names, text_key, union_of
+from amalgam.data.keys import LabelSpace, shown, shown_names, union_of
 from amalgam.data.lazy import pa
-from amalgam.data.rows import Row, fetch_remote, find_files, read_rows, remote_name, text_file
+from amalgam.data.rows import fetch_remote, find_files, remote_name, text_file
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import STATIC, TEACHER, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
@@ -35,6 +36,7 @@ from amalgam.stages.common.corpus import (
     filters_of,
     read_bucket,
     sources_of,
+    tables,
     texts_file,
     unit_name_of,
 )
@@ -46,6 +48,7 @@ from amalgam.stages.common.given_labels import (
     GivenLabels,
     LabelFile,
     find_texts,
+    keys_in_files,
     labels_in,
     picked_in,
     read_label_file,
@@ -136,10 +139,7 @@ def check_unknown(run: Run) -> None:
 
 
 def _check_labels_of(run: Run, part: Part, names: Sequence[str]) -> str | None:
-    def files() -> list[Path]:
-        return [file for source in sources_of(run.experiment)[part.name] for file in local_files(run, source)]
-
-    return check_gold_labels(part, run.experiment.corpus, set(names), files)
+    return check_gold_labels(part, run.experiment.corpus, set(names), lambda: part_files(run, part.name))
 
 
 @once
@@ -154,10 +154,10 @@ def given_labels(run: Run) -> GivenLabels | None:
         if not part.facts["labels"]:
             fix = "fill the column corpus.label in some rows, or name a file of labels"
             raise DataError("no training text has a label", where="labels: corpus", fix=fix)
-        return labels_in((read_bucket(run.store, bucket, ["key", "label"]) for bucket in part.buckets), names)
+        return labels_in(tables(run.store, part, ["key", "label"]), names)
     file = label_file(run, source).stripped(names)
-    columns = ["key", "id"] if file.column == "id" else ["key"]
-    keys = find_texts(file, (read_bucket(run.store, bucket, columns) for bucket in part.buckets))
+    columns, corpus = ["key", "id"] if file.column == "id" else ["key"], corpus_for(run.experiment, "train")
+    keys = find_texts(file, partial(tables, run.store, part, columns), partial(part_files, run, "train"), corpus)
     file.check(names, keys)
     return file.by_key(keys)
 
@@ -195,9 +195,8 @@ def picked_at_random(run: Run) -> bool:
 @once
 def picked_texts(run: Run) -> dict[bytes, int]:
     """Returns how the test texts were picked, by key; only of selected ones, which a file of texts to label marks."""
-    corpus, sources = corpus_for(run.experiment, "test"), sources_of(run.experiment).get("test", [])
-    picked: dict[bytes, int] = {}
-    for path in (path for source in sources for path in local_files(run, source)):
+    corpus, picked = corpus_for(run.experiment, "test"), dict[bytes, int]()
+    for path in part_files(run, "test"):
         picked |= picked_in(path, corpus) if path.stat().st_size <= MOST_SCANNED else {}
     return picked
 
@@ -237,12 +236,8 @@ def _keys_in_sources(run: Run, file: LabelFile) -> dict[bytes | str, bytes] | No
     if any(source.startswith((*REMOTE, GENERATED, IN_MEMORY)) for source in sources):
         return None
     files = [path for source in sources for path in source_files(run, source)]
-    if sum(path.stat().st_size for path in files) > MOST_SCANNED:
-        return None
-    corpus = corpus_for(run.experiment, "train")
-    rows = (row for path in files for row in read_rows(path, corpus=corpus) if isinstance(row, Row))
-    pairs = ((row.id, text_key(row.fields)) for row in rows)
-    return {key if identity is None or file.column != "id" else identity: key for identity, key in pairs}
+    are_small = sum(path.stat().st_size for path in files) <= MOST_SCANNED
+    return keys_in_files(file, files, corpus_for(run.experiment, "train")) if are_small else None
 
 
 def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:
@@ -542,6 +537,11 @@ def local_files(run: Run, source: str) -> list[Path]:
             raise PendingDependencyError(source)
         return [fetched]
     return [file.path for file in _own_files(run, source)]
+
+
+def part_files(run: Run, part: str) -> list[Path]:
+    """Returns the files of a part of the corpus, which may lack the part."""
+    return [path for source in sources_of(run.experiment).get(part, []) for path in local_files(run, source)]
 
 
 def fetch(run: Run, sources: Sequence[str]) -> None:

@@ -42,7 +42,7 @@ from amalgam.stages.common.corpus import (
     filters_of,
     sources_of,
 )
-from amalgam.stages.common.load import fetch, local_files, part_identity, source_files, text_inputs
+from amalgam.stages.common.load import fetch, part_files, part_identity, source_files, text_inputs
 from amalgam.stages.target_methods import reads_texts, target_method
 
 KEPT = "kept.parquet"
@@ -86,10 +86,10 @@ class ReadCorpus(Stage):
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the bytes of the source files."""
         parts = sources_of(run.experiment) if units is None else [unit.name for unit in units]
-        return float(sum(path.stat().st_size for part in parts for path in _files(run, part)))
+        return float(sum(path.stat().st_size for part in parts for path in part_files(run, part)))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        files, sources = _files(run, unit.name), sources_of(run.experiment)[unit.name]
+        files, sources = part_files(run, unit.name), sources_of(run.experiment)[unit.name]
         with run.store.draft(unit.folder, unit.name) as draft, unchanged(text_inputs(run, sources)):
             check_texts(run)  # of all parts, before the first is read
             filters: dict[str, object] = {}
@@ -138,7 +138,7 @@ class ReadCorpus(Stage):
 
 def _leak(run: Run, part: Measured, other: Learned, shared: tuple[int, list[bytes]]) -> Leak:
     texts, keys = shared
-    places = places_of(keys, _files(run, part), corpus_for(run.experiment, part)) if keys else []
+    places = places_of(keys, part_files(run, part), corpus_for(run.experiment, part)) if keys else []
     return {"part": part, "other": other, "texts": texts, "places": places}
 
 
@@ -150,10 +150,6 @@ def _leak_note(leak: Leak, texts: int) -> str:
         f"{leak['texts']:,} of {of} {are} also {also}: {places}; remove them from one of the two, "
         "or their accuracy is too high"
     )
-
-
-def _files(run: Run, part: str) -> list[Path]:
-    return [path for source in sources_of(run.experiment)[part] for path in local_files(run, source)]
 
 
 def _part_fingerprint(run: Run, part: str) -> str:

@@ -127,7 +127,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 11  # the evaluation names the test texts that are also learned
+    VERSION = 12  # a student of one teacher loses by its fit, not by the choice of a teacher
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")

@@ -298,7 +298,6 @@ def training(device: torch.device, options: argparse.Namespace) -> list[dict[str
         dtype = training_dtype(device)
         trained = train_student.Bench(low.float().cpu(), tokenizer, device, dtype, Path(scratch))
         rows = train_student.race(trained, data, train_student.training_for(1, BATCH_ROWS, 5e-5), (), options.repeats)
-    train_student.forget_precision()  # of the Trainer
     seconds = matrix_seconds(bench), matrix_seconds(bench)
     flop = 3 * sum(flop_of(low.config, int(length)) for length in bench.lengths)
     for one in rows:

@@ -185,7 +185,6 @@ def in_our_loop(bench: Bench, data: TrainingData, training: Training, *, hard: b
     learned = (one_hot, np.ones_like(data.weights)) if hard else (data.targets, data.weights)
     examples = Examples(data.tokens, data.type_ids, *learned)
     model = copy.deepcopy(bench.student)
-    forget_precision()
     began = time.perf_counter()
     TrainingRun(
         model,
@@ -392,13 +391,6 @@ def _figures(
         if rival in seconds:
             figures[f"ratio_to_{rival.replace('-', '_')}"] = round(paired(seconds[rival], taken), 3)
     return row("train_student", name, **figures)
-
-
-def forget_precision() -> None:
-    """Resets the precision, which Accelerate stores per process and the Trainer changes."""
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state()  # noqa: SLF001  the Trainer does the same
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from transformers import BertConfig, BertForSequenceClassification
 
 from amalgam.pipeline.errors import WorkError
@@ -255,6 +257,18 @@ def test_weights_of_zero_train_nothing_and_only_matrices_decay(tmp_path: Path) -
     for name, weight in weights_of(model).items():
         smaller = float(weight.norm()) < float(before[name].norm())
         assert smaller if weight.ndim > 1 else torch.equal(weight, before[name]), name
+
+
+def test_the_precision_of_a_trainer_in_this_process_neither_matters_nor_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
+    trainers = Accelerator(mixed_precision="bf16")
+    model = tiny_bert()
+    before = weights_of(model)
+    train(model, tmp_path)
+    assert not equal(before, weights_of(model))
+    assert trainers.mixed_precision == AcceleratorState().mixed_precision == "bf16"
 
 
 def test_gradients_are_clipped(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypedDict, get_type_hints
 import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, parse_flag_from_env
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
@@ -434,8 +435,13 @@ def _start_accelerator(learner: nn.Module, batch: dict[str, torch.Tensor], *, cp
     state = PartialState(cpu=cpu)
     unused = state.num_processes > 1 and _some_unused(learner.to(state.device), batch, state.device)
     parallel = DistributedDataParallelKwargs(find_unused_parameters=unused)
-    # The loop sets half precision itself: Accelerate would fix one choice for the whole process.
-    return Accelerator(mixed_precision="no", cpu=cpu, kwargs_handlers=[parallel])
+    # The loop sets half precision itself: Accelerate has one choice for the whole process, a Trainer's for example.
+    of_process = AcceleratorState._shared_state  # noqa: SLF001  no public way to another one
+    AcceleratorState._shared_state = {}  # noqa: SLF001
+    try:
+        return Accelerator(mixed_precision="no", cpu=cpu, kwargs_handlers=[parallel])
+    finally:
+        AcceleratorState._shared_state = of_process  # noqa: SLF001
 
 
 def _some_unused(learner: nn.Module, batch: dict[str, torch.Tensor], device: torch.device) -> bool:

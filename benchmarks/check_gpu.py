@@ -58,6 +58,7 @@ RIVALS = ("tuned", "tuned, compiled", "tuned, packed, compiled", "naive")
 NAIVE_SHARE = 8
 PACKED_TOKENS = 1 << 15
 BATCH_ROWS = 64
+TRAINING_BATCH = 64
 SHAPE = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
 SHAPES: dict[str, dict[str, Any]] = {
     "distilbert": {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 128},
@@ -184,10 +185,9 @@ def kernel_faults(kind: str, device: torch.device) -> tuple[list[str], str]:
     teacher = build_teacher(_model(kind), device, dtype_for(device))
     if teacher.kernels is None:
         return [], "no kernels on this device"
-    kernels, teacher.kernels = teacher.kernels, None
     batches = list(_batches())
-    expected = [teacher.run(rows).numpy() for rows in batches]
-    teacher.kernels = kernels
+    with plainly(teacher):
+        expected = [teacher.run(rows).numpy() for rows in batches]
     logits = [teacher.run(rows).numpy() for rows in batches]
     apart = max(float(np.abs(a - b).mean() / b.std(0).mean()) for a, b in zip(logits, expected, strict=True))
     faults = list(teacher.notes)
@@ -297,11 +297,13 @@ def training(device: torch.device, options: argparse.Namespace) -> list[dict[str
     with tempfile.TemporaryDirectory() as scratch:
         dtype = training_dtype(device)
         trained = train_student.Bench(low.float().cpu(), tokenizer, device, dtype, Path(scratch))
-        rows = train_student.race(trained, data, train_student.training_for(1, BATCH_ROWS, 5e-5), (), options.repeats)
-    seconds = matrix_seconds(bench), matrix_seconds(bench)
+        rows = train_student.race(
+            trained, data, train_student.training_for(1, TRAINING_BATCH, 5e-5), (), options.repeats
+        )
+    rate = matrix_rate(bench, [matrix_seconds(bench)])
     flop = 3 * sum(flop_of(low.config, int(length)) for length in bench.lengths)
     for one in rows:
-        one["mfu"] = round(flop * one["texts_per_s"] / len(labels) / matrix_rate(bench, seconds[1:]), 3)
+        one["mfu"] = round(flop * one["texts_per_s"] / len(labels) / rate, 3)
         one |= {"benchmark": "check_gpu", "row": f"{TRAINING}: {one['row']}"}
     return rows
 

@@ -95,7 +95,7 @@ def bank_values(seed: int, rate: float, device: torch.device, dtype: torch.dtype
 
 
 class Kernels(Protocol):
-    """Dropout in one step with its neighbours: module `kernels`. Each returns None for a call that it cannot take."""
+    """Dropout together with the steps around it: module `kernels`. Each returns None for a call it does not support."""
 
     def attend(
         self, attention: Attention, claim: MaskClaim, out: torch.Tensor | None = None
@@ -399,7 +399,7 @@ class MaskClaim(NamedTuple):
         return self.bank.at(self.offsets, self.site.axes, self.site.rate, self.shape)
 
 
-class Compared:
+class ComparedKernels:
     """Kernels whose every result is compared with that of separate steps."""
 
     def __init__(self, kernels: Kernels) -> None:

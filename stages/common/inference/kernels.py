@@ -111,7 +111,7 @@ def _multiply(rows, values, offsets, out, width, WIDTH: tl.constexpr):
 
 
 def attend(attention: Attention, claim: MaskClaim, out: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Returns attention with dropout [rows, heads, queries, width], written into `out`; None: not for this call."""
+    """Returns attention with dropout [rows, heads, queries, width], written into `out`; None if not supported."""
     query, key, value, mask = attention[:4]
     if query.dim() != 4 or query.shape[-1] not in HEAD_WIDTHS or (mask is not None and mask.dtype != torch.bool):
         return None
@@ -146,7 +146,7 @@ def _block(number: int, most: int) -> int:
 
 
 def add_norm(norm: nn.LayerNorm, hidden: torch.Tensor, rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
-    """Returns norm(hidden + rows x mask); None: not for this call."""
+    """Returns norm(hidden + rows x mask); None if the call is not supported."""
     width = rows.shape[-1]
     if not _fits(rows, claim) or not hidden.is_contiguous() or width > WIDEST or norm.bias is None:
         return None
@@ -160,7 +160,7 @@ def add_norm(norm: nn.LayerNorm, hidden: torch.Tensor, rows: torch.Tensor, claim
 
 
 def multiply(rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
-    """Returns rows x mask; None: not for this call."""
+    """Returns rows x mask; None if the call is not supported."""
     if not _fits(rows, claim):
         return None
     width, out = rows.shape[-1], torch.empty_like(rows)
@@ -173,6 +173,6 @@ def multiply(rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
 
 
 def _fits(rows: torch.Tensor, claim: MaskClaim) -> bool:
-    """Whether each row of a contiguous tensor, of the bank's dtype, has a window of its own along the last axis."""
+    """Returns whether each row of a contiguous tensor, of the bank's dtype, has its own window along the last axis."""
     windows = math.prod(rows.shape[:-1])
     return rows.is_contiguous() and rows.dtype == claim.bank.dtype and claim.offsets.numel() == windows > 0

@@ -24,7 +24,7 @@ from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, s
 from amalgam.stages.common.inference.dropout import (
     Bank,
     Call,
-    Compared,
+    ComparedKernels,
     Kernels,
     KeyedDropout,
     Recorder,
@@ -479,7 +479,7 @@ def _agrees(teacher: Teacher, encoder: FastEncoder) -> bool:
 
 def _kernels_agree(teacher: Teacher, kernels: Kernels) -> bool:
     """Compares each kernel's results, on short texts and on the longest, and the logits of the short ones."""
-    compared = Compared(kernels)
+    compared = ComparedKernels(kernels)
     for rows in teacher.trials():
         plain, fast = (_logits_with(teacher, rows, chosen) for chosen in (None, compared))
         if not close_enough(fast, plain, teacher.dtype):

@@ -29,7 +29,6 @@ from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.deliveries import PAGES, REPORTS, DeliveryServices, deliver_page, read_mark, refuse_links
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
-from amalgam.stages.common.training.schedule import FEW
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.blocks import (
     AuditedTeacher,
@@ -251,7 +250,8 @@ def _view(numbers: ReportJson) -> dict[str, object]:
         "losses": _losses(numbers),
         "size": _size(numbers["models"]),
         "spikes": spikes(numbers),
-        "notes": [row for row in numbers["notes"] if "few-steps" not in causes or FEW not in row["note"]],
+        # The student's only note is that of few steps.
+        "notes": [row for row in numbers["notes"] if "few-steps" not in causes or row["stage"] != "train-student"],
         "undertrained": bool(causes & {"few-steps", "not-fitted", "labels-never-predicted"}),
     }
 

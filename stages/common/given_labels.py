@@ -233,7 +233,8 @@ def keys_in_files(file: LabelFile, paths: Iterable[Path], corpus: Corpus) -> dic
 def labels_in(tables: Iterable[pa.Table], names: Sequence[str]) -> GivenLabels:
     """Returns the labels of the union in the corpus's own column."""
     pairs = (zip(*(table.column(name).to_pylist() for name in ("key", "label")), strict=True) for table in tables)
-    return GivenLabels({key: label for part in pairs for key, label in part if label in names})
+    union = set(names)
+    return GivenLabels({key: label for part in pairs for key, label in part if label in union})
 
 
 def _identity(column: str, fields: Sequence[str]) -> bytes | str:

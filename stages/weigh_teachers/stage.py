@@ -387,11 +387,11 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
 
 def _gold(run: Run, texts: Texts, labelled: Labelled) -> Array:
     """Returns the position of each labelled text's gold label in the union."""
-    given, names = given_labels(run), list(label_space(run).names)
+    given, place = given_labels(run), {name: index for index, name in enumerate(label_space(run).names)}
     if given is None:
         raise AssertionError("there are no labels")
     keys = texts.keys.take(pa.array(labelled.rows)).to_pylist()
-    return np.array([names.index(given.by_key[key]) for key in keys], np.int64)
+    return np.array([place[given.by_key[key]] for key in keys], np.int64)
 
 
 def _labelled_elsewhere(run: Run) -> Iterator[Texts]:

@@ -56,6 +56,9 @@ from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated
 
 FITTED = ".safetensors"
 
+LABEL = "amalgam label --count 50"
+"""The command in a stored note; the option -c is added when the note is shown."""
+
 LABELLED = "weights_labelled.parquet"
 """The file with the weights of labelled texts; it exists with `labels` of the experiment."""
 
@@ -208,8 +211,9 @@ class WeighTeachers(Stage):
             moved = counted(labelled["moved"], "text", "has", "have")
             yield f"{counted(labelled['texts'], 'label')}; {moved} another teacher than without labels"
 
-    def notes(self, run: Run, manifest: Record) -> list[str]:  # noqa: ARG002 - the base class's arguments
-        return list(manifest.facts["notes"])
+    def notes(self, run: Run, manifest: Record) -> list[str]:
+        """Returns the stored notes, whose command gets the file of this run."""
+        return [note.replace(LABEL, f"{LABEL}{run.file_option}") for note in manifest.facts["notes"]]
 
     def describe(self, manifest: Record) -> str:
         weights = manifest.identity["config"]["targets"]["teacher_weights"]
@@ -308,7 +312,7 @@ def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
             share = percent(counts.max() / len(own))
             yield (
                 f"teacher {teacher} predicts {space.names[counts.argmax()]} for {share} of the texts, so its "
-                "evidence is weak: label some texts (amalgam label --count 50)"
+                f"evidence is weak: label some texts ({LABEL})"
             )
 
 

@@ -178,6 +178,7 @@ def read_bucket(store: Store, bucket: Bucket, columns: Sequence[str] | None = No
 
 def tables(store: Store, part: Part, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yields the part's rows, bucket by bucket, in key order."""
+    store.backend.fetch([bucket.file.path for bucket in part.buckets])
     for bucket in part.buckets:
         yield read_bucket(store, bucket, columns)
 

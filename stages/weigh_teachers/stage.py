@@ -565,7 +565,7 @@ def weights_of(run: Run, buckets: Sequence[Bucket] | None = None) -> pa.Table:
     files = [file for file in tables if PurePosixPath(file.path).name != LABELLED]
     if buckets is not None:
         files = [files[[block.buckets for block in _blocks(run)].index(tuple(buckets))]]
-    return pa.concat_tables(read_table(run.store.verified_path(file)) for file in files)
+    return pa.concat_tables(map(read_table, run.store.verified_paths(files)))
 
 
 def labelled_weights_of(run: Run) -> pa.Table:

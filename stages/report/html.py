@@ -458,15 +458,17 @@ def publish_texts(base: Path, name: str, content: bytes) -> str:
 
 
 def _without_labels(path: Path, content: bytes) -> bool:
-    """Returns whether the file has the columns of `content` and not a single label."""
+    """Returns whether the file has the columns of `content`, perhaps with other names, and not a single label."""
     header = next(csv.reader(io.StringIO(content.decode())))
-    label = header[-1 - len(PREDICTED_COLUMNS)]
+    label = -1 - len(PREDICTED_COLUMNS)
     if not is_regular(path):
         return False
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file)
-            return rows.fieldnames == header and not any((row[label] or "").strip() for row in rows)
+            rows = csv.reader(file)
+            own = next(rows, [])
+            is_ours = len(own) == len(header) and own[0] == header[0] and own[label + 1 :] == header[label + 1 :]
+            return is_ours and not any(len(row) != len(header) or row[label].strip() for row in rows)
     except (OSError, ValueError, csv.Error):
         return False
 

@@ -497,11 +497,14 @@ def _compared_by(targets: Targets) -> Targets:
 
 
 def _train_identity(run: Run) -> dict[str, object]:
-    """Returns the inputs of the target description that are not inputs of the student."""
-    part = _train_part(run)
+    """Returns the inputs of the target description, and of the texts to label, that are not inputs of the student."""
+    part, corpus = _train_part(run), run.experiment.corpus
     if part is None:
         return {}
     inputs: dict[str, object] = {"gold": part.labels_digest}
+    columns = corpus.model_dump(include={"text", "id", "label"}, exclude_defaults=True)
+    if columns and not part_of(run, "test"):
+        inputs["columns"] = columns  # of the file of texts to label
     if teachers_of(run):
         targets = _compared_by(run.experiment.targets)
         method = target_method(targets)

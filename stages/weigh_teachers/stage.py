@@ -278,7 +278,7 @@ class Weighed:
 def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighed:
     """Returns the weights of these texts; on the first block it adds its numbers to `fitted` and `facts`."""
     targets, label_sets = run.experiment.targets, LabelSets.of(label_space(run))
-    answers = _predictions(run, texts.prefixes, texts.keys)
+    answers = predictions(run, texts.prefixes, texts.keys)
     shares: Array | None = None
     spaces: Sequence[Space] = ()
     if targets.weight_signal == "all":
@@ -441,17 +441,8 @@ class Predictions:
     """Position of the predicted label in the union: [texts, teachers]."""
 
 
-def predictions(run: Run, buckets: Sequence[Bucket]) -> Predictions:
-    """Reads the predictions of all teachers, in the order of the buckets' keys."""
-    parts = [
-        _predictions(run, [bucket.prefix for bucket in group], keys_of(run, group))
-        for group in neighbouring_buckets(buckets)
-    ]
-    evidence = {name: np.concatenate([part.evidence[name] for part in parts]) for name in parts[0].evidence}
-    return Predictions(evidence, np.concatenate([part.labels for part in parts]))
-
-
-def _predictions(run: Run, prefixes: Sequence[str], keys: pa.Array) -> Predictions:
+def predictions(run: Run, prefixes: Sequence[str], keys: pa.Array) -> Predictions:
+    """Reads the predictions of all teachers on the texts with these keys, which are in these buckets."""
     reader, in_order = answer_reader(run), pl.Series("key", keys, pl.Binary)
     by_teacher, predicted = [], []
     for teacher, own in label_space(run).columns.items():

@@ -48,7 +48,7 @@ from amalgam.stages.common.given_labels import (
     GivenLabels,
     LabelFile,
     find_texts,
-    keys_in_files,
+    keys_in_corpus,
     labels_in,
     picked_in,
     read_label_file,
@@ -237,7 +237,7 @@ def _keys_in_sources(run: Run, file: LabelFile) -> dict[bytes | str, bytes] | No
         return None
     files = [path for source in sources for path in source_files(run, source)]
     are_small = sum(path.stat().st_size for path in files) <= MOST_SCANNED
-    return keys_in_files(file, files, corpus_for(run.experiment, "train")) if are_small else None
+    return keys_in_corpus(file, files, corpus_for(run.experiment, "train")) if are_small else None
 
 
 def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:

@@ -49,6 +49,7 @@ from amalgam.pipeline.storage.paths import (
 )
 from amalgam.pipeline.storage.store import HEAD, MANIFEST, TIMING, HeadEntry, Record, Store
 from amalgam.stages.app.cost import RATES
+from amalgam.stages.common.corpus import FETCHED
 from amalgam.stages.common.deliveries import FOLDERS, files_of_user
 from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import newer_revision
@@ -157,7 +158,9 @@ def unreadable_files(store: Store) -> list[str]:
         try:
             if kind is not None and local is not None:
                 kind(local)
-                if local.suffix == ".parquet" and not _has_columns(local, TABLES.get(path.partition("/")[0], ())):
+                stage, result, _ = path.split("/", 2)
+                tables = () if result == FETCHED else TABLES.get(stage, ())
+                if local.suffix == ".parquet" and not _has_columns(local, tables):
                     unreadable.append(path)
         except Exception:  # noqa: BLE001 - each library has exceptions of its own
             unreadable.append(path)

@@ -21,6 +21,9 @@ from amalgam.stages.target_methods import reads_texts
 REMOTE = ("hf://", "s3://")
 DATASETS = "hf://datasets/"
 
+FETCHED = "remote"
+"""Folder of the copies of remote files in the results of read-corpus; they have the columns of their source."""
+
 HELD_OUT = "held-out"
 
 GENERATED = "what generate wrote"

@@ -22,6 +22,7 @@ from amalgam.pipeline.storage.paths import GIVEN
 from amalgam.pipeline.storage.store import StoredFile
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.common.corpus import (
+    FETCHED,
     GENERATED,
     HELD_OUT,
     IN_MEMORY,
@@ -571,7 +572,7 @@ def _fetched(run: Run, source: str) -> Path | None:
 
 
 def _fetched_record(run: Run, source: str) -> Path:
-    return run.store.folder("read-corpus", "remote") / f"{fingerprint(source)}.json"
+    return run.store.folder("read-corpus", FETCHED) / f"{fingerprint(source)}.json"
 
 
 @once

@@ -96,7 +96,7 @@ def test_a_demo_stopped_while_it_was_written_is_completed(tmp_path: Path, monkey
     assert (tmp_path / "amalgam.yaml").exists()
 
 
-@pytest.mark.parametrize(("module", "function"), [(demo.pq, "write_table"), (demo_models, "save_file")])
+@pytest.mark.parametrize(("module", "function"), [(pq, "write_table"), (demo_models, "save_file")])
 def test_a_file_of_the_demo_is_whole_or_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, function: str
 ) -> None:

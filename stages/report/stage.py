@@ -424,7 +424,7 @@ def estimate_inputs(
         train=train,
         labels=labels,
         gold={key: given.by_key[key] for key in keys} if given else {},
-        answers=answer_reader(run) if "cache-teachers" in run.results and labels.columns else None,
+        answers=answer_reader(run) if labels.columns else None,
         targets=partial(unset_targets, run),
         student=student,
     )
@@ -439,7 +439,7 @@ def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:
         train=train,
         labels=labels,
         student=load_student(run, student_folder(run), labels.names, where="the student"),
-        answers=answer_reader(run) if "cache-teachers" in run.results and labels.columns else None,
+        answers=answer_reader(run) if labels.columns else None,
         targets=read_targets(run) if target_facts(run)["objective"] == "kl" else None,
         held_out=held_out_share(run),
         corpus=run.experiment.corpus,

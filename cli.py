@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,10 +22,9 @@ from amalgam.stages.app import completion, serve_command
 from amalgam.stages.app.command_tree import HEADINGS, GroupedCommands, as_overrides
 
 if TYPE_CHECKING:
-    from amalgam.stages.app import commands, compare_reports, export_numpy, export_onnx
+    from amalgam.stages.app import commands, compare_reports
 else:
-    names = ("commands", "compare_reports", "export_numpy", "export_onnx")
-    commands, compare_reports, export_numpy, export_onnx = (LazyModule(f"amalgam.stages.app.{one}") for one in names)
+    commands, compare_reports = (LazyModule(f"amalgam.stages.app.{name}") for name in ("commands", "compare_reports"))
 
 START, STAGES, WHOLE, STUDENT, WORKSPACE = HEADINGS
 """Headings of `amalgam --help`."""
@@ -523,9 +522,11 @@ def export(  # noqa: PLR0913 - the options of a command
     """Export the student to ONNX or numpy and compare it with torch."""
     if onnx is numpy:
         raise ExperimentError("give one format", where="amalgam export", fix="run `amalgam export --onnx`, or --numpy")
-    format_ = export_onnx if onnx else export_numpy
     with without_units("no export was written"):
-        format_.export(config, student, out, int8=int8, source=source, force=force, quiet=quiet)
+        from amalgam.stages.app import export as exports
+
+        name: Literal["onnx", "numpy"] = "onnx" if onnx else "numpy"
+        exports.export(name, config, student, out, int8=int8, source=source, force=force, quiet=quiet)
 
 
 app.command(rich_help_panel=STUDENT, epilog=serve_command.EPILOG)(serve_command.serve)

@@ -201,7 +201,8 @@ def collected(run: Run) -> dict[str, Array]:
     from amalgam.stages.common.load import label_space, train_part
     from amalgam.stages.weigh_teachers.stage import keys_of, predictions
 
-    keys, space = keys_of(run, train_part(run).buckets), label_space(run)
+    buckets, space = train_part(run).buckets, label_space(run)
+    keys = keys_of(run, buckets)
     order = pl.DataFrame({"key": pl.Series(keys.to_pylist(), dtype=pl.Binary)})
     texts = order.join(frames.texts(run, "train").collect(), on="key", how="left", maintain_order="left")
     features = features_of(run, key_array(keys))[:]
@@ -209,7 +210,7 @@ def collected(run: Run) -> dict[str, Array]:
     arrays: dict[str, Array] = {
         "features": features.astype(np.float16),
         "similarity": (features @ names.T).astype(np.float32),
-        "confidence": predictions(run, train_part(run).buckets).evidence["confidence"],
+        "confidence": predictions(run, [bucket.prefix for bucket in buckets], keys).evidence["confidence"],
         "gold": np.array([space.names.index(label) for label in texts["label"]]),
         "texts": packed(texts["text"].to_list()),
     }

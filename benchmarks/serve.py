@@ -73,10 +73,10 @@ def _texts(options: argparse.Namespace) -> list[str]:
 
 def _export(scratch: Path) -> Path:
     from amalgam.benchmarks.models import save_classifier
-    from amalgam.stages.app.export_onnx import export
+    from amalgam.stages.app.export import export
 
     student = save_classifier(scratch / "student", "random", LABELS)
-    export(Path("none.yaml"), student, None, int8=False, source=None, force=False, quiet=True)
+    export("onnx", Path("none.yaml"), student, None, force=False, quiet=True)
     return scratch / "student-onnx"
 
 

@@ -79,11 +79,6 @@ _SLOT = re.compile(r"\{(\w+)\}")
 _TOPICS = sorted(TOPICS)
 
 
-def topics() -> list[str]:
-    """The eight labels, sorted by name."""
-    return [*_TOPICS]
-
-
 def generate(n: int, seed: int, part: PartName = "train") -> list[tuple[str, str]]:
     """The first n distinct (text, label) of a part: a pure function, where a smaller n is a prefix of a larger one.
 

@@ -84,10 +84,11 @@ class LabelSpace:
     @property
     def owners(self) -> list[list[str]]:
         """For each label, the teachers that know it."""
-        return [
-            [teacher for teacher, columns in self.columns.items() if index in columns]
-            for index in range(len(self.names))
-        ]
+        owners: list[list[str]] = [[] for _ in self.names]
+        for teacher, columns in self.columns.items():
+            for index in columns:
+                owners[index].append(teacher)
+        return owners
 
 
 def union_of(labels: Mapping[str, Sequence[str]]) -> LabelSpace:

@@ -28,7 +28,7 @@ from amalgam.data.lazy import pa, pl, pq
 from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
-from amalgam.pipeline.errors import DataError, InputChangedError, nearest
+from amalgam.pipeline.errors import DataError, DiskFullError, InputChangedError, fix_of, is_disk_full, nearest
 from amalgam.pipeline.input_files import InputFile, file_digest
 from amalgam.pipeline.user_paths import expanded, readable, user_path
 
@@ -115,10 +115,8 @@ def text_file(path: Path, digest_of: Callable[[Path], str]) -> InputFile:
 
 def _no_files(source: str, path: Path) -> DataError:
     if path.is_dir():
-        where = shown(str(path), 200)
-        return DataError(
-            f"no file of texts in {shown(source)}", where=where, fix=f"put a file of one of these kinds there: {KINDS}"
-        )
+        fix = f"put a file of one of these kinds there: {KINDS}"
+        return DataError(f"no file of texts in {shown(source)}", where=shown(str(path), 200), fix=fix)
     missing, parent = path, path.parent
     while not parent.is_dir():
         missing, parent = parent, parent.parent
@@ -157,8 +155,11 @@ def fetch_remote(url: str, folder: Path) -> Path:
         raise InputChangedError(f"{address} changed while it was read", where=address, fix=fix) from None
     except (OSError, pl.exceptions.PolarsError) as error:
         target.unlink(missing_ok=True)  # a sink that fails leaves a valid file of no rows
-        reason, fix = shown(str(error).replace(url, address), 200), "check the address and your access to it"
-        fix += " (AWS_*), or fetch it yourself and name the local file"
+        if is_disk_full(error):
+            fix = f"{fix_of(error)}, then run the same command again"
+            raise DiskFullError(f"the disk is full: {address} cannot be stored", where=str(folder), fix=fix) from error
+        reason = shown(str(error).replace(url, address), 200)
+        fix = "check the address and your access to it (AWS_*), or fetch it yourself and name the local file"
         raise DataError(f"{address} cannot be read", where=reason, fix=fix) from error
     return target
 

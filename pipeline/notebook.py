@@ -13,6 +13,7 @@ from html import escape
 from typing import Any
 
 from amalgam.pipeline.console import Console, printable
+from amalgam.pipeline.secrets import masked
 
 LEFT, RIGHT = "left", "right"
 
@@ -88,7 +89,7 @@ class NotebookConsole(Console):
 
     def say(self, text: str) -> None:
         self._begin_cell()
-        self._lines.append(printable(text))
+        self._lines.append(printable(masked(text)))
         self._moving = ""
         self._rewrite()
 

@@ -79,8 +79,13 @@ def check_new(path: Path) -> None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Writes a text file and the folders above it; refuses to replace a file."""
+    """Writes a text file, whole or not at all, and the folders above it; refuses to replace a file."""
     check_new(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file:
-        file.write(text)
+        try:
+            file.write(text)
+            file.flush()
+        except BaseException:
+            path.unlink(missing_ok=True)  # it would refuse the next try
+            raise

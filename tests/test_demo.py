@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -93,6 +94,22 @@ def test_a_demo_stopped_while_it_was_written_is_completed(tmp_path: Path, monkey
     write_texts(tmp_path)
     write_demo(tmp_path)
     assert (tmp_path / "amalgam.yaml").exists()
+
+
+@pytest.mark.parametrize(("module", "function"), [(pq, "write_table"), (demo_models, "save_file")])
+def test_a_file_of_the_demo_is_whole_or_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, function: str
+) -> None:
+    def stop(_content: object, path: Path, **_: object) -> None:
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        with_texts(patch, 20)
+        patch.setattr(module, function, stop)
+        with pytest.raises(KeyboardInterrupt):
+            write_demo(tmp_path)
+        assert [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"half"] == []
 
 
 def test_every_method_shown_is_a_method() -> None:

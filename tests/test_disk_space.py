@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from amalgam.pipeline.execution import disk_space
+from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.common import deliveries
 from amalgam.stages.common.models import loading
 from amalgam.stages.common.models.model_folder import count_parameters
@@ -167,3 +168,10 @@ def test_a_disk_without_a_block_for_the_workspace_is_full(
     assert "the disk is full" in result.err
     assert "the missing results need at least" in result.err
     assert "amalgam gc" in result.err
+
+
+def test_a_new_text_file_is_whole_or_absent(tmp_path: Path) -> None:
+    """A part of it would refuse the next try, because files of labels are never replaced."""
+    with pytest.raises(UnicodeEncodeError):  # as a full disk, it fails while it writes
+        write_new(tmp_path / "labels.csv", "key,text,label\n\ud800")
+    assert list(tmp_path.iterdir()) == []

@@ -17,8 +17,9 @@ from amalgam.data.parquet import matrix
 from amalgam.pipeline.errors import InterruptedRunError
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.signals import InterruptHandler
-from amalgam.stages.app.api import open_run
+from amalgam.stages.app.api import open_run, working
 from amalgam.stages.cache_teachers.ask import record_conflict
+from amalgam.stages.common import load
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import (
     TIMEOUT,
@@ -270,6 +271,20 @@ def test_a_signal_at_any_time_ends_a_command_without_files_or_traces_left(
     workspace("run")
     assert workspace("verify", "--json").json["damaged"] == []
     assert workspace.stale() == set()
+
+
+def test_a_fault_after_fetched_texts_were_read_is_not_taken_for_damage_of_them(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the columns of their source, not those of amalgam's own tables."""
+    source, run = "s3://texts/train.parquet", open_run(workspace.config, [])
+    table = pa.table({"body": ["a text"]})
+    monkeypatch.setattr(load, "fetch_remote", lambda _, folder: pq.write_table(table, folder / "train.parquet"))
+    load.fetch(run, [source])
+    [path] = load.local_files(run, source)
+    with pytest.raises(ZeroDivisionError), working(run):
+        raise ZeroDivisionError
+    assert path.exists()
 
 
 def test_a_signal_to_a_finished_run_reaches_the_work_around_it() -> None:

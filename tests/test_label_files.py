@@ -131,7 +131,8 @@ def test_an_id_beyond_the_limit_of_the_corpus_has_no_training_text(fresh: Worksp
     fresh.edit("train: texts/train.csv", "train: texts/train.csv\n  id: number\n  limit: 50")
     fresh.edit("  test: texts/test.csv\n", "")
     numbered.select("number", "label").write_csv(fresh.folder / "ids.csv")
-    assert "ids.csv: 70 problems" in fresh.attempt("build-targets", "labels=ids.csv").err
+    for command in ("plan", "build-targets"):
+        assert "ids.csv: 70 problems" in fresh.attempt(command, "labels=ids.csv").err
 
 
 # ---- labels

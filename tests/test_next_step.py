@@ -76,3 +76,16 @@ def test_test_texts_whose_labels_are_learned_do_not_suffice(workspace: Workspace
     assert caution in verdict["cautions"]
     ran = workspace("run", "corpus.test=texts/labelled.csv")
     assert "  caution: 60 of 60 test texts are also training texts, so the accuracy" in ran.out
+
+
+def test_the_file_of_texts_to_label_has_the_columns_of_the_corpus(workspace: Workspace) -> None:
+    quoted = (json.dumps(text) for text, _ in workspace.texts())
+    (workspace.folder / "texts/train.csv").write_text("\n".join(["text", *quoted]))
+    path, texts = workspace.folder / "reports/student.to-label.csv", ("run", "corpus.test=null", "--quiet")
+    workspace(*texts, "corpus.label=null")
+    assert path.read_text().startswith("key,text,label,")
+    workspace(*texts, "corpus.label=topic")
+    assert path.read_text().startswith("key,text,topic,")
+    path.write_text(path.read_text().replace(",,", ",computing,", 1))
+    workspace(*texts, "corpus.label=label")
+    assert path.read_text().startswith("key,text,topic,"), "a file with labels is kept"

@@ -11,10 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.storage.store import MANIFEST, Store, open_store
+from amalgam.stages.app.api import open_run
 from amalgam.stages.app.maintenance import find_garbage
+from amalgam.stages.build_targets.stage import read_targets
+from amalgam.stages.common.corpus import tables
 from amalgam.stages.common.deliveries import EXPORT, Mark, write_mark, written_files
+from amalgam.stages.common.load import train_part
+from amalgam.stages.registry import STAGES
 from amalgam.tests.forking import LIGHT, Forked
 from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.pipeline.crashing import changing
@@ -41,6 +48,18 @@ def test_a_store_that_does_not_put_if_absent_is_refused_before_any_work(server: 
     assert "If-None-Match" in result.err
     assert f"where: {ADDRESS}" in result.err
     assert len(server.objects) == 1
+
+
+def test_texts_and_targets_are_fetched_at_once(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = set[str]()
+    run = open_run(built.folder / "amalgam.yaml", [], console=Console(quiet=True))
+    plan(STAGES, run)
+    monkeypatch.setattr(run.store.backend, "fetch", fetched.update)
+    for _ in read_targets(run):
+        assert fetched == {file.path for file in run.result("build-targets").files}
+    fetched.clear()
+    for _ in tables(run.store, train_part(run)):
+        assert fetched == {bucket.file.path for bucket in train_part(run).buckets}
 
 
 # ---- killed

@@ -18,6 +18,7 @@ from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.facts import DECLARED
 from amalgam.pipeline.storage.paths import CACHED_TOKENS
 from amalgam.pipeline.storage.store import Record, Store, StoredFile, canonical_record
+from amalgam.stages.app import maintenance
 from amalgam.stages.common.training import checkpoint_files
 from amalgam.stages.registry import STAGES
 from amalgam.tests.test_bad_input import assert_three_lines
@@ -372,6 +373,22 @@ def test_checkpoints_of_abandoned_trainings_go_after_a_day(workspace: Workspace)
     assert [path.name for path in abandoned.iterdir()] == ["mine.txt"]
     assert not complete.exists()
     assert {path.name for path in own.iterdir()} == {"state.json", "weights.safetensors"}
+
+
+def test_gc_leaves_a_checkpoint_that_a_training_replaces_meanwhile(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = add_checkpoint(workspace, "f" * 20)
+    age(workspace.artifacts)
+
+    def replaced_meanwhile(folder: Path) -> list[Path]:
+        files = checkpoint_files.files_of(folder)
+        shutil.rmtree(files[0].parent)
+        return files
+
+    monkeypatch.setattr(maintenance, "files_of", replaced_meanwhile)
+    assert workspace("gc", "--json").json["items"] == []
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("name", ["state.json", "weights.safetensors"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -154,6 +155,14 @@ def test_numpy_needs_a_static_student_and_a_format_of_its_own(built: Workspace, 
     static("export", "--onnx", "--out", "both")
     other = static.attempt("export", "--numpy", "--out", "both", "--force")
     assert (other.code, "no export" in other.err) == (2, True)
+
+
+def test_an_unreadable_config_is_an_error_of_the_model(static: Workspace) -> None:
+    """A folder without a mark, which is the user's own."""
+    shutil.copytree(static.folder / "students/student", static.folder / "own", ignore=shutil.ignore_patterns(".*"))
+    (static.folder / "own/config.json").write_text("{")
+    refused = static.attempt("export", "--numpy", "--student", "own")
+    assert (refused.code, "config.json cannot be read as JSON" in refused.err) == (2, True)
 
 
 def test_padding_changes_no_text(static: Workspace) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -112,10 +113,11 @@ def test_a_teacher_that_predicts_one_label_for_nearly_all_texts_is_named(
     cached: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signals, "ONE_LABEL", 0.01)
-    result = cached(*WEIGH)
+    shutil.copyfile(cached.folder / "amalgam.yaml", cached.folder / "other.yaml")
+    result = cached(*WEIGH, "-c", "other.yaml")
     for teacher in TEACHER_LABELS:
         assert f"teacher {teacher} predicts " in result.err
-    assert "amalgam label --count 50" in result.err
+    assert "amalgam label --count 50 -c other.yaml" in result.err
 
 
 @pytest.mark.parametrize("encoder", ["./models/encoder", f"teacher:{next(iter(TEACHER_LABELS))}"])

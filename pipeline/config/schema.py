@@ -6,6 +6,7 @@ Fields outside `execution` define the result and enter fingerprints; fields of `
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -132,7 +133,7 @@ def _as_list(value: Any) -> Any:
 
 def _distinct(labels: list[str]) -> list[str]:
     """Refuses a label twice, but for the placeholder of `init`, which is refused by its name."""
-    twice = sorted({label for label in labels if labels.count(label) > 1 and label != "?"})
+    twice = sorted(label for label, count in Counter(labels).items() if count > 1 and label != "?")
     if twice:
         raise ValueError(f"has {twice[0]!r} twice; give each label once")
     return labels

@@ -165,10 +165,10 @@ def _reason(
     if before == name:
         exists = run.store.has(run.store.folder(stage.name, name) / MANIFEST)
         return ("damaged", f"{MANIFEST} cannot be read") if exists else ("missing", f"{MANIFEST} is missing")
-    old = run.store.manifest(stage.name, before)
+    old = run.store.identity(stage.name, before)
     if old is None:
         return "missing", "the previous result is no longer there"
-    return explain_change(old.identity, identity)
+    return explain_change(old, identity)
 
 
 def explain_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Reason, str]:

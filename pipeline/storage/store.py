@@ -146,6 +146,12 @@ class Store:
     def manifest(self, stage: str, name: str) -> Record | None:
         return self.record(self.folder(stage, name) / MANIFEST)
 
+    def identity(self, stage: str, name: str) -> Mapping[str, Any] | None:
+        """Returns the inputs of a result, also if an earlier version wrote facts of other types."""
+        place = self.inside(self.folder(stage, name) / MANIFEST)
+        record = parsed_record(place, self.backend.read([place]).get(place), any_facts=True)
+        return record.identity if record else None
+
     def record(self, path: Path) -> Record | None:
         """Returns the record at `path`, or None if it is absent or unreadable: the unit is not committed."""
         place = self.inside(path)
@@ -447,13 +453,17 @@ class Store:
 def _ignored(note: str) -> None: ...
 
 
-def parsed_record(place: str, content: bytes | None, *, trusted: bool = False) -> Record | None:
+def parsed_record(
+    place: str, content: bytes | None, *, trusted: bool = False, any_facts: bool = False
+) -> Record | None:
     """Returns the record at a path, or None if it is absent, damaged, or belongs to another path."""
     try:
         record = None if content is None else Record.from_json(content, trusted=trusted)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
-    return record if record is None or (_belongs(record, place) and _has_types(record, place)) else None
+    if record is None or not _belongs(record, place):
+        return None
+    return record if any_facts or _has_types(record, place) else None
 
 
 def _has_types(record: Record, place: str) -> bool:

@@ -511,10 +511,10 @@ class Explanation(StateJson):
 
 def _explanation(stage: Stage, run: Run, state: StageState | None) -> Explanation:
     last, identity = run.store.last(stage.name), None
-    old = run.store.manifest(stage.name, last) if last else None
+    old = run.store.identity(stage.name, last) if last else None
     with suppress(PendingDependencyError):
         identity = identity_of(stage, run) if state else None
-    differing = differences(old.identity, identity) if old and identity else ()
+    differing = differences(old, identity) if old and identity else ()
     changes = [Change(field=field, change=change) for field, change in differing]
     state = state or StageState(stage.name, "not part of this experiment", None, "", None, None, None)
     return {**state.to_json(), "last": last, "changes": changes, "identity": identity}

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from amalgam.data.demo_corpus import PartName, generate, mixture
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.storage.local import atomic_write
 from amalgam.stages.app.api import run_without_tables
 from amalgam.stages.app.demo_models import tiny_encoder, tiny_language_model
 from amalgam.stages.report.blocks import Evaluation
@@ -114,7 +115,7 @@ def write_data_free(folder: Path, console: Console) -> None:
     complete = general.exists() and language_model.exists()
     texts = [] if complete else mixture(GENERAL_TEXTS, seed=0)
     if not general.exists():
-        pq.write_table(pa.table({"text": texts}), general)
+        _write(pa.table({"text": texts}), general)
     _copy_missing("with-texts.yaml", folder / "with-texts.yaml")
     _copy_missing("data-free.yaml", folder / "amalgam.yaml")
     if not language_model.exists():
@@ -141,12 +142,17 @@ def _refuse_other_files(folder: Path) -> None:
 
 
 def write_texts(folder: Path) -> None:
-    (folder / "texts").mkdir(parents=True, exist_ok=True)
     for name, settings in TEXTS.items():
         path = folder / f"texts/{name}.parquet"
         if not path.exists():
             texts, labels = zip(*generate(*settings), strict=True)
-            pq.write_table(pa.table({"text": texts, "label": labels}), path)
+            _write(pa.table({"text": texts, "label": labels}), path)
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    """Writes a whole file or none, because an existing file is not written again."""
+    with atomic_write(path) as temporary:
+        pq.write_table(table, temporary)
 
 
 def _copy_missing(experiment: str, path: Path) -> None:

@@ -62,7 +62,8 @@ def tiny_encoder(folder: Path, texts: Sequence[str], seed: int) -> None:
     weights[_WORDS] = _word_vectors(weights[_WORDS], tokenizer(list(texts), **options)["input_ids"])
     config.save_pretrained(folder)
     # save_pretrained of a model draws a progress bar that can only be switched off for the whole process.
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with atomic_write(folder / "model.safetensors") as temporary:
+        save_file(weights, temporary, metadata={"format": "pt"})
 
 
 def word_pieces(texts: Sequence[str]) -> dict[str, int]:

@@ -1,12 +1,11 @@
 """Exports a static student for numpy (`amalgam export --numpy`): arrays, tokenizer, labels and classify.py.
 
-The logits of 32 texts are compared with torch. With --int8 each vector has 8 bits a number, and only frequent tokens
+With --int8 each vector has 8 bits a number, and only frequent tokens
 have one; the others have the mean vector, which is zero.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -20,26 +19,21 @@ from amalgam.data.arrays import Array
 from amalgam.data.tokens import encode
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, WorkError
-from amalgam.pipeline.execution.faults import storage_error
 from amalgam.stages.app import classify
 from amalgam.stages.app.api import Experiment
-from amalgam.stages.app.export_onnx import MOST_APART, TEXTS, check_folder, parity_texts
-from amalgam.stages.app.predict import finished_student, name_student
+from amalgam.stages.app.export_onnx import MOST_APART, TEXTS, parity_texts
+from amalgam.stages.app.predict import StudentFolder
 from amalgam.stages.app.quantize_onnx import (
     SINGLE_TEXTS,
     ComparedTexts,
     Int8Facts,
     Speed,
     agreement,
-    check_loss,
-    compared_texts,
-    show,
     weight_bytes,
 )
-from amalgam.stages.app.serve import CONFIG
-from amalgam.stages.common.deliveries import EXPORT, Mark, replace_folder, write_mark, written_files
 from amalgam.stages.common.inference.batches import Classifier
-from amalgam.stages.common.models.model_folder import EXPORT_FACTS, STATIC, light_names
+from amalgam.stages.common.models.model_folder import STATIC
+from amalgam.stages.common.models.resolve import read_model
 
 SCRIPT = "classify.py"
 MOST_TOKENS = 14_000
@@ -50,51 +44,19 @@ FP32, INT8, TORCH = "numpy fp32", "numpy int8", "torch fp32"
 Logits = Callable[[Sequence[Any]], Array]
 
 
-def export(  # noqa: PLR0913 - the options of the command
-    config: Path,
-    student: Path | None,
-    out: Path | None,
-    *,
-    int8: bool = False,
-    source: Path | None = None,
-    force: bool,
-    quiet: bool,
-) -> None:
-    finished, console = finished_student(config, student), Console(quiet=quiet)
-    name_student(console, finished, config, chosen=student is not None)
-    if json.loads((finished.folder / CONFIG).read_text("utf-8")).get("model_type") != STATIC:
+def check(student: StudentFolder) -> None:
+    if read_model(student.folder, "the student").config.get("model_type") != STATIC:
         fix = (
-            f"run `amalgam export --onnx{finished.file_option}`, "
+            f"run `amalgam export --onnx{student.file_option}`, "
             "or train one: student.encoder=static:ENCODER student.name=small"
         )
-        raise ExperimentError("--numpy needs a static student", where=str(finished.folder), fix=fix)
-    texts = compared_texts(config, source, int8=int8)
-    folder = out or finished.folder.with_name(f"{finished.folder.name}-numpy{'-int8' if int8 else ''}")
-    check_folder(folder, classify.ARRAYS, force=force)
-    classifier = finished.load()
-    classifier.model.to("cpu")
-    facts: dict[str, Any] = {}
+        raise ExperimentError("--numpy needs a static student", where=str(student.folder), fix=fix)
 
-    def write(temporary: Path) -> None:
-        for name in light_names([path.name for path in finished.folder.iterdir()]):
-            shutil.copy2(finished.folder / name, temporary / name)
-        shutil.copyfile(classify.__file__, temporary / SCRIPT)
-        _write_arrays(classifier, temporary)
-        facts.update(_check_parity(classifier, temporary, finished.file_option), text=list(finished.learned))
-        if texts is not None:
-            facts["int8"] = _quantise(classifier, temporary, texts, config, force=force)
-        (temporary / EXPORT_FACTS).write_text(json.dumps(facts, indent=1) + "\n")
-        about = {"options": f"--numpy{' --int8' if int8 else ''}"}
-        write_mark(temporary, Mark(finished.fingerprint or "", written_files(temporary), about, EXPORT))
 
-    try:
-        replace_folder(folder, write)
-    except OSError as error:
-        raise storage_error(error, "the export cannot be written", folder.absolute().parent) from error
-    console.say(f"on {TEXTS} texts no logit differs from torch's by more than {facts['largest_difference']:.1e}")
-    if texts is not None:
-        show(console, facts["int8"])
-    console.result(str(folder))
+def write(classifier: Classifier, folder: Path) -> dict[str, Any]:
+    shutil.copyfile(classify.__file__, folder / SCRIPT)
+    _write_arrays(classifier, folder)
+    return _check_parity(classifier, folder)
 
 
 # ---- the arrays
@@ -147,7 +109,7 @@ def _kept_tokens(classifier: Classifier, config: Path) -> Array:
 # ---- the comparison
 
 
-def _check_parity(classifier: Classifier, folder: Path, file_option: str) -> dict[str, Any]:
+def _check_parity(classifier: Classifier, folder: Path) -> dict[str, Any]:
     """Compares numpy with torch; raises if they differ."""
     texts = parity_texts(classifier)
     expected, logits = classifier.logits(texts), classify.Classifier(folder).logits([text for (text,) in texts])
@@ -155,12 +117,12 @@ def _check_parity(classifier: Classifier, folder: Path, file_option: str) -> dic
     allowed = MOST_APART * float(np.abs(expected).max())
     if largest > allowed:
         what = f"the exported arrays differ from torch: a logit differs by {largest:.2e}"
-        fix = f"use the folder with transformers, or run `amalgam export --onnx{file_option}`"
+        fix = "use the folder with transformers, or export it with --onnx"
         raise WorkError(what, where=f"{TEXTS} texts; at most {allowed:.0e} is allowed", fix=fix)
     return {"labels": classifier.labels, "parity_texts": TEXTS, "largest_difference": largest}
 
 
-def _quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, config: Path, *, force: bool) -> Int8Facts:
+def quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, config: Path) -> Int8Facts:
     """Replaces the arrays of the folder by their int8 form, and returns its comparison with the student."""
     inputs = [fields[0] if len(fields) == 1 else fields for fields in texts.texts]
     form = (TORCH, weight_bytes(classifier))
@@ -168,12 +130,10 @@ def _quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, config
     _, fp32_speed = _timed(_form(FP32, folder), lambda: classify.Classifier(folder).logits, inputs)
     _write_arrays(classifier, folder, _kept_tokens(classifier, config))
     logits, int8_speed = _timed(_form(INT8, folder), lambda: classify.Classifier(folder).logits, inputs)
-    facts: Int8Facts = {
+    return {
         **agreement(classifier.labels, texts, expected.argmax(axis=1), logits.argmax(axis=1)),
         "speed": [torch_speed, fp32_speed, int8_speed],
     }
-    check_loss(facts, force=force)
-    return facts
 
 
 def _by_torch(classifier: Classifier) -> Logits:

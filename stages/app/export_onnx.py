@@ -1,13 +1,7 @@
-"""Exports the student to ONNX with free batch size and length (`amalgam export --onnx`).
-
-The logits of 32 texts are compared with torch; a model that differs is refused and removed. With --int8 the model is
-then quantised.
-"""
+"""Exports the student to ONNX with free batch size and length (`amalgam export --onnx`)."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -20,25 +14,12 @@ import torch
 from amalgam.data.demo_corpus import generate
 from amalgam.data.keys import shown
 from amalgam.data.tokens import encode, uses_token_types
-from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import ExperimentError, WorkError
-from amalgam.pipeline.execution.faults import storage_error
-from amalgam.pipeline.user_paths import check_writable, user_path
-from amalgam.stages.app.predict import finished_student, name_student
-from amalgam.stages.app.quantize_onnx import (
-    ComparedTexts,
-    Int8Facts,
-    check_loss,
-    compare,
-    compared_texts,
-    show,
-    silent,
-    write_int8,
-)
-from amalgam.stages.common.deliveries import EXPORT, Mark, replace_folder, write_mark, written_files
+from amalgam.pipeline.errors import WorkError
+from amalgam.stages.app.predict import StudentFolder
+from amalgam.stages.app.quantize_onnx import ComparedTexts, Int8Facts, compare, silent, write_int8
 from amalgam.stages.common.device import check_libraries
 from amalgam.stages.common.inference.batches import Classifier, model_inputs
-from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, light_names
+from amalgam.stages.common.models.model_folder import ONNX_MODEL
 
 TEXTS, AT_ONCE = 32, 8
 MOST_APART = 1e-3
@@ -47,75 +28,23 @@ MOST_APART = 1e-3
 LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 
 
-def export(  # noqa: PLR0913 - the options of the command
-    config: Path,
-    student: Path | None,
-    out: Path | None,
-    *,
-    int8: bool = False,
-    source: Path | None = None,
-    force: bool,
-    quiet: bool,
-) -> None:
+def check(_student: StudentFolder) -> None:
     check_libraries(LIBRARIES, "onnx", "amalgam export --onnx")
-    finished, console = finished_student(config, student), Console(quiet=quiet)
-    name_student(console, finished, config, chosen=student is not None)
-    texts = compared_texts(config, source, int8=int8)
-    folder = out or finished.folder.with_name(f"{finished.folder.name}-onnx{'-int8' if int8 else ''}")
-    check_folder(folder, ONNX_MODEL, force=force)
-    classifier = finished.load()
-    classifier.model.to("cpu")
-    facts: dict[str, Any] = {}
-
-    def write(temporary: Path) -> None:
-        write_model(classifier, temporary / ONNX_MODEL)
-        facts.update(check_parity(classifier, temporary / ONNX_MODEL), text=list(finished.learned))
-        if texts is not None:
-            facts["int8"] = _quantise(classifier, temporary, texts, force=force)
-        for name in light_names([path.name for path in finished.folder.iterdir()]):
-            shutil.copy2(finished.folder / name, temporary / name)
-        (temporary / EXPORT_FACTS).write_text(json.dumps(facts, indent=1) + "\n")
-        about = {"options": "--onnx --int8"} if int8 else {}
-        write_mark(temporary, Mark(finished.fingerprint or "", written_files(temporary), about, EXPORT))
-
-    try:
-        replace_folder(folder, write)
-    except OSError as error:
-        raise storage_error(error, "the export cannot be written", folder.absolute().parent) from error
-    console.say(f"on {TEXTS} texts no logit differs from torch's by more than {facts['largest_difference']:.1e}")
-    if texts is not None:
-        show(console, facts["int8"])
-    console.result(str(folder))
 
 
-def _quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, *, force: bool) -> Int8Facts:
+def write(classifier: Classifier, folder: Path) -> dict[str, Any]:
+    write_model(classifier, folder / ONNX_MODEL)
+    return check_parity(classifier, folder / ONNX_MODEL)
+
+
+def quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, _config: Path) -> Int8Facts:
     """Replaces the model of the folder by its int8 form."""
     fp32, model = folder / "fp32.onnx", folder / ONNX_MODEL
     model.rename(fp32)
     write_int8(fp32, model)
     facts = compare(classifier, fp32, model, texts)
-    check_loss(facts, force=force)
     fp32.unlink()
     return facts
-
-
-def check_folder(folder: Path, model: str, *, force: bool) -> None:
-    """Refuses, before the student loads, a folder that could not be written or is no export of this form."""
-    user_path(str(folder), where="--out")
-    name = shown(folder.absolute().name) or str(folder.absolute())  # the name of `.` is that of the folder
-    fix = "change its permissions, or name a folder elsewhere with --out"
-    check_writable(folder.absolute().parent, fix)
-    if folder.is_symlink():
-        raise ExperimentError(f"{name} is a link", where=str(folder.absolute()), fix="name another folder")
-    if not folder.exists():
-        return
-    what, way_out = f"{name} exists", "replace it with --force"
-    if not (folder / EXPORT_FACTS).is_file() or not (folder / model).is_file():
-        what, way_out = f"{what} and is no export", "name another folder with --out"
-    elif force:
-        check_writable(folder, fix)
-        return
-    raise ExperimentError(what, where=str(folder.absolute()), fix=way_out)
 
 
 class _Logits(torch.nn.Module):

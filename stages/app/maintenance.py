@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
@@ -48,6 +49,7 @@ from amalgam.pipeline.storage.paths import (
 )
 from amalgam.pipeline.storage.store import HEAD, MANIFEST, TIMING, HeadEntry, Record, Store
 from amalgam.stages.app.cost import RATES
+from amalgam.stages.common.corpus import FETCHED
 from amalgam.stages.common.deliveries import FOLDERS, files_of_user
 from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import newer_revision
@@ -156,7 +158,9 @@ def unreadable_files(store: Store) -> list[str]:
         try:
             if kind is not None and local is not None:
                 kind(local)
-                if local.suffix == ".parquet" and not _has_columns(local, TABLES.get(path.partition("/")[0], ())):
+                stage, result, _ = path.split("/", 2)
+                tables = () if result == FETCHED else TABLES.get(stage, ())
+                if local.suffix == ".parquet" and not _has_columns(local, tables):
                     unreadable.append(path)
         except Exception:  # noqa: BLE001 - each library has exceptions of its own
             unreadable.append(path)
@@ -335,8 +339,9 @@ def _local_leftovers(run: Run, entries: Sequence[FileInfo], stages: Sequence[Sta
     backend, stored = run.store.backend, {entry.path for entry in entries}
     for folder in (run.base / name for name in FOLDERS):
         for path in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
-            if TEMPORARY_NAME.fullmatch(path.name) and _is_old(_newest(path)) and not files_of_user(path):
-                yield _row(str(path), sum(file.lstat().st_size for file in _below(path)), "temporary")
+            sizes = _old_sizes(partial(_below, path)) if TEMPORARY_NAME.fullmatch(path.name) else {}
+            if sizes and not files_of_user(path):
+                yield _row(str(path), sum(sizes.values()), "temporary")
     cache = LocalStorage(backend.unpacked)
     if cache.root.is_symlink() or (not backend.is_remote and not any(entry.packed for entry in entries)):
         return  # amalgam makes a folder: a link there is someone else's
@@ -354,22 +359,24 @@ def _local_leftovers(run: Run, entries: Sequence[FileInfo], stages: Sequence[Sta
 
 def _checkpoints(run: Run, stages: Sequence[Stage]) -> Iterator[Garbage]:
     """Yields the checkpoints of trainings that are complete, or not of this experiment; they are on this machine."""
-    old = {
-        folder: files
-        for folder in checkpoint_folders(run.store.root)
-        if (files := files_of(folder)) and all(_is_old(path.lstat().st_mtime) for path in files)
-    }
+    folders = checkpoint_folders(run.store.root)
+    old = {folder: sizes for folder in folders if (sizes := _old_sizes(partial(files_of, folder)))}
     if not old:
         return
     units = [unit for state in plan(stages, run) for unit in state.missing]
     continued = {unit.folder / CHECKPOINT for unit in units}
-    for path in (path for folder, files in old.items() if folder not in continued for path in files):
-        name = str(path) if run.store.backend.is_remote else run.store.inside(path)
-        yield _row(name, path.lstat().st_size, "checkpoint")
+    for path, size in (pair for folder, sizes in old.items() if folder not in continued for pair in sizes.items()):
+        yield _row(str(path) if run.store.backend.is_remote else run.store.inside(path), size, "checkpoint")
 
 
-def _newest(path: Path) -> float:
-    return max(file.lstat().st_mtime for file in _below(path))
+def _old_sizes(files: Callable[[], Iterable[Path]]) -> dict[Path, int]:
+    """Returns the sizes of files that are all old; none if one is new, or disappears: another process is at work."""
+    try:
+        states = {path: path.lstat() for path in files()}
+    except FileNotFoundError:
+        return {}
+    are_old = all(_is_old(state.st_mtime) for state in states.values())
+    return {path: state.st_size for path, state in states.items()} if are_old else {}
 
 
 def _below(path: Path) -> list[Path]:

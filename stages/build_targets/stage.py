@@ -192,11 +192,13 @@ def _meaning(run: Run) -> TargetMeaning:
 
 def read_targets(run: Run) -> Iterator[pa.Table]:
     """Yields the columns READ of the targets, bucket by bucket of the training texts, in key order."""
-    files = iter(sorted(run.result("build-targets").files, key=lambda file: Path(file.path).name))
+    files = sorted(run.result("build-targets").files, key=lambda file: Path(file.path).name)
+    run.store.backend.fetch([file.path for file in files])
+    left = iter(files)
     rest: pa.Table | None = None
     for bucket in train_part(run).buckets:
         while rest is None or rest.num_rows < bucket.rows:
-            table = read_table(run.store.verified_path(next(files)), READ)
+            table = read_table(run.store.verified_path(next(left)), READ)
             rest = table if rest is None or not rest.num_rows else pa.concat_tables([rest, table])
         yield rest.slice(0, bucket.rows).combine_chunks()
         rest = rest.slice(bucket.rows)

@@ -21,6 +21,9 @@ from amalgam.stages.target_methods import reads_texts
 REMOTE = ("hf://", "s3://")
 DATASETS = "hf://datasets/"
 
+FETCHED = "remote"
+"""Folder of the copies of remote files in the results of read-corpus; they have the columns of their source."""
+
 HELD_OUT = "held-out"
 
 GENERATED = "what generate wrote"
@@ -178,6 +181,7 @@ def read_bucket(store: Store, bucket: Bucket, columns: Sequence[str] | None = No
 
 def tables(store: Store, part: Part, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yields the part's rows, bucket by bucket, in key order."""
+    store.backend.fetch([bucket.file.path for bucket in part.buckets])
     for bucket in part.buckets:
         yield read_bucket(store, bucket, columns)
 

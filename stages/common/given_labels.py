@@ -225,15 +225,29 @@ def _find_rows(tables: Iterable[pa.Table], name: str, wanted: Collection[bytes |
 
 def keys_in_files(file: LabelFile, paths: Iterable[Path], corpus: Corpus) -> dict[bytes | str, bytes]:
     """Returns the key of each text in the file that is in these files of texts."""
-    rows = (row for path in paths for row in read_rows(path, corpus=corpus) if isinstance(row, Row))
-    pairs = ((row.id if file.column == ID else None, text_key(row.fields)) for row in rows)
+    pairs = ((row.id if file.column == ID else None, text_key(row.fields)) for row in _rows(paths, corpus))
     return {identity or key: key for identity, key in pairs if (identity or key) in file.texts}
+
+
+def keys_in_corpus(file: LabelFile, paths: Sequence[Path], corpus: Corpus) -> dict[bytes | str, bytes]:
+    """Returns the same without the texts beyond corpus.limit, which keeps those with the lowest keys."""
+    keys = keys_in_files(file, paths, corpus)
+    if corpus.limit is None:
+        return keys
+    kept = set(sorted({text_key(row.fields) for row in _rows(paths, corpus)})[: corpus.limit])
+    return {text: key for text, key in keys.items() if key in kept}
+
+
+def _rows(paths: Iterable[Path], corpus: Corpus) -> Iterator[Row]:
+    for path in paths:
+        yield from (row for row in read_rows(path, corpus=corpus) if isinstance(row, Row))
 
 
 def labels_in(tables: Iterable[pa.Table], names: Sequence[str]) -> GivenLabels:
     """Returns the labels of the union in the corpus's own column."""
     pairs = (zip(*(table.column(name).to_pylist() for name in ("key", "label")), strict=True) for table in tables)
-    return GivenLabels({key: label for part in pairs for key, label in part if label in names})
+    union = set(names)
+    return GivenLabels({key: label for part in pairs for key, label in part if label in union})
 
 
 def _identity(column: str, fields: Sequence[str]) -> bytes | str:

@@ -22,6 +22,7 @@ from amalgam.pipeline.storage.paths import GIVEN
 from amalgam.pipeline.storage.store import StoredFile
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.common.corpus import (
+    FETCHED,
     GENERATED,
     HELD_OUT,
     IN_MEMORY,
@@ -48,7 +49,7 @@ from amalgam.stages.common.given_labels import (
     GivenLabels,
     LabelFile,
     find_texts,
-    keys_in_files,
+    keys_in_corpus,
     labels_in,
     picked_in,
     read_label_file,
@@ -237,7 +238,7 @@ def _keys_in_sources(run: Run, file: LabelFile) -> dict[bytes | str, bytes] | No
         return None
     files = [path for source in sources for path in source_files(run, source)]
     are_small = sum(path.stat().st_size for path in files) <= MOST_SCANNED
-    return keys_in_files(file, files, corpus_for(run.experiment, "train")) if are_small else None
+    return keys_in_corpus(file, files, corpus_for(run.experiment, "train")) if are_small else None
 
 
 def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:
@@ -571,7 +572,7 @@ def _fetched(run: Run, source: str) -> Path | None:
 
 
 def _fetched_record(run: Run, source: str) -> Path:
-    return run.store.folder("read-corpus", "remote") / f"{fingerprint(source)}.json"
+    return run.store.folder("read-corpus", FETCHED) / f"{fingerprint(source)}.json"
 
 
 @once

@@ -174,9 +174,7 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     table, gold, similar = table.filter(pa.array(kept)), gold[kept], similar[kept]
     own: dict[str, Array] = {}
     systems: dict[str, Predictions] = {}
-    prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series(table.column("key"), dtype=pl.Binary)
-    cached = {name: inputs.answers.logits(name, prefixes, keys) for name in labels.columns} if inputs.answers else {}
-    logits = {name: series.to_numpy().astype(np.float64) for name, series in cached.items()}
+    logits = teacher_logits(inputs.answers, labels, buckets, table)
     for name, columns in labels.columns.items():
         own[name] = np.array(columns)[logits[name].argmax(axis=1)]
         # Labels of other teachers get 0, so their NLL is infinite.
@@ -198,6 +196,16 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     if inputs.picked:
         picked[:] = [inputs.picked.get(key, ORDINARY) for key in table.column("key").to_pylist()]
     return TestAnswers(rows, gold, own, systems, letters, seconds, scores, unknown_scores, picked)
+
+
+def teacher_logits(
+    answers: AnswerReader | None, labels: LabelSpace, buckets: Sequence[Bucket], rows: pa.Table
+) -> dict[str, Array]:
+    """Returns the cached logits of each teacher on rows of these buckets; empty without teachers."""
+    if answers is None:
+        return {}
+    prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", rows.column("key"), pl.Binary)
+    return {name: answers.logits(name, prefixes, keys).to_numpy().astype(np.float64) for name in labels.columns}
 
 
 def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:

@@ -29,7 +29,6 @@ from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.deliveries import PAGES, REPORTS, DeliveryServices, deliver_page, read_mark, refuse_links
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
-from amalgam.stages.common.training.schedule import FEW
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.blocks import (
     AuditedTeacher,
@@ -251,7 +250,8 @@ def _view(numbers: ReportJson) -> dict[str, object]:
         "losses": _losses(numbers),
         "size": _size(numbers["models"]),
         "spikes": spikes(numbers),
-        "notes": [row for row in numbers["notes"] if "few-steps" not in causes or FEW not in row["note"]],
+        # The student's only note is that of few steps.
+        "notes": [row for row in numbers["notes"] if "few-steps" not in causes or row["stage"] != "train-student"],
         "undertrained": bool(causes & {"few-steps", "not-fitted", "labels-never-predicted"}),
     }
 
@@ -458,15 +458,17 @@ def publish_texts(base: Path, name: str, content: bytes) -> str:
 
 
 def _without_labels(path: Path, content: bytes) -> bool:
-    """Returns whether the file has the columns of `content` and not a single label."""
+    """Returns whether the file has the columns of `content`, perhaps with other names, and not a single label."""
     header = next(csv.reader(io.StringIO(content.decode())))
-    label = header[-1 - len(PREDICTED_COLUMNS)]
+    label = -1 - len(PREDICTED_COLUMNS)
     if not is_regular(path):
         return False
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file)
-            return rows.fieldnames == header and not any((row[label] or "").strip() for row in rows)
+            rows = csv.reader(file)
+            own = next(rows, [])
+            is_ours = len(own) == len(header) and own[0] == header[0] and own[label + 1 :] == header[label + 1 :]
+            return is_ours and not any(len(row) != len(header) or row[label].strip() for row in rows)
     except (OSError, ValueError, csv.Error):
         return False
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from amalgam.data.arrays import Array
 from amalgam.data.keys import LabelSpace
-from amalgam.data.lazy import np, pa, pl
+from amalgam.data.lazy import np, pa
 from amalgam.stages.build_targets.stage import UnsetTargets
 from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.common.intervals import interval, interval_of_mean
-from amalgam.stages.report.evaluation import ensemble
+from amalgam.stages.report.evaluation import ensemble, teacher_logits
 from amalgam.stages.report.verdict_types import SystemEstimate, SystemKind
 
 if TYPE_CHECKING:
@@ -88,13 +88,8 @@ def right_texts(inputs: EstimateInputs) -> RightTexts:
     """Compares every system with the gold labels."""
     buckets, table = _rows(inputs.store, inputs.train, inputs.gold.keys())
     position = {name: place for place, name in enumerate(inputs.labels.names)}
-    keys = table.column("key").to_pylist()
-    gold = np.array([position[inputs.gold[key]] for key in keys])
-    logits = {}
-    if inputs.answers and inputs.labels.columns:
-        prefixes, column = [bucket.prefix for bucket in buckets], pl.Series("key", keys, pl.Binary)
-        read = ((name, inputs.answers.logits(name, prefixes, column)) for name in inputs.labels.columns)
-        logits = {name: own.to_numpy().astype(np.float64) for name, own in read}
+    gold = np.array([position[inputs.gold[key]] for key in table.column("key").to_pylist()])
+    logits = teacher_logits(inputs.answers, inputs.labels, buckets, table)
     columns = {name: np.array(own) for name, own in inputs.labels.columns.items()}
     teachers = {name: columns[name][own.argmax(axis=1)] == gold for name, own in logits.items()}
     targets = inputs.targets(buckets, table)

@@ -15,7 +15,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from amalgam.data.arrays import softmax
@@ -28,7 +27,7 @@ from amalgam.stages.common.corpus import Part, fields, read_bucket
 from amalgam.stages.common.given_labels import DIFFER, KEY, RANDOM, free_name, label_column
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.training.batches import held_out_keys
-from amalgam.stages.report.evaluation import ensemble
+from amalgam.stages.report.evaluation import ensemble, teacher_logits
 from amalgam.stages.report.quality import coverage, first_buckets, rows_at
 from amalgam.stages.report.verdict_types import (
     MOST_PREDICTED,
@@ -148,13 +147,8 @@ def _sample(inputs: LabellingInputs) -> _Sample:
     is_held_out = held_out_keys(key_list(key_array(keys_read.column("key"))), inputs.held_out)
     apart = np.flatnonzero(is_held_out)[:MOST_HELD_OUT]
     chosen = np.sort(np.concatenate([apart, np.flatnonzero(~is_held_out)[: MOST_PREDICTED - len(apart)]]))
-    table, prefixes = rows_at(inputs.store, buckets, chosen.tolist()), [bucket.prefix for bucket in buckets]
-    answers, keys = inputs.answers, pl.Series(table.column("key"), dtype=pl.Binary)
-    logits = (
-        {name: answers.logits(name, prefixes, keys).to_numpy().astype(np.float64) for name in inputs.labels.columns}
-        if answers
-        else {}
-    )
+    table = rows_at(inputs.store, buckets, chosen.tolist())
+    logits = teacher_logits(inputs.answers, inputs.labels, buckets, table)
     return _Sample(
         table,
         is_held_out[chosen],

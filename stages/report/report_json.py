@@ -399,7 +399,7 @@ def accuracy_losses(numbers: ReportJson, *, teachers: int) -> list[AccuracyLoss]
     The steps: wrong teachers, targets that follow the wrong one of several, a student that does not fit its targets.
     """
     quality, evaluation, targets = numbers["student_quality"], numbers["evaluation"], numbers["target_quality"] or {}
-    if not evaluation or not quality or _supervised(numbers):
+    if not evaluation or not quality or _supervised(numbers) or numbers["method"] == "zero-shot":
         return []
     steps: list[tuple[str, float, int, str]] = []
     choice, oracle = targets.get("choice"), quality["teachers"]["oracle"]

@@ -424,7 +424,7 @@ def estimate_inputs(
         train=train,
         labels=labels,
         gold={key: given.by_key[key] for key in keys} if given else {},
-        answers=answer_reader(run) if "cache-teachers" in run.results and labels.columns else None,
+        answers=answer_reader(run) if labels.columns else None,
         targets=partial(unset_targets, run),
         student=student,
     )
@@ -439,7 +439,7 @@ def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:
         train=train,
         labels=labels,
         student=load_student(run, student_folder(run), labels.names, where="the student"),
-        answers=answer_reader(run) if "cache-teachers" in run.results and labels.columns else None,
+        answers=answer_reader(run) if labels.columns else None,
         targets=read_targets(run) if target_facts(run)["objective"] == "kl" else None,
         held_out=held_out_share(run),
         corpus=run.experiment.corpus,
@@ -497,11 +497,14 @@ def _compared_by(targets: Targets) -> Targets:
 
 
 def _train_identity(run: Run) -> dict[str, object]:
-    """Returns the inputs of the target description that are not inputs of the student."""
-    part = _train_part(run)
+    """Returns the inputs of the target description, and of the texts to label, that are not inputs of the student."""
+    part, corpus = _train_part(run), run.experiment.corpus
     if part is None:
         return {}
     inputs: dict[str, object] = {"gold": part.labels_digest}
+    columns = corpus.model_dump(include={"text", "id", "label"}, exclude_defaults=True)
+    if columns and not part_of(run, "test"):
+        inputs["columns"] = columns  # of the file of texts to label
     if teachers_of(run):
         targets = _compared_by(run.experiment.targets)
         method = target_method(targets)

@@ -56,6 +56,9 @@ from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated
 
 FITTED = ".safetensors"
 
+LABEL = "amalgam label --count 50"
+"""The command in a stored note; the option -c is added when the note is shown."""
+
 LABELLED = "weights_labelled.parquet"
 """The file with the weights of labelled texts; it exists with `labels` of the experiment."""
 
@@ -208,8 +211,9 @@ class WeighTeachers(Stage):
             moved = counted(labelled["moved"], "text", "has", "have")
             yield f"{counted(labelled['texts'], 'label')}; {moved} another teacher than without labels"
 
-    def notes(self, run: Run, manifest: Record) -> list[str]:  # noqa: ARG002 - the base class's arguments
-        return list(manifest.facts["notes"])
+    def notes(self, run: Run, manifest: Record) -> list[str]:
+        """Returns the stored notes, whose command gets the file of this run."""
+        return [note.replace(LABEL, f"{LABEL}{run.file_option}") for note in manifest.facts["notes"]]
 
     def describe(self, manifest: Record) -> str:
         weights = manifest.identity["config"]["targets"]["teacher_weights"]
@@ -274,7 +278,7 @@ class Weighed:
 def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighed:
     """Returns the weights of these texts; on the first block it adds its numbers to `fitted` and `facts`."""
     targets, label_sets = run.experiment.targets, LabelSets.of(label_space(run))
-    answers = _predictions(run, texts.prefixes, texts.keys)
+    answers = predictions(run, texts.prefixes, texts.keys)
     shares: Array | None = None
     spaces: Sequence[Space] = ()
     if targets.weight_signal == "all":
@@ -308,7 +312,7 @@ def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
             share = percent(counts.max() / len(own))
             yield (
                 f"teacher {teacher} predicts {space.names[counts.argmax()]} for {share} of the texts, so its "
-                "evidence is weak: label some texts (amalgam label --count 50)"
+                f"evidence is weak: label some texts ({LABEL})"
             )
 
 
@@ -387,11 +391,11 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
 
 def _gold(run: Run, texts: Texts, labelled: Labelled) -> Array:
     """Returns the position of each labelled text's gold label in the union."""
-    given, names = given_labels(run), list(label_space(run).names)
+    given, place = given_labels(run), {name: index for index, name in enumerate(label_space(run).names)}
     if given is None:
         raise AssertionError("there are no labels")
     keys = texts.keys.take(pa.array(labelled.rows)).to_pylist()
-    return np.array([names.index(given.by_key[key]) for key in keys], np.int64)
+    return np.array([place[given.by_key[key]] for key in keys], np.int64)
 
 
 def _labelled_elsewhere(run: Run) -> Iterator[Texts]:
@@ -437,17 +441,8 @@ class Predictions:
     """Position of the predicted label in the union: [texts, teachers]."""
 
 
-def predictions(run: Run, buckets: Sequence[Bucket]) -> Predictions:
-    """Reads the predictions of all teachers, in the order of the buckets' keys."""
-    parts = [
-        _predictions(run, [bucket.prefix for bucket in group], keys_of(run, group))
-        for group in neighbouring_buckets(buckets)
-    ]
-    evidence = {name: np.concatenate([part.evidence[name] for part in parts]) for name in parts[0].evidence}
-    return Predictions(evidence, np.concatenate([part.labels for part in parts]))
-
-
-def _predictions(run: Run, prefixes: Sequence[str], keys: pa.Array) -> Predictions:
+def predictions(run: Run, prefixes: Sequence[str], keys: pa.Array) -> Predictions:
+    """Reads the predictions of all teachers on the texts with these keys, which are in these buckets."""
     reader, in_order = answer_reader(run), pl.Series("key", keys, pl.Binary)
     by_teacher, predicted = [], []
     for teacher, own in label_space(run).columns.items():
@@ -561,7 +556,7 @@ def weights_of(run: Run, buckets: Sequence[Bucket] | None = None) -> pa.Table:
     files = [file for file in tables if PurePosixPath(file.path).name != LABELLED]
     if buckets is not None:
         files = [files[[block.buckets for block in _blocks(run)].index(tuple(buckets))]]
-    return pa.concat_tables(read_table(run.store.verified_path(file)) for file in files)
+    return pa.concat_tables(map(read_table, run.store.verified_paths(files)))
 
 
 def labelled_weights_of(run: Run) -> pa.Table:

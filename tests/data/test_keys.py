@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from hashlib import blake2b
 
 import pytest
 
-from amalgam.data.keys import bits_for, overlaps, prefix_name, shown, text_key
+from amalgam.data.keys import bits_for, overlaps, prefix_name, shown, text_key, union_of
+from amalgam.pipeline.config.schema import Corpus
 
 
 def test_the_key_of_a_text_never_changes() -> None:
@@ -47,6 +49,14 @@ def test_buckets_overlap_where_one_holds_the_other() -> None:
     assert overlaps("01", "0110")
     assert overlaps("0110", "01")
     assert not overlaps("0111", "0110")
+
+
+def test_labels_cost_time_by_their_number_and_not_by_its_square() -> None:
+    labels, began = [f"label {number}" for number in range(60_000)], time.process_time()
+    assert Corpus(labels=labels).labels == labels
+    owners = union_of({"first": labels[:40_000], "second": labels[20_000:]}).owners
+    assert [owners[place] for place in (0, 30_000, 59_999)] == [["first"], ["first", "second"], ["second"]]
+    assert time.process_time() - began < 10  # squares took 100 s
 
 
 def test_a_message_shows_text_on_one_harmless_line() -> None:

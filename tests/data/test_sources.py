@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 import threading
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import polars as pl
 import pytest
 
+from amalgam.data import rows
 from amalgam.data.rows import BadRow, Row, fetch_remote, find_files, read_rows
 from amalgam.pipeline.config.schema import Corpus
-from amalgam.pipeline.errors import DataError, InputChangedError
+from amalgam.pipeline.errors import DataError, DiskFullError, InputChangedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -242,3 +244,24 @@ def test_an_address_that_names_no_file_is_refused_without_its_secrets(tmp_path: 
     assert "canary" not in str(caught.value)
     with pytest.raises(DataError, match="one file"):
         fetch_remote("hf://datasets/a/b/*.csv", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("address", "function", "error"),
+    [
+        ("s3://texts/a.csv", "_copy", OSError(errno.ENOSPC, "No space left on device")),
+        ("s3://texts/a.csv", "_copy", pl.exceptions.ComputeError("No space left on device (os error 28)")),
+        ("hf://datasets/o/n/a.csv", "fetch_texts", OSError(errno.EDQUOT, "Disk quota exceeded")),
+    ],
+)
+def test_a_full_disk_is_no_fault_of_the_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, function: str, error: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(rows, function, fail)
+    monkeypatch.setattr(rows, "_versions", lambda _: None)
+    with pytest.raises(DiskFullError, match="the disk is full") as full:
+        fetch_remote(address, tmp_path)
+    assert "free some space" in str(full.value.fix)

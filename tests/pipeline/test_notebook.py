@@ -118,3 +118,9 @@ def test_an_error_is_shown_by_its_lines_as_on_the_command_line() -> None:
     error = ModelError("there is no folder ./a", where="teacher a", fix="name a folder")
     lines = ["ModelError: there is no folder ./a", "where: teacher a", "fix: name a folder"]
     assert error._render_traceback_() == lines  # IPython calls it
+
+
+def test_no_message_shows_a_secret(notebook: Kernel) -> None:
+    """Notebooks are stored and shared with their outputs."""
+    console_of_python(quiet=False).say("fetching s3://texts/train.csv?X-Amz-Signature=0123456789abcdef")
+    assert notebook.texts() == ["fetching s3://texts/train.csv?(not shown)"]

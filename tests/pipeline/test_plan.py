@@ -6,16 +6,22 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, TypedDict, get_args
 
 import pytest
 
 from amalgam.pipeline.execution.plan import Reason, StageState, plan
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.storage.facts import DECLARED, FactTypes
 from amalgam.pipeline.storage.store import MANIFEST, canonical_record
 from amalgam.stages.app.commands import branches
 from amalgam.tests.pipeline.toy_stages import Joined, Letters, Pair, calls, toy_base, toy_run, toy_stages
+
+
+class NewFacts(TypedDict):
+    new: int
+
 
 Seen = tuple[str, str, str | None, str, int | None, int | None]
 
@@ -115,6 +121,13 @@ def test_newer_code_is_named_with_both_versions(tmp_path: Path) -> None:
     _build(toy_base(tmp_path))
     states = _plan(tmp_path, (Letters(), NewerJoined(), Pair()))
     assert states[:2] == [CURRENT[0], ("joined", "missing", "code", "joined: code 1 -> 2", 0, 1)]
+
+
+def test_newer_code_is_named_where_it_writes_other_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _build(toy_base(tmp_path))
+    monkeypatch.setitem(DECLARED, "joined", FactTypes(manifest=NewFacts))
+    states = _plan(tmp_path, (Letters(), NewerJoined(), Pair()))
+    assert states[1] == ("joined", "missing", "code", "joined: code 1 -> 2", 0, 1)
 
 
 def test_a_deleted_file_is_missing_and_only_its_unit(tmp_path: Path) -> None:

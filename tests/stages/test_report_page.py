@@ -104,6 +104,23 @@ def test_a_student_of_one_teacher_loses_accuracy_by_its_fit_and_not_by_a_choice(
     assert [row["step"] for row in numbers(workspace)["accuracy_losses"]] == ["teachers", "fit"]
 
 
+def test_zero_shot_loses_no_accuracy_by_a_choice_of_teachers() -> None:
+    report = measured(900, 0, 0.7) | {"learns": False, "method": "zero-shot", "target_quality": None}
+    report["accuracy_losses"] = accuracy_losses(report, teachers=1)
+    assert report["accuracy_losses"] == []
+    assert summary(report)[1] == "Accuracy losses cannot be separated: the method uses no teachers."
+
+
+def test_the_page_leaves_out_only_the_students_note_where_the_verdict_has_its_cause(built: Workspace) -> None:
+    report = numbers(built)
+    assert "few-steps" in {cause["code"] for cause in report["verdict"]["causes"]}
+    few = "9 steps are few for fine-tuning an encoder"
+    report["notes"] = [{"stage": "train-teachers", "note": f"desk: {few}"}, {"stage": "train-student", "note": few}]
+    text = page(report)
+    assert f"Note of train-teachers: desk: {few}" in text
+    assert "Note of train-student" not in text
+
+
 @pytest.mark.parametrize(
     ("teachers", "student", "cause"),
     [

@@ -278,16 +278,16 @@ def state_of(
 ) -> States:
     """Returns the states of one teacher for the texts with these keys."""
     folders: dict[Path, dict[str, Path]] = {}
-    for file in sorted(_files_of(run, which(run, teacher), prefixes), key=lambda file: Path(file.path)):
+    files = sorted(_files_of(run, which(run, teacher), prefixes), key=lambda file: Path(file.path))
+    for file, local in zip(files, run.store.verified_paths(files), strict=True):
         path = Path(file.path)
-        folders.setdefault(path.parent, {})[path.name] = run.store.verified_path(file)
+        folders.setdefault(path.parent, {})[path.name] = local
     return open_states(teacher.name, list(folders.values()), keys)
 
 
 def features_of(run: Run, keys: Keys, prefixes: Sequence[str] | None = None) -> Features:
     """Returns the encoder's states of the texts with these keys."""
-    paths = [run.store.verified_path(file) for file in _files_of(run, encoder_states(run), prefixes)]
-    return open_features(paths, keys)
+    return open_features(run.store.verified_paths(_files_of(run, encoder_states(run), prefixes)), keys)
 
 
 def _files_of(run: Run, states: CachedStates, prefixes: Sequence[str] | None) -> list[StoredFile]:

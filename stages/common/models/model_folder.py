@@ -48,9 +48,9 @@ STATIC = "amalgam-static"
 """amalgam's architecture without a transformer, in static.py."""
 CARD = "README.md"
 UNKNOWN = "unknown.safetensors"
+"""The fit of a student that stages/common/models/unknown.py reads; no weights of the model."""
 ONNX_MODEL, EXPORT_FACTS = "model.onnx", "export.json"
 """Files of an export, which is no model for transformers."""
-"""The fit of a student that stages/common/models/unknown.py reads; no weights of the model."""
 
 
 def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) -> dict[str, Any]:

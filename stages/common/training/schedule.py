@@ -26,8 +26,6 @@ STATIC_RATE, STATIC_STEPS = 1e-3, 3
 """Learning rate of a student without a transformer, and how many times more steps it has."""
 FEW_STEPS = 200
 """Steps below which a note is shown: fine-tuning a pre-trained encoder usually takes some hundreds."""
-FEW = "few for fine-tuning an encoder"
-"""Words of this note; the page leaves it out where the verdict names the cause."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +159,6 @@ def few_steps(facts: TrainingFacts, section: str) -> Iterator[str]:
     """Yields a note on a training that is too short for an encoder."""
     if facts["steps"] < FEW_STEPS:
         yield (
-            f"{counted(facts['steps'], 'step', 'is', 'are')} {FEW}: add texts, or raise {section}.epochs "
-            f"(now {facts['epochs']}) or {section}.learning_rate (now {facts['learning_rate']:g})"
+            f"{counted(facts['steps'], 'step', 'is', 'are')} few for fine-tuning an encoder: add texts, or raise "
+            f"{section}.epochs (now {facts['epochs']}) or {section}.learning_rate (now {facts['learning_rate']:g})"
         )

@@ -224,6 +224,18 @@ def test_a_renamed_label_is_part_of_the_identity(cached: Workspace) -> None:
     assert plan["cache-teachers"]["state"] == plan["cache-features"]["state"] == "current"
 
 
+def test_texts_beyond_the_limit_can_move_the_blocks_of_the_others(
+    cached: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "UNIT_TEXTS", 500)  # one bucket of 375 texts, or five of 94
+    rows, limit = generate(6 * TEXTS, 0), "corpus.limit=900"
+    last = sorted(text_key([text]) for text, _ in rows[:TEXTS])[899]
+    by_one(cached, limit)
+    cached.write([*rows[:TEXTS], *(row for row in rows[TEXTS:] if text_key([row[0]]) > last)])
+    assert cached("build-targets", *AMALGAM, limit).code == 0
+    assert len(cached.targets()) == 900
+
+
 def test_a_forced_run_computes_all_blocks(cached: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     by_one(cached)
     done = count_units(monkeypatch)

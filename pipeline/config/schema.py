@@ -473,7 +473,7 @@ class Student(ConfigSection):
     learning_rate: LearningRate = None
     batch_size: BatchSize = 32
     accumulate: Positive = 1
-    """Number of parts into which each batch is split to save memory; the result is the same."""
+    """Number of parts into which each batch is split to save memory; only dropout masks and rounding differ."""
     warmup: Warmup = 0.1
     weight_decay: WeightDecay = 0.01
     clip: Factor = 1.0

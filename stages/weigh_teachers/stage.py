@@ -122,6 +122,8 @@ class WeighTeachers(Stage):
             inputs["evidence of labels"] = "states where they help"  # before, it was that without labels
         if not LabelSets.of(label_space(run)).all_differ:
             inputs["combined"] = "teachers with the same labels"  # before, they excluded each other
+        if run.experiment.corpus.limit is not None and len(_blocks(run)) > 1:
+            inputs["blocks"] = [group_name(block.buckets) for block in _blocks(run)]  # texts beyond the limit move them
         upstream = ["cache-features"] if target_method(targets).reads_features else []
         fingerprints = {stage: run.fingerprint(stage) for stage in upstream}
         return Identity({"targets": settings}, inputs, fingerprints)

@@ -15,7 +15,7 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.inference.states import in_blocks, shares, write_states
 from amalgam.stages.common.inference.teacher import Rows, Teacher
-from amalgam.tests.stages.tiny_models import tiny
+from amalgam.tests.stages.tiny_models import SEQ2SEQ, tiny
 
 TEXTS = [("word1 word2 word3 word4 word5 word6",), ("word7",), ("word8 word9 word10",)]
 KEYS = [bytes([place]) * 16 for place in range(1, 4)]
@@ -38,7 +38,8 @@ def alone(teacher: Teacher, text: tuple[str, ...]) -> torch.Tensor:
     """Returns [layers, tokens, width] of one text, computed alone by the library's own call."""
     inputs = teacher.tokenizer(*text, return_tensors="pt")
     with torch.no_grad():
-        states = teacher.model.base_model(**inputs, output_hidden_states=True).hidden_states
+        output = teacher.model(**inputs, output_hidden_states=True)
+    states = output.encoder_hidden_states if teacher.model.config.is_encoder_decoder else output.hidden_states
     return torch.stack(states[1:])[:, 0]
 
 
@@ -66,7 +67,7 @@ def test_a_block_is_the_mean_of_its_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["bert", "distilbert", "roberta", "albert", "deberta-v2", "modernbert", "mpnet", "gpt2"]
+    "kind", ["bert", "distilbert", "roberta", "albert", "deberta-v2", "modernbert", "mpnet", "gpt2", *SEQ2SEQ]
 )
 def test_states_in_a_padded_launch_are_those_of_each_text_alone(tmp_path: Path, kind: str) -> None:
     teacher = teacher_of(kind)

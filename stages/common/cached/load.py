@@ -215,9 +215,10 @@ def encoder_states(run: Run) -> CachedStates:
     """Returns the states for finding neighbours: mean of the last layer's tokens, before the student is trained."""
     student = run.experiment.student
     digest = encoder_digest(run, student, ENCODER)
-    return CachedStates(
-        {"feature": "mean of the last block's tokens", "content": digest, "max_tokens": student.max_tokens}
-    )
+    key = {"feature": "mean of the last block's tokens", "content": digest, "max_tokens": student.max_tokens}
+    if encoder_files(run, student, ENCODER).config.get("is_encoder_decoder"):
+        key["part"] = "encoder"
+    return CachedStates(key)
 
 
 def teacher_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
@@ -299,9 +300,10 @@ def _files_of(run: Run, states: CachedStates, prefixes: Sequence[str] | None) ->
 def load_encoder(run: Run) -> Encoder:
     """Loads the student's encoder with all its layers, as it is before training."""
     from amalgam.stages.common.inference.states import Encoder
+    from amalgam.stages.common.models.loading import states_body
 
     student = run.experiment.student
     settings = student.model_copy(update={"layers": None, "encoder": student.encoder.removeprefix(STATIC)})
     new = load_new_classifier(run, settings, ["one", "two"], ENCODER)
     device = pick_device(run.experiment.execution.device)
-    return Encoder(new.model.base_model.to(device).eval(), new, device)
+    return Encoder(states_body(new.model).to(device).eval(), new, device)

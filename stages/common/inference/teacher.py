@@ -41,7 +41,7 @@ from amalgam.stages.common.inference.fast_encoder import (
     close_enough,
     describe_fast_encoder,
 )
-from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
+from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, states_body, token_limit
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 DROPOUT_OFF = -1
@@ -174,7 +174,7 @@ class Teacher:
         """[rows, tokens, width] after each layer, dropout off; that of the embedding is left out."""
         self._switch(training=False)
         with torch.inference_mode():
-            output = self.model.base_model(**self.inputs(rows), output_hidden_states=True)
+            output = states_body(self.model)(**self.inputs(rows), output_hidden_states=True)
         states = getattr(output, "hidden_states", None)
         if not states or len(states) < 2:
             what = f"teacher {self.name} does not give the states of its layers"

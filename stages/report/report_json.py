@@ -205,6 +205,7 @@ def _verdict_inputs(
         weights_unused=weights is not None and weights.get("fallback", False),
         long_texts=student["cut"] / max(student["texts"], 1),
         method=numbers["method"],
+        label_file=inputs.settings.labels,
         label=inputs.settings.corpus.label,
         selected=selected["texts"] if selected else 0,
         learned=evaluation.get("learned") if evaluation else None,

@@ -7,6 +7,7 @@ have one; the others have the mean vector, which is zero.
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -63,10 +64,8 @@ def export(  # noqa: PLR0913 - the options of the command
     finished, console = finished_student(config, student), Console(quiet=quiet)
     name_student(console, finished, config, chosen=student is not None)
     if json.loads((finished.folder / CONFIG).read_text("utf-8")).get("model_type") != STATIC:
-        fix = (
-            f"run `amalgam export --onnx{finished.file_option}`, "
-            "or train one: student.encoder=static:ENCODER student.name=small"
-        )
+        option = finished.file_option if student is None else f" --student {shlex.quote(str(student))}"
+        fix = f"run `amalgam export --onnx{option}`, or train one: student.encoder=static:ENCODER student.name=small"
         raise ExperimentError("--numpy needs a static student", where=str(finished.folder), fix=fix)
     texts = compared_texts(config, source, int8=int8)
     folder = out or finished.folder.with_name(f"{finished.folder.name}-numpy{'-int8' if int8 else ''}")

@@ -582,6 +582,7 @@ def _audit_inputs(run: Run) -> AuditInputs:
         uncertainty="entropy" if targets.uncertainty in COMPARATIVE and not by_domain else targets.uncertainty,
         store=run.store,
         read_predictions=read_predictions,
+        given=given.by_key if (given := given_labels(run)) else (),
         passes=_pass_audit(run),
     )
 

@@ -51,6 +51,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 SEQ2SEQ = ("bart", "t5")
 ENCODERS = tuple(name for name in SETTINGS if name not in {"gpt2", "camembert", *SEQ2SEQ})
+# Masks of longformer follow windows of tokens; fnet has no half precision.
+SETTINGS |= {"longformer": {**SHAPE, "attention_window": [8, 8]}, "fnet": {**SHAPE, "tpu_short_seq_length": POSITIONS}}
 
 
 def word_tokenizer(words: Sequence[str] = WORDS, *, types: bool = True, special: bool = True) -> Any:

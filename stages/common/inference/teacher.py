@@ -29,6 +29,7 @@ from amalgam.stages.common.inference.dropout import (
     KeyedDropout,
     Recorder,
     Site,
+    UnkeyedDropoutError,
     row_words,
     site_words,
     sites_of,
@@ -348,6 +349,14 @@ class Teacher:
         self._rehearse(sites)
         return sites
 
+    @cached_property
+    def keyed_sites(self) -> tuple[Site, ...] | None:
+        """The dropout calls of a forward pass, or None if they cannot be keyed, so that no pass can run."""
+        try:
+            return self.sites
+        except UnkeyedDropoutError:
+            return None
+
     def describe_sites(self) -> tuple[str, ...]:
         """The active dropout sites, named by the module that calls them."""
         return tuple(f"{site.name} ({site.kind}, rate {site.rate:g})" for site in self.sites)
@@ -368,8 +377,8 @@ class Teacher:
 
     @cached_property
     def has_active_dropout(self) -> bool:
-        """Whether four passes of one text differ."""
-        if not self.sites or (self.last_layer and self.early_sites == len(self.sites)):
+        """Whether four passes of one text differ; False if none can run."""
+        if not self.keyed_sites or (self.last_layer and self.early_sites == len(self.sites)):
             return False
         tokens, keys = [self._probe(min(self.limit, PROBE_TOKENS[1]))], [b"check" + bytes(11)]
         if self.last_layer:

@@ -52,6 +52,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 SEQ2SEQ = ("bart", "t5")
 ENCODERS = tuple(name for name in SETTINGS if name not in {"gpt2", "camembert", *SEQ2SEQ})
 # Masks of longformer follow windows of tokens; fnet has no half precision.
+# The layers of funnel have ever fewer states.
+SETTINGS |= {"funnel": {"block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48}}
 SETTINGS |= {"longformer": {**SHAPE, "attention_window": [8, 8]}, "fnet": {**SHAPE, "tpu_short_seq_length": POSITIONS}}
 
 

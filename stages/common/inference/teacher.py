@@ -174,11 +174,12 @@ class Teacher:
     def states(self, rows: Rows) -> tuple[torch.Tensor, ...]:
         """[rows, tokens, width] after each layer, dropout off; that of the embedding is left out."""
         self._switch(training=False)
+        inputs = self.inputs(rows)
         with torch.inference_mode():
-            output = states_body(self.model)(**self.inputs(rows), output_hidden_states=True)
+            output = states_body(self.model)(**inputs, output_hidden_states=True)
         states = getattr(output, "hidden_states", None)
-        if not states or len(states) < 2:
-            what = f"teacher {self.name} does not give the states of its layers"
+        if not states or len(states) < 2 or states[-1].shape[:2] != inputs["input_ids"].shape:
+            what = f"teacher {self.name} does not give the states of its layers for each token"
             raise ModelError(what, fix="leave it out, or choose a method that needs no states: `amalgam methods`")
         return tuple(states[1:])
 

@@ -34,6 +34,7 @@ from amalgam.stages.common.load import (
     teachers_of,
     train_part,
 )
+from amalgam.stages.common.models.model_folder import states_body
 from amalgam.stages.common.models.resolve import LAST_LAYER, ResolvedTeacher, depth_of
 from amalgam.stages.target_methods import measure_of, objective_inputs, target_method
 
@@ -300,7 +301,6 @@ def _files_of(run: Run, states: CachedStates, prefixes: Sequence[str] | None) ->
 def load_encoder(run: Run) -> Encoder:
     """Loads the student's encoder with all its layers, as it is before training."""
     from amalgam.stages.common.inference.states import Encoder
-    from amalgam.stages.common.models.loading import states_body
 
     student = run.experiment.student
     settings = student.model_copy(update={"layers": None, "encoder": student.encoder.removeprefix(STATIC)})

@@ -42,7 +42,8 @@ from amalgam.stages.common.inference.fast_encoder import (
     close_enough,
     describe_fast_encoder,
 )
-from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, states_body, token_limit
+from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
+from amalgam.stages.common.models.model_folder import states_body
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 DROPOUT_OFF = -1

@@ -270,12 +270,6 @@ def _refuse_not_finite(files: ModelFiles, model: PreTrainedModel, new: Collectio
         raise ModelError(what, where=str(files.folder), fix="download or save the encoder again, or use another one")
 
 
-def states_body(model: Any) -> Any:
-    """Returns the part of a classifier that gives the states of a text: the body, of an encoder-decoder its encoder."""
-    body = model.base_model
-    return body.get_encoder() if model.config.is_encoder_decoder else body
-
-
 def _in_body(model: PreTrainedModel, key: str) -> bool:
     return key.startswith(f"{model.base_model_prefix}.")
 

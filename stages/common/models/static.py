@@ -15,8 +15,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.common.models.loading import states_body
-from amalgam.stages.common.models.model_folder import STATIC
+from amalgam.stages.common.models.model_folder import STATIC, states_body
 
 WIDTH = 232
 """Largest width of the vectors; a narrower encoder keeps its own. With 30,522 tokens the file has 29 MB."""

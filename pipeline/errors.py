@@ -123,9 +123,9 @@ def all_of(errors: Sequence[AmalgamError]) -> AmalgamError:
 
 
 def nearest(word: str, choices: Iterable[str], most: int = 1, *, ratio: float = 0.5) -> list[str]:
-    """Returns the choices most like a misspelt word; upper and lower case are equal."""
+    """Returns the choices most like a misspelt word; case and blanks around it do not count."""
     by_folded = {choice.casefold(): choice for choice in choices}
-    return [by_folded[near] for near in difflib.get_close_matches(word.casefold(), by_folded, most, ratio)]
+    return [by_folded[near] for near in difflib.get_close_matches(word.strip().casefold(), by_folded, most, ratio)]
 
 
 # ---- errors of the system

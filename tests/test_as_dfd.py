@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from amalgam.tests.stages.tiny_models import save_tiny
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, build_once, up_to_date, word_list, write_model
 
 METHOD = "student.method=as-dfd"
@@ -125,6 +126,14 @@ def test_a_student_that_shares_no_words_with_a_teacher_is_refused(learned: Works
     tried = workspace.attempt("run", *QUICK)
     assert tried.code == 2
     assert "tokens in common" in tried.err
+
+
+@pytest.mark.parametrize(("model", "name"), [("second", "teacher second"), ("encoder", "the student's encoder")])
+def test_an_encoder_decoder_takes_no_embeddings(learned: Workspace, tmp_path: Path, model: str, name: str) -> None:
+    workspace = learned.without_artifacts(tmp_path / "workspace")
+    save_tiny(workspace.folder / "models" / model, "bart", labels=TEACHER_LABELS["second"])
+    tried = workspace.attempt("run", *QUICK)
+    assert (tried.code, f"error: {name} is an encoder-decoder (bart)" in tried.err) == (2, True), tried.err
 
 
 @pytest.mark.parametrize(

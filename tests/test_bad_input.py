@@ -110,6 +110,13 @@ def test_unusable_input_is_refused_in_three_lines(fresh: Workspace, name: str) -
     assert sorted(path.name for path in fresh.folder.parent.iterdir()) == ["workspace"]
 
 
+def test_a_proposed_file_is_quoted_for_the_shell(fresh: Workspace) -> None:
+    fresh.config.rename(fresh.folder / "my amalgam.yaml")
+    (fresh.folder / "a b").mkdir()
+    assert "-c 'a b/amalgam.yaml'" in fresh.attempt("plan", "-c", "a b").err
+    assert "did you mean -c 'my amalgam.yaml'?" in fresh.attempt("plan", "-c", "my amalgam.yml").err
+
+
 def test_all_problems_of_the_file_are_listed_at_once_with_their_lines(fresh: Workspace) -> None:
     fresh.edit("  mode: soft", "  mode: sfot\n  temprature: 1")
     fresh.edit("  epochs: 1", "  epochs: 0")

@@ -196,6 +196,16 @@ def test_plan_counts_the_training_texts_without_a_gold_label_after_the_texts_are
     fresh("plan")
 
 
+def test_plan_refuses_the_labels_of_another_test_file_as_run_does(workspace: Workspace) -> None:
+    rows = workspace.texts("test")
+    workspace.write([(text, f" {label} ") for text, label in rows], "padded")
+    workspace("read-corpus", "corpus.test=texts/padded.csv")
+    for command in ("plan", "run"):
+        refused = workspace.attempt(command, "corpus.test=texts/padded.csv")
+        assert (refused.code, "40 test texts have a gold label that is not in the union" in refused.err) == (3, True)
+        assert '" law ": "law"' in refused.err
+
+
 def test_looking_makes_no_workspace(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_files, "SETTLED_SECONDS", -1)  # digests of new files are cached, too
     for command in ("plan", "status", "doctor", "explain report"):

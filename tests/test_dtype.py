@@ -12,7 +12,8 @@ import torch
 
 from amalgam.stages.cache_teachers.half_precision import sample_texts
 from amalgam.stages.common import device
-from amalgam.tests.workspaces import Workspace, flip_bit, shift_weights
+from amalgam.tests.stages.tiny_models import save_tiny
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, flip_bit, shift_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +48,14 @@ def test_auto_is_fp32_where_bf16_cannot_resolve_the_logits(fresh: Workspace, pas
     result = fresh("cache-teachers", "cache.dtype=auto", f"cache.passes={passes}", "student.method=amalgam")
     assert result.code == 0, result.err
     assert re.search(r"cache.dtype.* fp32 .*first (?!1\.000)\d", result.err)
+    assert dtypes(fresh) == {"fp32"}
+
+
+@pytest.mark.usefixtures("half")
+def test_auto_is_fp32_for_a_teacher_without_half_precision(fresh: Workspace) -> None:
+    save_tiny(fresh.folder / "models/first", "fnet", labels=TEACHER_LABELS["first"])
+    result = fresh("cache-teachers", "cache.dtype=auto")
+    assert re.search(r"cache.dtype auto is fp32 .*teacher first cannot run in it: ", result.err)
     assert dtypes(fresh) == {"fp32"}
 
 

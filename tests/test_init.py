@@ -201,6 +201,8 @@ def test_init_alone_is_as_it_was_and_writes_over_nothing(folder: Path) -> None:
     assert [teacher["name"] for teacher in teachers_in(folder / "new/amalgam.yaml")] == ["first", "second"]
     assert "amalgam.yaml" in init(folder, "new").err
     assert "--from-teachers" in init(folder, "one", "two").err
+    assert "fix: amalgam init other" in init(folder, "other/mine.yaml").err
+    assert not (folder / "other").exists()
 
 
 def test_a_hostile_label_stays_in_its_comment(folder: Path) -> None:

@@ -78,6 +78,20 @@ def test_label_takes_the_labels_of_the_corpus(workspace: Workspace) -> None:
     assert experiment.compare_labels("corpus").labels == 120
 
 
+def test_gold_labels_that_chose_the_teacher_do_not_measure_the_choice(workspace: Workspace) -> None:
+    rows = workspace.texts()
+    write(workspace, rows[:50])
+    workspace("run", *AMALGAM, "labels=labels.csv", "corpus.test=null")
+    numbers = json.loads((workspace.folder / "reports/student.json").read_text())
+    quality = numbers["target_quality"]
+    assert (quality["labelled"], quality["choice"]["n"], quality["targets"]["labelled"]) == (120, 70, 70)
+    everything = workspace("run", *AMALGAM, "labels=corpus", "corpus.test=null")
+    numbers = json.loads((workspace.folder / "reports/student.json").read_text())
+    assert numbers["target_quality"]["choice"]["n"] == 0
+    assert "no sampled training text has a gold label of a teacher outside `labels`" in numbers["summary"][1]
+    assert "right teacher chosen" not in everything.err
+
+
 # ---- ids
 
 

@@ -222,6 +222,11 @@ def test_passes_are_listed_one_by_one_and_agree_with_their_mean(done: Experiment
     assert len(done.passes("first").collect()) == TRAIN
 
 
+def test_no_texts_give_a_frame_of_the_same_columns(done: Experiment) -> None:
+    full, empty = (done.predict(texts, top=2, explain=True, unknown=True) for texts in (["a text"], []))
+    assert (empty.height, empty.schema) == (0, full.schema)
+
+
 def test_the_evaluation_is_the_reports(done: Experiment) -> None:
     evaluation = done.evaluation
     assert evaluation["system"].to_list()[:3] == ["teacher:first", "teacher:second", "ensemble"]

@@ -36,6 +36,30 @@ def test_texts_to_label_are_for_the_student_of_this_name(workspace: Workspace) -
     assert metadata.read_bytes() == before
 
 
+def test_labelled_texts_are_not_among_those_to_label_and_their_file_is_not_the_one_to_fill(
+    workspace: Workspace,
+) -> None:
+    gold, path = dict(workspace.texts()), workspace.folder / "reports/student.to-label.csv"
+    settings = ["corpus.test=null", "student.method=amalgam", "student.epochs=20", "student.learning_rate=1e-2"]
+    workspace("run", *settings)
+    lines = path.read_text().splitlines()
+    rows = list(csv.DictReader(lines))
+    labelled = [{**row, "label": gold[row["text"]]} for row in rows[:50]]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(labelled)
+    workspace("run", *settings, f"labels=./reports/{path.name}")
+    step = next_of(workspace, "student")
+    assert "command" not in step
+    assert "Rename reports/student.to-label.csv" in step["text"]
+    path.rename(workspace.folder / "labels.csv")
+    workspace("run", *settings, "labels=labels.csv")
+    others = [row["key"] for row in csv.DictReader(path.read_text().splitlines())]
+    assert sorted([*others, *(row["key"] for row in labelled)]) == sorted(row["key"] for row in rows)
+    assert path.name in next_of(workspace, "student")["command"]
+
+
 def test_test_texts_to_add_are_for_the_student_of_this_name(workspace: Workspace) -> None:
     overrides = ["corpus.test=texts/few.csv", "student.name=two", "student.epochs=80"]
     few = workspace.texts("test")[:30]

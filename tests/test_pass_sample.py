@@ -21,7 +21,9 @@ from amalgam.stages.common.cached import load
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.inference import batches
 from amalgam.tests.forking import Forked
+from amalgam.tests.stages.tiny_models import save_tiny
 from amalgam.tests.workspaces import (
+    TEACHER_LABELS,
     TEST,
     TRAIN,
     Workspace,
@@ -187,6 +189,15 @@ def test_a_teacher_without_dropout_has_equal_passes(auto: Workspace) -> None:
     for key, raw in passes.items():
         assert np.array(raw).reshape(PASSES, -1) == pytest.approx(np.tile(logits[key], (PASSES, 1)), rel=1e-2, abs=1e-2)
     assert auto.attempt("cache-teachers", "cache.passes=5", "student.method=muka-soft").code == 2
+
+
+def test_a_teacher_whose_dropout_cannot_be_keyed_has_equal_passes(auto: Workspace) -> None:
+    save_tiny(auto.folder / "models/first", "longformer", labels=TEACHER_LABELS["first"])
+    result = auto("cache-teachers", *AUTO, "cache.dtype=auto")
+    assert "teacher first: its dropout cannot be keyed, so its prediction without dropout counts" in result.err
+    assert len(answers(auto, cached(auto)["families"]["first"])[1]) == SAMPLED
+    refused = auto.attempt("cache-teachers", "cache.passes=5", "student.method=muka-soft", "cache.dtype=auto")
+    assert (refused.code, "cannot be keyed" in refused.err) == (2, True), refused.err
 
 
 def test_the_plan_shows_the_prices_of_no_passes_of_auto_and_of_all(auto: Workspace) -> None:

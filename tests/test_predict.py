@@ -401,6 +401,10 @@ def test_a_signal_ends_the_wait_for_a_pipe_and_leaves_no_file(
 def test_a_folder_as_input_and_an_export_as_student_are_named_as_such(desk: Workspace) -> None:
     refused = desk.attempt("predict", "--input", "texts")
     assert (refused.code, "the input is a folder, not a file" in refused.err) == (3, True), refused.err
+    assert "such as texts/test.csv" in refused.err
+    assert (
+        "error: . has no supported file type" in desk.attempt("predict", "--input", "texts/test.csv", "--out", ".").err
+    )
     for form, file, use in (("onnx", "model.onnx", "`amalgam serve`"), ("numpy", "arrays.safetensors", "classify.py")):
         export = desk.folder / f"students/student-{form}"
         export.mkdir()

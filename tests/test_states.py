@@ -16,7 +16,8 @@ from amalgam.pipeline.execution.runner import update
 from amalgam.stages.app.api import open_run
 from amalgam.stages.common.cached.load import states_of
 from amalgam.stages.registry import STAGES
-from amalgam.tests.workspaces import TRAIN, Workspace, word_list, write_model
+from amalgam.tests.stages.tiny_models import save_tiny
+from amalgam.tests.workspaces import TEACHER_LABELS, TRAIN, Workspace, word_list, write_model
 
 Array = NDArray[Any]
 Keys = NDArray[np.bytes_]
@@ -147,3 +148,11 @@ def test_a_damaged_file_of_states_is_made_again_alone(workspace: Workspace) -> N
 def test_status_names_whose_states_are_kept(workspace: Workspace) -> None:
     workspace("train-student", POOLED)
     assert "first, second" in workspace("status").out
+
+
+def test_an_encoder_decoder_is_a_teacher_and_the_student_s_encoder(fresh: Workspace) -> None:
+    save_tiny(fresh.folder / "models/second", "t5", labels=TEACHER_LABELS["second"])
+    fresh("run", "student.method=amalgam", "targets.mode=hard", "student.encoder=teacher:second")
+    assert fresh("predict", "a text", "--json").json[0]["labels"]
+    families = (fresh.artifacts / "cache-features").glob("*/family.json")
+    assert "encoder" in {json.loads(path.read_text()).get("part") for path in families}

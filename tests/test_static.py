@@ -151,6 +151,8 @@ def test_numpy_needs_a_static_student_and_a_format_of_its_own(built: Workspace, 
     refused = built.attempt("export", "--numpy")
     assert (refused.code, "amalgam export --onnx" in refused.err) == (2, True)
     assert "static:ENCODER" in refused.err
+    refused = built.attempt("export", "--numpy", "--student", "students/student")
+    assert "run `amalgam export --onnx --student students/student`" in refused.err
     assert static.attempt("export", "--numpy", "--onnx").code == 2
     static("export", "--onnx", "--out", "both")
     other = static.attempt("export", "--numpy", "--out", "both", "--force")

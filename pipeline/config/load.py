@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import re
+import shlex
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -321,7 +322,7 @@ def _parse(source: ExperimentSource) -> ParsedFile:
 
 UNREADABLE = {
     FileNotFoundError: ("does not exist", "run `amalgam init`, or name another file with -c FILE"),
-    IsADirectoryError: ("is a folder, not an experiment file", "name the file in it: -c {path}/amalgam.yaml"),
+    IsADirectoryError: ("is a folder, not an experiment file", "name the file in it: -c {file}"),
     UnicodeDecodeError: ("is not UTF-8 (byte {error.start})", "save it as UTF-8"),
     OSError: ("cannot be read ({error.strerror})", "check its permissions"),
 }
@@ -340,9 +341,9 @@ def _read(path: Path) -> tuple[str, InputFile | None]:
         is_file = path.is_file()
     except (OSError, UnicodeDecodeError) as error:
         what, fix = next(words for kind, words in UNREADABLE.items() if isinstance(error, kind))
-        what, fix = (words.format(error=error, path=path) for words in (what, fix))
+        what, fix = (words.format(error=error, file=shlex.quote(str(path / "amalgam.yaml"))) for words in (what, fix))
         if isinstance(error, FileNotFoundError) and (near := _files_like(path)):
-            fix = f"did you mean -c {near[0]}? else {fix}"
+            fix = f"did you mean -c {shlex.quote(near[0])}? else {fix}"
         raise ExperimentError(f"{short_path(path.name)} {what}", where=short_path(where), fix=short_path(fix)) from None
     return text, InputFile(path.absolute(), mark, hashlib.sha256(content).hexdigest()) if is_file else None
 

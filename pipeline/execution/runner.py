@@ -164,7 +164,8 @@ def _run_once(  # noqa: PLR0913 - the options of a command
             for warning in state.warnings:
                 run.console.note(f"{stage.name}: {warning} (execution.on_version_change=strict recomputes it)")
         elif only and not ours:
-            fix = f"run `amalgam {stage.name}{run.file_option}` first, or leave --no-upstream out"
+            command, option = f"amalgam {stage.name}{run.file_option}", "--no-upstream (in Python: only=True)"
+            fix = f"run `{command}` first, or leave out {option}"
             raise ExperimentError(f"{stage.name} is not up to date ({state.why})", fix=fix)
         else:
             check_disk_space(stages, run, [state], first=stage.name)

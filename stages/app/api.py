@@ -299,7 +299,7 @@ class Experiment:
     def run(self, until: str | None = None, *, only: bool = False, force: bool = False) -> RunResult:
         """Updates every stage, or all up to stage `until`; returns each stage's outcome and the places of results.
 
-        `only`: refuse to run earlier stages; `force`: run current stages again.
+        `only`: refuse to run stages before `until`; `force`: run `until` again, without it all stages.
         """
         check_requirements(self._run, self._source, self._overrides, until, force=force)  # before --force
         self._run = self._open()

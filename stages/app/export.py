@@ -7,6 +7,7 @@ the model is then quantised, and refused if it loses accuracy.
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +29,8 @@ from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, 
 class Format(NamedTuple):
     file: str
     """The model's file, which other formats lack."""
-    check: Callable[[StudentFolder], None]
-    """Refuses a student that has no such export, before it loads."""
+    check: Callable[[StudentFolder, str], None]
+    """Refuses a student that has no such export, before it loads; the last argument names it in a command."""
     write: Callable[[Classifier, Path], dict[str, Any]]
     """Writes the model into a folder with the student's small files, and returns its comparison with torch."""
     quantise: Callable[[Classifier, Path, ComparedTexts, Path], Int8Facts]
@@ -55,7 +56,7 @@ def export(  # noqa: PLR0913 - the options of the command
 ) -> None:
     form, finished, console = FORMATS[name], finished_student(config, student), Console(quiet=quiet)
     name_student(console, finished, config, chosen=student is not None)
-    form.check(finished)
+    form.check(finished, finished.file_option if student is None else f" --student {shlex.quote(str(student))}")
     texts = compared_texts(config, source, int8=int8)
     folder = out or finished.folder.with_name(f"{finished.folder.name}-{name}{'-int8' if int8 else ''}")
     check_folder(folder, form.file, force=force)

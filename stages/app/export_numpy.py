@@ -44,12 +44,9 @@ FP32, INT8, TORCH = "numpy fp32", "numpy int8", "torch fp32"
 Logits = Callable[[Sequence[Any]], Array]
 
 
-def check(student: StudentFolder) -> None:
+def check(student: StudentFolder, option: str) -> None:
     if read_model(student.folder, "the student").config.get("model_type") != STATIC:
-        fix = (
-            f"run `amalgam export --onnx{student.file_option}`, "
-            "or train one: student.encoder=static:ENCODER student.name=small"
-        )
+        fix = f"run `amalgam export --onnx{option}`, or train one: student.encoder=static:ENCODER student.name=small"
         raise ExperimentError("--numpy needs a static student", where=str(student.folder), fix=fix)
 
 

@@ -28,7 +28,7 @@ MOST_APART = 1e-3
 LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 
 
-def check(_student: StudentFolder) -> None:
+def check(_student: StudentFolder, _option: str) -> None:
     check_libraries(LIBRARIES, "onnx", "amalgam export --onnx")
 
 

@@ -80,7 +80,8 @@ def predictions(student: Student, inputs: Sequence[str | tuple[str, str]]) -> pl
     columns = prediction_columns(student.top, list(predicted.masses), unknown=predicted.unknown is not None)
     names = [column.name for column in columns]
     values = dict(zip(names[names.index("label") :], predicted.columns, strict=True))
-    return pl.DataFrame({"text": [fields[0] for fields in texts], **values})
+    rows = pl.DataFrame({"text": [fields[0] for fields in texts], **values})
+    return rows.with_columns(pl.selectors.by_dtype(pl.Null).cast(pl.String))  # without texts
 
 
 def _files(run: Run, name: str) -> tuple[dict[Path, tuple[int, int]], int]:

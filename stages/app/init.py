@@ -60,6 +60,9 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
         if names and (Path(names[0]) / "config.json").is_file():
             what, fix = "this folder is a model", f"amalgam init --from-teachers {shlex.quote(names[0])}"
             raise ExperimentError(f"{what}; no experiment file is written into it", where=shown(names[0]), fix=fix)
+        if names and Path(names[0]).suffix in {".yaml", ".yml"} and not Path(names[0]).is_dir():
+            what, fix = "`init` takes a folder, not a file", f"amalgam init {shlex.quote(str(Path(names[0]).parent))}"
+            raise ExperimentError(f"{what}; it writes amalgam.yaml into it", where=shown(names[0]), fix=fix)
         path = _write_files(Path(names[0]) if names else into)
         return f"wrote {path}: name your texts and teachers in it, then `amalgam plan{file_option(path)}`"
     if not names:

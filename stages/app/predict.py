@@ -407,7 +407,8 @@ class InputTexts:
             return None
         path = user_path(self.source, kind=DataError, where="--input")
         if path.is_dir():
-            fix = f"name a file in it, such as {shlex.quote(str(Path(self.source) / 'texts.csv'))}"
+            names = sorted(file.name for file in path.iterdir() if file.suffix.lower() in (*SUFFIXES, ".txt"))
+            fix = f"name a file in it, such as {shlex.quote(str(Path(self.source) / (names or ['texts.csv'])[0]))}"
             raise DataError("the input is a folder, not a file", where=str(path.absolute()), fix=fix)
         if not path.is_file():
             fix = "set --input FILE, or - for a pipe"
@@ -512,7 +513,7 @@ def _check_output(out: Path | None, source: str, *, force: bool) -> None:
     if out is None:
         return
     if out.suffix.lower() not in OUTPUTS:
-        what = f"{shown(out.name)} has no supported file type"
+        what = f"{shown(str(out))} has no supported file type"
         raise ExperimentError(what, where=f"--out {out}", fix=f"end it in {' or '.join(OUTPUTS)}")
     if not user_path(str(out), where="--out").absolute().parent.is_dir():
         fix = f"mkdir -p {shlex.quote(str(out.parent))}"

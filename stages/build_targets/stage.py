@@ -25,6 +25,7 @@ from amalgam.pipeline.storage.store import MANIFEST, Record
 from amalgam.stages.build_targets.labels import with_labels
 from amalgam.stages.common.cached.load import answer_reader, dtype_of, families_of, passes_counted
 from amalgam.stages.common.corpus import Bucket, group_name, neighbouring_buckets, read_bucket
+from amalgam.stages.common.given_labels import FROM_CORPUS
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.common.load import (
     check_gold,
@@ -158,7 +159,10 @@ class BuildTargets(Stage):
         }
 
     def summary(self, run: Run, manifest: Record) -> list[str]:
-        return summary_lines(manifest.facts["summary"], run.experiment.targets.mode)
+        counts = manifest.facts["summary"]
+        if run.experiment.labels == FROM_CORPUS:  # the gold labels chose the teachers
+            counts = {**counts, "selection": {}}
+        return summary_lines(counts, run.experiment.targets.mode)
 
     def describe(self, manifest: Record) -> str:
         method = manifest.facts.get("method", manifest.identity["config"]["targets"].get("mode"))

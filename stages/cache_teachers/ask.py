@@ -37,6 +37,8 @@ POOL_LAUNCHES = 64
 POOL_TEXTS = 8192
 UNITS_AHEAD = 16
 
+NO_KEYS = "its dropout cannot be keyed"
+
 
 @dataclass(frozen=True)
 class CacheInputs:
@@ -62,7 +64,8 @@ def ask_teachers(inputs: CacheInputs, units: Sequence[Unit]) -> None:
             teacher = inputs.loader.load(resolved, inputs.dtype, passes=0 if inputs.auto else passes)
             if inputs.auto and passes and not teacher.has_active_dropout:
                 where = " in its last layer and head" if teacher.last_layer else ""
-                what = f"it has no active dropout{where}, so its prediction without dropout counts as every pass"
+                why = f"it has no active dropout{where}" if teacher.keyed_sites is not None else NO_KEYS
+                what = f"{why}, so its prediction without dropout counts as every pass"
                 inputs.console.note(f"teacher {teacher.name}: {what}")
             _run_pooled(inputs, teacher, requests, inputs.texts.tokenizer(resolved, teacher))
             inputs.loader.log_notes(teacher)

@@ -13,6 +13,7 @@ import numpy as np
 
 from amalgam.data.arrays import Array
 from amalgam.pipeline.errors import WorkError
+from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.inference.batches import run_passes
@@ -67,7 +68,7 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
     def logits_of(resolved: ResolvedTeacher, precision: str) -> Array:
         """Returns logits [texts, passes, labels]; without passes, those of the run without dropout."""
         teacher = loader.load(resolved, precision, passes=passes or 0)
-        count = PASSES if passes is None and teacher.sites else min(PASSES, passes or 0)
+        count = PASSES if passes is None and teacher.keyed_sites else min(PASSES, passes or 0)
         logits, raw = run_passes(
             teacher,
             teacher.tokenise(list(sample.values())),
@@ -89,6 +90,10 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
                 logits = logits_of(resolved, precision)
             except WorkError as error:
                 return False, f"{checked}: {error.what}, in {precision}"
+            except RuntimeError as error:  # an operation without half precision
+                if precision == "fp32" or is_out_of_memory(error):
+                    raise
+                return False, f"{checked}: teacher {resolved.name} cannot run in it: {str(error).splitlines()[0]}"
             variances.append(logits.var(1).mean(1))
             confidences[precision].append(summarise_passes(logits).confidence)
         ratios[resolved.name] = _ratio(*variances)

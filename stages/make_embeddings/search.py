@@ -63,10 +63,19 @@ class SpecialTokens:
         return torch.cat([sides[0], embeddings, sides[1]], dim=1)
 
 
+def check_takes_embeddings(model: Any, name: str) -> None:
+    """Refuses encoder-decoders: transformers' classifiers of them take tokens alone."""
+    if model.config.is_encoder_decoder:
+        what = f"{name} is an encoder-decoder ({model.config.model_type}), which takes no embeddings"
+        fix = "use a model without a decoder, or choose another method: `amalgam methods`"
+        raise ModelError(what, where="objective.name: as-dfd", fix=fix)
+
+
 def search_embeddings(
     teacher: Teacher, label: int, config: PseudoEmbeddings, *, stop: Callable[[], None] = lambda: None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns embeddings [count, T, W] without special tokens, and the teacher's logits [count, labels]."""
+    check_takes_embeddings(teacher.model, f"teacher {teacher.name}")
     model, special = teacher.model, SpecialTokens(teacher.model, teacher.tokenizer)
     if config.tokens + len(special) > teacher.limit:
         raise ExperimentError(
@@ -113,6 +122,7 @@ REGULARIZATION = 1e-3
 
 def fit_projection(teacher: tuple[Any, Any], student: tuple[Any, Any], name: str) -> torch.Tensor:
     """Fits the linear map [teacher's width, student's width] of common tokens by regularised least squares."""
+    check_takes_embeddings(student[0], "the student's encoder")
     table, student_table = (
         model.get_input_embeddings().weight.detach().double().cpu() for model, _ in (teacher, student)
     )

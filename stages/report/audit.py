@@ -7,7 +7,7 @@ union, C labels of one teacher.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -75,6 +75,8 @@ class AuditInputs:
     store: Store
     read_predictions: Callable[[Sequence[str], pa.ChunkedArray], Sequence[TeacherPredictions]]
     """(bucket prefixes, text keys) -> one entry per teacher, in the order of `labels`."""
+    given: Collection[bytes] = ()
+    """Keys of the texts with a label in `labels`, which sets their targets."""
     passes: PassAudit | None = None
     """Counts on a sample of texts, which ran passes that the others did not."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -70,6 +70,8 @@ class LabellingInputs:
     """One table for each bucket, if a target is a distribution over the labels."""
     held_out: float
     corpus: Corpus
+    labelled: Collection[bytes] = ()
+    """Keys of the texts with a label in `labels`, which are not labelled again."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ class _Sample:
 def unlabelled_quality(inputs: LabellingInputs) -> tuple[UnlabelledQuality, str]:
     """Returns the description, and the texts to label as csv."""
     sample = _sample(inputs)
-    predicted, chosen = sample.student.argmax(axis=1), select(sample.student, sample.ensemble)
+    keys = key_list(key_array(sample.table.column("key")))
+    labelled = {row for row, key in enumerate(keys) if key in inputs.labelled}
+    predicted, chosen = sample.student.argmax(axis=1), select(sample.student, sample.ensemble, labelled)
     same = None if sample.reference is None else predicted == sample.reference.argmax(axis=1)
     compared = sample.held_out if sample.held_out.sum() >= LEAST_HELD_OUT else np.ones(len(predicted), dtype=bool)
     confidence = sample.student.max(axis=1)
@@ -161,17 +165,17 @@ def _sample(inputs: LabellingInputs) -> _Sample:
 # ---- the texts to label
 
 
-def select(student: Array, ensemble: Array | None) -> list[tuple[int, str]]:
+def select(student: Array, ensemble: Array | None, labelled: Collection[int] = ()) -> list[tuple[int, str]]:
     """Returns the rows to label in order, with the reason: first those where student and ensemble differ.
 
     Both groups are the first rows by key, so they are random: only then they compare the two and estimate an accuracy.
     """
-    rows = list(range(len(student)))
+    rows = [row for row in range(len(student)) if row not in labelled]
     if ensemble is None or len(rows) <= SELECTED:
         return [(row, RANDOM) for row in rows[:SELECTED]]
-    differ = np.flatnonzero(student.argmax(axis=1) != ensemble.argmax(axis=1)).tolist()
-    random = rows[: SELECTED - min(len(differ), MOST_DIFFERING)]
-    differing = [row for row in differ if row >= len(random)][:MOST_DIFFERING]
+    differs = student.argmax(axis=1) != ensemble.argmax(axis=1)
+    random = rows[: SELECTED - min(int(differs[rows].sum()), MOST_DIFFERING)]
+    differing = [row for row in rows[len(random) :] if differs[row]][:MOST_DIFFERING]
     return [*((row, DIFFER) for row in differing), *((row, RANDOM) for row in random)]
 
 

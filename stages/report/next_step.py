@@ -115,6 +115,8 @@ def _label_texts(inputs: VerdictInputs) -> Next:
     if not count:
         return {"text": "Label about 200 texts, and set corpus.test and corpus.label."}
     file = f"reports/{inputs.page}{TO_LABEL}"
+    if inputs.label_file and Path(inputs.label_file) == Path(file):  # it is kept
+        return {"text": f"Rename {file}, also in `labels`; the next run then writes other texts to label there."}
     new = {"corpus.test": file, **({} if inputs.label else {"corpus.label": "label"})}
     text = f"Label the {counted(count, 'text')} of {file}, then run the command."
     return {"text": text, "command": _run(inputs.overrides, new, inputs)}

@@ -341,15 +341,17 @@ def target_quality(inputs: AuditInputs, train: Part, targets: Iterable[pa.Table]
     """Describes the targets, one table for each bucket of `train`."""
     work = max(len(inputs.labels.columns) ** 3 * len(inputs.labels.names), 1)
     buckets = first_buckets(train, min(SAMPLE, max(LEAST_SAMPLE, MOST_WORK / work)))
+    keys = pa.concat_tables(read_bucket(inputs.store, bucket, ["key"]) for bucket in buckets).column("key")
+    unset = np.array([key not in inputs.given for key in keys.to_pylist()], dtype=bool)
     quality: TargetQuality = {
         "texts": train.texts,
         "sample": sum(bucket.rows for bucket in buckets),
-        "targets": _targets(inputs, buckets, pa.concat_tables(islice(targets, len(buckets))), facts),
+        "targets": _targets(inputs, buckets, pa.concat_tables(islice(targets, len(buckets))), facts, unset),
     }
     if inputs.labels.columns:
         blocks = list(audited_texts(inputs, buckets))
         quality["audit"] = audit_texts(inputs, blocks)
-        quality |= _teachers(inputs, train, blocks)
+        quality |= _teachers(inputs, train, blocks, unset)
     return quality
 
 
@@ -359,13 +361,18 @@ def first_buckets(part: Part, texts: float) -> list[Bucket]:
     return list(part.buckets[: 1 + sum(total < texts for total in totals)])
 
 
-def _targets(inputs: AuditInputs, buckets: Sequence[Bucket], table: pa.Table, facts: TargetFacts) -> TargetCounts:
-    """Returns the margins, and how often the target's first label is the gold label."""
+def _targets(
+    inputs: AuditInputs, buckets: Sequence[Bucket], table: pa.Table, facts: TargetFacts, unset: Array
+) -> TargetCounts:
+    """Returns the margins, and how often the target's first label is the gold label.
+
+    `unset`: texts whose target and teacher are not set by a label in `labels`; only these count as labelled.
+    """
     labels, store = inputs.labels, inputs.store
     right: int | None = None
     margins: dict[str, Histogram] | None = None
     gold = gold_indices(labels, pa.concat_tables(read_bucket(store, bucket, ["label"]) for bucket in buckets))
-    labelled = gold >= 0
+    labelled = (gold >= 0) & unset
     if facts["objective"] == "kl" and labelled.any():  # the target is a distribution over the labels
         right = int((matrix(table.column("target")).argmax(axis=1) == gold)[labelled].sum())
     margin = table.column("margin").to_numpy().astype(np.float64)
@@ -379,7 +386,7 @@ def _targets(inputs: AuditInputs, buckets: Sequence[Bucket], table: pa.Table, fa
     return {"labelled": int(labelled.sum()), "right": right, "margin": margins, "summary": facts["summary"]}
 
 
-def _teachers(inputs: AuditInputs, train: Part, blocks: Sequence[AuditedTexts]) -> TargetQuality:
+def _teachers(inputs: AuditInputs, train: Part, blocks: Sequence[AuditedTexts], unset: Array) -> TargetQuality:
     """Compares the teachers' confidences and weights with the gold labels."""
     columns = [np.array(own) for own in inputs.labels.columns.values()]
     predicted = np.concatenate([texts.predicted_NT for texts in blocks])
@@ -389,15 +396,16 @@ def _teachers(inputs: AuditInputs, train: Part, blocks: Sequence[AuditedTexts]) 
     gold = np.concatenate([texts.gold_N for texts in blocks])
     owns = np.stack([np.isin(gold, own) for own in columns], axis=1)
     labelled = owns.any(axis=1)
+    counted = labelled & unset
     return {
         "labelled": int(labelled.sum()),
         "uncertainty": _uncertainty(confidence[labelled], owns[labelled]),
         "choice": {
             "by": "confidence" if inputs.weights is None else "weights",
-            "n": int(labelled.sum()),
-            "right": int((owns[np.arange(len(leading)), leading] & labelled).sum()),
-            "chance": float(owns[labelled].mean()) if labelled.any() else None,
-            "oracle": int(((predicted == gold[:, None]).any(axis=1) & labelled).sum()),
+            "n": int(counted.sum()),
+            "right": int((owns[np.arange(len(leading)), leading] & counted).sum()),
+            "chance": float(owns[counted].mean()) if counted.any() else None,
+            "oracle": int(((predicted == gold[:, None]).any(axis=1) & counted).sum()),
         },
         "mixture": {
             "mean": dict(zip(inputs.labels.columns, weights.mean(axis=0).tolist(), strict=True)),

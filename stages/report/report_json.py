@@ -33,7 +33,6 @@ from amalgam.stages.report.blocks import (
     ReportJson,
     StageBlock,
     StudentBlock,
-    TargetQuality,
     TeacherCost,
     TeacherLabels,
 )
@@ -205,6 +204,7 @@ def _verdict_inputs(
         weights_unused=weights is not None and weights.get("fallback", False),
         long_texts=student["cut"] / max(student["texts"], 1),
         method=numbers["method"],
+        label_file=inputs.settings.labels,
         label=inputs.settings.corpus.label,
         selected=selected["texts"] if selected else 0,
         learned=evaluation.get("learned") if evaluation else None,
@@ -363,10 +363,10 @@ def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -
 def summary(numbers: ReportJson) -> list[str]:
     evaluation = numbers["evaluation"]
     if evaluation is None and numbers["label_estimates"]:
-        return [estimate_sentence(numbers["label_estimates"]), _teacher_choice(numbers["target_quality"] or {})]
+        return [estimate_sentence(numbers["label_estimates"]), _teacher_choice(numbers)]
     if evaluation is None:
         missing = f"The accuracy of the student ({numbers['method']}) is unknown: there are no labelled test texts."
-        return [f"{missing} Set corpus.test.", _teacher_choice(numbers["target_quality"] or {})]
+        return [f"{missing} Set corpus.test.", _teacher_choice(numbers)]
     return [_accuracy(numbers, evaluation), _largest_loss(numbers)]
 
 
@@ -463,12 +463,13 @@ def _largest_loss(numbers: ReportJson) -> str:
     return f"Largest loss, {100 * loss['lost']:.1f} points of accuracy: {reason}."
 
 
-def _teacher_choice(targets: TargetQuality) -> str:
-    choice = targets.get("choice")
+def _teacher_choice(numbers: ReportJson) -> str:
+    choice = (numbers["target_quality"] or {}).get("choice")
     if choice and choice["n"]:
         right, oracle = percent(choice["right"] / choice["n"]), percent(choice["oracle"] / choice["n"])
         return (
             f"On {choice['n']:,} training texts with gold labels, the leading teacher has the label of {right}; "
             f"the best possible choice of a teacher has {oracle} accuracy."
         )
-    return "Accuracy losses are unknown too: no sampled training text has a gold label of a teacher."
+    outside = " outside `labels`" if numbers["settings"]["labels"] else ""
+    return f"Accuracy losses are unknown too: no sampled training text has a gold label of a teacher{outside}."

@@ -127,7 +127,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 12  # a student of one teacher loses by its fit, not by the choice of a teacher
+    VERSION = 13  # texts to label are without those that have a label
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
@@ -443,6 +443,7 @@ def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:
         targets=read_targets(run) if target_facts(run)["objective"] == "kl" else None,
         held_out=held_out_share(run),
         corpus=run.experiment.corpus,
+        labelled=given.by_key if (given := given_labels(run)) else (),
     )
     return unlabelled_quality(inputs)
 
@@ -584,6 +585,7 @@ def _audit_inputs(run: Run) -> AuditInputs:
         uncertainty="entropy" if targets.uncertainty in COMPARATIVE and not by_domain else targets.uncertainty,
         store=run.store,
         read_predictions=read_predictions,
+        given=given.by_key if (given := given_labels(run)) else (),
         passes=_pass_audit(run),
     )
 

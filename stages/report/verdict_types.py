@@ -222,6 +222,8 @@ class VerdictInputs:
     long_texts: float = 0.0
     """Share of the training texts that the student's limit truncates."""
     method: str = "amalgam"
+    label_file: str | None = None
+    """File of the gold labels of training texts in the experiment."""
     label: str | None = "label"
     """Column of the gold labels in the experiment file."""
     selected: int = 0

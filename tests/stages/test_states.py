@@ -13,9 +13,10 @@ from amalgam.data.parquet import read_table
 from amalgam.data.tokens import encode
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.cached.read import States
-from amalgam.stages.common.inference.states import in_blocks, shares, write_states
+from amalgam.stages.common.inference.states import Encoder, in_blocks, shares, write_states
 from amalgam.stages.common.inference.teacher import Rows, Teacher
-from amalgam.tests.stages.tiny_models import tiny
+from amalgam.stages.common.models.resolve import NewClassifier
+from amalgam.tests.stages.tiny_models import SEQ2SEQ, tiny
 
 TEXTS = [("word1 word2 word3 word4 word5 word6",), ("word7",), ("word8 word9 word10",)]
 KEYS = [bytes([place]) * 16 for place in range(1, 4)]
@@ -38,7 +39,8 @@ def alone(teacher: Teacher, text: tuple[str, ...]) -> torch.Tensor:
     """Returns [layers, tokens, width] of one text, computed alone by the library's own call."""
     inputs = teacher.tokenizer(*text, return_tensors="pt")
     with torch.no_grad():
-        states = teacher.model.base_model(**inputs, output_hidden_states=True).hidden_states
+        output = teacher.model(**inputs, output_hidden_states=True)
+    states = output.encoder_hidden_states if teacher.model.config.is_encoder_decoder else output.hidden_states
     return torch.stack(states[1:])[:, 0]
 
 
@@ -66,7 +68,7 @@ def test_a_block_is_the_mean_of_its_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["bert", "distilbert", "roberta", "albert", "deberta-v2", "modernbert", "mpnet", "gpt2"]
+    "kind", ["bert", "distilbert", "roberta", "albert", "deberta-v2", "modernbert", "mpnet", "gpt2", *SEQ2SEQ]
 )
 def test_states_in_a_padded_launch_are_those_of_each_text_alone(tmp_path: Path, kind: str) -> None:
     teacher = teacher_of(kind)
@@ -104,6 +106,16 @@ def test_states_too_large_for_half_precision_are_cut_to_its_largest_number(tmp_p
     states = written(tmp_path, teacher, blocks=1, by_token=False)
     assert np.isfinite(states.files[0]).all()
     assert states.files[0].max() == np.finfo(np.float16).max
+
+
+def test_a_model_with_fewer_states_than_tokens_is_refused() -> None:
+    teacher = teacher_of("funnel")
+    tokens = encode(teacher.tokenizer, TEXTS, 32, types=teacher.takes_types)
+    with pytest.raises(ModelError, match="for each token"):
+        teacher.states(Rows(list(tokens), KEYS, np.full(3, -1)))
+    new = NewClassifier(teacher.model, teacher.tokenizer, "", 32, types=False, pad_id=0)
+    with pytest.raises(ModelError, match="the encoder gives 4 states for 8 tokens"):
+        Encoder(teacher.model.base_model, new, teacher.device).pooled(tokens)
 
 
 def test_a_teacher_without_layers_to_look_at_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -417,6 +417,17 @@ def test_few_texts_are_all_labelled_and_no_ensemble_is_needed() -> None:
     assert sorted(row for row, _ in select(student, None)) == list(range(30))
 
 
+def test_texts_that_have_a_label_are_not_labelled_again() -> None:
+    rng = np.random.default_rng(0)
+    student, ensemble = rng.dirichlet(np.ones(4), 1000), rng.dirichlet(np.ones(4), 1000)
+    labelled = set(range(0, 1000, 3))
+    chosen = [row for row, _ in select(student, ensemble, labelled)]
+    assert len(set(chosen)) == 200
+    assert not labelled & set(chosen)
+    assert select(student, ensemble, range(1000)) == []
+    assert [row for row, _ in select(student, None, labelled)] == [row for row in range(1000) if row % 3][:200]
+
+
 def test_the_columns_are_those_of_the_corpus() -> None:
     plain = Corpus(train=["a.csv"])
     assert columns_of(plain) == ["key", "text", "label", "student", "ensemble", "why"]

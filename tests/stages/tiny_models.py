@@ -38,8 +38,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mpnet": SHAPE,
     "modernbert": {**SHAPE, "local_attention": 8, "global_attn_every_n_layers": 2},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "bart": {
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+    },
+    "t5": {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 48, "decoder_start_token_id": 0},
 }
-ENCODERS = tuple(name for name in SETTINGS if name not in {"gpt2", "camembert"})
+SEQ2SEQ = ("bart", "t5")
+ENCODERS = tuple(name for name in SETTINGS if name not in {"gpt2", "camembert", *SEQ2SEQ})
+# Masks of longformer follow windows of tokens; fnet has no half precision.
+# The layers of funnel have ever fewer states.
+SETTINGS |= {"funnel": {"block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48}}
+SETTINGS |= {"longformer": {**SHAPE, "attention_window": [8, 8]}, "fnet": {**SHAPE, "tpu_short_seq_length": POSITIONS}}
 
 
 def word_tokenizer(words: Sequence[str] = WORDS, *, types: bool = True, special: bool = True) -> Any:

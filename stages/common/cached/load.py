@@ -34,6 +34,7 @@ from amalgam.stages.common.load import (
     teachers_of,
     train_part,
 )
+from amalgam.stages.common.models.model_folder import states_body
 from amalgam.stages.common.models.resolve import LAST_LAYER, ResolvedTeacher, depth_of
 from amalgam.stages.target_methods import measure_of, objective_inputs, target_method
 
@@ -215,9 +216,10 @@ def encoder_states(run: Run) -> CachedStates:
     """Returns the states for finding neighbours: mean of the last layer's tokens, before the student is trained."""
     student = run.experiment.student
     digest = encoder_digest(run, student, ENCODER)
-    return CachedStates(
-        {"feature": "mean of the last block's tokens", "content": digest, "max_tokens": student.max_tokens}
-    )
+    key = {"feature": "mean of the last block's tokens", "content": digest, "max_tokens": student.max_tokens}
+    if encoder_files(run, student, ENCODER).config.get("is_encoder_decoder"):
+        key["part"] = "encoder"
+    return CachedStates(key)
 
 
 def teacher_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
@@ -304,4 +306,4 @@ def load_encoder(run: Run) -> Encoder:
     settings = student.model_copy(update={"layers": None, "encoder": student.encoder.removeprefix(STATIC)})
     new = load_new_classifier(run, settings, ["one", "two"], ENCODER)
     device = pick_device(run.experiment.execution.device)
-    return Encoder(new.model.base_model.to(device).eval(), new, device)
+    return Encoder(states_body(new.model).to(device).eval(), new, device)

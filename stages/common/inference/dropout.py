@@ -360,8 +360,12 @@ class DropoutMode(TorchFunctionMode):
         raise NotImplementedError
 
 
+class UnkeyedDropoutError(ModelError):
+    """A model whose dropout masks cannot be keyed by text and pass."""
+
+
 def unsupported_dropout(what: str) -> ModelError:
-    return ModelError(f"this model draws random numbers that amalgam cannot key: {what}", fix=WITHOUT_DROPOUT)
+    return UnkeyedDropoutError(f"this model draws random numbers that amalgam cannot key: {what}", fix=WITHOUT_DROPOUT)
 
 
 class Recorder(DropoutMode):
@@ -505,7 +509,7 @@ class KeyedDropout(DropoutMode):
 
 def site_mismatch(where: str) -> ModelError:
     what = "this model's dropout calls change from text to text, so they cannot be keyed"
-    return ModelError(what, where=where, fix=WITHOUT_DROPOUT)
+    return UnkeyedDropoutError(what, where=where, fix=WITHOUT_DROPOUT)
 
 
 def sites_of(calls: Sequence[Sequence[Call]], *, rows: tuple[int, int], tokens: tuple[int, int]) -> tuple[Site, ...]:
@@ -526,7 +530,7 @@ def _axis(call: Call, sizes: tuple[int, int], rows: tuple[int, int], tokens: tup
         return Axis("tokens", 1)
     if sizes[0] % rows[0] == 0 and sizes[0] // rows[0] * rows[1] == sizes[1]:
         return Axis("rows", sizes[0] // rows[0])
-    raise ModelError(
+    raise UnkeyedDropoutError(
         "this model's dropout follows neither texts nor tokens, so it cannot be keyed",
         where=f"{call.name}: an axis of {sizes[0]} for {rows[0]} x {tokens[0]} tokens, {sizes[1]} "
         f"for {rows[1]} x {tokens[1]}",

@@ -55,6 +55,10 @@ class Encoder:
                 inputs = model_inputs(tokens.ids, tokens.type_ids, rows, self.classifier.pad_id)
                 inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
                 states = self.body(**inputs).last_hidden_state.float()
+                if states.shape[:2] != inputs["input_ids"].shape:
+                    what = f"the encoder gives {states.shape[1]} states for {inputs['input_ids'].shape[1]} tokens"
+                    fix = "choose an encoder with a state for each token, such as a BERT"
+                    raise ModelError(what, where="student.encoder", fix=fix)
                 means = mean_over_tokens(states, inputs["attention_mask"])
                 features = np.empty((len(tokens), means.shape[1]), np.float32) if features is None else features
                 features[rows] = torch.nn.functional.normalize(means, dim=-1).cpu().numpy()

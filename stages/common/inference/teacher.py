@@ -29,6 +29,7 @@ from amalgam.stages.common.inference.dropout import (
     KeyedDropout,
     Recorder,
     Site,
+    UnkeyedDropoutError,
     row_words,
     site_words,
     sites_of,
@@ -42,6 +43,7 @@ from amalgam.stages.common.inference.fast_encoder import (
     describe_fast_encoder,
 )
 from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
+from amalgam.stages.common.models.model_folder import states_body
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 DROPOUT_OFF = -1
@@ -173,11 +175,12 @@ class Teacher:
     def states(self, rows: Rows) -> tuple[torch.Tensor, ...]:
         """[rows, tokens, width] after each layer, dropout off; that of the embedding is left out."""
         self._switch(training=False)
+        inputs = self.inputs(rows)
         with torch.inference_mode():
-            output = self.model.base_model(**self.inputs(rows), output_hidden_states=True)
+            output = states_body(self.model)(**inputs, output_hidden_states=True)
         states = getattr(output, "hidden_states", None)
-        if not states or len(states) < 2:
-            what = f"teacher {self.name} does not give the states of its layers"
+        if not states or len(states) < 2 or states[-1].shape[:2] != inputs["input_ids"].shape:
+            what = f"teacher {self.name} does not give the states of its layers for each token"
             raise ModelError(what, fix="leave it out, or choose a method that needs no states: `amalgam methods`")
         return tuple(states[1:])
 
@@ -348,6 +351,14 @@ class Teacher:
         self._rehearse(sites)
         return sites
 
+    @cached_property
+    def keyed_sites(self) -> tuple[Site, ...] | None:
+        """The dropout calls of a forward pass, or None if they cannot be keyed, so that no pass can run."""
+        try:
+            return self.sites
+        except UnkeyedDropoutError:
+            return None
+
     def describe_sites(self) -> tuple[str, ...]:
         """The active dropout sites, named by the module that calls them."""
         return tuple(f"{site.name} ({site.kind}, rate {site.rate:g})" for site in self.sites)
@@ -368,8 +379,8 @@ class Teacher:
 
     @cached_property
     def has_active_dropout(self) -> bool:
-        """Whether four passes of one text differ."""
-        if not self.sites or (self.last_layer and self.early_sites == len(self.sites)):
+        """Whether four passes of one text differ; False if none can run."""
+        if not self.keyed_sites or (self.last_layer and self.early_sites == len(self.sites)):
             return False
         tokens, keys = [self._probe(min(self.limit, PROBE_TOKENS[1]))], [b"check" + bytes(11)]
         if self.last_layer:

@@ -218,3 +218,9 @@ def _shapes(folder: Path) -> dict[str, list[int]]:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         shapes |= {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
     return shapes
+
+
+def states_body(model: Any) -> Any:
+    """Returns the part of a classifier that gives the states of a text: the body, of an encoder-decoder its encoder."""
+    body = model.base_model
+    return body.get_encoder() if model.config.is_encoder_decoder else body

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.common.models.model_folder import STATIC
+from amalgam.stages.common.models.model_folder import STATIC, states_body
 
 WIDTH = 232
 """Largest width of the vectors; a narrower encoder keeps its own. With 30,522 tokens the file has 29 MB."""
@@ -120,7 +120,7 @@ def token_vectors(encoder: Any, tokenizer: Any, device: torch.device, *, given: 
         raise ModelError(
             what, where="student.encoder", fix="name an encoder with a vocabulary, such as a BERT"
         ) from None
-    body: Any = encoder.base_model.to(device).eval()
+    body = states_body(encoder).to(device).eval()
     around = list(tokenizer("")["input_ids"])
     front = 1 if around and around[0] in {tokenizer.cls_token_id, tokenizer.bos_token_id} else 0
     before, after = (torch.tensor(ids, dtype=torch.int64) for ids in (around[:front], around[front:]))

@@ -237,3 +237,14 @@ def test_texts_of_a_file_without_reasons_do_not_become_random(workspace: Workspa
     write(workspace, workspace.texts()[:3])
     workspace("label", "--count", "2", "--out", "more.csv", *AMALGAM, "labels=labels.csv")
     assert [row["why"] for row in rows_of(workspace, "more.csv")] == ["", "", "", "random", "random"]
+
+
+def test_texts_to_label_are_no_test_texts(workspace: Workspace) -> None:
+    rows = workspace.texts()
+    workspace.write(rows[:10], "test")
+    workspace("label", "--count", "1000", *AMALGAM)
+    assert {row["text"] for row in rows_of(workspace, "labels.csv")} == {text for text, _ in rows[10:]}
+    workspace.write(rows, "test")
+    refused = workspace.attempt("label", "--count", "5", "--out", "more.csv", *AMALGAM)
+    assert refused.code == 2
+    assert "every training text has a label or is a test text" in refused.err

@@ -23,7 +23,7 @@ from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.cached.load import answer_reader
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.given_labels import KEY, RANDOM, GivenLabels, free_name, label_column, why_column
-from amalgam.stages.common.load import given_labels, label_space, picked_at_random, train_part
+from amalgam.stages.common.load import given_labels, label_space, part_of, picked_at_random, train_part
 from amalgam.stages.report.stage import estimate_inputs
 from amalgam.stages.report.verdict_types import SystemEstimate
 from amalgam.stages.target_methods import target_method
@@ -45,21 +45,27 @@ def check_takes_labels(experiment: ExperimentConfig) -> None:
 def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
     """Returns key, id, text, label (empty), and the distinct predictions of the teachers, for random texts.
 
-    The texts of the experiment's labels come first, with their labels, because `labels` is one file.
+    The texts of the experiment's labels come first, with their labels, because `labels` is one file. Test texts are
+    left out: a test text with a label in `labels` is learned, and measures nothing.
     """
-    buckets, given, rows = train_part(run).buckets, given_labels(run), np.arange(train_part(run).texts)
-    earlier = rows[:0]
-    if given:
-        keys = keys_of(run, buckets)
-        is_earlier = pc.is_in(keys, value_set=pa.array([*given.by_key, *given.blank], keys.type))
-        mask = is_earlier.to_numpy(zero_copy_only=False)
-        earlier, rows = rows[mask], rows[~mask]
+    keys, given = keys_of(run, train_part(run).buckets), given_labels(run) or GivenLabels({})
+    earlier = _among(keys, pa.array([*given.by_key, *given.blank], keys.type))
+    test = part_of(run, "test")
+    is_test = _among(keys, keys_of(run, test.buckets)) if test else np.zeros(len(keys), bool)
+    rows = np.flatnonzero(~earlier & ~is_test)
     if not len(rows):
+        what = "every training text has a label" + (" or is a test text" if is_test.any() else "")
         fix = f"add training texts, or use the labels: amalgam run{run.file_option}"
-        raise ExperimentError("every training text has a label", where="amalgam label", fix=fix)
+        raise ExperimentError(what, where="amalgam label", fix=fix)
     random = np.random.default_rng(seed)
     new = random.choice(rows, min(count, len(rows)), replace=False)
-    return _table(run, np.concatenate([earlier, new]), random, given or GivenLabels({}))
+    return _table(run, np.concatenate([np.flatnonzero(earlier), new]), random, given)
+
+
+def _among(keys: pa.Array, others: pa.Array) -> Array:
+    """Returns whether each key is one of the others."""
+    is_among: Array = pc.is_in(keys, value_set=others).to_numpy(zero_copy_only=False)
+    return is_among
 
 
 def _table(run: Run, rows: Array, random: np.random.Generator, given: GivenLabels) -> pl.DataFrame:

@@ -287,6 +287,19 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     }
 
 
+def test_the_glossary_has_each_term_once_in_order_and_other_pages_use_it() -> None:
+    rows = re.findall(
+        r"^\| (?!term \|)([^|(]+?)(?: \(([^|]+)\))? \|", (ROOT / "docs/glossary.md").read_text("utf-8"), re.M
+    )
+    terms = [(term.lower(), sense) for term, sense in rows]
+    assert len(set(terms)) == len(terms) > 50
+    first_table = terms[: terms.index(("accuracy", ""))]
+    assert first_table == sorted(first_table)
+    others = "".join((ROOT / page).read_text("utf-8").lower() for page in PAGES if page != "docs/glossary.md")
+    words = re.sub(r"\s+", " ", others)
+    assert [term for term, _ in terms for word in term.split(", ") if word not in words] == []
+
+
 def test_every_test_that_the_security_page_names_exists() -> None:
     named = re.findall(r"`(tests/[^`]+)`", (ROOT / "docs/security.md").read_text("utf-8"))
     assert len(named) > 5

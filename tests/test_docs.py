@@ -289,7 +289,7 @@ def test_every_page_is_in_the_sites_navigation() -> None:
 
 def test_the_glossary_has_each_term_once_in_order_and_other_pages_use_it() -> None:
     rows = re.findall(
-        r"^\| (?!term \|)([^|(]+?)(?: \(([^|]+)\))? \|", (ROOT / "docs/glossary.md").read_text("utf-8"), re.M
+        r"^\| (?!term \|)([^|(]+?)(?: \(([^|]+)\))? \|", (ROOT / "docs/glossary.md").read_text("utf-8"), re.MULTILINE
     )
     terms = [(term.lower(), sense) for term, sense in rows]
     assert len(set(terms)) == len(terms) > 50

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from amalgam.stages.weigh_teachers import few_labels
-from amalgam.stages.weigh_teachers.few_labels import Labelled, corrected, correction_of, loss_of
+from amalgam.stages.weigh_teachers.few_labels import Correction, Labelled, corrected, correction_of, loss_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -153,3 +153,17 @@ def test_an_answer_without_a_labelled_text_has_no_bias() -> None:
 
 def test_one_text_that_weights_get_wrong_has_a_finite_loss() -> None:
     assert loss_of(np.array([[1.0, 0.0]]), np.array([[False, True]])) == pytest.approx(-np.log(1e-4))
+
+
+def test_the_coefficients_have_the_largest_posterior_around_the_weights_without_labels() -> None:
+    weights, kinds, answers, right = mistaken(60)
+    has_label = np.eye(2, dtype=bool)[right]
+    fitted = correction_of(weights, kinds, answers, has_label, 3.0)
+    centre = np.eye(len(fitted.coefficients))[0]
+
+    def posterior(coefficients: Array) -> float:
+        after = Correction(coefficients, fitted.biases)(weights, kinds, answers)
+        return -60 * loss_of(after, has_label) - 3.0 / 2 * float(((coefficients - centre) ** 2).sum())
+
+    steps = 0.02 * np.concatenate([np.eye(len(centre)), -np.eye(len(centre))])
+    assert max(posterior(fitted.coefficients + step) for step in steps) < posterior(fitted.coefficients)

@@ -276,6 +276,13 @@ def test_a_nan_loss_changes_no_weight_and_gives_a_note(tmp_path: Path) -> None:
     assert all(bool(weight.isfinite().all()) for weight in model.parameters())
 
 
+def test_a_checkpoint_of_another_objective_is_skipped(tmp_path: Path) -> None:
+    stopped_at(tmp_path, 6)
+    result = train(tiny_bert(), tmp_path, objective=NotANumber())
+    assert result.facts["resumed_from_step"] == 0
+    assert "of another training" in result.notes[0]
+
+
 class NoGradient(NotANumber):
     """The loss of these calls is finite, but the gradient is not."""
 
@@ -293,11 +300,12 @@ def test_a_gradient_that_is_no_number_changes_no_weight_and_gives_a_note(tmp_pat
     assert all(bool(weight.isfinite().all()) for weight in model.parameters())
 
 
-def test_a_finished_training_is_not_saved_again(tmp_path: Path) -> None:
-    train(tiny_bert(), tmp_path, keep=True)
+def test_a_finished_training_is_neither_evaluated_nor_saved_again(tmp_path: Path) -> None:
+    first = train(tiny_bert(), tmp_path, keep=True)
     [state] = tmp_path.glob("*/state.json")
     before = state.stat()
-    train(tiny_bert(), tmp_path, keep=True)
+    again = train(tiny_bert(), tmp_path, keep=True)
+    assert again.facts == {**first.facts, "resumed_from_step": first.facts["steps"]}
     assert (state.stat().st_ino, state.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 

@@ -23,6 +23,7 @@ import yaml
 from amalgam.benchmarks.gallery import Entry, make_page
 from amalgam.data.demo_corpus import generate
 from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.storage.facts import DECLARED, FactTypes
 from amalgam.stages.common.training import schedule
 from amalgam.stages.methods import load_with_methods
 from amalgam.tests.forking import LIGHT, Forked
@@ -237,7 +238,13 @@ def _short_trainings(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "STEPS_PER_LABEL", 0)
 
 
-@pytest.mark.usefixtures("_short_trainings")
+@pytest.fixture
+def _no_further_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the types that the stage of docs/contributing/stage.md declares when the test ends."""
+    monkeypatch.setitem(DECLARED, "count-words", FactTypes())
+
+
+@pytest.mark.usefixtures("_short_trainings", "_no_further_stage")
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_work(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     blocks = [block for block in blocks_of(page) if block.language != "text"]

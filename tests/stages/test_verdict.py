@@ -148,8 +148,9 @@ def test_a_teacher_that_targets_and_student_lost_is_named() -> None:
 
 def test_a_lost_teacher_of_fewer_than_ten_texts_may_be_chance() -> None:
     for of_teacher, decision in ((9, "cannot say"), (10, "do not ship")):
-        quality = unlabelled(100, banking=(100, 100), law=(0, 0), ensemble=[100 - of_teacher, of_teacher])
-        assert verdict(VerdictInputs(0, unlabelled={**quality, "n": 100}))["decision"] == decision
+        quality: Any = unlabelled(100, banking=(100, 100), law=(0, 0), ensemble=[100 - of_teacher, of_teacher])
+        quality["n"] = 100
+        assert verdict(VerdictInputs(0, unlabelled=quality))["decision"] == decision
 
 
 def test_rare_labels_that_are_never_right_are_named_together() -> None:

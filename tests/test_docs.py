@@ -240,7 +240,7 @@ def _short_trainings(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _no_further_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the types that the stage of docs/contributing/stage.md declares when the test ends."""
+    """Remove the types that the stage of docs/contributing/stage.md declares when the test ends."""
     monkeypatch.setitem(DECLARED, "count-words", FactTypes())
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED, ExperimentSource, LoadedExperiment, load_experiment
 from amalgam.pipeline.config.schema import STATIC, TEACHER, Checks, ExperimentConfig
-from amalgam.stages.target_methods import OBJECTIVE_INPUTS, TARGET_METHODS, objective_inputs, reads_texts, target_method
+from amalgam.stages.objective_inputs import OBJECTIVE_INPUTS, objective_inputs, reads_texts
+from amalgam.stages.target_methods import TARGET_METHODS, target_method
 
 
 @dataclass(frozen=True)

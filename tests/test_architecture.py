@@ -26,6 +26,7 @@ LAYERS = (
     "pipeline/execution",
     "data",
     "stages/target_methods.py",
+    "stages/objective_inputs.py",
     "stages/methods.py",
     "stages/common",
     "stages/STAGE",  # earlier stages only, in the order of STAGES

@@ -1,11 +1,9 @@
-"""The examples of docs/contributing run against the real classes; the files and names on the pages exist."""
+"""The files and names on the pages of docs/contributing exist. tests/test_docs.py runs their examples."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,13 +16,9 @@ def _text(page: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_example_of_a_page_runs(page: str, tmp_path: Path) -> None:
+def test_the_example_of_a_page_checks_its_result(page: str) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", _text(page), re.MULTILINE | re.DOTALL)
     assert any("assert " in block for block in blocks)
-    names: dict[str, Any] = {"__name__": f"example_{page.replace('-', '_')}"}
-    with contextlib.chdir(tmp_path):
-        for block in blocks:
-            exec(compile(block, f"{page}.md", "exec"), names)  # noqa: S102 - our own pages
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -23,6 +23,7 @@ import yaml
 from amalgam.benchmarks.gallery import Entry, make_page
 from amalgam.data.demo_corpus import generate
 from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.storage.facts import DECLARED, FactTypes
 from amalgam.stages.common.training import schedule
 from amalgam.stages.methods import load_with_methods
 from amalgam.tests.forking import LIGHT, Forked
@@ -237,7 +238,13 @@ def _short_trainings(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "STEPS_PER_LABEL", 0)
 
 
-@pytest.mark.usefixtures("_short_trainings")
+@pytest.fixture
+def _no_further_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the types that the stage of docs/contributing/stage.md declares when the test ends."""
+    monkeypatch.setitem(DECLARED, "count-words", FactTypes())
+
+
+@pytest.mark.usefixtures("_short_trainings", "_no_further_stage")
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_work(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     blocks = [block for block in blocks_of(page) if block.language != "text"]
@@ -285,6 +292,19 @@ def test_every_page_is_in_the_sites_navigation() -> None:
         for page in named
         if not page.startswith("reference/") and page != "first-hour.md"  # made by hooks
     }
+
+
+def test_the_glossary_has_each_term_once_in_order_and_other_pages_use_it() -> None:
+    rows = re.findall(
+        r"^\| (?!term \|)([^|(]+?)(?: \(([^|]+)\))? \|", (ROOT / "docs/glossary.md").read_text("utf-8"), re.MULTILINE
+    )
+    terms = [(term.lower(), sense) for term, sense in rows]
+    assert len(set(terms)) == len(terms) > 50
+    first_table = terms[: terms.index(("accuracy", ""))]
+    assert first_table == sorted(first_table)
+    others = "".join((ROOT / page).read_text("utf-8").lower() for page in PAGES if page != "docs/glossary.md")
+    words = re.sub(r"\s+", " ", others)
+    assert [term for term, _ in terms for word in term.split(", ") if word not in words] == []
 
 
 def test_every_test_that_the_security_page_names_exists() -> None:

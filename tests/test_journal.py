@@ -61,7 +61,9 @@ def test_a_resumed_training_appends_to_its_log_and_a_new_one_replaces_it(tmp_pat
         journal = TrainingLog(tmp_path / "one.jsonl", training(), [])
         for step in range(first, first + 10):
             journal.on_step(step, 30, 1.0)
+        assert not log_digest(tmp_path / "one.jsonl").exists()  # the log still grows
         journal.close()
+        assert log_digest(tmp_path / "one.jsonl").exists()
         assert [line["step"] for line in lines(tmp_path / "one.jsonl")] == ([10, 20] if first == 11 else [10])
 
 

@@ -20,14 +20,11 @@ from amalgam.pipeline.errors import AmalgamError
 from amalgam.stages.common import load
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.report.label_estimates import RightTexts
-from amalgam.stages.weigh_teachers import few_labels, weigh
-from amalgam.stages.weigh_teachers.few_labels import Labelled, corrected
+from amalgam.stages.weigh_teachers import weigh
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
 LABELS = [label for own in TEACHER_LABELS.values() for label in own]
 AMALGAM = ("student.method=amalgam", "targets.mode=hard")
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def write(workspace: Workspace, rows: Sequence[Sequence[str]], header: Sequence[str] = ("text", "label")) -> Path:
@@ -211,103 +208,6 @@ def test_a_missing_file_is_refused(workspace: Workspace) -> None:
     assert "nothing.csv does not exist" in result.err
 
 
-# ---- the weights
-
-
-def mistaken(texts: int = 600, seed: int = 0) -> tuple[Array, list[Array], Array, Array]:
-    """Weights that prefer the first teacher too much, evidence, answers, and the right teacher."""
-    random = np.random.default_rng(seed)
-    right = random.integers(2, size=texts)
-    evidence = random.normal(size=(texts, 2)) + 2.0 * np.eye(2)[right]
-    scores = 2 * evidence + np.array([4.0, 0.0])
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    answers = np.stack([random.integers(2, size=texts), 2 + random.integers(2, size=texts)], axis=1)
-    return weights / weights.sum(axis=1, keepdims=True), [evidence], answers, right
-
-
-def accuracy(weights: Array, right: Array) -> float:
-    return float((weights.argmax(axis=1) == right).mean())
-
-
-def test_a_few_labels_correct_wrong_shares() -> None:
-    weights, kinds, answers, right = mistaken()
-    rows = np.arange(0, 600, 20)
-    result = corrected(weights, kinds, answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
-    others = np.setdiff1d(np.arange(600), rows)
-    assert accuracy(result.weights[others], right[others]) > accuracy(weights[others], right[others]) + 0.1
-    assert result.loss_after < result.loss_before
-    assert result.weights.sum(axis=1) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("strength", few_labels.STRENGTHS)
-def test_the_correction_converges_at_every_strength(strength: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_labels, "STRENGTHS", (strength,))
-    weights, kinds, answers, right = mistaken()
-    rows = np.arange(0, 600, 10)
-    result = corrected(weights, kinds, answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
-    assert result.strength == strength
-    assert result.loss_after < result.loss_before
-
-
-def test_labels_that_the_weights_predict_change_the_labelled_texts_alone() -> None:
-    _, kinds, answers, right = mistaken()
-    weights = 0.9 * np.eye(2)[right] + 0.05
-    rows = np.arange(0, 600, 60)
-    result = corrected(weights, kinds, answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
-    others = np.setdiff1d(np.arange(600), rows)
-    assert result.strength is None
-    assert np.array_equal(result.weights[others], weights[others])
-    assert np.array_equal(result.weights[rows], np.eye(2)[right[rows]])
-
-
-def test_one_label_changes_its_own_text_alone() -> None:
-    weights, kinds, answers, right = mistaken()
-    result = corrected(weights, kinds, answers, Labelled(np.array([5]), np.eye(2, dtype=bool)[right[[5]]]))
-    assert np.array_equal(np.delete(result.weights, 5, axis=0), np.delete(weights, 5, axis=0))
-
-
-def test_teachers_that_know_the_label_divide_a_text_by_their_weights() -> None:
-    weights, kinds, answers, _ = mistaken()
-    weights, kinds = (
-        np.concatenate([weights, weights[:, :1]], axis=1) / 2,
-        [np.concatenate([kinds[0], kinds[0][:, :1]], axis=1)],
-    )
-    answers = np.concatenate([answers, answers[:, :1]], axis=1)
-    result = corrected(weights, kinds, answers, Labelled(np.array([0]), np.array([[True, False, True]])))
-    assert result.weights[0] == pytest.approx([0.5, 0.0, 0.5])
-
-
-def test_weights_by_cross_validation_do_not_depend_on_the_own_label(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_labels, "STRENGTHS", (30.0,))
-    weights, kinds, answers, right = mistaken()
-    rows = np.arange(0, 600, 5)
-    has_label = np.eye(2, dtype=bool)[right[rows]]
-    flipped = has_label.copy()
-    flipped[4] = ~flipped[4]
-    own, other = (corrected(weights, kinds, answers, Labelled(rows, labels)) for labels in (has_label, flipped))
-    assert own.strength == other.strength == 30.0
-    fold = np.arange(len(rows)) % 10 == 4
-    assert other.left_out[fold] == pytest.approx(own.left_out[fold])
-    assert other.left_out[~fold] != pytest.approx(own.left_out[~fold])
-    assert other.fitted[4] != pytest.approx(own.fitted[4])
-
-
-def test_cross_validation_estimates_the_accuracy_on_other_texts_and_the_fit_is_optimistic() -> None:
-    errors: dict[str, list[float]] = {"fitted": [], "left_out": []}
-    for seed in range(20):
-        weights, kinds, answers, right = mistaken(seed=seed)
-        noise = [np.random.default_rng([seed, place]).normal(size=(600, 2)) for place in range(8)]
-        rows = np.arange(0, 600, 20)
-        result = corrected(weights, [*kinds, *noise], answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
-        others = np.setdiff1d(np.arange(600), rows)
-        true = accuracy(result.weights[others], right[others])
-        errors["fitted"].append(accuracy(result.fitted, right[rows]) - true)
-        errors["left_out"].append(accuracy(result.left_out, right[rows]) - true)
-    error = float(np.std(errors["left_out"])) / np.sqrt(20)
-    assert abs(np.mean(errors["left_out"])) < 3 * error
-    assert np.mean(errors["fitted"]) > np.mean(errors["left_out"]) + 0.02
-
-
 # ---- estimates of accuracies
 
 
@@ -461,20 +361,6 @@ def test_texts_to_label_are_announced_as_json_and_a_filled_file_has_no_output(fr
     assert written == {"file": "some.csv", "texts": 5, "earlier": 0, "labels": LABELS, "next": command}
     refused = fresh.attempt("label", "some.csv", "--out", "more.csv", *AMALGAM)
     assert (refused.code, "--out" in refused.err) == (2, True)
-
-
-def test_a_correction_learns_from_a_part_of_many_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights, kinds, answers, right = mistaken()
-    rows = np.arange(300)
-    labelled = Labelled(rows, np.eye(2, dtype=bool)[right[rows]])
-    monkeypatch.setattr(few_labels, "MOST_LEARNED", 60)
-    result = corrected(weights, kinds, answers, labelled)
-    few = corrected(weights, kinds, answers, Labelled(rows[:60], labelled.has_label[:60]))
-    assert result.strength == few.strength is not None
-    assert (result.correction.coefficients == few.correction.coefficients).all()
-    assert (result.left_out[:60] == few.left_out).all()
-    assert (result.left_out[60:] == result.fitted[60:]).all()
-    assert len(result.left_out) == len(result.fitted) == 300
 
 
 def test_without_labels_the_accuracy_of_the_targets_is_estimated(

@@ -13,7 +13,8 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.common.cached import load
 from amalgam.stages.common.inference.states import words_of
 from amalgam.stages.methods import METHODS, experiment_schema, load_with_methods, method_of, objective_in
-from amalgam.stages.target_methods import OBJECTIVE_INPUTS, TARGET_METHODS, VanillaKD
+from amalgam.stages.objective_inputs import OBJECTIVE_INPUTS
+from amalgam.stages.target_methods import TARGET_METHODS, VanillaKD
 from amalgam.stages.train_student.objectives import OBJECTIVES
 from amalgam.tests.workspaces import TEST, TRAIN, Workspace, write_texts
 
@@ -243,12 +244,12 @@ def test_a_line_in_the_table_makes_a_target_method_a_value_of_targets_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "amalgam.yaml"
-    path.write_text("corpus: {train: a.csv}\nteachers: [{name: a, model: m}]\ntargets: {mode: mean}\n")
+    path.write_text("corpus: {train: a.csv}\nteachers: [{name: a, model: m}]\ntargets: {mode: added}\n")
     with pytest.raises(ExperimentError, match=r"targets\.mode"):
         load_with_methods(path)
-    monkeypatch.setitem(cast("dict[str, Any]", TARGET_METHODS), "mean", VanillaKD)
-    assert load_with_methods(path).experiment.targets.mode == "mean"
-    assert "mean" in experiment_schema()["$defs"]["Targets"]["properties"]["mode"]["enum"]
+    monkeypatch.setitem(cast("dict[str, Any]", TARGET_METHODS), "added", VanillaKD)
+    assert load_with_methods(path).experiment.targets.mode == "added"
+    assert "added" in experiment_schema()["$defs"]["Targets"]["properties"]["mode"]["enum"]
 
 
 def test_every_objective_that_learns_from_texts_has_a_loss() -> None:

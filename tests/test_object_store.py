@@ -112,6 +112,7 @@ def test_gc_cleans_the_local_cache_of_a_remote_workspace(address: str, tmp_path:
     run = toy_run(toy_base(tmp_path / "base"), execution={"workspace": address})
     update(toy_stages(), run)
     copies = [path for path in run.store.root.rglob("*-????????*") if path.is_file()]
+    assert copies
     half = run.store.root / "letters/.tmp-4711-0123456789ab/half.txt"
     mine = run.store.root / "letters/mine.txt"
     half.parent.mkdir(parents=True)

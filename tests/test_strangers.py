@@ -216,7 +216,10 @@ def test_a_signed_range_of_passes_with_four_ends_is_made_again(workspace: Worksp
     "facts", [{}, {"seconds": {}}, {"seconds": -1.0, "units": 1, "found": 0, "workload": 0, "bytes": 0}]
 )
 def test_a_timing_that_is_no_number_is_damaged(workspace: Workspace, facts: dict[str, object]) -> None:
-    for path in workspace.artifacts.glob("*/*/timing.json"):
+    paths = list(workspace.artifacts.glob("*/*/timing.json"))
+    assert {path.parts[-3] for path in paths} >= {"cache-teachers", "report"}
+    for path in paths:
         rewrite(path, lambda old: replace(old, facts=facts))
+        assert Store(workspace.artifacts).record(path) is None
     for words in (("report", "--force"), ("plan", "--estimate"), ("verify",), ("run",)):
         assert workspace.attempt(*words).code in {0, 1}

@@ -123,7 +123,8 @@ def _summary(run: Run, stage: Stage, name: str, files: Sequence[FileInfo], sizes
         total = len(manifest.files)
         complete = sum(sizes.get(file.path) == file.bytes for file in manifest.files)
         rest = "" if complete == total else " (the next run builds the missing ones)"
-        return f"{stage.describe(manifest)}; {complete}/{total} files{rest}"
+        description = stage.describe(manifest)
+        return f"{description}{'; ' if description else ''}{complete}/{total} files{rest}"
     if "family.json" not in names:
         return None
     key = run.store.read_json(run.store.folder(stage.name, name) / "family.json")

@@ -37,14 +37,8 @@ from amalgam.stages.common.load import (
 )
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_of
-from amalgam.stages.target_methods import (
-    LossFacts,
-    TargetBatch,
-    TargetInputs,
-    TeacherPredictions,
-    reads_texts,
-    target_method,
-)
+from amalgam.stages.objective_inputs import reads_texts
+from amalgam.stages.target_methods import LossFacts, TargetBatch, TargetInputs, TeacherPredictions, target_method
 from amalgam.stages.weigh_teachers.stage import labelled_weights_of, weights_of
 
 BINS = 10

@@ -43,7 +43,8 @@ from amalgam.stages.common.load import (
 )
 from amalgam.stages.common.models.resolve import ModelFiles, width_of
 from amalgam.stages.common.token_cache import TokenizedUnit, tokenizer_digest
-from amalgam.stages.target_methods import measure_of, objective_inputs, target_method
+from amalgam.stages.objective_inputs import measure_of, objective_inputs
+from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.teacher import Teacher

@@ -57,7 +57,7 @@ from amalgam.stages.common.load import (
     train_part,
     unit_texts,
 )
-from amalgam.stages.target_methods import reads_texts
+from amalgam.stages.objective_inputs import reads_texts
 
 
 class AdaptiveSummary(TypedDict):

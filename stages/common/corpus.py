@@ -16,7 +16,7 @@ from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, ExperimentError, nearest
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
-from amalgam.stages.target_methods import reads_texts
+from amalgam.stages.objective_inputs import reads_texts
 
 REMOTE = ("hf://", "s3://")
 DATASETS = "hf://datasets/"

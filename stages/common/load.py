@@ -72,7 +72,8 @@ from amalgam.stages.common.models.resolve import (
     with_layers,
 )
 from amalgam.stages.common.token_cache import TokenCache, UnitTexts, tokenizer_digest
-from amalgam.stages.target_methods import measure_of, reads_texts, target_method
+from amalgam.stages.objective_inputs import measure_of, reads_texts
+from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.batches import Classifier
@@ -180,11 +181,8 @@ def estimation_texts(run: Run) -> frozenset[bytes]:
         return frozenset()
     keys = given.by_key.keys() if given.random is None else given.random
     most = min(MOST_ESTIMATION, int(ESTIMATION_SHARE * train_part(run).texts))
-    return (
-        frozenset(sorted(keys, key=lambda key: key[8:])[:most])
-        if len(keys) >= LEAST_ESTIMATION <= most
-        else frozenset()
-    )
+    is_enough = len(keys) >= LEAST_ESTIMATION <= most
+    return frozenset(sorted(keys, key=lambda key: key[8:])[:most] if is_enough else ())
 
 
 def picked_at_random(run: Run) -> bool:

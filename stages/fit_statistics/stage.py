@@ -21,7 +21,8 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.load import answer_reader, state_of, states_of, statistics_states
 from amalgam.stages.common.load import generated_file, reference_part, teachers_of, train_part
-from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions, measure_of
+from amalgam.stages.objective_inputs import measure_of
+from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions
 
 FEW = 5
 """Classes named in a note."""

@@ -42,7 +42,7 @@ from amalgam.stages.generate.requests import (
     teacher_identity,
     uninformative_label,
 )
-from amalgam.stages.target_methods import reads_texts
+from amalgam.stages.objective_inputs import reads_texts
 
 if TYPE_CHECKING:
     from amalgam.stages.generate.decoding import GeneratedText

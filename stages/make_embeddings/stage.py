@@ -15,7 +15,7 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.load import prepare_teachers, teacher_loader, teachers_of
-from amalgam.stages.target_methods import reads_texts
+from amalgam.stages.objective_inputs import reads_texts
 
 FILE = "embeddings.safetensors"
 

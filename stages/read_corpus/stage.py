@@ -43,7 +43,8 @@ from amalgam.stages.common.corpus import (
     sources_of,
 )
 from amalgam.stages.common.load import fetch, part_files, part_identity, source_files, text_inputs
-from amalgam.stages.target_methods import reads_texts, target_method
+from amalgam.stages.objective_inputs import reads_texts
+from amalgam.stages.target_methods import target_method
 
 KEPT = "kept.parquet"
 """Temporary file of the generated texts that pass the filters."""

@@ -58,6 +58,7 @@ from amalgam.stages.common.load import (
 )
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
+from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Selected, TeacherCost
 from amalgam.stages.report.html import check_page, page, page_name, publish, publish_texts
 from amalgam.stages.report.report_json import (
@@ -78,7 +79,7 @@ from amalgam.stages.report.verdict_types import (
     UnlabelledQuality,
 )
 from amalgam.stages.report.verdict_words import text_cautions
-from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions, reads_texts, target_method
+from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions, target_method
 from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
 

@@ -1,6 +1,6 @@
 """OBJECTIVES: one class for each value of `objective.name` that learns from texts, with its loss and its phases.
 
-A new objective is a class here, a line in OBJECTIVES, and its inputs in OBJECTIVE_INPUTS of target_methods.py.
+A new objective is a class here, a line in OBJECTIVES, and its inputs in OBJECTIVE_INPUTS of objective_inputs.py.
 Texts B, tokens T (1 for pooled states), blocks, widths W. Everything is computed in the precision of the weights.
 """
 

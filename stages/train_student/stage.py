@@ -45,7 +45,7 @@ from amalgam.stages.common.training.schedule import (
 )
 from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.methods import method_name
-from amalgam.stages.target_methods import measure_of, objective_inputs, reads_texts
+from amalgam.stages.objective_inputs import measure_of, objective_inputs, reads_texts
 from amalgam.stages.train_teachers.stage import encoders_of
 
 if TYPE_CHECKING:

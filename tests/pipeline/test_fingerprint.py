@@ -132,6 +132,19 @@ def test_a_file_replaced_in_place_with_its_size_and_time_restored_is_noticed(tmp
     assert digest_of(source) == FileDigests(memo)(source) == file_digest(source)
 
 
+@pytest.mark.usefixtures("settled")
+def test_two_processes_keep_each_others_digests(tmp_path: Path) -> None:
+    memo, paths = tmp_path / "digests.json", [tmp_path / "a.txt", tmp_path / "b.txt"]
+    processes = [FileDigests(memo) for _ in paths]
+    for digest_of, path in zip(processes, paths, strict=True):
+        path.write_text(path.name)
+        digest_of(path)
+        digest_of.save()
+    both = FileDigests(memo)
+    assert [both(path) for path in paths] == [file_digest(path) for path in paths]
+    assert not both.is_changed
+
+
 def test_the_digest_of_a_file_changed_just_now_is_not_kept(tmp_path: Path) -> None:
     memo, source = tmp_path / "digests.json", tmp_path / "a.txt"
     source.write_text("text")

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -160,6 +161,34 @@ def test_a_damaged_file_is_named_and_set_aside(tmp_path: Path, damage: Callable[
     assert [path.read_bytes() for path in (tmp_path / "quarantine").iterdir()] == [harm]
 
 
+def test_a_file_of_another_size_makes_its_unit_incomplete_before_it_is_read(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    file = _put(store, "one", TEXT).files[0]
+    assert set(store.units(tmp_path / "stage/abc")) == {"one"}
+    store.path(file).write_bytes(TEXT[1:])
+    assert store.units(tmp_path / "stage/abc") == {}
+
+
+def test_a_file_is_verified_before_its_first_use_in_a_process(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    file = _put(store, "one", TEXT).files[0]
+    store.verified_path(file)
+    store.path(file).write_bytes(_flipped(TEXT))
+    assert store.verified_path(file) == store.path(file)
+    with pytest.raises(DamagedError):
+        Store(tmp_path).verified_path(file)
+
+
+def test_a_file_with_content_of_another_type_is_set_aside(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    file = _put(store, "one", b'{"a": 1}').files[0]
+    assert store.content(file, dict[str, int]) == {"a": 1}
+    with pytest.raises(DamagedError, match="other content"):
+        store.content(file, list[int])
+    with pytest.raises(DamagedError, match="is missing"):
+        store.verified_path(file)
+
+
 def test_another_units_file_in_its_place_is_not_taken_for_it(tmp_path: Path) -> None:
     store = Store(tmp_path)
     one, two = _put(store, "one", TEXT).files[0], _put(store, "two", TEXT[::-1]).files[0]
@@ -229,6 +258,16 @@ def test_the_first_record_wins_and_a_second_with_other_bytes_changes_nothing(tmp
     second = _put(Store(tmp_path), "one", TEXT[::-1])
     assert second == first
     assert Store(tmp_path).verified_path(first.files[0]).read_bytes() == TEXT
+
+
+def test_a_record_with_another_digest_for_the_same_file_gives_way(tmp_path: Path) -> None:
+    store, path = Store(tmp_path), tmp_path / "stage/abc/one.json"
+    record = _put(store, "one", TEXT)
+    path.unlink()
+    forged = replace(record, files=(replace(record.files[0], sha256="0" * 64),))
+    assert store.commit(path, forged) == forged
+    assert store.commit(path, record) == record
+    assert store.record(path) == record
 
 
 def _write_all(root: Path, writer: int, *, equal: bool) -> None:
@@ -337,39 +376,6 @@ def test_a_garbage_head_counts_as_empty_and_is_rewritten(tmp_path: Path, garbage
     assert store.head() == {"letters": entry}
 
 
-def test_overrides_in_head_are_those_of_its_fingerprint(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.move_head("letters", "abc")
-    store.move_head("letters", "def")  # another command, at the same time
-    store.store_overrides({"letters": "abc"}, {"cache.seed": 1}, "a.yaml")
-    assert store.head()["letters"] == {"fingerprint": "abc", "overrides": {"cache.seed": 1}, "file": "a.yaml"}
-
-
-def test_head_keeps_what_other_stages_built(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.move_head("letters", "abc")
-    store.move_head("joined", "def")
-    store.move_head("letters", "xyz")
-    assert {stage: entry["fingerprint"] for stage, entry in store.head().items()} == {"letters": "xyz", "joined": "def"}
-
-
-def test_a_pin_keeps_its_first_value(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    assert store.pinned("commit", "org/model main") is None
-    assert store.pin("commit", "org/model main", "aaa") == "aaa"
-    assert store.pin("commit", "org/model main", "bbb") == "aaa"
-    assert Store(tmp_path).pinned("commit", "org/model main") == "aaa"
-    assert store.pinned("commit", "org/model v2") is None
-
-
-def test_a_garbage_pin_is_replaced(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.pin("dtype", "auto", "fp32")
-    for path in (tmp_path / "pins").iterdir():  # its copy too
-        path.write_bytes(b"\0" * 40)
-    assert store.pin("dtype", "auto", "bf16") == "bf16"
-
-
 def test_a_manifest_is_the_record_of_a_whole_stage(tmp_path: Path) -> None:
     store = Store(tmp_path)
     name = fingerprint({"config": {}})
@@ -471,17 +477,6 @@ def test_no_flipped_bit_changes_a_pin(tmp_path: Path) -> None:
         path.write_bytes(content)
         assert store.pinned("dtype", "auto") == "bf16"
     assert path.name in notes[0]
-
-
-def test_a_pin_of_another_name_is_no_pin(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.pin("hub", "one", "aaa")
-    store.pin("hub", "two", "bbb")
-    one, other = (path for path in sorted((tmp_path / "pins").iterdir()) if ".copy" not in path.name)
-    texts = one.read_bytes(), other.read_bytes()
-    one.write_bytes(texts[1])
-    other.write_bytes(texts[0])
-    assert (store.pinned("hub", "one"), store.pinned("hub", "two")) == ("aaa", "bbb")
 
 
 def test_a_manifest_in_the_folder_of_another_result_does_not_count(tmp_path: Path) -> None:

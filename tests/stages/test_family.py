@@ -17,6 +17,7 @@ from amalgam.stages.common.cached.coverage import (
     BucketRequest,
     CachedUnit,
     CachedUnits,
+    Coverage,
     UnitRequest,
     units_for,
 )
@@ -121,3 +122,20 @@ def test_a_bucket_is_cut_by_its_predictions(texts: int, passes: int, units: int)
     assert len(new) == units
     if units == 1:
         assert new[0].payload.rows is None
+
+
+def test_passes_are_added_without_a_gap_and_only_as_far_as_they_are_new() -> None:
+    coverage, rows = Coverage(3, 8), np.arange(3)
+    assert not coverage.add(unit("later", "0", 4, 8), rows)
+    assert coverage.add(unit("first", "0", 0, 4), rows[:2])
+    assert not coverage.add(unit("again", "0", 0, 4), rows[:2])
+    assert coverage.add(unit("overlapping", "0", 2, 8), rows)
+    assert coverage.passes.tolist() == [8, 8, 0]
+    assert [(own.tolist(), *rest) for own, *rest in coverage.missing()] == [([2], True, 0, 8)]
+
+
+def test_a_unit_of_other_texts_counts_for_those_of_the_bucket_alone() -> None:
+    keys = np.array([number.to_bytes(16, "big") for number in range(1, 10)])
+    bucket = Bucket("0", 4, keys_digest(keys[:4].tobytes()), StoredFile("0.parquet", 1, ""))
+    request = BucketRequest("train", bucket, lambda _: keys[:4], lambda _: keys[[1, 3, 5, 7]])
+    assert request.rows_of(unit("other", "0", rows=4)).tolist() == [1, 3]

@@ -85,6 +85,7 @@ def train(
     objective: Objective | None = None,
     examples: Examples | None = None,
     sign: int = 1,
+    keep: bool = False,
 ) -> TrainingResult:
     examples, watch = examples or some_examples(), watch or Watch()
 
@@ -102,6 +103,7 @@ def train(
         stop=watch.stop,
         on_step=watch.on_step,
         objective=objective or WeightedKL(),
+        keep=keep,
     ).fit()
 
 
@@ -272,6 +274,42 @@ def test_a_nan_loss_changes_no_weight_and_gives_a_note(tmp_path: Path) -> None:
     [note] = fitted.notes
     assert note.startswith("3 steps ")
     assert all(bool(weight.isfinite().all()) for weight in model.parameters())
+
+
+def test_a_checkpoint_of_another_objective_is_skipped(tmp_path: Path) -> None:
+    class Other(WeightedKL):
+        """Another loss with the same settings."""
+
+    stopped_at(tmp_path, 6)
+    result = train(tiny_bert(), tmp_path, objective=Other())
+    assert result.facts["resumed_from_step"] == 0
+    assert "of another training" in result.notes[0]
+
+
+class NoGradient(NotANumber):
+    """The loss of these calls is finite, but the gradient is not."""
+
+    def __call__(self, logits: torch.Tensor, batch: dict[str, torch.Tensor], /) -> torch.Tensor:
+        self.made += 1
+        zero = (logits - logits.detach()).sum(dim=1).abs().sqrt() if self.made in self.calls else 0.0
+        return WeightedKL()(logits, batch) + zero
+
+
+def test_a_gradient_that_is_no_number_changes_no_weight_and_gives_a_note(tmp_path: Path) -> None:
+    model, watch = tiny_bert(), Watch()
+    fitted = train(model, tmp_path, watch=watch, objective=NoGradient(3))
+    assert np.isfinite(list(watch.losses.values())).all()
+    assert fitted.notes == ["1 step was skipped because of a non-finite loss or gradient"]
+    assert all(bool(weight.isfinite().all()) for weight in model.parameters())
+
+
+def test_a_finished_training_is_neither_evaluated_nor_saved_again(tmp_path: Path) -> None:
+    first = train(tiny_bert(), tmp_path, keep=True)
+    [state] = tmp_path.glob("*/state.json")
+    before = state.stat()
+    again = train(tiny_bert(), tmp_path, keep=True)
+    assert again.facts == {**first.facts, "resumed_from_step": first.facts["steps"]}
+    assert (state.stat().st_ino, state.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_three_such_losses_in_a_row_end_the_run_and_keep_the_last_good_checkpoint(tmp_path: Path) -> None:

@@ -82,3 +82,15 @@ def test_more_labels_than_the_map_learns_have_values_too(monkeypatch: pytest.Mon
     texts, right = lost_teacher(labelled=200)
     monkeypatch.setattr(labelled_states, "MOST_LEARNED", 60)
     assert rightly(fit_labels(texts, [], LABELS).weights, right, texts.rows) > 0.85
+
+
+def test_states_that_say_nothing_about_teachers_are_not_used() -> None:
+    texts, right = lost_teacher()
+    random = np.random.default_rng(1)
+    spaces = [SideBySide.of([random.normal(size=(1200, 24)).astype(np.float32)]) for _ in range(2)]
+    evidence = 2.0 * np.eye(2)[right] + random.normal(size=(1200, 2))
+    texts = replace(texts, kinds=[evidence], spaces=spaces)
+    fit, plain = fit_labels(texts, [], LABELS), fit_labels(replace(texts, spaces=[]), [], LABELS)
+    assert plain.result.strength is not None
+    assert fit.maps.to_labels == []
+    assert np.array_equal(fit.weights, plain.weights)

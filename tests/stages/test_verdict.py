@@ -146,6 +146,13 @@ def test_a_teacher_that_targets_and_student_lost_is_named() -> None:
     assert reason.startswith("The student never predicts a label of teacher teacher-1; the ensemble does on 40.0 %")
 
 
+def test_a_lost_teacher_of_fewer_than_ten_texts_may_be_chance() -> None:
+    for of_teacher, decision in ((9, "cannot say"), (10, "do not ship")):
+        quality: Any = unlabelled(100, banking=(100, 100), law=(0, 0), ensemble=[100 - of_teacher, of_teacher])
+        quality["n"] = 100
+        assert verdict(VerdictInputs(0, unlabelled=quality))["decision"] == decision
+
+
 def test_rare_labels_that_are_never_right_are_named_together() -> None:
     reasons = verdict(made(500, MISSED, 0.55, labels=77, gold=RARE))["reasons"]
     [reason] = [text for text in reasons if "never predicted right" in text]
@@ -174,8 +181,9 @@ def test_without_labels_one_label_of_twenty_may_be_unpredicted() -> None:
 
 
 def test_a_student_below_one_half_ships_with_a_caution() -> None:
-    result = verdict(made(5005, 0.49, 0.40, 0.30, labels=77, own=(0.85, 0.85)))
-    assert any(caution.startswith("The student has only 49.") for caution in result["cautions"])
+    result = verdict(made(5005, 0.45, 0.36, 0.30, labels=77, own=(0.85, 0.85)))
+    assert result["decision"] == "ship"
+    assert any(caution.startswith("The student has only 44.6 %") for caution in result["cautions"])
 
 
 def test_untested_teachers_are_named() -> None:
@@ -457,3 +465,24 @@ def test_texts_of_similar_length_are_counted_together() -> None:
 def test_a_label_is_missed_only_if_the_targets_have_it_often() -> None:
     quality = unlabelled(90, banking=(990, 900), law=(0, 9), music=(0, 91))
     assert never_predicted(quality) == ["music"]
+
+
+@pytest.mark.parametrize(("missed", "is_named"), [(20, False), (30, True)])
+def test_rare_labels_are_named_only_if_more_are_missed_than_by_chance(missed: int, is_named: bool) -> None:
+    """Of 40 labels with two texts, chance misses 29 texts at an accuracy of 0.4; three standard errors are 18."""
+    rare: Any = [{"label": f"rare-{at}", "n": 2, "right": int(at >= missed), "predicted": 1} for at in range(40)]
+    frequent: Any = {"label": "frequent", "n": 900, "right": 760, "predicted": 900}
+    inputs = replace(made(980, 0.9, 0.7), labels=[frequent, *rare])
+    assert any("are never predicted right, with" in reason for reason in verdict(inputs)["reasons"]) == is_named
+
+
+def test_no_number_of_selected_texts_is_proposed() -> None:
+    result = verdict(of_selected(0.8, 0.77))
+    assert (result["decision"], result["texts_needed"]) == ("cannot say", None)
+    assert verdict(made(200, 0.85, 0.80))["texts_needed"]
+
+
+@pytest.mark.parametrize(("gained", "n", "low"), [(81, 263, 0.2535), (15, 148, 0.0598)])
+def test_the_interval_of_a_share_with_continuity_correction_is_newcombes(gained: int, n: int, low: float) -> None:
+    """All texts differ, so the lower end is that of the share gained: Newcombe 1998, table I, method 4."""
+    assert (1 + paired(gained, n - gained, n).low) / 2 == pytest.approx(low, abs=1e-4)

@@ -10,17 +10,15 @@ import pytest
 import torch
 
 from amalgam.data.arrays import softmax, top_margin
-from amalgam.data.keys import union_of
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.inference.batches import mean_over_tokens
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import AMALGAM
-from amalgam.stages.weigh_teachers import neighbours, weigh
-from amalgam.stages.weigh_teachers.label_sets import LabelSets
-from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, preferred
+from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, label_biases, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised
-from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, density, nearest
-from amalgam.stages.weigh_teachers.signals import Fitted, standard, together
+from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest
+from amalgam.stages.weigh_teachers.signals import Fitted, correlation, standard, together
 from amalgam.stages.weigh_teachers.weigh import (
     AGREEING,
     COHERENT,
@@ -124,22 +122,6 @@ def test_weights_by_confidence_are_mukas() -> None:
 
 
 # ---- neighbours
-
-
-def test_the_nearest_texts_are_those_of_a_full_comparison_and_never_the_text_itself() -> None:
-    features = np.random.default_rng(0).normal(size=(2100, 8)).astype(np.float32)
-    features /= np.linalg.norm(features, axis=1, keepdims=True)
-    similarity = features @ features.T
-    np.fill_diagonal(similarity, -2)
-    neighbours = nearest(features, 5)[0]
-    assert neighbours.shape == (2100, 5)
-    assert not (neighbours == np.arange(2100)[:, None]).any()
-    found_similarity = np.take_along_axis(similarity, neighbours, axis=1)
-    assert np.allclose(np.sort(found_similarity), np.sort(similarity)[:, -5:], atol=1e-6)
-
-
-def test_texts_that_are_equal_are_each_others_neighbours() -> None:
-    assert nearest(np.ones((2, 3), np.float32), 1)[0].tolist() == [[1], [0]]
 
 
 @pytest.mark.parametrize("texts", [1, 2, 3])
@@ -457,27 +439,6 @@ def test_no_neighbours_leave_each_text_its_own_evidence() -> None:
     assert signal == pytest.approx(sum(weights[kind] * own for kind, own in scaled.items()), abs=1e-3)
 
 
-def test_neighbours_in_a_large_corpus_are_references_without_the_text_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "REFERENCES", 700)
-    features = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float32)
-    features /= np.linalg.norm(features, axis=1, keepdims=True)
-    near = nearest(features, 5)[0]
-    assert near.max() < 700
-    assert not (near == np.arange(3000)[:, None]).any()
-    for row in (3, 2999):
-        order = np.argsort(-(features[:700] @ features[row]))
-        assert sorted(near[row]) == sorted(order[order != row][:5])
-    assert np.array_equal(nearest(features[600:], 5, features, 600)[0], near[600:])
-
-
-def test_spaces_side_by_side_count_alike_whatever_their_scale() -> None:
-    random = np.random.default_rng(0)
-    one, other = random.normal(size=(50, 3)), random.normal(size=(50, 5))
-    combined = SideBySide.of([one, 1000 * other + 7])[:]
-    assert np.linalg.norm(combined, axis=1) == pytest.approx(1)
-    assert np.linalg.norm(combined[:, :3], axis=1) == pytest.approx(2**-0.5)
-
-
 def test_a_teacher_with_a_weak_signal_gets_its_share_from_the_others() -> None:
     random = np.random.default_rng(3)
     right = random.choice(3, 6000)
@@ -504,34 +465,6 @@ def test_a_higher_signal_never_lowers_its_teachers_weight() -> None:
     signal = random.normal(size=own.shape) * np.where(own > 0, 0.4, 1.0) + 2.0 * own
     signal[:50, 0], signal[:50, 1] = np.linspace(-6, 12, 50), 0.5
     assert (np.diff(mixture(signal)[0][:50, 0]) >= -1e-12).all()
-
-
-def test_density_is_of_the_closest_others_around_the_mean() -> None:
-    """Around their mean, (7, 1): (1, 0), (-1, 0), (0, 0)."""
-    densities = density(np.array([[8.0, 1.0], [6.0, 1.0], [7.0, 1.0]], np.float32), 5)
-    assert densities == pytest.approx([-np.log(1.5 + 1e-3), -np.log(1.5 + 1e-3), -np.log(1 + 1e-3)])
-    assert density(np.ones((1, 4), np.float32), 5) == pytest.approx([-np.log(1 + 1e-3)])
-
-
-def test_no_more_than_the_closest_count_and_equal_texts_are_as_close_as_can_be() -> None:
-    random = np.random.default_rng(0)
-    states = np.concatenate([np.repeat(np.eye(8)[:1], 6, axis=0), random.normal(size=(300, 8))]).astype(np.float32)
-    densities = density(states, 5)
-    assert densities[:6] == pytest.approx(np.log(1000), abs=0.01)
-    assert densities[6:].max() < 5
-
-
-def test_texts_that_are_dense_in_the_encoder_too_have_no_density_of_a_teacher() -> None:
-    random = np.random.default_rng(0)
-    encoder = random.normal(size=(400, 16)).astype(np.float32)
-    encoder[:40] = encoder[:1] + 0.1 * random.normal(size=(40, 16))
-    learned = encoder.copy()
-    learned[40:80] = learned[40:41] + 0.1 * random.normal(size=(40, 16))
-    relative = densities([encoder, learned], 4)[:, 0]
-    assert relative[40:80].min() > relative[:40].max() + 1
-    absolute = densities([learned, learned], 4, is_relative=False)[:, 0]
-    assert absolute[:80].min() > absolute[80:].max() + 1
-    assert np.ptp(densities([learned, learned], 4)) == 0
 
 
 def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sure_of_others() -> None:
@@ -563,37 +496,35 @@ def test_the_least_agreeing_evidence_does_not_drop_the_rest() -> None:
     assert set(facts["agreement"]) == {*evidence, *noise}
 
 
-# ---- teachers with the same labels
+def test_an_end_of_a_range_is_the_mean_of_five_values_or_of_3_percent_of_a_labels_texts() -> None:
+    for texts, highest in ((100, 97.0), (1000, 984.5)):
+        scaled = by_range(np.arange(float(texts))[:, None], np.zeros((texts, 1), int))[:, 0]
+        assert np.interp([2.0, highest], np.arange(texts), scaled) == pytest.approx([0, 1])
 
 
-def test_teachers_with_the_same_labels_in_any_order_are_one_group() -> None:
-    labels = {"a": ["x", "y"], "b": ["z", "y"], "copy": ["y", "x"]}
-    label_sets = LabelSets.of(union_of(labels))
-    assert label_sets.groups == [[0, 2], [1]]
-    assert not label_sets.all_differ
-    assert LabelSets.of(union_of({"a": ["x", "y"], "b": ["y", "z"]})).all_differ
+def test_the_share_of_a_teacher_is_counted_on_clear_texts() -> None:
+    signal = np.array([[0.5, 0.0]] * 80 + [[0.0, 0.5]] * 20)
+    added = with_shares(signal, None) - signal
+    assert added[0] == pytest.approx(0.05 * np.log([2 * 0.8, 2 * 0.2]), abs=1e-3)
 
 
-def test_a_group_has_the_mean_evidence_and_divides_its_weight_by_the_predictions() -> None:
-    label_sets = LabelSets([[0, 2], [1]])
-    assert label_sets.mean(np.array([[1.0, 5.0, 3.0]])).tolist() == [[2.0, 5.0]]
-    weights, answers = np.array([[0.8, 0.2], [0.6, 0.4]]), np.array([[1.0, 0.0, 1.0], [2.0, 1.0, 1.0]])
-    divided = label_sets.divided(weights, answers)
-    assert divided[:, [0, 2]].sum(axis=1) == pytest.approx(weights[:, 0])
-    assert divided[:, 1] == pytest.approx(weights[:, 1])
-    assert divided[1, 0] > divided[1, 2]
-    assert label_sets.divided_shares(np.array([0.7, 0.3]), divided).sum() == pytest.approx(1)
+def test_shares_of_generated_texts_are_unknown_if_a_teacher_has_none() -> None:
+    signal = np.random.default_rng(0).normal(size=(50, 2))
+    assert np.array_equal(with_shares(signal, np.tile([0.9, 0.0], (50, 1))), with_shares(signal, None))
 
 
-def test_a_group_predicts_the_label_of_its_most_confident_teacher() -> None:
-    label_sets = LabelSets([[0, 2], [1]])
-    answers = np.array([[0.1, 0.0, 0.9], [0.8, 0.0, 0.2]])
-    assert label_sets.predicted(np.array([[0, 2, 1], [0, 2, 1]]), answers).tolist() == [[1, 2], [0, 2]]
+def test_a_signal_without_differences_correlates_with_none() -> None:
+    assert correlation(np.ones(4), np.arange(4.0)) == correlation(np.empty(0), np.empty(0)) == 0.0
 
 
-def test_copies_of_a_teacher_have_one_space_with_the_neighbours_of_one() -> None:
-    random = np.random.default_rng(0)
-    states = [random.normal(size=(40, 6)), random.normal(size=(40, 4)) + 3]
-    joined = LabelSets([[0, 2], [1]]).joined([states[0], states[1], states[0]])
-    plain, copied = SideBySide.of(states)[:], SideBySide.of(joined)[:]
-    assert copied @ copied.T == pytest.approx(plain @ plain.T, abs=1e-6)
+def test_biases_give_labels_their_parts_of_a_weight_back_and_a_label_without_texts_a_finite_one() -> None:
+    before, after = np.array([[1.0], [1.0]]), np.array([[2.0], [0.0]])
+    biases = label_biases(before, after, np.array([[0], [1]]), 2)
+    assert biases == pytest.approx(np.log([[1.5 / 2.5, 1.5 / 0.5]]))
+
+
+def test_separations_of_the_mixture_shrink_towards_their_mean() -> None:
+    right = np.random.default_rng(3).choice(3, 6000)
+    signal = np.random.default_rng(4).normal(size=(6000, 3)) + np.array([1.5, 3.0, 3.0]) * np.eye(3)[right]
+    _, fitted = mixture(signal, np.full(3, 1 / 3))
+    assert 0.7 < np.ptp(fitted.separations) < 1.2

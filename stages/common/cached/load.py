@@ -36,7 +36,8 @@ from amalgam.stages.common.load import (
 )
 from amalgam.stages.common.models.model_folder import states_body
 from amalgam.stages.common.models.resolve import LAST_LAYER, ResolvedTeacher, depth_of
-from amalgam.stages.target_methods import measure_of, objective_inputs, target_method
+from amalgam.stages.objective_inputs import measure_of, objective_inputs
+from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.states import Encoder

@@ -26,6 +26,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from amalgam.data.arrays import RowNumbers
 from amalgam.pipeline.config.schema import Student, TrainTeachers
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.facts import fits
 from amalgam.pipeline.storage.fingerprint import fingerprint
@@ -201,7 +202,8 @@ class TrainingRun:
         self.model.eval()
         assert progress.best_score is not None  # noqa: S101 - the last step was evaluated
         if progress.skipped:
-            notes = [*notes, f"{progress.skipped} steps had a non-finite loss and were skipped"]
+            steps = counted(progress.skipped, "step", "was", "were")
+            notes = [*notes, f"{steps} skipped because of a non-finite loss or gradient"]
         facts: FitFacts = {
             "steps": self.total,
             "best_step": progress.best_step,

@@ -1,0 +1,169 @@
+"""The correction of weights by a few gold labels: on synthetic evidence whose right teacher is known, and by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amalgam.stages.weigh_teachers import few_labels
+from amalgam.stages.weigh_teachers.few_labels import Correction, Labelled, corrected, correction_of, loss_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def mistaken(texts: int = 600, seed: int = 0) -> tuple[Array, list[Array], Array, Array]:
+    """Weights that prefer the first teacher too much, evidence, answers, and the right teacher."""
+    random = np.random.default_rng(seed)
+    right = random.integers(2, size=texts)
+    evidence = random.normal(size=(texts, 2)) + 2.0 * np.eye(2)[right]
+    scores = 2 * evidence + np.array([4.0, 0.0])
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    answers = np.stack([random.integers(2, size=texts), 2 + random.integers(2, size=texts)], axis=1)
+    return weights / weights.sum(axis=1, keepdims=True), [evidence], answers, right
+
+
+def accuracy(weights: Array, right: Array) -> float:
+    return float((weights.argmax(axis=1) == right).mean())
+
+
+def test_a_few_labels_correct_wrong_shares() -> None:
+    weights, kinds, answers, right = mistaken()
+    rows = np.arange(0, 600, 20)
+    result = corrected(weights, kinds, answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
+    others = np.setdiff1d(np.arange(600), rows)
+    assert accuracy(result.weights[others], right[others]) > accuracy(weights[others], right[others]) + 0.1
+    assert result.loss_after < result.loss_before
+    assert result.weights.sum(axis=1) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("strength", few_labels.STRENGTHS)
+def test_the_correction_converges_at_every_strength(strength: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_labels, "STRENGTHS", (strength,))
+    weights, kinds, answers, right = mistaken()
+    rows = np.arange(0, 600, 10)
+    result = corrected(weights, kinds, answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
+    assert result.strength == strength
+    assert result.loss_after < result.loss_before
+
+
+def test_labels_that_the_weights_predict_change_the_labelled_texts_alone() -> None:
+    _, kinds, answers, right = mistaken()
+    weights = 0.9 * np.eye(2)[right] + 0.05
+    rows = np.arange(0, 600, 60)
+    result = corrected(weights, kinds, answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
+    others = np.setdiff1d(np.arange(600), rows)
+    assert result.strength is None
+    assert np.array_equal(result.weights[others], weights[others])
+    assert np.array_equal(result.weights[rows], np.eye(2)[right[rows]])
+
+
+def test_one_label_changes_its_own_text_alone() -> None:
+    weights, kinds, answers, right = mistaken()
+    result = corrected(weights, kinds, answers, Labelled(np.array([5]), np.eye(2, dtype=bool)[right[[5]]]))
+    assert np.array_equal(np.delete(result.weights, 5, axis=0), np.delete(weights, 5, axis=0))
+
+
+def test_teachers_that_know_the_label_divide_a_text_by_their_weights() -> None:
+    weights, kinds, answers, _ = mistaken()
+    weights, kinds = (
+        np.concatenate([weights, weights[:, :1]], axis=1) / 2,
+        [np.concatenate([kinds[0], kinds[0][:, :1]], axis=1)],
+    )
+    answers = np.concatenate([answers, answers[:, :1]], axis=1)
+    result = corrected(weights, kinds, answers, Labelled(np.array([0]), np.array([[True, False, True]])))
+    assert result.weights[0] == pytest.approx([0.5, 0.0, 0.5])
+
+
+def test_weights_by_cross_validation_do_not_depend_on_the_own_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_labels, "STRENGTHS", (30.0,))
+    weights, kinds, answers, right = mistaken()
+    rows = np.arange(0, 600, 5)
+    has_label = np.eye(2, dtype=bool)[right[rows]]
+    flipped = has_label.copy()
+    flipped[4] = ~flipped[4]
+    own, other = (corrected(weights, kinds, answers, Labelled(rows, labels)) for labels in (has_label, flipped))
+    assert own.strength == other.strength == 30.0
+    fold = np.arange(len(rows)) % 10 == 4
+    assert other.left_out[fold] == pytest.approx(own.left_out[fold])
+    assert other.left_out[~fold] != pytest.approx(own.left_out[~fold])
+    assert other.fitted[4] != pytest.approx(own.fitted[4])
+
+
+def test_cross_validation_estimates_the_accuracy_on_other_texts_and_the_fit_is_optimistic() -> None:
+    errors: dict[str, list[float]] = {"fitted": [], "left_out": []}
+    for seed in range(20):
+        weights, kinds, answers, right = mistaken(seed=seed)
+        noise = [np.random.default_rng([seed, place]).normal(size=(600, 2)) for place in range(8)]
+        rows = np.arange(0, 600, 20)
+        result = corrected(weights, [*kinds, *noise], answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
+        others = np.setdiff1d(np.arange(600), rows)
+        true = accuracy(result.weights[others], right[others])
+        errors["fitted"].append(accuracy(result.fitted, right[rows]) - true)
+        errors["left_out"].append(accuracy(result.left_out, right[rows]) - true)
+    error = float(np.std(errors["left_out"])) / np.sqrt(20)
+    assert abs(np.mean(errors["left_out"])) < 3 * error
+    assert np.mean(errors["fitted"]) > np.mean(errors["left_out"]) + 0.02
+
+
+def test_a_correction_learns_from_a_part_of_many_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, kinds, answers, right = mistaken()
+    rows = np.arange(300)
+    labelled = Labelled(rows, np.eye(2, dtype=bool)[right[rows]])
+    monkeypatch.setattr(few_labels, "MOST_LEARNED", 60)
+    result = corrected(weights, kinds, answers, labelled)
+    few = corrected(weights, kinds, answers, Labelled(rows[:60], labelled.has_label[:60]))
+    assert result.strength == few.strength is not None
+    assert (result.correction.coefficients == few.correction.coefficients).all()
+    assert (result.left_out[:60] == few.left_out).all()
+    assert (result.left_out[60:] == result.fitted[60:]).all()
+    assert len(result.left_out) == len(result.fitted) == 300
+
+
+def test_teachers_without_weight_share_a_text_whose_label_only_they_know() -> None:
+    weights, kinds, answers, _ = mistaken()
+    weights = np.concatenate([weights, np.zeros((600, 1))], axis=1)
+    weights[0] = [1.0, 0.0, 0.0]
+    kinds, answers = [np.zeros((600, 3))], np.concatenate([answers, answers[:, :1]], axis=1)
+    result = corrected(weights, kinds, answers, Labelled(np.array([0]), np.array([[False, True, True]])))
+    assert result.weights[0] == pytest.approx([0.0, 0.5, 0.5])
+
+
+def test_a_small_gain_changes_no_other_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, kinds, answers, right = mistaken()
+    rows = np.arange(0, 600, 20)
+    monkeypatch.setattr(few_labels, "LEAST_GAIN", 1e6)
+    result = corrected(weights, kinds, answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
+    assert result.strength is None
+    assert np.array_equal(np.delete(result.weights, rows, axis=0), np.delete(weights, rows, axis=0))
+
+
+def test_an_answer_without_a_labelled_text_has_no_bias() -> None:
+    """The first teacher is right where it answers 0, and wrong where it answers 9; no labelled text has 4 or 12."""
+    answers = np.array([[0, 20], [9, 20]] * 30)
+    weights, kinds = np.full((60, 2), 0.5), [np.zeros((60, 2))]
+    correction = correction_of(weights, kinds, answers, np.eye(2, dtype=bool)[np.arange(60) % 2], 1.0)
+    others = np.array([[0, 20], [9, 20], [4, 20], [12, 20]])
+    first = correction(np.full((4, 2), 0.5), [np.zeros((4, 2))], others)[:, 0]
+    assert first[0] > 0.8
+    assert first[1] < 0.2
+    assert first[2] == first[3] == pytest.approx(0.5, abs=0.1)
+
+
+def test_one_text_that_weights_get_wrong_has_a_finite_loss() -> None:
+    assert loss_of(np.array([[1.0, 0.0]]), np.array([[False, True]])) == pytest.approx(-np.log(1e-4))
+
+
+def test_the_coefficients_have_the_largest_posterior_around_the_weights_without_labels() -> None:
+    weights, kinds, answers, right = mistaken(60)
+    has_label = np.eye(2, dtype=bool)[right]
+    fitted = correction_of(weights, kinds, answers, has_label, 3.0)
+    centre = np.eye(len(fitted.coefficients))[0]
+
+    def posterior(coefficients: Array) -> float:
+        after = Correction(coefficients, fitted.biases)(weights, kinds, answers)
+        return -60 * loss_of(after, has_label) - 3.0 / 2 * float(((coefficients - centre) ** 2).sum())
+
+    steps = 0.02 * np.concatenate([np.eye(len(centre)), -np.eye(len(centre))])
+    assert max(posterior(fitted.coefficients + step) for step in steps) < posterior(fitted.coefficients)

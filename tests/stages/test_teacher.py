@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
+from amalgam.data.tokens import encode
 from amalgam.pipeline.errors import DataError, ModelError
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.loading import apply_rate
@@ -122,6 +126,30 @@ def test_a_python_tokenizer_reports_truncated_texts() -> None:
     teacher = teacher_of()
     teacher.tokenizer = Slow(teacher.tokenizer)
     assert [one.truncated for one in teacher.tokenise([(words(8),), (words(9),)])] == [False, True]
+
+
+def test_a_thread_with_another_limit_truncates_no_text_of_this_one() -> None:
+    """The reader tokenises ahead while the first launch tokenises its probes."""
+    tokenizer, started = word_tokenizer(), Event()
+    backend = tokenizer.backend_tokenizer
+
+    class Interrupted:
+        """Gives the other thread time between the limit and the texts."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(backend, name)
+
+        def encode_batch_fast(self, *arguments: Any, **options: Any) -> Any:
+            started.set()
+            sleep(0.1)
+            return backend.encode_batch_fast(*arguments, **options)
+
+    tokenizer._tokenizer = Interrupted()  # noqa: SLF001  tokenizers has no subclasses
+    with ThreadPoolExecutor(1) as reader:
+        ahead = reader.submit(encode, tokenizer, [(words(30),)], 50, types=True)
+        assert started.wait(10)
+        [probe] = encode(tokenizer, [(words(30),)], 7, types=True)
+    assert (len(ahead.result()[0]), len(probe)) == (32, 7)
 
 
 def test_one_token_vocabulary_without_special_tokens_works() -> None:

@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from amalgam.pipeline.config.schema import PseudoEmbeddings
+from amalgam.pipeline.errors import ModelError
+from amalgam.stages.common.inference.teacher import Teacher
+from amalgam.stages.make_embeddings.search import search_embeddings
+from amalgam.tests.stages.tiny_models import tiny
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, build_once, up_to_date, word_list, write_model
 
 METHOD = "student.method=as-dfd"
@@ -144,3 +149,10 @@ def test_an_experiment_that_generates_texts_writes_none_for_it(generated: Worksp
     workspace.edit("targets:\n  mode: soft\n", "")
     assert "generate" not in workspace.plan(*QUICK)
     assert "student (as-dfd)" in workspace("run", *QUICK).out
+
+
+def test_a_teacher_that_reads_no_embeddings_is_refused() -> None:
+    model, tokenizer = tiny("t5")
+    teacher = Teacher(model, tokenizer, digest="d", seed=0, limit=16, name="tiny")
+    with pytest.raises(ModelError, match="teacher tiny does not read embeddings instead of tokens"):
+        search_embeddings(teacher, 0, PseudoEmbeddings(count=2, tokens=3, steps=1))

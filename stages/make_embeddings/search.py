@@ -63,6 +63,18 @@ class SpecialTokens:
         return torch.cat([sides[0], embeddings, sides[1]], dim=1)
 
 
+def check_reads_embeddings(model: Any, special: SpecialTokens, *, name: str) -> None:
+    """Refuses a model that does not read embeddings instead of tokens."""
+    table = model.get_input_embeddings().weight.detach()
+    try:
+        with torch.no_grad():
+            model(inputs_embeds=special(table[None, :1]))
+    except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        what = f"{name} does not read embeddings instead of tokens: {reason}"
+        raise ModelError(what, where="objective.name: as-dfd", fix="use another model, such as a BERT") from error
+
+
 def search_embeddings(
     teacher: Teacher, label: int, config: PseudoEmbeddings, *, stop: Callable[[], None] = lambda: None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,6 +86,7 @@ def search_embeddings(
             where=f"pseudo_embeddings.tokens: {config.tokens}",
             fix=f"set pseudo_embeddings.tokens={teacher.limit - len(special)}",
         )
+    check_reads_embeddings(model, special, name=f"teacher {teacher.name}")
     model.requires_grad_(False)  # a loaded teacher is never trained
     table = model.get_input_embeddings().weight.detach().float()
     labels = torch.full((config.count,), label, device=table.device)

@@ -13,8 +13,9 @@ from amalgam.data.parquet import read_table
 from amalgam.data.tokens import encode
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.cached.read import States
-from amalgam.stages.common.inference.states import in_blocks, shares, write_states
-from amalgam.stages.common.inference.teacher import Rows, Teacher
+from amalgam.stages.common.inference.states import Encoder, in_blocks, shares, write_states
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.tests.stages.tiny_models import tiny
 
 TEXTS = [("word1 word2 word3 word4 word5 word6",), ("word7",), ("word8 word9 word10",)]
@@ -110,5 +111,16 @@ def test_a_teacher_without_layers_to_look_at_is_refused(monkeypatch: pytest.Monk
     teacher = teacher_of()
     monkeypatch.setattr(teacher.model.base_model, "forward", lambda **_: object())
     tokens = list(encode(teacher.tokenizer, TEXTS, 8, types=True))
-    with pytest.raises(ModelError, match="layers"):
+    with pytest.raises(ModelError, match="after each layer"):
         teacher.states(Rows(tokens, KEYS, np.full(3, -1)))
+
+
+@pytest.mark.parametrize("kind", ["t5", "funnel"])
+def test_models_without_a_state_of_each_token_are_refused(kind: str) -> None:
+    teacher = teacher_of(kind)
+    row = Rows(teacher.tokenise(TEXTS[:1]), KEYS[:1], np.full(1, DROPOUT_OFF))
+    with pytest.raises(ModelError, match=r"does not give a state of each token[\s\S]*amalgam methods"):
+        teacher.states(row)
+    new = NewClassifier(teacher.model, teacher.tokenizer, "", teacher.limit, types=False, pad_id=0)
+    with pytest.raises(ModelError, match=r"the encoder does not give a state of each token: [\s\S]*student.encoder"):
+        Encoder(teacher.model.base_model, new, torch.device("cpu")).check()

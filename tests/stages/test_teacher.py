@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from time import sleep
 from typing import Any
@@ -15,8 +16,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from amalgam.data.tokens import encode
 from amalgam.pipeline.errors import DataError, ModelError
+from amalgam.pipeline.input_files import file_digest
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.loading import apply_rate
+from amalgam.stages.common.models.resolve import Reference, resolve
 from amalgam.tests.stages.tiny_models import ENCODERS, SPECIAL, WORDS, save_tiny, tiny, tiny_config, word_tokenizer
 
 
@@ -90,6 +95,20 @@ def test_a_teacher_without_a_pad_token_uses_eos_with_a_note() -> None:
         alone = teacher.run(Rows([one], [bytes(16)], np.array([DROPOUT_OFF])))
         assert (alone[0] - together[row]).abs().max() < 1e-5
     assert teacher_of("bert").notes == ()
+
+
+def test_a_finished_model_without_a_pad_token_predicts_batches(tmp_path: Path) -> None:
+    """As a decoder that `build-targets --oracle` names."""
+    folder = save_tiny(tmp_path / "model", "gpt2", spread=6.0)
+    files = resolve(Reference(str(folder), None, folder, Store(tmp_path / "pins"), file_digest))
+    model, texts = Classifier(files, device="cpu", max_tokens=10), [(words(2),), (words(7),), (words(4),)]
+    expected = np.concatenate([model.logits([text]) for text in texts])
+    assert np.abs(model.logits(texts) - expected).max() < 1e-5
+
+
+def test_a_model_without_a_vocabulary_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"teacher tiny: .* canine has no embedding of each token"):
+        teacher_of("canine")
 
 
 def test_a_decoder_is_keyed_in_any_batch_too() -> None:

@@ -39,6 +39,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "modernbert": {**SHAPE, "local_attention": 8, "global_attn_every_n_layers": 2},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
 }
+UNLIKE: dict[str, dict[str, Any]] = {
+    "t5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
+    "funnel": {"block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48},
+    "canine": SHAPE,
+}
+"""Classifiers with a decoder, with states of fewer tokens, and without a vocabulary."""
 ENCODERS = tuple(name for name in SETTINGS if name not in {"gpt2", "camembert"})
 
 
@@ -78,7 +84,7 @@ def tiny_config(kind: str, labels: Sequence[str] = ("a", "b", "c"), **settings: 
             "sep_token_id": 3,
             "id2label": dict(enumerate(labels)),
             "label2id": {label: i for i, label in enumerate(labels)},
-            **SETTINGS[kind],
+            **(SETTINGS | UNLIKE)[kind],
             **settings,
         },
     )

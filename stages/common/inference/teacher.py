@@ -41,7 +41,13 @@ from amalgam.stages.common.inference.fast_encoder import (
     close_enough,
     describe_fast_encoder,
 )
-from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
+from amalgam.stages.common.models.loading import (
+    choose_pad,
+    load_classifier,
+    load_tokenizer,
+    token_limit,
+    vocabulary_of,
+)
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 DROPOUT_OFF = -1
@@ -111,7 +117,7 @@ class Teacher:
         """Launches of the latest call that were halved for lack of memory."""
         self.notes: tuple[str, ...] = ()
         self.width = int(getattr(model.config.get_text_config(), "hidden_size", 768))
-        self._vocabulary: int = model.get_input_embeddings().weight.shape[0]
+        self._vocabulary = vocabulary_of(model, name=f"teacher {name}")
         self.takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
         self._pad = self._choose_pad()
         self._bank = Bank(seed, device=self.device, dtype=self.dtype)
@@ -119,16 +125,11 @@ class Teacher:
         """Kernels that were not yet compared with the model's own steps."""
 
     def _choose_pad(self) -> int:
-        """The config's pad id comes first: models read positions and the last token by it."""
-        config = self.model.config.get_text_config()
-        eos = config.eos_token_id if isinstance(config.eos_token_id, int) else self.tokenizer.eos_token_id
-        pads, others = (config.pad_token_id, self.tokenizer.pad_token_id), (eos, 0)
-        pad = next(pad for pad in (*pads, *others) if pad is not None and 0 <= pad < self._vocabulary)
-        if pad not in pads:
+        pad, is_given = choose_pad(self.model, self.tokenizer, name=f"teacher {self.name}")
+        if not is_given:
             token = self.tokenizer.convert_ids_to_tokens(pad)
             self.notes += (f"teacher {self.name} has no pad token: {token!r} (id {pad}) is used instead",)
-        config.pad_token_id = pad
-        return int(pad)
+        return pad
 
     def tokenise(self, texts: Sequence[tuple[str, ...]]) -> list[Tokens]:
         """Token ids, special tokens included, truncated to the limit (the longer text of a pair first)."""
@@ -173,11 +174,13 @@ class Teacher:
     def states(self, rows: Rows) -> tuple[torch.Tensor, ...]:
         """[rows, tokens, width] after each layer, dropout off; that of the embedding is left out."""
         self._switch(training=False)
-        with torch.inference_mode():
-            output = self.model.base_model(**self.inputs(rows), output_hidden_states=True)
-        states = getattr(output, "hidden_states", None)
-        if not states or len(states) < 2:
-            what = f"teacher {self.name} does not give the states of its layers"
+        inputs, states = self.inputs(rows), None
+        if not self.model.config.is_encoder_decoder:
+            with torch.inference_mode():
+                states = getattr(self.model.base_model(**inputs, output_hidden_states=True), "hidden_states", None)
+        shape = inputs["input_ids"].shape
+        if not states or len(states) < 2 or any(layer.shape[:2] != shape for layer in states):
+            what = f"teacher {self.name} does not give a state of each token after each layer"
             raise ModelError(what, fix="leave it out, or choose a method that needs no states: `amalgam methods`")
         return tuple(states[1:])
 

@@ -18,6 +18,7 @@ from amalgam.data.tokens import encode
 from amalgam.pipeline.errors import DataError, ModelError
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.inference import teacher as teacher_module
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.loading import apply_rate
@@ -104,6 +105,16 @@ def test_a_finished_model_without_a_pad_token_predicts_batches(tmp_path: Path) -
     model, texts = Classifier(files, device="cpu", max_tokens=10), [(words(2),), (words(7),), (words(4),)]
     expected = np.concatenate([model.logits([text]) for text in texts])
     assert np.abs(model.logits(texts) - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize(("kind", "share"), [*((kind, 1 / 16) for kind in (*ENCODERS, "gpt2")), ("xlnet", 0.0)])
+def test_on_a_gpu_texts_are_padded_to_share_a_launch_unless_this_changes_logits(
+    kind: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = teacher_of(kind, limit=16)
+    monkeypatch.setattr(teacher_module, "put_on", lambda _device, tensors: tensors)
+    teacher.device = torch.device("cuda")
+    assert teacher.padding == share
 
 
 def test_a_model_without_a_vocabulary_is_refused() -> None:

@@ -43,8 +43,9 @@ UNLIKE: dict[str, dict[str, Any]] = {
     "t5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
     "funnel": {"block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48},
     "canine": SHAPE,
+    "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48},
 }
-"""Classifiers with a decoder, with states of fewer tokens, and without a vocabulary."""
+"""Classifiers with a decoder, with states of fewer tokens, without a vocabulary, and with a head on the last place."""
 ENCODERS = tuple(name for name in SETTINGS if name not in {"gpt2", "camembert"})
 
 
@@ -72,11 +73,12 @@ def word_tokenizer(words: Sequence[str] = WORDS, *, types: bool = True, special:
 def tiny_config(kind: str, labels: Sequence[str] = ("a", "b", "c"), **settings: Any) -> Any:
     from transformers import AutoConfig
 
+    positions = {} if kind == "xlnet" else {"max_position_embeddings": POSITIONS}
     return AutoConfig.for_model(
         kind,
         **{
             "vocab_size": len(SPECIAL) + len(WORDS),
-            "max_position_embeddings": POSITIONS,
+            **positions,
             "pad_token_id": None if kind == "gpt2" else 0,
             "bos_token_id": 2,
             "cls_token_id": 2,

@@ -111,8 +111,6 @@ class Teacher:
         """Whether passes drop units in the last layer and the head alone."""
         self.prefetch = 1 if self.device.type == "cuda" else 0
         """Launches that are started before the answer of an earlier one is looked at."""
-        self.padding = 1 / 16 if self.device.type == "cuda" else 0.0
-        """Most that a text is padded to share a launch: small launches cost a GPU more than padding, a CPU less."""
         self.oom_splits = 0
         """Launches of the latest call that were halved for lack of memory."""
         self.notes: tuple[str, ...] = ()
@@ -123,6 +121,26 @@ class Teacher:
         self._bank = Bank(seed, device=self.device, dtype=self.dtype)
         self.kernels = find_kernels() if self.device.type == "cuda" and self.dtype in HALF else None
         """Kernels that were not yet compared with the model's own steps."""
+
+    @cached_property
+    def padding(self) -> float:
+        """Most that a text is padded to share a launch: small launches cost a GPU more than padding, a CPU less."""
+        return 1 / 16 if self.device.type == "cuda" and self.ignores_padding else 0.0
+
+    @property
+    def ignores_padding(self) -> bool:
+        """Whether padding changes no logits; it does where a head reads the last place, or a layer has no mask."""
+        try:
+            rows = next(self.trials())
+            with torch.inference_mode():
+                plain, padded = (
+                    self.forward(self.inputs(replace(rows, width=width)), None) for width in (0, PROBE_TOKENS[1])
+                )
+        except torch.OutOfMemoryError:
+            raise
+        except (ModelError, IndexError, RuntimeError, TypeError, ValueError):  # it does not read random tokens
+            return False
+        return close_enough(padded.float(), plain.float(), self.dtype)
 
     def _choose_pad(self) -> int:
         pad, is_given = choose_pad(self.model, self.tokenizer, name=f"teacher {self.name}")

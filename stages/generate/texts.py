@@ -6,7 +6,8 @@ changed filter generates no new text.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -278,8 +279,8 @@ def qualities(texts: Iterable[str]) -> list[Quality]:
     The largest Jaccard similarity to an earlier text is exact; copies are stored once.
     """
     stored: set[frozenset[tuple[str, ...]]] = set()
-    sizes: list[int] = []
-    texts_with: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    sizes = array("q")
+    texts_with: dict[tuple[str, ...], array[int]] = defaultdict(lambda: array("q"))
     measured = []
     for text in texts:
         words = text.lower().split()
@@ -288,8 +289,10 @@ def qualities(texts: Iterable[str]) -> list[Quality]:
         distinct = frozenset(ngrams)
         nearest = 1.0 if words and distinct in stored else 0.0
         if words and distinct not in stored:
-            shared = Counter(number for ngram in distinct for number in texts_with.get(ngram, ()))
-            nearest = max((n / (len(distinct) + sizes[number] - n) for number, n in shared.items()), default=0.0)
+            earlier = [np.array(texts_with[ngram]) for ngram in distinct if ngram in texts_with]
+            if earlier:
+                shared = np.bincount(np.concatenate(earlier), minlength=len(sizes))
+                nearest = float((shared / (np.array(sizes) + len(distinct) - shared)).max())
             for ngram in distinct:
                 texts_with[ngram].append(len(sizes))
             sizes.append(len(distinct))

@@ -193,7 +193,7 @@ class Teacher:
         """[rows, tokens, width] after each layer, dropout off; that of the embedding is left out."""
         self._switch(training=False)
         inputs, states = self.inputs(rows), None
-        if not self.model.config.is_encoder_decoder:
+        if not getattr(self.model.config, "is_encoder_decoder", False):
             with torch.inference_mode():
                 states = getattr(self.model.base_model(**inputs, output_hidden_states=True), "hidden_states", None)
         shape = inputs["input_ids"].shape

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from amalgam.stages.cache_teachers.half_precision import sample_texts
 from amalgam.stages.common import device
-from amalgam.tests.workspaces import Workspace, flip_bit, shift_weights
+from amalgam.stages.common.models.loading import save_pretrained_folder
+from amalgam.tests.stages.tiny_models import tiny
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, flip_bit, shift_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +50,19 @@ def test_auto_is_fp32_where_bf16_cannot_resolve_the_logits(fresh: Workspace, pas
     result = fresh("cache-teachers", "cache.dtype=auto", f"cache.passes={passes}", "student.method=amalgam")
     assert result.code == 0, result.err
     assert re.search(r"cache.dtype.* fp32 .*first (?!1\.000)\d", result.err)
+    assert dtypes(fresh) == {"fp32"}
+
+
+@pytest.mark.usefixtures("half")
+def test_auto_is_fp32_where_a_teacher_cannot_run_in_bf16(fresh: Workspace) -> None:
+    """XLNet; nor can its dropout be keyed, which a method without passes does not need."""
+    folder = fresh.folder / "models/first"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    words = len(tokenizer)
+    save_pretrained_folder(tiny("xlnet", labels=TEACHER_LABELS["first"], vocab_size=words)[0], tokenizer, folder)
+    fresh.edit("targets:\n  mode: soft\n", "")
+    result = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=auto", "student.method=vanilla-kd")
+    assert re.search(r"cache.dtype.* fp32 .*teacher first cannot run", result.err)
     assert dtypes(fresh) == {"fp32"}
 
 

@@ -17,10 +17,12 @@ import torch
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from amalgam.pipeline.errors import ModelError
 from amalgam.stages.app import classify, export_numpy
 from amalgam.stages.app.predict import finished_in
 from amalgam.stages.app.serve import read_export
-from amalgam.stages.common.models.static import StaticForSequenceClassification
+from amalgam.stages.common.models.static import StaticForSequenceClassification, token_vectors
+from amalgam.tests.stages.tiny_models import tiny
 from amalgam.tests.test_export import ALONE, printed_by
 from amalgam.tests.test_predict import write_pairs
 from amalgam.tests.workspaces import Workspace, build_once
@@ -201,3 +203,9 @@ def test_it_is_exported_and_its_card_says_how_it_loads(static: Workspace) -> Non
 def test_settings_that_need_a_transformer_are_refused(built: Workspace, overrides: list[str], fix: str) -> None:
     result = built.attempt("plan", *overrides)
     assert (result.code, fix in result.err) == (2, True), result.err
+
+
+def test_an_encoder_that_reads_further_tokens_is_refused() -> None:
+    model, tokenizer = tiny("t5")
+    with pytest.raises(ModelError, match="t5 does not give a state of each token"):
+        token_vectors(model, tokenizer, torch.device("cpu"), given="./t5")

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from amalgam.data.arrays import Array
-from amalgam.pipeline.errors import WorkError
+from amalgam.pipeline.errors import ModelError, WorkError
+from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.inference.batches import run_passes
-from amalgam.stages.common.inference.teacher import TeacherLoader
+from amalgam.stages.common.inference.teacher import Teacher, TeacherLoader
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
     def logits_of(resolved: ResolvedTeacher, precision: str) -> Array:
         """Returns logits [texts, passes, labels]; without passes, those of the run without dropout."""
         teacher = loader.load(resolved, precision, passes=passes or 0)
-        count = PASSES if passes is None and teacher.sites else min(PASSES, passes or 0)
+        count = PASSES if passes is None and _may_run_passes(teacher) else min(PASSES, passes or 0)
         logits, raw = run_passes(
             teacher,
             teacher.tokenise(list(sample.values())),
@@ -89,6 +90,11 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
                 logits = logits_of(resolved, precision)
             except WorkError as error:
                 return False, f"{checked}: {error.what}, in {precision}"
+            except RuntimeError as error:
+                if precision == "fp32" or is_out_of_memory(error):
+                    raise
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                return False, f"{checked}: teacher {resolved.name} cannot run: {reason}"
             variances.append(logits.var(1).mean(1))
             confidences[precision].append(summarise_passes(logits).confidence)
         ratios[resolved.name] = _ratio(*variances)
@@ -98,6 +104,14 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
     listed = ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
     figures = f"variance of passes against fp32: {listed}; the most confident teacher differs on {flips:.2%}"
     return passed, f"{checked}: {figures}"
+
+
+def _may_run_passes(teacher: Teacher) -> bool:
+    """Returns whether the teacher has dropout that can be keyed; without passes, other dropout does not matter."""
+    try:
+        return bool(teacher.sites)
+    except ModelError:
+        return False
 
 
 def _ratio(exact: Array, low: Array) -> float:

@@ -129,7 +129,11 @@ def token_vectors(encoder: Any, tokenizer: Any, device: torch.device, *, given: 
         for ids in torch.split(torch.arange(tokens), AT_ONCE):
             parts = [before.expand(len(ids), -1), ids[:, None], after.expand(len(ids), -1)]
             texts = torch.cat(parts, dim=1).to(device)
-            read = body(input_ids=texts, attention_mask=torch.ones_like(texts))
+            try:
+                read = body(input_ids=texts, attention_mask=torch.ones_like(texts))
+            except (TypeError, ValueError) as error:  # a decoder that reads other tokens
+                what = f"{given} does not give a state of each token: {str(error).partition(chr(10))[0]}"
+                raise ModelError(what, where="student.encoder", fix="name a BERT-like encoder") from error
             states.append(read.last_hidden_state.mean(1).double().cpu())
     centred = torch.cat(states)
     centred -= centred.mean(0)

@@ -156,3 +156,9 @@ def test_a_teacher_that_reads_no_embeddings_is_refused() -> None:
     teacher = Teacher(model, tokenizer, digest="d", seed=0, limit=16, name="tiny")
     with pytest.raises(ModelError, match="teacher tiny does not read embeddings instead of tokens"):
         search_embeddings(teacher, 0, PseudoEmbeddings(count=2, tokens=3, steps=1))
+
+
+def test_neither_training_nor_test_texts_are_needed(learned: Workspace, tmp_path: Path) -> None:
+    workspace = learned.without_artifacts(tmp_path / "other")
+    workspace("run", *QUICK, "corpus.test=null")
+    assert (workspace.folder / "students/student/model.safetensors").exists()

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from threading import Lock
 from typing import Any, TypeAlias, overload
 
 from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.lazy import np
 
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.integer[Any]]]"
+
+ENCODING = Lock()
+"""A tokenizer stores one limit for all threads, so only one of them sets it and encodes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +129,9 @@ def encode(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, type
     types = uses_token_types(tokenizer, types=types)
     if not texts:
         return _rows([], [] if types else None, [])
-    if has_fast_backend(tokenizer):
-        return _encode_by_backend(tokenizer, texts, limit, types=types)
-    return _encode_by_call(tokenizer, texts, limit, types=types)
+    encode_with = _encode_by_backend if has_fast_backend(tokenizer) else _encode_by_call
+    with ENCODING:
+        return encode_with(tokenizer, texts, limit, types=types)
 
 
 def has_fast_backend(tokenizer: Any) -> bool:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from amalgam.stages.cache_teachers.half_precision import sample_texts
 from amalgam.stages.common import device
-from amalgam.tests.stages.tiny_models import save_tiny
+from amalgam.stages.common.models.loading import save_pretrained_folder
+from amalgam.tests.stages.tiny_models import save_tiny, tiny
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, flip_bit, shift_weights
 
 if TYPE_CHECKING:
@@ -56,6 +58,19 @@ def test_auto_is_fp32_for_a_teacher_without_half_precision(fresh: Workspace) -> 
     save_tiny(fresh.folder / "models/first", "fnet", labels=TEACHER_LABELS["first"])
     result = fresh("cache-teachers", "cache.dtype=auto")
     assert re.search(r"cache.dtype auto is fp32 .*teacher first cannot run in it: ", result.err)
+    assert dtypes(fresh) == {"fp32"}
+
+
+@pytest.mark.usefixtures("half")
+def test_auto_is_fp32_where_a_teacher_cannot_run_in_bf16(fresh: Workspace) -> None:
+    """XLNet; nor can its dropout be keyed, which a method without passes does not need."""
+    folder = fresh.folder / "models/first"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    words = len(tokenizer)
+    save_pretrained_folder(tiny("xlnet", labels=TEACHER_LABELS["first"], vocab_size=words)[0], tokenizer, folder)
+    fresh.edit("targets:\n  mode: soft\n", "")
+    result = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=auto", "student.method=vanilla-kd")
+    assert re.search(r"cache.dtype.* fp32 .*teacher first cannot run", result.err)
     assert dtypes(fresh) == {"fp32"}
 
 

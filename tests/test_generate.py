@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from amalgam.data.parquet import GENERATED
+from amalgam.stages.common.models.loading import save_pretrained_folder
+from amalgam.tests.stages.tiny_models import tiny_language_model
 from amalgam.tests.workspaces import (
     TEACHER_LABELS,
     TIMEOUT,
@@ -266,6 +268,18 @@ def test_prompts_name_the_class_and_each_text_draws_its_own_settings(workspace: 
     )
     assert key["prompt"] == ["banking: ", "A text about banking: ", "The following text is about banking.\n"]
     assert (key["temperature"], key["top_p"], key["top_k"]) == ([0.7, 1.0, 1.3], [0.8, 0.9, 1.0], [20, 50, 200])
+
+
+def test_a_long_prompt_takes_no_token_from_the_text(fresh: Workspace) -> None:
+    """70 tokens, and the error of one that is longer than the model names the model's own limit."""
+    vocabulary = json.loads((fresh.folder / "models/lm/tokenizer.json").read_text())["model"]["vocab"]
+    words = [word for word in vocabulary if word.isalpha()]
+    save_pretrained_folder(*tiny_language_model(words=words, seed=3, n_positions=100), fresh.folder / "models/lm")
+    prompt = " ".join(words[:1] * 70)
+    fresh("generate", "generate.texts=2", f"generate.prompt={prompt}")
+    assert max(row["tokens"] for row in rows(fresh)) == 8
+    result = fresh.attempt("generate", "generate.texts=2", f"generate.prompt={prompt} {prompt}")
+    assert "the prompt has 141 tokens, and the language model reads 100" in result.err
 
 
 def test_labels_that_are_no_words_give_a_note_if_prompts_name_them(workspace: Workspace) -> None:

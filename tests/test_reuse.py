@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -291,6 +292,14 @@ def test_the_same_texts_otherwise_written_rerun_nothing_but_the_reading(workspac
         result = workspace("run")
     assert asked[0].units == 0
     assert {f"{stage}: reused" for stage in CACHE_ON} <= set(result.err.splitlines())
+
+
+def test_equal_bytes_with_another_separator_are_other_texts(workspace: Workspace) -> None:
+    for suffix, texts in ((".csv", 1), (".tsv", 2)):
+        path = workspace.folder / f"texts/one-column{suffix}"
+        path.write_text("text\nthe vet fed the cow\nrain, wind and sun\n")
+        result = workspace("read-corpus", f"corpus.train={path}", "corpus.on_bad_row=skip")
+        assert re.search(rf"train: {texts} texts?\b", result.err)
 
 
 def test_a_second_corpus_reuses_the_texts_it_shares(workspace: Workspace) -> None:

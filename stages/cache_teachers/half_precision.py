@@ -93,7 +93,8 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
             except RuntimeError as error:  # an operation without half precision
                 if precision == "fp32" or is_out_of_memory(error):
                     raise
-                return False, f"{checked}: teacher {resolved.name} cannot run in it: {str(error).splitlines()[0]}"
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                return False, f"{checked}: teacher {resolved.name} cannot run in it: {reason}"
             variances.append(logits.var(1).mean(1))
             confidences[precision].append(summarise_passes(logits).confidence)
         ratios[resolved.name] = _ratio(*variances)

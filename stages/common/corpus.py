@@ -68,6 +68,11 @@ def sources_of(experiment: ExperimentConfig) -> dict[str, list[str]]:
     return {part: sources for part, sources in parts.items() if sources}
 
 
+def content_of(sha256: str, name: str) -> str:
+    """Returns the identity of a file of texts: its digest, and whether tabs separate it, since a csv may be equal."""
+    return f"{sha256} tsv" if name.lower().endswith(".tsv") else sha256
+
+
 def hub_datasets(sources: Iterable[str]) -> list[str]:
     """Returns the ids of the Hub's data sets among these sources; a revision after @ is left out."""
     addresses = [source.removeprefix(DATASETS).split("/") for source in sources if source.startswith(DATASETS)]

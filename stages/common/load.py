@@ -33,6 +33,7 @@ from amalgam.stages.common.corpus import (
     Part,
     check_gold_labels,
     check_unknown_label,
+    content_of,
     corpus_for,
     filters_of,
     read_bucket,
@@ -491,12 +492,11 @@ def part_identity(run: Run, part: str) -> list[str]:
         if source == GENERATED:
             digests += [generated_file(run).sha256, fingerprint(filters_of(run.experiment))]
         elif source.startswith(REMOTE):
-            digest = run.store.pinned("remote", source)
-            if digest is None:
+            if (digest := run.store.pinned("remote", source)) is None:
                 raise PendingDependencyError(source)
-            digests.append(digest)
+            digests.append(content_of(digest, source))
         else:
-            digests += [file.sha256 for file in _own_files(run, source)]
+            digests += [content_of(file.sha256, file.path.name) for file in _own_files(run, source)]
     return sorted(digests)
 
 

@@ -94,7 +94,7 @@ class LanguageModel:
             raise WorkError(
                 f"the language model is out of memory with {texts} of up to {self.longest} tokens",
                 where=LANGUAGE_MODEL,
-                fix=f"lower generate.max_tokens (now {self.longest}), set execution.device=cpu or use a smaller model",
+                fix="lower generate.max_tokens, set execution.device=cpu or use a smaller model",
             ) from error
 
     def alone(self, row: Sequence[int]) -> torch.Tensor:

@@ -21,7 +21,7 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.load import describe_family
-from amalgam.stages.common.corpus import texts_file
+from amalgam.stages.common.corpus import content_of, texts_file
 from amalgam.stages.common.load import (
     fetch,
     local_files,
@@ -167,7 +167,7 @@ def text_plan(run: Run) -> TextPlan:
         settings,
         teachers_of(run),
         language_model=model_digest(run, model, revision, LANGUAGE_MODEL) if settings.writes else None,
-        corpus=sorted(own.get(path) or run.digest_of(path) for path in _corpus_files(run)),
+        corpus=sorted(content_of(own.get(path) or run.digest_of(path), path.name) for path in _corpus_files(run)),
         libraries=library_versions() if run.experiment.execution.on_version_change == "strict" else None,
     )
 

@@ -6,7 +6,8 @@ changed filter generates no new text.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -56,9 +57,6 @@ PROMPTED = {"cpu": 128, "cuda": 256, "mps": 128}
 CACHE = {"cpu": 1 << 29, "cuda": 1 << 32, "mps": 1 << 29}
 """Bytes for the language model's key-value cache."""
 
-PROMPT_ROOM = 64
-"""Tokens reserved for the prompt."""
-
 FEWEST_WORDS = 5
 
 WORD_MARKS = ("\u2581", "\u0120")  # word-initial marks of sentencepiece and byte-level BPE
@@ -106,7 +104,7 @@ def _write_texts(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     """Generates texts with the language model, one teacher at a time."""
     settings = inputs.settings
     strength = settings.steering_strength if settings.source == "steered" else 0.0
-    model = _language_model(inputs, STEERED if strength else PROMPTED)
+    model = _language_model(inputs, STEERED if strength else PROMPTED, units)
     teachers = [teacher.name for teacher in inputs.teachers]
     in_order = sorted(units, key=lambda unit: (teachers.index(unit.payload.family.teacher), unit.payload.first))
     for name, group in groupby(in_order, key=lambda unit: str(unit.payload.family.teacher)):
@@ -134,15 +132,18 @@ def _requests(settings: Generate, units: Sequence[Unit]) -> Iterator[TextRequest
             yield TextRequest((position, index), key, family.label, str(drawn["prompt"]), sampling)
 
 
-def _language_model(inputs: SourceInputs, slots: dict[str, int]) -> LanguageModel:
+def _language_model(inputs: SourceInputs, slots: dict[str, int], units: Sequence[Unit]) -> LanguageModel:
+    """Returns the language model, with room for the longest prompt and generate.max_tokens after it."""
     if inputs.language_model is None:
         raise AssertionError("no language model")  # the experiment's check requires it
-    device = pick_device(inputs.loader.device)
+    device, tokenizer = pick_device(inputs.loader.device), load_tokenizer(inputs.language_model)
+    prompts = sorted({prompt for unit in units for prompt in unit.payload.family.choices["prompt"]})
+    longest = max(map(len, tokenizer(prompts, add_special_tokens=False, verbose=False)["input_ids"]))
     model = LanguageModel(
         load_language_model(inputs.language_model),
-        load_tokenizer(inputs.language_model),
+        tokenizer,
         slots=slots[device.type],
-        longest=inputs.settings.max_tokens + PROMPT_ROOM,
+        longest=1 + longest + inputs.settings.max_tokens,  # after the start token
         device=device,
         memory=CACHE[device.type],
     )
@@ -278,8 +279,8 @@ def qualities(texts: Iterable[str]) -> list[Quality]:
     The largest Jaccard similarity to an earlier text is exact; copies are stored once.
     """
     stored: set[frozenset[tuple[str, ...]]] = set()
-    sizes: list[int] = []
-    texts_with: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    sizes = array("q")
+    texts_with: dict[tuple[str, ...], array[int]] = defaultdict(lambda: array("q"))
     measured = []
     for text in texts:
         words = text.lower().split()
@@ -288,8 +289,10 @@ def qualities(texts: Iterable[str]) -> list[Quality]:
         distinct = frozenset(ngrams)
         nearest = 1.0 if words and distinct in stored else 0.0
         if words and distinct not in stored:
-            shared = Counter(number for ngram in distinct for number in texts_with.get(ngram, ()))
-            nearest = max((n / (len(distinct) + sizes[number] - n) for number, n in shared.items()), default=0.0)
+            earlier = [np.array(texts_with[ngram]) for ngram in distinct if ngram in texts_with]
+            if earlier:
+                shared = np.bincount(np.concatenate(earlier), minlength=len(sizes))
+                nearest = float((shared / (np.array(sizes) + len(distinct) - shared)).max())
             for ngram in distinct:
                 texts_with[ngram].append(len(sizes))
             sizes.append(len(distinct))

@@ -63,19 +63,22 @@ class SpecialTokens:
         return torch.cat([sides[0], embeddings, sides[1]], dim=1)
 
 
-def check_takes_embeddings(model: Any, name: str) -> None:
-    """Refuses encoder-decoders: transformers' classifiers of them take tokens alone."""
-    if model.config.is_encoder_decoder:
-        what = f"{name} is an encoder-decoder ({model.config.model_type}), which takes no embeddings"
-        fix = "use a model without a decoder, or choose another method: `amalgam methods`"
-        raise ModelError(what, where="objective.name: as-dfd", fix=fix)
+def check_reads_embeddings(model: Any, special: SpecialTokens, *, name: str) -> None:
+    """Refuses a model that does not read embeddings instead of tokens."""
+    table = model.get_input_embeddings().weight.detach()
+    try:
+        with torch.no_grad():
+            model(inputs_embeds=special(table[None, :1]))
+    except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        what = f"{name} does not read embeddings instead of tokens: {reason}"
+        raise ModelError(what, where="objective.name: as-dfd", fix="use another model, such as a BERT") from error
 
 
 def search_embeddings(
     teacher: Teacher, label: int, config: PseudoEmbeddings, *, stop: Callable[[], None] = lambda: None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns embeddings [count, T, W] without special tokens, and the teacher's logits [count, labels]."""
-    check_takes_embeddings(teacher.model, f"teacher {teacher.name}")
     model, special = teacher.model, SpecialTokens(teacher.model, teacher.tokenizer)
     if config.tokens + len(special) > teacher.limit:
         raise ExperimentError(
@@ -83,6 +86,7 @@ def search_embeddings(
             where=f"pseudo_embeddings.tokens: {config.tokens}",
             fix=f"set pseudo_embeddings.tokens={teacher.limit - len(special)}",
         )
+    check_reads_embeddings(model, special, name=f"teacher {teacher.name}")
     model.requires_grad_(False)  # a loaded teacher is never trained
     table = model.get_input_embeddings().weight.detach().float()
     labels = torch.full((config.count,), label, device=table.device)
@@ -122,7 +126,6 @@ REGULARIZATION = 1e-3
 
 def fit_projection(teacher: tuple[Any, Any], student: tuple[Any, Any], name: str) -> torch.Tensor:
     """Fits the linear map [teacher's width, student's width] of common tokens by regularised least squares."""
-    check_takes_embeddings(student[0], "the student's encoder")
     table, student_table = (
         model.get_input_embeddings().weight.detach().double().cpu() for model, _ in (teacher, student)
     )

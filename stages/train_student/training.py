@@ -40,7 +40,7 @@ from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.stages.common.training.run import Selection, TrainingServices, learn, negative_loss
 from amalgam.stages.common.training.schedule import PhasedFacts, TrainingFacts, UnknownThreshold
-from amalgam.stages.make_embeddings.search import SpecialTokens, fit_projection
+from amalgam.stages.make_embeddings.search import SpecialTokens, check_reads_embeddings, fit_projection
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext, Phases
 
 SCORE_NAMES = {"scores": "difference from", "mt-bert": "cross-entropy to"}
@@ -184,6 +184,7 @@ def projected_embeddings(
             where=f"pseudo_embeddings.tokens: {tokens}",
             fix=f"set pseudo_embeddings.tokens={new.limit - len(special)}",
         )
+    check_reads_embeddings(new.model, special, name="the student's encoder")
     embeddings, targets = [], []
     for teacher, columns, files in teachers:
         projection = fit_projection((teacher.model, teacher.tokenizer), (new.model, new.tokenizer), teacher.name)

@@ -64,6 +64,15 @@ def test_its_folder_is_a_teacher_like_any_other(tmp_path: Path, kind: str) -> No
     assert any("attentive" in site for site in teacher.describe_sites())
 
 
+def test_it_reads_embeddings_in_the_place_of_tokens(tmp_path: Path) -> None:
+    """As AS-DFD gives them."""
+    classifier, _ = saved(tmp_path / "teacher", "bert")
+    ids = torch.tensor([[2, 7, 8, 9, 3]])
+    with torch.no_grad():
+        given = classifier(inputs_embeds=classifier.get_input_embeddings()(ids)).logits
+        assert torch.equal(given, classifier(input_ids=ids).logits)
+
+
 def test_all_of_it_is_loaded_in_the_dtype_asked_for(tmp_path: Path) -> None:
     """The saved encoder's configuration inside this one is fp32."""
     body = tiny("bert")[0].base_model

@@ -79,9 +79,10 @@ def test_weights_tokenizer_or_configuration_replaced_in_place_are_another_model(
 
 
 @pytest.mark.parametrize(
-    "name", ["vocab.txt", "special_tokens_map.json", "added_tokens.json", "spm.model", "bpe.codes"]
+    "name",
+    ["vocab.txt", "special_tokens_map.json", "added_tokens.json", "spm.model", "bpe.codes", "generation_config.json"],
 )
-def test_a_tokenizer_file_added_is_another_model(tmp_path: Path, name: str) -> None:
+def test_a_file_of_tokens_added_is_another_model(tmp_path: Path, name: str) -> None:
     folder = small_model(tmp_path / "news")
     before = resolved("./news", tmp_path).digest
     (folder / name).write_text("{}")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -10,9 +14,15 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
+from amalgam.data.tokens import encode
 from amalgam.pipeline.errors import DataError, ModelError
+from amalgam.pipeline.input_files import file_digest
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.inference import teacher as teacher_module
+from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.loading import apply_rate
+from amalgam.stages.common.models.resolve import Reference, resolve
 from amalgam.tests.stages.tiny_models import ENCODERS, SPECIAL, WORDS, save_tiny, tiny, tiny_config, word_tokenizer
 
 
@@ -88,6 +98,30 @@ def test_a_teacher_without_a_pad_token_uses_eos_with_a_note() -> None:
     assert teacher_of("bert").notes == ()
 
 
+def test_a_finished_model_without_a_pad_token_predicts_batches(tmp_path: Path) -> None:
+    """As a decoder that `build-targets --oracle` names."""
+    folder = save_tiny(tmp_path / "model", "gpt2", spread=6.0)
+    files = resolve(Reference(str(folder), None, folder, Store(tmp_path / "pins"), file_digest))
+    model, texts = Classifier(files, device="cpu", max_tokens=10), [(words(2),), (words(7),), (words(4),)]
+    expected = np.concatenate([model.logits([text]) for text in texts])
+    assert np.abs(model.logits(texts) - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize(("kind", "share"), [*((kind, 1 / 16) for kind in (*ENCODERS, "gpt2")), ("xlnet", 0.0)])
+def test_on_a_gpu_texts_are_padded_to_share_a_launch_unless_this_changes_logits(
+    kind: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = teacher_of(kind, limit=16)
+    monkeypatch.setattr(teacher_module, "put_on", lambda _device, tensors: tensors)
+    teacher.device = torch.device("cuda")
+    assert teacher.padding == share
+
+
+def test_a_model_without_a_vocabulary_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"teacher tiny: .* canine has no embedding of each token"):
+        teacher_of("canine")
+
+
 def test_a_decoder_is_keyed_in_any_batch_too() -> None:
     teacher = teacher_of("gpt2")
     teacher.check_dropout_active()
@@ -122,6 +156,30 @@ def test_a_python_tokenizer_reports_truncated_texts() -> None:
     teacher = teacher_of()
     teacher.tokenizer = Slow(teacher.tokenizer)
     assert [one.truncated for one in teacher.tokenise([(words(8),), (words(9),)])] == [False, True]
+
+
+def test_a_thread_with_another_limit_truncates_no_text_of_this_one() -> None:
+    """The reader tokenises ahead while the first launch tokenises its probes."""
+    tokenizer, started = word_tokenizer(), Event()
+    backend = tokenizer.backend_tokenizer
+
+    class Interrupted:
+        """Gives the other thread time between the limit and the texts."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(backend, name)
+
+        def encode_batch_fast(self, *arguments: Any, **options: Any) -> Any:
+            started.set()
+            sleep(0.1)
+            return backend.encode_batch_fast(*arguments, **options)
+
+    tokenizer._tokenizer = Interrupted()  # noqa: SLF001  tokenizers has no subclasses
+    with ThreadPoolExecutor(1) as reader:
+        ahead = reader.submit(encode, tokenizer, [(words(30),)], 50, types=True)
+        assert started.wait(10)
+        [probe] = encode(tokenizer, [(words(30),)], 7, types=True)
+    assert (len(ahead.result()[0]), len(probe)) == (32, 7)
 
 
 def test_one_token_vocabulary_without_special_tokens_works() -> None:

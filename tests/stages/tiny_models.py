@@ -51,10 +51,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 SEQ2SEQ = ("bart", "t5")
 ENCODERS = tuple(name for name in SETTINGS if name not in {"gpt2", "camembert", *SEQ2SEQ})
-# Masks of longformer follow windows of tokens; fnet has no half precision.
-# The layers of funnel have ever fewer states.
-SETTINGS |= {"funnel": {"block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48}}
-SETTINGS |= {"longformer": {**SHAPE, "attention_window": [8, 8]}, "fnet": {**SHAPE, "tpu_short_seq_length": POSITIONS}}
+UNLIKE: dict[str, dict[str, Any]] = {
+    "canine": SHAPE,
+    "fnet": {**SHAPE, "tpu_short_seq_length": POSITIONS},
+    "funnel": {"block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48},
+    "longformer": {**SHAPE, "attention_window": [8, 8]},
+    "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48},
+}
+"""No vocabulary; no half precision; ever fewer states; masks of windows; a head that reads the last place."""
 
 
 def word_tokenizer(words: Sequence[str] = WORDS, *, types: bool = True, special: bool = True) -> Any:
@@ -81,11 +85,12 @@ def word_tokenizer(words: Sequence[str] = WORDS, *, types: bool = True, special:
 def tiny_config(kind: str, labels: Sequence[str] = ("a", "b", "c"), **settings: Any) -> Any:
     from transformers import AutoConfig
 
+    positions = {} if kind == "xlnet" else {"max_position_embeddings": POSITIONS}
     return AutoConfig.for_model(
         kind,
         **{
             "vocab_size": len(SPECIAL) + len(WORDS),
-            "max_position_embeddings": POSITIONS,
+            **positions,
             "pad_token_id": None if kind == "gpt2" else 0,
             "bos_token_id": 2,
             "cls_token_id": 2,
@@ -93,7 +98,7 @@ def tiny_config(kind: str, labels: Sequence[str] = ("a", "b", "c"), **settings: 
             "sep_token_id": 3,
             "id2label": dict(enumerate(labels)),
             "label2id": {label: i for i, label in enumerate(labels)},
-            **SETTINGS[kind],
+            **(SETTINGS | UNLIKE)[kind],
             **settings,
         },
     )

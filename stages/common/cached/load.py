@@ -307,4 +307,6 @@ def load_encoder(run: Run) -> Encoder:
     settings = student.model_copy(update={"layers": None, "encoder": student.encoder.removeprefix(STATIC)})
     new = load_new_classifier(run, settings, ["one", "two"], ENCODER)
     device = pick_device(run.experiment.execution.device)
-    return Encoder(states_body(new.model).to(device).eval(), new, device)
+    encoder = Encoder(states_body(new.model).to(device).eval(), new, device)
+    encoder.check()
+    return encoder

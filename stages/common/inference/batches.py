@@ -28,7 +28,7 @@ from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, tokens_at_once
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
-from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
+from amalgam.stages.common.models.loading import choose_pad, load_classifier, load_tokenizer, token_limit
 from amalgam.stages.common.models.resolve import ModelFiles, has_two_types
 from amalgam.stages.common.models.unknown import UnknownStates, has_unknown, read_unknown
 
@@ -334,7 +334,7 @@ class Classifier:
         self.tokenizer = load_tokenizer(files)
         self.limit = token_limit(self.model.config, self.tokenizer, max_tokens or LONGEST_TOKENS)
         self.types = has_two_types(self.model.config)
-        self.pad_id = int(self.tokenizer.pad_token_id or 0)
+        self.pad_id, _ = choose_pad(self.model, self.tokenizer, name=str(files.folder))
         self.labels = [str(self.model.config.id2label[place]) for place in range(self.model.config.num_labels)]
         self._order = list(range(len(self.labels)))
 

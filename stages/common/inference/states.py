@@ -64,6 +64,18 @@ class Encoder:
                 features[rows] = torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
         return features if features is not None else np.empty((0, 0), np.float32)
 
+    def check(self) -> None:
+        """Refuses an encoder that does not give a state of each token, such as one with a decoder that reads others."""
+        new = self.classifier
+        tokens = encode(new.tokenizer, [("one two three four five",)], new.limit, types=new.types)
+        try:
+            self.pooled(tokens)
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            what = f"the encoder does not give a state of each token: {reason}"
+            fix = "use a BERT-like encoder, or a method that reads no states: `amalgam methods`"
+            raise ModelError(what, where="student.encoder", fix=fix) from error
+
     def name_states(self, names: Sequence[str]) -> Array:
         """Returns the states of label names: [names, width], each of length 1."""
         new = self.classifier

@@ -42,7 +42,13 @@ from amalgam.stages.common.inference.fast_encoder import (
     close_enough,
     describe_fast_encoder,
 )
-from amalgam.stages.common.models.loading import load_classifier, load_tokenizer, token_limit
+from amalgam.stages.common.models.loading import (
+    choose_pad,
+    load_classifier,
+    load_tokenizer,
+    token_limit,
+    vocabulary_of,
+)
 from amalgam.stages.common.models.model_folder import states_body
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 
@@ -107,30 +113,43 @@ class Teacher:
         """Whether passes drop units in the last layer and the head alone."""
         self.prefetch = 1 if self.device.type == "cuda" else 0
         """Launches that are started before the answer of an earlier one is looked at."""
-        self.padding = 1 / 16 if self.device.type == "cuda" else 0.0
-        """Most that a text is padded to share a launch: small launches cost a GPU more than padding, a CPU less."""
         self.oom_splits = 0
         """Launches of the latest call that were halved for lack of memory."""
         self.notes: tuple[str, ...] = ()
         self.width = int(getattr(model.config.get_text_config(), "hidden_size", 768))
-        self._vocabulary: int = model.get_input_embeddings().weight.shape[0]
+        self._vocabulary = vocabulary_of(model, name=f"teacher {name}")
         self.takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
         self._pad = self._choose_pad()
         self._bank = Bank(seed, device=self.device, dtype=self.dtype)
         self.kernels = find_kernels() if self.device.type == "cuda" and self.dtype in HALF else None
         """Kernels that were not yet compared with the model's own steps."""
 
+    @cached_property
+    def padding(self) -> float:
+        """Most that a text is padded to share a launch: small launches cost a GPU more than padding, a CPU less."""
+        return 1 / 16 if self.device.type == "cuda" and self.ignores_padding else 0.0
+
+    @property
+    def ignores_padding(self) -> bool:
+        """Whether padding changes no logits; it does where a head reads the last place, or a layer has no mask."""
+        try:
+            rows = next(self.trials())
+            with torch.inference_mode():
+                plain, padded = (
+                    self.forward(self.inputs(replace(rows, width=width)), None) for width in (0, PROBE_TOKENS[1])
+                )
+        except torch.OutOfMemoryError:
+            raise
+        except (ModelError, IndexError, RuntimeError, TypeError, ValueError):  # it does not read random tokens
+            return False
+        return close_enough(padded.float(), plain.float(), self.dtype)
+
     def _choose_pad(self) -> int:
-        """The config's pad id comes first: models read positions and the last token by it."""
-        config = self.model.config.get_text_config()
-        eos = config.eos_token_id if isinstance(config.eos_token_id, int) else self.tokenizer.eos_token_id
-        pads, others = (config.pad_token_id, self.tokenizer.pad_token_id), (eos, 0)
-        pad = next(pad for pad in (*pads, *others) if pad is not None and 0 <= pad < self._vocabulary)
-        if pad not in pads:
+        pad, is_given = choose_pad(self.model, self.tokenizer, name=f"teacher {self.name}")
+        if not is_given:
             token = self.tokenizer.convert_ids_to_tokens(pad)
             self.notes += (f"teacher {self.name} has no pad token: {token!r} (id {pad}) is used instead",)
-        config.pad_token_id = pad
-        return int(pad)
+        return pad
 
     def tokenise(self, texts: Sequence[tuple[str, ...]]) -> list[Tokens]:
         """Token ids, special tokens included, truncated to the limit (the longer text of a pair first)."""
@@ -177,10 +196,10 @@ class Teacher:
         self._switch(training=False)
         inputs = self.inputs(rows)
         with torch.inference_mode():
-            output = states_body(self.model)(**inputs, output_hidden_states=True)
-        states = getattr(output, "hidden_states", None)
-        if not states or len(states) < 2 or states[-1].shape[:2] != inputs["input_ids"].shape:
-            what = f"teacher {self.name} does not give the states of its layers for each token"
+            states = getattr(states_body(self.model)(**inputs, output_hidden_states=True), "hidden_states", None)
+        shape = inputs["input_ids"].shape
+        if not states or len(states) < 2 or any(layer.shape[:2] != shape for layer in states):
+            what = f"teacher {self.name} does not give a state of each token after each layer"
             raise ModelError(what, fix="leave it out, or choose a method that needs no states: `amalgam methods`")
         return tuple(states[1:])
 

@@ -85,7 +85,7 @@ class AttentiveClassifier(PreTrainedModel):  # type: ignore[misc]
 
     def forward(
         self,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
         **rest: Any,

@@ -135,9 +135,32 @@ def position_limit(config: PreTrainedConfig) -> int:
     return ABSURD_LENGTH if not positions or positions < 0 or _is_relative(config) else positions - _unreached(config)
 
 
+def vocabulary_of(model: PreTrainedModel, *, name: str) -> int:
+    """Returns the number of tokens that the model has embeddings of; refuses a model without them."""
+    try:
+        return int(model.get_input_embeddings().weight.shape[0])
+    except (AttributeError, NotImplementedError):  # models of characters or bytes
+        what = f"{name}: a model of the kind {model.config.model_type} has no embedding of each token"
+        raise ModelError(what, fix="use a model with a vocabulary, such as a BERT") from None
+
+
+def choose_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> tuple[int, bool]:
+    """Sets the model's pad token; returns it, and whether model or tokenizer has it. Else it is the end token, or 0.
+
+    That of the config comes first: models read positions and the last token by it.
+    """
+    config, vocabulary = model.config.get_text_config(), vocabulary_of(model, name=name)
+    own_pad, own_end = (getattr(config, name, None) for name in ("pad_token_id", "eos_token_id"))
+    eos = own_end if isinstance(own_end, int) else tokenizer.eos_token_id
+    pads, others = (own_pad, tokenizer.pad_token_id), (eos, 0)
+    pad = next(pad for pad in (*pads, *others) if pad is not None and 0 <= pad < vocabulary)
+    config.pad_token_id = pad
+    return int(pad), pad in pads
+
+
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> list[str]:
     """Refuses a tokenizer with ids that the model lacks, sets a missing pad token, and returns notes of changes."""
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    vocabulary = vocabulary_of(model, name=name)
     token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if highest >= vocabulary:
         what = f"{name}: its tokenizer gives {token!r} the id {highest}, but the model has {vocabulary} tokens"

@@ -1,6 +1,6 @@
 """Reads a model's folder: its configuration, the weights that would be loaded, and the digest of its files.
 
-The digest covers configuration, weights, tokenizer, and trusted code. READMEs, optimizer states and exports to other
+The digest covers configurations, weights, tokenizer, and trusted code. READMEs, optimizer states and exports to other
 formats do not change it.
 """
 
@@ -38,6 +38,8 @@ SIZES = {
 }
 """Names of the sizes in config.json that every architecture has in one of these forms."""
 ADAPTER = "adapter_config.json"
+GENERATION = "generation_config.json"
+"""Names the end tokens of a language model."""
 DISTRIBUTED_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 LFS_POINTER = b"version https://git-lfs"
 """Beginning of the text that a clone without git-lfs has instead of a large file."""
@@ -132,7 +134,7 @@ def shards(index: Path, *, where: str) -> list[str]:
 
 def light_names(present: Iterable[str], *, trust_remote_code: bool = False) -> list[str]:
     """Returns all files but the weights: enough to refuse a model before the weights are downloaded."""
-    fixed = ("config.json", ADAPTER, SAFETENSORS[1], PICKLES[1])
+    fixed = ("config.json", GENERATION, ADAPTER, SAFETENSORS[1], PICKLES[1])
     return [
         name
         for name in present
@@ -223,4 +225,4 @@ def _shapes(folder: Path) -> dict[str, list[int]]:
 def states_body(model: Any) -> Any:
     """Returns the part of a classifier that gives the states of a text: the body, of an encoder-decoder its encoder."""
     body = model.base_model
-    return body.get_encoder() if model.config.is_encoder_decoder else body
+    return body.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else body

@@ -156,7 +156,11 @@ def test_an_experiment_that_generates_texts_writes_none_for_it(generated: Worksp
     assert "student (as-dfd)" in workspace("run", *QUICK).out
 
 
-def test_neither_training_nor_test_texts_are_needed(learned: Workspace, tmp_path: Path) -> None:
+def test_neither_training_nor_test_texts_are_needed(
+    learned: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amalgam.stages.cache_teachers.stage.dtype_for", lambda _device: "bf16")
     workspace = learned.without_artifacts(tmp_path / "other")
-    workspace("run", *QUICK, "corpus.test=null")
+    result = workspace("run", *QUICK, "corpus.train=null", "corpus.test=null", "cache.dtype=auto")
+    assert "cache.dtype auto is fp32 (there are no texts to compare it on)" in result.err
     assert (workspace.folder / "students/student/model.safetensors").exists()

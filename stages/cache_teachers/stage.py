@@ -277,17 +277,21 @@ def _choose_dtype(run: Run) -> None:
     from amalgam.stages.cache_teachers.half_precision import check_half_precision, sample_texts
 
     dtype, why = dtype_for(pick_device(run.experiment.execution.device)), ""
-    if dtype != "fp32":
-        part, passes = part_of(run, "train") or part_of(run, "test") or train_part(run), run.experiment.cache.passes
-        passed, figures = check_half_precision(
+    part, passes = part_of(run, "train") or part_of(run, "test"), run.experiment.cache.passes
+    if dtype != "fp32" and part is None and not reads_texts(run.experiment):
+        dtype, why = "fp32", "there are no texts to compare it on"
+    elif dtype != "fp32":
+        texts, work = tables(run.store, part or train_part(run)), _text_passes(run) // len(teachers_of(run))
+        passed, why = check_half_precision(
             teacher_loader(run),
             teachers_of(run),
             dtype,
-            sample_texts(tables(run.store, part), _text_passes(run) // len(teachers_of(run)), passes),
+            sample_texts(texts, work, passes),
             passes=passes,
             check_interrupt=run.signals.check,
         )
-        dtype, why = dtype if passed else "fp32", figures
+        dtype = dtype if passed else "fp32"
+    if why:
         run.console.note(f"cache.dtype auto is {dtype} ({why})")
     run.store.pin("dtype", "auto", dtype, why=why)
 

@@ -25,6 +25,7 @@ from amalgam.stages.app.predict import Predictions, Student, checked_texts
 from amalgam.stages.common.deliveries import COPY_OF_MARK, MARKS, METADATA
 from amalgam.stages.common.models.model_folder import UNKNOWN
 from amalgam.tests.forking import Forked
+from amalgam.tests.stages.tiny_models import save_tiny
 from amalgam.tests.workspaces import (
     TEACHER_LABELS,
     TEST,
@@ -195,6 +196,23 @@ def test_a_damaged_or_foreign_file_of_states_is_refused(desk: Workspace, tmp_pat
     assert desk.attempt("predict", TEXTS[0], "--student", str(folder)).code == 0  # without --unknown it is not read
     path.write_bytes(whole)
     assert desk("predict", TEXTS[0], "--unknown", "--student", str(folder)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings", "piece"),
+    [
+        (["a", "b"], {"problem_type": "multi_label_classification"}, "the student does multi_label_classification"),
+        (["a"], {}, "the student has one output"),
+    ],
+)
+def test_a_model_that_chooses_no_label_is_refused(
+    desk: Workspace, tmp_path: Path, labels: list[str], settings: dict[str, str], piece: str
+) -> None:
+    save_tiny(tmp_path / "model", "bert", labels=labels, **settings)
+    refused = desk.attempt("predict", TEXTS[0], "--student", str(tmp_path / "model"))
+    assert refused.code == 2
+    assert piece in refused.err
+    assert "use transformers.pipeline" in refused.err
 
 
 def test_a_changed_file_of_states_is_found_by_the_mark(desk: Workspace, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from amalgam.pipeline.user_paths import check_writable, user_path
 from amalgam.stages.common.deliveries import METADATA, STUDENTS, check_delivered, read_metadata
 from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, SAFETENSORS, UNKNOWN
 from amalgam.stages.common.models.read_card import Source, Training
-from amalgam.stages.common.models.resolve import read_model
+from amalgam.stages.common.models.resolve import check_single_label, read_model
 from amalgam.stages.methods import load_with_methods, method_name
 
 if TYPE_CHECKING:
@@ -96,7 +96,13 @@ class StudentFolder:
     def load(self) -> Classifier:
         from amalgam.stages.common.inference.batches import Classifier
 
-        return Classifier(read_model(self.folder, "the student"), device=self.device, max_tokens=self.max_tokens)
+        files, where = read_model(self.folder, "the student"), str(self.folder)
+        fix = "name a model that chooses one label per text; for this one, use transformers.pipeline"
+        check_single_label(files, "student", where, fix)
+        classifier = Classifier(files, device=self.device, max_tokens=self.max_tokens)
+        if len(classifier.labels) < 2:
+            raise ModelError("the student has one output, so it chooses no label", where=where, fix=fix)
+        return classifier
 
     def positions(self, labels: Sequence[str]) -> dict[str, list[int]]:
         """Returns the positions of each teacher's labels in the student's outputs."""

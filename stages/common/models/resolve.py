@@ -535,10 +535,15 @@ def label_names(
         what = f"the teacher has two outputs named {', '.join(map(repr, twice))}"
         raise ModelError(what, where=where, fix="give labels: a different name for each position")
     _check_named(names if labels is None else [], rename, where, numbers=numbers)
-    if files.config.get("problem_type") in ("multi_label_classification", "regression"):
-        what = f"the teacher does {files.config['problem_type']}: its outputs are no distribution over labels"
-        raise ModelError(what, where=where, fix="use a teacher that chooses one label per text")
+    check_single_label(files, "teacher", where, "use a teacher that chooses one label per text")
     return renamed
+
+
+def check_single_label(files: ModelFiles, who: str, where: str, fix: str) -> None:
+    """Refuses a model whose outputs are no distribution over labels."""
+    kind = files.config.get("problem_type")
+    if kind in ("multi_label_classification", "regression"):
+        raise ModelError(f"the {who} does {kind}: its outputs are no distribution over labels", where=where, fix=fix)
 
 
 def _check_named(names: list[str], rename: dict[str, str], where: str, *, numbers: bool) -> None:

@@ -36,7 +36,7 @@ train_teachers:
   epochs: {teacher_epochs}
   learning_rate: {rate}
 cache: {{passes: 0, max_tokens: 128}}
-student: {{method: supervised, encoder: "{student}", epochs: {teacher_epochs}, learning_rate: {rate}}}
+student: {{method: supervised, encoder: "{student}"}}
 """
 EXPERIMENT = """\
 corpus: {{test: {test}, label: label, rename: {rename}}}

@@ -134,11 +134,10 @@ def _no_files(source: str, path: Path) -> DataError:
 def fetch_remote(url: str, folder: Path) -> Path:
     """Returns a local copy of an hf:// or s3:// address, whose rows keep their numbers.
 
-    The clients read the usual AWS_* and HF_* variables themselves.
+    The clients read the usual AWS_* and HF_* variables themselves. Messages have the address without its secrets.
     """
-    name = remote_name(url)
+    name, address = remote_name(url), shown(re.sub(r"//[^/@]*@", "//", url.partition("?")[0]), 200)
     suffix = name.suffix.lower()
-    address = shown(re.sub(r"//[^/@]*@", "//", url.partition("?")[0]), 200)  # an address may carry a secret
     if suffix not in SUFFIXES or ("*" in url and suffix in {".csv", ".tsv"}):
         fix = f"end it in one of {KINDS}; of csv and tsv, name one file at a time"
         raise DataError(f"{address} does not name a file that can be read", where=address, fix=fix)

@@ -128,6 +128,11 @@ def nearest(word: str, choices: Iterable[str], most: int = 1, *, ratio: float = 
     return [by_folded[near] for near in difflib.get_close_matches(word.strip().casefold(), by_folded, most, ratio)]
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, or the name of its class."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 # ---- errors of the system
 
 MOST_PATH = 240

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from amalgam.data.arrays import Array
-from amalgam.pipeline.errors import WorkError
+from amalgam.pipeline.errors import WorkError, first_line
 from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.corpus import fields
@@ -93,8 +93,7 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
             except RuntimeError as error:  # an operation without half precision
                 if precision == "fp32" or is_out_of_memory(error):
                     raise
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                return False, f"{checked}: teacher {resolved.name} cannot run in it: {reason}"
+                return False, f"{checked}: teacher {resolved.name} cannot run in it: {first_line(error)}"
             variances.append(logits.var(1).mean(1))
             confidences[precision].append(summarise_passes(logits).confidence)
         ratios[resolved.name] = _ratio(*variances)

@@ -225,22 +225,21 @@ def _find_rows(tables: Iterable[pa.Table], name: str, wanted: Collection[bytes |
 
 def keys_in_files(file: LabelFile, paths: Iterable[Path], corpus: Corpus) -> dict[bytes | str, bytes]:
     """Returns the key of each text in the file that is in these files of texts."""
-    pairs = ((row.id if file.column == ID else None, text_key(row.fields)) for row in _rows(paths, corpus))
-    return {identity or key: key for identity, key in pairs if (identity or key) in file.texts}
+    return {identity: key for identity, key in _texts_in(file, paths, corpus) if identity in file.texts}
 
 
-def keys_in_corpus(file: LabelFile, paths: Sequence[Path], corpus: Corpus) -> dict[bytes | str, bytes]:
+def keys_in_corpus(file: LabelFile, paths: Iterable[Path], corpus: Corpus) -> dict[bytes | str, bytes]:
     """Returns the same without the texts beyond corpus.limit, which keeps those with the lowest keys."""
-    keys = keys_in_files(file, paths, corpus)
-    if corpus.limit is None:
-        return keys
-    kept = set(sorted({text_key(row.fields) for row in _rows(paths, corpus)})[: corpus.limit])
-    return {text: key for text, key in keys.items() if key in kept}
+    texts = list(_texts_in(file, paths, corpus))
+    kept = set(sorted({key for _, key in texts})[: corpus.limit])
+    return {identity: key for identity, key in texts if identity in file.texts and key in kept}
 
 
-def _rows(paths: Iterable[Path], corpus: Corpus) -> Iterator[Row]:
-    for path in paths:
-        yield from (row for row in read_rows(path, corpus=corpus) if isinstance(row, Row))
+def _texts_in(file: LabelFile, paths: Iterable[Path], corpus: Corpus) -> Iterator[tuple[bytes | str, bytes]]:
+    """Yields the id or key by which the file names each text, and its key."""
+    for row in (row for path in paths for row in read_rows(path, corpus=corpus) if isinstance(row, Row)):
+        key = text_key(row.fields)
+        yield (row.id if file.column == ID else None) or key, key
 
 
 def labels_in(tables: Iterable[pa.Table], names: Sequence[str]) -> GivenLabels:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from amalgam.pipeline.config.schema import PseudoEmbeddings
-from amalgam.pipeline.errors import ExperimentError, ModelError
+from amalgam.pipeline.errors import ExperimentError, ModelError, first_line
 from amalgam.stages.generate.decoding import key64
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def check_reads_embeddings(model: Any, special: SpecialTokens, *, name: str) -> 
         with torch.no_grad():
             model(inputs_embeds=special(table[None, :1]))
     except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        what = f"{name} does not read embeddings instead of tokens: {reason}"
+        what = f"{name} does not read embeddings instead of tokens: {first_line(error)}"
         raise ModelError(what, where="objective.name: as-dfd", fix="use another model, such as a BERT") from error
 
 

@@ -20,7 +20,7 @@ import torch
 from amalgam.data.arrays import Array
 from amalgam.data.parquet import FEATURES, STATES, build_table, write_table
 from amalgam.data.tokens import TokenRows, encode
-from amalgam.pipeline.errors import ModelError, WorkError
+from amalgam.pipeline.errors import ModelError, WorkError, first_line
 from amalgam.stages.common.device import tokens_at_once
 from amalgam.stages.common.inference.batches import BATCH_TOKENS, mean_over_tokens, model_inputs, token_batches
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
@@ -65,14 +65,13 @@ class Encoder:
         return features if features is not None else np.empty((0, 0), np.float32)
 
     def check(self) -> None:
-        """Refuses an encoder that does not give a state of each token, such as one with a decoder that reads others."""
+        """Refuses an encoder that does not give a state of each token."""
         new = self.classifier
         tokens = encode(new.tokenizer, [("one two three four five",)], new.limit, types=new.types)
         try:
             self.pooled(tokens)
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            what = f"the encoder does not give a state of each token: {reason}"
+            what = f"the encoder does not give a state of each token: {first_line(error)}"
             fix = "use a BERT-like encoder, or a method that reads no states: `amalgam methods`"
             raise ModelError(what, where="student.encoder", fix=fix) from error
 

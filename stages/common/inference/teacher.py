@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from amalgam.data.tokens import Ragged, TokenRows, Tokens, encode
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import DataError, ModelError
+from amalgam.pipeline.errors import DataError, ModelError, first_line
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, start_transfer, to_device, tokens_at_once
 from amalgam.stages.common.inference.dropout import (
     Bank,
@@ -274,7 +274,7 @@ class Teacher:
         except torch.OutOfMemoryError:
             why = "memory does not suffice"
         except Exception as error:  # noqa: BLE001  a compiler may fail in any way, and none is worth a run
-            why = (str(error).splitlines() or [type(error).__name__])[0]
+            why = first_line(error)
         finally:
             if self.fast_encoder is not None:
                 self.fast_encoder.buffers.drop()  # they are larger without kernels

@@ -150,7 +150,7 @@ def choose_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, na
     That of the config comes first: models read positions and the last token by it.
     """
     config, vocabulary = model.config.get_text_config(), vocabulary_of(model, name=name)
-    own_pad, own_end = (getattr(config, name, None) for name in ("pad_token_id", "eos_token_id"))
+    own_pad, own_end = (getattr(config, field, None) for field in ("pad_token_id", "eos_token_id"))
     eos = own_end if isinstance(own_end, int) else tokenizer.eos_token_id
     pads, others = (own_pad, tokenizer.pad_token_id), (eos, 0)
     pad = next(pad for pad in (*pads, *others) if pad is not None and 0 <= pad < vocabulary)

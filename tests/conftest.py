@@ -36,6 +36,10 @@ if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM:  # a file in memo
 assert "torch" not in sys.modules
 os.environ["OMP_NUM_THREADS"] = "1"
 
+for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):  # all servers of the tests are on this machine
+    os.environ.pop(name, None)
+    os.environ.pop(name.upper(), None)
+
 
 def pytest_collection_finish() -> None:
     """Keep a million objects of modules and tests from being traversed by each garbage collection."""

@@ -253,11 +253,17 @@ def run_ranks(start: Callable[[dict[str, str]], Forked], processes: int = 2) -> 
     return CommandResult(code, "".join(out for out, _ in outputs), "".join(err for _, err in outputs))
 
 
-def torchrun(workspace: Workspace, *arguments: str, processes: int = 2, meeting: str | None = None) -> Forked:
+def torchrun(
+    workspace: Workspace,
+    *arguments: str,
+    processes: int = 2,
+    meeting: str | None = None,
+    module: str = "amalgam.cli",
+) -> Forked:
     """Start the processes of one node: of the only one, or of one of two that meet at a port."""
-    nodes = ["--nnodes", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", meeting, "--local_addr", "127.0.0.1"]
-    where = [str(word) for word in nodes] if meeting else ["--nnodes", "1"]
-    words = [*where, "--nproc_per_node", str(processes), "-m", "amalgam.cli", *arguments]
+    nodes = ["--nnodes", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", meeting] if meeting else ["--nnodes", "1"]
+    where = [*nodes, "--local_addr", "127.0.0.1", "--nproc_per_node", str(processes)]
+    words = [*where, "-m", module, *arguments]
     return Forked(words, workspace.folder, quiet_environment(ACCELERATE_USE_CPU="1"), "amalgam.tests.launching")
 
 

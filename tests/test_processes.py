@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from amalgam.tests.workspaces import (
     Workspace,
     build_once,
     finish,
+    free_port,
     ranks,
     run_ranks,
     shift_weights,
@@ -42,8 +42,7 @@ def by_two(built: Workspace, shared: Path) -> tuple[Workspace, str]:
 
 
 def run_by_two(workspace: Workspace, messages: Path) -> Workspace:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        meeting = f"127.0.0.1:{free.getsockname()[1]}"
+    meeting = f"127.0.0.1:{free_port()}"
     nodes = [torchrun(workspace, "run", "execution.processes=2", processes=1, meeting=meeting) for _ in range(2)]
     results = [finish(node) for node in nodes]
     assert [result.code for result in results] == [0, 0], results[0].err + results[1].err

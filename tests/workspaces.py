@@ -248,6 +248,7 @@ def run_ranks(start: Callable[[dict[str, str]], Forked], processes: int = 2) -> 
     """As `torchrun` on one node, without the launcher: the failure of a rank ends the others."""
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "ACCELERATE_USE_CPU": "1"}
     world |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    world |= {"GLOO_SOCKET_IFNAME": "lo"}  # else it looks up the name of the machine, and warns if there is none
     running = [start({**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(processes)]
     deadline = time.monotonic() + TIMEOUT
     while not all(rank.poll() is not None for rank in running):

@@ -46,7 +46,7 @@ for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):  # all serve
     os.environ.pop(name.upper(), None)
 
 # By itself, an example may take 200 ms, and the first ten less than a second: a busy machine takes longer.
-settings.register_profile("amalgam", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("amalgam", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("amalgam")
 
 
@@ -56,9 +56,10 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _as_wide_as_a_pipe() -> Iterator[None]:
-    """Unset COLUMNS, which pytest-xdist sets to 80 in its workers."""
+def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Set a cache of the tests, and unset COLUMNS, which pytest-xdist sets to 80 in its workers."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AMALGAM_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("COLUMNS", raising=False)
         yield
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import typer.main
+from hypothesis import HealthCheck, settings
 
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.tests.other_stores import SPOKEN, environment
@@ -28,13 +29,25 @@ if TYPE_CHECKING:
 MOST_TEACHERS = 16
 
 MEMORY, ROOM = Path("/dev/shm"), 8 << 30  # noqa: S108 - pytest makes a folder of its own in it
-if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM:  # a file in memory costs half of one on a disk
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+if (
+    MEMORY.is_dir()
+    and shutil.disk_usage(MEMORY).free >= ROOM
+    and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC  # as containers mount it; tests write scripts and run them
+):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # a file in memory costs half of one on a disk
 
 # Set before torch is loaded, and inherited by every process that a test starts. With one thread, sums are rounded alike
 # on any machine, and workers that share its cores do not wait for each other's threads.
 assert "torch" not in sys.modules
 os.environ["OMP_NUM_THREADS"] = "1"
+
+for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):  # all servers of the tests are on this machine
+    os.environ.pop(name, None)
+    os.environ.pop(name.upper(), None)
+
+# By itself, an example may take 200 ms, and the first ten less than a second: a busy machine takes longer.
+settings.register_profile("amalgam", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("amalgam")
 
 
 def pytest_collection_finish() -> None:
@@ -43,9 +56,10 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _as_wide_as_a_pipe() -> Iterator[None]:
-    """Unset COLUMNS, which pytest-xdist sets to 80 in its workers."""
+def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Set a cache of the tests, and unset COLUMNS, which pytest-xdist sets to 80 in its workers."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AMALGAM_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("COLUMNS", raising=False)
         yield
 

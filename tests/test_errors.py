@@ -528,7 +528,7 @@ def test_cells_of_csv_are_no_formulas_and_control_no_terminal() -> None:
         st.text() | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_json_is_json_for_every_text_and_in_every_locale(value: object) -> None:
     for encoding in ("utf-8", "ascii", "latin-1"):
         raw = io.BytesIO()
@@ -583,4 +583,4 @@ def test_a_sweep_of_a_billion_students_is_refused_at_once(fresh: Workspace) -> N
     began = time.monotonic()
     result = fresh.attempt("sweep", *fields)
     assert (result.code, "1,073,741,824 students" in result.err) == (2, True), result.err
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60

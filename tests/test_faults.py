@@ -20,6 +20,7 @@ from amalgam.pipeline.signals import InterruptHandler
 from amalgam.stages.app.api import open_run, working
 from amalgam.stages.cache_teachers.ask import record_conflict
 from amalgam.stages.common import load
+from amalgam.tests import interruptible
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import (
     TIMEOUT,
@@ -30,6 +31,7 @@ from amalgam.tests.workspaces import (
     finish,
     flip_bit,
     largest_difference,
+    quiet_environment,
 )
 
 
@@ -188,14 +190,14 @@ def test_two_runs_at_once_both_end_well_and_equal_one(fresh: Workspace, built: W
     assert fresh("verify", "--json").json["damaged"] == []
 
 
-# ---- signals. More passes than the tests use elsewhere, so that there is time to interrupt them.
+# ---- signals. More passes than the tests use elsewhere, so that a killed process has work left.
 
 MANY = ("cache.passes=64", "execution.batch_tokens=2048")
 
 
 def interrupted(workspace: Workspace, *signals: signal.Signals) -> tuple[int, str]:
     """cache-teachers, stopped as soon as one unit is committed."""
-    process = workspace.process("cache-teachers", *MANY)
+    process = Forked(("cache-teachers", *MANY), workspace.folder, quiet_environment(), interruptible.MODULE)
     until(lambda: bool(list((workspace.artifacts / "cache-teachers").glob("*/units/*.json"))), process)
     for number in signals:
         process.send_signal(number)

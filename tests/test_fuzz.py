@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.tests.fuzz import flips, hostile, sequences
+from amalgam.tests.fuzz import experiments, flips, hostile, sequences
 from amalgam.tests.fuzz.command import PARTS, planned
 from amalgam.tests.fuzz.experiments import (
     EXPERIMENTS,
@@ -28,7 +28,10 @@ from amalgam.tests.workspaces import Workspace
 
 
 @pytest.fixture
-def bench(workspace: Workspace, tmp_path: Path) -> Bench:
+def bench(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Give commands more time than a fuzzer does: a slow machine is no fault."""
+    monkeypatch.setattr(experiments, "SECONDS", 120.0)
+    monkeypatch.setattr(experiments, "MOST_SECONDS", 600.0)
     cache, canary, folder = tmp_path / "cache", tmp_path / "canary", workspace.folder
     write_canary(canary)
     made = Snapshot(*(folder / room for room in OURS), cache)
@@ -79,9 +82,9 @@ def test_a_sequence_sees_every_change_of_a_users_files(bench: Bench) -> None:
 
 
 def test_a_command_that_hangs_is_stopped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amalgam.tests.fuzz.experiments.SECONDS", 0.2)
-    monkeypatch.setattr("amalgam.tests.fuzz.experiments.MOST_SECONDS", 0.2)
-    monkeypatch.setattr("amalgam.tests.fuzz.experiments.amalgam", lambda *_, **__: signal.pause())
+    monkeypatch.setattr(experiments, "SECONDS", 0.2)
+    monkeypatch.setattr(experiments, "MOST_SECONDS", 0.2)
+    monkeypatch.setattr(experiments, "amalgam", lambda *_, **__: signal.pause())
     outcome = bench.command("status")
     assert outcome.is_fault
     assert "still running" in outcome.escaped

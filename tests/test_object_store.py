@@ -27,7 +27,7 @@ from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.pipeline.crashing import changing
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
 from amalgam.tests.s3_server import S3
-from amalgam.tests.workspaces import Workspace, age, finish, flip_bit
+from amalgam.tests.workspaces import TIMEOUT, Workspace, age, finish, flip_bit
 
 ADDRESS = "s3://bucket/some where/prefix"
 TEXT = bytes(range(256)) * 3
@@ -94,8 +94,11 @@ def test_killed_before_every_change_a_run_resumes_and_ends_as_on_a_disk(
 def test_three_parts_at_once_one_of_them_killed_end_where_one_run_does(address: str, tmp_path: Path) -> None:
     alone, base = toy_run(toy_base(tmp_path / "alone")), toy_base(tmp_path / "base")
     update(toy_stages(), alone)
-    words = ["0.5", "run", f"execution.workspace={address}", "--part"]
-    parts = [Forked([*words, f"{n}/3"], base, os.environ, "amalgam.tests.pipeline.toy_stages", LIGHT) for n in range(3)]
+    words = ["run", f"execution.workspace={address}", "--part"]
+    parts = [
+        Forked([seconds, *words, f"{n}/3"], base, os.environ, "amalgam.tests.pipeline.toy_stages", LIGHT)
+        for n, seconds in enumerate(("0.5", str(TIMEOUT), "0.5"))
+    ]
     while "b" not in calls(base):
         assert parts[1].poll() is None
         time.sleep(0.02)

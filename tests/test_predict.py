@@ -409,7 +409,7 @@ def test_a_signal_ends_the_wait_for_a_pipe_and_leaves_no_file(
         time.sleep(0.02)
     time.sleep(0.2)  # for the first read
     process.send_signal(number)
-    result = finish(process, 20)
+    result = finish(process)
     assert result.code == code, result.err
     assert f"stopped by {number.name}; no output was written" in result.err
     assert "fix: run the same command again, which starts over" in result.err

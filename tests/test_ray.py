@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,17 @@ ray = pytest.importorskip("ray", reason="pip install amalgam-distill[ray]")
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # Ray's own, of many kinds
 
 
+def started(start: Callable[[], Any]) -> Any:
+    """Start a node, up to three times: Ray gives it 30 seconds, which are too few on a busy machine."""
+    for _ in range(2):
+        try:
+            return start()
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+    return start()
+
+
 class Cluster:
     """Nodes of one CPU each on this machine; the head has none, as a cluster's login node."""
 
@@ -38,8 +49,9 @@ class Cluster:
         from ray.cluster_utils import Cluster
 
         os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by itself: long waits on a machine with other work
-        self.inner = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-        self.nodes = [self.inner.add_node(num_cpus=1) for _ in range(2)]
+        head = {"num_cpus": 0, "include_dashboard": False}
+        self.inner = started(lambda: Cluster(initialize_head=True, head_node_args=head))
+        self.nodes = [started(lambda: self.inner.add_node(num_cpus=1)) for _ in range(2)]
         self.inner.wait_for_nodes()
         self.options = {"engine": "ray", "address": self.inner.address}
 
@@ -51,7 +63,7 @@ class Cluster:
 
     def replace_the_node(self) -> None:
         """Runs in the main thread alone: no other may set the handler of SIGTERM, and Ray does."""
-        self.nodes.append(self.inner.add_node(num_cpus=1))
+        self.nodes.append(started(lambda: self.inner.add_node(num_cpus=1)))
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +77,18 @@ def cluster() -> Iterator[Cluster]:
     running.inner.shutdown()
 
 
+def until(ready: Any) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 class Errands(Stage):
-    """Each unit does the action in its name, then commits."""
+    """Each unit does the action in its name, then commits.
+
+    `meets` waits until two workers have begun a unit, and `waits` until the file `go` exists.
+    """
 
     name = "errands"
     VERSION = 1
@@ -89,6 +111,11 @@ class Errands(Stage):
             raise DataError("these texts are none", where="texts.csv:3", fix="look at them")
         with (run.base / "begun").open("a") as begun:
             begun.write(f"{unit.name}\n")
+        if unit.name.startswith("meets"):
+            (run.base / f"worker-{os.getpid()}").touch()
+            until(lambda: len(list(run.base.glob("worker-*"))) == 2)
+        if unit.name.startswith("waits"):
+            until((run.base / "go").exists)
         time.sleep(unit.payload or 0)
         with run.store.draft(unit.folder, unit.name, ".txt") as draft:
             (draft.folder / "done.txt").write_text(unit.name)
@@ -121,16 +148,23 @@ def committed(units: Sequence[Unit]) -> list[str]:
     return [unit.name for unit in units if unit.record_path.exists()]
 
 
-def until(ready: Any) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def held(run: Run, count: int) -> list[Unit]:
+    """Return a task of units, and units that take some time once the file `go` exists."""
+    from amalgam.pipeline.execution.ray_backend import TASK_UNITS
+
+    quick = errands(run, *(f"unit-{n}" for n in range(TASK_UNITS)))
+    return quick + errands(run, *(f"waits-{n}" for n in range(TASK_UNITS, count)), seconds=0.25)
+
+
+def have_begun(folder: Path, count: int) -> bool:
+    """Return whether so many units wait for the file `go`."""
+    path = folder / "begun"
+    return path.exists() and path.read_text().count("waits") == count
 
 
 def test_units_are_done_by_the_workers_and_once(tmp_path: Path, cluster: Cluster) -> None:
     run = new_run(tmp_path, **cluster.options)
-    units = errands(run, *(f"unit-{n}" for n in range(40)))
+    units = errands(run, *(f"meets-{n}" for n in range(40)))
     assert run_units(Errands(), run, units)
     records = [run.store.record(unit.record_path) for unit in units]
     workers = {record.made["pid"] for record in records if record is not None}
@@ -151,13 +185,14 @@ def test_a_node_that_vanishes_takes_no_unit_with_it(
     replaced: bool,
 ) -> None:
     run = new_run(tmp_path, **cluster.options)
-    units = errands(run, *(f"unit-{n}" for n in range(40)), seconds=0.25)
+    units = held(run, 40)
     with ThreadPoolExecutor(1) as driver:
         working = driver.submit(run_units, Errands(), run, units)
-        until(lambda: len(committed(units)) > 4)
+        until(lambda: have_begun(tmp_path, 2))
         cluster.kill_a_node()
         if replaced:
             cluster.replace_the_node()
+        (tmp_path / "go").touch()
         assert working.result()
     if not replaced:
         cluster.replace_the_node()
@@ -176,17 +211,18 @@ def drive(folder: str, address: str) -> None:
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     run = new_run(Path(folder), engine="ray", address=address)
-    run_units(Errands(), run, errands(run, *(f"unit-{n}" for n in range(40)), seconds=0.25))
+    run_units(Errands(), run, held(run, 40))
 
 
 def test_after_a_killed_driver_only_what_was_in_flight_is_done_again(tmp_path: Path, cluster: Cluster) -> None:
     run = new_run(tmp_path, **cluster.options)
-    units = errands(run, *(f"unit-{n}" for n in range(40)))
+    units = held(run, 40)
     with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), cluster.options["address"]]) as driver:
-        until(lambda: len(committed(units)) > 4)
+        until(lambda: have_begun(tmp_path, 2))
         driver.kill()
     kept = committed(units)
-    assert len(kept) < 40
+    assert {name.partition("-")[0] for name in kept} == {"unit"}
+    (tmp_path / "go").touch()
     assert run_units(Errands(), run, units)
     assert len(committed(units)) == 40
     assert {name: begun(run)[name] for name in kept} == dict.fromkeys(kept, 1)
@@ -240,6 +276,7 @@ def test_a_worker_with_other_inputs_than_the_driver_commits_nothing(tmp_path: Pa
 
 
 def test_a_driver_ends_on_sigterm_and_gives_the_fix(fresh: Workspace, cluster: Cluster) -> None:
+    fresh.edit("  test: texts/test.csv\n", "")  # its units have no passes
     driver = fresh.new_process("cache-teachers", "cache.passes=2048", *cluster.overrides())
     until(lambda: any(fresh.artifacts.glob("cache-teachers/*/family.json")) or driver.poll() is not None)
     driver.send_signal(signal.SIGTERM)
@@ -261,7 +298,7 @@ def test_two_tasks_share_a_gpu_and_nodes_without_one_are_let_be(tmp_path: Path, 
     node = cluster.inner.add_node(num_cpus=3, num_gpus=1)
     cluster.inner.wait_for_nodes()
     run = new_run(tmp_path, **cluster.options, gpus=0.5)
-    units = errands(run, *(f"unit-{n}" for n in range(8)), seconds=0.5)
+    units = errands(run, *(f"meets-{n}" for n in range(8)))
     try:
         assert run_units(Errands(), run, units)
     finally:
@@ -298,7 +335,7 @@ def test_a_node_that_joins_later_with_other_versions_is_named(
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 0.1\n")
     path = os.pathsep.join([str(other.parent), os.environ.get("PYTHONPATH", "")])
     run = new_run(tmp_path, **cluster.options)
-    units = errands(run, *(f"unit-{n}" for n in range(400)), seconds=0.25)
+    units = held(run, 400)
     with ThreadPoolExecutor(1) as driver:
         working = driver.submit(run_units, Errands(), run, units)
         until(lambda: committed(units))

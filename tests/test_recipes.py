@@ -139,15 +139,16 @@ def test_the_image_runs_our_command_and_not_as_root() -> None:
 FORKED = """\
 import os, pathlib, signal, sys
 from amalgam.tests.forking import Forked
+from amalgam.tests.interruptible import MODULE
 
-process = Forked(sys.argv[1:], pathlib.Path.cwd(), os.environ)
+process = Forked(sys.argv[1:], pathlib.Path.cwd(), os.environ, MODULE)
 signal.signal(signal.SIGTERM, lambda number, _: os.kill(process.pid, number))
 process.wait()
 for text, file in zip(process.communicate(), (sys.stdout, sys.stderr), strict=True):
     file.write(text)
 sys.exit(process.returncode)
 """
-"""An `amalgam` that starts at once; it passes on the signal and the exit code."""
+"""An `amalgam` that starts at once and waits for a signal; it passes on the signal and the exit code."""
 
 
 def script(page: str, title: str) -> str:
@@ -174,8 +175,6 @@ def started(workspace: Workspace, folder: Path, task: dict[str, str]) -> subproc
 def test_a_task_ended_by_slurm_resumes_and_parts_make_the_whole(
     fresh: Workspace, built: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fresh.edit("passes: 4", "passes: 48")  # time to be ended in
-    fresh.edit("cache:", "execution:\n  batch_tokens: 2048\ncache:")
     tasks = [
         {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_COUNT": "2"}
         for task in range(2)

@@ -337,7 +337,7 @@ class Gate:
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -369,7 +369,7 @@ def test_more_connections_than_allowed_are_refused(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("begin", [b"GET /hea", post(GOOD)[:-3]], ids=["head", "body"])
 def test_a_slow_request_ends_with_status_408_while_others_are_answered(begin: bytes) -> None:
-    limits = Limits(texts=8, characters=200, body=2000, seconds=0.5, grace=10.0)
+    limits = Limits(texts=8, characters=200, body=2000, seconds=1.5, grace=10.0)
     with Running(limits=limits) as server, server.connect() as slow:
         slow.sendall(begin)
         assert server.request("POST", "/predict", {"texts": ["a"]})[0] == 200
@@ -379,15 +379,16 @@ def test_a_slow_request_ends_with_status_408_while_others_are_answered(begin: by
                 slow.send(bytes([byte]))
             time.sleep(0.2)
         assert statuses(received(slow)) == [408]
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 20
 
 
 def test_a_client_without_a_request_or_one_that_leaves_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "IDLE_SECONDS", 0.1)
     gate = Gate()
     with Running(gate) as server:
-        with server.connect() as idle:
-            assert received(idle) == b""
+        with monkeypatch.context() as patch:
+            patch.setattr(http_server, "IDLE_SECONDS", 0.1)
+            with server.connect() as idle:
+                assert received(idle) == b""
         for part in (b"", b"POST", post(GOOD)[:-3], post(GOOD)):
             with server.connect() as leaving:
                 leaving.sendall(part)
@@ -433,8 +434,8 @@ def test_no_accepted_request_is_lost_at_the_end() -> None:
                 with contextlib.closing(connection):
                     is_open, is_first = True, True
                     while is_open:
-                        connection.request("POST", "/predict", GOOD, {"Content-Type": "application/json"})
                         try:
+                            connection.request("POST", "/predict", GOOD, {"Content-Type": "application/json"})
                             response = connection.getresponse()
                         except OSError as error:
                             broken.extend([] if is_first else [repr(error)])  # else the server has not accepted it

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 from amalgam.data.demo_corpus import generate
@@ -235,11 +236,19 @@ def ranks(workspace: Workspace, *arguments: str) -> CommandResult:
     return run_ranks(lambda rank: workspace.process(*arguments, **rank))
 
 
+def free_port() -> int:
+    """Return a port below those that the system gives to connections, one of which could take it meanwhile."""
+    for port in SystemRandom().sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no free port among 100")
+
+
 def run_ranks(start: Callable[[dict[str, str]], Forked], processes: int = 2) -> CommandResult:
     """As `torchrun` on one node, without the launcher: the failure of a rank ends the others."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "ACCELERATE_USE_CPU": "1"}
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "ACCELERATE_USE_CPU": "1"}
     world |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    world |= {"GLOO_SOCKET_IFNAME": "lo"}  # else it looks up the name of the machine, and warns if there is none
     running = [start({**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(processes)]
     deadline = time.monotonic() + TIMEOUT
     while not all(rank.poll() is not None for rank in running):
@@ -253,11 +262,17 @@ def run_ranks(start: Callable[[dict[str, str]], Forked], processes: int = 2) -> 
     return CommandResult(code, "".join(out for out, _ in outputs), "".join(err for _, err in outputs))
 
 
-def torchrun(workspace: Workspace, *arguments: str, processes: int = 2, meeting: str | None = None) -> Forked:
+def torchrun(
+    workspace: Workspace,
+    *arguments: str,
+    processes: int = 2,
+    meeting: str | None = None,
+    module: str = "amalgam.cli",
+) -> Forked:
     """Start the processes of one node: of the only one, or of one of two that meet at a port."""
-    nodes = ["--nnodes", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", meeting, "--local_addr", "127.0.0.1"]
-    where = [str(word) for word in nodes] if meeting else ["--nnodes", "1"]
-    words = [*where, "--nproc_per_node", str(processes), "-m", "amalgam.cli", *arguments]
+    nodes = ["--nnodes", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", meeting] if meeting else ["--nnodes", "1"]
+    where = [*nodes, "--local_addr", "127.0.0.1", "--nproc_per_node", str(processes)]
+    words = [*where, "-m", module, *arguments]
     return Forked(words, workspace.folder, quiet_environment(ACCELERATE_USE_CPU="1"), "amalgam.tests.launching")
 
 

@@ -259,9 +259,7 @@ FLOW = st.recursive(
 SECTIONED = st.lists(st.tuples(KEYS, FLOW), max_size=4).map(
     lambda pairs: "".join(f"{key}: {value}\n" for key, value in pairs)
 )
-ANYTHING = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+ANYTHING = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def _loads_or_is_refused(folder: Path, text: str | bytes, *overrides: str) -> None:

@@ -27,7 +27,7 @@ def interrupted_for(*, seconds: float) -> None:
 def test_a_signal_that_arrives_in_a_destructor_stops_the_command(capfd: pytest.CaptureFixture[str]) -> None:
     before, began = sys.unraisablehook, time.monotonic()
     with pytest.raises(InterruptedRunError), stopping():
-        interrupted_for(seconds=10)
-    assert time.monotonic() - began < 5
+        interrupted_for(seconds=60)
+    assert time.monotonic() - began < 30
     assert sys.unraisablehook is before
     assert "Traceback" not in capfd.readouterr().err

@@ -19,6 +19,8 @@ from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.store import Record, open_store
 
 LINES = "apple\navocado\nbanana\ncherry\n"
+SIGNAL = "signal"
+PATIENCE_SECONDS = 60.0
 YAML = "corpus: {train: source.txt}\nteachers: [{name: a, model: a}]\n"
 Before = Callable[[Run, Unit], None]
 
@@ -159,14 +161,25 @@ def outcome(run: Run) -> dict[str, Any]:
     return bytes_by_name
 
 
+def wait_for_signal(run: Run, unit: Unit) -> None:
+    """Hold unit b until a signal has arrived, on a machine of any speed."""
+    began = time.monotonic()
+    while unit.name == "b" and not run.signals.requested() and time.monotonic() - began < PATIENCE_SECONDS:
+        time.sleep(0.01)
+
+
 def main(seconds: str, *arguments: str) -> None:
-    """Run the real command over the toy stages, each unit taking so long: for tests in which the process matters."""
+    """Run the real command over the toy stages, for tests in which the process matters.
+
+    Each unit takes so many seconds, or with `signal` the second one waits for a signal.
+    """
     from amalgam import cli
     from amalgam.stages.app import api as experiment
     from amalgam.stages.app import commands
 
+    before: Before = wait_for_signal if seconds == SIGNAL else lambda *_: time.sleep(float(seconds))
     for module in (commands, experiment):
-        vars(module)["STAGES"] = toy_stages(lambda *_: time.sleep(float(seconds)))
+        vars(module)["STAGES"] = toy_stages(before)
     sys.argv = ["amalgam", *arguments]
     cli.main()
 

@@ -196,7 +196,8 @@ def test_two_processes_train_as_one_and_leave_together(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "rank0.json").read_text())
 
     alone, model = Watch(), unused_weight_bert()
-    fitted = train(model, tmp_path / "one", replace(UNEVEN, accumulate=1), examples=some_examples(15), watch=alone)
+    whole = replace(UNEVEN, accumulate=1)
+    fitted = train(model, tmp_path / "one", whole, examples=some_examples(15), watch=alone, dtype="fp32")
     assert list(content["losses"].values()) == pytest.approx(list(alone.losses.values()), rel=1e-4)
     assert [entry["step"] for entry in content["history"]] == [entry["step"] for entry in fitted.facts["history"]]
     for name, weight in model.named_parameters():
@@ -392,7 +393,7 @@ def unused_weight_bert() -> Any:
 def one_of_two_ranks(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     examples, model, watch = some_examples(15), unused_weight_bert(), Watch()
-    fitted = train(model, folder / "two", UNEVEN, examples=examples, watch=watch)
+    fitted = train(model, folder / "two", UNEVEN, examples=examples, watch=watch, dtype="fp32")
     report: dict[str, Any] = {"losses": watch.losses, "history": fitted.facts["history"], "stopped": None}
     try:
         train(
@@ -401,12 +402,13 @@ def one_of_two_ranks(folder: Path) -> None:
             UNEVEN,
             examples=examples,
             watch=Watch(stop_after=4 if rank else None),
+            dtype="fp32",
         )
     except TrainingInterrupted as stopped:
         report["stopped"] = stopped.step
         shutil.copytree(folder / "stopped", folder / f"resumed-{rank}")
     resumed = unused_weight_bert()
-    train(resumed, folder / f"resumed-{rank}", UNEVEN, examples=examples)
+    train(resumed, folder / f"resumed-{rank}", UNEVEN, examples=examples, dtype="fp32")
     report["resumed_equal"] = equal(weights_of(resumed), weights_of(model))
     report["weights"] = {name: weight.tolist() for name, weight in model.named_parameters()}
     (folder / f"rank{rank}.json").write_text(json.dumps(report))

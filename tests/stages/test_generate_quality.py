@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from time import process_time
 
 import pytest
@@ -43,17 +44,22 @@ def test_ten_thousand_copies_cost_little() -> None:
 
 def test_texts_with_one_opening_cost_little_more_than_others() -> None:
     """The prompt's openings recur in most texts, and each text is compared with all that share one."""
+    count = 6000
 
     def seconds(opening: str) -> float:
         texts = [
             opening + " ".join(f"w{(number * 7919 + place) % 9973}x{number}" for place in range(20))
-            for number in range(6000)
+            for number in range(count)
         ]
         began = process_time()
         qualities(texts)
         return process_time() - began
 
-    assert seconds("in this paper we present ") < 8 * seconds("")
+    began = process_time()
+    for _ in range(count // 10):
+        Counter(range(count))
+    in_python = 15 * (process_time() - began)  # for each text, three n-grams of half of the texts on average
+    assert seconds("in this paper we present ") - seconds("") < in_python / 2
 
 
 @pytest.mark.parametrize("label", ["LABEL_0", "7", "c3", "class 12", "A", "--"])

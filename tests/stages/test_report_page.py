@@ -208,7 +208,7 @@ def test_long_texts_are_cut_and_both_of_a_pair_shown() -> None:
 # ---- drawing
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
 def test_ticks_are_few_and_hold_what_is_drawn(low: float, width: float) -> None:
     ticks = axis("x", low, low + width).ticks

@@ -1,0 +1,41 @@
+"""The command `amalgam`, in which cache-teachers waits for a signal between its first and its second pool of texts.
+
+A test can then interrupt it in the middle on a machine of any speed: `python -m amalgam.tests.interruptible`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from amalgam.cli import main
+from amalgam.pipeline.signals import InterruptHandler
+from amalgam.stages.cache_teachers import ask
+from amalgam.stages.common.inference import batches
+
+MODULE = "amalgam.tests.interruptible"
+SECONDS = 120.0
+"""Time after which the command continues without a signal."""
+
+
+def waiting(run_passes: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run_passes`, whose later calls begin after a signal; the writer commits the first call's answers."""
+    calls: list[float] = []
+
+    def wait(*given: Any, stop: Callable[[], None], **named: Any) -> Any:
+        signals, began = getattr(stop, "__self__", None), time.monotonic()
+        assert isinstance(signals, InterruptHandler)
+        while calls and not signals.requested() and time.monotonic() - began < SECONDS:
+            time.sleep(0.01)
+        calls.append(began)
+        return run_passes(*given, stop=stop, **named)
+
+    return wait
+
+
+if __name__ == "__main__":
+    setattr(ask, "run_passes", waiting(batches.run_passes))  # noqa: B010 - mypy has no assignment of a function
+    sys.argv[0] = "amalgam"
+    main()

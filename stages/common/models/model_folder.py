@@ -48,6 +48,8 @@ ATTENTIVE = "amalgam-attentive"
 """amalgam's own architecture, in attentive.py."""
 STATIC = "amalgam-static"
 """amalgam's architecture without a transformer, in static.py."""
+READS_PADDING = frozenset({"convbert", "fnet", "mra", "nystromformer", "reformer", "xlnet", "yoso"})
+"""Kinds of models whose logits change with padding: a layer has no mask, or the head reads the last place."""
 CARD = "README.md"
 UNKNOWN = "unknown.safetensors"
 """The fit of a student that stages/common/models/unknown.py reads; no weights of the model."""
@@ -77,6 +79,13 @@ def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) ->
             raise ModelError(what, where=where, fix=fix)
         _check_values(config, where=f"{where}: {folder / name}")
     return configs["config.json"]
+
+
+def reads_padding(config: Any) -> bool:
+    """Returns whether padding changes the logits, by the model's configuration or the content of its config.json."""
+    if isinstance(config, dict):
+        return config.get("text_config", config).get("model_type") in READS_PADDING
+    return getattr(config, "model_type", None) in READS_PADDING
 
 
 def _check_values(config: Mapping[str, Any], *, where: str) -> None:

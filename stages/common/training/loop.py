@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -31,6 +32,8 @@ from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.facts import fits
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.device import dtype_for, put_on, seed_generators
+from amalgam.stages.common.inference.batches import token_batches
+from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.training import checkpoint as checkpoints
 from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share
 from amalgam.stages.common.training.checkpoint import Checkpoint
@@ -249,6 +252,9 @@ class TrainingRun:
         # Processes are averaged, rows are summed; a process without rows takes part with a weight of zero.
         scale = world / len(batch) if parts else 0.0
         parts = parts or [batch[:1]]
+        if reads_padding(getattr(self.model, "config", None)) and not self.objective.whole_batches:
+            lengths = self.examples.lengths
+            parts = [part[rows] for part in parts for rows in token_batches(lengths[part], sys.maxsize, equal=True)]
         total = torch.zeros((), device=self.device)
         for part in parts:
             with ExitStack() as stack:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GPTNeoConfig
 
 from amalgam.pipeline.errors import FaultError, ModelError, WorkError
 from amalgam.pipeline.execution.faults import as_error
 from amalgam.stages.common.inference.dropout import DropoutMode, Recorder
 from amalgam.stages.common.models.loading import save_pretrained_folder
+from amalgam.stages.common.models.model_folder import read_config
 from amalgam.tests.stages.tiny_models import tiny
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
@@ -53,3 +55,11 @@ def test_only_errors_of_the_models_code_are_its_own(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(model.classifier, "forward", full)
     assert type(as_error(error_of(model.eval(), input_ids=ids))) is WorkError
+
+
+def test_the_size_that_a_gpt_neo_derives_may_be_null(tmp_path: Path) -> None:
+    GPTNeoConfig(attention_types=[[["global"], 1]], num_layers=1).save_pretrained(tmp_path)
+    assert read_config(tmp_path, where="teacher first")["intermediate_size"] is None
+    (tmp_path / "config.json").write_text('{"hidden_size": null}')
+    with pytest.raises(ModelError, match="hidden_size is null"):
+        read_config(tmp_path, where="teacher first")

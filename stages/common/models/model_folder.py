@@ -92,7 +92,8 @@ def _check_values(config: Mapping[str, Any], *, where: str) -> None:
     """Refuses sizes that no model has, before libraries fail on them, and quantised weights."""
     for name in SIZES & config.keys():
         size = config[name]
-        if type(size) is not int or size < 1:
+        is_default = size is None and name == "intermediate_size"  # GPT-Neo's: four times the hidden size
+        if not is_default and (type(size) is not int or size < 1):
             what = f"{name} is {shown(json.dumps(size))}, not a whole number from 1 on"
             raise ModelError(what, where=where, fix="restore the file, or save the model again with save_pretrained")
     length = config.get("model_max_length")

@@ -72,10 +72,11 @@ UNLIKE: dict[str, dict[str, Any]] = {
         "is_decoder": False,
         "hash_seed": 0,
     },
+    "squeezebert": {**SHAPE, "embedding_size": 32},
     "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48},
     "yoso": SHAPE,
 }
-"""No vocabulary; no half precision; ever fewer states; masks of windows; logits that depend on padding."""
+"""No vocabulary; no half precision; ever fewer states; masks of windows; logits that depend on padding; channels."""
 
 
 def word_tokenizer(words: Sequence[str] = WORDS, *, types: bool = True, special: bool = True) -> Any:

@@ -28,7 +28,7 @@ from torch.nn.utils import clip_grad_norm_
 from amalgam.data.arrays import RowNumbers
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.console import counted
-from amalgam.pipeline.errors import WorkError, first_line
+from amalgam.pipeline.errors import ModelError, WorkError, first_line
 from amalgam.pipeline.storage.facts import fits
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.device import dtype_for, put_on, seed_generators
@@ -125,7 +125,7 @@ class _Learner(nn.Module):
         with_states = {"output_hidden_states": True} if self.objective.reads_states else {}
         with self.objective.model_context(self.model, batch):
             output = self.model(**_encoder_inputs(batch), **with_states)
-        states = {"states": output.hidden_states[1:]} if self.objective.reads_states else {}
+        states = {"states": _states_of(output, batch)} if self.objective.reads_states else {}
         return self.objective(output.logits.float(), {**batch, **states}).sum()
 
 
@@ -134,6 +134,16 @@ def _encoder_inputs(batch: Batch) -> dict[str, torch.Tensor]:
     if "inputs_embeds" in inputs:  # input_ids only give the number of tokens
         del inputs["input_ids"]
     return inputs
+
+
+def _states_of(output: Any, batch: Batch) -> Any:
+    """Returns the states after each layer; refuses a model without a state of each token."""
+    states = (getattr(output, "hidden_states", None) or ())[1:]
+    if not states or any(layer.shape[:2] != batch["attention_mask"].shape for layer in states):
+        what = "the student's encoder does not give a state of each token after each layer"
+        fix = "use a BERT-like encoder, or a method that reads no states: `amalgam methods`"
+        raise ModelError(what, where="student.encoder", fix=fix)
+    return states
 
 
 @dataclass

@@ -60,3 +60,6 @@ def test_runs_of_the_model_have_every_text_once_and_few_tokens_of_padding() -> N
         assert all(len(rows) == 1 or lengths[rows].max() * len(rows) <= LAUNCH_TOKENS for rows in runs)
         padded = sum(int(lengths[rows].max()) * len(rows) for rows in runs)
         assert count < 31 or lengths.sum() / padded > 0.8
+        equal = list(launches(lengths, equal=True))
+        assert sorted(row for rows in equal for row in rows) == list(range(count))
+        assert all(len(set(lengths[rows])) == 1 for rows in equal)

@@ -77,6 +77,15 @@ def test_test_texts_to_add_are_for_the_student_of_this_name(workspace: Workspace
     assert json.loads((workspace.folder / "reports/two.json").read_text())["evaluation"]["n"] == TEST
 
 
+def test_a_proposed_student_replaces_no_folder(workspace: Workspace) -> None:
+    students = workspace.folder / "students"
+    workspace("report")
+    assert "student.name=longer" in shlex.split(next_of(workspace, "student")["command"])
+    (students / "longer").mkdir()
+    workspace("report")
+    assert "student.name=longer-2" in shlex.split(next_of(workspace, "student")["command"])
+
+
 def test_from_another_folder_the_console_names_the_folder_of_command_and_page(workspace: Workspace) -> None:
     file = str(workspace.config.relative_to(workspace.folder.parent))
     elsewhere = amalgam("report", "-c", file, folder=workspace.folder.parent)

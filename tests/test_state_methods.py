@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
+from amalgam.stages.common.models.loading import save_pretrained_folder
+from amalgam.tests.stages.tiny_models import tiny
 from amalgam.tests.test_states import states
 from amalgam.tests.workspaces import Workspace, ranks, word_list, write_model
 
@@ -50,6 +53,18 @@ def test_the_saved_student_has_nothing_of_the_objective_and_loads_in_transformer
     model, loading = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert len(model.config.id2label) == 8
+
+
+@pytest.mark.parametrize("kind", ["t5", "funnel"])
+def test_an_encoder_without_a_state_of_each_token_is_refused(fresh: Workspace, kind: str) -> None:
+    folder = fresh.folder / "models/encoder"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    save_pretrained_folder(tiny(kind, vocab_size=len(tokenizer))[0], tokenizer, folder)
+    fresh.edit("targets:\n  mode: soft\n", "")
+    refused = fresh.attempt("train-student", "student.method=dfa", "cache.passes=0")
+    assert refused.code == 2, refused.err
+    assert "error: the student's encoder does not give a state of each token after each layer" in refused.err
+    assert "a method that reads no states" in refused.err
 
 
 @pytest.mark.parametrize("method", STATEFUL)

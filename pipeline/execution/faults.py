@@ -13,13 +13,14 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from amalgam.pipeline.console import Console, size
 from amalgam.pipeline.errors import (
     AmalgamError,
     DiskFullError,
     FaultError,
+    ModelError,
     WorkError,
     fix_of,
     is_disk_full,
@@ -40,6 +41,9 @@ AGAIN = "then run the same command again: committed units stay"
 
 NO_MEMORY = ("allocate memory", "out of memory", "not enough memory", "std::bad_alloc")
 """Parts of the messages of libraries that have no MemoryError."""
+
+FORWARD = ("forward", "_call_impl")
+"""Functions of torch modules that a forward pass runs in; the second one refuses unknown arguments."""
 
 MOST_SHOWN = 200
 """Characters of a library's message."""
@@ -94,6 +98,10 @@ def as_error(error: BaseException) -> AmalgamError:
         kind = DiskFullError if is_disk_full(error) else WorkError
         return kind(f"{name}{reason_of(error)}", where=place, fix=f"{fix_of(error)}, {AGAIN}")
     line = masked(f"{type(error).__name__}{_first_line(error)}")
+    model = _model_of(error)
+    if model is not None:
+        fix = "lower max_tokens, update transformers, or use another model; --debug prints the traceback"
+        return ModelError(f"{type(model).__name__} fails in its own code: {line}", where=model.name_or_path, fix=fix)
     fix = "report it with this file; --debug prints the traceback instead"
     return FaultError(f"this is a fault of amalgam: {line}", where=_write_traceback(error), fix=fix)
 
@@ -102,6 +110,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(part in str(error).lower() for part in NO_MEMORY)
     )
+
+
+def _model_of(error: BaseException) -> Any:
+    """Returns the model of transformers in whose forward pass the error was raised, outside the code of amalgam."""
+    model = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        name, owner = frame.f_code.co_name, frame.f_locals.get("self")
+        if str(frame.f_globals.get("__name__")).startswith("amalgam.") and name != "__torch_function__":
+            model = None
+        elif name in FORWARD and hasattr(owner, "name_or_path") and hasattr(owner, "config"):
+            model = model or owner
+    return model
 
 
 def _first_line(error: BaseException) -> str:

@@ -68,6 +68,8 @@ class CardInfo:
     """Whether the folder has a fit of unknown texts."""
     is_static: bool = False
     """Whether the student has no transformer, so that transformers loads it with amalgam only."""
+    reads_padding: bool = False
+    """Whether padding changes its predictions."""
 
     def owners(self, label: str) -> list[str]:
         return [teacher for teacher, labels in self.teachers.items() if label in labels]

@@ -32,7 +32,7 @@ from amalgam.stages.app.predict import StudentFolder, finished_student
 from amalgam.stages.common.deliveries import COPY_OF_MARK
 from amalgam.stages.common.load import part_of
 from amalgam.stages.common.models import hub
-from amalgam.stages.common.models.model_folder import CARD, STATIC, UNKNOWN
+from amalgam.stages.common.models.model_folder import CARD, STATIC, UNKNOWN, reads_padding
 from amalgam.stages.common.models.read_card import read_card
 from amalgam.stages.common.models.resolve import own_labels, read_model
 from amalgam.stages.methods import load_with_methods
@@ -75,6 +75,7 @@ def push(  # noqa: PLR0913 - the options of the command
             numbers=_numbers(finished, config, required=student is None),
             flags_unknown=UNKNOWN in files,
             is_static=model.config.get("model_type") == STATIC,
+            reads_padding=reads_padding(model.config),
         )
         written, remarks = card(info, repo_id), info.warnings
         remarks += [] if are_named else ["the labels have no names: set id2label in config.json"]

@@ -31,6 +31,7 @@ from amalgam.pipeline.errors import AmalgamError, DataError, ExperimentError, Wo
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.common.inference.batches import Classifier, model_inputs, predict, token_batches
+from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.methods import load_with_methods
 
 MOST_LOST = 0.004
@@ -145,7 +146,7 @@ def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts
     tokens = encode(classifier.tokenizer, texts.texts, classifier.limit, types=classifier.types)
     logits = predict(classifier.model, tokens.ids, pad_id=classifier.pad_id, type_ids=tokens.type_ids)
     expected = logits.argmax(axis=1)
-    rows = token_batches(tokens.lengths, BATCH_TOKENS)
+    rows = token_batches(tokens.lengths, BATCH_TOKENS, equal=reads_padding(classifier.model.config))
     batches = [model_inputs(tokens.ids, tokens.type_ids, batch, classifier.pad_id) for batch in rows]
     started = {FP32: _start(fp32), INT8: _start(int8)}
     quantised = np.empty(len(expected), np.int64)

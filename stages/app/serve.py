@@ -28,7 +28,7 @@ from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.app.batcher import Batcher, Prediction, Text
 from amalgam.stages.common.deliveries import STUDENTS, check_delivered, read_mark
 from amalgam.stages.common.device import check_libraries
-from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL
+from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, reads_padding
 from amalgam.stages.methods import load_with_methods
 
 LIBRARIES = ("onnxruntime", "h11")
@@ -61,6 +61,8 @@ class ExportFolder:
     unknown_threshold: float | None
     columns: Sequence[str] = ()
     """Names of the text columns that the student learned; empty if they are not recorded."""
+    reads_padding: bool = False
+    """Whether padding changes the logits, so that a run has texts of one length."""
 
 
 def export_folder(config: Path, student: Path | None, console: Console) -> ExportFolder:
@@ -109,6 +111,7 @@ def read_export(folder: Path, fix: str, file_option: str = "") -> ExportFolder:
         pad_id if type(pad_id) is int else 0,
         float(threshold) if isinstance(threshold, int | float) else None,
         [str(name) for name in columns] if isinstance(columns, list) else (),
+        reads_padding(config),
     )
 
 
@@ -147,7 +150,7 @@ class OnnxStudent:
         encoded = self._tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in texts])
         lengths = np.array([len(each.ids) for each in encoded])
         predictions: list[Prediction | None] = [None] * len(texts)
-        for rows in launches(lengths):
+        for rows in launches(lengths, equal=self.export.reads_padding):
             logits = self._logits([encoded[row] for row in rows], int(lengths[rows].max()))
             scores = unknown_score(logits)
             for row, probabilities, score in zip(rows, softmax(logits), scores, strict=True):
@@ -165,14 +168,15 @@ class OnnxStudent:
         return logits.astype(np.float64)
 
 
-def launches(lengths: Any) -> Iterator[Any]:
-    """Yields the rows of each run of the model: texts of similar length, with few tokens of padding."""
+def launches(lengths: Any, *, equal: bool = False) -> Iterator[Any]:
+    """Yields the rows of each run of the model: texts of similar length with little padding, or of one length."""
     order = np.argsort(-lengths, kind="stable")
     begin, real = 0, 0
     for place, row in enumerate(order):
         padded = int(lengths[order[begin]]) * (place - begin + 1)
         too_padded = real >= LEAST_TOKENS and padded * (1 - MOST_PADDING) > real + int(lengths[row])
-        if place > begin and (padded > LAUNCH_TOKENS or too_padded):
+        is_other = equal and lengths[row] != lengths[order[begin]]
+        if place > begin and (padded > LAUNCH_TOKENS or too_padded or is_other):
             yield order[begin:place]
             begin, real = place, 0
         real += int(lengths[row])

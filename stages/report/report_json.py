@@ -37,6 +37,7 @@ from amalgam.stages.report.blocks import (
     TeacherLabels,
 )
 from amalgam.stages.report.causes import MANY_WRONG
+from amalgam.stages.report.next_step import free_name
 from amalgam.stages.report.students import (
     OtherStudent,
     best_supervised,
@@ -92,6 +93,11 @@ class ReportInputs:
     file: str
     """Name of the experiment file; empty without one."""
     overrides: Mapping[str, Any]
+
+    @property
+    def folders(self) -> set[str]:
+        """Returns the names in students/."""
+        return {folder.name for folder in self.student.parent.glob("*")}
 
     def fingerprint(self, stage: str) -> str | None:
         return self.results[stage][0] if stage in self.results else None
@@ -155,18 +161,13 @@ def _remade(
     inputs: ReportInputs, ours: OtherStudent | None, others: list[tuple[str, OtherStudent]]
 ) -> dict[str, dict[str, Any]]:
     """Returns the overrides that train the students without a folder again, under a free name."""
-    names = set(inputs.names.values())
-    free = next(name for name in map(_better, range(1, len(names) + 2)) if name not in names)
+    names, free = set(inputs.names.values()), free_name("better", inputs.folders)
     remade = {}
     for name, student in others:
         if name not in names:
             changed = changed_settings(ours, student)
             remade[name] = {**inputs.overrides, **changed, "student.name": free} if changed else {}
     return remade
-
-
-def _better(number: int) -> str:
-    return "better" if number == 1 else f"better-{number}"
 
 
 def _verdict_inputs(
@@ -211,6 +212,7 @@ def _verdict_inputs(
         page=numbers["name"],
         file=inputs.file,
         remade=remade,
+        folders=inputs.folders,
         overrides={field: value for field, value in inputs.overrides.items() if field not in unlabelled},
     )
 

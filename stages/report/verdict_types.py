@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NotRequired, TypedDict
 
@@ -234,5 +234,7 @@ class VerdictInputs:
     """Name of the experiment file; empty without one."""
     remade: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """By student without a folder: the overrides that train it again; empty if they are unknown."""
+    folders: Collection[str] = ()
+    """Names in students/, which no proposed student has."""
     overrides: Mapping[str, object] = field(default_factory=dict)
     """Overrides of this run, which the next command repeats."""

@@ -285,9 +285,13 @@ class LayerwiseObjective(StateLearning):
         finally:
             for hook in hooks:
                 hook.remove()
+        if len(self.outputs) != self.blocks:
+            raise no_layers(self.blocks)
 
     def _replaced(self, _layer: nn.Module, _inputs: Any, output: Any) -> Any:
         own = output[0] if isinstance(output, tuple) else output
+        if len(self.outputs) == self.blocks or getattr(own, "shape", None) != self.adapted[:, :, 0].shape:
+            raise no_layers(self.blocks)
         adapted = self.adapted[:, :, len(self.outputs)].to(own.dtype)
         self.outputs.append(own)
         return (adapted, *output[1:]) if isinstance(output, tuple) else adapted
@@ -311,8 +315,12 @@ def layers_of(model: nn.Module, count: int) -> nn.ModuleList:
     for module in model.base_model.modules():  # type: ignore[union-attr]
         if isinstance(module, nn.ModuleList) and len(module) == count and len({type(layer) for layer in module}) == 1:
             return module
-    raise ModelError(
-        f"the student's encoder has no list of {count} layers",
+    raise no_layers(count)
+
+
+def no_layers(count: int) -> ModelError:
+    return ModelError(
+        f"the student's encoder has no list of {count} layers that each give a state of each token",
         where="objective.name: layerwise",
         fix="set objective.schedule=joint, or use a BERT-like encoder",
     )

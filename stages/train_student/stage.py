@@ -32,6 +32,7 @@ from amalgam.stages.common.load import (
     train_part,
     training_services,
 )
+from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.read_card import Source, Training, source_of
 from amalgam.stages.common.models.resolve import NewClassifier, least_bytes_of, width_of
 from amalgam.stages.common.training.schedule import (
@@ -46,7 +47,7 @@ from amalgam.stages.common.training.schedule import (
 from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.methods import method_name
 from amalgam.stages.objective_inputs import measure_of, objective_inputs, reads_texts
-from amalgam.stages.train_teachers.stage import encoders_of
+from amalgam.stages.train_teachers.stage import encoders_of, trained_digest
 
 if TYPE_CHECKING:
     from amalgam.stages.common.models.unknown import UnknownStates
@@ -87,7 +88,7 @@ class TrainStudent(Stage):
 
     def identity(self, run: Run) -> Identity:
         student = run.experiment.student
-        inputs: dict[str, object] = {"encoder": encoder_digest(run, student, ENCODER), "select": "held-out"}
+        inputs: dict[str, object] = {"encoder": trained_digest(run, student, ENCODER), "select": "held-out"}
         inputs |= {"static": STATIC_VERSION} if student.is_static else {}
         validation = validation_part(run)
         if validation:
@@ -167,8 +168,14 @@ class TrainStudent(Stage):
         deliver(delivery_services(run), target, Mark(run.fingerprint(self.name), files, about))
         run.console.say(f"  student: {target.relative_to(run.base)}")
 
-    def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+    def notes(self, run: Run, manifest: Record) -> Iterator[str]:
         yield from few_steps(manifest.facts, "student")
+        student = run.experiment.student
+        if not student.is_static and reads_padding(encoder_files(run, student, ENCODER).config):
+            yield (
+                "padding changes the student's predictions, because of its encoder: amalgam predicts without padding. "
+                "In other programs, predict one text at a time; or choose another student.encoder"
+            )
 
     def recomputed(self, unit: Record | None, teacher: str) -> str:  # noqa: ARG002 - the base class's arguments
         return "trained again"

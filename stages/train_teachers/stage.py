@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amalgam.data.keys import cut_in_groups
-from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.config.schema import ExperimentConfig, Student
 from amalgam.pipeline.config.schema import TrainTeachers as Settings
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, ExperimentError
@@ -34,6 +34,7 @@ from amalgam.stages.common.load import (
     trained_files,
     training_services,
 )
+from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.resolve import least_bytes_of, width_of
 from amalgam.stages.common.training.schedule import (
     Schedule,
@@ -249,8 +250,14 @@ def _labelled_part(run: Run) -> Part:
 
 
 def _encoder_digests(run: Run) -> Any:
-    digests = {name: encoder_digest(run, settings, where) for name, (settings, where) in encoders_of(run).items()}
+    digests = {name: trained_digest(run, settings, where) for name, (settings, where) in encoders_of(run).items()}
     return digests.get("", digests)
+
+
+def trained_digest(run: Run, settings: Student | Settings, where: str) -> str:
+    """Returns the encoder's digest for the identity of a training; it marks an encoder whose texts are not padded."""
+    digest = encoder_digest(run, settings, where)
+    return f"{digest} unpadded" if reads_padding(encoder_files(run, settings, where).config) else digest
 
 
 def _teacher_fingerprint(run: Run, name: str, labels: Sequence[str]) -> str:

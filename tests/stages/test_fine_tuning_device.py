@@ -14,6 +14,7 @@ from amalgam.stages.common.device import dtype_for
 from amalgam.stages.common.training import loop
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import Training, TrainingResult, TrainingRun, training_dtype
+from amalgam.tests.stages.tiny_models import tiny
 
 CPU = torch.device("cpu")
 SHORT = Training(
@@ -47,10 +48,11 @@ class MeanOfWords(torch.nn.Module):
         return SimpleNamespace(logits=logits)
 
 
-def train(model: MeanOfWords, folder: Path, dtype: str = "fp32") -> TrainingResult:
+def train(model: Any, folder: Path, dtype: str = "fp32") -> TrainingResult:
     draw = np.random.default_rng(0)
     tokens = [draw.integers(1, 50, length).astype(np.int32) for length in draw.integers(3, 13, 32)]
-    targets = draw.dirichlet(np.full(4, 0.5), 32).astype(np.float32)
+    labels = 4 if isinstance(model, MeanOfWords) else model.config.num_labels
+    targets = draw.dirichlet(np.full(labels, 0.5), 32).astype(np.float32)
     examples = Examples(tokens, None, targets, np.ones(32, np.float32))
     return TrainingRun(
         model,
@@ -82,6 +84,15 @@ def test_in_bf16_the_products_are_bf16_and_the_weights_stay_fp32(tmp_path: Path)
     assert {weight.dtype for weight in half.parameters()} == {torch.float32}
     assert not torch.equal(half.head.weight, full.head.weight)
     assert torch.allclose(half.head.weight, full.head.weight, atol=0.02)
+
+
+def test_a_model_that_cannot_run_in_bf16_is_trained_in_fp32(tmp_path: Path) -> None:
+    """As a DeBERTa, whose attention fills a mask with the least number of fp32."""
+    full, half = (tiny("deberta")[0] for _ in range(2))
+    expected, result = train(full, tmp_path / "full"), train(half, tmp_path / "half", "bf16")
+    assert (result.facts["dtype"], expected.notes) == ("fp32", [])
+    assert [note.partition(":")[0] for note in result.notes] == ["the model is trained in fp32, since bf16 fails in it"]
+    assert torch.equal(half.classifier.weight, full.classifier.weight)
 
 
 def test_unset_options_are_chosen_by_the_machine(tmp_path: Path) -> None:

@@ -301,6 +301,13 @@ def test_an_encoder_that_repeats_one_layer_is_refused_with_the_way_out() -> None
     assert "objective.schedule=joint" in str(refused.value.fix)
 
 
+@pytest.mark.parametrize("kind", ["funnel", "longformer", "squeezebert", "xlnet"])
+def test_an_encoder_whose_layers_give_other_states_is_refused(kind: str) -> None:
+    """Fewer states, padded ones, layers in another list, and tokens before texts."""
+    with pytest.raises(ModelError, match="2 layers that each give a state of each token"):
+        asked(*layer_by_layer(kind))
+
+
 @pytest.mark.parametrize(
     ("learning", "names"), [("layer-wise", ["layer-wise"]), ("joint", ["joint"]), ("both", ["layer-wise", "joint"])]
 )

@@ -284,6 +284,8 @@ def test_the_next_command_repeats_the_overrides_of_the_run() -> None:
     inputs = made(500, 0.5, 0.8, steps=54, overrides={"targets.mode": "a b", "student.epochs": 2})
     command = verdict(inputs)["next"]["command"]
     assert command == "amalgam run 'targets.mode=\"a b\"' student.epochs=auto student.name=longer"
+    taken = replace(inputs, folders={"student", "longer", "longer-2"})
+    assert verdict(taken)["next"]["command"] == f"{command}-3"
 
 
 @pytest.mark.parametrize(

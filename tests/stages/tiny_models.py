@@ -53,12 +53,30 @@ SEQ2SEQ = ("bart", "t5")
 ENCODERS = tuple(name for name in SETTINGS if name not in {"gpt2", "camembert", *SEQ2SEQ})
 UNLIKE: dict[str, dict[str, Any]] = {
     "canine": SHAPE,
+    "convbert": {**SHAPE, "embedding_size": 16},
     "fnet": {**SHAPE, "tpu_short_seq_length": POSITIONS},
     "funnel": {"block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48},
     "longformer": {**SHAPE, "attention_window": [8, 8]},
+    "nystromformer": {**SHAPE, "num_landmarks": 4, "segment_means_seq_len": 4},
+    "reformer": {
+        "hidden_size": 32,
+        "attention_head_size": 8,
+        "num_attention_heads": 4,
+        "attn_layers": ["local", "lsh"],
+        "local_attn_chunk_length": 4,
+        "lsh_attn_chunk_length": 4,
+        "num_buckets": 2,
+        "axial_pos_shape": [8, 8],
+        "axial_pos_embds_dim": [16, 16],
+        "feed_forward_size": 48,
+        "is_decoder": False,
+        "hash_seed": 0,
+    },
+    "squeezebert": {**SHAPE, "embedding_size": 32},
     "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48},
+    "yoso": SHAPE,
 }
-"""No vocabulary; no half precision; ever fewer states; masks of windows; a head that reads the last place."""
+"""No vocabulary; no half precision; ever fewer states; masks of windows; logits that depend on padding; channels."""
 
 
 def word_tokenizer(words: Sequence[str] = WORDS, *, types: bool = True, special: bool = True) -> Any:

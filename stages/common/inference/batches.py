@@ -29,6 +29,7 @@ from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, tokens_at_once
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.loading import choose_pad, load_classifier, load_tokenizer, token_limit
+from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.resolve import ModelFiles, has_two_types
 from amalgam.stages.common.models.unknown import UnknownStates, has_unknown, read_unknown
 
@@ -222,13 +223,17 @@ class _Launcher:
         )
 
 
-def token_batches(lengths: RowNumbers, batch_tokens: int) -> list[RowNumbers]:
-    """RowNumbers by length, cut so that a padded batch holds at most `batch_tokens` tokens (one text may be longer)."""
+def token_batches(lengths: RowNumbers, batch_tokens: int, *, equal: bool = False) -> list[RowNumbers]:
+    """RowNumbers by length, cut so that a padded batch holds at most `batch_tokens` tokens (one text may be longer).
+
+    With `equal`, all texts of a batch have one length, so that none is padded.
+    """
     order = np.argsort(lengths, kind="stable")
     batches: list[RowNumbers] = []
     start = 0
     for at, row in enumerate(order):
-        if at > start and (at - start + 1) * int(lengths[row]) > batch_tokens:
+        is_full = (at - start + 1) * int(lengths[row]) > batch_tokens
+        if at > start and (is_full or (equal and lengths[row] != lengths[order[start]])):
             batches.append(order[start:at])
             start = at
     return [*batches, order[start:]] if len(order) else []
@@ -258,7 +263,7 @@ def predict(
     config: Any = model.config
     all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
     with _without_dropout(model):
-        for rows in token_batches(tokens.lengths, batch_tokens):
+        for rows in token_batches(tokens.lengths, batch_tokens, equal=reads_padding(config)):
             inputs = put_on(next(model.parameters()).device, model_inputs(tokens, type_ids, rows, pad_id))
             all_logits[rows] = model(**inputs).logits.float().cpu().numpy()
     return all_logits
@@ -274,7 +279,7 @@ def predict_with_states(
     all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
     all_states = np.zeros((len(tokens), width), dtype=np.float32)
     with _without_dropout(model):
-        for rows in token_batches(tokens.lengths, tokens_at_once(device, width)):
+        for rows in token_batches(tokens.lengths, tokens_at_once(device, width), equal=reads_padding(config)):
             inputs = put_on(device, model_inputs(tokens, type_ids, rows, pad_id))
             output = model(**inputs, output_hidden_states=True)
             means = mean_over_tokens(output.hidden_states[layer].float(), inputs["attention_mask"])

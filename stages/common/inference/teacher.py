@@ -59,7 +59,6 @@ PROBE_ROWS = (3, 5)
 PROBE_TOKENS = (7, 11)
 
 LONGEST_PROBE = 1024
-
 TRIAL_ROWS = 8
 
 WORDS = "words"
@@ -69,7 +68,6 @@ Inputs: TypeAlias = Mapping[str, torch.Tensor]
 PROBE_TEXT = "one two three four five six seven eight nine ten "
 
 NO_DROPOUT_FIX = "set dropout: 0.1 for this teacher, or cache.passes: 0 (uncertainty from the dropout-off pass alone)"
-
 ALL_LAYERS_FIX = "set cache.dropout: null (dropout in every layer), or cache.passes: 0 (no passes)"
 
 
@@ -363,11 +361,15 @@ class Teacher:
         """The dropout calls of a forward pass, in order."""
         low, high = PROBE_TOKENS if self.limit >= PROBE_TOKENS[1] else (self.limit - 1, self.limit)
         calls = []
-        for rows, length in zip(PROBE_ROWS, (low, high), strict=True):
-            tokens = [self._probe(size) for size in (*[length] * (rows - 1), length - 1)]
-            calls.append(self._recorded(self.inputs(Rows(tokens, [], np.zeros(rows, np.int64)))))
-        sites = sites_of(calls, rows=PROBE_ROWS, tokens=(low, high))
-        self._rehearse(sites)
+        try:
+            for rows, length in zip(PROBE_ROWS, (low, high), strict=True):
+                tokens = [self._probe(size) for size in (*[length] * (rows - 1), length - 1)]
+                calls.append(self._recorded(self.inputs(Rows(tokens, [], np.zeros(rows, np.int64)))))
+            sites = sites_of(calls, rows=PROBE_ROWS, tokens=(low, high))
+            self._rehearse(sites)
+        except UnkeyedDropoutError as error:
+            error.what = f"teacher {self.name}: {error.what}"
+            raise
         return sites
 
     @cached_property
@@ -456,7 +458,7 @@ class Teacher:
         except (IndexError, RuntimeError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            what = f"teacher {self.name} cannot read {length} tokens: {str(error).splitlines()[0]}"
+            what = f"teacher {self.name} cannot read {length} tokens: {first_line(error)}"
             raise ModelError(what, fix="set a lower max_tokens for this teacher") from error
 
 

@@ -48,6 +48,8 @@ ATTENTIVE = "amalgam-attentive"
 """amalgam's own architecture, in attentive.py."""
 STATIC = "amalgam-static"
 """amalgam's architecture without a transformer, in static.py."""
+READS_PADDING = frozenset({"convbert", "fnet", "mra", "nystromformer", "reformer", "xlnet", "yoso"})
+"""Kinds of models whose logits change with padding: a layer has no mask, or the head reads the last place."""
 CARD = "README.md"
 UNKNOWN = "unknown.safetensors"
 """The fit of a student that stages/common/models/unknown.py reads; no weights of the model."""
@@ -79,11 +81,19 @@ def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) ->
     return configs["config.json"]
 
 
+def reads_padding(config: Any) -> bool:
+    """Returns whether padding changes the logits, by the model's configuration or the content of its config.json."""
+    if isinstance(config, dict):
+        return config.get("text_config", config).get("model_type") in READS_PADDING
+    return getattr(config, "model_type", None) in READS_PADDING
+
+
 def _check_values(config: Mapping[str, Any], *, where: str) -> None:
     """Refuses sizes that no model has, before libraries fail on them, and quantised weights."""
     for name in SIZES & config.keys():
         size = config[name]
-        if type(size) is not int or size < 1:
+        is_default = size is None and name == "intermediate_size"  # GPT-Neo's: four times the hidden size
+        if not is_default and (type(size) is not int or size < 1):
             what = f"{name} is {shown(json.dumps(size))}, not a whole number from 1 on"
             raise ModelError(what, where=where, fix="restore the file, or save the model again with save_pretrained")
     length = config.get("model_max_length")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -27,10 +28,12 @@ from torch.nn.utils import clip_grad_norm_
 from amalgam.data.arrays import RowNumbers
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.console import counted
-from amalgam.pipeline.errors import WorkError
+from amalgam.pipeline.errors import ModelError, WorkError, first_line
 from amalgam.pipeline.storage.facts import fits
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.device import dtype_for, put_on, seed_generators
+from amalgam.stages.common.inference.batches import token_batches
+from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.training import checkpoint as checkpoints
 from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share
 from amalgam.stages.common.training.checkpoint import Checkpoint
@@ -119,14 +122,28 @@ class _Learner(nn.Module):
         self.model, self.objective = model, objective
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        inputs = {name: batch[name] for name in INPUTS if name in batch}
-        if "inputs_embeds" in inputs:  # input_ids only give the number of tokens
-            del inputs["input_ids"]
         with_states = {"output_hidden_states": True} if self.objective.reads_states else {}
         with self.objective.model_context(self.model, batch):
-            output = self.model(**inputs, **with_states)
-        states = {"states": output.hidden_states[1:]} if self.objective.reads_states else {}
+            output = self.model(**_encoder_inputs(batch), **with_states)
+        states = {"states": _states_of(output, batch)} if self.objective.reads_states else {}
         return self.objective(output.logits.float(), {**batch, **states}).sum()
+
+
+def _encoder_inputs(batch: Batch) -> dict[str, torch.Tensor]:
+    inputs = {name: batch[name] for name in INPUTS if name in batch}
+    if "inputs_embeds" in inputs:  # input_ids only give the number of tokens
+        del inputs["input_ids"]
+    return inputs
+
+
+def _states_of(output: Any, batch: Batch) -> Any:
+    """Returns the states after each layer; refuses a model without a state of each token."""
+    states = (getattr(output, "hidden_states", None) or ())[1:]
+    if not states or any(layer.shape[:2] != batch["attention_mask"].shape for layer in states):
+        what = "the student's encoder does not give a state of each token after each layer"
+        fix = "use a BERT-like encoder, or a method that reads no states: `amalgam methods`"
+        raise ModelError(what, where="student.encoder", fix=fix)
+    return states
 
 
 @dataclass
@@ -171,6 +188,7 @@ class TrainingRun:
                 fix="set student.accumulate=1 and use one process",
             )
         self.wrapped = self.accelerator.prepare_model(self.learner)
+        self.notes = self._leave_bf16() if self.precision == "bf16" else []
         named = self.learner.named_parameters()
         self.names: dict[torch.Tensor, str] = {weight: name for name, weight in named if weight.requires_grad}
         self.optimizer = _adamw(self.names, self.device, training)
@@ -184,7 +202,7 @@ class TrainingRun:
 
         One step after `stop` returns true on any process, a checkpoint is saved and TrainingInterrupted is raised.
         """
-        notes = self._resume()
+        notes = [*self.notes, *self._resume()]
         progress, resumed = self.progress, self.progress.step
         self._evaluate_if_due()
         while progress.step < self.total:
@@ -213,6 +231,21 @@ class TrainingRun:
             "resumed_from_step": resumed,
         }
         return TrainingResult(facts, notes)
+
+    def _leave_bf16(self) -> list[str]:
+        """Chooses fp32, and returns a note, if the model cannot run in bf16, as DeBERTa's mask cannot."""
+        self.learner.eval()
+        try:
+            with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
+                self.model(**_encoder_inputs(put_on(self.device, self._collated(np.arange(1)))))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.precision = "fp32"
+            return [f"the model is trained in fp32, since bf16 fails in it: {first_line(error)}"]
+        finally:
+            self.learner.train()
+        return []
 
     # ---- one step
 
@@ -249,6 +282,9 @@ class TrainingRun:
         # Processes are averaged, rows are summed; a process without rows takes part with a weight of zero.
         scale = world / len(batch) if parts else 0.0
         parts = parts or [batch[:1]]
+        if reads_padding(getattr(self.model, "config", None)) and not self.objective.whole_batches:
+            lengths = self.examples.lengths
+            parts = [part[rows] for part in parts for rows in token_batches(lengths[part], sys.maxsize, equal=True)]
         total = torch.zeros((), device=self.device)
         for part in parts:
             with ExitStack() as stack:

@@ -1,0 +1,102 @@
+"""Architectures whose logits of a text change with padding: their texts are never padded."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from amalgam.data.tokens import Ragged
+from amalgam.stages.common.inference.batches import model_inputs, predict, predict_with_states
+from amalgam.stages.common.models.loading import save_pretrained_folder
+from amalgam.stages.common.models.model_folder import READS_PADDING
+from amalgam.stages.common.training.batches import Examples
+from amalgam.stages.common.training.loop import Training, TrainingRun
+from amalgam.tests.stages.tiny_models import SETTINGS, UNLIKE, tiny
+from amalgam.tests.workspaces import Workspace
+
+UNTESTED = {"mra"}
+"""It needs a CUDA kernel, or texts of at least 512 tokens."""
+READERS = sorted(READS_PADDING - UNTESTED)
+LENGTHS = (8, 12, 8, 40, 12, 47)
+
+
+def texts(*lengths: int) -> Ragged:
+    random = np.random.default_rng(0)
+    return Ragged.of([np.append(random.integers(5, 90, length - 1), 3).astype(np.int32) for length in lengths])
+
+
+def largest_change(model: Any, tokens: Ragged) -> float:
+    """Returns the largest difference between texts that are padded and texts alone, relative to the logits."""
+    rows = np.arange(len(tokens))
+    with torch.no_grad():
+        padded = model(**model_inputs(tokens, None, rows, 0)).logits
+        alone = torch.cat([model(**model_inputs(tokens, None, rows[[row]], 0)).logits for row in rows])
+    return float((padded - alone).abs().max() / alone.std(0).max())
+
+
+@pytest.mark.parametrize("kind", sorted({*SETTINGS, *UNLIKE}))
+def test_the_architectures_that_read_padding_are_known(kind: str) -> None:
+    model, _ = tiny(kind, spread=4.0, pad_token_id=0)
+    assert (largest_change(model, texts(*LENGTHS)) > 1e-3) is (kind in READS_PADDING)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_predictions_of_a_text_are_equal_in_any_batch(kind: str) -> None:
+    model, _ = tiny(kind, spread=4.0)
+    tokens = texts(*LENGTHS)
+    alone = np.concatenate([predict(model, tokens.take(np.array([row])), pad_id=0) for row in range(len(tokens))])
+    together = predict(model, tokens, pad_id=0)
+    assert np.abs(together - alone).max() < 1e-3 * alone.std(0).max()
+    if kind != "reformer":  # its states are twice as wide
+        assert np.array_equal(predict_with_states(model, tokens, pad_id=0, layer=1)[0], together)
+
+
+def test_a_training_pads_no_text(tmp_path: Path) -> None:
+    """Two texts of a step give the same student as each text in a part of its own."""
+    settings: dict[str, Any] = {
+        "epochs": 2,
+        "learning_rate": 1e-2,
+        "batch_size": 2,
+        "warmup": 0.0,
+        "weight_decay": 0.0,
+        "seed": 1,
+    }
+    weights = []
+    for accumulate in (1, 2):
+        model, _ = tiny("fnet", rate=0.0)
+        targets = np.eye(3, dtype=np.float32)[[0, 2]]
+        examples = Examples(texts(8, 12), None, targets, np.ones(2, np.float32))
+        TrainingRun(
+            model,
+            examples,
+            Training(**settings, accumulate=accumulate),
+            pad_id=0,
+            score=lambda _: 0.0,
+            checkpoint=tmp_path / str(accumulate),
+            stop=lambda: False,
+            on_step=lambda *_: None,
+            cpu=True,
+            dtype="fp32",
+        ).fit()
+        weights.append(torch.cat([weight.flatten() for weight in model.parameters()]))
+    assert (weights[0] - weights[1]).abs().max() < 1e-6
+
+
+def test_a_student_that_reads_padding_is_named_as_such_and_predicts_alike(fresh: Workspace) -> None:
+    assert "padding" not in fresh("train-student").err
+    tokenizer = AutoTokenizer.from_pretrained(fresh.folder / "models/encoder")
+    model, _ = tiny("fnet", spread=4.0, vocab_size=len(tokenizer))
+    shutil.rmtree(fresh.folder / "models/encoder")
+    save_pretrained_folder(model, tokenizer, fresh.folder / "models/encoder")
+    assert "padding changes the student's predictions" in fresh("train-student").err
+    two = [fresh.texts()[0][0], "the chef"]
+    together = [row["labels"][0]["probability"] for row in fresh("predict", "--json", *two).json]
+    alone = [row["labels"][0]["probability"] for text in two for row in fresh("predict", "--json", text).json]
+    assert together == pytest.approx(alone, abs=1e-5)
+    assert "padding" in fresh("push", "me/m", "--card", "--student", "students/student").out.lower()

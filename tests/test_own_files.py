@@ -109,6 +109,12 @@ def test_leftovers_of_a_killed_process_go_after_a_day(workspace: Workspace) -> N
     assert (workspace.folder / "students/student/model.safetensors").exists()
 
 
+def test_gc_of_a_local_workspace_reads_no_cache(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace("read-corpus")
+    monkeypatch.setenv("AMALGAM_CACHE", "long" * 100)  # no file system has such a name: lstat fails for every user
+    assert workspace("gc").code == 0
+
+
 def test_gc_prints_kinds_with_count_and_bytes(workspace: Workspace) -> None:
     workspace("build-targets", "targets.temperature=0.5")
     age(workspace.artifacts)

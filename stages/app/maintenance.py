@@ -344,7 +344,8 @@ def _local_leftovers(run: Run, entries: Sequence[FileInfo], stages: Sequence[Sta
             if sizes and not files_of_user(path):
                 yield _row(str(path), sum(sizes.values()), "temporary")
     cache = LocalStorage(backend.unpacked)
-    if cache.root.is_symlink() or (not backend.is_remote and not any(entry.packed for entry in entries)):
+    has_cache = backend.is_remote or any(entry.packed for entry in entries)
+    if not has_cache or cache.root.is_symlink():
         return  # amalgam makes a folder: a link there is someone else's
     for entry in cache.list():
         parts = entry.path.split("/")

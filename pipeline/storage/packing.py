@@ -307,6 +307,9 @@ class PackedStorage:
     def put_if_absent(self, path: str, content: bytes) -> bool:
         return self._text(path) is None and self.inner.put_if_absent(path, content)
 
+    def change(self, path: str, edit: Callable[[bytes | None], bytes | None]) -> None:
+        self.inner.change(path, edit)
+
     def put(self, files: Mapping[str, bytes | Path]) -> None:
         self.inner.put(files)
 

@@ -243,18 +243,19 @@ def find_garbage(
     """Returns the files that can be deleted, and deletes exactly these with `delete`.
 
     Only names that amalgam gives to its files count; every file stays for a day. With `unused`, the number is that of
-    the unused results that are kept because a file is younger.
+    the unused results that are kept because a file is younger. A command may be at work on these.
     """
     entries = list(run.store.backend.list())
     records = list(records_in(run, entries, stages))
     leftovers = [*_leftovers(run, entries, records, stages), *_local_leftovers(run, entries, stages)]
     leftovers += _checkpoints(run, stages)
     garbage, young = {row["path"]: row for row in leftovers}, 0
+    young_folders = _young_folders(entries, records)
     for inside, present in _unused_records(run, entries, records, stages) if unused else ():
-        if all(_is_old(entry.modified) for entry in present):
-            garbage |= {entry.path: _row(entry.path, entry.bytes, "unused") for entry in present}
-        else:
+        if result_folder(inside) in young_folders:
             young += inside.endswith(MANIFEST)
+        else:
+            garbage |= {entry.path: _row(entry.path, entry.bytes, "unused") for entry in present}
     if delete:
         _delete(run, garbage.values())
     return list(garbage.values()), young
@@ -428,6 +429,18 @@ def _unused_records(
         if inside not in kept:
             paths = (inside, *(file.path for file in record.files))
             yield inside, [by_path[path] for path in paths if path in by_path]
+
+
+def _young_folders(entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]]) -> set[str]:
+    """Returns the results and families with a file of the last day, and those whose files the former name."""
+    young = {result_folder(entry.path) for entry in entries if not _is_old(entry.modified)}
+    named = (record.files for inside, record in records if result_folder(inside) in young)
+    return young | {result_folder(file.path) for files in named for file in files}
+
+
+def result_folder(path: str) -> str:
+    """Returns the folder of the result or the family that a file belongs to."""
+    return "/".join(path.split("/")[:2])
 
 
 def _in_use(run: Run, records: Sequence[tuple[str, Record]], stages: Sequence[Stage]) -> set[str]:

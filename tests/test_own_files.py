@@ -191,6 +191,17 @@ def test_a_result_that_another_command_computes_for_days_keeps_its_first_units(t
     assert find_garbage(toy_run(base), unused=True, stages=toy_stages()) == ([], 3)
 
 
+def test_the_description_of_a_family_without_units_is_garbage(tmp_path: Path) -> None:
+    run = toy_run(toy_base(tmp_path / "base"))
+    update(toy_stages(), run)
+    empty, name = f"letters/{'0' * 20}", run.store.last("letters")
+    for folder in (empty, f"letters/{name}"):
+        run.store.replace(run.store.root / folder / "family.json", {"teacher": "a"}, copy=True)
+    age(run.store.root)
+    garbage, _ = find_garbage(run, unused=False, stages=toy_stages())
+    assert [row["path"] for row in garbage] == [f"{empty}/family.copy.json", f"{empty}/family.json"]
+
+
 # ---- records of strangers
 
 

@@ -38,6 +38,7 @@ from amalgam.pipeline.storage.local import LocalStorage, remove_empty_folders
 from amalgam.pipeline.storage.packing import may_be_packed
 from amalgam.pipeline.storage.paths import (
     CACHED_TOKENS,
+    FINGERPRINT,
     GIVEN,
     QUARANTINED,
     TEMPORARY_NAME,
@@ -65,6 +66,8 @@ OTHER_ROOMS = ("pins", QUARANTINE, LOGS, GIVEN, "failed-units", "divergence")
 """Folders of the workspace without units."""
 
 PIN = re.compile(r"[a-z]+-.+\.json")
+
+FAMILY_PATH = re.compile(rf"[a-z-]+/{FINGERPRINT}/family(\.copy)?\.json")
 
 SMALL_FILES = (HEAD, "HEAD.copy.json", "digests.json", RATES)
 
@@ -231,6 +234,7 @@ KINDS = {
     "quarantined": "quarantined, over a day ago",
     "packed": "packed, over a day ago",
     "orphan": "no record names it, over a day old",
+    "family": "description of a family without units, over a day old",
     "copy": "local copy of a deleted file, over a day old",
     "checkpoint": "of a training that this experiment does not continue, over a day old",
     "unused": "neither the last builds nor this experiment use it",
@@ -310,6 +314,7 @@ def _leftovers(
     packs = {inside: piece.pack for index in indexes for inside, piece in index.pieces.items()}
     named = {file.path for _, record in records for file in record.files} | set(packs.values())
     complete = {path.rpartition("/")[0] for path in named}
+    with_records = {result_folder(inside) for inside, _ in records}
     old = {entry.path for entry in entries if _is_old(entry.modified)}
     for entry in entries:
         parts = entry.path.split("/")
@@ -324,6 +329,8 @@ def _leftovers(
             yield _row(entry.path, entry.bytes, "quarantined")
         elif is_pack(parts, rooms) or (unit_of(parts, rooms) and not _is_in_unit(parts, complete)):
             yield _row(entry.path, entry.bytes, "orphan")
+        elif result_folder(entry.path) not in with_records and FAMILY_PATH.fullmatch(entry.path):
+            yield _row(entry.path, entry.bytes, "family")
 
 
 def _is_quarantined(parts: Sequence[str]) -> bool:

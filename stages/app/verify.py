@@ -19,10 +19,10 @@ from amalgam.pipeline.execution.stage import Run, Stage
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.packing import may_be_packed
-from amalgam.pipeline.storage.paths import CACHED_TOKENS, FINGERPRINT, GIVEN, GIVEN_NAME, is_regular, unit_of
+from amalgam.pipeline.storage.paths import CACHED_TOKENS, GIVEN, GIVEN_NAME, is_regular, unit_of
 from amalgam.pipeline.storage.small_files import COPY, verified, without_digest
 from amalgam.pipeline.storage.store import MANIFEST, TIMING, Record, Store, StoredFile
-from amalgam.stages.app.maintenance import PIN, SMALL_FILES, record_paths, records_in, result_folder
+from amalgam.stages.app.maintenance import FAMILY_PATH, PIN, SMALL_FILES, record_paths, records_in, result_folder
 from amalgam.stages.common.deliveries import (
     EXPORT,
     REPORTS,
@@ -73,7 +73,6 @@ class Verification(TypedDict):
 
 RUN, REPAIR = "amalgam run", "amalgam verify --repair"
 
-FAMILY_PATH = re.compile(rf"[a-z-]+/{FINGERPRINT}/family(\.copy)?\.json")
 PIN_PATH = re.compile(f"pins/{PIN.pattern}")
 STAGE_NAMES = "|".join(stage.name for stage in STAGES)
 NOTE_PATH = re.compile(rf"failed-units/({STAGE_NAMES})-.+\.json|divergence/.+-[0-9a-f]{{8}}\.json")

@@ -298,6 +298,22 @@ def test_files_missing_from_a_listing_are_requested_by_name(ours: str, monkeypat
 # ---- removal
 
 
+def test_a_removed_file_is_missing_although_this_machine_has_a_copy(address: str) -> None:
+    store = opened(address)
+    file = put(store, "one").files[0]
+    store.backend.delete([file.path])
+    assert store.path(file).exists()
+    assert opened(address).check_file(file, refetch=True) == "missing"
+
+
+def test_a_removed_file_is_missing_although_a_listing_had_it(address: str) -> None:
+    store = opened(address)
+    files = [put(store, f"u{n}", bytes([n])).files[0] for n in range(20)]
+    assert store.missing_files(Record("all", tuple(files))) == []
+    store.backend.delete([files[7].path])
+    assert store.missing_files(Record("all", tuple(files))) == [(files[7], "missing")]
+
+
 def test_of_many_that_are_removed_some_are_gone_already(address: str) -> None:
     store = opened(address)
     names = [f"stage/abc/some {n}.json" for n in range(300)]

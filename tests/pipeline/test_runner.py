@@ -388,6 +388,7 @@ def test_parts_compute_their_share_and_the_last_one_continues(tmp_path: Path) ->
     base = toy_base(tmp_path / "parts")
     assert _part(base, 0, 2) == ["a", "c", "letters 2/3"]
     assert _part(base, 1, 2) == ["b", "joined", "pair"]  # the last part also computes what a single process does
+    assert toy_run(base).store.head().keys() == {"letters", "joined", "pair"}
     assert _part(base, 0, 2) == []
     assert outcome(toy_run(base)) == outcome(_build(toy_base(tmp_path / "alone")))
 

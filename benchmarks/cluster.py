@@ -27,9 +27,6 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from amalgam.pipeline.config.schema import ExperimentConfig
-    from amalgam.pipeline.storage.store import Record
-
 KILLED_IN = "cache-teachers"
 POLL_SECONDS = 0.02
 IN_HAND_SECONDS = 0.4
@@ -215,21 +212,11 @@ class Nothing(Stage):
     parallelism: ClassVar[Literal["units", "collective", "single"]] = "units"
     unit_label: ClassVar[str] = "units"
 
-    def is_needed(self, experiment: ExperimentConfig) -> bool:  # noqa: ARG002 - part of the interface
-        return True
-
-    def resolve_inputs(self, run: Run) -> None: ...
-
     def identity(self, run: Run) -> Identity:  # noqa: ARG002 - part of the interface
         return Identity({})
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - part of the interface
         return ()
-
-    def finish(self, run: Run, records: Sequence[Record]) -> dict[str, Any]:  # noqa: ARG002
-        return {}
-
-    def publish(self, run: Run, manifest: Record) -> None: ...
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         with run.store.draft(unit.folder, unit.name, ".txt") as draft:

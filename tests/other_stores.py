@@ -18,7 +18,15 @@ BATCH = "batch_of_the_server"
 
 class GoogleRequest(Request):
     COPIED_FROM = "x-goog-copy-source"
-    IF_ABSENT = "x-goog-if-generation-match"
+    IF_ABSENT, ABSENT = "x-goog-if-generation-match", "0"
+    IF_SAME = IF_ABSENT
+
+    def version(self, body: bytes) -> str:
+        """Returns a generation."""
+        return str(int(tag(body).strip('"'), 16) % 10**15)
+
+    def more_headers(self, body: bytes) -> dict[str, str]:
+        return {"x-goog-generation": self.version(body)}
 
     def do_DELETE(self) -> None:  # noqa: N802  the base class says so
         """Answers 404 if the object does not exist."""

@@ -85,7 +85,8 @@ class Request(BaseHTTPRequestHandler):
     """One request, answered as S3 does."""
 
     COPIED_FROM = "x-amz-copy-source"
-    IF_ABSENT = "If-None-Match"
+    IF_ABSENT, ABSENT = "If-None-Match", "*"
+    IF_SAME = "If-Match"
     STANDS_ALREADY = 412
     LISTS = "list-type"
     protocol_version = "HTTP/1.1"
@@ -114,11 +115,22 @@ class Request(BaseHTTPRequestHandler):
                 return
             if source is not None:
                 body = self.server.objects[source][0]
-            elif self.server.puts_if_absent and self.IF_ABSENT in self.headers and self.key in self.server.objects:
-                self.answer(self.STANDS_ALREADY)
+            elif self.server.puts_if_absent and (status := self.refusal()):
+                self.answer(status)
                 return
             self.server.put(self.key, body)
         self.has_put(body, copied=source is not None)
+
+    def refusal(self) -> int | None:
+        """Returns the status of a put whose condition fails; None if it may overwrite."""
+        stored, same = self.server.objects.get(self.key), self.headers.get(self.IF_SAME)
+        if self.headers.get(self.IF_ABSENT) == self.ABSENT:
+            return self.STANDS_ALREADY if stored else None
+        return 412 if same is not None and (stored is None or same != self.version(stored[0])) else None
+
+    def version(self, body: bytes) -> str:
+        """Returns the value of IF_SAME for an object's content."""
+        return tag(body)
 
     @property
     def source(self) -> str | None:
@@ -140,13 +152,16 @@ class Request(BaseHTTPRequestHandler):
             self.answer(404)
             return
         body, when = stored
-        headers = {"ETag": tag(body), "Last-Modified": formatdate(when, usegmt=True)}
+        headers = {"ETag": tag(body), "Last-Modified": formatdate(when, usegmt=True), **self.more_headers(body)}
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
         if match:
             first, last = int(match[1]), min(int(match[2]), len(body) - 1)
             self.answer(206, body[first : last + 1], **headers, Content_Range=f"bytes {first}-{last}/{len(body)}")
         else:
             self.answer(200, body, **headers)
+
+    def more_headers(self, body: bytes) -> dict[str, str]:
+        return {}
 
     do_HEAD = do_GET  # noqa: N815  the base class says so
 

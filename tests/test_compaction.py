@@ -72,7 +72,8 @@ def test_units_that_head_no_longer_uses_go_from_the_index(packed: Workspace) -> 
     assert any(path.startswith("cache-teachers/") and path.endswith(".parquet") for path in before)
     packed(*unused, "--yes")
     left = packed(*unused, "--yes", "--json").json["items"]
-    assert {Path(row["path"]).suffix for row in left} == {".pack"}  # nothing in them is needed any more
+    assert {row["kind"] for row in left} == {"orphan", "family"}
+    assert {Path(row["path"]).suffix for row in left} == {".pack", ".json"}  # nothing in them is needed any more
     assert packed(*unused, "--json").json["items"] == []
     assert packed.stale("cache.seed=5") == set()
     assert "cache-teachers" in packed.stale()

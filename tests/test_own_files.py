@@ -14,13 +14,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from amalgam.pipeline.execution.runner import update
+from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.facts import DECLARED
 from amalgam.pipeline.storage.paths import CACHED_TOKENS
 from amalgam.pipeline.storage.store import Record, Store, StoredFile, canonical_record
 from amalgam.stages.app import maintenance
+from amalgam.stages.app.maintenance import Garbage, find_garbage
 from amalgam.stages.common.training import checkpoint_files
 from amalgam.stages.registry import STAGES
+from amalgam.tests.pipeline.toy_stages import toy_base, toy_run, toy_stages
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_errors import denied, mode, permissions
 from amalgam.tests.workspaces import Workspace, age, flip_bit, rewrite
@@ -175,6 +179,33 @@ def test_unused_results_stay_for_a_day(workspace: Workspace) -> None:
     assert workspace(*words).json["items"] == []
     age(workspace.artifacts)
     assert {item["path"].split("/")[0] for item in workspace(*words).json["items"]} == {"build-targets"}
+
+
+def test_a_result_that_another_command_computes_for_days_keeps_its_first_units(tmp_path: Path) -> None:
+    base, garbage = toy_base(tmp_path / "base"), list[Garbage]()
+    update(toy_stages(), toy_run(base))
+
+    def collect_before_the_last(run: Run, unit: Unit) -> None:
+        if unit.name == "b":
+            age(base / "artifacts")
+        if unit.name == "c":
+            garbage.extend(find_garbage(toy_run(base), unused=True, stages=toy_stages())[0])
+
+    update(toy_stages(collect_before_the_last), toy_run(base, cache={"seed": 5}))
+    assert garbage == []
+    update(toy_stages(), toy_run(base))
+    assert find_garbage(toy_run(base), unused=True, stages=toy_stages()) == ([], 3)
+
+
+def test_the_description_of_a_family_without_units_is_garbage(tmp_path: Path) -> None:
+    run = toy_run(toy_base(tmp_path / "base"))
+    update(toy_stages(), run)
+    empty, name = f"letters/{'0' * 20}", run.store.last("letters")
+    for folder in (empty, f"letters/{name}"):
+        run.store.replace(run.store.root / folder / "family.json", {"teacher": "a"}, copy=True)
+    age(run.store.root)
+    garbage, _ = find_garbage(run, unused=False, stages=toy_stages())
+    assert [row["path"] for row in garbage] == [f"{empty}/family.copy.json", f"{empty}/family.json"]
 
 
 # ---- records of strangers

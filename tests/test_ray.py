@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -324,6 +324,24 @@ def test_a_node_that_does_not_see_the_workspace_is_named(
     monkeypatch.setattr("amalgam.pipeline.storage.local.LocalStorage.put", lambda *_: None)
     with pytest.raises(ExperimentError, match=r"node \S+ .*workspace"):
         run_units(Errands(), run, errands(run, "one"))
+
+
+def test_the_marker_of_a_long_run_is_written_again_so_that_gc_keeps_it(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amalgam.pipeline.execution.ray_backend.MARK_SECONDS", -1.0)
+    run, written = new_run(tmp_path, **cluster.options), list[str]()
+    put = run.store.backend.put
+
+    def recorded(files: Mapping[str, bytes | Path]) -> None:
+        written.extend(files)
+        put(files)
+
+    monkeypatch.setattr(run.store.backend, "put", recorded)
+    run_units(Errands(), run, errands(run, "one"))
+    assert written[0].startswith(".tmp-nonce-")
+    assert len(written) > 1
+    assert len(set(written)) == 1
 
 
 def test_a_node_that_joins_later_with_other_versions_is_named(

@@ -35,6 +35,9 @@ from amalgam.pipeline.storage.store import Record, open_store
 LOOK_SECONDS = 5.0
 """Interval between two queries of the nodes."""
 
+MARK_SECONDS = 3600.0
+"""Interval between two writes of the marker: `amalgam gc` deletes an unfinished file that is older than a day."""
+
 KILLS = 3
 """Number of workers that one unit may kill before it is left out."""
 
@@ -45,6 +48,9 @@ AHEAD = 2
 """Submitted tasks per slot, so that a worker never waits for the driver."""
 
 POLL_SECONDS = 0.5
+
+MARK = b"amalgam"
+"""Content of the marker."""
 
 GONE = (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.LocalRayletDiedError)
 
@@ -156,7 +162,7 @@ def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
     backend, marker = run.store.backend, f"{TEMPORARY}nonce-{uuid.uuid4().hex}"
     versions, identity = library_versions(), fingerprint(identity_of(stage, run))
     job = RayJob(stage, run.experiment, run.base, dict(run.results), backend.address, marker, versions, identity)
-    backend.put({marker: b"amalgam"})  # it stays while tasks run, because nodes that join later check it too
+    backend.put({marker: MARK})  # it stays while tasks run, because nodes that join later check it too
     try:
         given_up = _run_tasks(job, run, units)
     finally:
@@ -167,7 +173,7 @@ def run_on_ray(stage: Stage, run: Run, units: Sequence[Unit]) -> None:
 
 def _run_tasks(job: RayJob, run: Run, units: Sequence[Unit]) -> list[Unit]:
     """Returns the units that were left out because they kill workers."""
-    cluster = _connect(run)
+    cluster, marked = _connect(run), time.monotonic()
     cluster.check(job)
     resources = run.experiment.execution.ray
     # max_calls=0 keeps the worker and its loaded teacher after each task, also with a GPU.
@@ -188,6 +194,9 @@ def _run_tasks(job: RayJob, run: Run, units: Sequence[Unit]) -> list[Unit]:
                 batch = waiting.popleft()
                 running[task.remote(stored_job, batch)] = batch
             run.signals.check()
+            if time.monotonic() - marked > MARK_SECONDS:
+                run.store.backend.put({job.marker: MARK})
+                marked = time.monotonic()
             for done in ray.wait(list(running), timeout=POLL_SECONDS)[0]:
                 again = _settle(done, running.pop(done), run, kills, cluster)
                 given_up += [unit for unit in again if kills[unit.record_path] >= KILLS]

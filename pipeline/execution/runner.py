@@ -87,7 +87,7 @@ def update(  # noqa: PLR0913 - the options of a command
             run.cache.clear()
             end = f"reading it again ({fault.where})" if is_input else "recomputing the missing units"
             run.console.note(f"{fault.what}; {end}")
-    if keep_overrides and writes and run.share.is_leader:
+    if keep_overrides and writes and run.share.finishes:
         results = {state.stage: run.fingerprint(state.stage) for state in states}
         run.store.store_overrides(results, run.overrides, run.file_name)
     if run.file is not None and not run.file.has_content():
@@ -171,7 +171,7 @@ def _run_once(  # noqa: PLR0913 - the options of a command
             check_disk_space(stages, run, [state], first=stage.name)
             with _storage_errors(stages, run, stage.name):
                 _run_stage(stage, run, state)
-        if run.share.is_leader:
+        if run.share.finishes:
             with _storage_errors(stages, run, stage.name):
                 if writes:
                     run.store.move_head(stage.name, run.fingerprint(stage.name))
@@ -260,7 +260,7 @@ def _run_stage(stage: Stage, run: Run, state: StageState) -> None:
         units = list(stage.more_units(run, folder)) or units
         if paths.issuperset(unit.record_path for unit in units):
             break  # no new units; new ones may be complete already, by another process, and reveal more
-    if run.share.is_leader or run.share.kind == "part":
+    if run.share.finishes:
         _finish(stage, run, folder, units, reused, time.monotonic() - began)
     else:
         _wait_until(lambda: bool(run.store.records([folder / MANIFEST])), stage, run, units)

@@ -75,6 +75,11 @@ class WorkerShare:
     def is_leader(self) -> bool:
         return self.index == 0
 
+    @property
+    def finishes(self) -> bool:
+        """Returns whether this process writes and publishes a result when all its units are complete."""
+        return self.is_leader or self.kind == "part"
+
     def select(self, units: Sequence[T]) -> list[T]:
         return list(units[self.index :: self.count])
 

@@ -1,11 +1,12 @@
 """The contract between the store and a storage backend, such as a disk or an object store.
 
-Every file is named by its path inside the workspace. A stored file is complete or absent; only `put` replaces one.
+Every file is named by its path inside the workspace. A stored file is complete or absent; `put` and `change`
+replace one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -64,6 +65,12 @@ class StorageBackend(Protocol):
     def put_if_absent(self, path: str, content: bytes) -> bool:
         """Stores a small file and returns True; returns False if the file exists. Atomic between all writers."""
         ...
+
+    def change(self, path: str, edit: Callable[[bytes | None], bytes | None]) -> None:
+        """Replaces a small file by `edit` of its content, None if it is absent; if `edit` returns None, the file stays.
+
+        No change of another writer is lost: `edit` is called again if one came first.
+        """
 
     def put(self, files: Mapping[str, bytes | Path]) -> None:
         """Stores complete files by path and replaces earlier ones. A local file is moved under `root`."""

@@ -89,7 +89,7 @@ def _small_units(store: Store, paths: Sequence[str]) -> Iterator[SmallUnit]:
         store.backend.fetch([file.path for file in files.values()])
         for path, file in files.items():
             if store.check_file(file) is None:
-                yield path, texts[path], file, store.verified_path(file).read_bytes()
+                yield path, texts[path], file, store.path(file).read_bytes()
 
 
 def _pack(group: Sequence[SmallUnit]) -> bytes:

@@ -9,7 +9,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -98,6 +98,12 @@ class LocalStorage:
             temporary.unlink(missing_ok=True)
         sync(target.parent)
         return True
+
+    def change(self, path: str, edit: Callable[[bytes | None], bytes | None]) -> None:
+        with alone_in((self.root / path).parent):
+            content = edit(self.read([path]).get(path))
+            if content is not None:
+                self.put({path: content})
 
     def put(self, files: Mapping[str, bytes | Path]) -> None:
         changed: set[Path] = set()

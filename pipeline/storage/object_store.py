@@ -1,7 +1,7 @@
 """A workspace in an object store: S3, Google Cloud Storage or Azure, through obstore.
 
-Each object is one put of complete bytes, nothing is renamed, and records use conditional puts. Files are copied once
-to this machine's cache and read there; digests verify the copies.
+Each object is one put of complete bytes, nothing is renamed; records and HEAD.json use conditional puts. Files are
+copied once to this machine's cache and read there; digests verify the copies.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ FEW = 16
 
 MULTIPART_BYTES = 1 << 30
 """Larger files are uploaded in parts, which become visible together."""
+
+MOST_CONFLICTS = 200
+"""Number of other writers that one change gives way to."""
 
 RECENT_SECONDS = 30.0
 """Lifetime of a cached listing, which is for sizes: files that it lacks are requested by name; a deletion clears it."""
@@ -176,6 +179,28 @@ class ObjectStorage:
 
         return self._written([path], put)[path]
 
+    def change(self, path: str, edit: Callable[[bytes | None], bytes | None]) -> None:
+        for _ in range(MOST_CONFLICTS):
+            if self._written([path], lambda path: self._changed(path, edit))[path]:
+                return
+        what, fix = "the object store refuses every conditional write (If-Match)", "use a store that supports them"
+        raise AmalgamError(what, where=f"{self.address}/{path}", fix=fix)
+
+    def _changed(self, path: str, edit: Callable[[bytes | None], bytes | None]) -> bool:
+        """Returns False if another writer changed the object after it was read."""
+        text: bytes | None = None
+        mode: Any = "create"
+        with contextlib.suppress(NotFoundError, FileNotFoundError):
+            stored = obstore.get(self._client, path)
+            text = bytes(stored.bytes())
+            mode = {name: value for name in ("e_tag", "version") if (value := stored.meta[name])}
+        content = edit(text)
+        with contextlib.suppress(AlreadyExistsError, PreconditionError, FileExistsError):
+            if content is not None:
+                self._put(path, content, mode)
+            return True
+        return False
+
     def _written(self, paths: Sequence[str], request: Callable[[str], T]) -> dict[str, T]:
         """Sends the requests; a write that is answered by "not found" has no bucket."""
         answers = self._requests(paths, request)
@@ -193,9 +218,9 @@ class ObjectStorage:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 content.replace(target)
 
-    def _put(self, path: str, content: bytes | Path) -> Any:
+    def _put(self, path: str, content: bytes | Path, mode: Any = None) -> Any:
         parts = isinstance(content, Path) and content.stat().st_size > MULTIPART_BYTES
-        return obstore.put(self._client, check_path(path), content, use_multipart=parts)
+        return obstore.put(self._client, check_path(path), content, mode=mode, use_multipart=parts)
 
     def delete(self, paths: Sequence[str]) -> None:
         """Local copies stay, because another process may be about to read them."""

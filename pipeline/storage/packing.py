@@ -307,6 +307,9 @@ class PackedStorage:
     def put_if_absent(self, path: str, content: bytes) -> bool:
         return self._text(path) is None and self.inner.put_if_absent(path, content)
 
+    def change(self, path: str, edit: Callable[[bytes | None], bytes | None]) -> None:
+        self.inner.change(path, edit)
+
     def put(self, files: Mapping[str, bytes | Path]) -> None:
         self.inner.put(files)
 
@@ -418,10 +421,7 @@ def _parsed(text: bytes, pack: str | None = None) -> dict[str, Any] | None:
 
 def _unpacked(text: bytes) -> bytes:
     unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)  # with the header of gzip
-    content = unpack.decompress(text, max(LEAST_LIMIT, MOST_TIMES * len(text)))
-    if not unpack.eof:
-        raise ValueError("the index is cut, or too large for its file")
-    return content
+    return unpack.decompress(text, max(LEAST_LIMIT, MOST_TIMES * len(text)))  # the digest shows whether it is all
 
 
 def _checked(entry: PackEntry) -> PackEntry:

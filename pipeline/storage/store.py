@@ -23,7 +23,7 @@ from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import StorageBackend
 from amalgam.pipeline.storage.facts import DECLARED, FactTypes, ResultIdentity, Timing, fits
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
-from amalgam.pipeline.storage.local import LocalStorage, alone_in, sync, temporary_path
+from amalgam.pipeline.storage.local import LocalStorage, sync, temporary_path
 from amalgam.pipeline.storage.packing import PackedStorage
 from amalgam.pipeline.storage.paths import check_path, inside, is_name
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
@@ -374,22 +374,23 @@ class Store:
 
     def head(self) -> dict[str, HeadEntry]:
         """Returns the entry of each stage; without a readable HEAD.json there are none."""
-        head = dict[str, HeadEntry]()
-        for stage, entry in (self.read_json(self.root / HEAD) or {}).items():
-            match entry:
-                case {"fingerprint": str(name), "overrides": dict()} if is_name(name):
-                    head[stage] = entry
-        return head
+        return _entries(self.read_json(self.root / HEAD) or {})
 
-    @contextlib.contextmanager
-    def _changing_head(self) -> Iterator[dict[str, HeadEntry]]:
-        """Yields the entries, and stores the changed ones; other processes wait meanwhile, so no entry is lost."""
-        with alone_in(self.root):
-            head = self.head()
-            before = dict(head)
-            yield head
-            if head != before:
-                self.replace(self.root / HEAD, {"layout": LAYOUT, **head}, copy=True)
+    def _change_head(self, changed: Callable[[dict[str, HeadEntry]], dict[str, HeadEntry]]) -> None:
+        """Stores the entries that `changed` returns; no entry of another process or machine is lost."""
+
+        def edit(text: bytes | None) -> bytes | None:
+            content = verified(text)
+            head = self.head() if content is None else _entries(content)
+            after = {**head, **changed(head)}
+            return signed({"layout": LAYOUT, **after}) if after != head else None
+
+        def copy(text: bytes | None) -> bytes | None:
+            content = self.backend.read([HEAD]).get(HEAD)
+            return content if content != text and verified(content) else None
+
+        self.backend.change(HEAD, edit)
+        self.backend.change(copy_of(HEAD), copy)
 
     def last(self, stage: str) -> str | None:
         """Returns the fingerprint of the stage's last result."""
@@ -398,26 +399,32 @@ class Store:
 
     def move_head(self, stage: str, name: str) -> None:
         """Marks the last result of a stage; the overrides of the last complete command stay."""
-        with self._changing_head() as head:
-            entry = head.get(stage, HeadEntry(fingerprint=name, overrides={}))
-            head[stage] = HeadEntry(fingerprint=name, overrides=entry["overrides"])
-            if "file" in entry:
-                head[stage]["file"] = entry["file"]
+
+        def moved(head: dict[str, HeadEntry]) -> dict[str, HeadEntry]:
+            entry: HeadEntry = {**head.get(stage, HeadEntry(fingerprint=name, overrides={})), "fingerprint": name}
+            entry.pop("rebuilding", None)
+            return {stage: entry}
+
+        self._change_head(moved)
 
     def mark_rebuilding(self, stage: str, name: str) -> None:
         """Records that the last result is computed again although it was complete."""
-        with self._changing_head() as head:
-            if stage in head and head[stage]["fingerprint"] == name:
-                head[stage] = {**head[stage], "rebuilding": True}
+
+        def marked(head: dict[str, HeadEntry]) -> dict[str, HeadEntry]:
+            is_last = stage in head and head[stage]["fingerprint"] == name
+            return {stage: {**head[stage], "rebuilding": True}} if is_last else {}
+
+        self._change_head(marked)
 
     def store_overrides(self, results: Mapping[str, str], overrides: Mapping[str, Any], file: str) -> None:
         """Stores the overrides of a complete command for later commands of single stages with the same file.
 
         `results` are its stages and fingerprints: another command may have moved HEAD meanwhile.
         """
-        with self._changing_head() as head:
-            for stage in head.keys() & results.keys():
-                head[stage] = HeadEntry(fingerprint=results[stage], overrides=dict(overrides), file=file)
+        entries = {
+            stage: HeadEntry(fingerprint=name, overrides=dict(overrides), file=file) for stage, name in results.items()
+        }
+        self._change_head(lambda head: {stage: entries[stage] for stage in head.keys() & entries.keys()})
 
     def pinned(self, kind: str, name: str) -> str | None:
         """Returns a pinned decision, such as a Hub commit or the dtype chosen for `auto`; None if there is none."""
@@ -451,6 +458,16 @@ class Store:
 
 
 def _ignored(note: str) -> None: ...
+
+
+def _entries(content: Mapping[str, Any]) -> dict[str, HeadEntry]:
+    """Returns the entries of HEAD.json by stage."""
+    head = dict[str, HeadEntry]()
+    for stage, entry in content.items():
+        match entry:
+            case {"fingerprint": str(name), "overrides": dict()} if is_name(name):
+                head[stage] = entry
+    return head
 
 
 def parsed_record(

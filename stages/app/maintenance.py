@@ -38,6 +38,7 @@ from amalgam.pipeline.storage.local import LocalStorage, remove_empty_folders
 from amalgam.pipeline.storage.packing import may_be_packed
 from amalgam.pipeline.storage.paths import (
     CACHED_TOKENS,
+    FINGERPRINT,
     GIVEN,
     QUARANTINED,
     TEMPORARY_NAME,
@@ -65,6 +66,8 @@ OTHER_ROOMS = ("pins", QUARANTINE, LOGS, GIVEN, "failed-units", "divergence")
 """Folders of the workspace without units."""
 
 PIN = re.compile(r"[a-z]+-.+\.json")
+
+FAMILY_PATH = re.compile(rf"[a-z-]+/{FINGERPRINT}/family(\.copy)?\.json")
 
 SMALL_FILES = (HEAD, "HEAD.copy.json", "digests.json", RATES)
 
@@ -231,6 +234,7 @@ KINDS = {
     "quarantined": "quarantined, over a day ago",
     "packed": "packed, over a day ago",
     "orphan": "no record names it, over a day old",
+    "family": "description of a family without units, over a day old",
     "copy": "local copy of a deleted file, over a day old",
     "checkpoint": "of a training that this experiment does not continue, over a day old",
     "unused": "neither the last builds nor this experiment use it",
@@ -243,18 +247,19 @@ def find_garbage(
     """Returns the files that can be deleted, and deletes exactly these with `delete`.
 
     Only names that amalgam gives to its files count; every file stays for a day. With `unused`, the number is that of
-    the unused results that are kept because a file is younger.
+    the unused results that are kept because a file is younger. A command may be at work on these.
     """
     entries = list(run.store.backend.list())
     records = list(records_in(run, entries, stages))
     leftovers = [*_leftovers(run, entries, records, stages), *_local_leftovers(run, entries, stages)]
     leftovers += _checkpoints(run, stages)
     garbage, young = {row["path"]: row for row in leftovers}, 0
+    young_folders = _young_folders(entries, records)
     for inside, present in _unused_records(run, entries, records, stages) if unused else ():
-        if all(_is_old(entry.modified) for entry in present):
-            garbage |= {entry.path: _row(entry.path, entry.bytes, "unused") for entry in present}
-        else:
+        if result_folder(inside) in young_folders:
             young += inside.endswith(MANIFEST)
+        else:
+            garbage |= {entry.path: _row(entry.path, entry.bytes, "unused") for entry in present}
     if delete:
         _delete(run, garbage.values())
     return list(garbage.values()), young
@@ -309,6 +314,7 @@ def _leftovers(
     packs = {inside: piece.pack for index in indexes for inside, piece in index.pieces.items()}
     named = {file.path for _, record in records for file in record.files} | set(packs.values())
     complete = {path.rpartition("/")[0] for path in named}
+    with_records = {result_folder(inside) for inside, _ in records}
     old = {entry.path for entry in entries if _is_old(entry.modified)}
     for entry in entries:
         parts = entry.path.split("/")
@@ -323,6 +329,8 @@ def _leftovers(
             yield _row(entry.path, entry.bytes, "quarantined")
         elif is_pack(parts, rooms) or (unit_of(parts, rooms) and not _is_in_unit(parts, complete)):
             yield _row(entry.path, entry.bytes, "orphan")
+        elif result_folder(entry.path) not in with_records and FAMILY_PATH.fullmatch(entry.path):
+            yield _row(entry.path, entry.bytes, "family")
 
 
 def _is_quarantined(parts: Sequence[str]) -> bool:
@@ -429,6 +437,18 @@ def _unused_records(
         if inside not in kept:
             paths = (inside, *(file.path for file in record.files))
             yield inside, [by_path[path] for path in paths if path in by_path]
+
+
+def _young_folders(entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]]) -> set[str]:
+    """Returns the results and families with a file of the last day, and those whose files the former name."""
+    young = {result_folder(entry.path) for entry in entries if not _is_old(entry.modified)}
+    named = (record.files for inside, record in records if result_folder(inside) in young)
+    return young | {result_folder(file.path) for files in named for file in files}
+
+
+def result_folder(path: str) -> str:
+    """Returns the folder of the result or the family that a file belongs to."""
+    return "/".join(path.split("/")[:2])
 
 
 def _in_use(run: Run, records: Sequence[tuple[str, Record]], stages: Sequence[Stage]) -> set[str]:

@@ -19,10 +19,10 @@ from amalgam.pipeline.execution.stage import Run, Stage
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.packing import may_be_packed
-from amalgam.pipeline.storage.paths import CACHED_TOKENS, FINGERPRINT, GIVEN, GIVEN_NAME, is_regular, unit_of
+from amalgam.pipeline.storage.paths import CACHED_TOKENS, GIVEN, GIVEN_NAME, is_regular, unit_of
 from amalgam.pipeline.storage.small_files import COPY, verified, without_digest
 from amalgam.pipeline.storage.store import MANIFEST, TIMING, Record, Store, StoredFile
-from amalgam.stages.app.maintenance import PIN, SMALL_FILES, record_paths, records_in
+from amalgam.stages.app.maintenance import FAMILY_PATH, PIN, SMALL_FILES, record_paths, records_in, result_folder
 from amalgam.stages.common.deliveries import (
     EXPORT,
     REPORTS,
@@ -73,7 +73,6 @@ class Verification(TypedDict):
 
 RUN, REPAIR = "amalgam run", "amalgam verify --repair"
 
-FAMILY_PATH = re.compile(rf"[a-z-]+/{FINGERPRINT}/family(\.copy)?\.json")
 PIN_PATH = re.compile(f"pins/{PIN.pattern}")
 STAGE_NAMES = "|".join(stage.name for stage in STAGES)
 NOTE_PATH = re.compile(rf"failed-units/({STAGE_NAMES})-.+\.json|divergence/.+-[0-9a-f]{{8}}\.json")
@@ -259,7 +258,7 @@ class _Results:
             return "computed when it is needed" if room == CACHED_TOKENS else "decided again"
         if name in {MANIFEST, TIMING}:
             return "written again; no unit is computed"
-        store, family = self.run.store, store_folder(path)
+        store, family = self.run.store, result_folder(path)
         key = store.read_json(store.root / family / "family.json") or {}
         seconds = _seconds(store, stage.name)
         again = stage.recomputed(self._records_of_files.get(path), str(key.get("teacher", "")))
@@ -274,11 +273,6 @@ def _record_of(path: str) -> str | None:
 
 def _stage_of(path: str) -> Stage | None:
     return next((stage for stage in STAGES if stage.name == path.partition("/")[0]), None)
-
-
-def store_folder(path: str) -> str:
-    """Returns the folder of the result or the family that a file belongs to."""
-    return "/".join(path.split("/")[:2])
 
 
 def _seconds(store: Store, stage: str) -> float:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.object_store import ObjectStorage
-from amalgam.pipeline.storage.store import MANIFEST, MARK, Record, Store, StoredFile, open_store
+from amalgam.pipeline.storage.small_files import copy_of, signed
+from amalgam.pipeline.storage.store import HEAD, MANIFEST, MARK, Record, Store, StoredFile, open_store
 from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.s3_server import S3
 from amalgam.tests.workspaces import flip_bit
@@ -154,6 +157,33 @@ def test_a_manifest_is_written_once(address: str) -> None:
     assert not other.backend.put_if_absent(one.inside(path), b"anything")
 
 
+def test_head_entries_of_two_machines_at_once_all_stay(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other machine stores its entries after the first has read HEAD.json, and before it writes it."""
+    one, other = opened(address), opened(address)
+    others = [("b", "2" * 20), ("c", "3" * 20)]
+
+    def late(content: Mapping[str, Any]) -> bytes:
+        if others:
+            other.move_head(*others.pop())
+        return signed(content)
+
+    monkeypatch.setattr("amalgam.pipeline.storage.store.signed", late)
+    one.move_head("a", "1" * 20)
+    assert {stage: entry["fingerprint"][0] for stage, entry in one.head().items()} == {"a": "1", "b": "2", "c": "3"}
+    texts = other.backend.read([HEAD, copy_of(HEAD)])
+    assert texts[HEAD] == texts[copy_of(HEAD)]
+
+
+def test_a_store_that_refuses_every_change_is_named(ours: str, server: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(ours)
+    store.move_head("a", "1" * 20)
+    numbers = count()
+    monkeypatch.setattr(server.RequestHandlerClass, "version", lambda *_: str(next(numbers)))
+    monkeypatch.setattr("amalgam.pipeline.storage.object_store.MOST_CONFLICTS", 3)
+    with pytest.raises(AmalgamError, match="If-Match"):
+        store.move_head("a", "2" * 20)
+
+
 def test_a_prefix_with_other_objects_is_refused_and_a_new_one_is_marked(address: str) -> None:
     store = opened(address)
     store.check_workspace()
@@ -266,6 +296,22 @@ def test_files_missing_from_a_listing_are_requested_by_name(ours: str, monkeypat
 
 
 # ---- removal
+
+
+def test_a_removed_file_is_missing_although_this_machine_has_a_copy(address: str) -> None:
+    store = opened(address)
+    file = put(store, "one").files[0]
+    store.backend.delete([file.path])
+    assert store.path(file).exists()
+    assert opened(address).check_file(file, refetch=True) == "missing"
+
+
+def test_a_removed_file_is_missing_although_a_listing_had_it(address: str) -> None:
+    store = opened(address)
+    files = [put(store, f"u{n}", bytes([n])).files[0] for n in range(20)]
+    assert store.missing_files(Record("all", tuple(files))) == []
+    store.backend.delete([files[7].path])
+    assert store.missing_files(Record("all", tuple(files))) == [(files[7], "missing")]
 
 
 def test_of_many_that_are_removed_some_are_gone_already(address: str) -> None:

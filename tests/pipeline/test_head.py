@@ -33,6 +33,17 @@ def test_only_the_last_result_is_marked_as_computed_again(tmp_path: Path) -> Non
     assert "rebuilding" not in store.head()["a"]
     store.mark_rebuilding("a", "1" * 20)
     assert store.head()["a"]["rebuilding"] is True
+    store.move_head("a", "1" * 20)
+    assert "rebuilding" not in store.head()["a"]
+
+
+def test_a_damaged_head_is_written_again_from_its_copy(tmp_path: Path) -> None:
+    Store(tmp_path).move_head("a", "1" * 20)
+    path = tmp_path / "HEAD.json"
+    before = path.read_bytes()
+    path.write_bytes(before[:-9])
+    assert Store(tmp_path).last("a") == "1" * 20
+    assert path.read_bytes() == before
 
 
 def test_head_keeps_what_other_stages_built(tmp_path: Path) -> None:

@@ -127,6 +127,28 @@ def test_few_units_large_ones_and_those_of_several_files_stay_as_they_are(
     assert set(opened(workspace).records([*records, two])) == {*records, two}
 
 
+def test_a_damaged_unit_is_not_packed(tmp_path: Path) -> None:
+    workspace = str(tmp_path / "artifacts")
+    path, record = next(iter(filled(workspace).items()))
+    flip_bit(opened(workspace).path(record.files[0]))
+    assert pack_all(workspace) == UNITS - 1
+    assert path.exists()
+    with pytest.raises(DamagedError):
+        opened(workspace).verified_path(record.files[0])
+
+
+def test_a_deleted_unit_leaves_no_unpacked_copy(tmp_path: Path) -> None:
+    workspace = str(tmp_path / "artifacts")
+    record = next(iter(filled(workspace).values()))
+    pack_all(workspace)
+    store = opened(workspace)
+    without_loose_files(store)
+    copy = store.verified_path(record.files[0])
+    store.backend.delete([record.files[0].path])
+    assert copy.is_relative_to(tmp_path / "cache")
+    assert not copy.exists()
+
+
 def test_a_packed_unit_is_not_written_twice(workspace: str) -> None:
     records = filled(workspace)
     pack_all(workspace)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypedDict, get_args
 
 import pytest
 
+from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.execution.plan import Reason, StageState, plan
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
@@ -145,6 +146,15 @@ def test_a_file_of_another_size_is_damaged(tmp_path: Path) -> None:
     assert (stage, state, reason, units) == ("letters", "partial", "damaged", [2, 3])
     assert file.path in detail
     assert sizes in detail
+
+
+def test_a_file_that_is_damaged_again_ends_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*_: object) -> None:
+        raise DamagedError("letters are damaged", path="letters")
+
+    monkeypatch.setattr(Letters, "identity", damaged)
+    with pytest.raises(DamagedError):
+        plan(toy_stages(), toy_run(toy_base(tmp_path)))
 
 
 def test_a_deleted_manifest_is_missing_and_a_garbled_one_damaged(tmp_path: Path) -> None:

@@ -187,11 +187,12 @@ def test_a_damaged_unit_alone_is_made_again_in_the_same_run(tmp_path: Path, harm
     assert [unit for unit in calls(base) if unit in "abc"] == ["b"]
 
 
-def test_a_flipped_bit_gives_a_note_and_the_file_is_kept_in_quarantine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("harm", [_flip, lambda path: os.truncate(path, 3)])
+def test_a_damaged_file_gives_a_note_and_is_kept_in_quarantine(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     base = toy_base(tmp_path)
     run = _build(base)
     file = run.result("letters").files[1]
-    _flip(run.store.path(file))
+    harm(run.store.path(file))
     harmed = run.store.path(file).read_bytes()
     err = io.StringIO()
     update(toy_stages(), toy_run(base, err=err, targets={"temperature": 0.5}))
@@ -203,6 +204,20 @@ def test_a_flipped_bit_gives_a_note_and_the_file_is_kept_in_quarantine(tmp_path:
     assert "2 of 3 units" in running
     (kept,) = (base / "artifacts" / "quarantine").iterdir()
     assert kept.read_bytes() == harmed
+
+
+def test_a_repair_forgets_what_the_run_has_read(tmp_path: Path) -> None:
+    seen = list[bool]()
+
+    def damaged_once(run: Run, unit: Unit) -> None:
+        if unit.name == "joined":
+            seen.append("before" in run.cache or "before" in run.results)
+            run.cache["before"], run.results["before"] = True, run.results["letters"]
+            if len(seen) == 1:
+                raise DamagedError("letters are damaged", path="letters")
+
+    update(toy_stages(damaged_once), toy_run(toy_base(tmp_path)))
+    assert seen == [False, False]
 
 
 def test_repairs_end_when_the_disk_damages_every_file(tmp_path: Path) -> None:
@@ -373,6 +388,7 @@ def test_parts_compute_their_share_and_the_last_one_continues(tmp_path: Path) ->
     base = toy_base(tmp_path / "parts")
     assert _part(base, 0, 2) == ["a", "c", "letters 2/3"]
     assert _part(base, 1, 2) == ["b", "joined", "pair"]  # the last part also computes what a single process does
+    assert toy_run(base).store.head().keys() == {"letters", "joined", "pair"}
     assert _part(base, 0, 2) == []
     assert outcome(toy_run(base)) == outcome(_build(toy_base(tmp_path / "alone")))
 

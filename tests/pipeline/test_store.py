@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.storage import local
 from amalgam.pipeline.storage.backend import TEMPORARY
+from amalgam.pipeline.storage.facts import DECLARED, FactTypes
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import LAYOUT, MANIFEST, MARK, Record, Store, StoredFile, canonical_record
 from amalgam.tests.pipeline.crashing import fork, wait
@@ -59,6 +61,14 @@ def test_all_files_of_a_workspace_have_the_permissions_of_the_umask(tmp_path: Pa
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in store.root.rglob("*") if path.is_file()}
     assert modes == dict.fromkeys(("a", "b", "c", "model.json"), 0o666 & ~umask)
+
+
+def test_a_record_without_files_is_no_unit_of_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, path = Store(tmp_path), tmp_path / "stage/abc/one.json"
+    store.commit(path, Record("one", ()))
+    assert store.record(path) is not None
+    monkeypatch.setitem(DECLARED, "stage", FactTypes())
+    assert store.record(path) is None
 
 
 def test_a_unit_of_several_files_is_a_folder_and_keeps_their_names(tmp_path: Path) -> None:
@@ -110,6 +120,21 @@ def test_files_and_folders_are_on_the_disk_before_the_record_is(
     assert (file, published) == ("sync .bin", "link one.json")
     assert [folder, folder_again] == ["sync ", "sync "]
     assert record.startswith("sync")
+
+
+def test_a_file_is_on_the_disk_before_its_rename_and_the_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, sync, path = list[tuple[bool, bool]](), os.fsync, tmp_path / "a.txt"
+
+    def noting_sync(descriptor: int) -> None:
+        events.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), path.exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting_sync)
+    with local.atomic_write(path) as temporary:
+        temporary.write_text("a")
+    assert events == [(False, False), (True, True)]
 
 
 def test_without_hard_links_a_record_is_published_by_renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.cache_teachers.sample import PassAudit
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
+from amalgam.stages.common.intervals import errors_of
 from amalgam.stages.common.models.resolve import ModelFiles, same_models
 from amalgam.stages.report.blocks import (
     AuditBlock,
@@ -55,9 +56,6 @@ CONFIDENT = 0.5
 
 LEAST_AGREEMENT, MOST_DISTANCE = 0.98, 0.05
 """Duplicates: two teachers of the same labels with this agreement and this mean distance of probabilities."""
-
-STANDARD_ERRORS = 2.0
-"""A gain of more standard errors than this is significant."""
 
 
 @dataclass(frozen=True)
@@ -287,18 +285,18 @@ def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iter
             "mean_confidence": _share(counts.confidence[index], counts.texts),
             "wins": _share(counts.wins[index], counts.texts),
             "wins_by_weights": _share(counts.wins_by_weights[index], counts.texts) if weighed else None,
-            "left_out": _left_out(counts, index) if len(labels.columns) > 1 else None,
+            "left_out": left_out(counts, index) if len(labels.columns) > 1 else None,
         }
 
 
-def _left_out(counts: AuditCounts, index: int) -> LeftOut:
+def left_out(counts: AuditCounts, index: int) -> LeftOut:
     """Returns the effect of leaving out a teacher; `harmful` is None where no text can decide it."""
     gained, lost, comparable = counts.gained[index], counts.lost[index], counts.comparable[index]
     harmful = None
     if counts.labelled:
-        harmful = _significant(gained, lost)
+        harmful = _significant(gained, lost, len(counts.gained))
     elif comparable:
-        harmful = _significant(counts.only_without[index], counts.only_with[index])
+        harmful = _significant(counts.only_without[index], counts.only_with[index], len(counts.gained))
     return {
         "changed": _share(counts.changed[index], counts.texts),
         "accuracy": _share(counts.right + gained - lost, counts.labelled),
@@ -313,9 +311,9 @@ def _left_out(counts: AuditCounts, index: int) -> LeftOut:
     }
 
 
-def _significant(better: int, worse: int) -> bool:
-    """Applies McNemar's test to the texts that became right and those that became wrong."""
-    return bool(better - worse > STANDARD_ERRORS * math.sqrt(better + worse))
+def _significant(better: int, worse: int, teachers: int) -> bool:
+    """Applies McNemar's test to the texts that became right or wrong; it is one of `teachers` tests (Bonferroni)."""
+    return bool(better - worse > errors_of(teachers) * math.sqrt(better + worse))
 
 
 def _shared(counts: AuditCounts, labels: LabelSpace) -> Iterator[SharedLabels]:

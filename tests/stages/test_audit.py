@@ -10,7 +10,7 @@ import pytest
 
 from amalgam.data.keys import LabelSpace, union_of
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.report.audit import AuditCounts, AuditedTexts
+from amalgam.stages.report.audit import AuditCounts, AuditedTexts, left_out
 from amalgam.stages.target_methods import TargetInputs, TeacherPredictions
 
 
@@ -72,6 +72,16 @@ def test_a_text_counts_the_same_in_whichever_block_it_comes() -> None:
     for name in ("wins", "changed", "gained", "lost", "conflicts", "gold_won"):
         assert getattr(whole, name).tolist() == getattr(parts, name).tolist()
     assert whole.confidence.tolist() == pytest.approx(parts.confidence.tolist())
+
+
+@pytest.mark.parametrize(("teachers", "harmful"), [(2, True), (10, False)])
+def test_of_more_teachers_a_harmful_one_needs_clearer_evidence(teachers: int, *, harmful: bool) -> None:
+    """16 texts gained and 4 lost are 2.68 standard errors: beyond the 2.24 of two tests, below the 2.81 of ten."""
+    counts = AuditCounts(union_of({f"teacher-{n}": [f"label-{n}"] for n in range(teachers)}))
+    counts.texts = counts.labelled = 100
+    counts.gained[0], counts.lost[0] = 16, 4
+    assert left_out(counts, 0)["harmful"] is harmful
+    assert left_out(counts, 1)["harmful"] is False
 
 
 def test_of_three_with_the_same_labels_the_one_that_misleads_is_seen_without_gold() -> None:

@@ -36,7 +36,7 @@ from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import frames, maintenance
 from amalgam.stages.app import verify as verification
-from amalgam.stages.app.arguments import experiment_of, local_path, with_labels, with_texts, write_file
+from amalgam.stages.app.arguments import assignments_of, experiment_of, local_path, with_labels, with_texts, write_file
 from amalgam.stages.app.checks import execution_checks, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import store_labels, store_texts
@@ -205,10 +205,13 @@ class Experiment:
         """
         if isinstance(overrides, str):
             raise ExperimentError("overrides are a mapping or a list", where=overrides, fix=f"[{overrides!r}]")
-        assignments = _assignments(overrides) if isinstance(overrides, Mapping) else list(overrides)
+        assignments = assignments_of(overrides) if isinstance(overrides, Mapping) else list(overrides)
+        if texts is not None and not isinstance(texts, Mapping):
+            fix = 'texts={"train": ..., "test": ...}'
+            raise ExperimentError(f"texts is a mapping of parts, not a {type(texts).__name__}", where="texts", fix=fix)
         if texts:
             stored = store_texts(Path(path), assignments, texts)
-            assignments += _assignments({f"corpus.{part}": str(file) for part, file in stored.items()})
+            assignments += assignments_of({f"corpus.{part}": str(file) for part, file in stored.items()})
         return cls.open(Path(path), assignments, console_of_python(quiet=quiet))
 
     @classmethod
@@ -518,7 +521,3 @@ def _explanation(stage: Stage, run: Run, state: StageState | None) -> Explanatio
     changes = [Change(field=field, change=change) for field, change in differing]
     state = state or StageState(stage.name, "not part of this experiment", None, "", None, None, None)
     return {**state.to_json(), "last": last, "changes": changes, "identity": identity}
-
-
-def _assignments(values: Mapping[str, Any]) -> list[str]:
-    return [f"{field}={json.dumps(value, ensure_ascii=False)}" for field, value in values.items()]

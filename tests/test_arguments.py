@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import UserList
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ def test_texts_of_every_kind_reuse_the_predictions_of_a_file(shop: Workspace) ->
         "list": frame["text"].to_list(),
         "array": np.array(frame["text"].to_list()),
         "columns": {"text": frame["text"].to_list()},
+        "Arrow column": frame.to_arrow()["text"],
+        "column of a dataset": UserList(frame["text"].to_list()),
         "address": "texts/train.csv",
         "path": Path("texts/train.csv").absolute(),
         "paths": [Path("texts/train.csv")],
@@ -62,7 +65,7 @@ def test_texts_of_every_kind_reuse_the_predictions_of_a_file(shop: Workspace) ->
             assert len(experiment.texts("test").collect()) == TEST
     assert work[0].units == 0
     assert files["frame"] == files["pandas"]
-    assert len({files[kind] for kind in ("column", "pandas column", "list", "array", "columns")}) == 1
+    assert len({files[kind] for kind in kinds if kind not in {"frame", "pandas", "address", "path", "paths"}}) == 1
     assert (files["path"], files["paths"]) == ("./texts/train.csv", "./texts/train.csv")
 
 

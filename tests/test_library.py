@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -473,6 +475,17 @@ def test_overrides_are_paths_and_numbers_of_numpy_as_in_sections(desk: Workspace
     }
     config = Experiment.load(desk.config, overrides, quiet=True).config
     assert (config.corpus.test, config.student.epochs, config.cache.passes) == (["texts/test.csv"], 2, 4)
+
+
+def test_an_experiment_and_its_results_can_be_pickled(done: Experiment, desk: Workspace) -> None:
+    result = done.run()
+    copies = pickle.loads(pickle.dumps({"experiment": done, "result": result, "plan": done.plan()}))
+    assert states(copies["experiment"]) == dict.fromkeys(STAGES, "current")
+    assert copies["experiment"].student == done.student
+    assert repr(copies["result"]) == repr(result)
+    assert copies["result"].evaluation.equals(done.evaluation)
+    assert (copies["plan"].is_current, copies["plan"].problems) == (True, [])
+    assert copy.deepcopy(done).labels == UNION
 
 
 def test_an_experiment_runs_in_a_thread_without_signal_handlers(desk: Workspace) -> None:

@@ -229,6 +229,11 @@ class Experiment:
         self._source, self._overrides, self._console, self._part = source, overrides, console, part
         self._run = self._open()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the settings alone, without streams and locks; a copy opens the same workspace."""
+        source = self._source.absolute() if isinstance(self._source, Path) else self._source
+        return _reopened, (type(self), source, self._overrides, self._console.is_quiet, self._part)
+
     def write(self, path: str | Path = "amalgam.yaml") -> Path:
         """Writes the file of an experiment that was made without one; the command line continues with its results."""
         if isinstance(self._source, Path):
@@ -521,3 +526,9 @@ def _explanation(stage: Stage, run: Run, state: StageState | None) -> Explanatio
     changes = [Change(field=field, change=change) for field, change in differing]
     state = state or StageState(stage.name, "not part of this experiment", None, "", None, None, None)
     return {**state.to_json(), "last": last, "changes": changes, "identity": identity}
+
+
+def _reopened(
+    kind: type[Experiment], source: ExperimentSource, overrides: Sequence[str], quiet: bool, part: str | None
+) -> Experiment:
+    return kind.open(source, overrides, console_of_python(quiet=quiet), part)

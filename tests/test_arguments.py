@@ -87,6 +87,17 @@ def test_the_command_line_continues_a_written_experiment(shop: Workspace) -> Non
         Experiment.load(path, quiet=True).write("more.yaml")
 
 
+def test_an_experiment_whose_stored_texts_were_deleted_is_made_again(shop: Workspace) -> None:
+    experiment = Experiment(TEACHERS, frame_of(shop), quiet=True, **SETTINGS)
+    shutil.rmtree(shop.artifacts)
+    for use in (experiment.plan, experiment.run):
+        with pytest.raises(AmalgamError, match=r"was deleted[\s\S]*fix: make the experiment again from its texts"):
+            use()
+    again = Experiment(TEACHERS, frame_of(shop), quiet=True, **SETTINGS)
+    assert again.plan()[0].state == "missing"
+    assert experiment.plan()[0].reason == "first-run"
+
+
 def test_a_pair_of_columns_takes_pairs_of_texts(shop: Workspace) -> None:
     pairs = [("a cat", "an animal"), ("the law", "a rule")]
     experiment = Experiment(TEACHERS, pairs, quiet=True, corpus={"text": ["premise", "hypothesis"]}, **SETTINGS)

@@ -15,7 +15,7 @@ from typing import Any, Self, TypedDict
 
 from amalgam.data.keys import shown, similar_labels_note
 from amalgam.data.lazy import pl, torch
-from amalgam.pipeline.config.load import GIVEN, ExperimentSource
+from amalgam.pipeline.config.load import GIVEN, ExperimentSource, GivenExperiment
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console, aligned
 from amalgam.pipeline.errors import (
@@ -39,7 +39,7 @@ from amalgam.stages.app import verify as verification
 from amalgam.stages.app.arguments import assignments_of, experiment_of, local_path, with_labels, with_texts, write_file
 from amalgam.stages.app.checks import execution_checks, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
-from amalgam.stages.app.in_memory_texts import store_labels, store_texts
+from amalgam.stages.app.in_memory_texts import check_stored, store_labels, store_texts
 from amalgam.stages.app.label import LabelEffect, check_takes_labels, label_effect, texts_to_label
 from amalgam.stages.app.oracle import show_divergence
 from amalgam.stages.app.predict import Student, StudentFolder, changes_since, finished_in
@@ -466,7 +466,10 @@ class Experiment:
     # ----
 
     def _open(self) -> Run:
-        return open_run(self._source, self._overrides, part=self._part, console=self._console)
+        run = open_run(self._source, self._overrides, part=self._part, console=self._console)
+        if isinstance(self._source, GivenExperiment):
+            check_stored(run.experiment, run.base, run.store.root)
+        return run
 
     def _current(self, stage: str) -> Run:
         """Returns the run with the stage's result; raises if the stage is not current."""

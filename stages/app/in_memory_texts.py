@@ -14,7 +14,7 @@ from amalgam.data.keys import shown
 from amalgam.data.lazy import pa, pc, pq
 from amalgam.data.rows import FIXES, has_surrogate
 from amalgam.pipeline.config.load import ExperimentSource, LoadedExperiment
-from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, ExperimentError, nearest
 from amalgam.pipeline.input_files import file_digest
@@ -66,6 +66,17 @@ def store_labels(source: ExperimentSource, overrides: Sequence[str], labels: Any
     if path is None:
         raise DataError("the labels have no rows", where="labels", fix="give the filled frame of experiment.label()")
     return path
+
+
+def check_stored(experiment: ExperimentConfig, base: Path, workspace: Path) -> None:
+    """Refuses an experiment from Python whose stored texts or labels were deleted, such as with the workspace."""
+    corpus = experiment.corpus
+    sources = [*(corpus.train or ()), *(corpus.validation or ()), *(corpus.test or ())]
+    for source in [*sources, *([experiment.labels] if experiment.labels else [])]:
+        path = base / source
+        if path.parent == workspace / GIVEN and not path.exists():
+            fix = "make the experiment again from its texts: Experiment(teachers=..., texts=...)"
+            raise DataError("the stored file of texts or labels from Python was deleted", where=str(path), fix=fix)
 
 
 def _folder(loaded: LoadedExperiment) -> Path:

@@ -83,6 +83,10 @@ class Console:
         """The work of the stage so far, for the line at its end."""
         self._every_seconds = 0.2 if self._live else EVERY_SECONDS
 
+    @property
+    def is_quiet(self) -> bool:
+        return self._quiet
+
     # ---- lines
 
     def say(self, text: str) -> None:

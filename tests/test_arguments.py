@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import UserList
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ def test_texts_of_every_kind_reuse_the_predictions_of_a_file(shop: Workspace) ->
         "list": frame["text"].to_list(),
         "array": np.array(frame["text"].to_list()),
         "columns": {"text": frame["text"].to_list()},
+        "Arrow column": frame.to_arrow()["text"],
+        "column of a dataset": UserList(frame["text"].to_list()),
         "address": "texts/train.csv",
         "path": Path("texts/train.csv").absolute(),
         "paths": [Path("texts/train.csv")],
@@ -62,7 +65,7 @@ def test_texts_of_every_kind_reuse_the_predictions_of_a_file(shop: Workspace) ->
             assert len(experiment.texts("test").collect()) == TEST
     assert work[0].units == 0
     assert files["frame"] == files["pandas"]
-    assert len({files[kind] for kind in ("column", "pandas column", "list", "array", "columns")}) == 1
+    assert len({files[kind] for kind in kinds if kind not in {"frame", "pandas", "address", "path", "paths"}}) == 1
     assert (files["path"], files["paths"]) == ("./texts/train.csv", "./texts/train.csv")
 
 
@@ -82,6 +85,17 @@ def test_the_command_line_continues_a_written_experiment(shop: Workspace) -> Non
         experiment.write("models/mine.yaml")
     with pytest.raises(AmalgamError, match="has a file"):
         Experiment.load(path, quiet=True).write("more.yaml")
+
+
+def test_an_experiment_whose_stored_texts_were_deleted_is_made_again(shop: Workspace) -> None:
+    experiment = Experiment(TEACHERS, frame_of(shop), quiet=True, **SETTINGS)
+    shutil.rmtree(shop.artifacts)
+    for use in (experiment.plan, experiment.run):
+        with pytest.raises(AmalgamError, match=r"was deleted[\s\S]*fix: make the experiment again from its texts"):
+            use()
+    again = Experiment(TEACHERS, frame_of(shop), quiet=True, **SETTINGS)
+    assert again.plan()[0].state == "missing"
+    assert experiment.plan()[0].reason == "first-run"
 
 
 def test_a_pair_of_columns_takes_pairs_of_texts(shop: Workspace) -> None:

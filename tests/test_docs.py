@@ -24,6 +24,8 @@ from amalgam.benchmarks.gallery import Entry, make_page
 from amalgam.data.demo_corpus import generate
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.storage.facts import DECLARED, FactTypes
+from amalgam.stages.app.api import Experiment
+from amalgam.stages.app.results import Audit, Plan, RunResult, StageResult
 from amalgam.stages.common.training import schedule
 from amalgam.stages.methods import load_with_methods
 from amalgam.tests.forking import LIGHT, Forked
@@ -337,6 +339,14 @@ def test_a_page_of_the_gallery_is_that_of_a_run_without_its_texts(workspace: Wor
     assert "Disputed texts" not in page
     assert "Most confident errors" not in page
     assert str(workspace.folder) not in page
+
+
+def test_the_page_on_python_has_every_public_name() -> None:
+    words = set(re.findall(r"\w+", (ROOT / "docs/python.md").read_text()))
+    for kind in (Experiment, RunResult, StageResult, Plan, Audit):
+        names = {*vars(kind), *getattr(kind, "__annotations__", {})}
+        public = {name for name in names if not name.startswith("_")}
+        assert public - words <= {"HEADER", "block", "cells", "open"}, kind.__name__
 
 
 def test_reference_pages_are_made_from_the_code() -> None:

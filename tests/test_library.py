@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -432,6 +434,14 @@ def test_a_quiet_experiment_prints_nothing_and_another_prints_the_report(
         (lambda one: one.predict(["the onion"], top="2"), "top is '2'"),
         (lambda one: one.predict("the onion"), "takes a list of texts"),
         (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", "a=b"), "['a=b']"),
+        (
+            lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", {"student.epochs": {3}}),
+            "the value of student.epochs is a set",
+        ),
+        (
+            lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", texts=pl.DataFrame({"text": ["a"]})),  # type: ignore[arg-type]
+            'texts={"train": ..., "test": ...}',
+        ),
         (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", texts={"dev": []}), "train, validation"),
         (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", texts={"test": [1]}), "texts[0] = 1"),
         (
@@ -453,6 +463,29 @@ def test_a_wrong_argument_is_refused_with_the_choices(done: Experiment, do: Any,
     with pytest.raises(AmalgamError) as refused:
         do(done)
     assert piece in str(refused.value)
+
+
+def test_overrides_are_paths_and_numbers_of_numpy_as_in_sections(desk: Workspace) -> None:
+    import numpy as np
+
+    overrides = {
+        "corpus.test": [Path("texts/test.csv")],
+        "student": {"epochs": np.int64(2)},
+        "cache.passes": np.int64(4),
+    }
+    config = Experiment.load(desk.config, overrides, quiet=True).config
+    assert (config.corpus.test, config.student.epochs, config.cache.passes) == (["texts/test.csv"], 2, 4)
+
+
+def test_an_experiment_and_its_results_can_be_pickled(done: Experiment, desk: Workspace) -> None:
+    result = done.run()
+    copies = pickle.loads(pickle.dumps({"experiment": done, "result": result, "plan": done.plan()}))
+    assert states(copies["experiment"]) == dict.fromkeys(STAGES, "current")
+    assert copies["experiment"].student == done.student
+    assert repr(copies["result"]) == repr(result)
+    assert copies["result"].evaluation.equals(done.evaluation)
+    assert (copies["plan"].is_current, copies["plan"].problems) == (True, [])
+    assert copy.deepcopy(done).labels == UNION
 
 
 def test_an_experiment_runs_in_a_thread_without_signal_handlers(desk: Workspace) -> None:

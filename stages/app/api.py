@@ -15,7 +15,7 @@ from typing import Any, Self, TypedDict
 
 from amalgam.data.keys import shown, similar_labels_note
 from amalgam.data.lazy import pl, torch
-from amalgam.pipeline.config.load import GIVEN, ExperimentSource
+from amalgam.pipeline.config.load import GIVEN, ExperimentSource, GivenExperiment
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console, aligned
 from amalgam.pipeline.errors import (
@@ -36,10 +36,10 @@ from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import frames, maintenance
 from amalgam.stages.app import verify as verification
-from amalgam.stages.app.arguments import experiment_of, local_path, with_labels, with_texts, write_file
+from amalgam.stages.app.arguments import assignments_of, experiment_of, local_path, with_labels, with_texts, write_file
 from amalgam.stages.app.checks import execution_checks, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
-from amalgam.stages.app.in_memory_texts import store_labels, store_texts
+from amalgam.stages.app.in_memory_texts import check_stored, store_labels, store_texts
 from amalgam.stages.app.label import LabelEffect, check_takes_labels, label_effect, texts_to_label
 from amalgam.stages.app.oracle import show_divergence
 from amalgam.stages.app.predict import Student, StudentFolder, changes_since, finished_in
@@ -205,10 +205,13 @@ class Experiment:
         """
         if isinstance(overrides, str):
             raise ExperimentError("overrides are a mapping or a list", where=overrides, fix=f"[{overrides!r}]")
-        assignments = _assignments(overrides) if isinstance(overrides, Mapping) else list(overrides)
+        assignments = assignments_of(overrides) if isinstance(overrides, Mapping) else list(overrides)
+        if texts is not None and not isinstance(texts, Mapping):
+            fix = 'texts={"train": ..., "test": ...}'
+            raise ExperimentError(f"texts is a mapping of parts, not a {type(texts).__name__}", where="texts", fix=fix)
         if texts:
             stored = store_texts(Path(path), assignments, texts)
-            assignments += _assignments({f"corpus.{part}": str(file) for part, file in stored.items()})
+            assignments += assignments_of({f"corpus.{part}": str(file) for part, file in stored.items()})
         return cls.open(Path(path), assignments, console_of_python(quiet=quiet))
 
     @classmethod
@@ -225,6 +228,11 @@ class Experiment:
     ) -> None:
         self._source, self._overrides, self._console, self._part = source, overrides, console, part
         self._run = self._open()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the settings alone, without streams and locks; a copy opens the same workspace."""
+        source = self._source.absolute() if isinstance(self._source, Path) else self._source
+        return _reopened, (type(self), source, self._overrides, self._console.is_quiet, self._part)
 
     def write(self, path: str | Path = "amalgam.yaml") -> Path:
         """Writes the file of an experiment that was made without one; the command line continues with its results."""
@@ -458,7 +466,10 @@ class Experiment:
     # ----
 
     def _open(self) -> Run:
-        return open_run(self._source, self._overrides, part=self._part, console=self._console)
+        run = open_run(self._source, self._overrides, part=self._part, console=self._console)
+        if isinstance(self._source, GivenExperiment):
+            check_stored(run.experiment, run.base, run.store.root)
+        return run
 
     def _current(self, stage: str) -> Run:
         """Returns the run with the stage's result; raises if the stage is not current."""
@@ -520,5 +531,7 @@ def _explanation(stage: Stage, run: Run, state: StageState | None) -> Explanatio
     return {**state.to_json(), "last": last, "changes": changes, "identity": identity}
 
 
-def _assignments(values: Mapping[str, Any]) -> list[str]:
-    return [f"{field}={json.dumps(value, ensure_ascii=False)}" for field, value in values.items()]
+def _reopened(
+    kind: type[Experiment], source: ExperimentSource, overrides: Sequence[str], quiet: bool, part: str | None
+) -> Experiment:
+    return kind.open(source, overrides, console_of_python(quiet=quiet), part)

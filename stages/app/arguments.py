@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -52,7 +53,7 @@ def with_labels(experiment: GivenExperiment, labels: Any) -> GivenExperiment:
 
 def _section(name: str, fields: Any) -> dict[str, Any]:
     if isinstance(fields, Mapping):
-        return {key: _plain(value) for key, value in fields.items()}
+        return {key: plain(value) for key, value in fields.items()}
     sections = ExperimentConfig.model_fields.items()
     owners = [section for section, info in sections if name in getattr(info.annotation, "model_fields", ())]
     if name in ExperimentConfig.model_fields:
@@ -72,14 +73,14 @@ def _set_defaults(data: dict[str, Any], texts: Mapping[str, Any], workspace: str
         data[name] = {**fields, **data.get(name, {})}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Returns paths as text and numbers of numpy as Python's own."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
+        return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
 
 
@@ -90,6 +91,19 @@ def local_path(path: str | Path, base: Path) -> str:
     if expanded.startswith("~"):  # it is refused where it is opened
         return expanded
     return f"./{absolute.relative_to(base).as_posix()}" if absolute.is_relative_to(base) else str(absolute)
+
+
+def assignments_of(values: Mapping[str, Any]) -> list[str]:
+    """Returns a mapping of overrides as assignments, like those of the command line."""
+    assignments = []
+    for field, value in values.items():
+        try:
+            assignments.append(f"{field}={json.dumps(plain(value), ensure_ascii=False)}")
+        except (TypeError, ValueError, RecursionError):
+            what = f"the value of {field} is a {type(value).__name__}, which is no plain value"
+            fix = "use text, numbers, lists and dicts"
+            raise ExperimentError(what, where="overrides", fix=fix) from None
+    return assignments
 
 
 # ---- texts
@@ -139,7 +153,7 @@ def _teacher_entries(teachers: Any, base: Path) -> list[dict[str, Any]]:
 
 def _teacher_entry(given: Any, index: int, base: Path) -> dict[str, Any]:
     where = f"teachers[{index}]"
-    entry = {key: _plain(value) for key, value in given.items()} if isinstance(given, Mapping) else {"model": given}
+    entry = {key: plain(value) for key, value in given.items()} if isinstance(given, Mapping) else {"model": given}
     model = entry.get("model")
     if hasattr(model, "save_pretrained") or hasattr(getattr(model, "model", None), "save_pretrained"):
         fix = "model.save_pretrained(FOLDER), tokenizer.save_pretrained(FOLDER), then name FOLDER"

@@ -14,7 +14,7 @@ from amalgam.data.keys import shown
 from amalgam.data.lazy import pa, pc, pq
 from amalgam.data.rows import FIXES, has_surrogate
 from amalgam.pipeline.config.load import ExperimentSource, LoadedExperiment
-from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, ExperimentError, nearest
 from amalgam.pipeline.input_files import file_digest
@@ -68,6 +68,17 @@ def store_labels(source: ExperimentSource, overrides: Sequence[str], labels: Any
     return path
 
 
+def check_stored(experiment: ExperimentConfig, base: Path, workspace: Path) -> None:
+    """Refuses an experiment from Python whose stored texts or labels were deleted, such as with the workspace."""
+    corpus = experiment.corpus
+    sources = [*(corpus.train or ()), *(corpus.validation or ()), *(corpus.test or ())]
+    for source in [*sources, *([experiment.labels] if experiment.labels else [])]:
+        path = base / source
+        if path.parent == workspace / GIVEN and not path.exists():
+            fix = "make the experiment again from its texts: Experiment(teachers=..., texts=...)"
+            raise DataError("the stored file of texts or labels from Python was deleted", where=str(path), fix=fix)
+
+
 def _folder(loaded: LoadedExperiment) -> Path:
     store = open_store(loaded.experiment.execution.workspace, loaded.base)
     store.claim()
@@ -115,8 +126,8 @@ def _tables(given: Any, corpus: Corpus, part: str) -> Iterator[pa.Table]:
         given = given.collect()
     elif hasattr(given, "to_frame") and not hasattr(given, "columns"):  # a column of Polars or pandas
         given = given.to_frame(corpus.text[0])
-    elif isinstance(given, list | tuple | Iterator) or hasattr(given, "tolist"):  # the last: an array of NumPy
-        given = _table_of(given.tolist() if hasattr(given, "tolist") else list(given), corpus, part)
+    elif (values := _values_of(given)) is not None:
+        given = _table_of(values, corpus, part)
     elif isinstance(given, Mapping):
         single = next((name for name, column in given.items() if isinstance(column, str | bytes)), None)
         if single is not None:
@@ -130,6 +141,15 @@ def _tables(given: Any, corpus: Corpus, part: str) -> Iterator[pa.Table]:
         raise DataError(f"the {part} texts have an unknown type", where=_place(given, part), fix=fix)
     for batch in _arrow_of(lambda: pa.RecordBatchReader.from_stream(given), given, corpus, part):
         yield pa.Table.from_batches([batch])
+
+
+def _values_of(given: Any) -> list[Any] | None:
+    """Returns the items of a sequence, an iterator, an array of NumPy or Arrow, or a column of an Arrow table."""
+    if isinstance(given, Sequence | Iterator) and not isinstance(given, str | bytes):
+        return list(given)
+    is_table = hasattr(given, "columns")
+    method = getattr(given, "tolist", None) or (None if is_table else getattr(given, "to_pylist", None))
+    return list(method()) if method else None
 
 
 def _arrow_of(make: Callable[[], Any], given: Any, corpus: Corpus, part: str) -> Any:

@@ -163,6 +163,10 @@ class RunResult:
 
     HEADER = ("stage", "outcome", "units", "time", "why", "result")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles the results without the run, which has streams and locks."""
+        return {**self.__dict__, "evaluation": self.evaluation, "_run": None}
+
     @property
     def is_complete(self) -> bool:
         """Whether all units of every stage are done; only false for one part of several (`--part`)."""

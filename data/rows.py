@@ -322,7 +322,7 @@ class _Table:
             separator = next((mark for mark in marks if len(available) == 1 and mark in available[0]), None)
             near = nearest(name, available)
             quoted = shlex.quote if setting.startswith("--") else as_yaml
-            fix = setting + (quoted(near[0]) if near else "one of them")
+            fix = setting + (quoted(near[0]) if near else "auto" if setting == "set corpus.id: " else "one of them")
             if not near and any(len(column.split()) > LONG_NAME for column in available):
                 fix += "; if the first line is a text, put a line with the names of the columns before it"
             if separator == ",":

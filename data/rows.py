@@ -48,7 +48,7 @@ Reason = Literal[
 ]
 
 FIXES: dict[Reason, str] = {
-    "not UTF-8": "re-encode it: iconv -f latin1 -t utf-8 {name} > {copy}",
+    "not UTF-8": "re-encode it: iconv -f cp1252 -t utf-8 {name} > {copy}",
     "broken": "mend or remove it",
     "ragged": "give it as many fields as the header has, and quote fields that hold the separator",
     "missing": "give every row this field",
@@ -278,7 +278,7 @@ def read_lines(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             value = _shown_value(line)
-            fault, fix = f"not UTF-8: {value}", "re-encode it: iconv -f latin1 -t utf-8"
+            fault, fix = f"not UTF-8: {value}", "re-encode it: iconv -f cp1252 -t utf-8"
             yield BadRow(name, number, None, None, "not UTF-8", value, fault, f"{name} line {number}: {fault}", fix)
             continue
         if text and not text.isspace():
@@ -322,7 +322,7 @@ class _Table:
             separator = next((mark for mark in marks if len(available) == 1 and mark in available[0]), None)
             near = nearest(name, available)
             quoted = shlex.quote if setting.startswith("--") else as_yaml
-            fix = setting + (quoted(near[0]) if near else "one of them")
+            fix = setting + (quoted(near[0]) if near else "auto" if setting == "set corpus.id: " else "one of them")
             if not near and any(len(column.split()) > LONG_NAME for column in available):
                 fix += "; if the first line is a text, put a line with the names of the columns before it"
             if separator == ",":

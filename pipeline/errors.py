@@ -123,9 +123,15 @@ def all_of(errors: Sequence[AmalgamError]) -> AmalgamError:
 
 
 def nearest(word: str, choices: Iterable[str], most: int = 1, *, ratio: float = 0.5) -> list[str]:
-    """Returns the choices most like a misspelt word; case and blanks around it do not count."""
+    """Returns the choices most like a misspelt word; case and blanks around it do not count.
+
+    Choices with the same letters are first: `tset` is like `test`, not like `text`.
+    """
     by_folded = {choice.casefold(): choice for choice in choices}
-    return [by_folded[near] for near in difflib.get_close_matches(word.strip().casefold(), by_folded, most, ratio)]
+    folded = word.strip().casefold()
+    similar = difflib.get_close_matches(folded, by_folded, len(by_folded) or 1, ratio)
+    similar.sort(key=lambda choice: sorted(choice) != sorted(folded))
+    return [by_folded[near] for near in similar[:most]]
 
 
 def first_line(error: BaseException) -> str:

@@ -202,6 +202,17 @@ def test_labels_that_differ_in_case_get_a_rename_as_fix(fresh: Workspace) -> Non
     fresh("build-targets", f"corpus.rename={renames}")
 
 
+def test_a_fix_and_a_note_name_similar_and_other_labels(fresh: Workspace) -> None:
+    """With on_bad_row: skip a misspelt label leaves its texts out of the test, so the note has the rename, too."""
+    others = [("the boat left the harbour", "sailing"), ("the judge left the court", "Law ")]
+    fresh.write([*fresh.texts("test"), *others], "test")
+    rename = 'set corpus.rename: {"Law ": "law"}'
+    refused = fresh.attempt("build-targets")
+    assert f"fix: {rename}; correct or remove the other labels, or leave such texts out" in refused.err
+    noted = fresh("build-targets", "corpus.on_bad_row=skip")
+    assert f"no teacher has the label Law , sailing; to keep texts of a similar label, {rename}" in noted.err
+
+
 def test_a_rename_as_fix_keeps_the_settings_that_the_file_has(fresh: Workspace) -> None:
     for part in ("train", "test"):
         fresh.write([(text, label.upper()) for text, label in fresh.texts(part)], part)

@@ -73,6 +73,7 @@ def _commas_in_tsv(workspace: Workspace) -> None:
 
 MISTAKES: dict[str, tuple[Change | str, int, str]] = {
     "a column that is not in the header": ("corpus.text=body", 3, "set corpus.text"),
+    "a column of ids that one file lacks": ("corpus.id=number", 3, "set corpus.id: auto"),
     "a file that does not exist": ("corpus.test=texts/tset.csv", 3, "test.csv"),
     "a test file without the label column": ("corpus.label=gold", 3, "set corpus.label"),
     "an empty file": (_empty, 3, "fill it or leave it out"),

@@ -76,6 +76,18 @@ def test_appended_texts_cost_themselves_once_they_are_read(workspace: Workspace)
     assert cost["seconds"] == pytest.approx(share * recorded["seconds"])
 
 
+def test_the_seconds_of_a_few_appended_texts_do_not_price_all_texts(workspace: Workspace) -> None:
+    """They are mostly the loading of the teachers, so the rate stays that of the build of all texts."""
+    recorded = timing(workspace, "cache-teachers")
+    rows = workspace.texts()
+    workspace.write([*rows, *((f"{text} again", label) for text, label in rows[:2])])
+    workspace("cache-teachers")
+    assert timing(workspace, "cache-teachers")["workload"] == 2 * 2 * (PASSES + 1)
+    cost = cost_of(workspace, "cache.max_tokens=16")["stages"]["cache-teachers"]
+    work = 2 * ((TRAIN + 2) * (PASSES + 1) + TEST)
+    assert cost["seconds"] == pytest.approx(work / recorded["workload"] * recorded["seconds"])
+
+
 @pytest.mark.parametrize("stage", ["train-student", "train-teachers"])
 def test_a_training_costs_its_epochs(workspace: Workspace, stage: str) -> None:
     if stage == "train-teachers":

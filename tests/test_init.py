@@ -95,7 +95,8 @@ def test_of_a_hub_model_the_configuration_alone_is_fetched(folder: Path, hub: Fa
         (["./models/bare", "./models/none", "./models/desk"], "2 models"),
         (["./models/bare"], "./models/bare"),
         (["models/empty"], "no config.json"),
-        (["./models"], "save_pretrained"),
+        (["models/empty"], "fix: name the folder that save_pretrained wrote"),
+        (["./models"], "fix: name one of the models in it: bare, desk, study"),
         ([], "teacher"),
     ],
 )

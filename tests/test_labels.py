@@ -202,6 +202,20 @@ def test_a_file_without_labels_or_columns_is_refused(
     assert message in result.err
 
 
+def test_errors_name_the_label_column_of_the_corpus(fresh: Workspace) -> None:
+    for part in ("train", "test"):
+        file = fresh.folder / f"texts/{part}.csv"
+        file.write_text(file.read_text().replace("text,label", "text,topic", 1))
+    fresh.edit("label: label", "label: topic")
+    for header, message in {
+        ("text", "topic", "label"): "fix: write a label into the column topic of some rows",
+        ("text", "Topic"): "fix: rename a column to topic: Topic",
+    }.items():
+        write(fresh, [("a text", "", "law")[: len(header)]], header)
+        refused = fresh.attempt("plan", "labels=labels.csv")
+        assert (refused.code, message in refused.err) == (3, True), refused.err
+
+
 def test_a_missing_file_is_refused(workspace: Workspace) -> None:
     result = workspace.attempt("plan", "labels=nothing.csv")
     assert result.code == 3

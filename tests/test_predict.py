@@ -329,11 +329,14 @@ def unmarked(desk: Workspace) -> None:
 @pytest.mark.parametrize(
     ("prepare", "arguments", "code", "piece"),
     [
-        (break_nothing, [], 2, "--input texts.csv"),
+        (break_nothing, [], 2, "--input texts.csv; for a pipe, --input -"),
         (break_nothing, ["a text", "--input", "texts/test.csv"], 2, "not both"),
         (break_nothing, ["  "], 2, "empty"),
         (break_nothing, ["a text", "student.name=other"], 2, "--student students/NAME"),
         (break_nothing, ["texts/test.csv"], 2, "fix: amalgam predict --input texts/test.csv"),
+        (break_nothing, ["texts/test.csv", "--out", "x.csv"], 2, "fix: amalgam predict --input texts/test.csv"),
+        (break_nothing, ["texts/tests.csv"], 2, "texts/tests.csv looks like a file, and does not exist"),
+        (break_nothing, ["-"], 2, "fix: amalgam predict --input -"),
         (break_nothing, ["a text", "--out", "x.csv"], 2, "--json > FILE"),
         (break_nothing, ["--input", "texts/test.csv", "--json"], 2, "--out FILE.parquet"),
         (break_nothing, ["--input", "no.csv"], 3, "no.csv"),

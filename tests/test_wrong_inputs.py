@@ -86,6 +86,8 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "push me/x --student models/encoder", 2, "BertModel is no classifier"),
     (nothing, "push me/x --license nosuch", 2, "no licence identifier"),
     (nothing, "push me/x --student texts", 2, "no config.json"),
+    (nothing, "plan teachers.0.model=./models", 2, "fix: name one of the models in it: encoder, first, second"),
+    (nothing, "plan corpus.tset=x", 2, "did you mean 'test'?"),
     (nothing, "push me/x -c nosuch.yaml", 2, "nosuch.yaml does not exist"),
     # the device (no Linux machine has mps)
     (nothing, "run --force execution.device=mps", 2, "set execution.device=auto"),

@@ -360,6 +360,7 @@ NOT_YAML = {
     "mapping values": "a second colon in one line: quote the value, or begin a new line",
     "another document": "`---` begins a second document: one file is one experiment",
     "<document start>": "no fields are written like this: each is `name: value`",
+    "'<scalar>'": "text after the end of a value: check the quotes and brackets of this line and of the one above",
     "block": "the indentation differs from the lines above: indent it as they are, with `- ` if it begins an item",
 }
 """Maps parts of the parser's messages to plain words."""
@@ -370,6 +371,9 @@ def _not_yaml(error: yaml.MarkedYAMLError, lines: list[str]) -> str:
     mark, problem = error.problem_mark, error.problem or "not YAML"
     if mark is None:
         return problem
+    if error.context == "while scanning a quoted scalar" and "end of stream" in problem and error.context_mark:
+        begin = error.context_mark
+        return f"line {begin.line + 1}, column {begin.column + 1}: this quote has no second one: close it"
     begun = next((number for number in range(mark.line, 0, -1) if lines[number - 1 : number] != [""]), 0)
     for number in (mark.line + 1, begun):
         if re.match(r"\s*(- )?[A-Za-z_]+:[^\s:/]", "".join(lines[number - 1 : number]) if number else ""):

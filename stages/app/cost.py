@@ -31,6 +31,9 @@ MEGABYTE = 1e6
 RATES = "rates.json"
 """The measured rates by stage."""
 
+LEAST_WORK = 0.1
+"""Smallest share of the largest recorded workload of a stage whose seconds are a rate."""
+
 MEASURING_SECONDS = 10.0
 """No further unit of a stage is measured after this time."""
 
@@ -177,13 +180,18 @@ class Rate:
 
 
 def _recorded(run: Run, stage: Stage, fingerprint: str | None = None) -> Rate | None:
-    """Returns the rate of this build or the last one, else of the largest recorded one, else the measured one."""
+    """Returns the rate of this build or the last one, else of the largest recorded one, else the measured one.
+
+    A build of a few units, such as those of appended texts, mostly loads models. Below LEAST_WORK it gives no rate.
+    """
     folders = {folder / TIMING: folder.name for folder in run.store.folders(stage.name)}
     records = run.store.records(list(folders))
     rates = {folders[path]: rate for path, record in records.items() if (rate := _rate(record.facts))}
     if not rates:
         return _rate(_measured_rates(run).get(stage.name))
     largest = max(rates, key=lambda name: rates[name].workload)
+    if stage.parallelism == "units":
+        rates = {name: rate for name, rate in rates.items() if rate.workload >= LEAST_WORK * rates[largest].workload}
     name = next((name for name in (fingerprint, run.store.last(stage.name)) if name in rates), None) or largest
     return _without_start(run, stage, name, rates[name])
 

@@ -319,13 +319,13 @@ def predict(  # noqa: PLR0913 - the options of the command
 ) -> None:
     if bool(texts) == (source is not None):
         what = "give texts, or a file of them with --input" + (", not both" if texts else "")
-        fix = f'amalgam predict "some text"{proposals.file_option(config)}, or --input texts.csv'
+        fix = f'amalgam predict "some text"{proposals.file_option(config)}, or --input texts.csv; for a pipe, --input -'
         raise ExperimentError(what, where="amalgam predict", fix=fix)
     if source is None:
+        _check_typed(texts, config)
         if out is not None:
             what = "--out is for texts that come from a file"
             raise ExperimentError(what, where="amalgam predict", fix="--input FILE, or --json > FILE")
-        _check_typed(texts, config)
         finished = finished_student(config, student)
         finished.check_pairs(1, "amalgam predict")
         name_student(Console(quiet=quiet), finished, config, chosen=student is not None)
@@ -509,9 +509,17 @@ def _check_typed(texts: Sequence[str], config: Path) -> None:
         if OVERRIDE.match(text):
             fix = "amalgam predict TEXT --student students/NAME chooses the student; --input FILE reads such texts"
             raise ExperimentError(f"{shown(text)} is a setting, not a text", where="amalgam predict", fix=fix)
-        if text.lower().endswith((".txt", *SUFFIXES)) and os.path.isfile(text):  # noqa: PTH113 - no error of a long text
+        if text == PIPE:
+            fix = f"amalgam predict --input {PIPE}{proposals.file_option(config)}"
+            raise ExperimentError("- is a pipe, and was given as a text", where="amalgam predict", fix=fix)
+        if not text.lower().endswith((".txt", *SUFFIXES)):
+            continue
+        if os.path.isfile(text):  # noqa: PTH113 - no error of a long text
             fix = f"amalgam predict --input {shlex.quote(text)}{proposals.file_option(config)}"
             raise ExperimentError(f"{text} is a file, and was given as a text", where="amalgam predict", fix=fix)
+        if len(text.split()) == 1:
+            what, fix = f"{shown(text)} looks like a file, and does not exist", "name a file with --input FILE"
+            raise ExperimentError(what, where="amalgam predict", fix=f"{fix}; pipe such a text to --input {PIPE}")
 
 
 def _check_output(out: Path | None, source: str, *, force: bool) -> None:

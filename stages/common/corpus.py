@@ -240,16 +240,19 @@ def check_gold_labels(part: Part, corpus: Corpus, union: set[str], files: Callab
     count = sum(unknown.values())
     texts = counted(count, f"{part.name} text", "has", "have")
     has_known = bool(union & counts.keys())
+    similar = [label for label in unknown if nearest(label, list(union), ratio=SIMILARITY)]
     if corpus.on_bad_row == "error" or not has_known:
         skip = ", or leave such texts out: corpus.on_bad_row: skip" if has_known else ""
+        others = "; correct or remove the other labels" if 0 < len(similar) < len(unknown) else ""
         raise DataError(
             f"{texts} a gold label that is not in the union: {names}",
             where=f"corpus.{part.name}, column {shown(str(corpus.label))}: "
             f"{', '.join(labelled_places(unknown, files(), corpus))}; "
             f"the union is {shown_names(sorted(union), len(union))}",
-            fix=rename_fix(unknown, union, corpus) + skip,
+            fix=f"{rename_fix(unknown, union, corpus)}{others}{skip}",
         )
-    return f"{counted(count, f'{part.name} text')} left out: no teacher has the label {names}"
+    note = f"{counted(count, f'{part.name} text')} left out: no teacher has the label {names}"
+    return f"{note}; to keep texts of a similar label, {rename_fix(unknown, union, corpus)}" if similar else note
 
 
 def check_unknown_label(corpus: Corpus, labels: Mapping[str, Sequence[str]]) -> None:

@@ -87,6 +87,8 @@ class LabelFile:
     """How texts to label are made, as the end of a fix."""
     blank: Sequence[bytes | str] = ()
     """Key or id of each text without a label that is marked as random."""
+    label: str = LABEL
+    """The column of labels."""
 
     @cached_property
     def texts(self) -> frozenset[bytes | str]:
@@ -114,7 +116,7 @@ class LabelFile:
             rename = rename_fix(in_other_case, names or (), self.corpus) if in_other_case else ""
             raise self._error(problems, rename, len(problems) - len(in_other_case))
         if not self.rows:
-            fix = "write a label into the column label of some rows"
+            fix = f"write a label into the column {shown(self.label)} of some rows"
             raise DataError(f"no row of {self.name} has a label", where=self.where, fix=fix)
 
     def by_key(self, keys: Mapping[bytes | str, bytes]) -> GivenLabels:
@@ -144,7 +146,8 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> Lab
     `name` is that of a frame in messages; a file has its own.
     """
     names = (corpus.label, free_name(LABEL, corpus), LABEL)
-    label = next((name for name in names if name and name not in corpus.text and _has_column(path, name)), LABEL)
+    label = next((name for name in names if name and name not in corpus.text and _has_column(path, name)), None)
+    label = label or label_column(corpus)
     column, columns = _identifying_column(path, corpus)
     rename = corpus.rename | _trimmed(path, label, corpus)
     settings = Corpus(text=columns, label=label, labels=corpus.labels, rename=rename)
@@ -168,7 +171,8 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> Lab
         else:
             rows.append(LabelRow(place, identity, shown(fields[0]), row.label, why))
     where = WHERE if name else f"{WHERE}: {shown(str(path), 200)}"
-    return LabelFile(name or shown(path.name, 200), where, column, rows, problems, corpus, empty, marked, way, blank)
+    name = name or shown(path.name, 200)
+    return LabelFile(name, where, column, rows, problems, corpus, empty, marked, way, blank, label)
 
 
 def why_column(corpus: Corpus) -> str:

@@ -24,8 +24,8 @@ def percent(share: float) -> str:
 
 
 def points(difference: float) -> str:
-    """Formats a difference of two shares in percentage points."""
-    return f"{100 * difference:+.1f}"
+    """Formats a difference of two shares in percentage points; zero has no minus."""
+    return f"{round(100 * difference, 1) + 0.0:+.1f}"
 
 
 def nats(value: float) -> str:

@@ -83,7 +83,7 @@ def test_control_characters_are_data(tmp_path: Path) -> None:
 def test_a_byte_that_is_not_utf8_is_named_with_row_byte_and_field(tmp_path: Path) -> None:
     rows = _read(tmp_path / "data.csv", b"id,text\n1,caf\xe9 \xe9\n2,fine\n", id="id")
     assert _bad(rows).where == r"data.csv row 2 (byte 14), field text: not UTF-8: caf\xe9 \xe9"
-    assert "iconv -f latin1 -t utf-8 data.csv > utf8-data.csv" in str(_bad(rows).fix)
+    assert "iconv -f cp1252 -t utf-8 data.csv > utf8-data.csv" in str(_bad(rows).fix)
     assert rows[1] == Row("data.csv", 3, ("fine",), "2", None)
     rows = _read(tmp_path / "data.jsonl", b'{"text": "fine"}\n{"id": 2, "text": "caf\xe9"}\n')
     assert _bad(rows).where == r"data.jsonl line 2 (byte 40), field text: not UTF-8: caf\xe9"

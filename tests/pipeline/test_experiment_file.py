@@ -191,6 +191,8 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("a: 1\n---\nb: 2", ["line 2, column 1: ", "`---`"]),
         ("a:\n  b: 1\n   c: 2", ["line 3, column 5: ", "second colon"]),
         ("a:\n   b: 1\n  c: 2", ["line 3, column 3: ", "indent"]),
+        ('a: 1\nb: "./x\nc: 2\nd: 3\n', ["line 2, column 4: ", "close it"]),
+        ("a: 1\nb: './x\nc: './y'\n", ["line 3, column 5: ", "check the quotes"]),
         ("a:\n  - b: 1\n  c: 2", ["line 3, column 3: ", "indent"]),
         ("a:\n  b:texts/x.csv\n  c: 2", ["line 2: ", "space", "b:texts/x.csv"]),
         ("text,label\none,law\nb: 2", ["line 3, column 2: ", "second colon"]),

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amalgam.pipeline.config.schema import Corpus
-from amalgam.stages.common.intervals import errors_of, interval, interval_of_mean, paired, texts_needed, unpaired
+from amalgam.stages.common.intervals import (
+    errors_of,
+    interval,
+    interval_of_mean,
+    paired,
+    points,
+    texts_needed,
+    unpaired,
+)
 from amalgam.stages.report.causes import never_predicted
 from amalgam.stages.report.labelling import columns_of, select
 from amalgam.stages.report.quality import by_length, coverage
@@ -488,3 +496,13 @@ def test_no_number_of_selected_texts_is_proposed() -> None:
 def test_the_interval_of_a_share_with_continuity_correction_is_newcombes(gained: int, n: int, low: float) -> None:
     """All texts differ, so the lower end is that of the share gained: Newcombe 1998, table I, method 4."""
     assert (1 + paired(gained, n - gained, n).low) / 2 == pytest.approx(low, abs=1e-4)
+
+
+def test_points_of_no_difference_have_no_minus() -> None:
+    assert [points(difference) for difference in (0.0, -0.0, -0.0004, -0.0006, 0.012)] == [
+        "+0.0",
+        "+0.0",
+        "+0.0",
+        "-0.1",
+        "+1.2",
+    ]

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from amalgam.data.keys import shown
+from amalgam.data.keys import shown, shown_names
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.input_files import InputFile
 
@@ -64,7 +64,10 @@ def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) ->
         raise ModelError("the model is a PEFT adapter", where=f"{where}: {folder}", fix=fix)
     if not (folder / "config.json").is_file():
         what = "the folder has no config.json, so it is no model"
-        raise ModelError(what, where=f"{where}: {folder}", fix="name the folder that save_pretrained wrote")
+        models = sorted(path.parent.name for path in folder.glob("*/config.json"))
+        fix = "name the folder that save_pretrained wrote"
+        fix = f"name one of the models in it: {shown_names(models, 5)}" if models else fix
+        raise ModelError(what, where=f"{where}: {folder}", fix=fix)
     names = [name for name in ("config.json", "tokenizer_config.json") if (folder / name).is_file()]
     configs = {name: _read_json(folder / name, where=where) for name in names}
     for name, config in configs.items():

@@ -42,8 +42,26 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, str]]
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (before, after) in enumerate(zip(old, new, strict=True)):
             yield from differences(before, after, f"{path}.{index}")
+    elif _is_named(old) and _is_named(new):
+        yield from differences(dict(old), dict(new), path)
     elif old is ABSENT or new is ABSENT or canonical(old) != canonical(new):  # to an identity, 1 is not 1.0 or true
-        yield path, f"{_shown(old)} -> {_shown(new)}"
+        yield path, _change(old, new)
+
+
+def _is_named(value: Any) -> bool:
+    """Returns whether a value is a list of [name, settings] with different names, such as those of teachers."""
+    if not isinstance(value, list) or not all(isinstance(entry, list) and len(entry) == 2 for entry in value):
+        return False
+    names = {name for name, _ in value if isinstance(name, str)}
+    return len(names) == len(value)
+
+
+def _change(old: Any, new: Any) -> str:
+    if old is ABSENT and isinstance(new, Mapping):
+        return "added"
+    if new is ABSENT and isinstance(old, Mapping):
+        return "removed"
+    return f"{_shown(old)} -> {_shown(new)}"
 
 
 def _shown(value: Any, limit: int = 40) -> str:

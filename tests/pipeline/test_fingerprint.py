@@ -85,6 +85,10 @@ def test_two_identities_differ_exactly_when_a_difference_can_be_named(one: Any, 
         ({"a": "x" * 99}, {"a": 1}, [("a", "x" * 37 + "... -> 1")]),
         ({"a": "0123456789abcdef" * 4}, {"a": "f" * 64}, [("a", "01234567 -> ffffffff")]),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, []),
+        ({"a": {"b": {"c": 1}}}, {"a": {}}, [("a.b", "removed")]),
+        ({"a": {}}, {"a": {"b": {"c": 1}}}, [("a.b", "added")]),
+        ({"a": [["x", {"c": 1}]]}, {"a": [["x", {"c": 2}], ["y", {}]]}, [("a.x.c", "1 -> 2"), ("a.y", "added")]),
+        ({"a": [["x", 1], ["x", 1]]}, {"a": [["x", 1]]}, [("a", '[["x",1],["x",1]] -> [["x",1]]')]),
     ],
 )
 def test_differences_name_the_field_and_both_values(old: Any, new: Any, expected: list[tuple[str, str]]) -> None:

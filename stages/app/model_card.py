@@ -30,7 +30,7 @@ from amalgam.stages.report.blocks import Evaluation
 from amalgam.stages.report.html import FOLDER
 from amalgam.stages.report.stage import EVALUATION
 from amalgam.stages.report.tables import measure
-from amalgam.stages.report.verdict_words import text_cautions
+from amalgam.stages.report.verdict_words import evaluation_cautions
 
 TEMPLATE = Path(__file__).parent / "card.md.j2"
 LABELS_SHOWN = 100
@@ -186,7 +186,7 @@ def card(info: CardInfo, repo_id: str) -> str:
         info=info,
         evaluation=info.numbers.evaluation,
         interval=_interval(info.numbers.evaluation),
-        cautions=list(text_cautions(info.numbers.evaluation)),
+        cautions=list(evaluation_cautions(info.numbers.evaluation)),
         shown=LABELS_SHOWN,
         settings=_code(training.settings) if training else "",
         versions=versions,

@@ -78,7 +78,7 @@ from amalgam.stages.report.verdict_types import (
     LearnedTexts,
     UnlabelledQuality,
 )
-from amalgam.stages.report.verdict_words import text_cautions
+from amalgam.stages.report.verdict_words import evaluation_cautions
 from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions, target_method
 from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
@@ -257,7 +257,7 @@ class Report(Stage):
                 f"run `amalgam report --force{run.file_option}`"
             )
         if numbers["verdict"]:
-            run.console.verdict(lines(numbers["verdict"], list(text_cautions(scores)), _place(run.base)))
+            run.console.verdict(lines(numbers["verdict"], list(evaluation_cautions(scores)), _place(run.base)))
         to_label = _file(run, TEXTS_TO_LABEL)
         if to_label:
             run.console.say(publish_texts(run.base, name + TO_LABEL, run.store.verified_path(to_label).read_bytes()))

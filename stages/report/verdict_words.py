@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 SHOWN = 5
 """Labels named in a sentence."""
 
+LEAST_CALIBRATED, MOST_ECE = 50, 0.2
+"""Of at least so many test texts, a larger calibration error is a caution; of few texts it is always large."""
+
 
 def name_of(rival: RivalCounts) -> str:
     """Returns the rival as the object of a sentence."""
@@ -69,12 +72,17 @@ def learned_sentence(learned: LearnedTexts) -> str:
     return f"{part} {also}, so the accuracy on new texts may be lower."
 
 
-def text_cautions(evaluation: Evaluation | None) -> Iterator[str]:
-    """Yields the cautions on test texts that are not ordinary new texts."""
+def evaluation_cautions(evaluation: Evaluation | None) -> Iterator[str]:
+    """Yields the cautions on test texts that are not ordinary new texts, and on probabilities."""
     if evaluation and "selected" in evaluation:
         yield selection_sentence(evaluation["selected"]["random"], evaluation["selected"]["texts"])
     if evaluation and "learned" in evaluation:
         yield learned_sentence(evaluation["learned"])
+    if evaluation and evaluation["n"] >= LEAST_CALIBRATED:
+        ece = evaluation["systems"][evaluation["system"]]["ece"]
+        if ece is not None and ece > MOST_ECE:
+            off = f"The probabilities differ from the accuracy by {100 * ece:.1f} points on average (ECE)"
+            yield f"{off}: before you use a threshold, read the accuracy at it (Coverage, on the report's page)."
 
 
 def ratio(count: int, n: int) -> str:

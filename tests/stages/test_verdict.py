@@ -26,7 +26,7 @@ from amalgam.stages.report.quality import by_length, coverage
 from amalgam.stages.report.tables import estimate_line
 from amalgam.stages.report.verdict import EQUAL, lines, verdict
 from amalgam.stages.report.verdict_types import LabelEstimates, RivalCounts, SystemEstimate, SystemKind, VerdictInputs
-from amalgam.stages.report.verdict_words import learned_sentence, selection_sentence
+from amalgam.stages.report.verdict_words import evaluation_cautions, learned_sentence, selection_sentence
 from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
 from amalgam.tests.stages.verdict_cases import CASES, MISSED, RARE, made, of_selected, unlabelled, with_student
 
@@ -45,6 +45,14 @@ def test_the_verdict_of_a_made_experiment(name: str) -> None:
     first, *more = lines(result)
     assert first.startswith(f"verdict: {decision}. ")
     assert len(more) <= 4
+
+
+@pytest.mark.parametrize(("ece", "n", "cautions"), [(0.21, 50, 1), (0.19, 50, 0), (0.9, 49, 0), (None, 50, 0)])
+def test_probabilities_far_from_the_accuracy_are_a_caution(ece: float | None, n: int, cautions: int) -> None:
+    evaluation: Any = {"n": n, "system": "student", "systems": {"student": {"ece": ece}, "ensemble": {"ece": 1.0}}}
+    found = list(evaluation_cautions(evaluation))
+    assert len(found) == cautions
+    assert all("by 21.0 points on average (ECE)" in caution for caution in found)
 
 
 def test_without_labels_an_estimate_of_the_targets_is_a_reason_and_decides_nothing() -> None:

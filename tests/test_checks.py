@@ -237,11 +237,11 @@ def test_plan_remarks_on_what_would_surprise(fresh: Workspace, overrides: list[s
     assert note in result.err
 
 
-def test_similar_labels_are_noted_by_doctor_and_audit_too(workspace: Workspace) -> None:
+def test_similar_labels_are_noted_by_doctor_a_run_and_audit_too(workspace: Workspace) -> None:
     renamed = ["teachers.1.rename={gardening: Cookings}", "corpus.test=null"]
     note = "labels with nearly the same name count as different: cooking and Cookings"
     assert note in workspace("doctor", *renamed).out
-    workspace("build-targets", *renamed)
+    assert workspace("build-targets", *renamed).err.count(f"note: {note}") == 1
     assert f"note: {note}" in workspace("audit", *renamed).err
     assert workspace("audit").err == ""
 

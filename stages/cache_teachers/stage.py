@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from amalgam.data.keys import similar_labels_note
 from amalgam.data.parquet import key_list, read_keys
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import counted
@@ -50,6 +51,7 @@ from amalgam.stages.common.load import (
     check_gold,
     check_labels,
     extra_parts,
+    labels_by_teacher,
     part_of,
     prepare_teachers,
     teacher_loader,
@@ -210,7 +212,8 @@ class CacheTeachers(Stage):
             facts["audit"] = _pass_audit(run)
         return facts
 
-    def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+    def notes(self, run: Run, manifest: Record) -> Iterator[str]:
+        yield from filter(None, [similar_labels_note(labels_by_teacher(run))])
         for teacher, count in manifest.facts["cut"].items():
             if count:
                 were = "was" if count == 1 else "were"

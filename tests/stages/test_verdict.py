@@ -50,9 +50,9 @@ def test_the_verdict_of_a_made_experiment(name: str) -> None:
 @pytest.mark.parametrize(("ece", "n", "cautions"), [(0.21, 50, 1), (0.19, 50, 0), (0.9, 49, 0), (None, 50, 0)])
 def test_probabilities_far_from_the_accuracy_are_a_caution(ece: float | None, n: int, cautions: int) -> None:
     evaluation: Any = {"n": n, "system": "student", "systems": {"student": {"ece": ece}, "ensemble": {"ece": 1.0}}}
-    found = list(evaluation_cautions(evaluation))
-    assert len(found) == cautions
-    assert all("by 21.0 points on average (ECE)" in caution for caution in found)
+    sentences = list(evaluation_cautions(evaluation))
+    assert len(sentences) == cautions
+    assert all("by 21.0 points on average (ECE)" in sentence for sentence in sentences)
 
 
 def test_without_labels_an_estimate_of_the_targets_is_a_reason_and_decides_nothing() -> None:

@@ -35,7 +35,7 @@ MULTIPART_BYTES = 1 << 30
 """Larger files are uploaded in parts, which become visible together."""
 
 MOST_CONFLICTS = 200
-"""Number of other writers that one change gives way to."""
+"""Largest number of tries of one change while other writers replace the object."""
 
 RECENT_SECONDS = 30.0
 """Lifetime of a cached listing, which is for sizes: files that it lacks are requested by name; a deletion clears it."""

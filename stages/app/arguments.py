@@ -53,7 +53,7 @@ def with_labels(experiment: GivenExperiment, labels: Any) -> GivenExperiment:
 
 def _section(name: str, fields: Any) -> dict[str, Any]:
     if isinstance(fields, Mapping):
-        return {key: plain(value) for key, value in fields.items()}
+        return {key: _plain(value) for key, value in fields.items()}
     sections = ExperimentConfig.model_fields.items()
     owners = [section for section, info in sections if name in getattr(info.annotation, "model_fields", ())]
     if name in ExperimentConfig.model_fields:
@@ -73,14 +73,14 @@ def _set_defaults(data: dict[str, Any], texts: Mapping[str, Any], workspace: str
         data[name] = {**fields, **data.get(name, {})}
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Returns paths as text and numbers of numpy as Python's own."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: plain(entry) for key, entry in value.items()}
+        return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
+        return [_plain(entry) for entry in value]
     return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
 
 
@@ -98,7 +98,7 @@ def assignments_of(values: Mapping[str, Any]) -> list[str]:
     assignments = []
     for field, value in values.items():
         try:
-            assignments.append(f"{field}={json.dumps(plain(value), ensure_ascii=False)}")
+            assignments.append(f"{field}={json.dumps(_plain(value), ensure_ascii=False)}")
         except (TypeError, ValueError, RecursionError):
             what = f"the value of {field} is a {type(value).__name__}, which is no plain value"
             fix = "use text, numbers, lists and dicts"
@@ -153,7 +153,7 @@ def _teacher_entries(teachers: Any, base: Path) -> list[dict[str, Any]]:
 
 def _teacher_entry(given: Any, index: int, base: Path) -> dict[str, Any]:
     where = f"teachers[{index}]"
-    entry = {key: plain(value) for key, value in given.items()} if isinstance(given, Mapping) else {"model": given}
+    entry = {key: _plain(value) for key, value in given.items()} if isinstance(given, Mapping) else {"model": given}
     model = entry.get("model")
     if hasattr(model, "save_pretrained") or hasattr(getattr(model, "model", None), "save_pretrained"):
         fix = "model.save_pretrained(FOLDER), tokenizer.save_pretrained(FOLDER), then name FOLDER"

@@ -128,11 +128,11 @@ def _label_texts(inputs: VerdictInputs) -> Next:
 
 def _run(overrides: Mapping[str, object], new: Mapping[str, object], inputs: VerdictInputs) -> str:
     repeated = {name: value for name, value in overrides.items() if name not in new}
-    name = {"student.name": free_name(str(new["student.name"]), inputs.folders)} if "student.name" in new else {}
+    name = {"student.name": free_student(str(new["student.name"]), inputs.folders)} if "student.name" in new else {}
     return _command(inputs, "run", *_written({**repeated, **new, **name}))
 
 
-def free_name(name: str, taken: Collection[str]) -> str:
+def free_student(name: str, taken: Collection[str]) -> str:
     """Returns the name, or with the first number that no folder has: a run would replace the student in its folder."""
     numbered = (f"{name}-{number}" for number in itertools.count(2))
     return next(free for free in itertools.chain([name], numbered) if free not in taken)

@@ -37,7 +37,7 @@ from amalgam.stages.report.blocks import (
     TeacherLabels,
 )
 from amalgam.stages.report.causes import MANY_WRONG
-from amalgam.stages.report.next_step import free_name
+from amalgam.stages.report.next_step import free_student
 from amalgam.stages.report.students import (
     OtherStudent,
     best_supervised,
@@ -161,7 +161,7 @@ def _remade(
     inputs: ReportInputs, ours: OtherStudent | None, others: list[tuple[str, OtherStudent]]
 ) -> dict[str, dict[str, Any]]:
     """Returns the overrides that train the students without a folder again, under a free name."""
-    names, free = set(inputs.names.values()), free_name("better", inputs.folders)
+    names, free = set(inputs.names.values()), free_student("better", inputs.folders)
     remade = {}
     for name, student in others:
         if name not in names:

@@ -29,6 +29,7 @@ from amalgam.data.arrays import RowNumbers
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ModelError, WorkError, first_line
+from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.pipeline.storage.facts import fits
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.device import dtype_for, put_on, seed_generators
@@ -233,14 +234,14 @@ class TrainingRun:
         return TrainingResult(facts, notes)
 
     def _leave_bf16(self) -> list[str]:
-        """Chooses fp32, and returns a note, if the model cannot run in bf16, as DeBERTa's mask cannot."""
+        """Chooses fp32, and returns a note, if the model, such as DeBERTa v1, cannot run in bf16."""
         self.learner.eval()
         try:
             with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
                 self.model(**_encoder_inputs(put_on(self.device, self._collated(np.arange(1)))))
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
             self.precision = "fp32"
             return [f"the model is trained in fp32, since bf16 fails in it: {first_line(error)}"]
         finally:

@@ -33,7 +33,8 @@ def main() -> int:
         try:
             url = server.stdout.readline().strip()
             around = {**os.environ, "AMALGAM_TEST_S3": url}
-            return subprocess.run([sys.executable, "-m", "pytest", *tests], check=False, env=around).returncode
+            pytest = [sys.executable, "-m", "pytest", "--numprocesses", "1"]  # a worker may crash: see conftest.py
+            return subprocess.run([*pytest, *tests], check=False, env=around).returncode
         finally:
             server.kill()
 

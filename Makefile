@@ -26,6 +26,7 @@ AUDIT := .venv-audit/.installed
 FORKED := tests/stages/test_fine_tuning.py::test_two_processes_train_as_one_and_leave_together
 LOW_TESTS ?= tests/test_golden.py $(addprefix tests/stages/test_, $(addsuffix .py, models weighing statistics \
 	targets_rules keyed_dropout teacher fine_tuning metrics generate_writing kernels))
+LOW := .venv/low.txt
 TORCH_FROM ?=
 FUZZ ?=
 QUICK ?=
@@ -78,14 +79,17 @@ audit: $(INSTALLED) $(AUDIT)
 dist: $(INSTALLED) $(AUDIT)
 	DIST=$(CURDIR)/dist bash .ci/wheel
 
-# The lowest torch has no CPU build on the package index: TORCH_FROM="--index-url ADDRESS" names an index that has one.
+# The lowest torch has no CPU build on the package index: this takes torch from constraints.txt, unless
+# TORCH_FROM="--index-url ADDRESS" names an index that has one.
 check-low: $(INSTALLED) $(AUDIT)
-	bash .ci/wheel constraints-low.txt $(TORCH_FROM)
+	grep '^torch==' $(if $(TORCH_FROM),constraints-low.txt,constraints.txt) > $(LOW)
+	grep -v '^torch==' constraints-low.txt >> $(LOW)
+	bash .ci/wheel $(LOW) $(TORCH_FROM)
 	$(PYTHON) -m venv --clear .venv-low
-	.venv-low/bin/python -m pip install --quiet $(TORCH_FROM) "$$(grep '^torch==' constraints-low.txt)"
-	.venv-low/bin/python -m pip install --quiet --constraint constraints-low.txt --editable '.[dev]'
-	PATH="$$PWD/.venv-low/bin:$$PATH" .venv-low/bin/python -m pytest --override-ini filterwarnings=default \
-		--deselect $(FORKED) $(LOW_TESTS)
+	.venv-low/bin/python -m pip install --quiet $(TORCH_FROM) "$$(grep '^torch==' $(LOW))"
+	.venv-low/bin/python -m pip install --quiet --constraint $(LOW) --editable '.[dev]'
+	PATH="$$PWD/.venv-low/bin:$$PATH" .venv-low/bin/python -m pytest --numprocesses $(WORKERS) \
+		--override-ini filterwarnings=default --deselect $(FORKED) $(LOW_TESTS)
 	ACCELERATE_USE_CPU=1 .venv-low/bin/torchrun --nproc_per_node 2 --module amalgam.tests.stages.test_fine_tuning \
 		"$$(mktemp -d)"
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,8 @@ from amalgam.stages.common.models.loading import (
     save_pretrained_folder,
     token_limit,
 )
-from amalgam.stages.common.models.resolve import ModelFiles, Reference, resolve, with_layers
+from amalgam.stages.common.models.model_folder import check_encoder_kind
+from amalgam.stages.common.models.resolve import ModelFiles, Reference, checked_encoder, resolve
 from amalgam.tests.stages.tiny_models import tiny_config, tiny_language_model, word_tokenizer
 
 if TYPE_CHECKING:
@@ -316,9 +318,39 @@ def test_a_pretrained_prediction_head_stays_below_the_new_outputs(tmp_path: Path
 
 def test_more_layers_than_the_encoder_has_are_refused(tmp_path: Path) -> None:
     files = files_of(saved(tmp_path / "encoder", form="AutoModel"))
-    assert with_layers(files, 3) == with_layers(files, None) == files
-    error = refusal(lambda: with_layers(files, 4))
+    assert checked_encoder(files, 3) == checked_encoder(files, None) == files
+    error = refusal(lambda: checked_encoder(files, 4))
     assert re.search(r"student\.layers: 4 .* 3$", error.what)
+
+
+def test_the_kinds_that_have_a_classifier_are_known_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it, those that a program has registered are known, too."""
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig
+    from transformers.models.auto import modeling_auto
+
+    def refused(kind: str) -> bool:
+        try:
+            check_encoder_kind({"model_type": kind}, where="here")
+        except ModelError as error:
+            return "has no classifier" in error.what
+        return False
+
+    class Own(PreTrainedConfig):  # type: ignore[misc]
+        model_type = "own-kind"
+
+    class OwnClassifier:
+        config_class = Own
+
+    classified = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.keys()
+    kinds = {kind for kind in CONFIG_MAPPING if "amalgam" not in kind}
+    assert kinds > classified
+    assert {kind for kind in kinds if refused(kind)} == kinds - classified
+    assert refused("own-kind")
+    AutoConfig.register("own-kind", Own)
+    AutoModelForSequenceClassification.register(Own, OwnClassifier)
+    assert not refused("own-kind")
+    monkeypatch.delitem(sys.modules, "transformers.models.auto.modeling_auto")
+    assert {kind for kind in kinds if refused(kind)} == kinds - classified
 
 
 def test_an_encoder_made_of_blocks_cannot_be_cut(tmp_path: Path) -> None:

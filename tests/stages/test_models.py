@@ -436,6 +436,23 @@ def test_a_missing_pad_token_is_replaced_with_a_note_or_refused(tmp_path: Path) 
     assert "no pad token" in refusal(lambda: check_tokens(model, tokenizer, name="teacher news")).what
 
 
+def test_the_pad_token_of_a_model_of_texts_and_images_is_that_of_its_texts() -> None:
+    from transformers import Gemma3Config, Gemma3ForSequenceClassification
+
+    texts: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    texts |= {"intermediate_size": 48, "head_dim": 8, "vocab_size": 95, "pad_token_id": None}
+    images = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    config = Gemma3Config(text_config=texts, vision_config={**images, "image_size": 28, "patch_size": 14})
+    model, tokenizer = Gemma3ForSequenceClassification(config), word_tokenizer(types=False)
+    assert check_tokens(model, tokenizer, name="teacher news") == []
+    assert model.config.text_config.pad_token_id == tokenizer.pad_token_id
+
+
 def test_a_saved_model_is_a_plain_folder_that_pipelines_load(tmp_path: Path) -> None:
     from transformers import pipeline
 

@@ -173,8 +173,9 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, 
             raise ModelError(f"{name}: its tokenizer has no pad token", where=_name_of(tokenizer), fix=fix)
         tokenizer.pad_token = tokenizer.eos_token
         notes.append(f"{name} has no pad token: {tokenizer.eos_token!r} is used instead")
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = tokenizer.pad_token_id
+    config = model.config.get_text_config()
+    if config.pad_token_id is None:
+        config.pad_token_id = tokenizer.pad_token_id
     return notes
 
 

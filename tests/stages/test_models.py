@@ -26,7 +26,7 @@ from amalgam.stages.common.models.loading import (
 )
 from amalgam.stages.common.models.model_folder import check_encoder_kind
 from amalgam.stages.common.models.resolve import ModelFiles, Reference, checked_encoder, resolve
-from amalgam.tests.stages.tiny_models import tiny_config, tiny_language_model, word_tokenizer
+from amalgam.tests.stages.tiny_models import SHAPE, tiny_config, tiny_language_model, word_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -436,21 +436,39 @@ def test_a_missing_pad_token_is_replaced_with_a_note_or_refused(tmp_path: Path) 
     assert "no pad token" in refusal(lambda: check_tokens(model, tokenizer, name="teacher news")).what
 
 
-def test_the_pad_token_of_a_model_of_texts_and_images_is_that_of_its_texts() -> None:
+def of_texts_and_images(folder: Path) -> ModelFiles:
+    """Two layers for texts, and one for images."""
     from transformers import Gemma3Config, Gemma3ForSequenceClassification
 
-    texts: dict[str, Any] = {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    texts |= {"intermediate_size": 48, "head_dim": 8, "vocab_size": 95, "pad_token_id": None}
-    images = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-    config = Gemma3Config(text_config=texts, vision_config={**images, "image_size": 28, "patch_size": 14})
-    model, tokenizer = Gemma3ForSequenceClassification(config), word_tokenizer(types=False)
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+    texts: dict[str, Any] = {**shape, "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 8}
+    texts |= {"vocab_size": 95, "pad_token_id": None}
+    images = {**shape, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    model = Gemma3ForSequenceClassification(Gemma3Config(text_config=texts, vision_config=images))
+    save_pretrained_folder(model, word_tokenizer(types=False), folder)
+    return files_of(folder)
+
+
+def test_the_pad_token_of_a_model_of_texts_and_images_is_that_of_its_texts(tmp_path: Path) -> None:
+    files = of_texts_and_images(tmp_path / "encoder")
+    model, tokenizer = load_student(files, labels=LABELS, layers=None, seed=0), load_tokenizer(files)
     assert check_tokens(model, tokenizer, name="teacher news") == []
     assert model.config.text_config.pad_token_id == tokenizer.pad_token_id
+
+
+def test_a_model_of_texts_and_images_is_cut_to_the_first_layers_of_its_texts(tmp_path: Path) -> None:
+    model = load_student(of_texts_and_images(tmp_path / "encoder"), labels=LABELS, layers=1, seed=0)
+    assert len(model.base_model.language_model.layers) == 1
+
+
+def test_an_encoder_and_decoder_of_two_configs_cannot_be_cut(tmp_path: Path) -> None:
+    from transformers import T5GemmaConfig, T5GemmaForSequenceClassification
+
+    shape = {**SHAPE, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 95}
+    config = T5GemmaConfig(encoder=shape, decoder={**shape, "cross_attention_hidden_size": 32}, vocab_size=95)
+    save_pretrained_folder(T5GemmaForSequenceClassification(config), word_tokenizer(types=False), tmp_path / "encoder")
+    error = refusal(lambda: load_student(files_of(tmp_path / "encoder"), labels=LABELS, layers=1, seed=0))
+    assert "t5gemma cannot be cut" in error.what
 
 
 def test_a_saved_model_is_a_plain_folder_that_pipelines_load(tmp_path: Path) -> None:

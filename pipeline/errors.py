@@ -84,7 +84,7 @@ class DamagedError(AmalgamError):
     """A committed file is absent or differs from its digest; a present one has been moved to quarantine."""
 
     def __init__(self, what: str, *, path: str = "", where: str | None = None, fix: str | None = None) -> None:
-        fix = fix or "run the command again: only the damaged part is recomputed"
+        fix = fix or "run the command again (in Python: experiment.run()): only the damaged part is recomputed"
         super().__init__(what, where=where, fix=fix)
         self.path = path
 

@@ -71,6 +71,16 @@ def _commas_in_tsv(workspace: Workspace) -> None:
     workspace.edit("train: texts/train.csv", "train: texts/train.tsv")
 
 
+def _kind(kind: str, model: str = "encoder") -> Change:
+    def change(workspace: Workspace) -> None:
+        path = workspace.folder / f"models/{model}/config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": kind}))
+        if model != "encoder":
+            workspace.edit("./models/encoder", f"teacher:{model}")
+
+    return change
+
+
 MISTAKES: dict[str, tuple[Change | str, int, str]] = {
     "a column that is not in the header": ("corpus.text=body", 3, "set corpus.text"),
     "a column of ids that one file lacks": ("corpus.id=number", 3, "set corpus.id: auto"),
@@ -93,6 +103,14 @@ MISTAKES: dict[str, tuple[Change | str, int, str]] = {
     ),
     "commas in a .tsv": (_commas_in_tsv, 3, "it has commas: name it train.csv"),
     "an encoder that does not exist": ("student.encoder=./models/encodr", 2, "encoder"),
+    "an encoder of characters": (_kind("canine"), 2, "use a model with a vocabulary"),
+    "an encoder of bytes": (_kind("perceiver"), 2, "use a model with a vocabulary"),
+    "a teacher of characters": (_kind("canine", "second"), 2, "use a model with a vocabulary"),
+    "an encoder that pools tokens": (_kind("funnel"), 2, "use another encoder, such as a BERT"),
+    "a teacher that pools tokens, as the encoder": (_kind("funnel", "first"), 2, "use another encoder"),
+    "an encoder of texts of one length": (_kind("reformer"), 2, "use another encoder"),
+    "an encoder of which transformers has no classifier": (_kind("mamba"), 2, "use another encoder"),
+    "an encoder without a default language": (_kind("xmod"), 2, 'set_default_language("en_XX")'),
 }
 
 

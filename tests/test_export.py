@@ -112,6 +112,19 @@ def test_an_export_with_other_logits_is_refused_with_the_difference(exported: Wo
         onnx_export.check_parity(classifier, tmp_path / "other.onnx")
 
 
+def test_an_export_that_onnx_runtime_cannot_run_is_refused_with_the_fix(exported: Workspace, tmp_path: Path) -> None:
+    """As that of a Qwen3.5, whose number of texts torch fixes."""
+    import onnx
+
+    model = onnx.load(exported.folder / "students/student-onnx/model.onnx")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+    onnx.save(model, tmp_path / "other.onnx")
+    classifier = finished_in(exported.folder / "students/student").load()
+    with pytest.raises(WorkError, match="ONNX Runtime cannot run the export of a bert") as refused:
+        onnx_export.check_parity(classifier, tmp_path / "other.onnx")
+    assert "train a student from another encoder" in str(refused.value.fix)
+
+
 def test_the_texts_compared_reach_from_a_word_to_beyond_the_limit(exported: Workspace) -> None:
     classifier = finished_in(exported.folder / "students/student").load()
     lengths = [len(text.split()) for (text,) in onnx_export.parity_texts(classifier)]

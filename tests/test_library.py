@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import AmalgamError
+from amalgam.pipeline.errors import AmalgamError, DamagedError
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.stages.app.api import Experiment, open_run
@@ -393,6 +394,17 @@ def test_garbage_is_deleted_only_on_request(workspace: Workspace) -> None:
     assert [item["path"] for item in experiment.find_garbage()] == ["quarantine/0123abcd-old.parquet"]
     experiment.find_garbage(delete=True)
     assert not experiment.find_garbage()
+
+
+def test_a_result_that_was_deleted_after_it_was_read_is_named_and_made_again(workspace: Workspace) -> None:
+    experiment = Experiment.load(workspace.config, quiet=True)
+    before = experiment.targets.collect()
+    shutil.rmtree(workspace.artifacts / "build-targets")
+    with pytest.raises(DamagedError, match=r"build-targets/.* is missing") as refused:
+        experiment.targets.collect()
+    assert "experiment.run()" in str(refused.value.fix)
+    experiment.run()
+    assert experiment.targets.collect().equals(before)
 
 
 def test_a_stale_result_is_an_error_and_never_returned(desk: Workspace) -> None:

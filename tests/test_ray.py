@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -16,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import DataError, ExperimentError, InputChangedError, WorkError
+from amalgam.pipeline.errors import DataError, ExperimentError, InputChangedError, ModelError, WorkError
 from amalgam.pipeline.execution.runner import run_units
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, WorkerShare
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record, Store
+from amalgam.tests.stages.tiny_models import tiny
 from amalgam.tests.workspaces import TIMEOUT, Workspace, finish
 
 ray = pytest.importorskip("ray", reason="pip install amalgam-distill[ray]")
@@ -109,6 +112,12 @@ class Errands(Stage):
             os.kill(os.getpid(), signal.SIGKILL)
         if unit.name.startswith("refuses"):
             raise DataError("these texts are none", where="texts.csv:3", fix="look at them")
+        if unit.name.startswith("misreads"):
+            model, _ = tiny()
+            model.name_or_path = "models/first"
+            model(input_ids=torch.full((1, 4), 1000))
+        if unit.name.startswith("cannot"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "texts.csv")
         with (run.base / "begun").open("a") as begun:
             begun.write(f"{unit.name}\n")
         if unit.name.startswith("meets"):
@@ -258,6 +267,17 @@ def test_an_error_of_a_worker_arrives_whole(tmp_path: Path, cluster: Cluster) ->
     with pytest.raises(DataError) as refused:
         run_units(Errands(), run, errands(run, "refuses"))
     assert str(refused.value) == "these texts are none\nwhere: texts.csv:3\nfix: look at them"
+
+
+def test_an_error_of_a_models_code_or_of_the_system_has_its_place_and_fix(tmp_path: Path, cluster: Cluster) -> None:
+    run = new_run(tmp_path, **cluster.options)
+    with pytest.raises(ModelError, match="BertForSequenceClassification fails in its own code: IndexError") as refused:
+        run_units(Errands(), run, errands(run, "misreads"))
+    assert refused.value.where == "models/first"
+    assert "lower max_tokens" in str(refused.value.fix)
+    assert "in forward" in refused.value.__notes__[0]  # --debug prints it
+    with pytest.raises(WorkError, match=r"texts\.csv: Permission denied"):
+        run_units(Errands(), run, errands(run, "cannot"))
 
 
 class OtherInputs(Errands):

@@ -83,6 +83,18 @@ def storage_error(error: Exception, what: str, folder: Path) -> WorkError:
 
 def as_error(error: BaseException) -> AmalgamError:
     """Returns an error with a place and a fix; one that amalgam did not expect becomes a FaultError with a file."""
+    expected = expected_error(error)
+    if expected is not None:
+        return expected
+    fix = "report it with this file; --debug prints the traceback instead"
+    return FaultError(f"this is a fault of amalgam: {_line(error)}", where=_write_traceback(error), fix=fix)
+
+
+def expected_error(error: BaseException) -> AmalgamError | None:
+    """Returns an error with a place and a fix; None for one that amalgam did not expect.
+
+    It reads the traceback, so it runs in the process of the error.
+    """
     if isinstance(error, AmalgamError):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -97,13 +109,12 @@ def as_error(error: BaseException) -> AmalgamError:
         name = f"{place.rpartition('/')[2]}: " if place else ""
         kind = DiskFullError if is_disk_full(error) else WorkError
         return kind(f"{name}{reason_of(error)}", where=place, fix=f"{fix_of(error)}, {AGAIN}")
-    line = masked(f"{type(error).__name__}{_first_line(error)}")
     model = _model_of(error)
-    if model is not None:
-        fix = "lower max_tokens, update transformers, or use another model; --debug prints the traceback"
-        return ModelError(f"{type(model).__name__} fails in its own code: {line}", where=model.name_or_path, fix=fix)
-    fix = "report it with this file; --debug prints the traceback instead"
-    return FaultError(f"this is a fault of amalgam: {line}", where=_write_traceback(error), fix=fix)
+    if model is None:
+        return None
+    what = f"{type(model).__name__} fails in its own code: {_line(error)}"
+    fix = "lower max_tokens, update transformers, or use another model; --debug prints the traceback"
+    return ModelError(what, where=model.name_or_path, fix=fix)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -122,6 +133,10 @@ def _model_of(error: BaseException) -> Any:
         elif name in FORWARD and hasattr(owner, "name_or_path") and hasattr(owner, "config"):
             model = model or owner
     return model
+
+
+def _line(error: BaseException) -> str:
+    return masked(f"{type(error).__name__}{_first_line(error)}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,6 +12,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 import uuid
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, InputChangedError, WorkError
+from amalgam.pipeline.execution.faults import expected_error
 from amalgam.pipeline.execution.plan import identity_of
 from amalgam.pipeline.execution.stage import Run, Stage, Unit, WorkerShare, once, pending_units
 from amalgam.pipeline.storage.backend import TEMPORARY
@@ -244,12 +246,21 @@ _opened: dict[str, Run] = {}
 
 
 def run_task(job: RayJob, units: list[Unit]) -> AmalgamError | None:
-    """Runs the units of a task; returns an AmalgamError instead of raising it, so that Ray does not retry."""
+    """Runs the units of a task; returns an error with a fix instead of raising it, so that Ray does not retry.
+
+    The traceback, which shows whether a model failed, stays on the worker: --debug prints its text.
+    """
     try:
         run = _run_for(job)
         job.stage.run_units(run, pending_units(run, units))
     except AmalgamError as error:
         return error
+    except Exception as error:
+        expected = expected_error(error)
+        if expected is None:
+            raise
+        expected.add_note("".join(traceback.format_exception(error)))
+        return expected
     return None
 
 

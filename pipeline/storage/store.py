@@ -191,15 +191,20 @@ class Store:
         ]
 
     def verified_path(self, file: StoredFile) -> Path:
-        """Returns the local path of a file; its digest is verified before this process's first use."""
-        if file.path not in self.verified_files:
+        """Returns the local path of a file; its digest is verified before this process's first use.
+
+        A file that was deleted since then is missing.
+        """
+        path = self.backend.local_path(file.path) if file.path in self.verified_files else None
+        if path is None:
             fault = self.check_file(file)
             if fault:
                 self.backend.quarantine([file.path])
                 what = "is missing" if fault == "missing" else f"is damaged ({fault}) and was quarantined"
                 raise DamagedError(f"{file.path} {what}", path=file.path, where=self.where(self.path(file)))
             self.verified_files.add(file.path)
-        return self.backend.local_path(file.path) or self.path(file)
+            path = self.backend.local_path(file.path) or self.path(file)
+        return path
 
     def content(self, file: StoredFile, kind: Any) -> Any:
         """Returns the content of a JSON file of this type; quarantines a file with other content."""

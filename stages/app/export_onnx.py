@@ -62,25 +62,30 @@ class _Logits(torch.nn.Module):
 def write_model(classifier: Classifier, path: Path) -> None:
     names = _input_names(classifier)
     free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=classifier.limit)}
+    no_export = f"torch cannot export a {classifier.model.config.model_type} to ONNX"
+    with _no_export(no_export, RuntimeError), silent(), _eager_attention(classifier):
+        program = torch.onnx.export(
+            _Logits(classifier.model).eval(),
+            kwargs={name: torch.ones(2, min(7, classifier.limit), dtype=torch.int64) for name in names},
+            input_names=names,
+            output_names=["logits"],
+            dynamic_shapes=dict.fromkeys(names, free),
+            dynamo=True,
+            verbose=False,
+        )
+        assert program is not None  # noqa: S101 - it is None only without dynamo
+        for node in program.model.graph:
+            added = node.inputs[0].producer() if node.op_type == "LayerNormalization" and node.inputs[0] else None
+            if added is not None and added.op_type == "Add":
+                added.op_type = "Sum"  # ONNX Runtime fuses Add with the normalisation, and that is slower
+        program.save(path)
+
+
+@contextmanager
+def _no_export(what: str, kind: type[Exception]) -> Iterator[None]:
     try:
-        with silent(), _eager_attention(classifier):
-            program = torch.onnx.export(
-                _Logits(classifier.model).eval(),
-                kwargs={name: torch.ones(2, min(7, classifier.limit), dtype=torch.int64) for name in names},
-                input_names=names,
-                output_names=["logits"],
-                dynamic_shapes=dict.fromkeys(names, free),
-                dynamo=True,
-                verbose=False,
-            )
-            assert program is not None  # noqa: S101 - it is None only without dynamo
-            for node in program.model.graph:
-                added = node.inputs[0].producer() if node.op_type == "LayerNormalization" and node.inputs[0] else None
-                if added is not None and added.op_type == "Add":
-                    added.op_type = "Sum"  # ONNX Runtime fuses Add with the normalisation, and that is slower
-            program.save(path)
-    except RuntimeError as error:
-        what = f"torch cannot export a {classifier.model.config.model_type} to ONNX"
+        yield
+    except kind as error:
         fix = "use the folder with transformers, or train a student from another encoder"
         raise WorkError(what, where=shown(first_line(error.__cause__ or error), 300), fix=fix) from error
 
@@ -102,14 +107,17 @@ def check_parity(classifier: Classifier, path: Path) -> dict[str, Any]:
     import onnxruntime
 
     tokens = encode(classifier.tokenizer, parity_texts(classifier), classifier.limit, types=classifier.types)
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    no_run = f"ONNX Runtime cannot run the export of a {classifier.model.config.model_type}"
+    with _no_export(no_run, Exception):
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     largest, scale = 0.0, 0.0
     for size in (AT_ONCE, 1):
         for start in range(0, TEXTS, size):
             inputs = model_inputs(tokens.ids, tokens.type_ids, np.arange(start, start + size), classifier.pad_id)
             with torch.no_grad():
                 expected = classifier.model(**inputs).logits.numpy()
-            logits = session.run(["logits"], {name: tensor.numpy() for name, tensor in inputs.items()})[0]
+            with _no_export(no_run, Exception):
+                logits = session.run(["logits"], {name: tensor.numpy() for name, tensor in inputs.items()})[0]
             scale = max(scale, float(np.abs(expected).max()))
             difference = float(np.abs(logits - expected).max()) if np.isfinite(logits).all() else float("inf")
             largest = max(largest, difference)

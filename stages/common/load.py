@@ -61,6 +61,7 @@ from amalgam.stages.common.models.resolve import (
     NewClassifier,
     Reference,
     ResolvedTeacher,
+    checked_encoder,
     folders_like,
     for_all,
     has_two_types,
@@ -70,7 +71,6 @@ from amalgam.stages.common.models.resolve import (
     resolve,
     resolve_all,
     same_models,
-    with_layers,
 )
 from amalgam.stages.common.token_cache import TokenCache, UnitTexts, tokenizer_digest
 from amalgam.stages.objective_inputs import measure_of, reads_texts
@@ -316,10 +316,12 @@ def labels_of(run: Run, teacher: TeacherSection, files: ModelFiles) -> list[str]
 
 
 def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:
-    """Refuses an encoder on this machine that cannot be loaded; `teacher:NAME` is checked as a teacher."""
-    model = model_reference(run, _encoder_of(settings), settings.revision, where=where)
-    if teacher_in(settings) is None and (files := local_model(model)):
-        with_layers(files, _layers_of(settings))
+    """Refuses an encoder on this machine that cannot be loaded; a trained teacher is no model yet."""
+    own = [teacher for teacher in run.experiment.teachers if teacher.name == teacher_in(settings)]
+    named = model_reference(run, _encoder_of(settings), settings.revision, where=where)
+    model = teacher_reference(run, own[0]) if own else None if teacher_in(settings) else named
+    if model and (files := local_model(model)):
+        checked_encoder(files, _layers_of(settings))
 
 
 def _layers_of(settings: Student | TrainTeachers) -> int | None:
@@ -370,7 +372,7 @@ def encoder_files(run: Run, settings: Student | TrainTeachers, where: str) -> Mo
         files = next(teacher.files for teacher in teachers_of(run) if teacher.name == name)
     else:
         files = model_files(run, _encoder_of(settings), settings.revision, where)
-    return with_layers(files, _layers_of(settings))
+    return checked_encoder(files, _layers_of(settings))
 
 
 def encoder_digest(run: Run, settings: Student | TrainTeachers, where: str) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,9 @@ from amalgam.stages.common.models.loading import (
     save_pretrained_folder,
     token_limit,
 )
-from amalgam.stages.common.models.resolve import ModelFiles, Reference, resolve, with_layers
-from amalgam.tests.stages.tiny_models import tiny_config, tiny_language_model, word_tokenizer
+from amalgam.stages.common.models.model_folder import check_encoder_kind
+from amalgam.stages.common.models.resolve import ModelFiles, Reference, checked_encoder, resolve
+from amalgam.tests.stages.tiny_models import SHAPE, tiny_config, tiny_language_model, word_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -316,9 +318,39 @@ def test_a_pretrained_prediction_head_stays_below_the_new_outputs(tmp_path: Path
 
 def test_more_layers_than_the_encoder_has_are_refused(tmp_path: Path) -> None:
     files = files_of(saved(tmp_path / "encoder", form="AutoModel"))
-    assert with_layers(files, 3) == with_layers(files, None) == files
-    error = refusal(lambda: with_layers(files, 4))
+    assert checked_encoder(files, 3) == checked_encoder(files, None) == files
+    error = refusal(lambda: checked_encoder(files, 4))
     assert re.search(r"student\.layers: 4 .* 3$", error.what)
+
+
+def test_the_kinds_that_have_a_classifier_are_known_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it, those that a program has registered are known, too."""
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig
+    from transformers.models.auto import modeling_auto
+
+    def refused(kind: str) -> bool:
+        try:
+            check_encoder_kind({"model_type": kind}, where="here")
+        except ModelError as error:
+            return "has no classifier" in error.what
+        return False
+
+    class Own(PreTrainedConfig):  # type: ignore[misc]
+        model_type = "own-kind"
+
+    class OwnClassifier:
+        config_class = Own
+
+    classified = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.keys()
+    kinds = {kind for kind in CONFIG_MAPPING if "amalgam" not in kind}
+    assert kinds > classified
+    assert {kind for kind in kinds if refused(kind)} == kinds - classified
+    assert refused("own-kind")
+    AutoConfig.register("own-kind", Own)
+    AutoModelForSequenceClassification.register(Own, OwnClassifier)
+    assert not refused("own-kind")
+    monkeypatch.delitem(sys.modules, "transformers.models.auto.modeling_auto")
+    assert {kind for kind in kinds if refused(kind)} == kinds - classified
 
 
 def test_an_encoder_made_of_blocks_cannot_be_cut(tmp_path: Path) -> None:
@@ -402,6 +434,41 @@ def test_a_missing_pad_token_is_replaced_with_a_note_or_refused(tmp_path: Path) 
     assert torch.allclose(one, two, atol=1e-5)
     tokenizer.pad_token = tokenizer.eos_token = None
     assert "no pad token" in refusal(lambda: check_tokens(model, tokenizer, name="teacher news")).what
+
+
+def of_texts_and_images(folder: Path) -> ModelFiles:
+    """Two layers for texts, and one for images."""
+    from transformers import Gemma3Config, Gemma3ForSequenceClassification
+
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+    texts: dict[str, Any] = {**shape, "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 8}
+    texts |= {"vocab_size": 95, "pad_token_id": None}
+    images = {**shape, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    model = Gemma3ForSequenceClassification(Gemma3Config(text_config=texts, vision_config=images))
+    save_pretrained_folder(model, word_tokenizer(types=False), folder)
+    return files_of(folder)
+
+
+def test_the_pad_token_of_a_model_of_texts_and_images_is_that_of_its_texts(tmp_path: Path) -> None:
+    files = of_texts_and_images(tmp_path / "encoder")
+    model, tokenizer = load_student(files, labels=LABELS, layers=None, seed=0), load_tokenizer(files)
+    assert check_tokens(model, tokenizer, name="teacher news") == []
+    assert model.config.text_config.pad_token_id == tokenizer.pad_token_id
+
+
+def test_a_model_of_texts_and_images_is_cut_to_the_first_layers_of_its_texts(tmp_path: Path) -> None:
+    model = load_student(of_texts_and_images(tmp_path / "encoder"), labels=LABELS, layers=1, seed=0)
+    assert len(model.base_model.language_model.layers) == 1
+
+
+def test_an_encoder_and_decoder_of_two_configs_cannot_be_cut(tmp_path: Path) -> None:
+    from transformers import T5GemmaConfig, T5GemmaForSequenceClassification
+
+    shape = {**SHAPE, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 95}
+    config = T5GemmaConfig(encoder=shape, decoder={**shape, "cross_attention_hidden_size": 32}, vocab_size=95)
+    save_pretrained_folder(T5GemmaForSequenceClassification(config), word_tokenizer(types=False), tmp_path / "encoder")
+    error = refusal(lambda: load_student(files_of(tmp_path / "encoder"), labels=LABELS, layers=1, seed=0))
+    assert "t5gemma cannot be cut" in error.what
 
 
 def test_a_saved_model_is_a_plain_folder_that_pipelines_load(tmp_path: Path) -> None:

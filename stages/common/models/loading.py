@@ -173,8 +173,9 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, 
             raise ModelError(f"{name}: its tokenizer has no pad token", where=_name_of(tokenizer), fix=fix)
         tokenizer.pad_token = tokenizer.eos_token
         notes.append(f"{name} has no pad token: {tokenizer.eos_token!r} is used instead")
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = tokenizer.pad_token_id
+    config = model.config.get_text_config()
+    if config.pad_token_id is None:
+        config.pad_token_id = tokenizer.pad_token_id
     return notes
 
 
@@ -299,13 +300,14 @@ def _in_body(model: PreTrainedModel, key: str) -> bool:
 
 def _set_layers(files: ModelFiles, config: PreTrainedConfig, layers: int) -> None:
     """Sets the number of layers through num_hidden_layers, which every architecture's config maps to its own name."""
-    here = config.num_hidden_layers
-    for name, value in vars(config).items():
-        if isinstance(value, list) and len(value) == here and "layer" in name:
-            setattr(config, name, value[:layers])
+    config = getattr(config, "text_config", config)
     try:
+        here = config.num_hidden_layers
+        for name, value in vars(config).items():
+            if isinstance(value, list) and len(value) == here and "layer" in name:
+                setattr(config, name, value[:layers])
         config.num_hidden_layers = layers
-    except NotImplementedError:
+    except (AttributeError, NotImplementedError):  # a model of two configs, or of blocks
         what = f"a model of the kind {config.model_type} cannot be cut to its first layers"
         fix = "leave out student.layers, or use another encoder"
         raise ModelError(what, where=str(files.folder), fix=fix) from None

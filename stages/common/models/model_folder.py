@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import importlib.metadata
+import importlib.util
 import json
 import math
 import os
 import re
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -50,6 +53,13 @@ STATIC = "amalgam-static"
 """amalgam's architecture without a transformer, in static.py."""
 READS_PADDING = frozenset({"convbert", "fnet", "mra", "nystromformer", "reformer", "xlnet", "yoso"})
 """Kinds of models whose logits change with padding: a layer has no mask, or the head reads the last place."""
+NO_VOCABULARY = frozenset({"canine", "perceiver"})
+"""Kinds of models without an embedding of each token."""
+NO_ENCODER = {
+    "funnel": "it fails on texts of few tokens, and has no state of each token",
+    "reformer": "it trains on texts of one length only",
+}
+"""Kinds of models that have a classifier in transformers, but make no student; with the reason."""
 CARD = "README.md"
 UNKNOWN = "unknown.safetensors"
 """The fit of a student that stages/common/models/unknown.py reads; no weights of the model."""
@@ -91,8 +101,31 @@ def reads_padding(config: Any) -> bool:
     return getattr(config, "model_type", None) in READS_PADDING
 
 
+def check_encoder_kind(config: Mapping[str, Any], *, where: str) -> None:
+    """Refuses an architecture of which no classifier can be trained."""
+    kind = str(config.get("model_type"))
+    reason = NO_ENCODER.get(kind)
+    if reason is None and kind not in {ATTENTIVE, STATIC} and not _has_classifier(kind):
+        reason = f"transformers {importlib.metadata.version('transformers')} has no classifier of this kind"
+    if reason is not None:
+        what = f"a model of the kind {shown(kind)} cannot be an encoder: {reason}"
+        raise ModelError(what, where=where, fix="use another encoder, such as a BERT")
+
+
+def _has_classifier(kind: str) -> bool:
+    """Returns whether transformers has a classifier of the kind, from its source, because its import takes seconds."""
+    if "transformers.models.auto.modeling_auto" in sys.modules:  # also has the kinds that a program registered
+        from transformers import CONFIG_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+        return kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    library = Path(str(getattr(importlib.util.find_spec("transformers"), "origin", None))).parent
+    source = (library / "models/auto/modeling_auto.py").read_text("utf-8")
+    _, _, classifiers = source.partition("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES = ")
+    return f'("{kind}", "' in classifiers.partition("\n)\n")[0]
+
+
 def _check_values(config: Mapping[str, Any], *, where: str) -> None:
-    """Refuses sizes that no model has, before libraries fail on them, and quantised weights."""
+    """Refuses sizes that no model has, before libraries fail on them, kinds that read no tokens, quantised weights."""
     for name in SIZES & config.keys():
         size = config[name]
         is_default = size is None and name == "intermediate_size"  # GPT-Neo's: four times the hidden size
@@ -103,6 +136,14 @@ def _check_values(config: Mapping[str, Any], *, where: str) -> None:
     if length is not None and type(length) not in {int, float}:
         what = f"model_max_length is {shown(json.dumps(length))}, not a number"
         raise ModelError(what, where=where, fix="write the longest text in tokens, or remove the line")
+    kind = str(config.get("model_type"))
+    if kind in NO_VOCABULARY:
+        what = f"a model of the kind {kind} has no embedding of each token"
+        raise ModelError(what, where=where, fix="use a model with a vocabulary, such as a BERT")
+    if kind == "xmod" and not config.get("default_language"):
+        what = "the X-MOD model has no default_language, and fails on texts without one"
+        fix = 'call set_default_language("en_XX") of the model, or another of its languages, then save_pretrained'
+        raise ModelError(what, where=where, fix=fix)
     quantisation = config.get("quantization_config")
     if quantisation is not None:
         method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation

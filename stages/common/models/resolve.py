@@ -445,15 +445,13 @@ def depth_of(files: ModelFiles) -> int:
     return depth
 
 
-def with_layers(files: ModelFiles, layers: int | None) -> ModelFiles:
-    """Returns the files of an encoder that has so many layers; None: all layers."""
+def checked_encoder(files: ModelFiles, layers: int | None) -> ModelFiles:
+    """Returns the files; refuses a model that is no encoder of a student, or has fewer layers than these."""
+    model_folder.check_encoder_kind(files.config, where=str(files.folder / "config.json"))
     here = depth_of(files) if layers is not None else 0
     if layers is not None and layers > here:
-        what, fix = (
-            f"student.layers: {layers} is more than the encoder has, {here}",
-            f"set student.layers={here} or less",
-        )
-        raise ModelError(what, where=str(files.folder), fix=fix)
+        what = f"student.layers: {layers} is more than the encoder has, {here}"
+        raise ModelError(what, where=str(files.folder), fix=f"set student.layers={here} or less")
     return files
 
 

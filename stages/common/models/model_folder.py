@@ -105,7 +105,8 @@ def check_encoder_kind(config: Mapping[str, Any], *, where: str) -> None:
     """Refuses an architecture of which no classifier can be trained."""
     kind = str(config.get("model_type"))
     reason = NO_ENCODER.get(kind)
-    if reason is None and kind not in {ATTENTIVE, STATIC} and not _has_classifier(kind):
+    own = kind in {ATTENTIVE, STATIC} or "auto_map" in config  # of amalgam, or with code of the model's own
+    if reason is None and not own and not _has_classifier(kind):
         reason = f"transformers {importlib.metadata.version('transformers')} has no classifier of this kind"
     if reason is not None:
         what = f"a model of the kind {shown(kind)} cannot be an encoder: {reason}"
@@ -120,8 +121,8 @@ def _has_classifier(kind: str) -> bool:
         return kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     library = Path(str(getattr(importlib.util.find_spec("transformers"), "origin", None))).parent
     source = (library / "models/auto/modeling_auto.py").read_text("utf-8")
-    _, _, classifiers = source.partition("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES = ")
-    return f'("{kind}", "' in classifiers.partition("\n)\n")[0]
+    classifiers = source.partition("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES = ")[2].partition("\n)\n")[0]
+    return f'("{kind}", "' in classifiers or '("bert", "' not in classifiers  # its form has changed
 
 
 def _check_values(config: Mapping[str, Any], *, where: str) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from amalgam.data.arrays import Array, softmax
-from amalgam.data.keys import shown, text_key
+from amalgam.data.keys import shown, shown_name, text_key
 from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
 from amalgam.data.rows import SUFFIXES, BadRow, Row, has_surrogate, read_lines, read_rows
@@ -374,9 +374,10 @@ def _predict_texts(texts: Sequence[str], student: Student, fingerprint: str | No
         entries.append(entry | ({"mass": masses} if masses else {}) | _unknown_entry(result.unknown, row))
         if not as_json:
             console.result(shown(text, SHOWN))
-            named = shares | {f"labels of {teacher}": mass for teacher, mass in masses.items()}
-            width = max(map(len, named))
-            for name, value in named.items():
+            named = [(shown_name(label), share) for label, share in shares.items()]
+            named += [(f"labels of {teacher}", mass) for teacher, mass in masses.items()]
+            width = max(len(name) for name, _ in named)
+            for name, value in named:
                 console.result(f"  {name.ljust(width)}  {value:.3f}")
             if result.unknown:
                 flag = "yes" if result.unknown.flags[row] else "no"

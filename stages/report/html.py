@@ -20,6 +20,7 @@ import jinja2
 import yaml
 from markupsafe import Markup, escape
 
+from amalgam.data.keys import shown_names
 from amalgam.pipeline.config.schema import TEACHER, ExperimentConfig
 from amalgam.pipeline.console import duration, printable, size
 from amalgam.pipeline.errors import ExperimentError
@@ -113,6 +114,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "count": _optional("{:,}".format),
+        "names": shown_names,
         "nats": _optional(nats),
         "percent": _optional(percent),
         "system_name": system_name,

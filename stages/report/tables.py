@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.console import Console, counted
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.intervals import bounds, nats, percent, points
@@ -118,7 +119,7 @@ def print_audit(console: Console, audit: AuditBlock) -> None:
         console.table(title, ["", *names], rows)
     if audit["shared_labels"]:
         rows = [
-            [" and ".join(pair["teachers"]), f"{pair['texts']:,}", share(pair["disagree"]), ", ".join(pair["labels"])]
+            [" and ".join(pair["teachers"]), f"{pair['texts']:,}", share(pair["disagree"]), shown_names(pair["labels"])]
             for pair in audit["shared_labels"]
         ]
         title = "\nshared labels: texts on which both teachers predict one, and the share on which they disagree"
@@ -152,7 +153,7 @@ def _label_row(label: AuditedLabel, audit: AuditBlock) -> list[str]:
     shares = ["-"] * 3
     if texts:
         shares = [f"{texts['texts']:,}", share(texts["won"][label["teacher"]]), share(texts["right"])]
-    return [label["label"], label["teacher"], f"{label['predicted']:,}", share(label["wins"]), *shares]
+    return [shown_name(label["label"]), label["teacher"], f"{label['predicted']:,}", share(label["wins"]), *shares]
 
 
 def advice(audit: AuditBlock) -> list[str]:

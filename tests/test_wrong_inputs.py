@@ -58,6 +58,8 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "report --fail-under nan", 2, "--fail-under"),
     (nothing, "report --fail-if-worse-than \x1b[31m", 2, "name one of ensemble"),
     (nothing, "report student student", 2, "student is named twice"),
+    (nothing, "report student student.seed=1", 2, "overrides do not change reports"),
+    (nothing, "report nosuch", 2, "existing: student"),
     (nothing, "report student nosuch", 2, "there is no report of nosuch"),
     (nothing, "report a b --json", 2, "a comparison takes none of"),
     (write("reports/student.json", "{}"), "report student other", 3, "student.json is not a report"),

@@ -22,6 +22,7 @@ from amalgam.pipeline.errors import (
     FaultError,
     ModelError,
     WorkError,
+    first_line,
     fix_of,
     is_disk_full,
     reason_of,
@@ -44,9 +45,6 @@ NO_MEMORY = ("allocate memory", "out of memory", "not enough memory", "std::bad_
 
 FORWARD = ("forward", "_call_impl")
 """Functions of torch modules that a forward pass runs in; the second one refuses unknown arguments."""
-
-MOST_SHOWN = 200
-"""Characters of a library's message."""
 
 T = TypeVar("T")
 
@@ -89,7 +87,7 @@ def as_error(error: BaseException) -> AmalgamError:
         return interrupted(signal.SIGINT)
     if is_out_of_memory(error):
         fix = f"close other programs, or lower execution.batch_tokens or student.batch_size, {AGAIN}"
-        return WorkError(f"out of memory{_first_line(error)}", fix=fix)
+        return WorkError(f"out of memory: {first_line(error)}", fix=fix)
     if isinstance(error, OSError) and error.errno is not None:
         is_ours = TEMPORARY in str(error.filename)  # a temporary file that was renamed or copied
         path = error.filename2 if error.filename2 and (is_ours or is_disk_full(error)) else error.filename
@@ -97,7 +95,7 @@ def as_error(error: BaseException) -> AmalgamError:
         name = f"{place.rpartition('/')[2]}: " if place else ""
         kind = DiskFullError if is_disk_full(error) else WorkError
         return kind(f"{name}{reason_of(error)}", where=place, fix=f"{fix_of(error)}, {AGAIN}")
-    line = masked(f"{type(error).__name__}{_first_line(error)}")
+    line = masked(first_line(error, named=True))
     model = _model_of(error)
     if model is not None:
         fix = "lower max_tokens, update transformers, or use another model; --debug prints the traceback"
@@ -122,11 +120,6 @@ def _model_of(error: BaseException) -> Any:
         elif name in FORWARD and hasattr(owner, "name_or_path") and hasattr(owner, "config"):
             model = model or owner
     return model
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f": {lines[0][:MOST_SHOWN]}" if lines else ""
 
 
 def _write_traceback(error: BaseException) -> str | None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from amalgam.data.keys import LabelSpace, shown, shown_names, union_of
 from amalgam.data.lazy import pa
-from amalgam.data.rows import fetch_remote, find_files, remote_name, text_file
+from amalgam.data.remote import fetch_remote, remote_name
+from amalgam.data.rows import find_files, text_file
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import STATIC, TEACHER, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection

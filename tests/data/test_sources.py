@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import polars as pl
 import pytest
 
-from amalgam.data import rows
-from amalgam.data.rows import BadRow, Row, fetch_remote, find_files, read_rows
+from amalgam.data import remote
+from amalgam.data.remote import fetch_remote
+from amalgam.data.rows import BadRow, Row, find_files, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, DiskFullError, InputChangedError
 
@@ -260,8 +261,8 @@ def test_a_full_disk_is_no_fault_of_the_address(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(rows, function, fail)
-    monkeypatch.setattr(rows, "_versions", lambda _: None)
+    monkeypatch.setattr(remote, function, fail)
+    monkeypatch.setattr(remote, "_versions", lambda _: None)
     with pytest.raises(DiskFullError, match="the disk is full") as full:
         fetch_remote(address, tmp_path)
     assert "free some space" in str(full.value.fix)

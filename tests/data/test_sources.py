@@ -95,7 +95,7 @@ def test_a_command_in_a_message_quotes_the_name(tmp_path: Path) -> None:
     path.write_bytes(b"text\ncaf\xe9\n")
     [bad] = read_rows(path, corpus=Corpus(train=["x"]))
     assert isinstance(bad, BadRow)
-    assert "utf-8 'a; rm b.csv' > 'utf8-a; rm b.csv'" in bad.fix
+    assert f"utf-8 '{path}' > 'utf8-a; rm b.csv'" in bad.fix
 
 
 def test_a_name_in_another_unicode_form_is_not_found_but_explained(tmp_path: Path) -> None:

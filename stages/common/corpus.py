@@ -274,6 +274,8 @@ def rename_fix(unknown: Iterable[str], union: Iterable[str], corpus: Corpus) -> 
     """Returns the lines that rename the labels which differ from one of the union only by case or a letter."""
     labels = list(union)
     pairs = {label: match for label in unknown for match in nearest(label, labels, ratio=SIMILARITY)}
+    if not pairs and not corpus.labels and all(label.isdecimal() for label in unknown):
+        return "set corpus.labels to the names of the labels 0, 1, 2 ... in this order"
     if not pairs:
         return "rename the labels in the files to those of the teachers (corpus.rename)"
     new = dict(list(pairs.items())[:MOST_RENAMES])

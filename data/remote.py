@@ -112,7 +112,7 @@ def _profile(url: str) -> Any:
     if name and find_spec("boto3") is None:
         fix = f'run: eval "$(aws configure export-credentials --profile {shlex.quote(name)} --format env)"'
         what = f"the AWS profile {shown(name)} has no access key that can be read without boto3"
-        raise DataError(what, where=str(files["AWS_SHARED_CREDENTIALS_FILE"]), fix=f"{fix}; or pip install boto3")
+        raise DataError(what, where=str(files["AWS_SHARED_CREDENTIALS_FILE"]), fix=f"{fix}; or install boto3")
     return None
 
 

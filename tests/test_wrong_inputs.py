@@ -109,6 +109,11 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "plan -c texts/train.csv", 2, "is it an experiment file?"),
     (nothing, "plan corpus.id=null", 2, "corpus.id: is null, not text: leave it out, or write auto"),
     (nothing, "plan corpus.on_bad_row=null", 2, "corpus.on_bad_row: is null; must be one of 'error' or 'skip'"),
+    (nothing, "plan student.epochs 3", 2, "write student.epochs=VALUE"),
+    (nothing, "run --dry-run", 2, "run `amalgam plan`, which runs nothing"),
+    (nothing, "predict --texts a", 2, "did you mean --text?"),
+    (nothing, "-c amalgam.yaml run", 2, "write it after the command, such as `amalgam run -c ...`"),
+    (nothing, "--versoin", 2, "did you mean --version?"),
     (nothing, "report --fail-under 101%", 2, "no accuracy between 0 and 1"),
     (nothing, "report --fail-under good", 2, "write 0.8 or 80%"),
     # --json

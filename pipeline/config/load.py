@@ -233,7 +233,9 @@ class ParsedFile:
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
             a_file = text.endswith((".yaml", ".yml"))
-            fix = f"name an experiment file with -c {text}" if a_file else "write field=value"
+            is_field = text.rpartition(".")[2] in _fields_at(tuple(text.split(".")[:-1]))
+            fix = f"write {text}=VALUE" if is_field else "write field=value"
+            fix = f"name an experiment file with -c {shlex.quote(text)}" if a_file else fix
             self.problems.append(f"{COMMAND_LINE}, {text}: an override looks like targets.temperature=0.5; {fix}")
             return {}
         path = tuple(int(part) if re.fullmatch("[0-9]{1,6}", part) else part for part in key.split("."))

@@ -120,6 +120,7 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "doctor --json -c nosuch.yaml", 2, "nosuch.yaml does not exist"),
     (nothing, "explain --json nosuch", 2, "name one of generate"),
     (nothing, "audit --json cache.passes=1", 2, "not in the cache"),
+    (nothing, "predict hello --id number", 2, "--id is for texts that come from a file"),
     (nothing, "predict --json --input texts/test.csv", 2, "--json is for texts that are typed"),
     (nothing, "sweep --json student.name=a,b", 2, "give student.name one value"),
     (nothing, "plan --json nosuch.field=1", 2, "unknown key"),

@@ -331,5 +331,5 @@ def _contradictions(rows: Sequence[LabelRow], keys: Mapping[bytes | str, bytes])
     for row in rows:
         earlier = first.setdefault(keys.get(row.text, row.text), row)
         if earlier.label != row.label:
-            labels = f"{shown(row.label)} here, {shown(earlier.label)} in {earlier.place}"
+            labels = f"{shown_name(row.label)} here, {shown_name(earlier.label)} in {earlier.place}"
             yield f"{row.place}: {row.shown} has two labels: {labels}"

@@ -111,6 +111,7 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "plan corpus.on_bad_row=null", 2, "corpus.on_bad_row: is null; must be one of 'error' or 'skip'"),
     (nothing, "plan student.epochs 3", 2, "write student.epochs=VALUE"),
     (nothing, "run --dry-run", 2, "run `amalgam plan`, which runs nothing"),
+    (nothing, "gc --dry-run", 2, "without --yes the command changes nothing"),
     (nothing, "predict --texts a", 2, "did you mean --text?"),
     (nothing, "-c amalgam.yaml run", 2, "write it after the command, such as `amalgam run -c ...`"),
     (nothing, "--versoin", 2, "did you mean --version?"),

@@ -66,14 +66,15 @@ class GroupedCommands(TyperGroup):
             if not hasattr(error, "possibilities"):  # of NoSuchOption, whose module depends on Typer's version
                 raise
             command = str(ctx.invoked_subcommand)
-            takes_overrides = bool(self._options(command) & {"overrides", "arguments"})
-            raise _unknown_option(error, command, takes_overrides=takes_overrides) from None
+            raise _unknown_option(error, command, self._options(command)) from None
 
 
-def _unknown_option(error: Any, command: str, *, takes_overrides: bool) -> ExperimentError:
+def _unknown_option(error: Any, command: str, options: set[str]) -> ExperimentError:
     option, close = str(error.option_name), " or ".join(error.possibilities or ())
-    fields = fields_named(option.removeprefix("--").replace("-", "_")) if takes_overrides else []
-    if option in INSTEAD:
+    fields = fields_named(option.removeprefix("--").replace("-", "_")) if options & {"overrides", "arguments"} else []
+    if option == "--dry-run" and "--yes" in options:
+        fix = "leave it out: without --yes the command changes nothing"
+    elif option in INSTEAD:
         fix = INSTEAD[option]
     elif fields:
         fix = f"write {' or '.join(f'{field}=VALUE' for field in fields)}"

@@ -191,8 +191,8 @@ def report(  # noqa: PLR0913 - the options of a command
         list[str] | None,
         typer.Argument(
             metavar="[RUN | FIELD=VALUE]...",
-            help="Overrides, such as report.calibration_bins=10. Runs to compare: experiment files (x.yaml), "
-            "or students of this experiment whose report was made.",
+            help="Overrides, such as report.calibration_bins=10. A student: prints its stored report. Several runs: "
+            "compares them. A run is a student of this experiment, or an experiment file (x.yaml).",
         ),
     ] = None,
     config: Config = DEFAULT_FILE,

@@ -61,9 +61,19 @@ def shown(text: str, limit: int = 80) -> str:
     return escaped if len(escaped) <= limit else escaped[: limit - 3] + "..."
 
 
+def shown_name(name: str) -> str:
+    """Formats a name for a list or a table: in quotes if it has a comma, or blanks at its ends."""
+    text = shown(name)
+    return text if text and text == text.strip() and "," not in text else f'"{text}"'
+
+
 def shown_names(names: Iterable[str], most: int = 20) -> str:
     """Formats at most `most` names for a message, with the number of the others."""
-    listed = [shown(name) for name in names]
+    return _listed(map(shown_name, names), most)
+
+
+def _listed(texts: Iterable[str], most: int) -> str:
+    listed = list(texts)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
 
@@ -120,6 +130,6 @@ def cut_in_groups(labels: Sequence[str], groups: int) -> list[list[str]]:
 
 def similar_labels_note(labels: Mapping[str, Sequence[str]]) -> str | None:
     """Returns a note on labels of different teachers that differ only by case, separators or a plural."""
-    pairs = [f"{first} and {second}" for first, second in similar_labels(labels)]
+    pairs = [f"{shown_name(first)} and {shown_name(second)}" for first, second in similar_labels(labels)]
     fix = "to make them one label, use teachers: rename"
-    return f"labels with nearly the same name count as different: {shown_names(pairs, 5)}; {fix}" if pairs else None
+    return f"labels with nearly the same name count as different: {_listed(pairs, 5)}; {fix}" if pairs else None

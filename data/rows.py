@@ -1,44 +1,36 @@
 """Reads texts: finds the files of a source, then yields their rows with the position a person would give them.
 
-A source is a path, a folder, a glob or a remote address; a remote one is streamed into a local file. The readers of
-csv, tsv, jsonl and parquet decode bytes strictly, in bounded memory, without guesses or conversions. An unusable row
-becomes a BadRow with its place, the reason and the fix; the caller decides what to do with it.
+A source is a path, a folder or a glob; `remote` fetches other addresses. The readers of csv, tsv, jsonl and parquet
+decode bytes strictly, in bounded memory, without guesses or conversions. An unusable row becomes a BadRow with its
+place, the reason and the fix; the caller decides what to do with it.
 """
 
 from __future__ import annotations
 
 import csv
-import fnmatch
 import glob
 import json
 import math
-import os
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 from unicodedata import normalize
 
-from amalgam.data.hub import fetch_texts
 from amalgam.data.keys import shown, shown_names
-from amalgam.data.lazy import pa, pl, pq
+from amalgam.data.lazy import pa, pq
 from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
-from amalgam.pipeline.errors import DataError, DiskFullError, InputChangedError, fix_of, is_disk_full, nearest
-from amalgam.pipeline.input_files import InputFile, file_digest
+from amalgam.pipeline.errors import DataError, nearest
+from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.user_paths import expanded, readable, user_path
 
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
 MOST_CHARACTERS = 1 << 20
 """Characters of the longest text; a model reads at most some ten thousand."""
 SAMPLE_LINES = 64
-HUB = "hf://"
-MOST_COPIES = 3
-"""Copies of a remote file that is written at the same time, before the run ends."""
 BATCH_ROWS = 1024
 LONG_NAME = 4  # words; the name of a column that has more is likely a text
 BOM = b"\xef\xbb\xbf"
@@ -48,7 +40,7 @@ Reason = Literal[
 ]
 
 FIXES: dict[Reason, str] = {
-    "not UTF-8": "re-encode it: iconv -f cp1252 -t utf-8 {name} > {copy}",
+    "not UTF-8": "re-encode it: iconv -f cp1252 -t utf-8 {file} > {copy}",
     "broken": "mend or remove it",
     "ragged": "give it as many fields as the header has, and quote fields that hold the separator",
     "missing": "give every row this field",
@@ -68,11 +60,22 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 KINDS = ", ".join(SUFFIXES)
 
 INSTEAD = {
-    ".txt": "; lines of plain text become a csv of one column by `text` as its first line",
-    ".json": "; write an object a line, and end the name in .jsonl",
-    ".xlsx": "; save the sheet as csv, UTF-8",
-    ".gz": "; unpack it first",
+    ".txt": """run: {{ echo text; sed '/[^[:space:]]/!d; s/"/""/g; s/.*/"&"/' {file}; }} > {stem}.csv""",
+    ".json": """run: python -c 'import polars; polars.read_json("'{file}'").write_ndjson("'{stem}'.jsonl")'""",
+    ".xlsx": "save the sheet as csv, UTF-8",
+    ".gz": "run: gunzip --keep {file}",
 }
+"""Fixes by suffix."""
+
+UTF_16 = "re-encode it: iconv -f utf-16 -t utf-8 {file} > {copy}"
+MAGIC = {
+    b"\xff\xfe": ("is UTF-16, not UTF-8", UTF_16),
+    b"\xfe\xff": ("is UTF-16, not UTF-8", UTF_16),
+    b"PAR1": ("is a Parquet file", "give it a name that ends in .parquet: mv {file} {stem}.parquet"),
+    b"PK\x03\x04": ("is a spreadsheet or a zip file", "save the sheet as csv, UTF-8; or unpack the file"),
+    b"\x1f\x8b": ("is packed by gzip", "unpack it: gunzip < {file} > {copy}"),
+}
+"""First bytes of files that are no text in UTF-8, with the message and the fix."""
 
 
 def find_files(source: str, base: Path) -> list[Path]:
@@ -90,7 +93,8 @@ def find_files(source: str, base: Path) -> list[Path]:
         raise _no_files(source, path)
     suffixes = sorted({file.suffix.lower() for file in files})
     if not set(suffixes) <= set(SUFFIXES):
-        fix = f"name files of these kinds: {KINDS}{INSTEAD.get(suffixes[0], '')}"
+        file = next(file for file in files if file.suffix.lower() == suffixes[0])
+        fix = INSTEAD.get(suffixes[0], f"name files of these kinds: {KINDS}").format(**_in_commands(file))
         raise DataError(f"{shown(source)} is of no kind that can be read", where=shown(str(files[0]), 200), fix=fix)
     if len(suffixes) > 1:
         fix = f"name one kind, such as {shown(source.rstrip('/'))}/*{suffixes[0]}" if path.is_dir() else "name one kind"
@@ -129,91 +133,6 @@ def _no_files(source: str, path: Path) -> DataError:
         fix = "rename the file: its name has other Unicode characters for the same letters (NFC, NFD)"
     where = f"no {shown(missing.name)} in {shown(str(parent), 200)}"
     return DataError(f"{shown(source)} does not exist", where=where, fix=fix)
-
-
-def fetch_remote(url: str, folder: Path) -> Path:
-    """Returns a local copy of an hf:// or s3:// address, whose rows keep their numbers.
-
-    The clients read the usual AWS_* and HF_* variables themselves. Messages have the address without its secrets.
-    """
-    name, address = remote_name(url), shown(re.sub(r"//[^/@]*@", "//", url.partition("?")[0]), 200)
-    suffix = name.suffix.lower()
-    if suffix not in SUFFIXES or ("*" in url and suffix in {".csv", ".tsv"}):
-        fix = f"end it in one of {KINDS}; of csv and tsv, name one file at a time"
-        raise DataError(f"{address} does not name a file that can be read", where=address, fix=fix)
-    target = folder / blake2b(url.encode(), digest_size=6).hexdigest() / name  # two addresses may end in one name
-    target.parent.mkdir(exist_ok=True)
-    try:
-        if url.startswith(HUB):
-            fetch_texts(url, target, where=address)
-        else:
-            _copy_one_version(url, target)
-    except InputChangedError:
-        target.unlink(missing_ok=True)
-        fix = "wait until it is written, then run the same command again"
-        raise InputChangedError(f"{address} changed while it was read", where=address, fix=fix) from None
-    except (OSError, pl.exceptions.PolarsError) as error:
-        target.unlink(missing_ok=True)  # a sink that fails leaves a valid file of no rows
-        if is_disk_full(error):
-            fix = f"{fix_of(error)}, then run the same command again"
-            raise DiskFullError(f"the disk is full: {address} cannot be stored", where=str(folder), fix=fix) from error
-        reason = shown(str(error).replace(url, address), 200)
-        fix = "check the address and your access to it (AWS_*), or fetch it yourself and name the local file"
-        raise DataError(f"{address} cannot be read", where=reason, fix=fix) from error
-    return target
-
-
-def remote_name(url: str) -> Path:
-    """Returns a name for the local copy of an address; its suffix is that of the address."""
-    return Path(re.sub(r"[^A-Za-z0-9._-]", "_", url.rstrip("/").rpartition("/")[2]))
-
-
-def _copy_one_version(url: str, target: Path) -> None:
-    """Copies an object, and again if its version changed meanwhile."""
-    for _ in range(MOST_COPIES):
-        before = _versions(url)
-        if before is None:  # without versions, two copies are compared
-            _copy(url, target)
-            before = file_digest(target)
-        _copy(url, target)
-        if before == (_versions(url) or file_digest(target)):
-            return
-    raise InputChangedError(url)
-
-
-def _copy(url: str, target: Path) -> None:
-    """Streams text formats line by line, unparsed; a line end within a quoted csv field becomes a plain newline."""
-    if target.suffix.lower() == ".parquet":
-        pl.scan_parquet(url).sink_parquet(target)
-    else:
-        pl.scan_lines(url).sink_csv(target, include_header=False, quote_style="never")
-
-
-def _versions(url: str) -> object:
-    """Returns size, ETag and version of each object that the address may match; None if the store names no versions."""
-    try:  # an extra
-        import obstore
-        from obstore.exceptions import BaseError
-        from obstore.store import from_url
-    except ImportError:
-        return None
-    scheme, _, path = url.partition("://")
-    if scheme != "s3":
-        return None
-    bucket, _, key = path.partition("/")
-    plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
-    try:
-        store = from_url(f"s3://{bucket}", client_options={"allow_http": plain})
-        if not glob.has_magic(key):
-            entries = [obstore.head(store, key)]
-        else:
-            prefix = re.split(r"[*?[]", key)[0].rpartition("/")[0]
-            pages = obstore.list(store, prefix or None)
-            entries = [entry for page in pages for entry in page if fnmatch.fnmatchcase(entry["path"], key)]
-    except (BaseError, OSError, ValueError):
-        return None
-    marks = {entry["path"]: (entry["size"], entry["e_tag"], entry["version"]) for entry in entries}
-    return marks if marks and all(mark[1] or mark[2] for mark in marks.values()) else None
 
 
 # ---- rows
@@ -258,7 +177,26 @@ def read_rows(
     table = _Table(path, shown(name or path.name, 200), corpus, require_label, setting)
     readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".parquet": _parquet_rows}
     with readable(path, DataError):
+        if path.suffix.lower() != ".parquet":
+            _check_magic(path, table.name)
         yield from readers.get(path.suffix.lower(), _jsonl_rows)(table)
+
+
+def _in_commands(path: Path) -> dict[str, str]:
+    """Returns the file, its copy in this folder, and the file without suffix, as proposed commands have them."""
+    file = path.absolute()
+    file = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    names = {"file": str(file), "copy": f"utf8-{path.name}", "stem": str(file.with_suffix(""))}
+    return {key: shlex.quote(name) for key, name in names.items()}
+
+
+def _check_magic(path: Path, name: str) -> None:
+    """Refuses a file whose first bytes are those of another kind than its name has."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    for magic, (kind, fix) in MAGIC.items():
+        if start.startswith(magic):
+            raise DataError(f"{name} {kind}", where=shown(str(path), 200), fix=fix.format(**_in_commands(path)))
 
 
 def no_rows(path: Path, name: str = "", *, fix: str = "fill it or leave it out") -> DataError:
@@ -290,7 +228,7 @@ class _Table:
 
     def __init__(self, path: Path, name: str, corpus: Corpus, require_label: bool, setting: str) -> None:
         self.path, self.name, self.corpus, self.require_label = path, name, corpus, require_label
-        self._setting = setting
+        self._setting, self.in_commands = setting, _in_commands(path)
         self._width = len(corpus.text)
         self._id = None if corpus.id == "auto" else corpus.id
         self._size = self._width + (corpus.id != "auto")
@@ -320,9 +258,13 @@ class _Table:
         if name not in available:
             marks = ",;|" if self.path.suffix.lower() == ".tsv" else ";\t|"
             separator = next((mark for mark in marks if len(available) == 1 and mark in available[0]), None)
-            near = nearest(name, available)
+            own = self.corpus.text if setting != self._setting.format("text") else ()
+            others = [column for column in available if column not in own]
+            near = nearest(name, others)
             quoted = shlex.quote if setting.startswith("--") else as_yaml
             fix = setting + (quoted(near[0]) if near else "auto" if setting == "set corpus.id: " else "one of them")
+            if not others:
+                fix = f"add this column to {self.name}, or name another file"
             if not near and any(len(column.split()) > LONG_NAME for column in available):
                 fix += "; if the first line is a text, put a line with the names of the columns before it"
             if separator == ",":
@@ -371,8 +313,7 @@ class _Table:
         fault = f"{at}: {detail or reason}" + (f": {value}" if value else "")
         where = f"{self.name} {unit} {number}{fault}"
         labels = shown_names(self.corpus.labels or [])
-        copy = shlex.quote(f"utf8-{self.name.replace('/', '-')}")
-        fix = FIXES[reason].format(name=shlex.quote(self.name), copy=copy, labels=labels)
+        fix = FIXES[reason].format(labels=labels, **self.in_commands)
         own_id = None if _why_not_text(identity) else shown(str(identity))
         return BadRow(self.name, number, own_id, field, reason, value, fault.lstrip(":, "), where, fix)
 
@@ -476,13 +417,9 @@ def _csv_header(table: _Table, lines: _Lines, records: Iterator[list[str]]) -> l
     except csv.Error as error:
         what, fix = f"{table.name}: the header cannot be read: {error}", "mend the first line, which names the columns"
         if "new-line character" in str(error):
-            what, name, copy = f"{table.name} has old Mac line ends", table.name, f"unix-{table.name}"
-            fix = f"save it with others: tr '\\r' '\\n' < {shlex.quote(name)} > {shlex.quote(copy)}"
+            what = f"{table.name} has old Mac line ends"
+            fix = "save it with others: tr '\\r' '\\n' < {file} > {copy}".format(**table.in_commands)
         raise DataError(what, where=_shown_value(lines.raw[0]), fix=fix) from error
-    if lines.raw and lines.raw[0].startswith((b"\xff\xfe", b"\xfe\xff")):
-        name, copy = shlex.quote(table.name), shlex.quote(f"utf8-{table.name}")
-        fix = f"re-encode it: iconv -f utf-16 -t utf-8 {name} > {copy}"
-        raise DataError(f"{table.name} is UTF-16, not UTF-8", where=table.name, fix=fix)
     if lines.bad_byte is not None:
         bad = table.bad(1, "not UTF-8", lines.raw[-1], byte=lines.bad_byte)
         raise DataError("the header is not UTF-8", where=bad.where, fix=bad.fix)

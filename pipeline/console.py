@@ -118,8 +118,11 @@ class Console:
         self._write(self._out, text)
 
     def sentence(self, text: str) -> None:
-        """Prints a result and wraps it at the width of the terminal."""
-        self.result(textwrap.fill(text, _columns(100), subsequent_indent="  ", break_long_words=False))
+        """Prints a result and wraps it at the width of the terminal, but not within a word: stages have hyphens."""
+        wrapped = textwrap.wrap(
+            text, _columns(100), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+        self.result("\n".join(wrapped))
 
     def verdict(self, lines: Sequence[str]) -> None:
         """Prints the verdict of a run; a terminal wraps all but the last line, which can be a command to copy."""

@@ -134,9 +134,14 @@ def nearest(word: str, choices: Iterable[str], most: int = 1, *, ratio: float = 
     return [by_folded[near] for near in similar[:most]]
 
 
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or the name of its class."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+MOST_LINE = 300
+"""Characters of a library's message."""
+
+
+def first_line(error: BaseException, *, named: bool = False) -> str:
+    """Returns the first line of an error's message, after the name of its class if `named` or if there is none."""
+    line = next(filter(None, map(str.strip, str(error).splitlines())), "")[:MOST_LINE]
+    return ": ".join(filter(None, [type(error).__name__ if named or not line else "", line]))
 
 
 # ---- errors of the system

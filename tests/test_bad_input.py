@@ -113,7 +113,7 @@ def test_unusable_input_is_refused_in_three_lines(fresh: Workspace, name: str) -
 def test_a_proposed_file_is_quoted_for_the_shell(fresh: Workspace) -> None:
     fresh.config.rename(fresh.folder / "my amalgam.yaml")
     (fresh.folder / "a b").mkdir()
-    assert "-c 'a b/amalgam.yaml'" in fresh.attempt("plan", "-c", "a b").err
+    assert "`amalgam init 'a b'`" in fresh.attempt("plan", "-c", "a b").err
     assert "did you mean -c 'my amalgam.yaml'?" in fresh.attempt("plan", "-c", "my amalgam.yml").err
 
 
@@ -210,7 +210,16 @@ def test_a_fix_and_a_note_name_similar_and_other_labels(fresh: Workspace) -> Non
     refused = fresh.attempt("build-targets")
     assert f"fix: {rename}; correct or remove the other labels, or leave such texts out" in refused.err
     noted = fresh("build-targets", "corpus.on_bad_row=skip")
-    assert f"no teacher has the label Law , sailing; to keep texts of a similar label, {rename}" in noted.err
+    names = '"Law ", sailing'
+    assert f"no teacher has the label {names}; to keep texts of a similar label, {rename}" in noted.err
+
+
+def test_numbers_as_labels_are_positions_in_a_list_to_name(fresh: Workspace) -> None:
+    labels = sorted({label for _, label in fresh.texts("test")})
+    fresh.write([(text, str(labels.index(label))) for text, label in fresh.texts("test")], "test")
+    refused = fresh.attempt("build-targets")
+    assert "fix: set corpus.labels to the names of the labels 0, 1, 2 ... in this order\n" in refused.err
+    fresh("build-targets", f"corpus.labels={json.dumps(labels)}")
 
 
 def test_a_rename_as_fix_keeps_the_settings_that_the_file_has(fresh: Workspace) -> None:

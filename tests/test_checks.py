@@ -45,6 +45,10 @@ def _empty(workspace: Workspace) -> None:
     (workspace.folder / "texts/train.csv").write_text("")
 
 
+def _without_labels(workspace: Workspace) -> None:
+    (workspace.folder / "texts/test.csv").write_text("text\na text\n")
+
+
 def _header_alone(workspace: Workspace) -> None:
     (workspace.folder / "texts/test.csv").write_text("text,label\n")
 
@@ -86,6 +90,7 @@ MISTAKES: dict[str, tuple[Change | str, int, str]] = {
     "a column of ids that one file lacks": ("corpus.id=number", 3, "set corpus.id: auto"),
     "a file that does not exist": ("corpus.test=texts/tset.csv", 3, "test.csv"),
     "a test file without the label column": ("corpus.label=gold", 3, "set corpus.label"),
+    "a test file with texts alone": (_without_labels, 3, "add this column to test.csv, or name another file"),
     "an empty file": (_empty, 3, "fill it or leave it out"),
     "a file with a header alone": (_header_alone, 3, "fill it or leave it out"),
     "a csv named .parquet": (_csv_as_parquet, 3, "it looks like csv: name it train.csv"),
@@ -95,7 +100,7 @@ MISTAKES: dict[str, tuple[Change | str, int, str]] = {
     "teachers whose labels are numbers": (_number_labels, 2, 'write labels: ["0", "1", "2", "3"]'),
     "a placeholder for a label": ('teachers.0.labels=["?", "?", "?", "?"]', 2, "give each output its name"),
     "labels of another number": ("teachers.0.labels=[a, b]", 2, "give exactly 4 labels"),
-    "old Mac line ends": (_mac_line_ends, 3, "tr '\\r' '\\n' < train.csv > unix-train.csv"),
+    "old Mac line ends": (_mac_line_ends, 3, "tr '\\r' '\\n' < texts/train.csv > utf8-train.csv"),
     "no header": (
         _without_header,
         3,
@@ -223,6 +228,11 @@ def test_plan_refuses_the_labels_of_another_test_file_as_run_does(workspace: Wor
         refused = workspace.attempt(command, "corpus.test=texts/padded.csv")
         assert (refused.code, "40 test texts have a gold label that is not in the union" in refused.err) == (3, True)
         assert '" law ": "law"' in refused.err
+
+
+def test_a_column_of_texts_named_as_labels_is_recognised(workspace: Workspace) -> None:
+    refused = workspace.attempt("run", "corpus.text=label", "corpus.label=text")
+    assert (refused.code, "this one has texts" in refused.err) == (3, True), refused.err
 
 
 def test_looking_makes_no_workspace(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,11 @@ def student_bytes(workspace: Workspace) -> int:
 PREDICTIONS = (TRAIN * (1 + PASSES) + TEST) * len(TEACHER_LABELS) * len(TEACHER_LABELS["first"])
 
 
+def test_a_finished_experiment_needs_no_disk(workspace: Workspace) -> None:
+    row = next(row for row in workspace("doctor", "--json").json if row["check"] == "disk")
+    assert row["result"].endswith(f" free in {workspace.artifacts}")
+
+
 @pytest.mark.usefixtures("no_model")
 @pytest.mark.parametrize("command", ["plan", "doctor", "run"])
 def test_a_disk_without_room_for_the_student_is_an_error_before_any_work(

@@ -55,6 +55,12 @@ def test_the_file_names_each_model_and_comments_its_labels(folder: Path) -> None
     assert "student:" in text
 
 
+def test_labels_that_a_list_would_tear_apart_are_quoted(tmp_path: Path) -> None:
+    small_model(tmp_path / "mail", labels=("returns, swaps", " lost "))
+    init(tmp_path, "--from-teachers", "mail")
+    assert '# 2 labels: "returns, swaps", " lost "\n' in (tmp_path / "amalgam.yaml").read_text()
+
+
 def test_the_file_of_real_teachers_is_a_valid_experiment(fresh: Workspace) -> None:
     fresh.config.unlink()
     fresh("init", "--from-teachers", "./models/first", "./models/second")

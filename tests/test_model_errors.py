@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GPTNeoConfig
 
-from amalgam.pipeline.errors import FaultError, ModelError, WorkError
+from amalgam.pipeline.errors import MOST_LINE, FaultError, ModelError, WorkError, first_line
 from amalgam.pipeline.execution.faults import as_error
 from amalgam.stages.common.inference.dropout import DropoutMode, Recorder
 from amalgam.stages.common.models.loading import save_pretrained_folder
@@ -63,3 +63,10 @@ def test_the_size_that_a_gpt_neo_derives_may_be_null(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"hidden_size": null}')
     with pytest.raises(ModelError, match="hidden_size is null"):
         read_config(tmp_path, where="teacher first")
+
+
+def test_the_first_line_of_a_message_is_not_blank_and_not_long() -> None:
+    error = ValueError("\n  \n  the reason  \nmore")
+    assert (first_line(error), first_line(error, named=True)) == ("the reason", "ValueError: the reason")
+    assert first_line(MemoryError()) == first_line(MemoryError(), named=True) == "MemoryError"
+    assert first_line(ValueError("x" * 2 * MOST_LINE)) == "x" * MOST_LINE

@@ -17,6 +17,14 @@ def next_of(workspace: Workspace, name: str) -> dict[str, Any]:
     return step
 
 
+def test_the_report_of_one_student_is_printed_by_its_name(workspace: Workspace) -> None:
+    made, stored = workspace("report"), workspace("report", "student")
+    assert (stored.out, stored.err) == (made.out, "report: reports/student.html\n")
+    assert "verdict: " in stored.out
+    assert workspace("report", "student", "--json").json == workspace("report", "--json").json
+    assert workspace.attempt("report", "student", "--fail-under", "1").code == 4
+
+
 def test_texts_to_label_are_for_the_student_of_this_name(workspace: Workspace) -> None:
     workspace.edit("  label: label\n", "")
     gold, metadata = dict(workspace.texts()), workspace.folder / "students/student" / METADATA

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from amalgam.pipeline.config.schema import RENAMED, SAFE_NAME, SCHEMA_VERSION, Checks, ExperimentConfig
@@ -232,7 +233,9 @@ class ParsedFile:
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
             a_file = text.endswith((".yaml", ".yml"))
-            fix = f"name an experiment file with -c {text}" if a_file else "write field=value"
+            is_field = text.rpartition(".")[2] in _fields_at(tuple(text.split(".")[:-1]))
+            fix = f"write {text}=VALUE" if is_field else "write field=value"
+            fix = f"name an experiment file with -c {shlex.quote(text)}" if a_file else fix
             self.problems.append(f"{COMMAND_LINE}, {text}: an override looks like targets.temperature=0.5; {fix}")
             return {}
         path = tuple(int(part) if re.fullmatch("[0-9]{1,6}", part) else part for part in key.split("."))
@@ -309,7 +312,7 @@ def _parse(source: ExperimentSource) -> ParsedFile:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if not isinstance(node, yaml.MappingNode):
-            raise _config_error(source, ["the file must be a mapping of sections; is it empty?"])
+            raise _config_error(source, ["no section such as `corpus:`; is it an experiment file?"])
         parsed.data = parsed.read(node) or {}
     except yaml.MarkedYAMLError as error:
         raise _config_error(source, [*parsed.problems, _not_yaml(error, text.splitlines())]) from None
@@ -322,7 +325,7 @@ def _parse(source: ExperimentSource) -> ParsedFile:
 
 UNREADABLE = {
     FileNotFoundError: ("does not exist", "run `amalgam init`, or name another file with -c FILE"),
-    IsADirectoryError: ("is a folder, not an experiment file", "name the file in it: -c {file}"),
+    IsADirectoryError: ("is a folder, not an experiment file", ""),
     UnicodeDecodeError: ("is not UTF-8 (byte {error.start})", "save it as UTF-8"),
     OSError: ("cannot be read ({error.strerror})", "check its permissions"),
 }
@@ -341,18 +344,22 @@ def _read(path: Path) -> tuple[str, InputFile | None]:
         is_file = path.is_file()
     except (OSError, UnicodeDecodeError) as error:
         what, fix = next(words for kind, words in UNREADABLE.items() if isinstance(error, kind))
-        what, fix = (words.format(error=error, file=shlex.quote(str(path / "amalgam.yaml"))) for words in (what, fix))
-        if isinstance(error, FileNotFoundError) and (near := _files_like(path)):
-            fix = f"did you mean -c {shlex.quote(near[0])}? else {fix}"
+        what = what.format(error=error)
+        is_folder = isinstance(error, IsADirectoryError)
+        if is_folder:
+            fix = f"run `amalgam init {shlex.quote(str(path))}`, which writes one into it"
+        if (is_folder or isinstance(error, FileNotFoundError)) and (near := _files_like(path)):
+            fix = f"did you mean -c {shlex.quote(near[0])}?" + ("" if is_folder else f" else {fix}")
         raise ExperimentError(f"{short_path(path.name)} {what}", where=short_path(where), fix=short_path(fix)) from None
     return text, InputFile(path.absolute(), mark, hashlib.sha256(content).hexdigest()) if is_file else None
 
 
 def _files_like(path: Path) -> list[str]:
-    """Returns the YAML files with a similar name in the same folder."""
-    folder = path.absolute().parent
-    names = [file.name for file in folder.glob("*.y*ml")] if folder.is_dir() else []
-    return [str(path.with_name(name)) for name in nearest(path.name, names, ratio=0.6)]
+    """Returns the YAML files in a folder; for a path without a file, those like it in its folder, or the only one."""
+    folder = path if path.is_dir() else path.parent
+    names = sorted(file.name for file in folder.glob("*.y*ml")) if folder.is_dir() else []
+    near = names if path.is_dir() or len(names) == 1 else nearest(path.name, names, ratio=0.6)
+    return [str(folder / name) for name in near]
 
 
 NOT_YAML = {
@@ -486,21 +493,35 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
         case "literal_error":
             expected = str(item["ctx"]["expected"])
             choices = re.findall(r"'([^']*)'", expected)
-            message = f"is {given!r}; must be one of {expected}{_hint(str(given), choices, listed=False)}"
+            message = f"is {_written(given)}; must be one of {expected}{_hint(str(given), choices, listed=False)}"
         case "string_pattern_mismatch":
             message = f"is {given!r}; use letters, digits, '.', '_' and '-', starting with a letter or digit"
         case "model_type":
             message = "is a section: write its fields below it, indented, or leave it out"
         case "string_type" if given is None or isinstance(given, bool | float | int):
-            message = f'is {json.dumps(given)}, not text: quote it ("{given if raw is None else raw}")'
+            message = f"is {json.dumps(given)}, not text: {_as_text(given, path, raw)}"
         case _:
             rule = MUST_BE.get(kind) if fault in {"parsing", "type", "from_float"} else None
             message = rule or item["msg"].removeprefix("Value error, ").replace("Input should", "must")
             if not isinstance(given, dict | list | BaseModel):
                 is_word = isinstance(given, bool) and raw  # such as yes, no, on and off
-                written = f"{raw}, which YAML reads as {json.dumps(given)}" if is_word else repr(given)
+                written = f"{raw}, which YAML reads as {json.dumps(given)}" if is_word else _written(given)
                 message = f"{message[0].lower()}{message[1:]} (given {written}){_sweep_hint(kind, given, path)}"
     return message
+
+
+def _written(value: object) -> str:
+    return "null" if value is None else repr(value)
+
+
+def _as_text(given: object, path: KeyPath, raw: str | None) -> str:
+    """Returns the fix: quote the value, or leave out a null; in a list it may be the text "null"."""
+    if given is not None or isinstance(path[-1], int):
+        return f'quote it ("{given if raw is None else raw}")'
+    field = _fields_at(path[:-1]).get(str(path[-1]))
+    if field is None or field.is_required():
+        return "write one"
+    return "leave it out" + (f", or write {field.default}" if field.default else "")
 
 
 def _sweep_hint(kind: str, given: object, path: KeyPath) -> str:
@@ -523,13 +544,13 @@ def _field_hint(path: KeyPath) -> str:
     return f"; did you mean {' or '.join(fields)}?" if fields else _hint(name, _fields_at(path[:-1]))
 
 
-def _fields_at(path: KeyPath) -> Iterable[str]:
+def _fields_at(path: KeyPath) -> Mapping[str, FieldInfo]:
     """Returns the fields that the schema allows at a path."""
     model: type[BaseModel] | None = ExperimentConfig
     for part in path:
         if model is not None and part in model.model_fields:
             model = _model_in(model.model_fields[str(part)].annotation)
-    return model.model_fields if model is not None else ()
+    return model.model_fields if model is not None else {}
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

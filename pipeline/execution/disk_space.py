@@ -35,7 +35,7 @@ def check_disk_space(
                 fix=f"free some space (`amalgam gc{run.file_option}`), "
                 "or set execution.workspace to a folder on another disk",
             )
-        lines.append(f"{size(free)} free in {folder}, at least {size(total)} needed")
+        lines.append(f"{size(free)} free in {folder}" + (f", at least {size(total)} needed" if total else ""))
     return "; ".join(lines)
 
 

@@ -22,6 +22,7 @@ from amalgam.pipeline.errors import (
     FaultError,
     ModelError,
     WorkError,
+    first_line,
     fix_of,
     is_disk_full,
     reason_of,
@@ -44,9 +45,6 @@ NO_MEMORY = ("allocate memory", "out of memory", "not enough memory", "std::bad_
 
 FORWARD = ("forward", "_call_impl")
 """Functions of torch modules that a forward pass runs in; the second one refuses unknown arguments."""
-
-MOST_SHOWN = 200
-"""Characters of a library's message."""
 
 T = TypeVar("T")
 
@@ -87,7 +85,8 @@ def as_error(error: BaseException) -> AmalgamError:
     if expected is not None:
         return expected
     fix = "report it with this file; --debug prints the traceback instead"
-    return FaultError(f"this is a fault of amalgam: {_line(error)}", where=_write_traceback(error), fix=fix)
+    what = f"this is a fault of amalgam: {masked(first_line(error, named=True))}"
+    return FaultError(what, where=_write_traceback(error), fix=fix)
 
 
 def expected_error(error: BaseException) -> AmalgamError | None:
@@ -101,7 +100,7 @@ def expected_error(error: BaseException) -> AmalgamError | None:
         return interrupted(signal.SIGINT)
     if is_out_of_memory(error):
         fix = f"close other programs, or lower execution.batch_tokens or student.batch_size, {AGAIN}"
-        return WorkError(f"out of memory{_first_line(error)}", fix=fix)
+        return WorkError(f"out of memory: {first_line(error)}", fix=fix)
     if isinstance(error, OSError) and error.errno is not None:
         is_ours = TEMPORARY in str(error.filename)  # a temporary file that was renamed or copied
         path = error.filename2 if error.filename2 and (is_ours or is_disk_full(error)) else error.filename
@@ -112,7 +111,7 @@ def expected_error(error: BaseException) -> AmalgamError | None:
     model = _model_of(error)
     if model is None:
         return None
-    what = f"{type(model).__name__} fails in its own code: {_line(error)}"
+    what = f"{type(model).__name__} fails in its own code: {masked(first_line(error, named=True))}"
     fix = "lower max_tokens, update transformers, or use another model; --debug prints the traceback"
     return ModelError(what, where=model.name_or_path, fix=fix)
 
@@ -133,15 +132,6 @@ def _model_of(error: BaseException) -> Any:
         elif name in FORWARD and hasattr(owner, "name_or_path") and hasattr(owner, "config"):
             model = model or owner
     return model
-
-
-def _line(error: BaseException) -> str:
-    return masked(f"{type(error).__name__}{_first_line(error)}")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f": {lines[0][:MOST_SHOWN]}" if lines else ""
 
 
 def _write_traceback(error: BaseException) -> str | None:

@@ -57,7 +57,8 @@ def _section(name: str, fields: Any) -> dict[str, Any]:
     sections = ExperimentConfig.model_fields.items()
     owners = [section for section, info in sections if name in getattr(info.annotation, "model_fields", ())]
     if name in ExperimentConfig.model_fields:
-        example = f"{name}={{{'method' if name == 'student' else 'FIELD'!r}: {fields!r}}}"
+        field = "FIELD" if name != "student" else "encoder" if "/" in str(fields) else "method"
+        example = f"{name}={{{field!r}: {fields!r}}}"
     else:
         example = " or ".join(f"{section}={{{name!r}: {fields!r}}}" for section in owners)
     fix = f"write {example}" if example else "run `amalgam schema`, which lists the sections and their fields"
@@ -159,7 +160,7 @@ def _teacher_entry(given: Any, index: int, base: Path) -> dict[str, Any]:
         fix = "model.save_pretrained(FOLDER), tokenizer.save_pretrained(FOLDER), then name FOLDER"
         raise ExperimentError("a teacher is a folder or a Hub id, not a model in memory", where=where, fix=fix)
     if not isinstance(model, str | Path):
-        what = "a teacher has no model" if model is None else f"a teacher's model is a {type(model).__name__}"
+        what = "a teacher has no model" if model is None else f"a teacher's model has the type {type(model).__name__}"
         fix = 'write a folder, a Hub id, or {"name": ..., "model": ..., "labels": [...]}'
         raise ExperimentError(what, where=where, fix=fix)
     local = local_path(model, base)

@@ -11,8 +11,11 @@ from amalgam.stages.app import completion
 
 HEADINGS = ("Start", "Stages, in their order", "All stages", "The student", "The workspace")
 
-STOPS = {"--until"}
-"""Options of other tools for the last stage to run."""
+INSTEAD = {
+    "--until": "run the command of that stage, such as `amalgam build-targets`; it first runs the stages before it",
+    "--dry-run": "run `amalgam plan`, which runs nothing",
+}
+"""Fixes for options of other tools."""
 
 
 class GroupedCommands(TyperGroup):
@@ -38,6 +41,23 @@ class GroupedCommands(TyperGroup):
             f"no command {word!r}", where=COMMAND_LINE, fix=f"{hint}`amalgam --help` lists all commands"
         )
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Refuses an option before the command."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if not hasattr(error, "possibilities"):
+                raise
+            option, close = str(getattr(error, "option_name", "")), " or ".join(error.possibilities or ())
+            owner = next((word for word in args if word in self.commands and option in self._options(word)), None)
+            fix = f"did you mean {close}?" if close else "`amalgam --help` lists all options and commands"
+            if owner:
+                fix = f"write it after the command, such as `amalgam {owner} {option} ...`"
+            raise ExperimentError(f"`amalgam` alone has no option {option}", where=COMMAND_LINE, fix=fix) from None
+
+    def _options(self, command: str) -> set[str]:
+        return {option for parameter in self.commands[command].params for option in parameter.opts}
+
     def invoke(self, ctx: Any) -> Any:
         """Refuses an unknown option with a fix; the error of Typer names no fields of the experiment."""
         try:
@@ -45,14 +65,17 @@ class GroupedCommands(TyperGroup):
         except Exception as error:
             if not hasattr(error, "possibilities"):  # of NoSuchOption, whose module depends on Typer's version
                 raise
-            raise _unknown_option(error, str(ctx.invoked_subcommand)) from None
+            command = str(ctx.invoked_subcommand)
+            raise _unknown_option(error, command, self._options(command)) from None
 
 
-def _unknown_option(error: Any, command: str) -> ExperimentError:
+def _unknown_option(error: Any, command: str, options: set[str]) -> ExperimentError:
     option, close = str(error.option_name), " or ".join(error.possibilities or ())
-    fields = fields_named(option.removeprefix("--").replace("-", "_"))
-    if option in STOPS:
-        fix = "run the command of that stage, such as `amalgam build-targets`; it first runs the stages before it"
+    fields = fields_named(option.removeprefix("--").replace("-", "_")) if options & {"overrides", "arguments"} else []
+    if option == "--dry-run" and "--yes" in options:
+        fix = "leave it out: without --yes the command changes nothing"
+    elif option in INSTEAD:
+        fix = INSTEAD[option]
     elif fields:
         fix = f"write {' or '.join(f'{field}=VALUE' for field in fields)}"
     else:

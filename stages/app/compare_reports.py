@@ -6,6 +6,7 @@ Two runs on the same texts are compared text by text, which gives the narrowest 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,13 @@ from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, Qu
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores
-from amalgam.stages.report.html import FOLDER, publish, render
+from amalgam.stages.report.html import FOLDER, place_of, publish, render
 from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost
-from amalgam.stages.report.tables import measure, share
+from amalgam.stages.report.tables import measure, print_evaluation, share
+from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_types import Rival
-from amalgam.stages.report.verdict_words import difference_sentence
+from amalgam.stages.report.verdict_words import difference_sentence, evaluation_cautions
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -128,16 +130,21 @@ def report(  # noqa: PLR0913 - the options of a command
         )
         if judged:
             _check(experiment.report.with_suffix(".json"), file, requirements)
-    elif not 2 <= len(names) <= MOST_RUNS:
-        fix = f"name other runs; the page of a single run is {FOLDER}/NAME.html"
-        raise ExperimentError(f"a comparison takes 2 to {MOST_RUNS} runs, got {len(names)}", fix=fix)
+    elif len(names) > MOST_RUNS:
+        raise ExperimentError(f"a comparison takes 2 to {MOST_RUNS} runs, got {len(names)}", fix="name fewer runs")
     elif len(titles := [_title(name) for name in names]) > len(set(titles)):
         twice = shown(next(title for title in titles if titles.count(title) > 1))
         raise ExperimentError(f"{twice} is named twice", where="amalgam report", fix="name each run once")
-    elif only or force or part or requirements != Requirements():
+    elif overrides and not any(name.endswith(SUFFIXES) for name in names):
+        fix = "remove them, or the names: `amalgam report FIELD=VALUE` makes the report of the experiment file"
+        what = "overrides do not change reports that are made"
+        raise ExperimentError(what, where=f"amalgam report {shlex.join(arguments)}", fix=fix)
+    elif only or force or part or (len(names) > 1 and requirements != Requirements()):
         fix = "remove these options, or name one file"
         what = "a comparison takes none of --no-upstream, --force, --part, --json and --fail-..."
         raise ExperimentError(what, fix=fix)
+    elif len(names) == 1:
+        _print_stored(config.parent / FOLDER / f"{names[0]}.json", config, requirements)
     else:
         _compare(config, names, overrides, quiet=quiet)
 
@@ -147,6 +154,19 @@ def _check_share(accuracy: float | None) -> None:
         fix = f"write {accuracy / 100:g}" if 1 < accuracy <= 100 else "write a share, such as 0.8"
         what = f"--fail-under {accuracy:g} is no accuracy between 0 and 1"
         raise ExperimentError(what, where=COMMAND_LINE, fix=fix)
+
+
+def _print_stored(path: Path, config: Path, requirements: Requirements) -> None:
+    """Prints the stored report of one student, and checks the requirements; nothing runs."""
+    numbers, console, place = read_report(path, config), Console(), place_of(config.absolute().parent)
+    evaluation, verdict = numbers["evaluation"], numbers["verdict"]
+    if not requirements.as_json:
+        if evaluation:
+            print_evaluation(console, evaluation, evaluation["labels"], evaluation["groups"])
+        if verdict:
+            console.verdict(lines(verdict, list(evaluation_cautions(evaluation)), place))
+        console.say(f"report{place}: {FOLDER}/{path.stem}.html")
+    _check(path, config, requirements)
 
 
 def _check(path: Path, config: Path, requirements: Requirements) -> None:

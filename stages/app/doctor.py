@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from amalgam.data.keys import shown, similar_labels_note
+from amalgam.data.keys import similar_labels_note
 from amalgam.pipeline.console import counted, size
 from amalgam.pipeline.errors import AmalgamError, ModelError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
@@ -63,10 +63,7 @@ def diagnose(config: Path, overrides: list[str]) -> Iterator[Check]:
 
 def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
     """Yields a check of the file and of each input that it names; loads no weights and fetches no texts."""
-    if not config.exists() and config.name != DEFAULT_FILE.name:
-        yield Check("experiment", f"no file {shown(str(config))}", "name another file with -c FILE", ok=False)
-        return
-    if not config.exists():
+    if not config.exists() and config.name == DEFAULT_FILE.name:
         yield Check("experiment", f"no {config.name} here", "amalgam init")
         yield Check("disk", f"{size(shutil.disk_usage(Path.cwd()).free)} free")
         return

@@ -14,7 +14,7 @@ import torch
 from amalgam.data.demo_corpus import generate
 from amalgam.data.keys import shown
 from amalgam.data.tokens import encode, uses_token_types
-from amalgam.pipeline.errors import WorkError, first_line
+from amalgam.pipeline.errors import MOST_LINE, WorkError, first_line
 from amalgam.stages.app.predict import StudentFolder
 from amalgam.stages.app.quantize_onnx import ComparedTexts, Int8Facts, compare, silent, write_int8
 from amalgam.stages.common.device import check_libraries
@@ -87,7 +87,7 @@ def _no_export(what: str, kind: type[Exception]) -> Iterator[None]:
         yield
     except kind as error:
         fix = "use the folder with transformers, or train a student from another encoder"
-        raise WorkError(what, where=shown(first_line(error.__cause__ or error), 300), fix=fix) from error
+        raise WorkError(what, where=shown(first_line(error.__cause__ or error), MOST_LINE), fix=fix) from error
 
 
 @contextmanager

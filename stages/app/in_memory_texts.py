@@ -6,6 +6,7 @@ class numbers as names. Test texts keep the column with how they were picked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,7 @@ def _without_surrogates(given: Any, corpus: Corpus, part: str) -> pa.RecordBatch
 def _table_of(given: Sequence[Any], corpus: Corpus, part: str) -> pa.Table:
     """Returns a table of a list of texts, or of pairs of texts if the corpus has two text columns."""
     width = len(corpus.text)
-    rows = [(row,) if isinstance(row, str) or row is None else row for row in given]
+    rows = [(row,) if isinstance(row, str) or row is None else row for row in map(_without_nan, given)]
     for index, row in enumerate(rows):
         are_texts = isinstance(row, list | tuple) and all(isinstance(text, str | None) for text in row)
         if not are_texts or len(row) != width:
@@ -198,6 +199,11 @@ def _table_of(given: Sequence[Any], corpus: Corpus, part: str) -> pa.Table:
             rows[index] = (None,) * width
     columns = zip(*rows, strict=True) if rows else [()] * width
     return pa.table([pa.array(column, pa.large_string()) for column in columns], corpus.text)
+
+
+def _without_nan(value: Any) -> Any:
+    """Returns None for NaN, the missing text of pandas."""
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _with_class_names(table: pa.Table, features: Mapping[str, Any]) -> pa.Table:
@@ -219,6 +225,8 @@ def _selected(table: pa.Table, corpus: Corpus, part: str) -> pa.Table:
         for name in (name for name in names if name not in columns):
             close = ", ".join(map(shown, nearest(name, columns, 3) or columns[:20]))
             fix = f"set corpus.{field} to the name of the column; the columns are {close}"
+            if field == "label" and {*columns} <= {*corpus.text}:
+                fix = f'pass texts with labels: a frame, or {{"{corpus.text[0]}": [...], "{name}": [...]}}'
             raise DataError(f"no column {shown(name)} in the {part} texts", where=f"texts[{part!r}]", fix=fix)
     read = {*corpus.text, corpus.id, corpus.label}
     if part == "test":

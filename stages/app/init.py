@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amalgam.data.hub import DEFAULT_REVISION
-from amalgam.data.keys import shown, similar_labels, similar_labels_note
+from amalgam.data.keys import shown, shown_names, similar_labels, similar_labels_note
 from amalgam.pipeline.config.load import name_of, write_template
 from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import counted
@@ -118,20 +118,15 @@ def _section(teachers: Sequence[DetectedTeacher]) -> str:
             blanks = ", ".join([f'"{UNNAMED}"'] * len(labels))
             lines.append(f"    labels: [{blanks}]  # name the {len(labels)} outputs, in the model's order")
             continue
-        more = f" and {len(labels) - LABELS_SHOWN} more" if len(labels) > LABELS_SHOWN else ""
-        lines.append(f"    # {len(labels)} labels: {_listed(labels)}{more}")
+        lines.append(f"    # {len(labels)} labels: {shown_names(labels, LABELS_SHOWN)}")
         shared = [label for label in labels if counts[label] > 1]
         if shared:
-            lines.append(f"    # shared with other teachers: {_listed(shared)}")
+            lines.append(f"    # shared with other teachers: {shown_names(shared, LABELS_SHOWN)}")
         alike = {label: similar[label] for label in labels if label in similar}
         if alike:
             pairs = ", ".join(f"{as_yaml(old)}: {as_yaml(new)}" for old, new in alike.items())
             lines.append(f"    # rename: {{{pairs}}}  # if these are the same label")
     return "\n".join(lines) + "\n"
-
-
-def _listed(labels: Sequence[str]) -> str:
-    return ", ".join(map(shown, labels[:LABELS_SHOWN]))
 
 
 # ---- the models

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from amalgam.data.arrays import Array, softmax
-from amalgam.data.keys import shown, text_key
+from amalgam.data.keys import shown, shown_name, text_key
 from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
 from amalgam.data.rows import SUFFIXES, BadRow, Row, has_surrogate, read_lines, read_rows
@@ -322,10 +322,8 @@ def predict(  # noqa: PLR0913 - the options of the command
         fix = f'amalgam predict "some text"{proposals.file_option(config)}, or --input texts.csv; for a pipe, --input -'
         raise ExperimentError(what, where="amalgam predict", fix=fix)
     if source is None:
-        _check_typed(texts, config)
-        if out is not None:
-            what = "--out is for texts that come from a file"
-            raise ExperimentError(what, where="amalgam predict", fix="--input FILE, or --json > FILE")
+        of_files = {"--out": out, "--id": id_column, "--text": columns, "--skip-bad-rows": skip_bad_rows}
+        _check_typed(texts, config, [name for name, value in of_files.items() if value])
         finished = finished_student(config, student)
         finished.check_pairs(1, "amalgam predict")
         name_student(Console(quiet=quiet), finished, config, chosen=student is not None)
@@ -374,9 +372,10 @@ def _predict_texts(texts: Sequence[str], student: Student, fingerprint: str | No
         entries.append(entry | ({"mass": masses} if masses else {}) | _unknown_entry(result.unknown, row))
         if not as_json:
             console.result(shown(text, SHOWN))
-            named = shares | {f"labels of {teacher}": mass for teacher, mass in masses.items()}
-            width = max(map(len, named))
-            for name, value in named.items():
+            named = [(shown_name(label), share) for label, share in shares.items()]
+            named += [(f"labels of {teacher}", mass) for teacher, mass in masses.items()]
+            width = max(len(name) for name, _ in named)
+            for name, value in named:
                 console.result(f"  {name.ljust(width)}  {value:.3f}")
             if result.unknown:
                 flag = "yes" if result.unknown.flags[row] else "no"
@@ -498,8 +497,8 @@ def _fault(text: Any) -> str | None:
 # ---- predictions to a file
 
 
-def _check_typed(texts: Sequence[str], config: Path) -> None:
-    """Refuses typed texts that are no texts: blank ones, settings and names of files."""
+def _check_typed(texts: Sequence[str], config: Path, of_files: Sequence[str]) -> None:
+    """Refuses typed texts that are no texts (blank ones, settings, names of files), and options for files."""
     if not all(text.strip() for text in texts):
         raise ExperimentError("a text is empty", where="amalgam predict", fix="remove it")
     if any(map(has_surrogate, texts)):
@@ -520,6 +519,9 @@ def _check_typed(texts: Sequence[str], config: Path) -> None:
         if len(text.split()) == 1:
             what, fix = f"{shown(text)} looks like a file, and does not exist", "name a file with --input FILE"
             raise ExperimentError(what, where="amalgam predict", fix=f"{fix}; pipe such a text to --input {PIPE}")
+    if of_files:
+        what, fix = f"{of_files[0]} is for texts that come from a file", "--input FILE, or --json > FILE"
+        raise ExperimentError(what, where="amalgam predict", fix=fix)
 
 
 def _check_output(out: Path | None, source: str, *, force: bool) -> None:

@@ -12,6 +12,7 @@ from amalgam.data.corpus import PartFacts, labelled_places
 from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa
 from amalgam.data.parquet import read_table
+from amalgam.data.rows import LONG_NAME
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, ExperimentError, nearest
@@ -244,12 +245,15 @@ def check_gold_labels(part: Part, corpus: Corpus, union: set[str], files: Callab
     if corpus.on_bad_row == "error" or not has_known:
         skip = ", or leave such texts out: corpus.on_bad_row: skip" if has_known else ""
         others = "; correct or remove the other labels" if 0 < len(similar) < len(unknown) else ""
+        fix = f"{rename_fix(unknown, union, corpus)}{others}{skip}"
+        if not has_known and sum(len(label.split()) for label in unknown) > LONG_NAME * len(unknown):
+            fix = "set corpus.label to the column of the labels: this one has texts"
         raise DataError(
             f"{texts} a gold label that is not in the union: {names}",
             where=f"corpus.{part.name}, column {shown(str(corpus.label))}: "
             f"{', '.join(labelled_places(unknown, files(), corpus))}; "
             f"the union is {shown_names(sorted(union), len(union))}",
-            fix=f"{rename_fix(unknown, union, corpus)}{others}{skip}",
+            fix=fix,
         )
     note = f"{counted(count, f'{part.name} text')} left out: no teacher has the label {names}"
     return f"{note}; to keep texts of a similar label, {rename_fix(unknown, union, corpus)}" if similar else note
@@ -270,6 +274,8 @@ def rename_fix(unknown: Iterable[str], union: Iterable[str], corpus: Corpus) -> 
     """Returns the lines that rename the labels which differ from one of the union only by case or a letter."""
     labels = list(union)
     pairs = {label: match for label in unknown for match in nearest(label, labels, ratio=SIMILARITY)}
+    if not pairs and not corpus.labels and all(label.isdecimal() for label in unknown):
+        return "set corpus.labels to the names of the labels 0, 1, 2 ... in this order"
     if not pairs:
         return "rename the labels in the files to those of the teachers (corpus.rename)"
     new = dict(list(pairs.items())[:MOST_RENAMES])

@@ -9,7 +9,7 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
-from amalgam.data.keys import KEY_BYTES, shown, shown_names, text_key
+from amalgam.data.keys import KEY_BYTES, shown, shown_name, shown_names, text_key
 from amalgam.data.lazy import pa, pc
 from amalgam.data.rows import MissingColumnError, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
@@ -321,8 +321,8 @@ def _stripped(label: str, names: Sequence[str] | None) -> str:
 def _unknown(row: LabelRow, names: Sequence[str]) -> str:
     folded = {name.casefold(): name for name in names}
     close = difflib.get_close_matches(row.label.casefold(), folded, 1, SIMILAR)
-    hint = f"did you mean {shown(folded[close[0]])}?" if close else f"the labels are {shown_names(names)}"
-    return f"{row.place}: no teacher has the label {shown(row.label)}; {hint}"
+    hint = f"did you mean {shown_name(folded[close[0]])}?" if close else f"the labels are {shown_names(names)}"
+    return f"{row.place}: no teacher has the label {shown_name(row.label)}; {hint}"
 
 
 def _contradictions(rows: Sequence[LabelRow], keys: Mapping[bytes | str, bytes]) -> Iterator[str]:
@@ -331,5 +331,5 @@ def _contradictions(rows: Sequence[LabelRow], keys: Mapping[bytes | str, bytes])
     for row in rows:
         earlier = first.setdefault(keys.get(row.text, row.text), row)
         if earlier.label != row.label:
-            labels = f"{shown(row.label)} here, {shown(earlier.label)} in {earlier.place}"
+            labels = f"{shown_name(row.label)} here, {shown_name(earlier.label)} in {earlier.place}"
             yield f"{row.place}: {row.shown} has two labels: {labels}"

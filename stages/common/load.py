@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from amalgam.data.keys import LabelSpace, shown, shown_names, union_of
 from amalgam.data.lazy import pa
-from amalgam.data.rows import fetch_remote, find_files, remote_name, text_file
+from amalgam.data.remote import fetch_remote, remote_name
+from amalgam.data.rows import find_files, text_file
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import STATIC, TEACHER, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
@@ -321,11 +322,7 @@ def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> No
     named = model_reference(run, _encoder_of(settings), settings.revision, where=where)
     model = teacher_reference(run, own[0]) if own else None if teacher_in(settings) else named
     if model and (files := local_model(model)):
-        checked_encoder(files, _layers_of(settings))
-
-
-def _layers_of(settings: Student | TrainTeachers) -> int | None:
-    return settings.layers if isinstance(settings, Student) else None
+        checked_encoder(files, getattr(settings, "layers", None))
 
 
 def _trained_teachers(run: Run) -> Iterable[ResolvedTeacher]:
@@ -372,7 +369,7 @@ def encoder_files(run: Run, settings: Student | TrainTeachers, where: str) -> Mo
         files = next(teacher.files for teacher in teachers_of(run) if teacher.name == name)
     else:
         files = model_files(run, _encoder_of(settings), settings.revision, where)
-    return checked_encoder(files, _layers_of(settings))
+    return checked_encoder(files, getattr(settings, "layers", None))
 
 
 def encoder_digest(run: Run, settings: Student | TrainTeachers, where: str) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from amalgam.data.keys import shown_name
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.schema import Generate as GenerateConfig
@@ -231,7 +232,7 @@ def _warn_of_labels(run: Run) -> None:
     if not settings.writes or not any("{label}" in prompt for prompt in sampling_choices(settings)["prompt"]):
         return
     labels = [(label, teacher.name) for teacher in teachers_of(run) for label in teacher.labels]
-    strange = [f"{label} ({teacher})" for label, teacher in labels if uninformative_label(label)]
+    strange = [f"{shown_name(label)} ({teacher})" for label, teacher in labels if uninformative_label(label)]
     if strange:
         run.console.note(
             f"prompts name the class, but a language model cannot interpret {', '.join(strange[:SHOWN_LABELS])}: "

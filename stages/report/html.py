@@ -20,6 +20,7 @@ import jinja2
 import yaml
 from markupsafe import Markup, escape
 
+from amalgam.data.keys import shown, shown_names
 from amalgam.pipeline.config.schema import TEACHER, ExperimentConfig
 from amalgam.pipeline.console import duration, printable, size
 from amalgam.pipeline.errors import ExperimentError
@@ -101,6 +102,19 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(style=Markup(style), policy=policy, **values)  # noqa: S704 - our file
 
 
+LONGEST_FOLDER = 300
+"""Characters that are printed of the experiment's folder."""
+
+
+def place_of(base: Path) -> str:
+    """Returns the folder of the experiment, in which paths and commands are, unless it is the current one."""
+    here = Path.cwd()
+    if base.resolve() == here.resolve():
+        return ""
+    folder = base.relative_to(here) if base.is_relative_to(here) else base
+    return f" (in {shown(str(folder), LONGEST_FOLDER)})"
+
+
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -113,6 +127,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "count": _optional("{:,}".format),
+        "names": shown_names,
         "nats": _optional(nats),
         "percent": _optional(percent),
         "system_name": system_name,

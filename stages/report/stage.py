@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from amalgam.data.keys import shown
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import DamagedError, ExperimentError
@@ -60,7 +59,7 @@ from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
 from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Selected, TeacherCost
-from amalgam.stages.report.html import check_page, page, page_name, publish, publish_texts
+from amalgam.stages.report.html import check_page, page, page_name, place_of, publish, publish_texts
 from amalgam.stages.report.report_json import (
     MEASURES,
     ReportInputs,
@@ -93,9 +92,6 @@ if TYPE_CHECKING:
 EVALUATION, FINDINGS, TEXTS_TO_LABEL = "evaluation.json", "findings.json", "to-label.csv"
 
 ZERO_SHOT, ZERO_SHOT_VERSION = "zero-shot", 1
-
-LONGEST_FOLDER = 300
-"""Characters that are printed of the experiment's folder."""
 
 
 class Speed(TypedDict):
@@ -223,7 +219,7 @@ class Report(Stage):
         for note in damaged_reports(run.store, run.file_option):
             run.console.note(note)
         if scores:
-            print_evaluation(run.console, scores)
+            print_evaluation(run.console, scores, len(scores["labels"]), scores["groups"])
             if not run.experiment.student.learns:
                 run.console.verdict([f"reported method: {scores['system']}; no student was trained"])
             for line in adaptive_lines(scores["adaptive"], passes_of(run.experiment)) if "adaptive" in scores else ():
@@ -257,24 +253,15 @@ class Report(Stage):
                 f"run `amalgam report --force{run.file_option}`"
             )
         if numbers["verdict"]:
-            run.console.verdict(lines(numbers["verdict"], list(evaluation_cautions(scores)), _place(run.base)))
+            run.console.verdict(lines(numbers["verdict"], list(evaluation_cautions(scores)), place_of(run.base)))
         to_label = _file(run, TEXTS_TO_LABEL)
         if to_label:
             run.console.say(publish_texts(run.base, name + TO_LABEL, run.store.verified_path(to_label).read_bytes()))
         mark = run.fingerprint(self.name), delivery_services(run)
-        run.console.say(f"report{_place(run.base)}: {publish(run.base, name, page(numbers), numbers, *mark)}")
+        run.console.say(f"report{place_of(run.base)}: {publish(run.base, name, page(numbers), numbers, *mark)}")
 
     def describe(self, manifest: Record) -> str:
         return str(manifest.facts["method"])
-
-
-def _place(base: Path) -> str:
-    """Returns the folder of the experiment, in which paths and commands are, unless it is the current one."""
-    here = Path.cwd()
-    if base.resolve() == here.resolve():
-        return ""
-    folder = base.relative_to(here) if base.is_relative_to(here) else base
-    return f" (in {shown(str(folder), LONGEST_FOLDER)})"
 
 
 # ---- stored results

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Collection, Iterable
+from typing import Literal
 
+from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.console import Console, counted
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.intervals import bounds, nats, percent, points
@@ -12,7 +13,7 @@ from amalgam.stages.report.blocks import (
     AuditBlock,
     AuditedLabel,
     AuditedTeacher,
-    Evaluation,
+    EvaluatedSystems,
     LeftOut,
     Scores,
     UnknownQuality,
@@ -39,15 +40,15 @@ def measure(score: Score, value: float | None) -> str:
 # ---- evaluation
 
 
-def print_evaluation(console: Console, scores: Evaluation) -> None:
+def print_evaluation(console: Console, scores: EvaluatedSystems, labels: int, groups: Collection[str]) -> None:
     """Prints the last systems and the reported one; evaluation.json has all."""
     names = list(scores["systems"])
     names = [name for name in names[:-MOST_SYSTEMS] if name == scores["system"]] + names[-MOST_SYSTEMS:]
     random = "random " if scores.get("selected", {}).get("random") else ""
     texts = counted(scores["n"], f"{random}labelled test text")
-    title = f"{texts}, {len(scores['labels'])} labels; accuracy over all labels"
-    rows = [row(name, scores["systems"][name], scores["groups"]) for name in names]
-    console.table(title, header(scores["groups"]), rows)
+    title = f"{texts}, {labels} labels; accuracy over all labels"
+    rows = [row(name, scores["systems"][name], groups) for name in names]
+    console.table(title, header(groups), rows)
 
 
 def print_estimates(console: Console, estimates: LabelEstimates) -> None:
@@ -91,7 +92,7 @@ def header(groups: Iterable[str]) -> list[str]:
     return ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in groups)]
 
 
-def row(name: str, system: Scores, groups: Mapping[str, Any]) -> list[str]:
+def row(name: str, system: Scores, groups: Iterable[str]) -> list[str]:
     """Returns the cells of one system: its name, four measures and the accuracy on each group of labels."""
     measures = (measure(score, system[score]) for score in SCORES)
     return [name, *measures, *(share(system["slice_accuracy"][group]) for group in groups)]
@@ -118,7 +119,7 @@ def print_audit(console: Console, audit: AuditBlock) -> None:
         console.table(title, ["", *names], rows)
     if audit["shared_labels"]:
         rows = [
-            [" and ".join(pair["teachers"]), f"{pair['texts']:,}", share(pair["disagree"]), ", ".join(pair["labels"])]
+            [" and ".join(pair["teachers"]), f"{pair['texts']:,}", share(pair["disagree"]), shown_names(pair["labels"])]
             for pair in audit["shared_labels"]
         ]
         title = "\nshared labels: texts on which both teachers predict one, and the share on which they disagree"
@@ -152,7 +153,7 @@ def _label_row(label: AuditedLabel, audit: AuditBlock) -> list[str]:
     shares = ["-"] * 3
     if texts:
         shares = [f"{texts['texts']:,}", share(texts["won"][label["teacher"]]), share(texts["right"])]
-    return [label["label"], label["teacher"], f"{label['predicted']:,}", share(label["wins"]), *shares]
+    return [shown_name(label["label"]), label["teacher"], f"{label['predicted']:,}", share(label["wins"]), *shares]
 
 
 def advice(audit: AuditBlock) -> list[str]:

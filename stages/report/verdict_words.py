@@ -10,7 +10,7 @@ from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.report.verdict_types import LabelEstimates, LearnedTexts, Rival, RivalCounts
 
 if TYPE_CHECKING:
-    from amalgam.stages.report.blocks import Evaluation
+    from amalgam.stages.report.blocks import EvaluatedSystems
 
 SHOWN = 5
 """Labels named in a sentence."""
@@ -72,7 +72,7 @@ def learned_sentence(learned: LearnedTexts) -> str:
     return f"{part} {also}, so the accuracy on new texts may be lower."
 
 
-def evaluation_cautions(evaluation: Evaluation | None) -> Iterator[str]:
+def evaluation_cautions(evaluation: EvaluatedSystems | None) -> Iterator[str]:
     """Yields the cautions on test texts that are not ordinary new texts, and on probabilities."""
     if evaluation and "selected" in evaluation:
         yield selection_sentence(evaluation["selected"]["random"], evaluation["selected"]["texts"])

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amalgam.data.keys import cut_in_groups
+from amalgam.data.keys import cut_in_groups, shown_names
 from amalgam.pipeline.config.schema import ExperimentConfig, Student
 from amalgam.pipeline.config.schema import TrainTeachers as Settings
 from amalgam.pipeline.console import counted
@@ -134,7 +134,7 @@ class TrainTeachers(Stage):
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         for name, facts in manifest.facts["teachers"].items():
-            yield f"{name}: {', '.join(facts['labels'])} -> teachers/{name}"
+            yield f"{name}: {shown_names(facts['labels'])} -> teachers/{name}"
             yield f"  {_accuracy(facts)}; {kept(facts)} ({facts['selected_by']})"
 
     def publish(self, run: Run, manifest: Record) -> None:
@@ -197,11 +197,11 @@ def groups_of(run: Run) -> dict[str, list[str]]:
         unknown = sorted(set(labels) - set(known_labels))
         if unknown or len(labels) < 2:
             what = (
-                f"{', '.join(unknown)} is not a label of the texts"
+                f"{shown_names(unknown)} {'is not a label' if len(unknown) == 1 else 'are not labels'} of the texts"
                 if unknown
                 else "a teacher needs at least two labels"
             )
-            where, fix = f"train_teachers.groups.{name}", f"use these labels: {', '.join(known_labels)}"
+            where, fix = f"train_teachers.groups.{name}", f"use these labels: {shown_names(known_labels)}"
             raise ExperimentError(what, where=where, fix=fix)
     return {name: list(labels) for name, labels in groups.items()}
 

@@ -9,7 +9,16 @@ from hashlib import blake2b
 
 import pytest
 
-from amalgam.data.keys import bits_for, overlaps, prefix_name, shown, text_key, union_of
+from amalgam.data.keys import (
+    bits_for,
+    overlaps,
+    prefix_name,
+    shown,
+    shown_names,
+    similar_labels_note,
+    text_key,
+    union_of,
+)
 from amalgam.pipeline.config.schema import Corpus
 
 
@@ -20,6 +29,13 @@ def test_the_key_of_a_text_never_changes() -> None:
 
 def test_fields_are_kept_apart() -> None:
     assert len({text_key(fields) for fields in (("a", "b"), ("ab",), ("a", "b", ""), ("", "ab"))}) == 4
+
+
+def test_a_name_that_a_list_would_tear_apart_is_quoted() -> None:
+    assert shown_names(["returns, swaps", " mail ", "it's", "a b", ""]) == '"returns, swaps", " mail ", it\'s, a b, ""'
+    assert shown_names(["a,b", "c", "d"], most=1) == '"a,b" and 2 more'
+    note = similar_labels_note({"first": ["Returns, swaps"], "second": ["returns, swaps"]})
+    assert ': "Returns, swaps" and "returns, swaps"; to' in str(note)
 
 
 def test_half_a_character_is_no_text() -> None:

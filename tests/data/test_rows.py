@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from amalgam.data.rows import BadRow, Row, read_rows
+from amalgam.data.rows import BadRow, Row, find_files, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 
@@ -83,7 +87,7 @@ def test_control_characters_are_data(tmp_path: Path) -> None:
 def test_a_byte_that_is_not_utf8_is_named_with_row_byte_and_field(tmp_path: Path) -> None:
     rows = _read(tmp_path / "data.csv", b"id,text\n1,caf\xe9 \xe9\n2,fine\n", id="id")
     assert _bad(rows).where == r"data.csv row 2 (byte 14), field text: not UTF-8: caf\xe9 \xe9"
-    assert "iconv -f cp1252 -t utf-8 data.csv > utf8-data.csv" in str(_bad(rows).fix)
+    assert f"iconv -f cp1252 -t utf-8 {tmp_path}/data.csv > utf8-data.csv" in str(_bad(rows).fix)
     assert rows[1] == Row("data.csv", 3, ("fine",), "2", None)
     rows = _read(tmp_path / "data.jsonl", b'{"text": "fine"}\n{"id": 2, "text": "caf\xe9"}\n')
     assert _bad(rows).where == r"data.jsonl line 2 (byte 40), field text: not UTF-8: caf\xe9"
@@ -98,9 +102,41 @@ def test_parquet_text_that_is_not_utf8_is_named_with_its_row(tmp_path: Path) -> 
     ]
 
 
-def test_a_file_in_utf16_is_recognised(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="UTF-16"):
-        _read(tmp_path / "a.csv", "text\nhello\n".encode("utf-16"))
+@pytest.mark.parametrize("text", ["text\nhello\n", "text\r\nhello\r\n"])
+def test_the_fix_for_a_file_of_another_kind_works_when_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in 1").mkdir()
+    pq.write_table(pa.table({"text": ["hello"]}), parquet := io.BytesIO())
+    contents = {
+        "is UTF-16": text.encode("utf-16"),
+        "is a Parquet file": parquet.getvalue(),
+        "is packed by gzip": gzip.compress(text.encode()),
+        "old Mac line ends": b"text\rhello\r",
+    }
+    for message, content in contents.items():
+        with pytest.raises(DataError, match=message) as caught:
+            _read(tmp_path / "in 1/a.csv", content)
+        command = str(caught.value.fix).partition(": ")[2]
+        subprocess.run(["/bin/sh", "-c", command], check=True)
+        made = tmp_path / ("in 1/a.parquet" if command.startswith("mv") else "utf8-a.csv")
+        assert [row[1] for row in _good(list(read_rows(made, corpus=Corpus(train=["x"]))))] == ["hello"]
+    with pytest.raises(DataError, match="spreadsheet"):
+        _read(tmp_path / "a.csv", b"PK\x03\x04")
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.txt", '"hello" he said,\n\nyes\n'), ("a.json", '[{"text":"yes"}]')])
+def test_the_fix_for_a_suffix_works_when_pasted(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / "in 1").mkdir()
+    (tmp_path / "in 1" / name).write_text(content)
+    with pytest.raises(DataError, match=name) as caught:
+        find_files(f"in 1/{name}", tmp_path)
+    command = str(caught.value.fix).removeprefix("run: ").replace("python", sys.executable)
+    subprocess.run(["/bin/sh", "-c", command], check=True)
+    made = tmp_path / "in 1" / name.replace(".txt", ".csv").replace(".json", ".jsonl")
+    texts = [row[1] for row in _good(list(read_rows(made, corpus=Corpus(train=["x"]))))]
+    assert texts == (['"hello" he said,', "yes"] if name == "a.txt" else ["yes"])
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import polars as pl
 import pytest
 
-from amalgam.data import rows
-from amalgam.data.rows import BadRow, Row, fetch_remote, find_files, read_rows
+from amalgam.data import remote
+from amalgam.data.remote import fetch_remote
+from amalgam.data.rows import BadRow, Row, find_files, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, DiskFullError, InputChangedError
 
@@ -94,7 +95,7 @@ def test_a_command_in_a_message_quotes_the_name(tmp_path: Path) -> None:
     path.write_bytes(b"text\ncaf\xe9\n")
     [bad] = read_rows(path, corpus=Corpus(train=["x"]))
     assert isinstance(bad, BadRow)
-    assert "utf-8 'a; rm b.csv' > 'utf8-a; rm b.csv'" in bad.fix
+    assert f"utf-8 '{path}' > 'utf8-a; rm b.csv'" in bad.fix
 
 
 def test_a_name_in_another_unicode_form_is_not_found_but_explained(tmp_path: Path) -> None:
@@ -199,6 +200,44 @@ def test_s3_parquet_is_read_from_the_endpoint_the_environment_names(tmp_path: Pa
     assert all("Credential=an-id/" in signature for signature in bucket.signed)
 
 
+PROFILES = """
+[first]
+aws_access_key_id = first-id
+aws_secret_access_key = first-secret
+
+[work]
+aws_access_key_id = work-id
+aws_secret_access_key = work-secret
+"""
+
+
+@pytest.mark.parametrize("extra", ["obstore", "no obstore"])
+def test_s3_is_read_with_the_keys_of_the_profile(
+    tmp_path: Path, bucket: type[_Bucket], monkeypatch: pytest.MonkeyPatch, extra: str
+) -> None:
+    if extra == "no obstore":
+        monkeypatch.setitem(sys.modules, "obstore", None)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(remote, "find_spec", lambda _: None)  # boto3
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text(PROFILES)
+    (tmp_path / ".aws/config").write_text("[profile work]\nregion = eu-west-1\n")
+    bucket.objects["/texts/a.csv"] = b"text\nhello\n"
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    assert fetch_remote("s3://texts/a.csv", tmp_path).read_text() == "text\nhello\n"
+    assert all("Credential=work-id/" in signature and "/eu-west-1/" in signature for signature in bucket.signed)
+    monkeypatch.setenv("AWS_PROFILE", "sso user")
+    with pytest.raises(DataError, match="profile sso user has no access key") as caught:
+        fetch_remote("s3://texts/a.csv", tmp_path)
+    assert "export-credentials --profile 'sso user'" in str(caught.value.fix)
+    (tmp_path / ".aws/credentials").write_text("a-secret")  # no section
+    with pytest.raises(DataError, match="profile sso user") as caught:
+        fetch_remote("s3://texts/a.csv", tmp_path)
+    assert "a-secret" not in str(caught.value)
+
+
 def test_s3_lines_arrive_unparsed_and_keep_their_numbers(tmp_path: Path, bucket: type[_Bucket]) -> None:
     bucket.objects["/texts/a.csv"] = b'\xef\xbb\xbfid,text\n01,"two\nlines, ""quoted"""\n02,\x00z'
     bucket.objects["/texts/a.jsonl"] = b'{"text": "\\ud83d"}\n\n{"text": 5}\n'
@@ -260,8 +299,8 @@ def test_a_full_disk_is_no_fault_of_the_address(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(rows, function, fail)
-    monkeypatch.setattr(rows, "_versions", lambda _: None)
+    monkeypatch.setattr(remote, function, fail)
+    monkeypatch.setattr(remote, "_versions", lambda _: None)
     with pytest.raises(DiskFullError, match="the disk is full") as full:
         fetch_remote(address, tmp_path)
     assert "free some space" in str(full.value.fix)

@@ -95,6 +95,13 @@ def test_units_of_a_stages_first_round_do_not_count_as_reused_in_its_second(reus
     assert err.getvalue().splitlines()[-1] == f"cache-teachers: done in 1 min 00 s, {expected} -> x"
 
 
+def test_a_sentence_is_not_wrapped_within_the_name_of_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    out = Terminal()
+    console_of(io.StringIO(), out).sentence("no cost yet for the stages after read-corpus")
+    assert out.getvalue() == "no cost yet for the stages after\n  read-corpus\n"
+
+
 def test_one_thing_done_is_not_counted(clock: list[float]) -> None:
     err = io.StringIO()
     console = console_of(err)

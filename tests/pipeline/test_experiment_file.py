@@ -183,9 +183,9 @@ ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        ("", ["mapping"]),
-        ("[1]", ["mapping"]),
-        ("hello", ["mapping"]),
+        ("", ["is it an experiment file?"]),
+        ("[1]", ["is it an experiment file?"]),
+        ("hello", ["is it an experiment file?"]),
         ("a: [1\nb: 2", ["line 2, column 2: ", "','", "':'"]),
         ("a:\n\t- x", ["line 2, column 1: ", "tab", "spaces"]),
         ("a: 1\n---\nb: 2", ["line 2, column 1: ", "`---`"]),

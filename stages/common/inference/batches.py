@@ -348,8 +348,8 @@ class Classifier:
         if set(self.labels) != set(labels):
             raise ModelError(
                 f"{where} has other labels than this experiment",
-                where=f"{self.folder}: {', '.join(self.labels)}",
-                fix=f"use a model with exactly the labels {', '.join(labels)}",
+                where=f"{self.folder}: {shown_names(self.labels)}",
+                fix=f"use a model with exactly the labels {shown_names(labels)}",
             )
         self._order = [self.labels.index(name) for name in labels]
         self.labels = list(labels)

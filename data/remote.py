@@ -1,0 +1,143 @@
+"""Streams remote texts into local files."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+import shlex
+from configparser import ConfigParser
+from configparser import Error as ConfigError
+from contextlib import suppress
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from amalgam.data.hub import fetch_texts
+from amalgam.data.keys import shown
+from amalgam.data.lazy import pl
+from amalgam.data.rows import KINDS, SUFFIXES
+from amalgam.pipeline.errors import DataError, DiskFullError, InputChangedError, fix_of, is_disk_full
+from amalgam.pipeline.input_files import file_digest
+from amalgam.pipeline.user_paths import expanded
+
+HUB = "hf://"
+PROFILES = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
+"""Files of the AWS tools: their variables and defaults."""
+KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+OPTIONS = {**{key: key for key in KEYS}, "region": "aws_region"}
+"""Keys of a profile, and the options of polars and obstore."""
+MOST_COPIES = 3
+"""Copies of a remote file that is written at the same time, before the run ends."""
+
+
+def fetch_remote(url: str, folder: Path) -> Path:
+    """Returns a local copy of an hf:// or s3:// address, whose rows keep their numbers.
+
+    The clients read the usual AWS_* and HF_* variables themselves. Messages have the address without its secrets.
+    """
+    name, address = remote_name(url), shown(re.sub(r"//[^/@]*@", "//", url.partition("?")[0]), 200)
+    suffix = name.suffix.lower()
+    if suffix not in SUFFIXES or ("*" in url and suffix in {".csv", ".tsv"}):
+        fix = f"end it in one of {KINDS}; of csv and tsv, name one file at a time"
+        raise DataError(f"{address} does not name a file that can be read", where=address, fix=fix)
+    target = folder / blake2b(url.encode(), digest_size=6).hexdigest() / name  # two addresses may end in one name
+    target.parent.mkdir(exist_ok=True)
+    try:
+        if url.startswith(HUB):
+            fetch_texts(url, target, where=address)
+        else:
+            _copy_one_version(url, target)
+    except InputChangedError:
+        target.unlink(missing_ok=True)
+        fix = "wait until it is written, then run the same command again"
+        raise InputChangedError(f"{address} changed while it was read", where=address, fix=fix) from None
+    except (OSError, pl.exceptions.PolarsError) as error:
+        target.unlink(missing_ok=True)  # a sink that fails leaves a valid file of no rows
+        if is_disk_full(error):
+            fix = f"{fix_of(error)}, then run the same command again"
+            raise DiskFullError(f"the disk is full: {address} cannot be stored", where=str(folder), fix=fix) from error
+        reason = shown(str(error).replace(url, address), 200)
+        fix = "check the address and your access (AWS_PROFILE, AWS_ACCESS_KEY_ID), or fetch it and name the local file"
+        raise DataError(f"{address} cannot be read", where=reason, fix=fix) from error
+    return target
+
+
+def remote_name(url: str) -> Path:
+    """Returns a name for the local copy of an address; its suffix is that of the address."""
+    return Path(re.sub(r"[^A-Za-z0-9._-]", "_", url.rstrip("/").rpartition("/")[2]))
+
+
+def _copy_one_version(url: str, target: Path) -> None:
+    """Copies an object, and again if its version changed meanwhile."""
+    for _ in range(MOST_COPIES):
+        before = _versions(url)
+        if before is None:  # without versions, two copies are compared
+            _copy(url, target)
+            before = file_digest(target)
+        _copy(url, target)
+        if before == (_versions(url) or file_digest(target)):
+            return
+    raise InputChangedError(url)
+
+
+def _copy(url: str, target: Path) -> None:
+    """Streams text formats line by line, unparsed; a line end within a quoted csv field becomes a plain newline."""
+    if target.suffix.lower() == ".parquet":
+        pl.scan_parquet(url, storage_options=_profile(url)).sink_parquet(target)
+    else:
+        pl.scan_lines(url, storage_options=_profile(url)).sink_csv(target, include_header=False, quote_style="never")
+
+
+def _profile(url: str) -> Any:
+    """Returns the keys of the profile AWS_PROFILE; without boto3, polars would take those of the first profile.
+
+    Keys in the environment have priority, and boto3 reads profiles without keys, such as those of a single sign-on.
+    """
+    name = os.environ.get("AWS_PROFILE")
+    if not url.startswith("s3://") or os.environ.get("AWS_ACCESS_KEY_ID"):
+        return None
+    files = {key: expanded(os.environ.get(key, default)) for key, default in PROFILES.items()}
+    parser = ConfigParser(interpolation=None, strict=False)
+    with suppress(ConfigError, UnicodeDecodeError):  # a message would have a line of the file
+        parser.read(files.values(), "utf-8")
+    sections = [parser[title] for title in (f"profile {name}", name or "default") if parser.has_section(title)]
+    options = {option: section[key] for section in sections for key, option in OPTIONS.items() if key in section}
+    if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        options.pop("aws_region", None)
+    if "aws_access_key_id" in options:
+        return options
+    if name and find_spec("boto3") is None:
+        fix = f'run: eval "$(aws configure export-credentials --profile {shlex.quote(name)} --format env)"'
+        what = f"the AWS profile {shown(name)} has no access key that can be read without boto3"
+        raise DataError(what, where=str(files["AWS_SHARED_CREDENTIALS_FILE"]), fix=f"{fix}; or install boto3")
+    return None
+
+
+def _versions(url: str) -> object:
+    """Returns size, ETag and version of each object that the address may match; None if the store names no versions."""
+    try:  # an extra
+        import obstore
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+    except ImportError:
+        return None
+    scheme, _, path = url.partition("://")
+    if scheme != "s3":
+        return None
+    bucket, _, key = path.partition("/")
+    plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    try:
+        store = from_url(f"s3://{bucket}", config=_profile(url), client_options={"allow_http": plain})
+        if not glob.has_magic(key):
+            entries = [obstore.head(store, key)]
+        else:
+            prefix = re.split(r"[*?[]", key)[0].rpartition("/")[0]
+            pages = obstore.list(store, prefix or None)
+            entries = [entry for page in pages for entry in page if fnmatch.fnmatchcase(entry["path"], key)]
+    except (BaseError, OSError, ValueError):
+        return None
+    marks = {entry["path"]: (entry["size"], entry["e_tag"], entry["version"]) for entry in entries}
+    return marks if marks and all(mark[1] or mark[2] for mark in marks.values()) else None

@@ -109,6 +109,8 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "plan -c texts/train.csv", 2, "is it an experiment file?"),
     (nothing, "plan corpus.id=null", 2, "corpus.id: is null, not text: leave it out, or write auto"),
     (nothing, "plan corpus.on_bad_row=null", 2, "corpus.on_bad_row: is null; must be one of 'error' or 'skip'"),
+    (nothing, "plan execution.device=gpu", 2, "did you mean 'cuda'?"),
+    (nothing, "predict --input texts/tarin.csv", 3, "did you mean --input texts/train.csv?"),
     (nothing, "plan student.epochs 3", 2, "write student.epochs=VALUE"),
     (nothing, "run --dry-run", 2, "run `amalgam plan`, which runs nothing"),
     (nothing, "gc --dry-run", 2, "without --yes the command changes nothing"),

@@ -492,8 +492,9 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
             message = "is required"
         case "literal_error":
             expected = str(item["ctx"]["expected"])
-            choices = re.findall(r"'([^']*)'", expected)
-            message = f"is {_written(given)}; must be one of {expected}{_hint(str(given), choices, listed=False)}"
+            choices, word = re.findall(r"'([^']*)'", expected), str(given)
+            hint = _hint("cuda" if word.casefold() == "gpu" else word, choices, listed=False)
+            message = f"is {_written(given)}; must be one of {expected}{hint}"
         case "string_pattern_mismatch":
             message = f"is {given!r}; use letters, digits, '.', '_' and '-', starting with a letter or digit"
         case "model_type":

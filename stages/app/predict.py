@@ -28,7 +28,7 @@ from amalgam.data.rows import SUFFIXES, BadRow, Row, has_surrogate, read_lines, 
 from amalgam.pipeline.config import proposals
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import Console, counted, printing
-from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
+from amalgam.pipeline.errors import DataError, ExperimentError, ModelError, nearest
 from amalgam.pipeline.signals import InterruptHandler, without_units
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, user_path
@@ -416,7 +416,9 @@ class InputTexts:
             fix = f"name a file in it, such as {shlex.quote(str(Path(self.source) / (names or ['texts.csv'])[0]))}"
             raise DataError("the input is a folder, not a file", where=str(path.absolute()), fix=fix)
         if not path.is_file():
-            fix = "set --input FILE, or - for a pipe"
+            here = [file.name for file in path.parent.glob("*.*")]
+            near = [shlex.quote(str(Path(self.source).with_name(name))) for name in nearest(path.name, here, ratio=0.6)]
+            fix = f"did you mean --input {near[0]}?" if near else "set --input FILE, or - for a pipe"
             raise DataError("the input file does not exist", where=str(path.absolute()), fix=fix)
         if path.suffix.lower() not in (*SUFFIXES, ".txt"):
             fix = f"name a file of type {', '.join(SUFFIXES)} or .txt (one text per line)"

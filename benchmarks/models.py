@@ -53,6 +53,18 @@ def save_classifier(folder: Path, shape: str, labels: int) -> Path:
     return folder
 
 
+def save_static(folder: Path, labels: int) -> Path:
+    """Saves a static student with random weights, as many tokens as MiniLM, and a width of 232."""
+    from amalgam.stages.common.models.loading import save_pretrained_folder
+    from amalgam.stages.common.models.static import StaticConfig, StaticForSequenceClassification
+
+    model, tokenizer = new_classifier("random", labels)
+    config = StaticConfig(model.config.vocab_size, num_labels=labels, pad_token_id=tokenizer.pad_token_id)
+    config.id2label, config.label2id = model.config.id2label, model.config.label2id
+    save_pretrained_folder(StaticForSequenceClassification(config), tokenizer, folder, max_tokens=128)
+    return folder
+
+
 def _word_pieces() -> Any:
     """Returns a WordPiece tokenizer of the embedded corpus."""
     from transformers import BertTokenizer

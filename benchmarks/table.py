@@ -133,6 +133,18 @@ BENCHMARKS = {
         f"--student {STUDENT} --texts {DATA}/ag_news/test.parquet",
         ("data", "student", "onnx"),
     ),
+    "exports": Benchmark(
+        "exports",
+        [
+            Line("int8 export of a MiniLM student", "transformer: ONNX int8", "texts_per_s", "texts/s", {
+                "of_torch": "{} x torch", "mb": "{} MB", "start_s": "start {} s"}),
+            Line("int8 export of a static student, one process", "static: numpy int8", "texts_per_s", "texts/s", {
+                "mb": "{} MB", "start_s": "start {} s"}),
+        ],
+        "--count 300",
+        f"--texts {DATA}/ag_news/test.parquet",
+        ("data", "onnx"),
+    ),
     "store": Benchmark(
         "object_store",
         [Line("plan in an object store, {texts} texts, packed", "current, packed: plan, later", "seconds", "s", {})],

@@ -107,3 +107,5 @@ def test_auto_without_passes_is_remarked(deep: Workspace) -> None:
     deep("read-corpus")
     plan = " ".join(deep("plan", LAST, "cache.passes=auto", "student.method=amalgam").err.split())
     assert "cache.dropout=last-layer is for dropout passes" in plan
+    plan = " ".join(deep("plan", "cache.adaptive=true", "cache.passes=auto", "student.method=amalgam").err.split())
+    assert "cache.adaptive=true is for dropout passes" in plan

@@ -38,6 +38,7 @@ from amalgam.tests.workspaces import (
 AUTO = ("cache.passes=auto", "student.method=amalgam")
 MODULE = "amalgam.tests.test_pass_sample"
 PASSES, SAMPLED = 4, TRAIN // 4
+LAYERS: dict[str, Any] = {"num_hidden_layers": 2}
 
 
 @pytest.fixture
@@ -189,6 +190,11 @@ def test_a_teacher_without_dropout_has_equal_passes(auto: Workspace) -> None:
     for key, raw in passes.items():
         assert np.array(raw).reshape(PASSES, -1) == pytest.approx(np.tile(logits[key], (PASSES, 1)), rel=1e-2, abs=1e-2)
     assert auto.attempt("cache-teachers", "cache.passes=5", "student.method=muka-soft").code == 2
+    write_model(
+        auto.folder / "models" / "second", words=word_list(auto), seed=2, labels=TEACHER_LABELS["second"], **LAYERS
+    )
+    last = auto("cache-teachers", *AUTO, "cache.dropout=last-layer")
+    assert "teacher first: it has no active dropout in its last layer and head, so its prediction" in last.err
 
 
 def test_a_teacher_whose_dropout_cannot_be_keyed_has_equal_passes(auto: Workspace) -> None:

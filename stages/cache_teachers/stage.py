@@ -271,7 +271,8 @@ def _check_new_teachers(run: Run) -> None:
         folder = units_folder(run, CacheTeachers.name, families[teacher.name])
         if not any(run.store.units(folder, [path.stem]) for path in run.store.units_in(folder)):  # ends at the first
             loaded = loader.load(teacher, dtype_of(run), passes=run.experiment.cache.passes or 0)
-            if loaded.last_layer and (passes_of(run.experiment) or sampled_texts(run)):
+            wanted = passes_of(run.experiment) or sampled_texts(run)
+            if loaded.last_layer and wanted and loaded.keyed_sites != ():
                 _ = loaded.early_sites  # refuses a model whose last layer cannot run alone
 
 

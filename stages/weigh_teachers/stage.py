@@ -117,6 +117,8 @@ class WeighTeachers(Stage):
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs["written"] = generated_file(run).sha256
             inputs["written shares"] = "means of the weights"  # before, they were a small bias
+        elif targets.weight_signal == "all" and _are_few(run):
+            inputs["few texts"] = "each text's confidences"  # before, they were compared too
         if given_labels(run):
             inputs |= {**labels_identity(run), "labelled weights": "left out"}  # before, they were not kept
             inputs["evidence of labels"] = "states where they help"  # before, it was that without labels
@@ -303,6 +305,11 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighe
     if "separation" in facts:  # the mixture has shares of its own
         facts["shares"] = dict(zip(label_space(run).columns, estimated.round(4).tolist(), strict=True))
     return Weighed(weights, [label_sets.by_teacher(kind) for kind in kinds], answers.labels, spaces, largest)
+
+
+def _are_few(run: Run) -> bool:
+    space = label_space(run)
+    return weigh.are_few(train_part(run).texts, len(space.names), len(LabelSets.of(space).groups))
 
 
 def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:

@@ -76,6 +76,9 @@ EXCLUSIVE = 0.15
 COHERENT = 0.1
 """Least correlation of the teachers' own signals with those of the neighbours."""
 
+FEWEST = 2
+"""Least number of texts for each label; with fewer, each text's own confidences choose better."""
+
 ENDS = 5
 """Number of values whose mean is an end of a range."""
 
@@ -200,7 +203,7 @@ def agreed_signal(
     fitted, kinds, written = fitted or Fitted(), dict(evidence.kinds), evidence.written
     if written is not None:
         kinds["provenance"] = standard(written, fitted.part("written"))
-    is_kept = fitted.value("kept", lambda: np.isin(list(kinds), list(_kept(kinds, facts))))
+    is_kept = fitted.value("kept", lambda: np.isin(list(kinds), list(_kept(evidence, kinds, facts))))
     if not is_kept.any():
         return None, None
     scaled = {}
@@ -361,8 +364,19 @@ def counted(signal: Array) -> Array:
     return shares
 
 
-def _kept(kinds: Mapping[str, Array], facts: WeightFacts) -> Mapping[str, Array]:
+def are_few(texts: int, labels: int, teachers: int) -> bool:
+    """Returns whether there are too few texts to compare a teacher's evidence on one text with that on others."""
+    return teachers > 1 and texts < FEWEST * labels
+
+
+def _kept(evidence: Evidence, kinds: Mapping[str, Array], facts: WeightFacts) -> Mapping[str, Array]:
     """Returns the kinds of evidence that are used."""
+    texts, teachers = next(iter(kinds.values())).shape
+    if evidence.written is None and are_few(texts, evidence.labels, teachers):
+        facts["notes"].append(
+            f"{texts:,} texts are too few to compare teachers on {evidence.labels} labels: {FALLBACK}"
+        )
+        return {}
     kept = agreeing_kinds({kind: own for kind, own in kinds.items() if kind != "provenance"}, facts)
     if kept is None or "provenance" not in kinds:
         return kept or {}

@@ -304,6 +304,15 @@ def test_the_signal_of_agreeing_kinds_is_better_than_the_best_kind() -> None:
     assert rightly(mixture(signal, shares)[0], right) > 0.95
 
 
+@pytest.mark.parametrize(("labels", "teachers", "are_used"), [(5, 2, True), (6, 2, False), (6, 1, True)])
+def test_evidence_is_used_from_two_texts_a_label_on(labels: int, teachers: int, are_used: bool) -> None:
+    right, facts = np.arange(10) % 2, WeightFacts(notes=[])
+    kinds = {kind: own[:, :teachers] for kind, own in company(right)[0].items()}
+    evidence = replace(evidence_of(right, kinds, 3), labels=labels, predicted=np.zeros((10, teachers), int))
+    assert (agreed_signal(evidence, facts)[0] is not None) is are_used
+    assert any("10 texts are too few" in note for note in facts["notes"]) is not are_used
+
+
 @pytest.mark.parametrize("settings", [{}, {"teacher_weights": "mixture"}, {"teacher_weights": "standardised"}])
 def test_other_blocks_get_the_weights_that_the_fitted_block_gives_the_same_texts(settings: dict[str, Any]) -> None:
     right = np.random.default_rng(0).choice(2, 900, p=[0.7, 0.3])

@@ -278,6 +278,7 @@ def test_similar_labels_are_noted_by_doctor_a_run_and_audit_too(workspace: Works
 def test_plan_notes_names_that_are_no_folders(fresh: Workspace) -> None:
     fresh.edit("./models/first", "models/first")
     assert fresh("plan").err == ""
+    assert "after the download of org/encoder\n" in fresh("plan", "student.encoder=org/encoder").out
     misspelt = fresh("plan", "teachers.1.model=models/secnd", "student.encoder=models/encodr")
     start = "is not a folder here; it is taken as a Hub id: did you mean"
     assert f"models/secnd {start} ./models/second?" in misspelt.err

@@ -380,6 +380,11 @@ def test_a_field_written_as_an_option_is_an_override(workspace: Workspace, slip:
     assert workspace("plan", "--json", *slip).out == workspace("plan", "--json", "targets.temperature=0.5").out
 
 
+def test_a_field_with_hyphens_is_that_of_the_experiment() -> None:
+    for option in (["--student.learning-rate=3e-5"], ["--student.learning-rate", "3e-5"]):
+        assert as_overrides(["plan", *option]) == ["plan", "student.learning_rate=3e-5"]
+
+
 def test_a_text_that_looks_like_an_option_is_unchanged() -> None:
     texts = ["predict", "--", "--student.epochs", "--3.5 stars"]
     assert as_overrides(texts) == texts
@@ -397,6 +402,9 @@ SLIPS = {
     "student.epochs=3 plan": "write amalgam plan student.epochs=3",
     "--student.epochs=3": "write amalgam run student.epochs=3",
     "run --until report": "run the command of that stage",
+    "run --dry-run": "run `amalgam plan`",
+    "run --resume": "the same command resumes",
+    "train-student --lr 1e-4": "write student.learning_rate=VALUE",
     "plan --tre": "did you mean --tree?",
     "status --nonsense": "run `amalgam status --help`",
     "trian": "did you mean train-teachers or train-student?",

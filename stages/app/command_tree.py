@@ -15,10 +15,12 @@ HEADINGS = ("Start", "Stages, in their order", "All stages", "The student", "The
 INSTEAD = {
     "--until": "run the command of that stage, such as `amalgam build-targets`; it first runs the stages before it",
     "--dry-run": "run `amalgam plan`, which runs nothing",
+    "--resume": "leave it out: the same command resumes",
+    "--lr": "write student.learning_rate=VALUE or train_teachers.learning_rate=VALUE",
 }
 """Fixes for options of other tools."""
 
-FIELD_OPTION = re.compile(r"--([a-z_]+(?:\.\w+)+)(=.*)?", re.DOTALL)
+FIELD_OPTION = re.compile(r"--([a-z_-]+(?:\.[\w-]+)+)(=.*)?", re.DOTALL)
 """A field of the experiment that is written as an option."""
 
 
@@ -104,14 +106,15 @@ def as_overrides(arguments: list[str]) -> list[str]:
     rest = iter(arguments)
     for argument in rest:
         option = FIELD_OPTION.fullmatch(argument)
+        field = option[1].replace("-", "_") if option else ""
         if argument == "--":
             return [*fields, argument, *rest]
         if option is None:
             fields.append(argument)
         elif option[2]:
-            fields.append(option[1] + option[2])
+            fields.append(field + option[2])
         elif (value := next(rest, "--")).startswith("--"):
-            raise ExperimentError(f"{argument} has no value", where=COMMAND_LINE, fix=f"write {option[1]}=VALUE")
+            raise ExperimentError(f"{argument} has no value", where=COMMAND_LINE, fix=f"write {field}=VALUE")
         else:
-            fields.append(f"{option[1]}={value}")
+            fields.append(f"{field}={value}")
     return fields

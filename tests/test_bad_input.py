@@ -163,6 +163,13 @@ def test_test_texts_that_are_also_in_train_are_counted(fresh: Workspace) -> None
     assert "3 of 40 test texts are also in corpus.train: test.csv row 2, test.csv row 3" in fresh("read-corpus").err
 
 
+def test_labelled_training_texts_as_test_texts_need_no_removal(fresh: Workspace) -> None:
+    fresh.write([*fresh.texts(), *fresh.texts("test")])
+    notes = fresh("read-corpus").err
+    assert "all 40 test texts are also in corpus.train: the accuracy on new texts can be lower" in notes
+    assert "remove them" not in notes
+
+
 def test_the_same_text_twice_is_one_text(fresh: Workspace) -> None:
     fresh.write([*fresh.texts(), *fresh.texts()[:9]])
     assert "120 texts, 9 duplicate rows" in fresh("read-corpus").err

@@ -15,6 +15,7 @@ from amalgam.data.keys import similar_labels
 from amalgam.pipeline import input_files
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.app.api import Experiment
+from amalgam.stages.app.command_tree import as_overrides
 from amalgam.stages.common.deliveries import MARKS
 from amalgam.tests.workspaces import CommandResult, Workspace, age, amalgam
 
@@ -277,6 +278,7 @@ def test_similar_labels_are_noted_by_doctor_a_run_and_audit_too(workspace: Works
 def test_plan_notes_names_that_are_no_folders(fresh: Workspace) -> None:
     fresh.edit("./models/first", "models/first")
     assert fresh("plan").err == ""
+    assert "after the download of org/encoder\n" in fresh("plan", "student.encoder=org/encoder").out
     misspelt = fresh("plan", "teachers.1.model=models/secnd", "student.encoder=models/encodr")
     start = "is not a folder here; it is taken as a Hub id: did you mean"
     assert f"models/secnd {start} ./models/second?" in misspelt.err
@@ -378,12 +380,31 @@ def test_a_field_written_as_an_option_is_an_override(workspace: Workspace, slip:
     assert workspace("plan", "--json", *slip).out == workspace("plan", "--json", "targets.temperature=0.5").out
 
 
+def test_a_field_with_hyphens_is_that_of_the_experiment() -> None:
+    for option in (["--student.learning-rate=3e-5"], ["--student.learning-rate", "3e-5"]):
+        assert as_overrides(["plan", *option]) == ["plan", "student.learning_rate=3e-5"]
+
+
+def test_a_text_that_looks_like_an_option_is_unchanged() -> None:
+    texts = ["predict", "--", "--student.epochs", "--3.5 stars"]
+    assert as_overrides(texts) == texts
+    assert as_overrides(["predict", "--3.5 stars"]) == ["predict", "--3.5 stars"]
+
+
 SLIPS = {
     "plan epochs=3": "did you mean student.epochs",
     "plan studnt.epochs=3": "did you mean 'student'?",
     "plan nonsense": "nonsense: an override looks like targets.temperature=0.5",
     "plan --epochs 3": "write student.epochs=VALUE",
+    "plan --student.epochs": "write student.epochs=VALUE",
+    "plan --student.epochs --json": "write student.epochs=VALUE",
+    "-c other.yaml plan": "such as `amalgam plan -c ...`",
+    "student.epochs=3 plan": "write amalgam plan student.epochs=3",
+    "--student.epochs=3": "write amalgam run student.epochs=3",
     "run --until report": "run the command of that stage",
+    "run --dry-run": "run `amalgam plan`",
+    "run --resume": "the same command resumes",
+    "train-student --lr 1e-4": "write student.learning_rate=VALUE",
     "plan --tre": "did you mean --tree?",
     "status --nonsense": "run `amalgam status --help`",
     "trian": "did you mean train-teachers or train-student?",

@@ -88,8 +88,11 @@ def test_weights_go_apart_from_the_commit_by_lfs(workspace: Workspace, hub: Fake
 def test_the_cards_numbers_are_the_reports(desk: Workspace) -> None:
     head = json.loads((desk.artifacts / "HEAD.json").read_text())["report"]["fingerprint"]
     [path] = (desk.artifacts / "report" / head).glob("*/evaluation.json")
-    systems = json.loads(path.read_text())["systems"]
+    evaluation = json.loads(path.read_text())
+    systems = evaluation["systems"]
     text = desk("push", NAME, "--card").out
+    assert f"The student's checkpoint: {evaluation['selected_by']}." in text
+    assert "$ pip install amalgam-distill\n" in text
     rows = {
         cells[0]: cells[1:]
         for cells in (re.findall(r"[^|* ][^|*]*[^|* ]", line) for line in text.splitlines())

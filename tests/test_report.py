@@ -341,6 +341,8 @@ def test_without_test_texts_there_are_texts_to_label_and_their_labels_are_kept(w
     assert numbers_of(workspace)["evaluation"]["n"] == TRAIN
     assert not any("selected" in caution for caution in numbers_of(workspace)["verdict"]["cautions"])
     assert workspace.attempt("report", "corpus.test=null", "--fail-under", "0.5").code == 2
+    changed = workspace.attempt("report", "corpus.test=null", "student.seed=9", "--fail-if-worse-than", "ensemble")
+    assert (changed.code, "train-student" in changed.err) == (2, False), changed.err
 
 
 def write_reasons(workspace: Workspace, whys: Sequence[str]) -> None:

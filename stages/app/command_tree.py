@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from typer.core import TyperGroup
@@ -14,8 +15,13 @@ HEADINGS = ("Start", "Stages, in their order", "All stages", "The student", "The
 INSTEAD = {
     "--until": "run the command of that stage, such as `amalgam build-targets`; it first runs the stages before it",
     "--dry-run": "run `amalgam plan`, which runs nothing",
+    "--resume": "leave it out: the same command resumes",
+    "--lr": "write student.learning_rate=VALUE or train_teachers.learning_rate=VALUE",
 }
 """Fixes for options of other tools."""
+
+FIELD_OPTION = re.compile(r"--([a-z_-]+(?:\.[\w-]+)+)(=.*)?", re.DOTALL)
+"""A field of the experiment that is written as an option."""
 
 
 class GroupedCommands(TyperGroup):
@@ -33,6 +39,11 @@ class GroupedCommands(TyperGroup):
         word = args[0]
         if word in self.commands or word.startswith("-"):
             return super().resolve_command(ctx, args)
+        if "=" in word:
+            command = next((name for name in args if name in self.commands), "run")
+            raise ExperimentError(
+                f"{word!r} is before the command", where=COMMAND_LINE, fix=f"write amalgam {command} {word}"
+            )
         names = self.list_commands(ctx)
         starts = nearest(word, [name.partition("-")[0] for name in names], ratio=0.6)
         close = nearest(word, names, ratio=0.6) or [name for name in names if name.partition("-")[0] in starts]
@@ -91,11 +102,19 @@ def fields_named(name: str) -> list[str]:
 
 def as_overrides(arguments: list[str]) -> list[str]:
     """Returns the arguments with `--student.epochs=3` and `--student.epochs 3` as `student.epochs=3`."""
-    fields, rest = [], iter(arguments)
+    fields: list[str] = []
+    rest = iter(arguments)
     for argument in rest:
-        field = argument.removeprefix("--")
-        if field == argument or "." not in field.partition("=")[0]:
+        option = FIELD_OPTION.fullmatch(argument)
+        field = option[1].replace("-", "_") if option else ""
+        if argument == "--":
+            return [*fields, argument, *rest]
+        if option is None:
             fields.append(argument)
+        elif option[2]:
+            fields.append(field + option[2])
+        elif (value := next(rest, "--")).startswith("--"):
+            raise ExperimentError(f"{argument} has no value", where=COMMAND_LINE, fix=f"write {field}=VALUE")
         else:
-            fields.append(field if "=" in field else f"{field}={next(rest, '')}")
+            fields.append(f"{field}={value}")
     return fields

@@ -44,13 +44,22 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     quiet: bool = False,
     oracle: Path | None = None,
     tables: bool = True,
+    needs_test: bool = False,
 ) -> Experiment:
+    """Runs the stages up to `target`; with `needs_test`, first refuses an experiment without test texts."""
     console = Console(quiet=quiet) if tables else QuietTables(quiet=quiet)
     repeated = _remembered(config, overrides, target, console) if target else []
     experiment = Experiment.open(config, [*repeated, *overrides], console, part)
+    if needs_test and not experiment.config.corpus.test:
+        raise no_test_texts()
     if experiment.run(target, only=only, force=force).is_complete and oracle is not None:
         experiment.compare_targets(oracle)
     return experiment
+
+
+def no_test_texts() -> ExperimentError:
+    what = "the accuracy is unknown: there are no labelled test texts"
+    return ExperimentError(what, where="corpus.test", fix="set corpus.test and corpus.label")
 
 
 def _remembered(config: Path, overrides: list[str], target: str, console: Console) -> list[str]:

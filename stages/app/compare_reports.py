@@ -17,7 +17,7 @@ from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, QualityError
-from amalgam.stages.app.commands import run_stages
+from amalgam.stages.app.commands import no_test_texts, run_stages
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores
 from amalgam.stages.report.html import FOLDER, place_of, publish, render
@@ -104,6 +104,11 @@ class Requirements:
     as_json: bool = False
     """Print report.json."""
 
+    @property
+    def need_test(self) -> bool:
+        """Returns whether only labelled test texts can decide them."""
+        return self.fail_under is not None or self.worse_than is not None
+
 
 def report(  # noqa: PLR0913 - the options of a command
     config: Path,
@@ -126,7 +131,15 @@ def report(  # noqa: PLR0913 - the options of a command
             fix = f"run `amalgam report{file_option(file)}` with these options and without --part after the parts"
             raise ExperimentError("--json and --fail-... need the whole report", where=f"--part {part}", fix=fix)
         experiment = run_stages(
-            file, overrides, target="report", only=only, force=force, part=part, quiet=quiet, tables=tables
+            file,
+            overrides,
+            target="report",
+            only=only,
+            force=force,
+            part=part,
+            quiet=quiet,
+            tables=tables,
+            needs_test=requirements.need_test,
         )
         if judged:
             _check(experiment.report.with_suffix(".json"), file, requirements)
@@ -175,11 +188,10 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
     if requirements.as_json:
         Console().json(numbers)
     scores, where = _scores(numbers), f"{FOLDER}/{path.name}"
-    if requirements.fail_under is None and requirements.worse_than is None:
+    if not requirements.need_test:
         return
     if not scores:
-        what = "the accuracy is unknown: there are no labelled test texts"
-        raise ExperimentError(what, where="corpus.test", fix="set corpus.test and corpus.label")
+        raise no_test_texts()
     if requirements.fail_under is not None and _has_no_random_text(numbers):
         what, fix = "the accuracy is unknown: all test texts were selected", "add rows with `random` in column `why`"
         raise ExperimentError(what, where="corpus.test", fix=fix)

@@ -260,7 +260,7 @@ def _named_teachers(run: Run) -> Iterable[ResolvedTeacher]:
     for teacher in run.experiment.teachers:
         reference = teacher_reference(run, teacher)
         if needs_network(reference):
-            raise PendingDependencyError(teacher.model)
+            raise PendingDependencyError(f"the download of {teacher.model}")
         files = resolve(reference)
         labels = labels_of(run, teacher, files)
         yield ResolvedTeacher(
@@ -358,7 +358,7 @@ def model_files(run: Run, model: str, revision: str | None, where: str) -> Model
 def model_digest(run: Run, model: str, revision: str | None, where: str) -> str:
     """Returns the model's digest for an identity, without any request to the Hub."""
     if needs_network(model_reference(run, model, revision)):
-        raise PendingDependencyError(model)
+        raise PendingDependencyError(f"the download of {model}")
     return model_files(run, model, revision, where).digest
 
 
@@ -492,7 +492,7 @@ def part_identity(run: Run, part: str) -> list[str]:
             digests += [generated_file(run).sha256, fingerprint(filters_of(run.experiment))]
         elif source.startswith(REMOTE):
             if (digest := run.store.pinned("remote", source)) is None:
-                raise PendingDependencyError(source)
+                raise PendingDependencyError(f"the download of {source}")
             digests.append(content_of(digest, source))
         else:
             digests += [content_of(file.sha256, file.path.name) for file in _own_files(run, source)]
@@ -532,7 +532,7 @@ def local_files(run: Run, source: str) -> list[Path]:
     if source.startswith(REMOTE):
         fetched = _fetched(run, source)
         if fetched is None:
-            raise PendingDependencyError(source)
+            raise PendingDependencyError(f"the download of {source}")
         return [fetched]
     return [file.path for file in _own_files(run, source)]
 

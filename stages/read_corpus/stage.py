@@ -144,6 +144,8 @@ def _leak(run: Run, part: Measured, other: Learned, shared: tuple[int, list[byte
 
 
 def _leak_note(leak: Leak, texts: int) -> str:
+    if leak["other"] == "train" and leak["texts"] == texts > 1:  # such as the texts to label of a report
+        return f"all {texts:,} {leak['part']} texts are also in corpus.train: the accuracy on new texts can be lower"
     of, are = counted(texts, f"{leak['part']} text"), "is" if leak["texts"] == 1 else "are"
     also = {"train": "in corpus.train", "teachers": "in train_teachers.texts, which the teachers learn"}[leak["other"]]
     places = ", ".join([*leak["places"], *(["..."] if leak["texts"] > len(leak["places"]) else [])])

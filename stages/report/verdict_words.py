@@ -58,7 +58,7 @@ def selection_sentence(n: int, selected: int) -> str:
         return f"{every} {were} selected (column `why`): the accuracy on ordinary texts is unknown."
     return (
         f"{selected:,} of {total} {were} selected (column `why`). Only the comparison with the ensemble uses {them}; "
-        f"all other numbers are of the {counted(n, 'random text')}."
+        f"its difference is larger than on ordinary texts. All other numbers are of the {counted(n, 'random text')}."
     )
 
 

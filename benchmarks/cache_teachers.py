@@ -59,7 +59,7 @@ def main() -> None:
     dtype = dtype_for(device) if options.dtype == "auto" else options.dtype
     with tempfile.TemporaryDirectory() as scratch:
         folder = save_classifier(Path(scratch) / "teacher", options.shape, LABELS)
-        texts = _texts(options)
+        texts = texts_from(options.texts, options.count)
         bench = _bench(folder, texts, options, device, dtype)
         check(bench)
         rows = race(bench, folder, texts, options, dtype)
@@ -84,14 +84,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--without", nargs="*", default=[], help="rows to leave out")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
-
-
-def _texts(options: argparse.Namespace) -> list[str]:
-    if options.texts is not None:
-        return texts_from(options.texts, options.count)
-    from amalgam.data.demo_corpus import generate
-
-    return [text for text, _ in generate(options.count, 0)]
 
 
 def _bench(folder: Path, texts: Sequence[str], options: argparse.Namespace, device: torch.device, dtype: str) -> Bench:

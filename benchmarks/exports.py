@@ -43,7 +43,7 @@ def _rows(scratch: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]
 
     texts = scratch / "texts.csv"
     with texts.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["text"], *([text] for text in _texts(options))])
+        csv.writer(file).writerows([["text"], *([text] for text in texts_from(options.texts, options.count))])
     save_classifier(scratch / "transformer", "random", LABELS)
     save_static(scratch / "static", LABELS)
     forms: tuple[tuple[Literal["onnx", "numpy"], str], ...] = (("onnx", "transformer"), ("numpy", "static"))
@@ -63,14 +63,6 @@ def _rows(scratch: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]
                 one_text_ms=round(1000 * speed["one_text_seconds"], 2),
                 start_s=round(speed["start_seconds"], 2) or None,  # torch's is not measured
             )
-
-
-def _texts(options: argparse.Namespace) -> list[str]:
-    if options.texts is not None:
-        return texts_from(options.texts, options.count)
-    from amalgam.data.demo_corpus import generate
-
-    return [str(text) for text, _ in generate(options.count, 0)]
 
 
 if __name__ == "__main__":

@@ -113,8 +113,12 @@ def _cell(value: Any) -> str:
     )
 
 
-def texts_from(path: Path, count: int, seed: int = 0) -> list[str]:
-    """Returns a random sample, so that lengths represent the whole file."""
+def texts_from(path: Path | None, count: int, seed: int = 0) -> list[str]:
+    """Returns a random sample, so that lengths represent the whole file; without a file, the embedded corpus."""
+    if path is None:
+        from amalgam.data.demo_corpus import generate
+
+        return [str(text) for text, _ in generate(count, seed)]
     import numpy as np
     import pyarrow.parquet as pq
 

@@ -47,12 +47,7 @@ def main() -> None:
 
 def _changes(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Times each change in separate workspaces. The teacher is loaded before the clock starts."""
-    if options.texts is not None:
-        texts = texts_from(options.texts, options.count * 101 // 100)
-    else:
-        from amalgam.data.demo_corpus import generate
-
-        texts = [text for text, _ in generate(options.count * 101 // 100, 0)]
+    texts = texts_from(options.texts, options.count * 101 // 100)
     base_texts = texts[: options.count]
     seconds: dict[str, list[float]] = {"K 32": [], "K 16": [], "K 16 to 32": [], "1 % appended": []}
     with tempfile.TemporaryDirectory() as scratch:

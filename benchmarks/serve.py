@@ -61,12 +61,7 @@ def _options() -> argparse.Namespace:
 
 def _texts(options: argparse.Namespace) -> list[str]:
     wanted = options.requests * options.each
-    if options.texts is None:
-        from amalgam.data.demo_corpus import generate
-
-        texts = [str(text) for text, _ in generate(min(wanted, 4000), 0)]
-    else:
-        texts = texts_from(options.texts, wanted)
+    texts = texts_from(options.texts, wanted if options.texts else min(wanted, 4000))
     repeated: list[str] = (texts * (wanted // len(texts) + 1))[:wanted]
     return repeated
 

@@ -68,7 +68,7 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any
     """
     if not CRASHED:
         CRASHED.append(crashitem)
-        report.outcome = "rerun"  # type: ignore[assignment]  # so says the documentation of pytest-xdist
+        report.outcome = "rerun"  # type: ignore[assignment]  # as in the documentation of pytest-xdist
         sched.mark_test_pending(crashitem)
 
 

@@ -72,23 +72,24 @@ def remote_name(url: str) -> Path:
 
 def _copy_one_version(url: str, target: Path) -> None:
     """Copies an object, and again if its version changed meanwhile."""
+    keys = _profile(url)
     for _ in range(MOST_COPIES):
-        before = _versions(url)
+        before = _versions(url, keys)
         if before is None:  # without versions, two copies are compared
-            _copy(url, target)
+            _copy(url, target, keys)
             before = file_digest(target)
-        _copy(url, target)
-        if before == (_versions(url) or file_digest(target)):
+        _copy(url, target, keys)
+        if before == (_versions(url, keys) or file_digest(target)):
             return
     raise InputChangedError(url)
 
 
-def _copy(url: str, target: Path) -> None:
+def _copy(url: str, target: Path, keys: Any) -> None:
     """Streams text formats line by line, unparsed; a line end within a quoted csv field becomes a plain newline."""
     if target.suffix.lower() == ".parquet":
-        pl.scan_parquet(url, storage_options=_profile(url)).sink_parquet(target)
+        pl.scan_parquet(url, storage_options=keys).sink_parquet(target)
     else:
-        pl.scan_lines(url, storage_options=_profile(url)).sink_csv(target, include_header=False, quote_style="never")
+        pl.scan_lines(url, storage_options=keys).sink_csv(target, include_header=False, quote_style="never")
 
 
 def _profile(url: str) -> Any:
@@ -116,7 +117,7 @@ def _profile(url: str) -> Any:
     return None
 
 
-def _versions(url: str) -> object:
+def _versions(url: str, keys: Any) -> object:
     """Returns size, ETag and version of each object that the address may match; None if the store names no versions."""
     try:  # an extra
         import obstore
@@ -130,7 +131,7 @@ def _versions(url: str) -> object:
     bucket, _, key = path.partition("/")
     plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
     try:
-        store = from_url(f"s3://{bucket}", config=_profile(url), client_options={"allow_http": plain})
+        store = from_url(f"s3://{bucket}", config=keys, client_options={"allow_http": plain})
         if not glob.has_magic(key):
             entries = [obstore.head(store, key)]
         else:

@@ -300,7 +300,7 @@ def test_a_full_disk_is_no_fault_of_the_address(
         raise error
 
     monkeypatch.setattr(remote, function, fail)
-    monkeypatch.setattr(remote, "_versions", lambda _: None)
+    monkeypatch.setattr(remote, "_versions", lambda *_: None)
     with pytest.raises(DiskFullError, match="the disk is full") as full:
         fetch_remote(address, tmp_path)
     assert "free some space" in str(full.value.fix)

@@ -179,7 +179,7 @@ def _confidence(passes: Array) -> Array:
 
     count, measure = passes.shape[1], MEASURES["entropy"]
     sums = pl.DataFrame(sums_over_passes(passes.reshape(len(passes), -1), count, measure))
-    column: Array = confidence(sums, measure, count).to_numpy()
+    column: Array = confidence(sums, measure).to_numpy()
     return column
 
 

@@ -93,10 +93,22 @@ CACHE_PASSES = (
 )
 
 
-# cache-teachers with cache.adaptive: a decision for a bucket.
+# cache-teachers with adaptive passes: a decision for a bucket, the last one, and the regressions behind them.
 STOPS = (
     Column("key", "key", "the text"),
-    Column("passes", "int32", "the passes that suffice, or 0 if more are needed"),
+    Column("passes", "int32", "the passes that suffice, or -1 if more are needed"),
+)
+
+STOP_CONFIDENCES = (
+    *STOPS,
+    Column("confidence", "array<float32>", "of each family, in their order: by K passes, or predicted from fewer"),
+)
+
+STOP_REGRESSIONS = (
+    Column("family", "string", "the teacher's family"),
+    Column("step", "int32", "the passes of a text that it reads"),
+    Column("weights", "list<float64>", "of its inputs"),
+    Column("deviation", "float64", "of its predictions"),
 )
 
 

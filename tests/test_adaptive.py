@@ -1,28 +1,42 @@
-"""cache.adaptive: settled texts stop early, the rest run K passes, and an audit reports the change."""
+"""cache.passes: auto with MUKA: a sample runs all passes, and tells after how many others may stop."""
 
 from __future__ import annotations
 
 import json
-import math
+import os
+import signal
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
-from amalgam.data.keys import text_key
-from amalgam.stages.cache_teachers import adaptive
-from amalgam.stages.cache_teachers.adaptive import audited
-from amalgam.stages.common.cached.uncertainty import MEASURES, confidence, summarise_passes, sums_over_passes
-from amalgam.tests.workspaces import TOLERANCE, Workspace, largest_difference, ranks
+from amalgam.cli import main
+from amalgam.stages.cache_teachers import adaptive, ask, stage
+from amalgam.stages.cache_teachers.adaptive import PassAnswers, are_settled, audit_regressions, fit
+from amalgam.stages.cache_teachers.sample import pass_audit_lines
+from amalgam.stages.common.cached import load
+from amalgam.stages.common.cached.uncertainty import summarise_passes
+from amalgam.stages.common.inference import batches
+from amalgam.tests.forking import Forked
+from amalgam.tests.workspaces import TOLERANCE, Workspace, finish, largest_difference, quiet_environment, ranks
 
-ADAPTIVE = ("cache.adaptive=true", "cache.passes=16")
+AUTO = ("cache.passes=auto", "student.method=muka-soft")
+MODULE = "amalgam.tests.test_adaptive"
+PASSES, COPIES, FEWEST = 12, 4, 10
 
 
 @pytest.fixture
-def many_audited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of the texts instead of a hundredth: the shop has only some dozens."""
-    monkeypatch.setattr(adaptive, "AUDITED", 0.1)
+def shop(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A workspace with enough texts for a sample of a twelfth of them, with 12 passes."""
+    for module in (load, stage):
+        monkeypatch.setattr(module, "AUTO_PASSES", PASSES)
+    monkeypatch.setattr(load, "FEWEST_SAMPLED", FEWEST)
+    monkeypatch.setattr(adaptive, "is_better", lambda _facts: True)  # random teachers cannot be predicted
+    fresh.write([(f"{text} {copy}", label) for text, label in fresh.texts() for copy in range(COPIES)])
+    return fresh
 
 
 def facts(workspace: Workspace) -> dict[str, Any]:
@@ -31,10 +45,10 @@ def facts(workspace: Workspace) -> dict[str, Any]:
     return dict(content["facts"])
 
 
-def passes_of(workspace: Workspace) -> dict[bytes, int]:
-    """By text: how many passes count."""
-    frames = [pl.read_parquet(workspace.artifacts / path) for path in facts(workspace)["pass_counts"].values()]
-    return dict(pl.concat(frames).iter_rows())
+def decisions(workspace: Workspace) -> pl.DataFrame:
+    """By text: the passes that count, and the confidences of both teachers."""
+    files = facts(workspace)["confidences"].values()
+    return pl.concat([pl.read_parquet(workspace.artifacts / path) for path in files]).sort("key")
 
 
 def raw(workspace: Workspace, family: str) -> dict[bytes, np.ndarray[Any, Any]]:
@@ -52,98 +66,228 @@ def raw(workspace: Workspace, family: str) -> dict[bytes, np.ndarray[Any, Any]]:
     }
 
 
-@pytest.mark.usefixtures("many_audited")
-def test_texts_stop_where_their_most_confident_teacher_is_settled(fresh: Workspace) -> None:
-    assert fresh("cache-teachers", *ADAPTIVE).code == 0
-    taken, families = passes_of(fresh), list(facts(fresh)["families"].values())
-    answers = [raw(fresh, family) for family in families]
-    assert set(taken.values()) <= {4, 8, 16}
-    assert len(set(taken.values())) > 1
-    in_audit = {key for key in taken if audited(np.array([key], "S16"))[0]}
-    assert in_audit
-    for key, passes in taken.items():
-        settled = [rung for rung in (4, 8) if _settled([one[key] for one in answers], rung)]
-        assert passes == (settled[0] if settled else 16)
-        assert {len(one[key]) for one in answers} == {32 if key in in_audit else passes}
+def test_texts_stop_early_and_others_have_the_confidence_of_all_passes(shop: Workspace) -> None:
+    with shop.counting() as asked:
+        result = shop("cache-teachers", *AUTO)
+    frame, audit = decisions(shop), facts(shop)["audit"]
+    taken = frame["passes"].to_numpy()
+    assert set(taken) <= {0, 2, 8, PASSES}
+    assert len(set(taken)) > 1
+    assert (taken[: audit["sampled"]] == PASSES).all()
+    assert audit["sampled"] == len(taken) // PASSES
+    assert audit["runs"] == pytest.approx(1 + taken.mean())
+    assert audit["stopped"] == (taken < PASSES).sum()
+    assert asked[0].passes == 2 * taken.sum()
+    for teacher, family in enumerate(facts(shop)["families"].values()):
+        by_text = raw(shop, family)
+        assert {key: len(passes) for key, passes in by_text.items()} == {
+            key: count for key, count in frame.select("key", "passes").iter_rows() if count
+        }
+        for key, count, confidences in frame.iter_rows():
+            if count == PASSES:
+                exact = summarise_passes(by_text[key][None].astype(np.float16)).confidence[0]
+                assert confidences[teacher] == pytest.approx(exact, abs=1e-4)
+            assert 0 <= confidences[teacher] <= 1
+    assert f"{audit['runs']:.2f} passes a text instead of {PASSES + 1}" in result.err
 
 
-def _settled(passes: list[np.ndarray[Any, Any]], rung: int) -> bool:
-    estimates = [summarise_passes(one[None, :rung].astype(np.float16)) for one in passes]
-    (low, low_error), (high, high_error) = sorted(
-        (float(f.confidence[0]), float(f.confidence_se[0])) for f in estimates
-    )
-    return high - low > 3 * math.hypot(low_error, high_error)
+def test_targets_have_the_confidences_of_the_decisions(shop: Workspace) -> None:
+    shop("build-targets", *AUTO)
+    frame = decisions(shop)
+    targets = pl.concat(map(pl.read_parquet, shop.artifacts.glob("build-targets/*/units/*.parquet"))).sort("key")
+    assert np.array(targets["confidence"].to_list()) == pytest.approx(np.array(frame["confidence"].to_list()), abs=1e-6)
 
 
-@pytest.mark.usefixtures("many_audited")
-def test_the_audit_compares_the_effect_of_stopping_with_that_of_a_seed(fresh: Workspace) -> None:
-    result = fresh("cache-teachers", *ADAPTIVE)
-    facts_of_run = facts(fresh)["adaptive"]
-    taken = passes_of(fresh)
-    assert facts_of_run["texts"] == len(taken)
-    assert facts_of_run["mean_passes"] == pytest.approx(np.mean(list(taken.values())))
-    assert facts_of_run["audited"] == sum(audited(np.array([key], "S16"))[0] for key in taken) > 0
-    assert 0 <= facts_of_run["stopped_otherwise"] <= 1
-    assert 0 <= facts_of_run["seeded_otherwise"] <= 1
-    assert f"{facts_of_run['mean_passes']:.1f} passes" in result.err
-    assert "another teacher" in fresh("run", *ADAPTIVE).err
-    [evaluation] = fresh.artifacts.glob("report/*/report-*/evaluation.json")
-    assert json.loads(evaluation.read_text())["adaptive"] == facts_of_run
+def test_cached_passes_do_not_change_the_result(shop: Workspace) -> None:
+    """All passes of every text first, then auto: the same targets as auto alone, and no pass more."""
+    alone = shop.without_artifacts(shop.folder.parent / "alone")
+    alone("build-targets", *AUTO)
+    shop("cache-teachers", f"cache.passes={PASSES}", AUTO[1])
+    with shop.counting() as asked:
+        shop("build-targets", *AUTO)
+    assert (asked[0].logits, asked[0].passes) == (0, 0)
+    assert decisions(shop)["passes"].equals(decisions(alone)["passes"])
+    assert largest_difference(shop.targets(), alone.targets()) < TOLERANCE
 
 
-@pytest.mark.usefixtures("many_audited")
-def test_cached_passes_do_not_change_the_result(fresh: Workspace) -> None:
-    """16 passes of every text first, then adaptive: the same targets as adaptive alone, and no pass but the audit's."""
-    alone = fresh.without_artifacts(fresh.folder.parent / "alone")
-    assert alone("build-targets", *ADAPTIVE).code == 0
-    assert fresh("cache-teachers", "cache.passes=16").code == 0
-    with fresh.counting() as asked:
-        assert fresh("build-targets", *ADAPTIVE).code == 0
-    in_audit = sum(audited(np.array([key], "S16"))[0] for key in passes_of(fresh))
-    assert asked[0].logits == 0
-    assert asked[0].passes == 2 * 16 * in_audit
-    assert passes_of(fresh) == passes_of(alone)
-    assert largest_difference(fresh.targets(), alone.targets()) < TOLERANCE
-
-
-def test_running_again_computes_no_pass(fresh: Workspace) -> None:
-    assert fresh("build-targets", *ADAPTIVE).code == 0
-    with fresh.counting() as asked:
-        assert fresh("build-targets", *ADAPTIVE).code == 0
-    assert fresh.stale(*ADAPTIVE).isdisjoint({"cache-teachers", "build-targets"})
+def test_running_again_computes_no_pass_and_more_passes_cost_the_difference(shop: Workspace) -> None:
+    shop("build-targets", *AUTO)
+    taken = decisions(shop)["passes"].sum()
+    with shop.counting() as asked:
+        shop("build-targets", *AUTO)
     assert asked[0].units == 0
+    assert shop.stale(*AUTO).isdisjoint({"cache-teachers", "build-targets"})
+    with shop.counting() as asked:
+        shop("build-targets", f"cache.passes={PASSES}", AUTO[1])
+    assert (asked[0].logits, asked[0].passes) == (0, 2 * (PASSES * len(decisions_keys(shop)) - taken))
+    assert "confidences" not in facts(shop)
 
 
-def test_the_entropy_of_few_passes_is_corrected_to_that_of_many() -> None:
-    """The plug-in entropy of 4 passes is below that of 16; corrected, the two agree in the mean."""
-    rng = np.random.default_rng(0)
-    centres = rng.normal(0, 1, (4000, 1, 3))
-    logits = centres + rng.normal(0, 1.0, (4000, 16, 3))
-    raw, entropy = logits.reshape(4000, -1), MEASURES["entropy"]
-    exact = confidence(pl.DataFrame(sums_over_passes(raw, 16, entropy)), entropy).mean()
-    plain = confidence(pl.DataFrame(sums_over_passes(raw[:, : 4 * 3], 4, entropy)), entropy).mean()
-    few = pl.DataFrame(sums_over_passes(raw[:, : 4 * 3], 4, entropy, squares=True))
-    mended = confidence(few, entropy, 16).mean()
-    assert isinstance(exact, float)
-    assert isinstance(plain, float)
-    assert isinstance(mended, float)
-    assert plain - exact > 0.02
-    assert abs(mended - exact) < 0.2 * (plain - exact)
-    all_of = pl.DataFrame(sums_over_passes(raw, 16, entropy, squares=True))
-    assert confidence(all_of, entropy, 16).mean() == pytest.approx(exact, abs=1e-12)
+def decisions_keys(workspace: Workspace) -> list[bytes]:
+    return list(pl.concat(map(pl.read_parquet, workspace.artifacts.glob("read-corpus/*/train-*/*.parquet")))["key"])
 
 
-def test_the_audit_takes_one_text_in_a_hundred_whatever_their_order() -> None:
-    keys = np.array([text_key([f"text {i}"]) for i in range(40000)], "S16")
-    share = audited(keys).mean()
-    assert 0.0085 < share < 0.0115
-    assert (audited(keys[::-1]) == audited(keys)[::-1]).all()
+@pytest.mark.parametrize("setting", ["targets.uncertainty=energy", "targets.distribution=mc-mean", "targets.passes=12"])
+def test_other_measures_and_means_of_passes_read_all_of_them(shop: Workspace, setting: str) -> None:
+    with shop.counting() as asked:
+        shop("cache-teachers", *AUTO, setting)
+    assert asked[0].passes == 2 * PASSES * len(decisions_keys(shop))
+    assert "audit" not in facts(shop)
 
 
-def test_two_processes_climb_the_ladder_together(fresh: Workspace) -> None:
+def test_appended_texts_cost_their_own_passes_and_those_that_the_new_sample_moves(shop: Workspace) -> None:
+    shop("cache-teachers", *AUTO)
+    before = decisions(shop)
+    shop.write([*shop.texts(), *((f"one more text, number {row}", shop.texts()[0][1]) for row in range(3))])
+    with shop.counting() as asked:
+        shop("build-targets", *AUTO)
+    after = decisions(shop)
+    both = after.join(before, on="key", how="left").fill_null(0)
+    assert len(after) == len(before) + 3
+    assert asked[0].logits == 2 * 3
+    assert asked[0].passes == 2 * (both["passes"] - both["passes_right"]).clip(0).sum()
+    alone = shop.without_artifacts(shop.folder.parent / "alone")
+    alone("build-targets", *AUTO)
+    assert decisions(alone)["passes"].equals(after["passes"])
+
+
+def test_all_texts_run_all_passes_where_fewer_change_the_choice(
+    shop: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adaptive, "is_better", lambda _facts: False)
+    with shop.counting() as asked:
+        result = shop("run", *AUTO)
+    assert set(decisions(shop)["passes"]) == {PASSES}
+    assert asked[0].passes == 2 * PASSES * len(decisions_keys(shop))
+    assert f"all {len(decisions_keys(shop))} texts run {PASSES} passes" in result.err
+
+
+def test_fewer_passes_are_used_if_they_agree_at_least_as_often_as_two_halves() -> None:
+    assert adaptive.is_better({"sampled": 9, "same": 7, "halves_same": 7})
+    assert not adaptive.is_better({"sampled": 9, "same": 6, "halves_same": 7})
+
+
+def test_a_single_teacher_and_copies_of_one_run_the_sample_alone(shop: Workspace) -> None:
+    shop.edit("  test: texts/test.csv\n", "")
+    shop.edit("./models/second", "./models/first")
+    with shop.counting() as asked:
+        shop("cache-teachers", *AUTO)
+    audit = facts(shop)["audit"]
+    assert asked[0].passes == PASSES * audit["sampled"]
+    assert audit["stopped"] == audit["texts"] - audit["sampled"]
+    shop.edit("  - name: second\n    model: ./models/first\n", "")
+    with shop.counting() as asked:
+        shop("build-targets", *AUTO)
+    assert asked[0].passes == 0
+
+
+def test_the_audit_is_on_the_page(shop: Workspace) -> None:
+    shop("run", *AUTO)
+    line = f"fewer passes and {PASSES} passes have the same most confident teacher for"
+    [page] = (shop.folder / "reports").glob("*.html")
+    assert line in page.read_text()
+    assert line in shop("audit", *AUTO).out
+    assert shop("audit", "--json", *AUTO).json["passes"] == facts(shop)["audit"]
+
+
+def test_two_processes_decide_together(fresh: Workspace) -> None:
+    fresh.write([(f"{text} {copy}", label) for text, label in fresh.texts() for copy in range(8)])
     alone = fresh.without_artifacts(fresh.folder.parent / "alone")
-    assert alone("build-targets", *ADAPTIVE).code == 0
-    result = ranks(fresh, "build-targets", *ADAPTIVE)
+    alone("build-targets", *AUTO)
+    assert "confidences" in facts(alone)
+    result = ranks(fresh, "build-targets", *AUTO)
     assert result.code == 0, result.err
-    assert passes_of(fresh) == passes_of(alone)
+    assert decisions(fresh)["passes"].equals(decisions(alone)["passes"])
     assert largest_difference(fresh.targets(), alone.targets()) < TOLERANCE
+
+
+@pytest.mark.parametrize("call", [1, 3, 4, 5, 6])
+def test_a_run_killed_in_any_round_ends_as_one_that_was_not(shop: Workspace, call: int, tmp_path: Path) -> None:
+    whole = shop.copy(tmp_path / "whole")
+    with whole.counting() as asked:
+        whole("cache-teachers", *AUTO)
+    killed = Forked(("cache-teachers", *AUTO), shop.folder, quiet_environment(KILL_AT=str(call)), MODULE)
+    assert finish(killed).code == -signal.SIGKILL
+    with shop.counting() as again:
+        shop("cache-teachers", *AUTO)
+    assert again[0].logits + again[0].passes <= asked[0].logits + asked[0].passes
+    assert facts(shop)["audit"] == facts(whole)["audit"]
+    assert decisions(shop)["passes"].equals(decisions(whole)["passes"])
+
+
+# ---- the regressions
+
+
+def answers(rng: np.random.Generator, texts: int, noise: float, scale: float = 1.0) -> PassAnswers:
+    """Passes that deviate from the logits by `noise`."""
+    logits = rng.normal(0, 2 * scale, (texts, 3))
+    return PassAnswers(logits, logits[:, None] + noise * rng.normal(0, 1, (texts, 16, 3)))
+
+
+def test_a_regression_predicts_texts_that_it_was_not_fitted_on_as_well_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    inputs = np.column_stack([np.ones(4000), rng.normal(5, 3, (4000, 3))])
+    wanted = inputs @ [1.0, 0.5, -2.0, 0.0] + rng.normal(0, 0.3, 4000)
+    fitted = fit(inputs[:200], wanted[:200])
+    error = np.sqrt(np.mean((inputs[200:] @ fitted.weights - wanted[200:]) ** 2))
+    assert error == pytest.approx(0.3, rel=0.1)
+    assert fitted.deviation == pytest.approx(error, rel=0.15)
+
+
+def test_the_two_most_confident_teachers_decide() -> None:
+    predicted = np.array([[-3.0, -1.0, 0.0], [-3.0, -2.9, 0.0], [-1.0, -1.2, -3.0]])
+    assert are_settled(predicted, np.ones(3)).tolist() == [True, False, True]
+    assert not are_settled(predicted, np.full(3, 9.0)).any()
+    assert are_settled(predicted, np.array([9.0, 9.0, 1.0])).tolist() == [False, False, False]
+    assert are_settled(np.array([[np.nan, 0.0]]), np.ones(2)).tolist() == [False]
+    assert are_settled(predicted[:, :1], np.ones(1)).all()
+
+
+def test_passes_that_equal_the_prediction_without_dropout_are_not_needed() -> None:
+    rng = np.random.default_rng(1)
+    audit = audit_regressions([answers(rng, 200, 0.0), answers(rng, 200, 0.0)], 16)
+    assert audit["halves_same"] == audit["sampled"] == 200
+    assert audit["same"] >= 198
+
+
+def test_fewer_passes_agree_more_often_than_two_halves_of_noisy_ones() -> None:
+    rng = np.random.default_rng(2)
+    audit = audit_regressions([answers(rng, 300, 1.5), answers(rng, 300, 1.5)], 16)
+    assert 0.7 * 300 < audit["halves_same"] < audit["same"]
+
+
+def test_the_audit_tells_texts_that_stopped_from_texts_that_may_not() -> None:
+    audit = {"texts": 4000, "sampled": 200, "passes": 16, "runs": 3.5, "same": 192, "halves_same": 186, "stopped": 3200}
+    first, second = pass_audit_lines(audit)  # type: ignore[arg-type]
+    assert first == (
+        "3.50 passes a text instead of 17: one without dropout, at most 16 with it; 3,200 of 4,000 texts stopped early"
+    )
+    assert (
+        "for 96.0 % of 200 sampled texts (95 % interval 92.3 to 98.0); 8 passes and 8 others agree for 93.0 %" in second
+    )
+    first, _ = pass_audit_lines({**audit, "stopped": 0, "runs": 17.0})  # type: ignore[typeddict-item]
+    assert first.startswith("all 4,000 texts run 16 passes")
+
+
+def kill_at(number: int) -> None:
+    """Kill this process at the call of this number."""
+    run_passes, calls = batches.run_passes, []
+
+    def killed(*given: Any, **named: Any) -> Any:
+        calls.append(given)
+        if len(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return run_passes(*given, **named)
+
+    setattr(ask, "run_passes", killed)  # noqa: B010 - mypy has no assignment of a function
+
+
+if __name__ == "__main__":
+    for of in (load, stage):
+        setattr(of, "AUTO_PASSES", PASSES)  # noqa: B010
+    load.FEWEST_SAMPLED = FEWEST
+    setattr(adaptive, "is_better", lambda _facts: True)  # noqa: B010
+    ask.POOL_LAUNCHES = 1
+    kill_at(int(os.environ["KILL_AT"]))
+    sys.argv[0] = "amalgam"
+    main()

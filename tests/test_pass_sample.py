@@ -15,9 +15,10 @@ import polars as pl
 import pytest
 
 from amalgam.cli import main
-from amalgam.stages.cache_teachers import ask, sample, stage
-from amalgam.stages.cache_teachers.sample import pass_audit_lines, sample_size
+from amalgam.stages.cache_teachers import ask, stage
+from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.cached import load
+from amalgam.stages.common.cached.load import sample_size
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.inference import batches
 from amalgam.tests.forking import Forked
@@ -232,7 +233,7 @@ def test_one_teacher_or_a_small_corpus_has_no_sample(auto: Workspace, monkeypatc
     auto("read-corpus")
     assert auto("build-targets", "student.method=uhc", "cache.passes=auto").code == 0
     assert "audit" not in cached(auto)
-    monkeypatch.setattr(sample, "FEWEST", SAMPLED + 1)
+    monkeypatch.setattr(load, "FEWEST_SAMPLED", SAMPLED + 1)
     result = auto("run", *AUTO)
     assert "audit" not in cached(auto)
     assert "no audit" not in result.err

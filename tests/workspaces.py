@@ -197,7 +197,7 @@ class Workspace:
         for path in (self.artifacts / "cache-teachers").glob("*/units/*.json"):
             with contextlib.suppress(ValueError, KeyError, TypeError, FileNotFoundError):
                 record = json.loads(path.read_text())
-                if "step" in record["facts"] or "tokens" not in record["facts"]:
+                if "tokens" not in record["facts"]:
                     continue  # a stopping decision: no teacher ran
                 stat = (self.artifacts / record["files"][0]["path"]).stat()
                 by_file[str(path), stat.st_ino, stat.st_mtime_ns] = record["facts"]

@@ -379,11 +379,8 @@ class Cache(ConfigSection):
     """Predictions of the teachers, computed once for each text."""
 
     passes: Annotated[PassCount | None, _or_auto(PassCount)] = None
-    """Number K of Monte-Carlo dropout passes for each text and teacher. auto: 16 for a method that reads them, as MUKA
-    does, else 0. With amalgam, at most 200 texts run 16: a sample that audits the choice without passes."""
-    adaptive: bool = False
-    """Stop after 4 or 8 passes if the most confident teacher of a text is settled, by entropy with any
-    targets.uncertainty. One text in a hundred runs all passes as a check."""
+    """Number K of Monte-Carlo dropout passes for each text and teacher. auto: at most 16 for a method that reads them,
+    as MUKA does, else 0. A sample of the texts runs 16. With MUKA, it tells when other texts may stop early."""
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     """Random seed of dropout; each mask is a pure function of (seed, teacher, text, pass, site)."""
     dropout: Rate | Literal["last-layer"] | None = None

@@ -180,13 +180,9 @@ def _about_teachers(run: Run) -> Iterator[str]:
     if "MC dropout" in method.full_name(experiment, ""):
         weights = f"targets.mode={experiment.targets.mode} weights the teachers by one prediction each"
         yield f"without dropout passes, {weights}; the papers use cache.passes=16"
-    settings = {
-        "cache.dropout=last-layer": experiment.cache.last_layer,
-        "cache.adaptive=true": experiment.cache.adaptive,
-    }
-    for setting in (name for name, is_set in settings.items() if is_set and not passes_of(experiment)):
+    if experiment.cache.last_layer and not passes_of(experiment):
         runs = "this experiment runs none (at most a sample)"
-        yield f"{setting} is for dropout passes, and {runs}; set cache.passes=16"
+        yield f"cache.dropout=last-layer is for dropout passes, and {runs}; set cache.passes=16"
     try:
         labels = labels_by_teacher(run)
     except AmalgamError:  # a problem, not a remark

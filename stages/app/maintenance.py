@@ -21,6 +21,7 @@ from amalgam.data.parquet import (
     SIMILARITIES,
     SKIPPED,
     STATES,
+    STOP_REGRESSIONS,
     STOPS,
     TARGETS,
     TOKENS,
@@ -179,7 +180,7 @@ def _has_columns(path: Path, tables: Sequence[Sequence[Column]]) -> bool:
 TABLES: Mapping[str, Sequence[Sequence[Column]]] = {
     "read-corpus": (CORPUS, SKIPPED),
     "generate": (WRITTEN,),
-    "cache-teachers": (CACHE_TEXTS, STOPS),
+    "cache-teachers": (CACHE_TEXTS, STOPS, STOP_REGRESSIONS),
     "cache-features": (FEATURES, STATES),
     CACHED_TOKENS: (TOKENS,),
     "weigh-teachers": (WEIGHTS, LABELLED_WEIGHTS),

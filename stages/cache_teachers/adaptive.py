@@ -1,74 +1,90 @@
-"""Adaptive passes: a text whose most confident teacher is settled after 4 or 8 passes stops there; others get K.
+"""Adaptive passes of `cache.passes: auto`: a text runs dropout passes until its most confident teacher is settled.
 
-The number of passes of a text is a function of its first passes alone, so it does not depend on the cache. One text in
-a hundred runs 2 K passes: the audit reports what stopping early changed, next to the effect of another seed.
+The texts of a random sample run all K. On them, one regression for each teacher and step predicts the uncertainty of K
+passes from the prediction without dropout and the first passes of a text. A text stops at the first step where the
+predictions of its two most confident teachers differ by more than a multiple of their errors. Its confidences are then
+the predicted ones. If this chooses another teacher on the sample than K passes do more often than passes of another
+seed would, all texts run K.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NotRequired, TypeAlias, TypedDict
 
-from amalgam.data.arrays import Array
-from amalgam.data.lazy import np, pa
-from amalgam.data.parquet import key_column, matrix, read_keys, read_table, write_table
+from amalgam.data.arrays import Array, entropy_nats, softmax
+from amalgam.data.lazy import np
+from amalgam.data.parquet import (
+    STOP_CONFIDENCES,
+    STOP_REGRESSIONS,
+    STOPS,
+    build_table,
+    key_list,
+    matrix,
+    read_keys,
+    read_table,
+    write_table,
+)
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.pipeline.storage.store import Store
+from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.common.cached.coverage import CachedUnit, CachedUnits
-from amalgam.stages.common.cached.uncertainty import summarise_passes
+from amalgam.stages.common.cached.load import ADAPTIVE_VERSION
 from amalgam.stages.common.corpus import Bucket
 
-PASS_STEPS = (4, 8)
+STEPS = (0, 2, 8)
 """Numbers of passes after which a text may stop."""
 
-SETTLED_BY = 3.0
-"""Standard errors between the most confident teacher and the next."""
+SETTLED_BY = 0.3
+"""Errors of the predicted logarithms of the uncertainty, between the two most confident teachers."""
 
-AUDITED = 0.01
-"""Share of the texts that run 2 K passes."""
+LEAST = 1e-6
+"""Least uncertainty whose logarithm is taken."""
 
-VERSION = 1
-
-
-class StopAudit(TypedDict):
-    """Audited texts, and those for which stopping early or another seed choose another teacher than K passes do."""
-
-    audited: int
-    stopped_otherwise: int
-    seeded_otherwise: int
+RIDGE, FOLDS = 1.0, 10
 
 
-class DecisionFacts(TypedDict):
-    """The facts of a stop decision: of a step the settled texts, of the last one the passes and the audit."""
+class RegressionFacts(TypedDict):
+    """The facts of the regressions: of the sampled texts, those with the same teacher by fewer passes and by K."""
 
-    prefix: str
-    step: int
+    sampled: int
+    same: int
+    """By cross-validation."""
+    halves_same: int
+    """By the first and the second half of the passes."""
+
+
+class StopFacts(TypedDict):
+    """The facts of a decision for a bucket; only the last one has the prefix and the passes."""
+
     rows: int
-    settled: NotRequired[int]
+    settled: int
+    prefix: NotRequired[str]
     passes: NotRequired[int]
-    audited: NotRequired[int]
-    stopped_otherwise: NotRequired[int]
-    seeded_otherwise: NotRequired[int]
+    """Of all texts together."""
 
 
 @dataclass(frozen=True)
-class StopDecision:
-    """The payload of a unit that runs no teacher: it decides after `step` passes which texts of a bucket stop.
+class Regressions:
+    """The payload of the unit that fits the regressions on the sampled texts."""
 
-    The last unit of a bucket has `step` 0: it writes the passes of every text and the audit.
-    """
+    sample: tuple[tuple[Bucket, int], ...]
+    """Buckets, each with the number of its first texts in the sample."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The payload of a unit that decides after `step` passes which texts of a bucket stop; None: the last decision."""
 
     bucket: Bucket
-    step: int
-    families: tuple[str, ...]
-    passes: int
-
-    @property
-    def steps(self) -> list[int]:
-        """Returns the steps up to this one; all of them for the last unit."""
-        return [step for step in PASS_STEPS if step < self.passes and (step <= self.step or not self.step)]
+    step: int | None
+    sampled: int
+    """Number of the bucket's first texts that are in the sample."""
+    regressions: Unit
 
 
 @dataclass(frozen=True)
@@ -117,119 +133,296 @@ class CachedPasses:
         values = matrix(read_table(self.store.verified_path(unit.file), [column]).column(0))
         return rows, values[places[rows]]
 
-    def confidence(self, decision: StopDecision, keys: Any, passes: range) -> tuple[Array, Array]:
-        """Returns the confidence over these passes and its standard error, both [teachers, texts]."""
-        prefix = decision.bucket.prefix
-        summaries = [summarise_passes(self.read(family, prefix, keys, passes)) for family in decision.families]
-        return np.stack([each.confidence for each in summaries]), np.stack([each.confidence_se for each in summaries])
-
 
 def stopping_rounds(  # noqa: PLR0913  the texts, the teachers and how units are found
     store: Store,
     passes: int,
-    buckets: Sequence[tuple[Bucket, Any]],
+    sample: Sequence[tuple[Bucket, int]],
     families: Sequence[str],
     *,
+    keys_of: Callable[[Bucket], Any],
     request: Callable[[Bucket, Any], Iterable[Unit]],
     pending: Callable[[Sequence[Unit]], Sequence[Unit]],
 ) -> list[Unit]:
     """Returns all units that can be listed now: up to the first round that is not done, or all rounds.
 
-    `request` lists the units of all teachers for a bucket and the number of passes of each of its texts.
+    `sample` has every bucket with the number of its first texts that are sampled. `request` lists the units of all
+    teachers for a bucket and the number of passes of each of its texts.
     """
-    wanted = {bucket.prefix: np.zeros(len(keys), np.int64) for bucket, keys in buckets}
-    decisions: list[Unit] = []
-    for step in (*(step for step in PASS_STEPS if step < passes), passes):
-        for bucket, keys in buckets:
-            of_bucket = wanted[bucket.prefix]
-            of_bucket[of_bucket == 0] = -step
-            of_bucket[audited(keys)] = 2 * passes
-        requests = [unit for bucket, _ in buckets for unit in request(bucket, np.abs(wanted[bucket.prefix]))]
-        last = step == passes
-        new = [_decision_unit(store, StopDecision(b, 0 if last else step, tuple(families), passes)) for b, _ in buckets]
-        if pending(requests):
-            return [*requests, *decisions]
-        decisions += new
-        if last or pending(new):
-            break
-        for (bucket, keys), unit in zip(buckets, new, strict=True):
-            wanted[bucket.prefix] = np.where(audited(keys), 0, _read_decision(store, unit))
-    return [*requests, *decisions]
+    sampled_keys = [key_list(keys_of(bucket)[:sampled]) for bucket, sampled in sample if sampled]
+    regressions = _regressions_unit(store, passes, sample, sampled_keys, families)
+    wanted = {bucket.prefix: passes * (np.arange(bucket.rows) < sampled) for bucket, sampled in sample}
+
+    def answers() -> list[Unit]:
+        return [unit for bucket, _ in sample for unit in request(bucket, wanted[bucket.prefix])]
+
+    def decisions(step: int | None) -> list[Unit]:
+        return [_stop_unit(Stop(bucket, step, sampled, regressions)) for bucket, sampled in sample]
+
+    units, decided = answers(), [regressions]
+    if pending(units):
+        return units
+    if pending(decided):
+        return [*units, *decided]
+    steps = [step for step in STEPS if step < passes]
+    steps = steps if is_better(_record(store, regressions).facts) else steps[:1]
+    for step, more in pairwise((*steps, passes)):
+        new = decisions(step)
+        decided += new
+        if pending(new):
+            return [*units, *decided]
+        for (bucket, _), unit in zip(sample, new, strict=True):
+            wanted[bucket.prefix][_passes_in(store, unit) < 0] = more
+        units = answers()
+        if pending(units):
+            return [*units, *decided]
+    return [*units, *decided, *decisions(None)]
 
 
-def audited(keys: Any) -> Array:
-    """Selects one text in a hundred, by bits of its key that neither buckets nor held-out texts use."""
-    low = np.frombuffer(keys.tobytes(), "<u8").reshape(-1, 2)[:, 1]
-    selected: Array = low * np.uint64(0x9E3779B97F4A7C15) < np.uint64(int(AUDITED * 2**64))
-    return selected
+def _regressions_unit(
+    store: Store,
+    passes: int,
+    sample: Sequence[tuple[Bucket, int]],
+    keys: Sequence[Sequence[bytes]],
+    families: Sequence[str],
+) -> Unit:
+    name = fingerprint({"adaptive": ADAPTIVE_VERSION, "families": list(families), "passes": passes})
+    digest = fingerprint([key.hex() for of_bucket in keys for key in of_bucket])[:10]
+    sampled = tuple((bucket, rows) for bucket, rows in sample if rows)
+    return Unit(f"all-{digest}-regressions", store.folder("cache-teachers", name) / "units", 0, Regressions(sampled))
 
 
-def _decision_unit(store: Store, decision: StopDecision) -> Unit:
-    name = fingerprint({"adaptive": VERSION, "families": list(decision.families), "passes": decision.passes})
-    folder = store.folder("cache-teachers", name) / "units"
-    kind = f"after{decision.step}" if decision.step else "audit"
-    bucket = decision.bucket
-    return Unit(f"{bucket.prefix}-{bucket.file.sha256[:10]}-{kind}", folder, 0, decision)
+def _stop_unit(stop: Stop) -> Unit:
+    """The name has the digest of the bucket's file, because an appended text changes the decisions' rows."""
+    regressions, bucket = stop.regressions, stop.bucket
+    kind = "last" if stop.step is None else f"after{stop.step}"
+    fitted_on = regressions.name.split("-")[1]
+    return Unit(f"{bucket.prefix}-{bucket.file.sha256[:10]}-{fitted_on}-{kind}", regressions.folder, 0, stop)
 
 
-def _read_decision(store: Store, unit: Unit) -> Array:
+def _record(store: Store, unit: Unit) -> Record:
     record = store.record(unit.record_path)
     if record is None:
         raise AssertionError(unit.name)  # its round is done
-    passes: Array = read_table(store.verified_path(record.files[0]), ["passes"]).column(0).to_numpy()
+    return record
+
+
+def _passes_in(store: Store, decision: Unit) -> Array:
+    path = store.verified_path(_record(store, decision).files[0])
+    passes: Array = read_table(path, ["passes"]).column(0).to_numpy()
     return passes
 
 
-def decide(cached: CachedPasses, unit: Unit) -> None:
-    """Commits one stop decision."""
-    decision: StopDecision = unit.payload
-    keys = read_keys(cached.store.verified_path(decision.bucket.file))
-    settled = _settled(cached, decision, keys)
-    facts: DecisionFacts = {"prefix": decision.bucket.prefix, "step": decision.step, "rows": len(keys)}
-    if decision.step:
-        facts["settled"] = int((settled > 0).sum())
-    else:
-        settled = np.where(settled > 0, settled, decision.passes)
-        facts = {**facts, **_audit(cached, decision, keys, settled), "passes": int(settled.sum())}
-    with cached.store.draft(unit.folder, unit.name, ".parquet") as draft:
-        columns = {"key": key_column(keys), "passes": pa.array(settled.astype(np.int32))}
-        write_table(pa.table(columns), draft.folder / "unit.parquet")
-        draft.facts = facts
+def is_better(facts: Any) -> bool:
+    """Returns whether fewer passes choose the teacher of all passes at least as often as two halves agree."""
+    return bool(facts["same"] >= facts["halves_same"])
 
 
-def _settled(cached: CachedPasses, decision: StopDecision, keys: Any) -> Array:
-    """Returns for each text the step at which it was settled, or 0; audited texts are treated like the others."""
-    settled = np.zeros(len(keys), np.int64)
-    for step in decision.steps:
-        rows = np.flatnonzero(settled == 0)
-        settled[rows[_is_settled(*cached.confidence(decision, keys[rows], range(step)))]] = step
-    return settled
+# ---- the regressions
 
 
-def _is_settled(confidence_MN: Array, error_MN: Array) -> Array:  # noqa: N803 - teachers, texts
-    if len(confidence_MN) == 1:
-        return np.ones(confidence_MN.shape[1], bool)
-    order = np.argsort(confidence_MN, axis=0)[::-1][:2]  # the two most confident teachers
-    first, second = np.take_along_axis(confidence_MN, order, 0)
-    settled: Array = first - second > SETTLED_BY * np.hypot(*np.take_along_axis(error_MN, order, 0))
-    return settled
+@dataclass(frozen=True)
+class PassAnswers:
+    """The cached predictions of one teacher for some texts."""
+
+    logits: Array
+    """Without dropout [texts, labels]."""
+    passes: Array
+    """The first passes [texts, passes, labels]."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[PassAnswers]) -> PassAnswers:
+        return cls(np.concatenate([one.logits for one in parts]), np.concatenate([one.passes for one in parts]))
+
+    def of(self, rows: Array) -> PassAnswers:
+        return PassAnswers(self.logits[rows], self.passes[rows])
+
+    def inputs(self, step: int) -> Array:
+        """Returns the inputs of the regression [texts, 8]: 1, five numbers of `logits`, and two of `step` passes."""
+        exact = self.logits.astype(np.float64)
+        ordered = np.sort(exact, axis=1)
+        without, energy = log_uncertainty(softmax(exact)), np.logaddexp.reduce(exact, axis=1) - exact.mean(axis=1)
+        first = self.after(step) if step else np.zeros(len(exact))
+        columns = [without, without**2, ordered[:, -1], ordered[:, -1] - ordered[:, -2], energy, first, first**2]
+        return np.stack([np.ones(len(exact)), *columns], axis=1)
+
+    def after(self, count: int) -> Array:
+        """Returns the logarithm of the uncertainty by the first passes."""
+        return log_uncertainty(_mean_probability(self.passes[:, :count]))
+
+    @cached_property
+    def halves(self) -> tuple[Array, Array]:
+        half = self.passes.shape[1] // 2
+        return self.after(half), log_uncertainty(_mean_probability(self.passes[:, half : 2 * half]))
 
 
-def _audit(cached: CachedPasses, decision: StopDecision, keys: Any, settled: Array) -> StopAudit:
-    """Counts audited texts for which stopping early, or K other passes, choose another teacher than K passes do."""
-    rows = np.flatnonzero(audited(keys))
-    if not len(rows):
-        return {"audited": 0, "stopped_otherwise": 0, "seeded_otherwise": 0}
-    audit_keys, passes = keys[rows], decision.passes
-    exact = cached.confidence(decision, audit_keys, range(passes))[0].argmax(0)
-    reseeded = cached.confidence(decision, audit_keys, range(passes, 2 * passes))[0].argmax(0)
-    early = exact.copy()
-    for step in decision.steps:
-        stopped = settled[rows] == step
-        if stopped.any():
-            early[stopped] = cached.confidence(decision, audit_keys[stopped], range(step))[0].argmax(0)
+@dataclass(frozen=True)
+class Regression:
+    """Predicts the logarithm of the uncertainty by all passes."""
+
+    weights: Array
+    deviation: float
+    """Of the prediction, by leaving out each text of the fit."""
+
+
+def _mean_probability(passes: Array) -> Array:
+    mean: Array = softmax(passes.astype(np.float64)).mean(axis=1)
+    return mean
+
+
+def log_uncertainty(probability: Array) -> Array:
+    """Returns log(1 - confidence), where the confidence is that of `targets.uncertainty: entropy`."""
+    share = entropy_nats(probability) / math.log(probability.shape[-1])
+    uncertainty: Array = np.log(np.maximum(share, LEAST))
+    return uncertainty
+
+
+def fit(inputs: Array, wanted: Array) -> Regression:
+    """Fits a ridge regression; inputs are scaled to their deviation, and the first one is constant."""
+    mean, scale = inputs.mean(axis=0), inputs.std(axis=0) + 1e-9
+    mean[0], scale[0] = 0.0, 1.0
+    design = (inputs - mean) / scale
+    inverse = np.linalg.inv(design.T @ design + RIDGE * np.diag([0.0] + [1.0] * (inputs.shape[1] - 1)))
+    scaled = inverse @ design.T @ wanted
+    leverage = np.einsum("ij,jk,ik->i", design, inverse, design).clip(max=0.9)
+    left_out = (wanted - design @ scaled) / (1 - leverage)
+    weights = scaled / scale
+    weights[0] -= (scaled * mean / scale).sum()
+    return Regression(weights, float(np.sqrt(np.mean(left_out**2))))
+
+
+Fitted: TypeAlias = Mapping[int, Sequence[Regression]]
+"""By step the regressions of all teachers."""
+
+
+def fit_all(answers: Sequence[PassAnswers], passes: int, rows: Array) -> Fitted:
+    """Fits the regressions of all steps and teachers on these rows, which have all passes."""
+    wanted = [one.after(passes)[rows] for one in answers]
     return {
-        "audited": len(rows),
-        "stopped_otherwise": int((early != exact).sum()),
-        "seeded_otherwise": int((reseeded != exact).sum()),
+        step: [fit(one.inputs(step)[rows], log) for one, log in zip(answers, wanted, strict=True)]
+        for step in STEPS
+        if step < passes
     }
+
+
+def stop(fitted: Fitted, rows: Array, answers_of: Callable[[int, Array], Sequence[PassAnswers]]) -> tuple[Array, Array]:
+    """Returns the step at which each row stops, -1 where none is enough, and the predicted logs of the uncertainty."""
+    taken = np.full(len(rows), -1)
+    log = np.zeros((len(rows), len(next(iter(fitted.values()), ()))))
+    for step, regressions in fitted.items():
+        open_rows = np.flatnonzero(taken < 0)
+        if not len(open_rows):
+            break
+        pairs = zip(answers_of(step, rows[open_rows]), regressions, strict=True)
+        log[open_rows] = np.stack([one.inputs(step) @ each.weights for one, each in pairs], axis=1)
+        settled = are_settled(log[open_rows], np.array([each.deviation for each in regressions]))
+        taken[open_rows[settled]] = step
+    return taken, log
+
+
+def are_settled(log_uncertainty: Array, deviations: Array) -> Array:
+    """Returns whether the two most confident teachers of each row [rows, teachers] are apart."""
+    if len(deviations) == 1:
+        return np.ones(len(log_uncertainty), bool)
+    first, second = np.argsort(log_uncertainty, axis=1, kind="stable")[:, :2].T
+    rows = np.arange(len(log_uncertainty))
+    gap = log_uncertainty[rows, second] - log_uncertainty[rows, first]
+    settled: Array = gap > SETTLED_BY * np.hypot(deviations[first], deviations[second])
+    return settled
+
+
+def audit_regressions(answers: Sequence[PassAnswers], passes: int) -> RegressionFacts:
+    """Counts sampled texts with the same teacher by fewer passes and by all, by cross-validation, and by two halves."""
+    exact = np.stack([one.after(passes) for one in answers]).argmin(axis=0)
+    rows, chosen = np.arange(len(exact)), exact.copy()
+    for fold in np.array_split(rows, min(FOLDS, len(rows))):
+        fitted = fit_all(answers, passes, np.delete(rows, fold))
+        taken, log = stop(fitted, fold, lambda _step, wanted: [one.of(wanted) for one in answers])
+        chosen[fold[taken >= 0]] = log[taken >= 0].argmin(axis=1)
+    first, second = (np.stack([one.halves[part] for one in answers]).argmin(axis=0) for part in (0, 1))
+    return {"sampled": len(rows), "same": int((chosen == exact).sum()), "halves_same": int((first == second).sum())}
+
+
+# ---- units
+
+
+@dataclass(frozen=True)
+class AdaptivePasses:
+    """Runs the units that decide; teachers of one model count once."""
+
+    cached: CachedPasses
+    families: Sequence[str]
+    passes: int
+
+    def run(self, unit: Unit) -> None:
+        if isinstance(unit.payload, Regressions):
+            self._fit(unit)
+        else:
+            self._decide(unit)
+
+    def _answers(self, bucket: Bucket, keys: Any, count: int) -> list[PassAnswers]:
+        prefix = bucket.prefix
+        return [
+            PassAnswers(self.cached.logits(family, prefix, keys), self.cached.read(family, prefix, keys, range(count)))
+            for family in self.families
+        ]
+
+    def _fit(self, unit: Unit) -> None:
+        parts = list[list[PassAnswers]]()
+        for bucket, rows in unit.payload.sample:
+            keys = read_keys(self.cached.store.verified_path(bucket.file))[:rows]
+            parts.append(self._answers(bucket, keys, self.passes))
+        answers = [PassAnswers.joined(own) for own in zip(*parts, strict=True)]
+        fitted = fit_all(answers, self.passes, np.arange(len(answers[0].logits)))
+        rows = [
+            (family, step, each.weights.tolist(), each.deviation)
+            for step, regressions in fitted.items()
+            for family, each in zip(self.families, regressions, strict=True)
+        ]
+        names = [column.name for column in STOP_REGRESSIONS]
+        with self.cached.store.draft(unit.folder, unit.name, ".parquet") as draft:
+            table = build_table(STOP_REGRESSIONS, dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+            write_table(table, draft.folder / "unit.parquet")
+            draft.facts = {**audit_regressions(answers, self.passes)}
+
+    def _regressions(self, stop: Stop) -> Fitted:
+        """Returns the regressions of the steps up to this decision; none where the audit is against them."""
+        record = _record(self.cached.store, stop.regressions)
+        fitted: dict[int, list[Regression]] = {}
+        table = read_table(self.cached.store.verified_path(record.files[0]))
+        for row in table.to_pylist() if is_better(record.facts) else ():
+            if stop.step is None or row["step"] <= stop.step:
+                fitted.setdefault(row["step"], []).append(Regression(np.array(row["weights"]), row["deviation"]))
+        return fitted
+
+    def _decide(self, unit: Unit) -> None:
+        """Commits a decision: the passes of each text, -1 where it needs more, and at the end the confidences."""
+        decision: Stop = unit.payload
+        store, bucket = self.cached.store, decision.bucket
+        keys = read_keys(store.verified_path(bucket.file))
+        others = np.arange(decision.sampled, len(keys))
+        taken = np.full(len(keys), self.passes)
+        taken[others], log = stop(
+            self._regressions(decision), others, lambda step, rows: self._answers(bucket, keys[rows], step)
+        )
+        facts: StopFacts = {"rows": len(keys), "settled": int(((taken >= 0) & (taken < self.passes)).sum())}
+        columns: dict[str, Any] = {"key": key_list(keys)}
+        if decision.step is None:
+            taken[taken < 0] = self.passes
+            columns["confidence"] = self._confidences(bucket, keys, taken, log)
+            facts |= {"prefix": bucket.prefix, "passes": int(taken.sum())}
+        columns["passes"] = taken.astype(np.int32)
+        schema = STOPS if decision.step is not None else STOP_CONFIDENCES
+        with store.draft(unit.folder, unit.name, ".parquet") as draft:
+            write_table(build_table(schema, columns), draft.folder / "unit.parquet")
+            draft.facts = facts
+
+    def _confidences(self, bucket: Bucket, keys: Any, taken: Array, predicted: Array) -> Array:
+        """Returns the confidences [texts, families]: predicted where a text stopped, by all passes elsewhere."""
+        log = np.zeros((len(keys), len(self.families)))
+        log[len(keys) - len(predicted) :, : predicted.shape[1]] = predicted
+        rows = np.flatnonzero(taken == self.passes)
+        for column, one in enumerate(self._answers(bucket, keys[rows], self.passes) if len(rows) else ()):
+            log[rows, column] = one.after(self.passes)
+        confidences: Array = (1 - np.exp(log)).clip(0, 1).astype(np.float32)
+        return confidences

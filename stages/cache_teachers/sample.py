@@ -6,21 +6,15 @@ Keys are random and order the texts, so the first texts are a random sample, and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.stages.cache_teachers.adaptive import CachedPasses
+from amalgam.stages.cache_teachers.adaptive import CachedPasses, RegressionFacts, StopFacts
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.corpus import Bucket
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.target_methods import target_method
-
-SAMPLED = 200
-"""Texts of a sample, if the corpus is large enough."""
-
-FEWEST = 30
-"""A smaller sample is not worth its cost: its interval is too wide."""
 
 
 class PassAudit(TypedDict):
@@ -33,21 +27,17 @@ class PassAudit(TypedDict):
     runs: float
     """Forward passes of a text in the mean, with and without dropout."""
     same: int
-    """Sampled texts with the same most confident teacher without passes and with all of them."""
+    """Sampled texts with the same most confident teacher by fewer passes, or none, and by all of them."""
     halves_same: int
     """Sampled texts with the same most confident teacher in the first and in the second half of the passes."""
+    stopped: NotRequired[int]
+    """Texts with fewer than all passes, where each text stops by itself; elsewhere others than the sample run none."""
 
 
 def is_audited(experiment: ExperimentConfig) -> bool:
     """Returns whether the number of passes is chosen for a method that compares teachers by their predictions."""
     method = target_method(experiment.targets)
     return experiment.cache.passes is None and method.weighted and not method.weighs_by_domain
-
-
-def sample_size(texts: int, passes: int) -> int:
-    """Returns the number of sampled texts: together they run at most one pass for each text of the corpus."""
-    size = min(SAMPLED, texts // passes)
-    return size if size >= FEWEST else 0
 
 
 def sampled_rows(buckets: Sequence[Bucket], size: int) -> Iterator[tuple[Bucket, int]]:
@@ -96,16 +86,34 @@ def _compared(
         yield raw, part
 
 
+def adaptive_audit(fitted: RegressionFacts, last: Sequence[StopFacts], passes: int) -> PassAudit:
+    """Returns the audit of adaptive passes from their regressions and last decisions."""
+    texts = sum(facts["rows"] for facts in last)
+    return {
+        "texts": texts,
+        "sampled": fitted["sampled"],
+        "passes": passes,
+        "runs": 1 + sum(facts["passes"] for facts in last) / texts,
+        "same": fitted["same"],
+        "halves_same": fitted["halves_same"],
+        "stopped": sum(facts["settled"] for facts in last),
+    }
+
+
 def pass_audit_lines(audit: PassAudit) -> Iterator[str]:
     """Formats the audit for the console and the page."""
-    sampled, passes = audit["sampled"], audit["passes"]
-    yield (
-        f"{audit['runs']:.2f} passes a text instead of {1 + passes}: one without dropout, and {passes} with dropout "
-        f"for {sampled:,} of {audit['texts']:,} texts"
-    )
-    same = audit["same"] / sampled
+    sampled, passes, texts = audit["sampled"], audit["passes"], f"{audit['texts']:,} texts"
+    same = f"{percent(audit['same'] / sampled)} of"
+    within = f"(95 % interval {bounds(*interval(audit['same'] / sampled, sampled))})"
     halves = f"; {passes // 2} passes and {passes // 2} others agree for {percent(audit['halves_same'] / sampled)}"
-    yield (
-        f"one pass and {passes} passes have the same most confident teacher for {percent(same)} of them "
-        f"(95 % interval {bounds(*interval(same, sampled))}){halves if passes > 1 else ''}"
-    )
+    halves, instead = halves if passes > 1 else "", f"{audit['runs']:.2f} passes a text instead of {1 + passes}"
+    if "stopped" not in audit:
+        yield f"{instead}: one without dropout, and {passes} with dropout for {sampled:,} of {texts}"
+        yield f"one pass and {passes} passes have the same most confident teacher for {same} them {within}{halves}"
+        return
+    if audit["stopped"]:
+        yield f"{instead}: one without dropout, at most {passes} with it; {audit['stopped']:,} of {texts} stopped early"
+    else:
+        yield f"all {texts} run {passes} passes: fewer change the most confident teacher more often than another seed"
+    what = f"fewer passes and {passes} passes have the same most confident teacher"
+    yield f"{what} for {same} {sampled:,} sampled texts {within}{halves}"

@@ -7,7 +7,7 @@ training texts are weighed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,19 +21,27 @@ from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.cache_teachers.adaptive import CachedPasses, DecisionFacts, decide, stopping_rounds
+from amalgam.stages.cache_teachers.adaptive import (
+    AdaptivePasses,
+    CachedPasses,
+    RegressionFacts,
+    StopFacts,
+    stopping_rounds,
+)
 from amalgam.stages.cache_teachers.sample import (
     PassAudit,
+    adaptive_audit,
     audit_passes,
     is_audited,
     pass_audit_lines,
-    sample_size,
     sampled_rows,
     wanted_passes,
 )
 from amalgam.stages.common.cached.coverage import AnswerFacts, CachedUnits, UnitRequest, family_in, units_for
 from amalgam.stages.common.cached.load import (
+    ADAPTIVE_VERSION,
     AUTO_PASSES,
+    adaptive_sample,
     describe_family,
     dtype_of,
     families_of,
@@ -41,6 +49,7 @@ from amalgam.stages.common.cached.load import (
     passes_of,
     pinned_dtype,
     requests_of,
+    sample_size,
     unit_keys,
     units_folder,
     units_of,
@@ -62,16 +71,6 @@ from amalgam.stages.common.load import (
 from amalgam.stages.objective_inputs import reads_texts
 
 
-class AdaptiveSummary(TypedDict):
-    """The passes that stopping early saved, and shares of the audited texts."""
-
-    texts: int
-    mean_passes: float
-    audited: int
-    stopped_otherwise: float | None
-    seeded_otherwise: float | None
-
-
 class CacheFacts(TypedDict):
     """The facts of cache-teachers."""
 
@@ -81,9 +80,8 @@ class CacheFacts(TypedDict):
     dtype: str
     ranges: dict[str, tuple[int, int]]
     """First and last pass of each file."""
-    pass_counts: NotRequired[dict[str, str]]
-    """The file of each bucket with the number of passes by text."""
-    adaptive: NotRequired[AdaptiveSummary]
+    confidences: NotRequired[dict[str, str]]
+    """The file of each bucket with the passes and confidences of its texts, where passes are adaptive."""
     audit: NotRequired[PassAudit]
 
 
@@ -105,7 +103,7 @@ class CacheTeachers(Stage):
     unit_label = "text-passes"
     reads = ("read-corpus", "train-teachers")
     sections = ("cache",)
-    facts = FactTypes(CacheFacts, AnswerFacts | DecisionFacts, config=CacheConfig)
+    facts = FactTypes(CacheFacts, AnswerFacts | RegressionFacts | StopFacts, config=CacheConfig)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return bool(experiment.teachers) or experiment.train_teachers is not None
@@ -124,8 +122,9 @@ class CacheTeachers(Stage):
 
     def identity(self, run: Run) -> Identity:
         parts, sampled = _parts(run), sampled_texts(run)
+        adaptive = {"adaptive": ADAPTIVE_VERSION if adaptive_sample(run) else False}  # false was an option's default
         return Identity(
-            config={"cache": run.experiment.cache.model_dump() | {"passes": passes_of(run.experiment)}},
+            config={"cache": run.experiment.cache.model_dump() | {"passes": passes_of(run.experiment)} | adaptive},
             inputs={
                 "teachers": {teacher.name: teacher.identity for teacher in teachers_of(run)},
                 "texts": {part.name: part.texts_digest for part, _ in parts},
@@ -135,12 +134,11 @@ class CacheTeachers(Stage):
         )
 
     def chosen(self, run: Run) -> dict[str, object]:
-        return {"cache.passes": passes_of(run.experiment)} if run.experiment.cache.passes is None else {}
+        is_set = run.experiment.cache.passes is not None or adaptive_sample(run)
+        return {} if is_set else {"cache.passes": passes_of(run.experiment)}
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units are in the families
-        if run.experiment.cache.adaptive and passes_of(run.experiment) and reads_texts(run.experiment):
-            return _adaptive_units(run)
-        return _plain_units(run, _parts(run))
+        return _adaptive_units(run) if adaptive_sample(run) else _plain_units(run, _parts(run))
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of text-passes; those of the last layer alone are not counted."""
@@ -158,7 +156,7 @@ class CacheTeachers(Stage):
 
     def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Lists the next round of adaptive passes, which depends on the answers of the last one."""
-        return self.units(run, folder) if run.experiment.cache.adaptive else ()
+        return self.units(run, folder) if adaptive_sample(run) else ()
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         from amalgam.stages.cache_teachers.ask import CacheInputs, ask_teachers
@@ -181,9 +179,9 @@ class CacheTeachers(Stage):
         ask_teachers(inputs, [unit for unit in units if isinstance(unit.payload, UnitRequest)])
         decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
         if decisions:
-            cached = _cached_passes(run)
+            adaptive = AdaptivePasses(_cached_passes(run), _distinct(families), passes_of(run.experiment))
             for unit in decisions:
-                with_retries(partial(decide, cached, unit), f"{self.name} {unit.name}", run.store, run.console)
+                with_retries(partial(adaptive.run, unit), f"{self.name} {unit.name}", run.store, run.console)
 
     def text_keys(self, run: Run, unit: Unit) -> list[str]:
         request = unit.payload
@@ -198,17 +196,18 @@ class CacheTeachers(Stage):
         families = families_of(run)
         cut = Counter[str]()
         ranges = dict[str, tuple[int, int]]()
-        decisions = [record for record in records if "step" in record.facts]
-        for record in (record for record in records if "step" not in record.facts):
+        for record in (record for record in records if "first" in record.facts):
             ranges[record.files[0].path] = (record.facts["first"], record.facts["last"])
             if record.facts["logits"]:
                 cut[family_in(record.files[0].path)] += int(record.facts["cut"])
         truncated = {teacher: cut[family] for teacher, family in families.items()}
         facts: CacheFacts = {"families": families, "cut": truncated, "dtype": dtype_of(run), "ranges": ranges}
-        if decisions:
-            last = {record.facts["prefix"]: record.files[0].path for record in decisions if record.facts["step"] == 0}
-            facts["pass_counts"], facts["adaptive"] = last, _summary(decisions)
-        if sampled_texts(run):
+        last = [record for record in records if "prefix" in record.facts and "first" not in record.facts]
+        if last:
+            facts["confidences"] = {record.facts["prefix"]: record.files[0].path for record in last}
+            [fitted] = [record.facts for record in records if "halves_same" in record.facts]
+            facts["audit"] = adaptive_audit(fitted, [record.facts for record in last], passes_of(run.experiment))
+        elif sampled_texts(run):
             facts["audit"] = _pass_audit(run)
         return facts
 
@@ -219,9 +218,7 @@ class CacheTeachers(Stage):
                 were = "was" if count == 1 else "were"
                 yield f"teacher {teacher}: {counted(count, 'text')} {were} longer than its limit and {were} truncated"
 
-    def summary(self, run: Run, manifest: Record) -> Iterator[str]:
-        if "adaptive" in manifest.facts:
-            yield from adaptive_lines(manifest.facts["adaptive"], passes_of(run.experiment))
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002
         if "audit" in manifest.facts:
             yield from pass_audit_lines(manifest.facts["audit"])
 
@@ -232,35 +229,8 @@ class CacheTeachers(Stage):
     def describe(self, manifest: Record) -> str:
         cache, dtype = manifest.identity["config"]["cache"], manifest.facts["dtype"]
         where = " in the last layer" if cache["dropout"] == "last-layer" else ""
-        return f"{', '.join(manifest.facts['families'])}; K = {cache['passes']}{where}, {dtype}"
-
-
-def _summary(decisions: Sequence[Record]) -> AdaptiveSummary:
-    """Returns the passes that stopping early saved and the choices that it changed, over all buckets."""
-    audits = [record.facts for record in decisions if record.facts["step"] == 0]
-
-    def total(name: str) -> int:
-        return sum(int(audit[name]) for audit in audits)
-
-    texts, count = total("rows"), total("audited")
-    return {
-        "texts": texts,
-        "mean_passes": total("passes") / max(1, texts),
-        "audited": count,
-        "stopped_otherwise": total("stopped_otherwise") / count if count else None,
-        "seeded_otherwise": total("seeded_otherwise") / count if count else None,
-    }
-
-
-def adaptive_lines(adaptive: AdaptiveSummary, passes: int) -> Iterator[str]:
-    """Formats the summary of adaptive passes for the console."""
-    yield f"adaptive: {adaptive['mean_passes']:.1f} passes a text instead of {passes}"
-    if adaptive["audited"]:
-        yield (
-            f"audit of {adaptive['audited']:,} texts: stopping early chose another teacher for "
-            f"{adaptive['stopped_otherwise']:.2%}; {passes} passes of another seed do for "
-            f"{adaptive['seeded_otherwise']:.2%}"
-        )
+        count = "K at most" if "confidences" in manifest.facts else "K ="
+        return f"{', '.join(manifest.facts['families'])}; {count} {cache['passes']}{where}, {dtype}"
 
 
 @once
@@ -316,8 +286,8 @@ def chooses_no_passes(run: Run) -> bool:
 
 
 def sampled_texts(run: Run) -> int:
-    """Returns the number of training texts that run passes although the others run none."""
-    return sample_size(train_part(run).texts, AUTO_PASSES) if chooses_no_passes(run) else 0
+    """Returns the number of training texts that run all passes although others run none or fewer."""
+    return sample_size(train_part(run).texts, AUTO_PASSES) if chooses_no_passes(run) else adaptive_sample(run)
 
 
 def _text_passes(run: Run, units: Sequence[Unit] | None = None) -> int:
@@ -372,12 +342,18 @@ def _adaptive_units(run: Run) -> list[Unit]:
     rounds = stopping_rounds(
         run.store,
         passes_of(run.experiment),
-        [(bucket, requests[bucket.prefix].keys) for bucket in part.buckets],
-        list(families_of(run).values()),
+        list(sampled_rows(part.buckets, adaptive_sample(run))),
+        _distinct(families_of(run)),
+        keys_of=lambda bucket: requests[bucket.prefix].keys,
         request=request,
         pending=partial(pending_units, run),
     )
     return [*rounds, *_plain_units(run, _parts(run)[1:])]
+
+
+def _distinct(families: Mapping[str, str]) -> list[str]:
+    """Returns each family once: teachers of the same model are one."""
+    return list(dict.fromkeys(families.values()))
 
 
 def _cached_units(run: Run) -> dict[str, CachedUnits]:

@@ -9,7 +9,6 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from amalgam.stages.build_targets.stage import TargetSummary
 from amalgam.stages.cache_teachers.sample import PassAudit
-from amalgam.stages.cache_teachers.stage import AdaptiveSummary
 from amalgam.stages.report.students import Measures, StudentScores, SweepPoint
 from amalgam.stages.report.verdict_types import (
     Answered,
@@ -48,7 +47,6 @@ class EvaluatedSystems(TypedDict):
     system: str
     """The system that the report is about."""
     selected_by: str
-    adaptive: NotRequired[AdaptiveSummary]
     selected: NotRequired[Selected]
     """Only with selected test texts."""
     learned: NotRequired[LearnedTexts]

@@ -24,7 +24,7 @@ from amalgam.pipeline.storage.facts import FactTypes, Made
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
 from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
-from amalgam.stages.cache_teachers.stage import adaptive_lines, sampled_texts
+from amalgam.stages.cache_teachers.stage import sampled_texts
 from amalgam.stages.common.cached.load import (
     ENCODER,
     answer_reader,
@@ -160,7 +160,7 @@ class Report(Stage):
             inputs |= {"unknown": run.experiment.corpus.unknown} if run.experiment.corpus.unknown else {}
         if teachers_of(run):
             inputs |= {"families": families_of(run), "dtype": dtype_of(run)}
-            if run.experiment.cache.adaptive or sampled_texts(run):
+            if sampled_texts(run):
                 inputs["adaptive"] = run.fingerprint("cache-teachers")
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
         given = given_labels(run)
@@ -222,8 +222,6 @@ class Report(Stage):
             print_evaluation(run.console, scores, len(scores["labels"]), scores["groups"])
             if not run.experiment.student.learns:
                 run.console.verdict([f"reported method: {scores['system']}; no student was trained"])
-            for line in adaptive_lines(scores["adaptive"], passes_of(run.experiment)) if "adaptive" in scores else ():
-                run.console.say(line)
         else:
             run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
         findings = _findings(run)
@@ -331,9 +329,6 @@ def _evaluate(run: Run) -> Evaluated:
             system=inputs.system,
             selected_by=run.result("train-student").facts["selected_by"] if learns else "no student was trained",
         )
-        adaptive = run.result("cache-teachers").facts.get("adaptive") if "cache-teachers" in run.results else None
-        if adaptive:
-            scores["adaptive"] = adaptive
         learned = _learned(run, test)
         if learned:
             scores["learned"] = learned

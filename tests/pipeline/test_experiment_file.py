@@ -449,7 +449,7 @@ def test_the_schema_has_every_section_and_describes_every_field() -> None:
 
 REFUSED = {
     "cache.passes": ["yes", "1:30", "010", "'3'", "3.0", "1e1", "[3]", "-1", "10**3"],
-    "cache.adaptive": ["1", "0", "'true'", "null"],
+    "targets.task_loss": ["1", "0", "'true'", "null"],
     "cache.seed": ["null", "-1", str(2**70), str(2**63), "true", "1.5", "no"],
     "student.learning_rate": ["true", "'fast'", "0", "-1e-3", "1e300", ".inf", ".nan", "190:20:30.15"],
     "student.weight_decay": ["off", "1e300", "-0.1"],
@@ -492,7 +492,7 @@ def test_a_value_of_another_type_or_out_of_range_is_refused_by_its_name(tmp_path
         ("targets.temperature", "1.5e-1", 0.15),
         ("cache.passes", "1_0", 10),
         ("cache.seed", str(2**63 - 1), 2**63 - 1),
-        ("cache.adaptive", "yes", True),
+        ("targets.task_loss", "yes", True),
     ],
 )
 def test_a_number_is_read_as_it_is_written(tmp_path: Path, field: str, value: str, read: object) -> None:

@@ -303,6 +303,6 @@ def test_a_text_on_which_all_teachers_agree_weighs_one() -> None:
 def test_sums_over_passes_leave_the_logits_as_they_are(measure: str) -> None:
     raw = np.array([[0.5, -1.0, 2.0, 0.25]], np.float32)  # one text: its transpose is the same memory
     raw.setflags(write=False)
-    sums = sums_over_passes(raw, 2, MEASURES[measure], squares=True)
+    sums = sums_over_passes(raw, 2, MEASURES[measure])
     assert raw.tolist() == [[0.5, -1.0, 2.0, 0.25]]
     assert sum(sums["probability"].to_list()[0]) == pytest.approx(2.0)

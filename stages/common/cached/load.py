@@ -36,7 +36,7 @@ from amalgam.stages.common.load import (
 )
 from amalgam.stages.common.models.model_folder import states_body
 from amalgam.stages.common.models.resolve import LAST_LAYER, ResolvedTeacher, depth_of
-from amalgam.stages.objective_inputs import measure_of, objective_inputs
+from amalgam.stages.objective_inputs import measure_of, objective_inputs, reads_texts
 from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
@@ -48,6 +48,15 @@ DTYPES = ("fp32", "bf16", "fp16")
 
 AUTO_PASSES = 16
 """K of the MUKA paper."""
+
+SAMPLED, SAMPLED_SHARE, MOST_SAMPLED = 200, 0.05, 5000
+"""Texts of a sample, if the corpus is large enough; share and most of them where the sample decides on the others."""
+
+ADAPTIVE_VERSION = 2
+"""Raised when the same predictions decide on other passes."""
+
+FEWEST_SAMPLED = 30
+"""A smaller sample is not worth its cost: its interval is too wide."""
 
 KEPT_UNITS = 64
 """Units whose keys stay in memory."""
@@ -107,9 +116,28 @@ def passes_of(experiment: ExperimentConfig) -> int:
 def passes_counted(run: Run) -> dict[str, int]:
     """Returns the number of cached passes that are used, for the identities of dependent stages."""
     counted_passes = run.experiment.targets.passes
-    passes = passes_of(run.experiment)
-    facts = {"passes": passes if counted_passes is None else counted_passes}
-    return facts | ({"adaptive": passes} if run.experiment.cache.adaptive else {})
+    facts = {"passes": passes_of(run.experiment) if counted_passes is None else counted_passes}
+    return facts | ({"adaptive": ADAPTIVE_VERSION} if adaptive_sample(run) else {})
+
+
+def adaptive_sample(run: Run) -> int:
+    """Returns the number of sampled texts that decide on the passes of the others; 0: every text has the same number.
+
+    `auto` is adaptive for the confidences of MUKA's paper. The means of the passes need all of them.
+    """
+    cache, targets = run.experiment.cache, run.experiment.targets
+    set_by_user = cache.passes is not None or targets.passes is not None or cache.last_layer
+    by_entropy = targets.uncertainty == "entropy" and targets.distribution != "mc-mean"
+    if set_by_user or not by_entropy or not target_method(targets).reads_passes or not reads_texts(run.experiment):
+        return 0
+    texts = train_part(run).texts
+    return sample_size(texts, AUTO_PASSES, min(MOST_SAMPLED, max(SAMPLED, round(SAMPLED_SHARE * texts))))
+
+
+def sample_size(texts: int, passes: int, most: int = SAMPLED) -> int:
+    """Returns the number of sampled texts: together they run at most one pass for each text of the corpus."""
+    size = min(most, texts // passes)
+    return size if size >= FEWEST_SAMPLED else 0
 
 
 def dtype_of(run: Run) -> str:
@@ -178,7 +206,6 @@ def answer_reader(run: Run) -> AnswerReader:
         labels={teacher.name: len(teacher.labels) for teacher in teachers_of(run)},
         targets=run.experiment.targets,
         passes=passes_of(run.experiment),
-        adaptive=run.experiment.cache.adaptive,
     )
 
 

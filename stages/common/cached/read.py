@@ -45,8 +45,7 @@ class AnswerReader:
     """Number of labels by teacher."""
     targets: Targets
     passes: int
-    """Passes that the experiment caches for each text."""
-    adaptive: bool
+    """Passes that the experiment caches for each text, or the most of them."""
 
     def logits(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
         """Returns the logits with dropout off; `prefixes` are the buckets of the keys."""
@@ -65,16 +64,13 @@ class AnswerReader:
         comparative = targets.uncertainty in COMPARATIVE  # a placeholder: fit-statistics computes these confidences
         measure = MEASURES["entropy" if comparative else targets.uncertainty]
         if full == 0 or (comparative and targets.distribution == "deterministic"):
-            sums, full = pl.DataFrame(sums_over_passes(logits.to_numpy(), 1, measure)), 0
+            sums = pl.DataFrame(sums_over_passes(logits.to_numpy(), 1, measure))
+        elif "confidences" in self.manifest.facts:
+            return TeacherPredictions(teacher, logits, softmax_column(logits), self._stored(teacher, prefixes, keys))
         else:
-            squares = self.adaptive and not comparative
-            frames = [
-                _summed(answers, count, rows, measure, squares=squares)
-                for count, rows in self._pass_counts(prefixes, full)
-            ]
-            sums = _aligned(pl.concat([frame for frame in frames if not frame.is_empty()] or frames[:1]), keys, teacher)
+            sums = _aligned(_summed(answers, full, measure), keys, teacher)
         distribution = mean(sums, "probability") if targets.distribution == "mc-mean" else softmax_column(logits)
-        return TeacherPredictions(teacher, logits, distribution, confidence(sums, measure, full))
+        return TeacherPredictions(teacher, logits, distribution, confidence(sums, measure))
 
     def _answers(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> list[Answers]:
         """Returns the rows of these keys in the order of pass ranges; a text occurs once in each."""
@@ -92,16 +88,14 @@ class AnswerReader:
         family = self.families[teacher]
         return self.indexes[family].overlapping(prefixes) if family in self.indexes else []
 
-    def _pass_counts(self, prefixes: Sequence[str], full: int) -> list[tuple[int, pl.DataFrame | None]]:
-        """Returns how many passes of which texts count; None means all texts. Only adaptive passes differ by text."""
-        stored = self.manifest.facts.get("pass_counts")
-        if stored is None:
-            return [(full, None)]
+    def _stored(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
+        """Returns the confidences that the last decisions about adaptive passes contain."""
+        stored, families = self.manifest.facts["confidences"], list(dict.fromkeys(self.families.values()))
         wanted = {stored[prefix] for prefix in prefixes}
-        files = [file for file in self.manifest.files if file.path in wanted]
-        counts = pl.concat([pl.read_parquet(path, glob=False) for path in self.store.verified_paths(files)])
-        counts = counts.with_columns(pl.col("passes").clip(upper_bound=full))
-        return [(int(count), rows.select("key")) for (count,), rows in counts.group_by("passes", maintain_order=True)]
+        paths = self.store.verified_paths([file for file in self.manifest.files if file.path in wanted])
+        column = pl.col("confidence").arr.get(families.index(self.families[teacher])).cast(pl.Float64)
+        frame = pl.concat([pl.read_parquet(path, glob=False).select("key", column) for path in paths])
+        return _aligned(frame, keys, teacher)["confidence"]
 
 
 def scan(paths: list[Path], schema: dict[str, Any]) -> pl.LazyFrame:
@@ -138,10 +132,8 @@ def _aligned(frame: pl.DataFrame, keys: pl.Series, teacher: str) -> pl.DataFrame
     return frame
 
 
-def _summed(
-    answers: Sequence[Answers], take: int, texts: pl.DataFrame | None, measure: Measure, *, squares: bool
-) -> pl.DataFrame:
-    """Sums over the first `take` passes of these texts. Ranges follow each other: [0, 16), then [16, 24); where they
+def _summed(answers: Sequence[Answers], take: int, measure: Measure) -> pl.DataFrame:
+    """Sums over the first `take` passes of all texts. Ranges follow each other: [0, 16), then [16, 24); where they
     overlap, as after a mended loss, each pass counts once.
     """
     total = pl.DataFrame()
@@ -149,14 +141,13 @@ def _summed(
         frame, last = part.frame, min(part.last, take)
         if "passes" not in frame.columns or part.first >= take:
             continue
-        if texts is not None:
-            frame = frame.join(texts, on="key", how="semi")
         classes = width(frame["passes"]) // (part.last - part.first)
         for count, rows in _by_count(frame, total):
             if part.first <= count < last:
                 raw = rows["passes"].to_numpy()[:, (count - part.first) * classes : (last - part.first) * classes]
-                sums = sums_over_passes(raw, last - count, measure, squares=squares)
-                total = _grown(total, pl.DataFrame({"key": rows["key"], **sums}))
+                total = _grown(
+                    total, pl.DataFrame({"key": rows["key"], **sums_over_passes(raw, last - count, measure)})
+                )
     return total if total.is_empty() else total.filter(pl.col(COUNT) == take)
 
 

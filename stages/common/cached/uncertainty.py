@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from amalgam.data.arrays import Array, entropy_column, entropy_nats, flat, shaped, softmax, width
+from amalgam.data.arrays import Array, entropy_column, entropy_nats, softmax, width
 from amalgam.data.lazy import np, pl
 
 COUNT = "passes_counted"
@@ -30,8 +30,6 @@ class Measure:
     sums: Mapping[str, Callable[[Array, Array], Array]] = field(default_factory=dict)
     """Sums in addition to `passes_counted` and `probability`: name -> function of a block's logits and probabilities,
     both [K, C, N], that returns [N] or [C, N]."""
-    is_plug_in: bool = False
-    """Whether it contains the entropy of the mean probability, which is biased low for few passes."""
 
 
 def mean(sums: pl.DataFrame, name: str) -> pl.Series:
@@ -67,12 +65,11 @@ def _one_less_share(classes: int) -> float:
 
 
 MEASURES = {
-    "entropy": Measure(lambda sums: entropy_column(mean(sums, "probability")), is_plug_in=True),
+    "entropy": Measure(lambda sums: entropy_column(mean(sums, "probability"))),
     "expected-entropy": Measure(lambda sums: mean(sums, "entropy"), sums={"entropy": _summed_entropy}),
     "mutual-information": Measure(
         lambda sums: entropy_column(mean(sums, "probability")) - mean(sums, "entropy"),
         sums={"entropy": _summed_entropy},
-        is_plug_in=True,
     ),
     "variation-ratio": Measure(
         lambda sums: 1 - sums["votes"].arr.max() / sums[COUNT], _one_less_share, {"votes": _votes}
@@ -83,17 +80,17 @@ MEASURES = {
 """The measures by their names in `targets.uncertainty`."""
 
 
-def sums_over_passes(raw: Array, passes: int, measure: Measure, *, squares: bool = False) -> dict[str, pl.Series]:
+def sums_over_passes(raw: Array, passes: int, measure: Measure) -> dict[str, pl.Series]:
     """Returns the measure's sums, which add up over files; `raw` has a row of logits per text, pass after pass."""
     blocks = [
-        _block_sums(raw[start : start + BLOCK_TEXTS], passes, measure, squares=squares)
+        _block_sums(raw[start : start + BLOCK_TEXTS], passes, measure)
         for start in range(0, max(len(raw), 1), BLOCK_TEXTS)
     ]
     count = pl.Series([float(passes)]).new_from_index(0, len(raw))
     return {COUNT: count, **{name: _series(name, [block[name] for block in blocks]) for name in blocks[0]}}
 
 
-def _block_sums(raw: Array, passes: int, measure: Measure, *, squares: bool) -> dict[str, Array]:
+def _block_sums(raw: Array, passes: int, measure: Measure) -> dict[str, Array]:
     """Passes are fp16, and fp32 represents their differences exactly, so exp is vectorised in fp32.
 
     All later steps use fp64, so that the entropy of a teacher with a probability of 1 - 1e-9 is not lost in rounding.
@@ -106,8 +103,6 @@ def _block_sums(raw: Array, passes: int, measure: Measure, *, squares: bool) -> 
         np.exp(raised, out=raised)
         probability_KCN = raised / raised.sum(axis=1, keepdims=True, dtype=np.float64)  # noqa: N806
     sums: dict[str, Array] = {"probability": probability_KCN.sum(axis=0)}
-    if squares and measure.is_plug_in:
-        sums["squares"] = (probability_KCN * probability_KCN).sum(axis=0)
     return sums | {name: function(logits_KCN, probability_KCN) for name, function in measure.sums.items()}
 
 
@@ -118,24 +113,9 @@ def _series(name: str, blocks: list[Array]) -> pl.Series:
     return pl.Series(name, np.ascontiguousarray(numbers.T).reshape(-1)).reshape((-1, len(numbers)))
 
 
-def confidence(sums: pl.DataFrame, measure: Measure, full: int = 0) -> pl.Series:
-    """Computes the confidence; with squares, the entropy of fewer passes is corrected to `full` = K."""
-    uncertainty = measure.uncertainty(sums)
-    if "squares" in sums.columns:
-        uncertainty = uncertainty + _bias(sums, full)
-    return 1 - uncertainty / measure.largest(width(sums["probability"]))
-
-
-def _bias(sums: pl.DataFrame, full: int) -> pl.Series:
-    """Returns the expected entropy deficit of the mean of k passes against K: (1/2k - 1/2K) sum of var / mean.
-
-    The plug-in entropy is biased low by 1/2k of it (second order of the delta method). Without the correction, texts
-    that stopped early would get more confidence than those with all K passes. Zero where k = K.
-    """
-    count, probability = sums[COUNT], mean(sums, "probability")
-    variance = (sums["squares"] / count - probability * probability) * (count / (count - 1))
-    relative = shaped(flat(variance / probability).fill_nan(0.0), width(probability)).arr.sum()
-    return (0.5 / count - 0.5 / full) * relative
+def confidence(sums: pl.DataFrame, measure: Measure) -> pl.Series:
+    """Computes the confidence from the sums over a text's passes."""
+    return 1 - measure.uncertainty(sums) / measure.largest(width(sums["probability"]))
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,14 @@
-"""Compares cheaper predictions with K dropout passes, by the choice of the most confident teacher.
+"""Compares fewer predictions with K dropout passes, by the choice of the most confident teacher.
 
-python benchmarks/passes.py --experiment FOLDER/amalgam.yaml [--passes 16] [--closest 0 0.03 0.08] [--json]
+python benchmarks/passes.py --experiment FOLDER/amalgam.yaml [--passes 16] [--settled-by 0.2 0.3 0.5] [--json]
 
 The teachers run 2 K passes for every text; cached ones are reused. Each row chooses a teacher for each text in one way.
 same is the share of texts with the choice of the first K passes. `other passes` chooses by the second K.
 difference is same minus that of `other passes`, with a 95 % interval from a bootstrap over texts.
 passes counts forward passes for each text and teacher, the one without dropout included.
-A corrected row learns log(1 - confidence) of K passes from the prediction without dropout, teacher by teacher.
-It learns on a random sample of the texts, and its figures are means over draws of the sample. The correction is left
-out where the prediction without dropout agrees with K passes as often on the sample, by cross-validation.
+`auto` is that of `cache.passes: auto` with MUKA: its sample runs K passes, others stop early, and all of that counts.
+Its figures are means over draws of the sample. `--settled-by` sets the multiple of the errors at which a text stops.
 `last layer` chooses by K passes of `cache.dropout: last-layer`, which count as none.
-Its sampled texts, and a share of the texts with the smallest gap between the two best teachers, have K passes.
 """
 
 from __future__ import annotations
@@ -26,21 +24,14 @@ import numpy as np
 
 from amalgam.benchmarks.protocol import row, show
 from amalgam.data.arrays import entropy_nats, softmax
+from amalgam.stages.cache_teachers import adaptive
+from amalgam.stages.common.cached.load import adaptive_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-LEAST = 1e-6
-"""Least uncertainty whose logarithm is taken."""
-
-RIDGE = 1.0
-SHARE = 0.05
-"""Share of the texts in a sample; at most one text in K, and at least 200 where this allows it."""
-
-LEAST_SAMPLE = 200
-FOLDS = 10
 BOOTSTRAPS = 1000
 
 
@@ -88,65 +79,28 @@ def uncertainty(probability: Array) -> Array:
     return shares
 
 
-def features_of(logits: Array) -> Array:
-    """Returns the inputs of the correction, from one teacher's logits without dropout: [texts, features]."""
-    exact = logits.astype(np.float64)
-    ordered = np.sort(exact, axis=1)
-    log_uncertainty = np.log(uncertainty(softmax(exact)).clip(LEAST))
-    energy = np.logaddexp.reduce(exact, axis=1) - exact.mean(axis=1)
-    columns = [log_uncertainty, log_uncertainty**2, ordered[:, -1], ordered[:, -1] - ordered[:, -2], energy]
-    return np.stack(columns, axis=1)
-
-
-def corrected(logits: Array, exact: Array, sampled: Array) -> Array:
-    """Predicts log(uncertainty) of K passes for all texts, by ridge regression on the sampled ones."""
-    features = features_of(logits)
-    scaled = (features - features[sampled].mean(axis=0)) / (features[sampled].std(axis=0) + 1e-9)
-    design = np.column_stack([np.ones(len(scaled)), scaled])
-    penalty = RIDGE * np.diag([0.0] + [1.0] * features.shape[1])
-    inputs, wanted = design[sampled], np.log(exact[sampled].clip(LEAST))
-    predicted: Array = design @ np.linalg.solve(inputs.T @ inputs + penalty, inputs.T @ wanted)
-    return predicted
-
-
-def corrected_choice(predictions: Predictions, sampled: Array, share: float) -> tuple[Array, float]:
-    """Returns each text's teacher, and the passes of a text: the sample and a share of the others have K."""
-    exact, texts = predictions.first, predictions.texts
-    log_uncertainty = np.log(predictions.without_dropout.clip(LEAST))
-    if _is_corrected_better(predictions, sampled):
-        log_uncertainty = _corrected(predictions, sampled)
-    best = np.sort(log_uncertainty, axis=1)
+def adaptive_choice(predictions: Predictions, sampled: Array) -> tuple[Array, float]:
+    """Returns each text's teacher by adaptive passes, and the passes of a text."""
+    count, texts = predictions.count, predictions.texts
+    answers = [
+        adaptive.PassAnswers(logits, passes[:, :count])
+        for logits, passes in zip(predictions.logits, predictions.passes, strict=True)
+    ]
     others = np.setdiff1d(np.arange(texts), sampled)
-    closest = others[np.argsort((best[:, 1] - best[:, 0])[others], kind="stable")][: round(share * texts)]
-    with_passes = np.concatenate([sampled, closest])
-    log_uncertainty[with_passes] = np.log(exact[with_passes].clip(LEAST))
-    return log_uncertainty.argmin(axis=1), 1 + predictions.count * len(with_passes) / texts
-
-
-def _corrected(predictions: Predictions, sampled: Array) -> Array:
-    pairs = zip(predictions.logits, predictions.first.T, strict=True)
-    return np.stack([corrected(logits, exact, sampled) for logits, exact in pairs], axis=1)
-
-
-def _is_corrected_better(predictions: Predictions, sampled: Array) -> bool:
-    """Returns whether the correction chooses as K passes do more often on the sample, by cross-validation."""
-    chosen, plain = predictions.first.argmin(axis=1), predictions.without_dropout.argmin(axis=1)
-    by_fold = np.empty(len(sampled), np.int64)
-    for fold in np.array_split(np.arange(len(sampled)), FOLDS):
-        others = np.delete(sampled, fold)
-        by_fold[fold] = _corrected(predictions, others)[sampled[fold]].argmin(axis=1)
-    return bool((by_fold == chosen[sampled]).sum() > (plain[sampled] == chosen[sampled]).sum())
-
-
-def sample_size(texts: int, passes: int) -> int:
-    return min(max(round(SHARE * texts), LEAST_SAMPLE), texts // passes)
+    fitted = adaptive.fit_all(answers, count, sampled)
+    taken, log = adaptive.stop(fitted, others, lambda _step, rows: [one.of(rows) for one in answers])
+    chosen, stopped = predictions.first.argmin(axis=1), taken >= 0
+    chosen[others[stopped]] = log[stopped].argmin(axis=1)
+    run = np.full(texts, count)
+    run[others[stopped]] = taken[stopped]
+    return chosen, 1 + float(run.mean())
 
 
 # ---- rows
 
 
 def rows(
-    name: str, predictions: Predictions, shares: Sequence[float], draws: int, last_layer: Predictions | None = None
+    name: str, predictions: Predictions, gaps: Sequence[float], draws: int, last_layer: Predictions | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yields a row for each way to choose teachers; `last_layer` has passes of the last layer alone."""
     count, texts = predictions.count, predictions.texts
@@ -175,10 +129,12 @@ def rows(
         yield measured("last layer", [last_layer.first.argmin(axis=1)], 1)
     quarter = slice(count, count + max(1, count // 4))
     yield measured("a quarter", [predictions.by_passes(quarter).argmin(axis=1)], 1 + max(1, count // 4))
-    samples = [random.permutation(texts)[: sample_size(texts, count)] for _ in range(draws)]
-    for share in shares:
-        choices, passes = zip(*(corrected_choice(predictions, sample, share) for sample in samples), strict=True)
-        yield measured(f"corrected, closest {share:.0%}", choices, passes[0])
+    size = adaptive_size(texts, count)
+    samples = [random.permutation(texts)[:size] for _ in range(draws if size else 0)]
+    for gap in gaps if samples else ():
+        adaptive.SETTLED_BY = gap
+        choices, passes = zip(*(adaptive_choice(predictions, sample) for sample in samples), strict=True)
+        yield measured(f"auto, {gap:g} errors", choices, float(np.mean(passes)))
 
 
 def collected(experiment: Path, passes: int, limit: int | None, *, last_layer: bool = False) -> Predictions:
@@ -216,7 +172,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=16, help="K")
     parser.add_argument("--limit", type=int, help="most texts")
     parser.add_argument(
-        "--closest", type=float, nargs="+", default=[0.0, 0.03, 0.08], help="shares of texts with K passes"
+        "--settled-by", type=float, nargs="+", default=[adaptive.SETTLED_BY], help="errors at which a text stops"
     )
     parser.add_argument("--draws", type=int, default=20, help="draws of the sample")
     parser.add_argument("--last-layer", action="store_true", help="also K passes of the last layer alone")
@@ -228,7 +184,7 @@ def main() -> None:
         last_layer = (
             collected(experiment, options.passes, options.limit, last_layer=True) if options.last_layer else None
         )
-        show(list(rows(name, predictions, options.closest, options.draws, last_layer)), as_json=options.json)
+        show(list(rows(name, predictions, options.settled_by, options.draws, last_layer)), as_json=options.json)
 
 
 if __name__ == "__main__":

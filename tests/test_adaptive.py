@@ -1,4 +1,4 @@
-"""cache.passes: auto with MUKA: a sample runs all passes, and tells after how many others may stop."""
+"""cache.passes: auto with MUKA: a sample runs all passes, and decides after how many others stop."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_fewer_passes_agree_more_often_than_two_halves_of_noisy_ones() -> None:
     assert 0.7 * 300 < audit["halves_same"] < audit["same"]
 
 
-def test_the_audit_tells_texts_that_stopped_from_texts_that_may_not() -> None:
+def test_the_audit_separates_texts_that_stopped_from_texts_that_may_not() -> None:
     audit = {"texts": 4000, "sampled": 200, "passes": 16, "runs": 3.5, "same": 192, "halves_same": 186, "stopped": 3200}
     first, second = pass_audit_lines(audit)  # type: ignore[arg-type]
     assert first == (

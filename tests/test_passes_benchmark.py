@@ -7,9 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amalgam.benchmarks.passes import Predictions, corrected_choice, rows, sample_size
+from amalgam.benchmarks.passes import Predictions, adaptive_choice, rows
+from amalgam.stages.cache_teachers import adaptive
+from amalgam.stages.common.cached.load import adaptive_size
 
 TEXTS, PASSES = 1000, 8
+
+
+@pytest.fixture(autouse=True)
+def usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows set it."""
+    monkeypatch.setattr(adaptive, "SETTLED_BY", adaptive.SETTLED_BY)
 
 
 @pytest.fixture
@@ -22,32 +30,34 @@ def predictions() -> Predictions:
 
 
 def measured(predictions: Predictions) -> dict[str, dict[str, Any]]:
-    return {each["row"]: each for each in rows("two", predictions, [0.0, 0.05], draws=4)}
+    return {each["row"]: each for each in rows("two", predictions, [0.3, 2.0], draws=4)}
 
 
-def test_the_correction_learns_the_scale_of_each_teacher(predictions: Predictions) -> None:
+def test_the_regressions_learn_the_scale_of_each_teacher(predictions: Predictions) -> None:
     figures = measured(predictions)
     assert figures["no passes"]["same"] < 0.9
-    assert figures["corrected, closest 0%"]["same"] > figures["no passes"]["same"] + 0.05
-    assert figures["corrected, closest 5%"]["same"] > figures["corrected, closest 0%"]["same"]
+    assert figures["auto, 0.3 errors"]["same"] > figures["no passes"]["same"] + 0.05
+    assert figures["auto, 2 errors"]["same"] >= figures["auto, 0.3 errors"]["same"]
     assert figures["other passes"]["difference"] == 0.0
     assert figures["no passes"]["low"] < figures["no passes"]["difference"] < figures["no passes"]["high"] < 0
 
 
-def test_the_passes_of_sampled_and_closest_texts_are_counted(predictions: Predictions) -> None:
+def test_the_passes_of_sampled_and_open_texts_are_counted(predictions: Predictions) -> None:
     figures = measured(predictions)
-    sampled = sample_size(TEXTS, PASSES) / TEXTS
     assert [figures[name]["passes"] for name in ("other passes", "no passes")] == [1 + PASSES, 1]
-    assert figures["corrected, closest 0%"]["passes"] == pytest.approx(1 + PASSES * sampled, abs=0.01)
-    assert figures["corrected, closest 5%"]["passes"] == pytest.approx(1 + PASSES * (sampled + 0.05), abs=0.01)
+    sampled = 1 + PASSES * adaptive_size(TEXTS, PASSES) / TEXTS
+    assert sampled < figures["auto, 0.3 errors"]["passes"] < figures["auto, 2 errors"]["passes"] < 1 + PASSES
 
 
-def test_passes_for_all_texts_give_the_choice_of_k_passes(predictions: Predictions) -> None:
-    choice, passes = corrected_choice(predictions, np.arange(100), 1.0)
+def test_texts_that_never_stop_have_the_choice_of_k_passes(
+    predictions: Predictions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adaptive, "SETTLED_BY", np.inf)
+    choice, passes = adaptive_choice(predictions, np.arange(100))
     assert (choice == predictions.first.argmin(axis=1)).all()
     assert passes == 1 + PASSES
 
 
-@pytest.mark.parametrize(("texts", "size"), [(150, 9), (1000, 62), (4000, 200), (100_000, 5000)])
+@pytest.mark.parametrize(("texts", "size"), [(150, 0), (1000, 62), (4000, 200), (8000, 400), (200_000, 5000)])
 def test_a_sample_has_at_most_one_text_in_k(texts: int, size: int) -> None:
-    assert sample_size(texts, 16) == size
+    assert adaptive_size(texts, 16) == size

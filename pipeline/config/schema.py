@@ -380,7 +380,7 @@ class Cache(ConfigSection):
 
     passes: Annotated[PassCount | None, _or_auto(PassCount)] = None
     """Number K of Monte-Carlo dropout passes for each text and teacher. auto: at most 16 for a method that reads them,
-    as MUKA does, else 0. A sample of the texts runs 16. With MUKA, it tells when other texts may stop early."""
+    as MUKA does, else 0. A sample of the texts runs 16. With MUKA, other texts stop early where it allows this."""
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     """Random seed of dropout; each mask is a pure function of (seed, teacher, text, pass, site)."""
     dropout: Rate | Literal["last-layer"] | None = None

@@ -1,10 +1,9 @@
 """Adaptive passes of `cache.passes: auto`: a text runs dropout passes until its most confident teacher is settled.
 
-The texts of a random sample run all K. On them, one regression for each teacher and step predicts the uncertainty of K
-passes from the prediction without dropout and the first passes of a text. A text stops at the first step where the
-predictions of its two most confident teachers differ by more than a multiple of their errors. Its confidences are then
-the predicted ones. If this chooses another teacher on the sample than K passes do more often than passes of another
-seed would, all texts run K.
+The texts of a random sample run all K. On them, a regression for each teacher and step learns the uncertainty of K
+passes. It reads the prediction without dropout and the first passes of a text. A text stops where the predictions of
+its two most confident teachers differ by more than a multiple of their errors. Its confidences are then predicted.
+If two halves of the K passes agree more often on the sample than fewer passes with K, all texts run K.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class StopFacts(TypedDict):
     settled: int
     prefix: NotRequired[str]
     passes: NotRequired[int]
-    """Of all texts together."""
+    """The sum over all texts."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +261,7 @@ class Regression:
 
     weights: Array
     deviation: float
-    """Of the prediction, by leaving out each text of the fit."""
+    """The deviation of a prediction, with each text left out of the fit."""
 
 
 def _mean_probability(passes: Array) -> Array:

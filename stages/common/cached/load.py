@@ -130,8 +130,12 @@ def adaptive_sample(run: Run) -> int:
     by_entropy = targets.uncertainty == "entropy" and targets.distribution != "mc-mean"
     if set_by_user or not by_entropy or not target_method(targets).reads_passes or not reads_texts(run.experiment):
         return 0
-    texts = train_part(run).texts
-    return sample_size(texts, AUTO_PASSES, min(MOST_SAMPLED, max(SAMPLED, round(SAMPLED_SHARE * texts))))
+    return adaptive_size(train_part(run).texts, AUTO_PASSES)
+
+
+def adaptive_size(texts: int, passes: int) -> int:
+    """Returns the number of sampled texts that decide on the passes of the others."""
+    return sample_size(texts, passes, min(MOST_SAMPLED, max(SAMPLED, round(SAMPLED_SHARE * texts))))
 
 
 def sample_size(texts: int, passes: int, most: int = SAMPLED) -> int:

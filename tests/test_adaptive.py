@@ -190,6 +190,15 @@ def test_the_audit_is_on_the_page(shop: Workspace) -> None:
     assert shop("audit", "--json", *AUTO).json["passes"] == facts(shop)["audit"]
 
 
+def test_the_plan_estimates_the_passes(shop: Workspace) -> None:
+    shop("read-corpus")
+    texts, trained, sampled = 40 + 480, 480, 480 // PASSES
+    prices = shop("plan", "--json", *AUTO).json["cost"]["passes"]
+    assert prices["0"] == 2 * texts
+    assert prices["auto"] == 2 * (texts + PASSES * sampled + 2 * (trained - sampled))
+    assert prices[str(PASSES)] == 2 * (texts + PASSES * trained)
+
+
 def test_two_processes_decide_together(fresh: Workspace) -> None:
     fresh.write([(f"{text} {copy}", label) for text, label in fresh.texts() for copy in range(8)])
     alone = fresh.without_artifacts(fresh.folder.parent / "alone")

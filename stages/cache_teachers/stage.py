@@ -22,6 +22,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, p
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers.adaptive import (
+    USUAL_PASSES,
     AdaptivePasses,
     CachedPasses,
     RegressionFacts,
@@ -294,8 +295,10 @@ def _text_passes(run: Run, units: Sequence[Unit] | None = None) -> int:
     """Returns the forward passes of these units, or of all teachers over all texts, with and without dropout."""
     if units is not None:
         return sum(unit.size for unit in units)
-    texts = sum(part.texts * (1 + passes * (part.name == "train")) for part, passes in _parts(run))
-    return (texts + AUTO_PASSES * sampled_texts(run)) * len(teachers_of(run))
+    sampled, others = sampled_texts(run), USUAL_PASSES if adaptive_sample(run) else passes_of(run.experiment)
+    by_part = {part.name: part.texts for part, _ in _parts(run)}
+    passes = AUTO_PASSES * sampled + others * (by_part.get("train", sampled) - sampled)
+    return (sum(by_part.values()) + passes) * len(teachers_of(run))
 
 
 def pass_prices(run: Run) -> dict[str, int]:

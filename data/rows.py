@@ -11,6 +11,7 @@ import csv
 import glob
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -76,6 +77,11 @@ MAGIC = {
     b"\x1f\x8b": ("is packed by gzip", "unpack it: gunzip < {file} > {copy}"),
 }
 """First bytes of files that are no text in UTF-8, with the message and the fix."""
+
+JSON_LINES = (".jsonl", ".ndjson")
+ARRAY = re.compile(rb"\s*\[\s*\{")
+"""Start of a JSON file that is one list of objects."""
+UNPACK = INSTEAD[".json"].replace(".jsonl", "-lines.jsonl")
 
 
 def find_files(source: str, base: Path) -> list[Path]:
@@ -193,10 +199,13 @@ def _in_commands(path: Path) -> dict[str, str]:
 def _check_magic(path: Path, name: str) -> None:
     """Refuses a file whose first bytes are those of another kind than its name has."""
     with path.open("rb") as file:
-        start = file.read(4)
+        start = file.read(1000)
     for magic, (kind, fix) in MAGIC.items():
         if start.startswith(magic):
             raise DataError(f"{name} {kind}", where=shown(str(path), 200), fix=fix.format(**_in_commands(path)))
+    if path.suffix.lower() in JSON_LINES and ARRAY.match(start.removeprefix(BOM)):
+        what, fix = f"{name} is one JSON array, not an object on each line", UNPACK.format(**_in_commands(path))
+        raise DataError(what, where=shown(str(path), 200), fix=fix)
 
 
 def no_rows(path: Path, name: str = "", *, fix: str = "fill it or leave it out") -> DataError:
@@ -306,7 +315,7 @@ class _Table:
         byte: int | None = None,
         detail: str | None = None,
     ) -> BadRow:
-        unit = "line" if self.path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
+        unit = "line" if self.path.suffix.lower() in JSON_LINES else "row"
         at = f" (byte {byte})" if byte is not None else ""
         at += f", field {shown(field)}" if field else ""
         value = _shown_value(value)

@@ -76,6 +76,11 @@ def _commas_in_tsv(workspace: Workspace) -> None:
     workspace.edit("train: texts/train.csv", "train: texts/train.tsv")
 
 
+def _json_array(workspace: Workspace) -> None:
+    (workspace.folder / "texts/train.jsonl").write_text('[{"text": "one"}, {"text": "two"}]')
+    workspace.edit("train: texts/train.csv", "train: texts/train.jsonl")
+
+
 def _kind(kind: str, model: str = "encoder") -> Change:
     def change(workspace: Workspace) -> None:
         path = workspace.folder / f"models/{model}/config.json"
@@ -108,6 +113,7 @@ MISTAKES: dict[str, tuple[Change | str, int, str]] = {
         "if the first line is a text, put a line with the names of the columns before it",
     ),
     "commas in a .tsv": (_commas_in_tsv, 3, "it has commas: name it train.csv"),
+    "a JSON array named .jsonl": (_json_array, 3, "texts/train'-lines.jsonl"),
     "an encoder that does not exist": ("student.encoder=./models/encodr", 2, "encoder"),
     "an encoder of characters": (_kind("canine"), 2, "use a model with a vocabulary"),
     "an encoder of bytes": (_kind("perceiver"), 2, "use a model with a vocabulary"),

@@ -76,6 +76,7 @@ def test_the_command_line_continues_a_written_experiment(shop: Workspace) -> Non
     path = experiment.write("mine.yaml")
     assert path == shop.folder / "mine.yaml"
     assert str(shop.folder) not in path.read_text()
+    assert (shop.folder / path.read_text().partition("\n")[0].rpartition("$schema=")[2]).is_file()
     states = shop("plan", "-c", "mine.yaml", "--json").json["stages"]
     assert {state["state"] for state in states} == {"current"}
     assert Experiment.load(path, quiet=True).config == experiment.config

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.data.keys import shown, shown_names, similar_labels, similar_labels_note
-from amalgam.pipeline.config.load import name_of, write_template
+from amalgam.pipeline.config.load import name_of, template
 from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
+from amalgam.pipeline.user_paths import DEFAULT_FILE, write_new
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.resolve import (
@@ -38,7 +39,8 @@ from amalgam.stages.methods import experiment_schema
 LABELS_SHOWN = 20
 WHERE = "--from-teachers"
 SCHEMA_FILE = "amalgam.schema.json"
-"""Named in the first line of the template."""
+SCHEMA_LINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
+"""First line of an experiment file, which names its schema to an editor."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,14 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
         if names and Path(names[0]).suffix in {".yaml", ".yml"} and not Path(names[0]).is_dir():
             what, fix = "`init` takes a folder, not a file", f"amalgam init {shlex.quote(str(Path(names[0]).parent))}"
             raise ExperimentError(f"{what}; it writes amalgam.yaml into it", where=shown(names[0]), fix=fix)
-        path = _write_files(Path(names[0]) if names else into)
+        path = write_with_schema((Path(names[0]) if names else into) / DEFAULT_FILE, template())
         return f"wrote {path}: name your texts and teachers in it, then `amalgam plan{file_option(path)}`"
     if not names:
         fix = "amalgam init --from-teachers ./models/first org/model"
         raise ExperimentError("no teacher is named", where=WHERE, fix=fix)
     teachers: list[DetectedTeacher] = []
     for_all(lambda model: teachers.append(_detect(model, into, teachers)), names, cannot="be teachers", where=WHERE)
-    path = _write_files(into, _section(teachers))
+    path = write_with_schema(into / DEFAULT_FILE, template(_section(teachers)))
     labels = {label for teacher in teachers for label in teacher.labels}
     count = counted(len(teachers), "teacher")
     unnamed = [teacher.name for teacher in teachers if not teacher.is_named]
@@ -80,13 +82,13 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
     return f"{message}\nnote: {similar}" if similar else message
 
 
-def _write_files(folder: Path, teachers: str = "") -> Path:
-    """Writes the experiment file, and the schema with which an editor completes and checks it."""
-    schema, own = folder / SCHEMA_FILE, experiment_schema()
+def write_with_schema(path: Path, text: str) -> Path:
+    """Writes a new experiment file, and the schema with which an editor completes and checks it."""
+    schema, own = path.with_name(SCHEMA_FILE), experiment_schema()
     if os.path.lexists(schema) and _title_of(schema) != own["title"]:
         fix = "move it away, or write into another folder"
         raise ExperimentError(f"{SCHEMA_FILE} exists, and amalgam did not write it", where=str(schema), fix=fix)
-    path = write_template(folder, teachers)
+    write_new(path, text)
     schema.write_text(json.dumps(own, indent=1) + "\n", encoding="utf-8")
     return path
 

@@ -23,6 +23,7 @@ from amalgam.stages.app.commands import no_test_texts, run_stages
 from amalgam.stages.common.deliveries import delivered_students
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores
+from amalgam.stages.report.causes import tested_on
 from amalgam.stages.report.html import FOLDER, place_of, publish, render
 from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost, rival_names
@@ -224,7 +225,8 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
     if requirements.worse_than is not None:
         rival = _rival(numbers, requirements.worse_than)
         if rival["student_is"] == "worse":
-            what = f"{difference_sentence(rival)} (--fail-if-worse-than {requirements.worse_than})"
+            on = tested_on(verdict["rivals"]) if verdict and rival["kind"] != "teacher on its own labels" else ""
+            what = f"{difference_sentence(rival)}{on} (--fail-if-worse-than {requirements.worse_than})"
             raise QualityError(what, where=where, fix=fix)
 
 

@@ -42,7 +42,7 @@ def difference_sentence(rival: Rival) -> str:
 
 def figures_of(rival: Rival, *, rival_first: bool = False) -> str:
     n, low, high = rival["n"], rival["low"], rival["high"]
-    texts = " with selected texts" if rival.get("selected") else ""
+    texts = " with selected texts; on ordinary texts the difference is smaller" if rival.get("selected") else ""
     first, second = ratio(rival["student_right"], n), ratio(rival["right"], n)
     if rival_first:
         first, second, low, high = second, first, -high, -low

@@ -1,7 +1,7 @@
 """Writes an experiment file; `amalgam init --from-teachers` reads the teachers' labels from their configurations.
 
-No weights are fetched; those of a folder are checked.
-If a model cannot be a teacher, nothing is written, and the error names it with the fix.
+No weights are fetched; those of a folder are checked. If a model cannot be a teacher, nothing is written, and the error
+names it with the fix. A model on the Hub whose configuration cannot be read now has a comment instead of its labels.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class DetectedTeacher:
     labels: list[str]
     is_named: bool
     """Whether the model names its labels; numbers are no names."""
+    is_read: bool = True
+    """False for a model on the Hub that could not be reached; its labels are unknown."""
 
 
 def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -> str:
@@ -78,8 +80,12 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
     unnamed = [teacher.name for teacher in teachers if not teacher.is_named]
     task = f"name your texts and the labels of {', '.join(unnamed)}" if unnamed else "name your texts"
     message = f"wrote {path}: {count}, {len(labels)} labels; {task} in it, then `amalgam plan{file_option(path)}`"
-    similar = similar_labels_note({teacher.name: teacher.labels for teacher in teachers if teacher.is_named})
-    return f"{message}\nnote: {similar}" if similar else message
+    unread = [teacher.name for teacher in teachers if not teacher.is_read]
+    notes = [similar_labels_note({teacher.name: teacher.labels for teacher in teachers if teacher.is_named})]
+    if unread:
+        when = f"`amalgam doctor{file_option(path)}` reads them once it can"
+        notes.append(f"the Hub cannot be reached, so the labels of {', '.join(unread)} are not in the file; {when}")
+    return "\n".join([message, *(f"note: {note}" for note in notes if note)])
 
 
 def write_with_schema(path: Path, text: str) -> Path:
@@ -116,6 +122,9 @@ def _section(teachers: Sequence[DetectedTeacher]) -> str:
         lines += [f"  - name: {teacher.name}", f"    model: {as_yaml(teacher.model)}"]
         if teacher.commit:
             lines.append(f"    # revision: {teacher.commit}  # the commit of today; recorded at first use")
+        if not teacher.is_read:
+            lines.append("    # its labels were not read: the Hub could not be reached")
+            continue
         if not teacher.is_named:
             blanks = ", ".join([f'"{UNNAMED}"'] * len(labels))
             lines.append(f"    labels: [{blanks}]  # name the {len(labels)} outputs, in the model's order")
@@ -137,7 +146,11 @@ def _section(teachers: Sequence[DetectedTeacher]) -> str:
 def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> DetectedTeacher:
     """Reads the labels of a folder, whose files it checks, or of a model on the Hub, without its weights."""
     where, place = f"{WHERE}: {given}", place_of(given, Path.cwd(), field=WHERE)
-    folder, commit = (place, None) if isinstance(place, Path) else _from_hub(place)
+    name = name_of(given, {teacher.name for teacher in earlier})
+    read = (place, None) if isinstance(place, Path) else _from_hub(place)
+    if read is None:
+        return DetectedTeacher(name, _reference_from(into, given, place), None, [], is_named=True, is_read=False)
+    folder, commit = read
     config = model_folder.read_config(folder, where=where)
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures and not any("Classif" in str(name) for name in architectures):
@@ -145,7 +158,6 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
         raise ModelError(what, where=where, fix="name a fine-tuned classifier; an encoder alone has no labels")
     if isinstance(place, Path):
         read_model(folder, where, allow_pickle=True)  # `plan` requires allow_pickle
-    name = name_of(given, {teacher.name for teacher in earlier})
     files = ModelFiles(given, folder, "", commit, "safetensors", config)
     own, is_named = own_labels(files, teacher=name)
     is_named = is_named and not any(map(NUMBER.fullmatch, own))
@@ -153,7 +165,8 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
     return DetectedTeacher(name, _reference_from(into, given, place), commit, labels, is_named)
 
 
-def _from_hub(model_id: str) -> tuple[Path, str]:
+def _from_hub(model_id: str) -> tuple[Path, str] | None:
+    """Returns folder and commit of the configuration; None if the Hub cannot be reached and it is not cached."""
     model = model_hub.ask(model_id, None, where=WHERE)
     if model is not None:
         if "config.json" not in model.names:
@@ -161,14 +174,15 @@ def _from_hub(model_id: str) -> tuple[Path, str]:
             raise ModelError(f"{model_id} has no config.json", where=WHERE, fix=fix)
         return model_hub.fetch(model, ["config.json"], where=WHERE, revision=DEFAULT_REVISION), model.commit
     folder = model_hub.cached(model_id, None)
-    if folder is None:
+    if folder is not None:
+        return folder, folder.name
+    close = " or ".join(folders_like(model_id, Path.cwd()))
+    if close or ("/" in model_id and Path(model_id).parent.is_dir()):  # likely a folder with a slip in its name
         what = f"the Hub cannot be reached, and {model_id} is not in this machine's cache"
-        close = " or ".join(folders_like(model_id, Path.cwd()))
         meant = f"did you mean {close}? else " if close else ""
-        raise ModelError(
-            what, where=f"{WHERE}: {model_id}", fix=f"{meant}go online once, or give a folder: ./like/this"
-        )
-    return folder, folder.name
+        fix = f"{meant}go online once, or give a folder: ./like/this"
+        raise ModelError(what, where=f"{WHERE}: {model_id}", fix=fix)
+    return None
 
 
 def _reference_from(into: Path, given: str, place: Path | str) -> str:

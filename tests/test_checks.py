@@ -272,6 +272,15 @@ def test_plan_remarks_on_what_would_surprise(fresh: Workspace, overrides: list[s
     assert note in result.err
 
 
+def test_plan_and_doctor_name_models_that_read_fewer_tokens_than_max_tokens(fresh: Workspace) -> None:
+    overrides = ["teachers.1.max_tokens=1000", "student.max_tokens=600"]
+    plan, doctor = fresh("plan", *overrides).err, fresh("doctor", *overrides).out
+    for printed in (plan, doctor):
+        assert "teacher second reads at most 64 tokens, fewer than its max_tokens 1,000: longer texts are" in printed
+        assert "student.encoder reads at most 64 tokens, fewer than its max_tokens 600" in printed
+        assert "teacher first reads" not in printed
+
+
 def test_similar_labels_are_noted_by_doctor_a_run_and_audit_too(workspace: Workspace) -> None:
     renamed = ["teachers.1.rename={gardening: Cookings}", "corpus.test=null"]
     note = "labels with nearly the same name count as different: cooking and Cookings"

@@ -189,14 +189,16 @@ def limit_notes(run: Run) -> Iterator[str]:
     encoder = teachers.get(name) if (name := teacher_in(student)) else named
     if student.learns and not student.is_static and encoder:
         models.append((ENCODER, encoder, student.max_tokens))
+    alike: dict[tuple[int, int], list[str]] = {}
     for where, reference, max_tokens in models:
-        limit = max_tokens
         with suppress(AmalgamError, PendingDependencyError):  # a problem, not a remark
-            if files := local_model(reference):
-                limit = longest_text(files.folder, files.config)
+            files = local_model(reference)
+            limit = longest_text(files.folder, files.config) if files else max_tokens
+            alike.setdefault((limit, max_tokens), []).append(where)
+    for (limit, max_tokens), names in alike.items():
         if limit < max_tokens:
-            fewer = f"fewer than its max_tokens {max_tokens:,}"
-            yield f"{where} reads at most {limit:,} tokens, {fewer}: longer texts are truncated there"
+            read = f"{', '.join(names)} {'reads' if len(names) == 1 else 'read'} at most {limit:,} tokens"
+            yield f"{read}, fewer than max_tokens {max_tokens:,}: longer texts are truncated there"
 
 
 def _about_teachers(run: Run) -> Iterator[str]:

@@ -83,9 +83,12 @@ class GroupedCommands(TyperGroup):
 
 
 def _unknown_option(error: Any, command: str, options: set[str]) -> ExperimentError:
-    option, close = str(error.option_name), " or ".join(error.possibilities or ())
-    fields = fields_named(option.removeprefix("--").replace("-", "_")) if options & {"overrides", "arguments"} else []
-    if option == "--dry-run" and "--yes" in options:
+    option = str(error.option_name)
+    name, names = option.lstrip("-").replace("-", "_"), {known[2:]: known for known in options if known[:2] == "--"}
+    close = " or ".join(names[known] for known in nearest(option.lstrip("-"), names, 2, ratio=0.6))
+    takes_fields = bool(options & {"overrides", "arguments"})
+    fields = fields_named(name) if takes_fields else []
+    if option.startswith("--dry") and "--yes" in options:
         fix = "leave it out: without --yes the command changes nothing"
     elif option == "--file" and "--input" in options:
         fix = "did you mean --input?"
@@ -93,6 +96,8 @@ def _unknown_option(error: Any, command: str, options: set[str]) -> ExperimentEr
         fix = INSTEAD[option]
     elif fields:
         fix = f"write {' or '.join(f'{field}=VALUE' for field in fields)}"
+    elif takes_fields and any(field.startswith(f"{name}.") for field in completion.fields()):
+        fix = f"write {name}.FIELD=VALUE; `amalgam schema` lists the fields"
     else:
         fix = f"did you mean {close}?" if close else f"run `amalgam {command} --help`, which lists the options"
     return ExperimentError(f"`amalgam {command}` has no option {option}", where=COMMAND_LINE, fix=fix)

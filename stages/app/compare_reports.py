@@ -224,6 +224,12 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
         raise QualityError(f"the accuracy is {percent(scores['accuracy'])} ({figures}), {least}", where=where, fix=fix)
     if requirements.worse_than is not None:
         rival = _rival(numbers, requirements.worse_than)
+        if not rival["n"]:
+            what, fix = (
+                f"no test text has a label of teacher {rival['name']}",
+                "add labelled test texts of this teacher",
+            )
+            raise ExperimentError(what, where="--fail-if-worse-than", fix=fix)
         if rival["student_is"] == "worse":
             on = tested_on(verdict["rivals"]) if verdict and rival["kind"] != "teacher on its own labels" else ""
             what = f"{difference_sentence(rival)}{on} (--fail-if-worse-than {requirements.worse_than})"

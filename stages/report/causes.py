@@ -16,6 +16,7 @@ from amalgam.stages.report.verdict_types import (
     LabelShare,
     Reference,
     Rival,
+    RivalCounts,
     UnlabelledQuality,
     VerdictInputs,
 )
@@ -225,12 +226,12 @@ def teachers_alone(rivals: Sequence[Rival]) -> TeachersAlone | None:
     return {"n": n, "right": right, "weak": interval(right / n, n)[1] < WEAK_TEACHERS}
 
 
-def untested_teachers(rivals: Sequence[Rival]) -> list[str]:
+def untested_teachers(rivals: Sequence[RivalCounts]) -> list[str]:
     """Returns the teachers without a test text."""
     return [rival["name"] for rival in rivals if rival["kind"] == "teacher on its own labels" and not rival["n"]]
 
 
-def tested_on(rivals: Sequence[Rival]) -> str:
+def tested_on(rivals: Sequence[RivalCounts]) -> str:
     """Returns the end of a sentence with a difference: that no or few test texts have a label of some teacher."""
     counts = {rival["name"]: rival["n"] for rival in rivals if rival["kind"] == "teacher on its own labels"}
     untested, few = untested_teachers(rivals), [name for name, n in counts.items() if n < LEAST_OF_LABEL]

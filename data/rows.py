@@ -137,6 +137,8 @@ def _no_files(source: str, path: Path) -> DataError:
     fix = f"name one of these: {', '.join(near)}" if near else "put the file there, or name another"
     if any(normalize("NFC", name) == normalize("NFC", missing.name) for name in names):
         fix = "rename the file: its name has other Unicode characters for the same letters (NFC, NFD)"
+    if "," in source:
+        fix = f"write several files as a list: [{', '.join(shown(part.strip()) for part in source.split(','))}]"
     where = f"no {shown(missing.name)} in {shown(str(parent), 200)}"
     return DataError(f"{shown(source)} does not exist", where=where, fix=fix)
 

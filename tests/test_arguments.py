@@ -170,10 +170,10 @@ class Model:
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "no arguments": (Experiment, "teachers: name at least one"),
+    "no arguments": (Experiment, "  corpus.train: is required"),
     "a file": (lambda: Experiment("amalgam.yaml"), "Experiment.load('amalgam.yaml')"),
     "an empty list": (lambda: Experiment(TEACHERS, []), "the train texts have no rows"),
-    "no texts": (lambda: Experiment(TEACHERS), "corpus.train: is required"),
+    "no texts": (lambda: Experiment(TEACHERS), "the arguments texts, validation and test are the fields"),
     "no text column": (lambda: Experiment(TEACHERS, pl.DataFrame({"body": ["a"]})), "the columns are body"),
     "null": (lambda: Experiment(TEACHERS, ["a", None]), "row 1, counted from 0: None"),
     "blank": (lambda: Experiment(TEACHERS, pl.DataFrame({"text": ["a", " "]})), "row 1, counted from 0: ' '"),

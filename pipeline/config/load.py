@@ -119,10 +119,13 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
     raise _config_error(source, parsed.problems)
 
 
+ARGUMENTS = "the arguments texts, validation and test are the fields of corpus"
+
+
 def _config_error(source: ExperimentSource, problems: Iterable[str]) -> ExperimentError:
     lines = [f"  {masked(problem)[:MOST_SHOWN]}" for problem in dict.fromkeys(problems)]
     name, where = (source.name, str(source)) if isinstance(source, Path) else (GIVEN, None)
-    file = ", or `amalgam init` for a commented file" if where else ""
+    file = ", or `amalgam init` for a commented file" if where else f"; {ARGUMENTS}"
     if all(line.startswith(f"  {COMMAND_LINE}") for line in lines):
         lines = [line.replace(f"{COMMAND_LINE}, ", "", 1) for line in lines]
         name, where, file = COMMAND_LINE, COMMAND_LINE, ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,12 @@ from amalgam.stages.report.quality import by_length, coverage
 from amalgam.stages.report.tables import estimate_line
 from amalgam.stages.report.verdict import EQUAL, lines, verdict
 from amalgam.stages.report.verdict_types import LabelEstimates, RivalCounts, SystemEstimate, SystemKind, VerdictInputs
-from amalgam.stages.report.verdict_words import evaluation_cautions, learned_sentence, selection_sentence
+from amalgam.stages.report.verdict_words import (
+    difference_sentence,
+    evaluation_cautions,
+    learned_sentence,
+    selection_sentence,
+)
 from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
 from amalgam.tests.stages.verdict_cases import CASES, MISSED, RARE, made, of_selected, unlabelled, with_student
 
@@ -278,7 +284,14 @@ def test_selected_texts_are_a_caution_on_page_and_console() -> None:
     caution = verdict(inputs)["cautions"][0]
     assert caution.startswith(f"{inputs.selected} of {inputs.n + inputs.selected} test texts were selected")
     assert f"  caution: {caution}" in lines(verdict(inputs), [caution])
-    assert "with selected texts; on ordinary texts the difference is smaller" in verdict(inputs)["reasons"][0]
+    [ensemble] = [rival for rival in verdict(inputs)["rivals"] if rival["kind"] == "ensemble"]
+    assert 0 < ensemble["on_random"] < ensemble["mean"]
+    alone = f"with selected texts; on random texts alone {100 * ensemble['on_random']:+.1f})"
+    assert alone in verdict(inputs)["reasons"][0]
+    worse = verdict(of_selected(0.70, 0.85))["reasons"][0]
+    assert re.search(r"The ensemble is .* with selected texts; on random texts alone \+", worse)
+    del ensemble["on_random"]  # as in a report of an older version
+    assert "on random texts alone the difference is smaller" in difference_sentence(ensemble)
 
 
 def test_sentences_about_one_text_have_the_singular() -> None:

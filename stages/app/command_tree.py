@@ -84,8 +84,8 @@ class GroupedCommands(TyperGroup):
 
 def _unknown_option(error: Any, command: str, options: set[str]) -> ExperimentError:
     option = str(error.option_name)
-    name, names = option.lstrip("-").replace("-", "_"), {known[2:]: known for known in options if known[:2] == "--"}
-    close = " or ".join(names[known] for known in nearest(option.lstrip("-"), names, 2, ratio=0.6))
+    name, names = option.lstrip("-").replace("-", "_"), [own[2:] for own in options if own.startswith("--")]
+    close = " or ".join(f"--{near}" for near in nearest(option.lstrip("-"), names, 2, ratio=0.6))
     takes_fields = bool(options & {"overrides", "arguments"})
     fields = fields_named(name) if takes_fields else []
     if option.startswith("--dry") and "--yes" in options:

@@ -11,6 +11,7 @@ import csv
 import glob
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -77,6 +78,11 @@ MAGIC = {
 }
 """First bytes of files that are no text in UTF-8, with the message and the fix."""
 
+JSON_LINES = (".jsonl", ".ndjson")
+ARRAY = re.compile(rb"\s*\[\s*\{")
+"""Start of a JSON file that is one list of objects."""
+UNPACK = INSTEAD[".json"].replace(".jsonl", "-lines.jsonl")
+
 
 def find_files(source: str, base: Path) -> list[Path]:
     """Returns the files of a path, a folder or a glob relative to `base`, in order of name."""
@@ -131,6 +137,8 @@ def _no_files(source: str, path: Path) -> DataError:
     fix = f"name one of these: {', '.join(near)}" if near else "put the file there, or name another"
     if any(normalize("NFC", name) == normalize("NFC", missing.name) for name in names):
         fix = "rename the file: its name has other Unicode characters for the same letters (NFC, NFD)"
+    if "," in source:
+        fix = f"write several files as a list: [{', '.join(shown(part.strip()) for part in source.split(','))}]"
     where = f"no {shown(missing.name)} in {shown(str(parent), 200)}"
     return DataError(f"{shown(source)} does not exist", where=where, fix=fix)
 
@@ -193,10 +201,13 @@ def _in_commands(path: Path) -> dict[str, str]:
 def _check_magic(path: Path, name: str) -> None:
     """Refuses a file whose first bytes are those of another kind than its name has."""
     with path.open("rb") as file:
-        start = file.read(4)
+        start = file.read(1000)
     for magic, (kind, fix) in MAGIC.items():
         if start.startswith(magic):
             raise DataError(f"{name} {kind}", where=shown(str(path), 200), fix=fix.format(**_in_commands(path)))
+    if path.suffix.lower() in JSON_LINES and ARRAY.match(start.removeprefix(BOM)):
+        what, fix = f"{name} is one JSON array, not an object on each line", UNPACK.format(**_in_commands(path))
+        raise DataError(what, where=shown(str(path), 200), fix=fix)
 
 
 def no_rows(path: Path, name: str = "", *, fix: str = "fill it or leave it out") -> DataError:
@@ -306,7 +317,7 @@ class _Table:
         byte: int | None = None,
         detail: str | None = None,
     ) -> BadRow:
-        unit = "line" if self.path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
+        unit = "line" if self.path.suffix.lower() in JSON_LINES else "row"
         at = f" (byte {byte})" if byte is not None else ""
         at += f", field {shown(field)}" if field else ""
         value = _shown_value(value)

@@ -102,8 +102,8 @@ def _experiment() -> Iterator[str]:
     yield (
         "This page lists every field. The file is YAML; the command line accepts any field as `section.field=value`. "
         "An unknown field is an error that suggests the nearest name. Paths are relative to the file's folder. "
-        "`amalgam schema` prints the same as JSON Schema. `amalgam init` writes it to `amalgam.schema.json`, and the "
-        "first line of `amalgam.yaml` names it for the YAML language server of editors.\n"
+        "`amalgam schema` prints the same as JSON Schema. Files that amalgam writes name it in their first line for "
+        "the YAML language server of editors, and `amalgam.schema.json` is next to them.\n"
     )
     top = {name: _section(field) for name, field in ExperimentConfig.model_fields.items()}
     yield from _fields({name: field for name, field in ExperimentConfig.model_fields.items() if not top[name]}, "")

@@ -13,6 +13,7 @@ import shutil
 import sys
 import textwrap
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
@@ -142,7 +143,7 @@ class Console:
         self.result(self._text_table(title, header, rows))
 
     def _text_table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-        cells = [[str(cell) for cell in row] for row in (header, *rows)]
+        cells = [[_encodable(str(cell), self._out) for cell in row] for row in (header, *rows)]
         on_terminal = self._out.isatty()
         columns = _columns(100) if on_terminal else UNLIMITED
         groups = _groups(_widths(cells), columns) if on_terminal else [list(range(len(header)))]
@@ -223,7 +224,19 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [max(map(width_of, column)) for column in zip(*cells, strict=True)]
+
+
+def width_of(text: str) -> int:
+    """Returns the columns of the text on a terminal: two for a wide character, none for a combining one."""
+    if text.isascii():
+        return len(text)
+    marks = sum(unicodedata.category(letter) in {"Mn", "Me"} for letter in text)
+    return len(text) - marks + sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+
+
+def padded(text: str, width: int) -> str:
+    return text + " " * (width - width_of(text))
 
 
 def _groups(widths: list[int], columns: int) -> list[list[int]]:
@@ -245,10 +258,10 @@ def _block(cells: Sequence[Sequence[str]], columns: int) -> str:
     last = min(last, max(columns - begin, LEAST_WRAPPED))
     lines = []
     for *row, end in cells:
-        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        first, *more = textwrap.wrap(end, last) if len(end) > last else [end]
-        lines.append(["  ".join([*padded, first]).rstrip(), *(" " * begin + line for line in more)])
-    rule = "-" * min(max(len(line) for row in lines for line in row), columns, LONGEST_RULE)
+        start = [padded(cell, width) for cell, width in zip(row, widths, strict=True)]
+        first, *more = (textwrap.wrap(end, last) if width_of(end) > last else []) or [end]
+        lines.append(["  ".join([*start, first]).rstrip(), *(" " * begin + line for line in more)])
+    rule = "-" * min(max(width_of(line) for row in lines for line in row), columns, LONGEST_RULE)
     return "\n".join([*lines[0], rule, *(line for row in lines[1:] for line in row)])
 
 

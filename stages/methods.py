@@ -223,7 +223,7 @@ def _corpus_checks(experiment: ExperimentConfig) -> Checks:
         f"targets.mode: {targets.mode}": target_method(targets).reads_gold,
     }
     for reader, reads in readers.items():
-        yield reads and corpus.label is None, "corpus.label", f"{reader} needs the name of the label column"
+        yield reads and corpus.label is None, "corpus.label", f"{reader} needs it: write the name of the label column"
     yield corpus.unknown in (corpus.labels or ()), "corpus.unknown", f"{corpus.unknown!r} is also in corpus.labels"
 
 

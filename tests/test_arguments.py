@@ -76,6 +76,7 @@ def test_the_command_line_continues_a_written_experiment(shop: Workspace) -> Non
     path = experiment.write("mine.yaml")
     assert path == shop.folder / "mine.yaml"
     assert str(shop.folder) not in path.read_text()
+    assert (shop.folder / path.read_text().partition("\n")[0].rpartition("$schema=")[2]).is_file()
     states = shop("plan", "-c", "mine.yaml", "--json").json["stages"]
     assert {state["state"] for state in states} == {"current"}
     assert Experiment.load(path, quiet=True).config == experiment.config
@@ -169,10 +170,10 @@ class Model:
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "no arguments": (Experiment, "teachers: name at least one"),
+    "no arguments": (Experiment, "  corpus.train: is required"),
     "a file": (lambda: Experiment("amalgam.yaml"), "Experiment.load('amalgam.yaml')"),
     "an empty list": (lambda: Experiment(TEACHERS, []), "the train texts have no rows"),
-    "no texts": (lambda: Experiment(TEACHERS), "corpus.train: is required"),
+    "no texts": (lambda: Experiment(TEACHERS), "the arguments texts, validation and test are the fields"),
     "no text column": (lambda: Experiment(TEACHERS, pl.DataFrame({"body": ["a"]})), "the columns are body"),
     "null": (lambda: Experiment(TEACHERS, ["a", None]), "row 1, counted from 0: None"),
     "blank": (lambda: Experiment(TEACHERS, pl.DataFrame({"text": ["a", " "]})), "row 1, counted from 0: ' '"),

@@ -76,6 +76,11 @@ def _commas_in_tsv(workspace: Workspace) -> None:
     workspace.edit("train: texts/train.csv", "train: texts/train.tsv")
 
 
+def _json_array(workspace: Workspace) -> None:
+    (workspace.folder / "texts/train.jsonl").write_text('[{"text": "one"}, {"text": "two"}]')
+    workspace.edit("train: texts/train.csv", "train: texts/train.jsonl")
+
+
 def _kind(kind: str, model: str = "encoder") -> Change:
     def change(workspace: Workspace) -> None:
         path = workspace.folder / f"models/{model}/config.json"
@@ -108,6 +113,7 @@ MISTAKES: dict[str, tuple[Change | str, int, str]] = {
         "if the first line is a text, put a line with the names of the columns before it",
     ),
     "commas in a .tsv": (_commas_in_tsv, 3, "it has commas: name it train.csv"),
+    "a JSON array named .jsonl": (_json_array, 3, "texts/train'-lines.jsonl"),
     "an encoder that does not exist": ("student.encoder=./models/encodr", 2, "encoder"),
     "an encoder of characters": (_kind("canine"), 2, "use a model with a vocabulary"),
     "an encoder of bytes": (_kind("perceiver"), 2, "use a model with a vocabulary"),
@@ -266,6 +272,16 @@ def test_plan_remarks_on_what_would_surprise(fresh: Workspace, overrides: list[s
     assert note in result.err
 
 
+def test_plan_and_doctor_name_models_that_read_fewer_tokens_than_max_tokens(fresh: Workspace) -> None:
+    overrides = ["teachers.1.max_tokens=1000", "student.max_tokens=600"]
+    plan, doctor = fresh("plan", *overrides).err, fresh("doctor", *overrides).out
+    for printed in (plan, doctor):
+        assert "teacher second reads at most 64 tokens, fewer than max_tokens 1,000: longer texts are" in printed
+        assert "student.encoder reads at most 64 tokens, fewer than max_tokens 600" in printed
+        assert "teacher first" not in printed
+    assert "note: teacher first, teacher second read at most 64 tokens" in fresh("plan", "cache.max_tokens=65").err
+
+
 def test_similar_labels_are_noted_by_doctor_a_run_and_audit_too(workspace: Workspace) -> None:
     renamed = ["teachers.1.rename={gardening: Cookings}", "corpus.test=null"]
     note = "labels with nearly the same name count as different: cooking and Cookings"
@@ -407,6 +423,16 @@ SLIPS = {
     "train-student --lr 1e-4": "write student.learning_rate=VALUE",
     "plan --tre": "did you mean --tree?",
     "status --nonsense": "run `amalgam status --help`",
+    "gc --dry": "without --yes the command changes nothing",
+    "run --student other": "write student.FIELD=VALUE",
+    "predict --file a.csv": "did you mean --input?",
+    "explain": "fix: write, for example, `amalgam explain build-targets targets.temperature=0.5`",
+    "sweep": "needs FIELD=VALUE[,VALUE...]...",
+    "push": "needs REPO_ID",
+    "methods all": "got unexpected extra argument",
+    "plan -c": "fix: write `amalgam plan -c VALUE`",
+    "gc --yes=3": "fix: write, for example, `amalgam gc --unused --yes`",
+    "label --count many": "fix: write, for example, `amalgam label --count 50`",
     "trian": "did you mean train-teachers or train-student?",
     "biuld-targets": "did you mean build-targets?",
     "report --fail-under 85": "write 0.85",

@@ -52,6 +52,17 @@ def test_writing_the_demo_again_changes_nothing(folder: Path) -> None:
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+def test_the_files_of_the_demo_name_the_schema_and_those_of_older_versions_are_known(folder: Path) -> None:
+    file = folder / "amalgam.yaml"
+    text = file.read_text("utf-8")
+    first, _, rest = text.partition("\n")
+    assert (folder / first.rpartition("$schema=")[2]).is_file()
+    file.write_text(rest, "utf-8")
+    write_demo(folder)
+    assert file.read_text("utf-8") == rest
+    file.write_text(text, "utf-8")
+
+
 def test_the_demo_is_not_written_among_other_files(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ExperimentError, match="demo"):

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
+from amalgam.stages.common.models import hub as model_hub
 from amalgam.tests.stages.fake_hub import FakeHub, small_model
 from amalgam.tests.workspaces import TEACHER_LABELS, CommandResult, Workspace, amalgam
 
@@ -92,6 +93,22 @@ def test_of_a_hub_model_the_configuration_alone_is_fetched(folder: Path, hub: Fa
     text = (folder / "amalgam.yaml").read_text()
     assert teachers_in(folder / "amalgam.yaml") == [{"name": "mood", "model": "org/mood"}]
     assert f"# revision: {commit}" in text
+
+
+def test_a_hub_model_that_cannot_be_reached_is_in_the_file_with_a_comment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_hub, "ask", lambda *_, **__: None)
+    result = init(folder, "--from-teachers", "./models/desk", "org/mood")
+    assert result.code == 0, result.err
+    assert "2 teachers, 2 labels" in result.out
+    assert "note: the Hub cannot be reached, so the labels of mood are not in the file" in result.out
+    text = (folder / "amalgam.yaml").read_text()
+    assert "    model: org/mood\n    # its labels were not read" in text
+    assert teachers_in(folder / "amalgam.yaml")[1] == {"name": "mood", "model": "org/mood"}
+    refused = init(folder, "--from-teachers", "models/dask", "--into", "other")
+    assert (refused.code, "did you mean ./models/desk?" in refused.err) == (2, True), refused.err
+    assert not (folder / "other").exists()
 
 
 @pytest.mark.parametrize(

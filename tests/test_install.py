@@ -87,6 +87,12 @@ def test_every_extra_that_is_named_exists() -> None:
             assert [extra for extra in wanted.split(",") if extra not in extras and "{" not in extra] == [], path
 
 
+def test_the_table_of_extras_has_every_extra() -> None:
+    section = (ROOT / "docs/install.md").read_text("utf-8").partition("## Extras")[2].partition("\n## ")[0]
+    first = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", " ".join(first))) == PROJECT["optional-dependencies"].keys()
+
+
 def test_no_page_names_an_extra_of_the_other_project() -> None:
     assert [str(path) for path, text in texts() if re.search(r"\bamalgam\[[a-z]", text)] == []
 

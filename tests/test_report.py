@@ -279,28 +279,6 @@ def test_json_is_all_that_is_printed(built: Workspace) -> None:
     assert json.loads(built("report", "--json").out) == numbers_of(built)
 
 
-def test_a_missed_requirement_has_its_own_exit_code_and_names_the_number(built: Workspace) -> None:
-    accuracy = numbers_of(built)["evaluation"]["systems"]["student (muka-soft)"]["accuracy"]
-    missed = built.attempt("report", "--fail-under", str(accuracy + 0.001))
-    assert missed.code == 4
-    assert f"{100 * accuracy:.1f} %" in missed.err
-    assert "--fail-under" in missed.err
-    assert built.attempt("report", "--fail-under", str(accuracy)).code == 0
-    assert built.attempt("report", "--fail-under", "80").code == 2
-    assert built.attempt("report", "student", "other", "--fail-under", "0.5").code == 2
-
-
-@pytest.mark.parametrize("worse", [True, False])
-def test_a_rival_fails_the_report_only_if_it_is_better(workspace: Workspace, *, worse: bool) -> None:
-    rivals = {rival["name"]: rival for rival in numbers_of(workspace)["verdict"]["rivals"]}
-    name = next((name for name, rival in rivals.items() if (rival["student_is"] == "worse") == worse), None)
-    if name:
-        assert workspace.attempt("report", "--fail-if-worse-than", name).code == (4 if worse else 0)
-    refused = workspace.attempt("report", "--fail-if-worse-than", "nobody")
-    assert refused.code == 2
-    assert "ensemble, zero-shot, first, second" in refused.err
-
-
 def test_another_student_of_the_workspace_is_a_rival(workspace: Workspace) -> None:
     workspace("run", "student.name=other", "student.epochs=2")
     workspace("run")

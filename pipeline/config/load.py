@@ -28,7 +28,6 @@ from amalgam.pipeline.config.schema import RENAMED, SAFE_NAME, SCHEMA_VERSION, C
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, nearest, short_path
 from amalgam.pipeline.input_files import FileMark, InputFile
 from amalgam.pipeline.secrets import has_secret, masked
-from amalgam.pipeline.user_paths import write_new
 
 MOST_BYTES = 1_000_000
 MOST_VALUES = 100_000
@@ -120,10 +119,13 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
     raise _config_error(source, parsed.problems)
 
 
+ARGUMENTS = "the arguments texts, validation and test are the fields of corpus"
+
+
 def _config_error(source: ExperimentSource, problems: Iterable[str]) -> ExperimentError:
     lines = [f"  {masked(problem)[:MOST_SHOWN]}" for problem in dict.fromkeys(problems)]
     name, where = (source.name, str(source)) if isinstance(source, Path) else (GIVEN, None)
-    file = ", or `amalgam init` for a commented file" if where else ""
+    file = ", or `amalgam init` for a commented file" if where else f"; {ARGUMENTS}"
     if all(line.startswith(f"  {COMMAND_LINE}") for line in lines):
         lines = [line.replace(f"{COMMAND_LINE}, ", "", 1) for line in lines]
         name, where, file = COMMAND_LINE, COMMAND_LINE, ""
@@ -131,15 +133,13 @@ def _config_error(source: ExperimentSource, problems: Iterable[str]) -> Experime
     return ExperimentError(what, where=where, fix=f"run `amalgam schema` for all fields{file}")
 
 
-def write_template(folder: Path, teachers: str = "") -> Path:
-    """Writes the commented amalgam.yaml of `amalgam init`; `teachers` replaces the section of that name."""
-    path = folder / "amalgam.yaml"
+def template(teachers: str = "") -> str:
+    """Returns the commented amalgam.yaml of `amalgam init`; `teachers` replaces the section of that name."""
     text = Path(__file__).with_name("template.yaml").read_text("utf-8")
     if teachers:
         before, _, rest = text.partition("teachers: ")
         text = "\n".join([before + teachers, rest.partition("\n\n")[2]])
-    write_new(path, text)
-    return path
+    return text
 
 
 # ---- from text to plain data

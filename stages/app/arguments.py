@@ -13,8 +13,8 @@ from amalgam.data.rows import SUFFIXES, find_files
 from amalgam.pipeline.config.load import GIVEN, GivenExperiment
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError, nearest
-from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.app.in_memory_texts import store_labels, store_texts
+from amalgam.stages.app.init import SCHEMA_LINE, write_with_schema
 from amalgam.stages.common.corpus import IN_MEMORY
 from amalgam.stages.common.given_labels import FROM_CORPUS
 from amalgam.stages.common.models.hub import is_model_id
@@ -184,7 +184,5 @@ def write_file(experiment: GivenExperiment, path: Path) -> Path:
     if target.parent.resolve() != experiment.base.resolve():
         fix = f"write it to {experiment.base}, or move folder and file together afterwards"
         raise ExperimentError("the file's paths start from another folder", where=str(target), fix=fix)
-    write_new(
-        target, f"# Made by amalgam.Experiment in Python. Paths start from this file's folder.\n{experiment.yaml}"
-    )
-    return target
+    comment = "# Made by amalgam.Experiment in Python. Paths start from this file's folder.\n"
+    return write_with_schema(target, f"{SCHEMA_LINE}{comment}{experiment.yaml}")

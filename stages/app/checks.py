@@ -27,11 +27,15 @@ from amalgam.stages.common.load import (
     check_labels,
     check_unknown,
     labels_by_teacher,
+    model_reference,
     same_model_notes,
+    teacher_in,
+    teacher_reference,
     teachers_of,
     unfetched_models,
 )
-from amalgam.stages.common.models.resolve import folders_like
+from amalgam.stages.common.models.model_folder import longest_text
+from amalgam.stages.common.models.resolve import folders_like, local_model
 from amalgam.stages.methods import method_of
 from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.registry import STAGES
@@ -142,6 +146,7 @@ def remarks_of(run: Run, states: Sequence[StageState]) -> Iterator[str]:
     """Yields remarks on settings that are valid but would surprise a user."""
     yield from _about_gold_labels(run)
     yield from _about_models(run)
+    yield from limit_notes(run)
     yield from _about_teachers(run)
     yield from _about_overrides(run)
     yield from _about_student(run, states)
@@ -170,6 +175,30 @@ def _about_models(run: Run) -> Iterator[str]:
         close = " or ".join(folders_like(name, run.base))
         hint = f"did you mean {close}?" if close else f"write hub:{name} if it is one"
         yield f"{name} is not a folder here; it is taken as a Hub id: {hint}"
+
+
+def limit_notes(run: Run) -> Iterator[str]:
+    """Yields the models on this machine that read fewer tokens than their max_tokens."""
+    experiment, student = run.experiment, run.experiment.student
+    teachers = {teacher.name: teacher_reference(run, teacher) for teacher in experiment.teachers}
+    limits = {teacher.name: teacher.max_tokens or experiment.cache.max_tokens for teacher in experiment.teachers}
+    models = [(f"teacher {name}", reference, limits[name]) for name, reference in teachers.items()]
+    for settings, where in encoders_of(run).values() if experiment.train_teachers else ():
+        models.append((where, model_reference(run, str(settings.encoder), settings.revision), settings.max_tokens))
+    named = model_reference(run, student.encoder, student.revision)
+    encoder = teachers.get(name) if (name := teacher_in(student)) else named
+    if student.learns and not student.is_static and encoder:
+        models.append((ENCODER, encoder, student.max_tokens))
+    alike: dict[tuple[int, int], list[str]] = {}
+    for where, reference, max_tokens in models:
+        with suppress(AmalgamError, PendingDependencyError):  # a problem, not a remark
+            files = local_model(reference)
+            limit = longest_text(files.folder, files.config) if files else max_tokens
+            alike.setdefault((limit, max_tokens), []).append(where)
+    for (limit, max_tokens), names in alike.items():
+        if limit < max_tokens:
+            read = f"{', '.join(names)} {'reads' if len(names) == 1 else 'read'} at most {limit:,} tokens"
+            yield f"{read}, fewer than max_tokens {max_tokens:,}: longer texts are truncated there"
 
 
 def _about_teachers(run: Run) -> Iterator[str]:

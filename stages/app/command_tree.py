@@ -70,28 +70,56 @@ class GroupedCommands(TyperGroup):
         return {option for parameter in self.commands[command].params for option in parameter.opts}
 
     def invoke(self, ctx: Any) -> Any:
-        """Refuses an unknown option with a fix; the error of Typer names no fields of the experiment."""
+        """Refuses an unknown option, a missing argument and a wrong value with a fix; those of Typer have none."""
         try:
             return super().invoke(ctx)
         except Exception as error:
-            if not hasattr(error, "possibilities"):  # of NoSuchOption, whose module depends on Typer's version
-                raise
             command = str(ctx.invoked_subcommand)
-            raise _unknown_option(error, command, self._options(command)) from None
+            if hasattr(error, "possibilities"):  # of NoSuchOption, whose module depends on Typer's version
+                raise _unknown_option(error, command, self._options(command)) from None
+            if hasattr(error, "format_message"):  # of any other wrong use
+                raise _wrong_use(error, self.commands[command]) from None
+            raise
 
 
 def _unknown_option(error: Any, command: str, options: set[str]) -> ExperimentError:
-    option, close = str(error.option_name), " or ".join(error.possibilities or ())
-    fields = fields_named(option.removeprefix("--").replace("-", "_")) if options & {"overrides", "arguments"} else []
-    if option == "--dry-run" and "--yes" in options:
+    option = str(error.option_name)
+    name, names = option.lstrip("-").replace("-", "_"), [own[2:] for own in options if own.startswith("--")]
+    close = " or ".join(f"--{near}" for near in nearest(option.lstrip("-"), names, 2, ratio=0.6))
+    takes_fields = bool(options & {"overrides", "arguments"})
+    fields = fields_named(name) if takes_fields else []
+    if option.startswith("--dry") and "--yes" in options:
         fix = "leave it out: without --yes the command changes nothing"
+    elif option == "--file" and "--input" in options:
+        fix = "did you mean --input?"
     elif option in INSTEAD:
         fix = INSTEAD[option]
     elif fields:
         fix = f"write {' or '.join(f'{field}=VALUE' for field in fields)}"
+    elif takes_fields and any(field.startswith(f"{name}.") for field in completion.fields()):
+        fix = f"write {name}.FIELD=VALUE; `amalgam schema` lists the fields"
     else:
         fix = f"did you mean {close}?" if close else f"run `amalgam {command} --help`, which lists the options"
     return ExperimentError(f"`amalgam {command}` has no option {option}", where=COMMAND_LINE, fix=fix)
+
+
+def _wrong_use(error: Any, command: Any) -> ExperimentError:
+    """Returns the error of a missing argument or a wrong value, with an example of the command's help."""
+    name, message = f"amalgam {command.name}", str(error.format_message()).rstrip(".")
+    lines = [line.partition("  ")[0] for line in (command.epilog or "").splitlines()]
+    examples = [line for line in lines if line.startswith(f"{name} ")]
+    parameter, option = getattr(error, "param", None), getattr(error, "option_name", None)
+    parameter = next((own for own in command.params if option in own.opts), parameter)
+    what, fix = f"`{name}`: {message[:1].lower()}{message[1:]}", f"run `{name} --help`"
+    if parameter and parameter.param_type_name == "option":
+        examples = [line for line in examples if not {*parameter.opts}.isdisjoint(line.split())]
+        value = "" if getattr(parameter, "is_flag", False) else f" {parameter.metavar or 'VALUE'}"
+        fix = f"write `{name} {option or parameter.opts[-1]}{value}`"
+    elif parameter:
+        what = f"`{name}` needs {(parameter.metavar or parameter.name).upper()}"
+    if parameter and examples:
+        fix = f"write, for example, `{examples[0]}`"
+    return ExperimentError(what, where=COMMAND_LINE, fix=fix)
 
 
 def fields_named(name: str) -> list[str]:

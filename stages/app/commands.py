@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
@@ -16,6 +16,7 @@ from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import Console, counted, size
 from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
 from amalgam.pipeline.execution.plan import StageState, shown_choices
+from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.user_paths import check_new
 from amalgam.stages.app.api import Experiment, QuietTables, open_run
 from amalgam.stages.app.arguments import local_path
@@ -44,14 +45,14 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     quiet: bool = False,
     oracle: Path | None = None,
     tables: bool = True,
-    needs_test: bool = False,
+    check: Callable[[Run], object] = lambda _: None,
 ) -> Experiment:
-    """Runs the stages up to `target`; with `needs_test`, first refuses an experiment without test texts."""
+    """Runs the stages up to `target`; `check` refuses an experiment before any stage runs."""
     console = Console(quiet=quiet) if tables else QuietTables(quiet=quiet)
     repeated = _remembered(config, overrides, target, console) if target else []
-    experiment = Experiment.open(config, [*repeated, *overrides], console, part)
-    if needs_test and not experiment.config.corpus.test:
-        raise no_test_texts()
+    fields = [*repeated, *overrides]
+    check(open_run(config, fields, console=Console(quiet=True)))
+    experiment = Experiment.open(config, fields, console, part)
     if experiment.run(target, only=only, force=force).is_complete and oracle is not None:
         experiment.compare_targets(oracle)
     return experiment

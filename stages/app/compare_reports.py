@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -17,12 +18,15 @@ from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, QualityError
+from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.commands import no_test_texts, run_stages
+from amalgam.stages.common.deliveries import delivered_students
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores
+from amalgam.stages.report.causes import tested_on
 from amalgam.stages.report.html import FOLDER, place_of, publish, render
 from amalgam.stages.report.report_json import FORMAT, total_seconds
-from amalgam.stages.report.students import gained_lost
+from amalgam.stages.report.students import gained_lost, rival_names
 from amalgam.stages.report.tables import measure, print_evaluation, share
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_types import Rival
@@ -139,7 +143,7 @@ def report(  # noqa: PLR0913 - the options of a command
             part=part,
             quiet=quiet,
             tables=tables,
-            needs_test=requirements.need_test,
+            check=partial(_check_first, requirements),
         )
         if judged:
             _check(experiment.report.with_suffix(".json"), file, requirements)
@@ -167,6 +171,21 @@ def _check_share(accuracy: float | None) -> None:
         fix = f"write {accuracy / 100:g}" if 1 < accuracy <= 100 else "write a share, such as 0.8"
         what = f"--fail-under {accuracy:g} is no accuracy between 0 and 1"
         raise ExperimentError(what, where=COMMAND_LINE, fix=fix)
+
+
+def _check_first(requirements: Requirements, run: Run) -> None:
+    """Refuses requirements that no report of this experiment can decide."""
+    if requirements.need_test and not run.experiment.corpus.test:
+        raise no_test_texts()
+    if requirements.worse_than is not None:
+        names = rival_names(run.experiment, run.store, delivered_students(run.base))
+        if requirements.worse_than.removeprefix(TEACHER) not in names:
+            raise _no_rival(requirements.worse_than, names)
+
+
+def _no_rival(name: str, names: Iterable[str]) -> ExperimentError:
+    what = f"the report has no rival {shown(name)}"
+    return ExperimentError(what, where="--fail-if-worse-than", fix=f"name one of {', '.join(names) or 'none'}")
 
 
 def _print_stored(path: Path, config: Path, requirements: Requirements) -> None:
@@ -205,8 +224,15 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
         raise QualityError(f"the accuracy is {percent(scores['accuracy'])} ({figures}), {least}", where=where, fix=fix)
     if requirements.worse_than is not None:
         rival = _rival(numbers, requirements.worse_than)
+        if not rival["n"]:
+            what, fix = (
+                f"no test text has a label of teacher {rival['name']}",
+                "add labelled test texts of this teacher",
+            )
+            raise ExperimentError(what, where="--fail-if-worse-than", fix=fix)
         if rival["student_is"] == "worse":
-            what = f"{difference_sentence(rival)} (--fail-if-worse-than {requirements.worse_than})"
+            on = tested_on(verdict["rivals"]) if verdict and rival["kind"] != "teacher on its own labels" else ""
+            what = f"{difference_sentence(rival)}{on} (--fail-if-worse-than {requirements.worse_than})"
             raise QualityError(what, where=where, fix=fix)
 
 
@@ -222,8 +248,7 @@ def _rival(numbers: ReportJson, name: str) -> Rival:
     matching.sort(key=lambda rival: rival["kind"] != "teacher on its own labels")
     if not matching or matching[0]["kind"] == "most frequent label":
         names = dict.fromkeys(rival["name"] for rival in rivals if rival["kind"] != "most frequent label")
-        what = f"the report has no rival {name}"
-        raise ExperimentError(what, where="--fail-if-worse-than", fix=f"name one of {', '.join(names) or 'none'}")
+        raise _no_rival(name, names)
     return matching[0]
 
 

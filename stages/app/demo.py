@@ -7,7 +7,6 @@ students learn from generated texts only. The supervised student is trained on r
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.stages.app.api import run_without_tables
 from amalgam.stages.app.demo_models import tiny_encoder, tiny_language_model
+from amalgam.stages.app.init import SCHEMA_FILE, SCHEMA_LINE, write_with_schema
 from amalgam.stages.report.blocks import Evaluation
 from amalgam.stages.report.stage import evaluation
 from amalgam.stages.report.tables import header, row
@@ -33,7 +33,7 @@ TEXTS: dict[str, tuple[int, int, PartName]] = {
 
 GENERAL_TEXTS = 8000
 FIRST_WORDS = ("# The demo's experiment", "# Teachers, a language model, and no text")
-WRITTEN_FIRST = {"texts", "encoder", "artifacts", "lm", "with-texts.yaml"}
+WRITTEN_FIRST = {"texts", "encoder", "artifacts", "lm", "with-texts.yaml", SCHEMA_FILE}
 EXPERIMENTS = Path(__file__).with_name("demo_experiments")
 METHODS_SHOWN = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", "amalgam", "supervised")
 
@@ -136,7 +136,8 @@ def _refuse_other_files(folder: Path) -> None:
         raise ExperimentError(f"{folder} is not a folder", fix="name another folder: amalgam demo DIR")
     file = folder / "amalgam.yaml"
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    ours = file.read_text("utf-8", "replace").startswith(FIRST_WORDS) if file.is_file() else names <= WRITTEN_FIRST
+    text = file.read_text("utf-8", "replace") if file.is_file() else ""
+    ours = text.removeprefix(SCHEMA_LINE).startswith(FIRST_WORDS) if file.is_file() else names <= WRITTEN_FIRST
     if names and not ours:
         raise ExperimentError(f"{folder} is not empty and is no demo", fix="name another folder: amalgam demo DIR")
 
@@ -157,4 +158,4 @@ def _write(table: pa.Table, path: Path) -> None:
 
 def _copy_missing(experiment: str, path: Path) -> None:
     if not path.exists():
-        shutil.copyfile(EXPERIMENTS / experiment, path)
+        write_with_schema(path, SCHEMA_LINE + (EXPERIMENTS / experiment).read_text("utf-8"))

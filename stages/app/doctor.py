@@ -23,6 +23,7 @@ from amalgam.stages.app.checks import (
     check_space,
     check_trackers,
     check_workspace,
+    limit_notes,
 )
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
@@ -82,6 +83,7 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
     label_checks = [partial(check_unknown, run), partial(check_labels, run)]
     yield from _rows("labels", label_checks, f"labels: {labels}" if labels else "none given")
     yield from _models(run)
+    yield from (Check("max_tokens", note) for note in limit_notes(run))
     folder_checks = [partial(check_folders, run, stages=[stage]) for stage in STAGES]
     yield from _rows("folders", folder_checks, "results can be written next to the experiment file")
     yield from _rows("workspace", [partial(_workspace, run)])

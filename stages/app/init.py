@@ -1,7 +1,7 @@
 """Writes an experiment file; `amalgam init --from-teachers` reads the teachers' labels from their configurations.
 
-No weights are fetched; those of a folder are checked.
-If a model cannot be a teacher, nothing is written, and the error names it with the fix.
+No weights are fetched; those of a folder are checked. If a model cannot be a teacher, nothing is written, and the error
+names it with the fix. A model on the Hub whose configuration cannot be read now has a comment instead of its labels.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from pathlib import Path
 
 from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.data.keys import shown, shown_names, similar_labels, similar_labels_note
-from amalgam.pipeline.config.load import name_of, write_template
+from amalgam.pipeline.config.load import name_of, template
 from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
+from amalgam.pipeline.user_paths import DEFAULT_FILE, write_new
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.resolve import (
@@ -38,7 +39,8 @@ from amalgam.stages.methods import experiment_schema
 LABELS_SHOWN = 20
 WHERE = "--from-teachers"
 SCHEMA_FILE = "amalgam.schema.json"
-"""Named in the first line of the template."""
+SCHEMA_LINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
+"""First line of an experiment file, which names its schema to an editor."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class DetectedTeacher:
     labels: list[str]
     is_named: bool
     """Whether the model names its labels; numbers are no names."""
+    is_read: bool = True
+    """False for a model on the Hub that could not be reached; its labels are unknown."""
 
 
 def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -> str:
@@ -63,30 +67,34 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
         if names and Path(names[0]).suffix in {".yaml", ".yml"} and not Path(names[0]).is_dir():
             what, fix = "`init` takes a folder, not a file", f"amalgam init {shlex.quote(str(Path(names[0]).parent))}"
             raise ExperimentError(f"{what}; it writes amalgam.yaml into it", where=shown(names[0]), fix=fix)
-        path = _write_files(Path(names[0]) if names else into)
+        path = write_with_schema((Path(names[0]) if names else into) / DEFAULT_FILE, template())
         return f"wrote {path}: name your texts and teachers in it, then `amalgam plan{file_option(path)}`"
     if not names:
         fix = "amalgam init --from-teachers ./models/first org/model"
         raise ExperimentError("no teacher is named", where=WHERE, fix=fix)
     teachers: list[DetectedTeacher] = []
     for_all(lambda model: teachers.append(_detect(model, into, teachers)), names, cannot="be teachers", where=WHERE)
-    path = _write_files(into, _section(teachers))
+    path = write_with_schema(into / DEFAULT_FILE, template(_section(teachers)))
     labels = {label for teacher in teachers for label in teacher.labels}
     count = counted(len(teachers), "teacher")
     unnamed = [teacher.name for teacher in teachers if not teacher.is_named]
     task = f"name your texts and the labels of {', '.join(unnamed)}" if unnamed else "name your texts"
     message = f"wrote {path}: {count}, {len(labels)} labels; {task} in it, then `amalgam plan{file_option(path)}`"
-    similar = similar_labels_note({teacher.name: teacher.labels for teacher in teachers if teacher.is_named})
-    return f"{message}\nnote: {similar}" if similar else message
+    unread = [teacher.name for teacher in teachers if not teacher.is_read]
+    notes = [similar_labels_note({teacher.name: teacher.labels for teacher in teachers if teacher.is_named})]
+    if unread:
+        when = f"`amalgam doctor{file_option(path)}` reads them once it can"
+        notes.append(f"the Hub cannot be reached, so the labels of {', '.join(unread)} are not in the file; {when}")
+    return "\n".join([message, *(f"note: {note}" for note in notes if note)])
 
 
-def _write_files(folder: Path, teachers: str = "") -> Path:
-    """Writes the experiment file, and the schema with which an editor completes and checks it."""
-    schema, own = folder / SCHEMA_FILE, experiment_schema()
+def write_with_schema(path: Path, text: str) -> Path:
+    """Writes a new experiment file, and the schema with which an editor completes and checks it."""
+    schema, own = path.with_name(SCHEMA_FILE), experiment_schema()
     if os.path.lexists(schema) and _title_of(schema) != own["title"]:
         fix = "move it away, or write into another folder"
         raise ExperimentError(f"{SCHEMA_FILE} exists, and amalgam did not write it", where=str(schema), fix=fix)
-    path = write_template(folder, teachers)
+    write_new(path, text)
     schema.write_text(json.dumps(own, indent=1) + "\n", encoding="utf-8")
     return path
 
@@ -114,6 +122,9 @@ def _section(teachers: Sequence[DetectedTeacher]) -> str:
         lines += [f"  - name: {teacher.name}", f"    model: {as_yaml(teacher.model)}"]
         if teacher.commit:
             lines.append(f"    # revision: {teacher.commit}  # the commit of today; recorded at first use")
+        if not teacher.is_read:
+            lines.append("    # its labels were not read: the Hub could not be reached")
+            continue
         if not teacher.is_named:
             blanks = ", ".join([f'"{UNNAMED}"'] * len(labels))
             lines.append(f"    labels: [{blanks}]  # name the {len(labels)} outputs, in the model's order")
@@ -135,7 +146,11 @@ def _section(teachers: Sequence[DetectedTeacher]) -> str:
 def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> DetectedTeacher:
     """Reads the labels of a folder, whose files it checks, or of a model on the Hub, without its weights."""
     where, place = f"{WHERE}: {given}", place_of(given, Path.cwd(), field=WHERE)
-    folder, commit = (place, None) if isinstance(place, Path) else _from_hub(place)
+    name = name_of(given, {teacher.name for teacher in earlier})
+    read = (place, None) if isinstance(place, Path) else _from_hub(place)
+    if read is None:
+        return DetectedTeacher(name, _reference_from(into, given, place), None, [], is_named=True, is_read=False)
+    folder, commit = read
     config = model_folder.read_config(folder, where=where)
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures and not any("Classif" in str(name) for name in architectures):
@@ -143,7 +158,6 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
         raise ModelError(what, where=where, fix="name a fine-tuned classifier; an encoder alone has no labels")
     if isinstance(place, Path):
         read_model(folder, where, allow_pickle=True)  # `plan` requires allow_pickle
-    name = name_of(given, {teacher.name for teacher in earlier})
     files = ModelFiles(given, folder, "", commit, "safetensors", config)
     own, is_named = own_labels(files, teacher=name)
     is_named = is_named and not any(map(NUMBER.fullmatch, own))
@@ -151,7 +165,8 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
     return DetectedTeacher(name, _reference_from(into, given, place), commit, labels, is_named)
 
 
-def _from_hub(model_id: str) -> tuple[Path, str]:
+def _from_hub(model_id: str) -> tuple[Path, str] | None:
+    """Returns folder and commit of the configuration; None if the Hub cannot be reached and it is not cached."""
     model = model_hub.ask(model_id, None, where=WHERE)
     if model is not None:
         if "config.json" not in model.names:
@@ -159,14 +174,15 @@ def _from_hub(model_id: str) -> tuple[Path, str]:
             raise ModelError(f"{model_id} has no config.json", where=WHERE, fix=fix)
         return model_hub.fetch(model, ["config.json"], where=WHERE, revision=DEFAULT_REVISION), model.commit
     folder = model_hub.cached(model_id, None)
-    if folder is None:
+    if folder is not None:
+        return folder, folder.name
+    close = " or ".join(folders_like(model_id, Path.cwd()))
+    if close or ("/" in model_id and Path(model_id).parent.is_dir()):  # likely a folder with a slip in its name
         what = f"the Hub cannot be reached, and {model_id} is not in this machine's cache"
-        close = " or ".join(folders_like(model_id, Path.cwd()))
         meant = f"did you mean {close}? else " if close else ""
-        raise ModelError(
-            what, where=f"{WHERE}: {model_id}", fix=f"{meant}go online once, or give a folder: ./like/this"
-        )
-    return folder, folder.name
+        fix = f"{meant}go online once, or give a folder: ./like/this"
+        raise ModelError(what, where=f"{WHERE}: {model_id}", fix=fix)
+    return None
 
 
 def _reference_from(into: Path, given: str, place: Path | str) -> str:

@@ -27,7 +27,7 @@ from amalgam.data.parquet import Column, arrow_schema, parquet_options, predicti
 from amalgam.data.rows import SUFFIXES, BadRow, Row, has_surrogate, read_lines, read_rows
 from amalgam.pipeline.config import proposals
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
-from amalgam.pipeline.console import Console, counted, printing
+from amalgam.pipeline.console import Console, counted, padded, printing, width_of
 from amalgam.pipeline.errors import DataError, ExperimentError, ModelError, nearest
 from amalgam.pipeline.signals import InterruptHandler, without_units
 from amalgam.pipeline.storage.local import atomic_write
@@ -374,9 +374,9 @@ def _predict_texts(texts: Sequence[str], student: Student, fingerprint: str | No
             console.result(shown(text, SHOWN))
             named = [(shown_name(label), share) for label, share in shares.items()]
             named += [(f"labels of {teacher}", mass) for teacher, mass in masses.items()]
-            width = max(len(name) for name, _ in named)
+            width = max(width_of(name) for name, _ in named)
             for name, value in named:
-                console.result(f"  {name.ljust(width)}  {value:.3f}")
+                console.result(f"  {padded(name, width)}  {value:.3f}")
             if result.unknown:
                 flag = "yes" if result.unknown.flags[row] else "no"
                 figures = f"score {result.unknown.scores[row]:.3f}, threshold {result.unknown.threshold:.3f}"

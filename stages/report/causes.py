@@ -16,6 +16,7 @@ from amalgam.stages.report.verdict_types import (
     LabelShare,
     Reference,
     Rival,
+    RivalCounts,
     UnlabelledQuality,
     VerdictInputs,
 )
@@ -164,7 +165,7 @@ def _rival_cautions(rivals: Sequence[Rival]) -> Iterator[str]:
     untested = untested_teachers(rivals)
     for rival in rivals:
         if untested and rival["kind"] in {"ensemble", "student"} and rival["student_is"] == "worse":
-            yield f"{difference_sentence(rival)}, on texts without a label of teacher {shown_names(untested, SHOWN)}."
+            yield f"{difference_sentence(rival)}{tested_on(rivals)}."
         if rival["kind"] == "supervised student" and rival["student_is"] == "worse":
             yield f"{difference_sentence(rival)}. It was trained on gold labels: if you have them, ship that student."
         if rival["kind"] == "teacher on its own labels" and rival["student_is"] == "worse":
@@ -225,9 +226,22 @@ def teachers_alone(rivals: Sequence[Rival]) -> TeachersAlone | None:
     return {"n": n, "right": right, "weak": interval(right / n, n)[1] < WEAK_TEACHERS}
 
 
-def untested_teachers(rivals: Sequence[Rival]) -> list[str]:
+def untested_teachers(rivals: Sequence[RivalCounts]) -> list[str]:
     """Returns the teachers without a test text."""
     return [rival["name"] for rival in rivals if rival["kind"] == "teacher on its own labels" and not rival["n"]]
+
+
+def tested_on(rivals: Sequence[RivalCounts]) -> str:
+    """Returns the end of a sentence with a difference: that no or few test texts have a label of some teacher."""
+    counts = {rival["name"]: rival["n"] for rival in rivals if rival["kind"] == "teacher on its own labels"}
+    untested, few = untested_teachers(rivals), [name for name, n in counts.items() if n < LEAST_OF_LABEL]
+    if untested:
+        return f", on texts without a label of {teachers_named(untested)}"
+    return f", on texts of which fewer than {LEAST_OF_LABEL} have a label of {teachers_named(few)}" if few else ""
+
+
+def teachers_named(names: Sequence[str]) -> str:
+    return f"{'teacher' if len(names) == 1 else 'the teachers'} {shown_names(names, SHOWN)}"
 
 
 def lost_teachers(rivals: Sequence[Rival]) -> list[Rival]:

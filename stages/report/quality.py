@@ -185,6 +185,8 @@ def rivals_of_selected(answers: TestAnswers, labels: LabelSpace, system: str) ->
     ordinary, fair = answers.where(answers.picked == ORDINARY), answers.where(answers.picked != HARD)
     counts = [rival_counts(texts, labels, system) if len(texts.gold) else [] for texts in (fair, ordinary)]
     ensemble: list[RivalCounts] = [{**rival, "selected": True} for rival in counts[0] if rival["kind"] == "ensemble"]
+    for rival in (rival for rival in counts[1] if rival["kind"] == "ensemble"):
+        ensemble[0]["on_random"] = (rival["student_right"] - rival["right"]) / rival["n"]
     return [*ensemble, *(rival for rival in counts[1] if rival["kind"] != "ensemble")]
 
 

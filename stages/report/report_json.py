@@ -36,7 +36,7 @@ from amalgam.stages.report.blocks import (
     TeacherCost,
     TeacherLabels,
 )
-from amalgam.stages.report.causes import MANY_WRONG
+from amalgam.stages.report.causes import MANY_WRONG, tested_on
 from amalgam.stages.report.next_step import free_student
 from amalgam.stages.report.students import (
     OtherStudent,
@@ -391,7 +391,9 @@ def _accuracy(numbers: ReportJson, evaluation: EvaluationBlock) -> str:
     random = "random " if evaluation.get("selected", {}).get("random") else ""
     texts = f"{random}test text{'' if n == 1 else 's'}"
     listed = " and ".join([", ".join(others[:-1]), others[-1]]) if len(others) > 1 else "".join(others)
-    measured = f"{percent(accuracy)} accuracy on {n:,} {texts} (95 % interval {bounds(low, high)})"
+    quality = numbers["student_quality"]
+    tested = tested_on(quality["rivals"]).removeprefix(", on texts") if quality else ""
+    measured = f"{percent(accuracy)} accuracy on {n:,} {texts}{tested} (95 % interval {bounds(low, high)})"
     return f"{subject} has {measured}{'; ' if others else ''}{listed}."
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.storage.small_files import canonical
 from amalgam.pipeline.storage.store import MANIFEST, Store
 from amalgam.stages.report.verdict_types import RivalCounts
@@ -170,11 +171,38 @@ def named_students(
     ordered = sorted(students, key=lambda student: bool(student.right_hex))
     others = {student.student: student for student in ordered if student.student and student.student != ours}
     named = [
-        (names.get(fingerprint, f"{student.scores['method']} {fingerprint[:8]}"), student)
+        (names.get(fingerprint, _unnamed(student.scores["method"], fingerprint)), student)
         for fingerprint, student in others.items()
         if student.scores["n"] == n
     ]
     return sorted(named, key=lambda entry: entry[0])
+
+
+def rival_names(experiment: ExperimentConfig, store: Store, names: Mapping[str, str]) -> list[str]:
+    """Returns the rivals that a report of this experiment can have, on any test texts; `names` as in named_students."""
+    if not experiment.student.learns:
+        return []
+    teachers = experiment.teacher_names
+    students = {*names.values()} | _unnamed_students(store, names)
+    return [
+        *(["ensemble"] if teachers else []),
+        "zero-shot",
+        *(teachers if len(teachers) > 1 else []),
+        *sorted(students - {experiment.student.name}),
+    ]
+
+
+def _unnamed_students(store: Store, names: Mapping[str, str]) -> set[str]:
+    """Returns names of the reported students without a folder."""
+    reports = [store.manifest("report", folder.name) for folder in store.folders("report")]
+    students = [(report, report.identity.get("upstream", {}).get("train-student")) for report in reports if report]
+    return {
+        _unnamed(report.facts["method"], student) for report, student in students if student and student not in names
+    }
+
+
+def _unnamed(method: object, fingerprint: str) -> str:
+    return f"{method} {fingerprint[:8]}"
 
 
 def student_rivals(right: int, right_hex: str | None, students: list[tuple[str, OtherStudent]]) -> list[RivalCounts]:

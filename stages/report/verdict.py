@@ -27,6 +27,8 @@ from amalgam.stages.report.causes import (
     never_right_sentence,
     reference_of,
     teachers_alone,
+    teachers_named,
+    tested_on,
     too_few,
     unpredicted_teachers,
     untested_teachers,
@@ -158,11 +160,10 @@ def _decided(inputs: VerdictInputs, rivals: Sequence[Rival]) -> tuple[Decision, 
     if baseline is None:
         return "cannot say", ["There is nothing to compare the student with."], None
     if untested:
-        names = shown_names(untested, SHOWN)
-        teachers = f"teacher {names}" if len(untested) == 1 else f"the teachers {names}"
-        return "cannot say", [f"No test text has a label of {teachers}."], None
+        return "cannot say", [f"No test text has a label of {teachers_named(untested)}."], None
     if baseline["student_is"] == "better":
-        return "ship", [f"{difference_sentence(baseline)}, and no rival is significantly better."], None
+        reason = f"{difference_sentence(baseline)}{tested_on(rivals)}, and no rival is significantly better."
+        return "ship", [reason], None
     if baseline["low"] > -EQUAL:
         reason = f"The student is at most 1 point worse than {name_of(baseline)} ({figures_of(baseline)})"
         return "ship", [f"{reason}, and no rival is significantly better."], None
@@ -203,7 +204,7 @@ def _better_rivals(rivals: Sequence[Rival]) -> Iterator[str]:
         best.setdefault(rival["kind"], []).append(rival)
     for kind, (rival, *more) in best.items():
         also = f"; {len(more)} more {kind}{'s are' if len(more) > 1 else ' is'} better too" if more else ""
-        yield f"{difference_sentence(rival)}{also}."
+        yield f"{difference_sentence(rival)}{tested_on(rivals)}{also}."
 
 
 def _missed_labels(inputs: VerdictInputs) -> Iterator[str]:

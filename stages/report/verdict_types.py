@@ -42,6 +42,8 @@ class RivalCounts(TypedDict):
     lost: int | None
     selected: NotRequired[bool]
     """Whether the texts were selected because student and ensemble differ: accuracies on ordinary texts are others."""
+    on_random: NotRequired[float]
+    """With selected texts: the difference of the accuracies on the random ones among them."""
 
 
 class Rival(RivalCounts):

@@ -42,7 +42,10 @@ def difference_sentence(rival: Rival) -> str:
 
 def figures_of(rival: Rival, *, rival_first: bool = False) -> str:
     n, low, high = rival["n"], rival["low"], rival["high"]
-    texts = " with selected texts" if rival.get("selected") else ""
+    sign, texts = -1 if rival_first else 1, ""
+    if rival.get("selected"):
+        smaller = f"{100 * sign * rival['on_random']:+.1f}" if "on_random" in rival else "the difference is smaller"
+        texts = f" with selected texts; on random texts alone {smaller}"
     first, second = ratio(rival["student_right"], n), ratio(rival["right"], n)
     if rival_first:
         first, second, low, high = second, first, -high, -low

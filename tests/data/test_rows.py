@@ -126,6 +126,16 @@ def test_the_fix_for_a_file_of_another_kind_works_when_pasted(
         _read(tmp_path / "a.csv", b"PK\x03\x04")
 
 
+@pytest.mark.parametrize("content", ['[{"text": "yes"}]', '\ufeff[\n  {\n    "text": "yes"\n  }\n]\n'])
+def test_a_json_array_is_no_jsonl_and_the_fix_works_when_pasted(tmp_path: Path, content: str) -> None:
+    with pytest.raises(DataError, match="is one JSON array") as caught:
+        _read(tmp_path / "a b.jsonl", content.encode())
+    command = str(caught.value.fix).partition(": ")[2].replace("python -c", f"{sys.executable} -c")
+    subprocess.run(["/bin/sh", "-c", command], check=True)
+    made = tmp_path / "a b-lines.jsonl"
+    assert [row[1] for row in _good(list(read_rows(made, corpus=Corpus(train=["x"]))))] == ["yes"]
+
+
 @pytest.mark.parametrize(("name", "content"), [("a.txt", '"hello" he said,\n\nyes\n'), ("a.json", '[{"text":"yes"}]')])
 def test_the_fix_for_a_suffix_works_when_pasted(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / "in 1").mkdir()

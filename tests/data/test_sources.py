@@ -114,6 +114,9 @@ def test_a_missing_file_is_answered_with_the_nearest_names(tmp_path: Path) -> No
     with pytest.raises(DataError) as caught:
         find_files("textz/deep/train.csv", tmp_path)
     assert str(caught.value.fix).endswith(": texts")
+    with pytest.raises(DataError) as caught:
+        find_files("texts/train.csv, texts/test.csv", tmp_path)
+    assert str(caught.value.fix).endswith(": [texts/train.csv, texts/test.csv]")
 
 
 def test_files_of_several_kinds_are_refused(tmp_path: Path) -> None:

@@ -173,6 +173,21 @@ def test_a_table_that_fits_stays_in_one_piece(monkeypatch: pytest.MonkeyPatch) -
     assert out.getvalue().count("y") == 201  # none is lost; one is in "why"
 
 
+def test_columns_are_aligned_as_a_terminal_shows_them() -> None:
+    """Wide characters take two columns, combining ones none, and an invisible one is escaped."""
+    out = io.StringIO()
+    names = ["plain", "\U0001f389 party", "日本", "e\u0301te\u0301", "a\u200db"]
+    console_of(io.StringIO(), out).table("", ["label", "n"], [[name, "1"] for name in names])
+    lines = out.getvalue().splitlines()
+    assert [line.removesuffix("1") for line in lines[2:]] == [
+        "plain     ",
+        "\U0001f389 party  ",
+        "日本      ",
+        "e\u0301te\u0301       ",
+        "a\\u200db  ",
+    ]
+
+
 def test_the_noun_and_its_verb_have_the_number_of_the_count() -> None:
     assert [counted(count, "step", "is", "are") for count in (0, 1, 2)] == ["0 steps are", "1 step is", "2 steps are"]
     assert [counted(count, "text") for count in (1, 2000)] == ["1 text", "2,000 texts"]

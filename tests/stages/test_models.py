@@ -15,7 +15,6 @@ import pytest
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.models.loading import (
-    POSITIONS_AFTER_PADDING,
     check_tokens,
     load_classifier,
     load_language_model,
@@ -24,7 +23,7 @@ from amalgam.stages.common.models.loading import (
     save_pretrained_folder,
     token_limit,
 )
-from amalgam.stages.common.models.model_folder import check_encoder_kind
+from amalgam.stages.common.models.model_folder import POSITIONS_AFTER_PADDING, check_encoder_kind, longest_text
 from amalgam.stages.common.models.resolve import ModelFiles, Reference, checked_encoder, resolve
 from amalgam.tests.stages.tiny_models import SHAPE, tiny_config, tiny_language_model, word_tokenizer
 
@@ -370,6 +369,7 @@ def test_a_text_at_the_limit_passes_and_one_token_more_would_not(tmp_path: Path,
     files = files_of(saved(tmp_path / "model", kind))
     model, tokenizer = load(files), load_tokenizer(files)
     limit = token_limit(model.config, tokenizer, 1000)
+    assert min(longest_text(files.folder, files.config), 1000) == limit
     if kind == "deberta-v2":  # distances only: no text is too long
         assert limit == 1000
         assert model(torch.full((1, 200), 9)).logits.isfinite().all()
@@ -405,6 +405,8 @@ def test_a_tokenizers_own_limit_counts_unless_it_is_absurd(tmp_path: Path) -> No
     assert token_limit(model.config, tokenizer, 1000) == 64
     tokenizer.model_max_length = 32
     assert token_limit(model.config, tokenizer, 1000) == 32
+    tokenizer.save_pretrained(files.folder)
+    assert longest_text(files.folder, files.config) == 32
     assert "max_tokens" in refusal(lambda: token_limit(model.config, tokenizer, 2)).what
 
 

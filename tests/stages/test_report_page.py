@@ -57,7 +57,7 @@ def measured(oracle: int, targets: int, accuracy: float, n: int = 1000) -> Any:
         "supervised": None,
         "settings": {"targets": {"mode": "soft"}},
         "evaluation": {"system": "student", "n": n, "systems": {"student": system, "teacher:a": {"accuracy": 0.25}}},
-        "student_quality": {"teachers": {"oracle": oracle}},
+        "student_quality": {"teachers": {"oracle": oracle}, "rivals": []},
         "target_quality": {"choice": {"n": n, "oracle": oracle}, "targets": {"right": targets, "labelled": n}},
     }
 
@@ -80,6 +80,14 @@ def test_the_summary_names_the_step_with_the_largest_loss(
     assert re.search(f"{100 * accuracy:.1f} % .*1,000 test texts", first)
     assert re.search(r"\(a\).* 25\.0 %", first)
     assert re.search(pattern, second)
+
+
+def test_the_summary_names_the_teachers_that_the_test_texts_miss() -> None:
+    report = measured(970, 960, 0.9)
+    report["accuracy_losses"] = accuracy_losses(report, teachers=2)
+    for n, words in ((0, "1,000 test texts without a label of teacher b (95 %"), (10, "1,000 test texts (95 %")):
+        report["student_quality"]["rivals"] = [{"name": "b", "kind": "teacher on its own labels", "n": n}]
+        assert words in summary(report)[0]
 
 
 def test_without_gold_labels_in_training_choice_and_fit_are_one_step() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,12 @@ from amalgam.stages.report.quality import by_length, coverage
 from amalgam.stages.report.tables import estimate_line
 from amalgam.stages.report.verdict import EQUAL, lines, verdict
 from amalgam.stages.report.verdict_types import LabelEstimates, RivalCounts, SystemEstimate, SystemKind, VerdictInputs
-from amalgam.stages.report.verdict_words import evaluation_cautions, learned_sentence, selection_sentence
+from amalgam.stages.report.verdict_words import (
+    difference_sentence,
+    evaluation_cautions,
+    learned_sentence,
+    selection_sentence,
+)
 from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
 from amalgam.tests.stages.verdict_cases import CASES, MISSED, RARE, made, of_selected, unlabelled, with_student
 
@@ -216,9 +222,19 @@ def test_texts_of_one_teacher_are_no_reason_against_a_student_of_all() -> None:
     assert "The ensemble is 11.0 points better than the student (" in remarks
     assert "on texts without a label of teacher teacher-1." in remarks
     assert "Teacher teacher-0 on its own labels is " in remarks
-    assert verdict(made(500, 0.84, 0.7, 0.95, gold=[0, 1] * 250))["decision"] == "do not ship"  # by zero-shot
+    by_zero_shot = verdict(made(500, 0.84, 0.7, 0.95, gold=[0, 1] * 250))
+    assert by_zero_shot["decision"] == "do not ship"
+    assert by_zero_shot["reasons"][0].endswith("), on texts without a label of teacher teacher-1.")
     useless = verdict(made(500, 0.3, 0.95, own=(0.93, 0.9), gold=[0, 1] * 250))
     assert useless["decision"] == "do not ship"  # by the teacher's labels
+
+
+@pytest.mark.parametrize(("few", "is_named"), [(9, True), (10, False)])
+def test_a_difference_names_the_teachers_that_few_test_texts_are_of(few: int, *, is_named: bool) -> None:
+    result = verdict(made(500, 0.9, 0.5, gold=[0] * 250 + [1] * (250 - few) + [2] * few))
+    assert result["decision"] == "ship"
+    few_texts = ", on texts of which fewer than 10 have a label of teacher teacher-1, and no rival is"
+    assert (few_texts in result["reasons"][0]) == is_named
 
 
 @pytest.mark.parametrize(("n", "text"), [(1, "1 held-out text ("), (2, "2 held-out texts (")])
@@ -268,7 +284,14 @@ def test_selected_texts_are_a_caution_on_page_and_console() -> None:
     caution = verdict(inputs)["cautions"][0]
     assert caution.startswith(f"{inputs.selected} of {inputs.n + inputs.selected} test texts were selected")
     assert f"  caution: {caution}" in lines(verdict(inputs), [caution])
-    assert "selected texts" in verdict(inputs)["reasons"][0]
+    [ensemble] = [rival for rival in verdict(inputs)["rivals"] if rival["kind"] == "ensemble"]
+    assert 0 < ensemble["on_random"] < ensemble["mean"]
+    alone = f"with selected texts; on random texts alone {100 * ensemble['on_random']:+.1f})"
+    assert alone in verdict(inputs)["reasons"][0]
+    worse = verdict(of_selected(0.70, 0.85))["reasons"][0]
+    assert re.search(r"The ensemble is .* with selected texts; on random texts alone \+", worse)
+    del ensemble["on_random"]  # as in a report of an older version
+    assert "on random texts alone the difference is smaller" in difference_sentence(ensemble)
 
 
 def test_sentences_about_one_text_have_the_singular() -> None:

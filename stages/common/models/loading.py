@@ -28,19 +28,11 @@ from transformers.utils import logging
 from amalgam.data.hub import silenced
 from amalgam.data.keys import shown_names
 from amalgam.pipeline.errors import AmalgamError, ModelError
-from amalgam.stages.common.models.model_folder import ATTENTIVE
+from amalgam.stages.common.models.model_folder import ABSURD_LENGTH, ATTENTIVE, POSITIONS_AFTER_PADDING
 from amalgam.stages.common.models.resolve import ModelFiles, auto_config
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 ALIGNMENT = 64  # bytes of one cache line, to which torch aligns its own CPU allocations
-ABSURD_LENGTH = 1_000_000  # tokenizers without a limit report 1e30, or a rounded form of it
-# Their positions start after the padding id, so that many of the position embeddings are never reached.
-POSITIONS_AFTER_PADDING = frozenset(
-    {
-        *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm"),
-        *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
-    }
-)
 
 OF_THE_LOADER = ("is_local", "local_files_only", "max_length", "stride", "truncation_strategy")
 """Entries of tokenizer_config.json that transformers adds on loading: how it found the folder, and tokenizer.json's

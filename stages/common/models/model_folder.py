@@ -60,6 +60,14 @@ NO_ENCODER = {
     "reformer": "it trains on texts of one length only",
 }
 """Kinds of models that have a classifier in transformers, but make no student; with the reason."""
+ABSURD_LENGTH = 1_000_000  # tokenizers without a limit report 1e30, or a rounded form of it
+POSITIONS_AFTER_PADDING = frozenset(
+    {
+        *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm"),
+        *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    }
+)
+"""Kinds whose positions start after the padding id, so that many of the position embeddings are never reached."""
 CARD = "README.md"
 UNKNOWN = "unknown.safetensors"
 """The fit of a student that stages/common/models/unknown.py reads; no weights of the model."""
@@ -92,6 +100,25 @@ def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) ->
             raise ModelError(what, where=where, fix=fix)
         _check_values(config, where=f"{where}: {folder / name}")
     return configs["config.json"]
+
+
+def longest_text(folder: Path, config: Mapping[str, Any]) -> int:
+    """Returns the tokens that `loading.token_limit` allows a model to read, without loading it; for notes only.
+
+    ABSURD_LENGTH if its files name no limit.
+    """
+    own = config.get("text_config", config)
+    positions, kind = own.get("max_position_embeddings") or own.get("n_positions"), own.get("model_type")
+    is_relative = own.get("relative_attention") and not own.get("position_biased_input", True)
+    if "relative_attention_num_buckets" in own:
+        is_relative = kind != "mpnet"
+    limits = [ABSURD_LENGTH]
+    if type(positions) is int and positions > 0 and not is_relative:
+        padding = 1 if kind == "mpnet" else own.get("pad_token_id")
+        limits.append(positions - ((padding or 0) + 1 if kind in POSITIONS_AFTER_PADDING else 0))
+    tokenizer = folder / "tokenizer_config.json"
+    length = _read_json(tokenizer, where=str(folder)).get("model_max_length") if tokenizer.is_file() else None
+    return min([*limits, int(length)] if length and 0 < length < ABSURD_LENGTH else limits)
 
 
 def reads_padding(config: Any) -> bool:

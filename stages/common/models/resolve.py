@@ -511,7 +511,8 @@ def label_names(
         raise ModelError(what, where=where, fix=fix)
     names = labels if labels is not None else own
     if UNNAMED in names:
-        raise ModelError(f'labels: "{UNNAMED}" names no output', where=where, fix="give each output its name")
+        fix = "give each output its name, in `labels` of this teacher"
+        raise ModelError(f'labels: "{UNNAMED}" names no output', where=where, fix=fix)
     if len(names) != len(own):
         extra = ", ".join(map(repr, names[len(own) :]))
         unnamed = ", ".join(f"{index} ({own[index]!r})" for index in range(len(names), len(own)))

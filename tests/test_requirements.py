@@ -1,0 +1,36 @@
+"""The exit code of `amalgam report --fail-under` and `--fail-if-worse-than`."""
+
+from __future__ import annotations
+
+import pytest
+
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
+
+
+def test_a_missed_requirement_has_its_own_exit_code_and_names_the_number(built: Workspace) -> None:
+    accuracy = built("report", "--json").json["evaluation"]["systems"]["student (muka-soft)"]["accuracy"]
+    missed = built.attempt("report", "--fail-under", str(accuracy + 0.001))
+    assert missed.code == 4
+    assert f"{100 * accuracy:.1f} %" in missed.err
+    assert "--fail-under" in missed.err
+    assert built.attempt("report", "--fail-under", str(accuracy)).code == 0
+    assert built.attempt("report", "--fail-under", "80").code == 2
+    assert built.attempt("report", "student", "other", "--fail-under", "0.5").code == 2
+
+
+@pytest.mark.parametrize("worse", [True, False])
+def test_a_rival_fails_the_report_only_if_it_is_better(workspace: Workspace, *, worse: bool) -> None:
+    rivals = {rival["name"]: rival for rival in workspace("report", "--json").json["verdict"]["rivals"]}
+    name = next((name for name, rival in rivals.items() if (rival["student_is"] == "worse") == worse), None)
+    if name:
+        assert workspace.attempt("report", "--fail-if-worse-than", name).code == (4 if worse else 0)
+    refused = workspace.attempt("report", "--fail-if-worse-than", "nobody", "student.seed=9")
+    assert (refused.code, "train-student" in refused.err) == (2, False), "refused before any stage"
+    assert "ensemble, zero-shot, first, second" in refused.err
+
+
+def test_a_teacher_without_a_test_text_decides_nothing(workspace: Workspace) -> None:
+    texts = [(text, label) for text, label in workspace.texts("test") if label in TEACHER_LABELS["first"]]
+    workspace.write(texts, "test")
+    refused = workspace.attempt("report", "--fail-if-worse-than", "second")
+    assert (refused.code, "no test text has a label of teacher second" in refused.err) == (2, True), refused.err

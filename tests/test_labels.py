@@ -392,6 +392,32 @@ def test_without_labels_the_accuracy_of_the_targets_is_estimated(
     assert "estimated accuracy" not in workspace("build-targets").err
 
 
+def test_without_labels_the_report_estimates_the_accuracy_of_every_system(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weigh, "AGREEING", -1.0)  # else the weights are MUKA's
+    workspace("weigh-teachers", "--force", *AMALGAM)
+    changed = (*AMALGAM, "student.held_out=0.4", "student.seed=3")
+    printed = workspace("report", "corpus.test=null", *changed).out
+    assert "accuracy estimated without labels, from the teachers' weights" in printed
+    assert "MUKA's targets" in printed
+    numbers = json.loads((workspace.folder / "reports/student.json").read_text())
+    assert "Estimated accuracy" in (workspace.folder / "reports/student.html").read_text()
+    rows = {row["kind"]: row for row in numbers["unlabelled"]["estimates"]["systems"]}
+    assert list(rows) == ["student", "targets", "ensemble", "muka"]
+    held_out, texts = numbers["unlabelled"]["held_out"], numbers["unlabelled"]["n"]
+    assert [row["n"] for row in rows.values()] == [held_out, texts, texts, texts]
+    assert held_out < texts
+    assert all(row["mean"] <= rows["targets"]["mean"] for row in (rows["ensemble"], rows["muka"]))
+    assert numbers["unlabelled"]["estimates"]["gap"]["n"] == held_out
+    assert any("The student's accuracy is estimated at" in reason for reason in numbers["verdict"]["reasons"])
+
+    write(workspace, workspace.texts()[:20])  # labels choose the weights
+    workspace("report", "corpus.test=null", "labels=labels.csv", *changed)
+    numbers = json.loads((workspace.folder / "reports/student.json").read_text())
+    assert numbers["unlabelled"]["estimates"] is None
+
+
 def test_a_method_that_weighs_no_teachers_has_texts_to_label_too(workspace: Workspace) -> None:
     workspace("label", "--count", "5", "student.method=vanilla-kd", "targets.mode=vanilla-kd")
     fill(workspace.folder / "labels.csv", dict(workspace.texts()))

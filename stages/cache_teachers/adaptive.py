@@ -1,8 +1,7 @@
 """Adaptive passes of `cache.passes: auto`: a text runs dropout passes until its most confident teacher is settled.
 
-The texts of a random sample run all K. On them, a regression for each teacher and step learns the uncertainty of K
-passes. It reads the prediction without dropout and the first passes of a text. A text stops where the predictions of
-its two most confident teachers differ by more than a multiple of their errors. Its confidences are then predicted.
+A sample runs all K. On it, a regression for each teacher and step learns the uncertainty of K passes from the prediction
+without dropout and the first passes. A text stops where its two most confident teachers differ by more than the errors.
 If two halves of the K passes agree more often on the sample than fewer passes with K, all texts run K.
 """
 

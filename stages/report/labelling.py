@@ -15,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 
 from amalgam.data.arrays import softmax
@@ -23,7 +24,7 @@ from amalgam.data.parquet import key_array, key_list, matrix
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.read import AnswerReader
-from amalgam.stages.common.corpus import Part, fields, read_bucket
+from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.common.given_labels import DIFFER, KEY, RANDOM, free_name, label_column
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.training.batches import held_out_keys
@@ -36,7 +37,10 @@ from amalgam.stages.report.verdict_types import (
     Coverage,
     LabelShare,
     UnlabelledQuality,
+    WeightEstimates,
 )
+from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
+from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
 
 if TYPE_CHECKING:
     from amalgam.data.arrays import Array
@@ -72,6 +76,10 @@ class LabellingInputs:
     corpus: Corpus
     labelled: Collection[bytes] = ()
     """Keys of the texts with a label in `labels`, which are not labelled again."""
+    weights: pa.Table | None = None
+    """The teachers' weights on all training texts, if they estimate accuracies."""
+    accuracy: AccuracyEstimate | None = None
+    """The estimated accuracy of the targets."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,7 @@ class _Sample:
     """Distribution over the labels."""
     ensemble: Array | None
     student: Array
+    weighed: WeighedTexts | None
 
     @property
     def reference(self) -> Array | None:
@@ -98,7 +107,8 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[UnlabelledQuality, str]
     labelled = {row for row, key in enumerate(keys) if key in inputs.labelled}
     predicted, chosen = sample.student.argmax(axis=1), select(sample.student, sample.ensemble, labelled)
     same = None if sample.reference is None else predicted == sample.reference.argmax(axis=1)
-    compared = sample.held_out if sample.held_out.sum() >= LEAST_HELD_OUT else np.ones(len(predicted), dtype=bool)
+    has_held_out = sample.held_out.sum() >= LEAST_HELD_OUT
+    compared = sample.held_out if has_held_out else np.ones(len(predicted), dtype=bool)
     confidence = sample.student.max(axis=1)
     quality: UnlabelledQuality = {
         "n": len(predicted),
@@ -108,6 +118,7 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[UnlabelledQuality, str]
         "labels": _shares(inputs.labels, predicted, sample),
         "coverage": coverage(confidence[compared], same[compared]) if same is not None else NO_COVERAGE,
         "to_label": len(chosen),
+        "estimates": _estimates(inputs, sample, predicted),
     }
     return quality, _csv(inputs, sample, chosen)
 
@@ -119,6 +130,13 @@ def _agreement(sample: _Sample, same: Array, *, everything: bool) -> Agreement:
         "n": len(same),
         "right": int(same.sum()),
     }
+
+
+def _estimates(inputs: LabellingInputs, sample: _Sample, predicted: Array) -> WeightEstimates | None:
+    if sample.weighed is None or sample.ensemble is None or inputs.accuracy is None:
+        return None
+    ensemble = sample.ensemble.argmax(axis=1)
+    return weight_estimates(sample.weighed, inputs.accuracy, inputs.train.texts, ensemble=ensemble, student=predicted)
 
 
 def _shares(labels: LabelSpace, predicted: Array, sample: _Sample) -> list[LabelShare]:
@@ -159,6 +177,25 @@ def _sample(inputs: LabellingInputs) -> _Sample:
         matrix(pa.concat_tables(targets).column("target"))[chosen] if targets else None,
         ensemble(logits, inputs.labels) if logits else None,
         softmax(inputs.student.logits(fields(table))),
+        _weighed(inputs, buckets, table, chosen, is_held_out[chosen]),
+    )
+
+
+def _weighed(
+    inputs: LabellingInputs, buckets: Sequence[Bucket], table: pa.Table, chosen: Array, held_out: Array
+) -> WeighedTexts | None:
+    """Returns the teachers' predictions and weights on the rows `chosen` of the buckets."""
+    if inputs.answers is None or inputs.weights is None:
+        return None
+    prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", table.column("key"), pl.Binary)
+    answers = [inputs.answers.predictions(name, prefixes, keys) for name in inputs.labels.columns]
+    first = [answer.logits.to_numpy().argmax(axis=1) for answer in answers]
+    columns = [np.array(own) for own in inputs.labels.columns.values()]
+    return WeighedTexts(
+        np.stack([own[places] for own, places in zip(columns, first, strict=True)], axis=1),
+        np.stack([answer.confidence.to_numpy() for answer in answers], axis=1),
+        matrix(inputs.weights.take(pa.array(chosen)).column("weight")).astype(np.float64),
+        held_out & (held_out.sum() >= LEAST_HELD_OUT),
     )
 
 

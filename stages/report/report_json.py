@@ -200,7 +200,6 @@ def _verdict_inputs(
         automatic_rate=inputs.automatic.learning_rate if inputs.automatic else None,
         texts=student["texts"],
         largest_loss=relevant_loss(losses),
-        estimate=weights.get("accuracy") if weights else None,
         by_labels=numbers["label_estimates"],
         weights_unused=weights is not None and weights.get("fallback", False),
         long_texts=student["cut"] / max(student["texts"], 1),

@@ -68,7 +68,7 @@ from amalgam.stages.report.report_json import (
     teacher_costs,
 )
 from amalgam.stages.report.students import damaged_reports
-from amalgam.stages.report.tables import print_estimates, print_evaluation, unknown_line
+from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_types import (
     MOST_PREDICTED,
@@ -124,7 +124,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 13  # texts to label are without those that have a label
+    VERSION = 14  # estimates from the weights of the teachers
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
@@ -225,7 +225,7 @@ class Report(Stage):
         else:
             run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
         findings = _findings(run)
-        _print_label_estimates(run, findings)
+        _print_estimates(run, findings)
         quality = findings["student_quality"]
         if quality and quality["unknown"]:
             run.console.say(f"  {unknown_line(quality['unknown'])}")
@@ -387,9 +387,14 @@ def _label_estimates(run: Run, train: Part) -> LabelEstimates:
     }
 
 
-def _print_label_estimates(run: Run, findings: Findings) -> None:
+def _print_estimates(run: Run, findings: Findings) -> None:
+    unlabelled = findings["unlabelled"]
     if "label_estimates" in findings:
-        print_estimates(run.console, findings["label_estimates"])
+        by_labels = findings["label_estimates"]
+        print_estimates(run.console, f"accuracy by labels: {estimate_line(by_labels)}", by_labels["systems"])
+    elif unlabelled and unlabelled["estimates"]:
+        title = "accuracy estimated without labels, from the teachers' weights"
+        print_estimates(run.console, title, unlabelled["estimates"]["systems"])
     elif given_labels(run):
         least = f"{LEAST_ESTIMATION} random labelled texts of {math.ceil(LEAST_ESTIMATION / ESTIMATION_SHARE):,}"
         run.console.say(f"  the labels estimate no accuracy: an estimate needs at least {least} training texts")
@@ -416,7 +421,9 @@ def estimate_inputs(
 def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:
     from amalgam.stages.report.labelling import LabellingInputs, unlabelled_quality
 
-    labels = label_space(run)
+    labels, accuracy = label_space(run), None
+    if "weigh-teachers" in run.results:
+        accuracy = run.result("weigh-teachers").facts.get("accuracy")
     inputs = LabellingInputs(
         store=run.store,
         train=train,
@@ -427,6 +434,8 @@ def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:
         held_out=held_out_share(run),
         corpus=run.experiment.corpus,
         labelled=given.by_key if (given := given_labels(run)) else (),
+        weights=weights_of(run) if accuracy else None,
+        accuracy=accuracy,
     )
     return unlabelled_quality(inputs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from amalgam.data.keys import shown_name, shown_names
@@ -51,10 +51,9 @@ def print_evaluation(console: Console, scores: EvaluatedSystems, labels: int, gr
     console.table(title, header(groups), rows)
 
 
-def print_estimates(console: Console, estimates: LabelEstimates) -> None:
-    """Prints the estimated accuracies on labelled training texts."""
-    rows = [estimate_row(system) for system in estimates["systems"]]
-    console.table(f"  accuracy by labels: {estimate_line(estimates)}", ESTIMATE_COLUMNS, rows)
+def print_estimates(console: Console, title: str, systems: Sequence[SystemEstimate]) -> None:
+    """Prints the estimated accuracies on training texts."""
+    console.table(f"  {title}", ESTIMATE_COLUMNS, [estimate_row(system) for system in systems])
 
 
 def estimate_line(estimates: LabelEstimates) -> str:
@@ -74,7 +73,11 @@ def estimate_row(system: SystemEstimate) -> list[str]:
 
 
 def system_name(system: SystemEstimate) -> str:
-    names = {"teacher": f"teacher {system['name']}", "teacher on its own labels": f"{system['name']} on its own labels"}
+    names = {
+        "muka": "MUKA's targets",
+        "teacher": f"teacher {system['name']}",
+        "teacher on its own labels": f"{system['name']} on its own labels",
+    }
     return names.get(system["kind"], system["name"])
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from amalgam.data.keys import shown_names
 from amalgam.pipeline.console import counted
-from amalgam.stages.common.intervals import bounds, errors_of, interval, paired, percent, texts_needed, unpaired
+from amalgam.stages.common.intervals import bounds, errors_of, interval, paired, texts_needed, unpaired
 from amalgam.stages.report.causes import (
     FAVOURED,
     LEAST_OF_LABEL,
@@ -56,6 +56,7 @@ from amalgam.stages.report.verdict_words import (
     learned_sentence,
     name_of,
     ratio,
+    weight_estimate_sentence,
 )
 
 BLOCKING: tuple[Kind, ...] = ("ensemble", "zero-shot", "teacher", "student", "most frequent label")
@@ -84,6 +85,9 @@ LEAST_AGREEMENT = 0.5
 
 RELEVANT = 0.05
 """Share of the texts from which the ensemble's predictions of a teacher's labels count as relevant."""
+
+ESTIMATED_LEAD = 0.1
+"""Estimated lead of the ensemble that is clear, at the lower end of the interval: smaller ones were sometimes wrong."""
 
 SHARE_GAP = 0.1
 """Difference of a label's shares in predictions and targets from which it is a reason."""
@@ -266,7 +270,8 @@ def _without_labels(inputs: VerdictInputs) -> Verdict:
         faults += _unlabelled_faults(quality)
         reasons += [*_agreement(quality), *_shares(quality)]
         cautions += [] if many_unpredicted(quality) else _unpredicted(quality)
-        cautions.append("Agreement is no accuracy: the student repeats the teachers' errors too.")
+        both = "Agreement and estimates are" if quality["estimates"] else "Agreement is"
+        cautions.append(f"{both} no accuracy: the student repeats the teachers' errors too.")
     decision: Decision = "do not ship" if faults else "cannot say"
     causes = list(causes_of(inputs, []))
     unknown = "the accuracy is unknown without labelled test texts"
@@ -286,12 +291,8 @@ def _estimates(inputs: VerdictInputs) -> Iterator[str]:
     """Yields the estimated accuracy: by labelled training texts, else without labels."""
     if inputs.by_labels:
         yield estimate_sentence(inputs.by_labels)
-    elif inputs.unlabelled and inputs.estimate:
-        low, value, high = (inputs.estimate[part] for part in ("low", "value", "high"))
-        yield (
-            f"The targets' accuracy is estimated at {percent(value)} (95 % interval {bounds(low, high)}), "
-            "from how clear the evidence for the teachers is."
-        )
+    elif inputs.unlabelled and inputs.unlabelled["estimates"]:
+        yield weight_estimate_sentence(inputs.unlabelled["estimates"])
 
 
 def _unlabelled_faults(quality: UnlabelledQuality) -> Iterator[str]:
@@ -299,6 +300,7 @@ def _unlabelled_faults(quality: UnlabelledQuality) -> Iterator[str]:
     if many_unpredicted(quality):
         yield from _unpredicted(quality)
     yield from _lost_without_labels(quality)
+    yield from _below_ensemble(quality)
     if agreement and interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])[1] < LEAST_AGREEMENT:
         missed = ["The student did not learn its targets."] if reference_of(quality) == "targets" else []
         yield " ".join([*missed, *_agreement(quality)])
@@ -321,6 +323,16 @@ def _lost_without_labels(quality: UnlabelledQuality) -> Iterator[str]:
                 f"The student never predicts a label of teacher {teacher}; the ensemble does on "
                 f"{ratio(texts, quality['n'])} of {counted(quality['n'], 'training text')}."
             )
+
+
+def _below_ensemble(quality: UnlabelledQuality) -> Iterator[str]:
+    """Yields the estimated lead of the ensemble if it is clear."""
+    gap = quality["estimates"] and quality["estimates"]["gap"]
+    if gap and gap["low"] > ESTIMATED_LEAD:
+        yield (
+            f"The ensemble's estimated accuracy is {100 * gap['mean']:.1f} points higher than the student's "
+            f"(95 % interval {100 * gap['low']:+.1f} to {100 * gap['high']:+.1f}, n = {gap['n']:,} held-out texts)."
+        )
 
 
 def _agreement(quality: UnlabelledQuality) -> Iterator[str]:

@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NotRequired, TypedDict
 
-from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
-
 Decision = Literal["ship", "do not ship", "cannot say"]
 
 Kind = Literal[
@@ -129,6 +127,38 @@ class LabelShare(TypedDict):
     """The teachers of the label."""
 
 
+SystemKind = Literal["student", "targets", "ensemble", "muka", "teacher", "teacher on its own labels"]
+"""`muka`: the label of the most confident teacher."""
+
+
+class SystemEstimate(TypedDict):
+    """The estimated accuracy of a system on n training texts, with its 95 % interval."""
+
+    name: str
+    kind: SystemKind
+    n: int
+    mean: float
+    low: float
+    high: float
+
+
+class EstimatedGap(TypedDict):
+    """The estimated accuracy of the ensemble minus that of the student on the same n held-out texts."""
+
+    n: int
+    mean: float
+    low: float
+    high: float
+
+
+class WeightEstimates(TypedDict):
+    """Estimates without labels, from the teachers' weights."""
+
+    systems: list[SystemEstimate]
+    gap: EstimatedGap | None
+    """None with too few held-out texts."""
+
+
 class UnlabelledQuality(TypedDict):
     """The student on n training texts, without gold labels."""
 
@@ -143,20 +173,8 @@ class UnlabelledQuality(TypedDict):
     """Agreement with the reference by least probability."""
     to_label: int
     """Texts in the file to label."""
-
-
-SystemKind = Literal["student", "targets", "ensemble", "teacher", "teacher on its own labels"]
-
-
-class SystemEstimate(TypedDict):
-    """The estimated accuracy of a system on n labelled training texts, with its 95 % interval."""
-
-    name: str
-    kind: SystemKind
-    n: int
-    mean: float
-    low: float
-    high: float
+    estimates: WeightEstimates | None
+    """None if the weights of the teachers are not those of the default method, or labels chose them."""
 
 
 class LabelEstimates(TypedDict):
@@ -215,8 +233,6 @@ class VerdictInputs:
     """Texts that the student learned."""
     largest_loss: str | None = None
     """Step with the largest loss of accuracy: teachers, choice, fit, choice and fit."""
-    estimate: AccuracyEstimate | None = None
-    """The accuracy of the targets, estimated without labels."""
     by_labels: LabelEstimates | None = None
     """Accuracies on labelled training texts; they count only without labelled test texts."""
     weights_unused: bool = False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, percent
-from amalgam.stages.report.verdict_types import LabelEstimates, LearnedTexts, Rival, RivalCounts
+from amalgam.stages.report.verdict_types import LabelEstimates, LearnedTexts, Rival, RivalCounts, WeightEstimates
 
 if TYPE_CHECKING:
     from amalgam.stages.report.blocks import EvaluatedSystems
@@ -90,6 +90,18 @@ def evaluation_cautions(evaluation: EvaluatedSystems | None) -> Iterator[str]:
 
 def ratio(count: int, n: int) -> str:
     return percent(count / max(n, 1))
+
+
+def weight_estimate_sentence(estimates: WeightEstimates) -> str:
+    """Returns the accuracies that are estimated without labels; the interval is that of the first system."""
+    first, *others = (system for system in estimates["systems"] if system["kind"] != "muka")
+    also = ", ".join(f"that of the {other['name']} at {percent(other['mean'])}" for other in others)
+    owner = "targets'" if first["kind"] == "targets" else f"{first['name']}'s"
+    return (
+        f"The {owner} accuracy is estimated at {percent(first['mean'])} "
+        f"(95 % interval {bounds(first['low'], first['high'])}); {also}. "
+        "This holds if the teachers are right on most texts of their own labels."
+    )
 
 
 def estimate_sentence(estimates: LabelEstimates) -> str:

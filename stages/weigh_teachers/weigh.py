@@ -148,12 +148,17 @@ def weigh(  # noqa: PLR0913 - the parts of a choice
 def estimated_accuracy(largest: float, texts: int) -> AccuracyEstimate:
     """Returns the accuracy of the targets of `method: amalgam` without labels, from the mean largest weight of a text.
 
-    Larger weights mean clearer evidence; they are too large, by about the same odds on every data set. The interval
-    adds the error of these odds to Wilson's of a share of `texts`, in log odds.
+    Larger weights mean clearer evidence; they are too large, by about the same odds on every data set.
     """
     largest = min(largest, MOST_CERTAIN)
     odds = ACCURACY_ODDS * largest / (1 - largest)
-    share = odds / (1 + odds)
+    return with_interval(odds / (1 + odds), texts)
+
+
+def with_interval(share: float, texts: int) -> AccuracyEstimate:
+    """Adds the error of the odds on a new data set to Wilson's interval of a share of `texts`, in log odds."""
+    share = min(max(share, 1 - MOST_CERTAIN), MOST_CERTAIN)
+    odds = share / (1 - share)
     low, high = (
         math.hypot(math.log(ODDS_FACTOR), math.log(bound / (1 - bound) / odds)) for bound in interval(share, texts)
     )

@@ -33,10 +33,19 @@ from amalgam.stages.report.verdict_words import (
     learned_sentence,
     selection_sentence,
 )
-from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
-from amalgam.tests.stages.verdict_cases import CASES, MISSED, RARE, made, of_selected, unlabelled, with_student
+from amalgam.tests.stages.verdict_cases import (
+    CASES,
+    MISSED,
+    RARE,
+    estimates,
+    made,
+    of_selected,
+    unlabelled,
+    with_student,
+)
 
 Array = Any
+ESTIMATED = unlabelled(91) | {"estimates": estimates()}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -61,12 +70,32 @@ def test_probabilities_far_from_the_accuracy_are_a_caution(ece: float | None, n:
     assert all("by 21.0 points on average (ECE)" in sentence for sentence in sentences)
 
 
-def test_without_labels_an_estimate_of_the_targets_is_a_reason_and_decides_nothing() -> None:
-    estimate: AccuracyEstimate = {"low": 0.312, "value": 0.5, "high": 0.688}
-    with_it, without = (verdict(VerdictInputs(0, unlabelled=unlabelled(91), estimate=one)) for one in (estimate, None))
+def test_without_labels_the_estimates_are_a_reason_and_a_lead_of_the_student_decides_nothing() -> None:
+    with_it, without = (verdict(VerdictInputs(0, unlabelled=quality)) for quality in (ESTIMATED, unlabelled(91)))
     [reason] = [text for text in with_it["reasons"] if text not in without["reasons"]]
-    assert "targets' accuracy is estimated at 50.0 % (95 % interval 31.2 to 68.8)" in reason
+    figures = "90.0 % (95 % interval 75.0 to 95.0); that of the targets at 92.0 %, that of the ensemble at 70.0 %."
+    assert f"The student's accuracy is estimated at {figures}" in reason
     assert with_it["decision"] == without["decision"] == "cannot say"
+    assert any(caution.startswith("Agreement and estimates are no accuracy") for caution in with_it["cautions"])
+    assert any(caution.startswith("Agreement is no accuracy") for caution in without["cautions"])
+
+
+def test_without_held_out_texts_the_estimate_of_the_targets_comes_first() -> None:
+    systems = estimates()["systems"][1:]
+    quality = unlabelled(91) | {"estimates": {"systems": systems, "gap": None}}
+    result = verdict(VerdictInputs(0, unlabelled=quality))
+    assert "The targets' accuracy is estimated at 92.0 %" in result["reasons"][1]
+    assert result["decision"] == "cannot say"
+
+
+@pytest.mark.parametrize(("lead", "error", "decision"), [(0.2, 0.09, "do not ship"), (0.2, 0.11, "cannot say")])
+def test_only_a_lead_of_the_ensemble_of_ten_points_decides_without_labels(
+    lead: float, error: float, decision: str
+) -> None:
+    result = verdict(VerdictInputs(0, unlabelled=unlabelled(91) | {"estimates": estimates(lead, error)}))
+    assert result["decision"] == decision
+    sentence = "The ensemble's estimated accuracy is 20.0 points higher than the student's (95 % interval +11.0 to +"
+    assert result["reasons"][0].startswith(sentence) == (decision == "do not ship")
 
 
 def test_the_interval_of_a_mean_is_wilson_s_and_wider_for_values_that_vary_more() -> None:
@@ -102,13 +131,11 @@ def estimated(student: int, ensemble: int, *, gained: int, random: bool = True) 
 
 
 def test_labelled_training_texts_replace_the_estimate_without_labels() -> None:
-    estimate: AccuracyEstimate = {"low": 0.312, "value": 0.5, "high": 0.688}
-    estimates = estimated(85, 60, gained=30)
-    result = verdict(VerdictInputs(0, unlabelled=unlabelled(91), estimate=estimate, by_labels=estimates))
+    result = verdict(VerdictInputs(0, unlabelled=ESTIMATED, by_labels=estimated(85, 60, gained=30)))
     text = "the student has about 85.0 % accuracy (95 % interval 75.0 to 95.0); the targets 88.0 %; the ensemble 60.0 %"
     assert text in lines(result)[0]
     assert "random sample" not in lines(result)[0]
-    assert not any("is estimated at 50.0 %" in reason for reason in result["reasons"])
+    assert not any("is estimated at" in reason for reason in result["reasons"])
     assert result["decision"] == "cannot say"
     condition = verdict(
         VerdictInputs(0, unlabelled=unlabelled(91), by_labels=estimated(85, 60, gained=30, random=False))
@@ -136,9 +163,8 @@ def test_labelled_training_texts_change_no_verdict_on_test_texts() -> None:
 
 
 def test_the_estimate_is_printed_before_the_agreement() -> None:
-    estimate: AccuracyEstimate = {"low": 0.312, "value": 0.5, "high": 0.688}
-    first, second, *_ = lines(verdict(VerdictInputs(0, unlabelled=unlabelled(91), estimate=estimate)))
-    assert "estimated at 50.0 %" in first
+    first, second, *_ = lines(verdict(VerdictInputs(0, unlabelled=ESTIMATED)))
+    assert "estimated at 90.0 %" in first
     assert "agrees with the targets on 91.0 %" in second
 
 

@@ -133,6 +133,19 @@ def unlabelled(right: int, n: int = 100, *, ensemble: Sequence[int] | None = Non
         ],
         "coverage": {"thresholds": [], "curve": []},
         "to_label": 200,
+        "estimates": None,
+    }
+
+
+def estimates(lead: float = -0.2, error: float = 0.05) -> Any:
+    """Estimates accuracies without labels; `lead`: that of the ensemble over the student, and half of its interval."""
+    means = {"student": 0.7 - lead, "targets": 0.92, "ensemble": 0.7, "muka": 0.71}
+    return {
+        "systems": [
+            {"name": kind, "kind": kind, "n": 80, "mean": mean, "low": mean - 0.15, "high": mean + 0.05}
+            for kind, mean in means.items()
+        ],
+        "gap": {"n": 80, "mean": lead, "low": lead - error, "high": lead + error},
     }
 
 
@@ -406,6 +419,18 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         "do not ship",
         {"no-labels"},
         "student.epochs=auto",
+    ),
+    "no labels, the ensemble is estimated to be better": (
+        lambda: VerdictInputs(0, unlabelled=unlabelled(60) | {"estimates": estimates(0.2)}, steps=54),
+        "do not ship",
+        {"few-steps", "no-labels"},
+        "student.epochs=auto",
+    ),
+    "no labels, the ensemble may be better": (
+        lambda: VerdictInputs(0, unlabelled=unlabelled(60) | {"estimates": estimates(0.2, error=0.11)}),
+        "cannot say",
+        {"no-labels"},
+        "corpus.test",
     ),
     "no labels, a teacher is lost": (
         lambda: VerdictInputs(

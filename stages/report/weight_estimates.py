@@ -1,0 +1,81 @@
+"""Estimates accuracies without labels, from the teachers' weights on a sample of the training texts.
+
+The mass of a predicted label is the sum of the weights of the teachers that predict it. The mean mass of every system
+is too large by about the same factor, which the estimated accuracy of the targets gives.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from amalgam.stages.common.intervals import NORMAL_95
+from amalgam.stages.report.verdict_types import EstimatedGap, SystemEstimate, SystemKind, WeightEstimates
+from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate, with_interval
+
+if TYPE_CHECKING:
+    from amalgam.data.arrays import Array
+
+
+@dataclass(frozen=True)
+class WeighedTexts:
+    """The teachers on some texts [texts, teachers]."""
+
+    predicted: Array
+    """Position of the first label in the union."""
+    confidence: Array
+    weights: Array
+    held_out: Array
+    """Whether the student has an estimate on the text, which it was not trained on [texts]."""
+
+    def mass(self, labels: Array) -> Array:
+        """Returns the sum of the weights of the teachers that predict each text's label."""
+        mass: Array = (self.weights * (self.predicted == labels[:, None])).sum(axis=1)
+        return mass
+
+    @property
+    def muka(self) -> Array:
+        """Returns the label of the most confident teacher of each text."""
+        labels: Array = self.predicted[np.arange(len(self.predicted)), self.confidence.argmax(axis=1)]
+        return labels
+
+    @property
+    def largest(self) -> float:
+        """Returns the mean of the largest mass, that of the targets."""
+        return float(np.max([self.mass(own) for own in self.predicted.T], axis=0).mean())
+
+
+def weight_estimates(
+    texts: WeighedTexts, targets: AccuracyEstimate, trained: int, *, ensemble: Array, student: Array
+) -> WeightEstimates:
+    """Returns the estimates, and how much better the ensemble is than the student on held-out texts, if there are any.
+
+    `targets`: the estimated accuracy of the targets of `trained` texts.
+    """
+    factor, held_out = targets["value"] / texts.largest, texts.held_out
+    masses = {"ensemble": texts.mass(ensemble), "student": texts.mass(student)[held_out]}
+    kinds: dict[SystemKind, Array] = {"student": masses["student"]} if held_out.any() else {}
+    kinds |= {"ensemble": masses["ensemble"], "muka": texts.mass(texts.muka)}
+    rows = {
+        kind: _estimate(kind, with_interval(factor * float(own.mean()), len(own)), len(own))
+        for kind, own in kinds.items()
+    }
+    rows["targets"] = _estimate("targets", targets, trained)
+    order: tuple[SystemKind, ...] = ("student", "targets", "ensemble", "muka")
+    return {
+        "systems": [rows[kind] for kind in order if kind in rows],
+        "gap": _gap(factor * (masses["ensemble"][held_out] - masses["student"])) if held_out.any() else None,
+    }
+
+
+def _estimate(kind: SystemKind, estimate: AccuracyEstimate, n: int) -> SystemEstimate:
+    mean, low, high = estimate["value"], estimate["low"], estimate["high"]
+    return {"name": kind, "kind": kind, "n": n, "mean": mean, "low": low, "high": high}
+
+
+def _gap(gaps: Array) -> EstimatedGap:
+    mean, error = float(gaps.mean()), NORMAL_95 * float(gaps.std()) / math.sqrt(len(gaps))
+    return {"n": len(gaps), "mean": mean, "low": mean - error, "high": mean + error}

@@ -1,6 +1,6 @@
 """Adaptive passes of `cache.passes: auto`: a text runs dropout passes until its most confident teacher is settled.
 
-A sample runs all K. On it, a regression for each teacher and step learns the uncertainty of K passes. Its inputs are the
+A sample runs all K. On it, a regression for each teacher and step learns the uncertainty of K passes. Its input is the
 prediction without dropout and the first passes. A text stops where its two most confident teachers differ by more than
 the errors. If two halves of the K passes agree more often on the sample than fewer passes with K, all texts run K.
 """

@@ -81,7 +81,7 @@ def fetch_texts(url: str, target: Path, *, where: str) -> None:
         with silent(), tempfile.TemporaryDirectory(dir=target.parent) as folder:
             files = _download(name, kind, revision, match["path"], Path(folder))
             if len(files) > 1:
-                pl.scan_parquet(files).sink_parquet(target)
+                pl.scan_parquet(files, glob=False).sink_parquet(target)
             else:
                 shutil.move(files[0], target)
     except HfHubHTTPError as error:

@@ -115,7 +115,7 @@ def _parse_part(part: str) -> WorkerShare:
     if part == "auto":
         return _scheduled()
     index, slash, count = part.partition("/")
-    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         fix = "use --part 0/4 for the first of four parts, 3/4 for the last, or --part auto in a job array"
         raise ExperimentError(f"--part {part} is not a share", fix=fix)
     return WorkerShare(int(index), int(count), "part")

@@ -214,11 +214,11 @@ def test_a_file_without_labels_or_columns_is_refused(
 def test_errors_name_the_label_column_of_the_corpus(fresh: Workspace) -> None:
     for part in ("train", "test"):
         file = fresh.folder / f"texts/{part}.csv"
-        file.write_text(file.read_text().replace("text,label", "text,topic", 1))
-    fresh.edit("label: label", "label: topic")
+        file.write_text(file.read_text().replace("text,label", "text,topic {en}", 1))
+    fresh.edit("label: label", "label: topic {en}")
     for header, message in {
-        ("text", "topic", "label"): "fix: write a label into the column topic of some rows",
-        ("text", "Topic"): "fix: rename a column to topic: Topic",
+        ("text", "topic {en}", "label"): "fix: write a label into the column topic {en} of some rows",
+        ("text", "Topic {en}"): 'fix: rename a column to topic {en}: "Topic {en}"',
     }.items():
         write(fresh, [("a text", "", "law")[: len(header)]], header)
         refused = fresh.attempt("plan", "labels=labels.csv")

@@ -479,7 +479,6 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
     kinds = weigh.kinds_of(list(answers.evidence.values()), density, closest, fitted)
     joined, first_joined = label_sets.joined(states, first_states), label_sets.joined(first_states)
     joint = SideBySide.of([first_features, *first_joined])
-    encoder, teachers = SideBySide.of([first_features]), SideBySide.of(first_joined)
     predicted = label_sets.predicted(answers.labels, kinds["answers"])
     evidence = Evidence(
         kinds=with_absence(label_sets.means(kinds), predicted, fitted),
@@ -487,7 +486,7 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
         labels=len(space.names),
         near=nearest(joint.of_texts([features, *joined]), run.experiment.targets.neighbours, joint, texts.start)[0],
         written=None if written is None else label_sets.mean(written),
-        spaces=[encoder.of_texts([features]), teachers.of_texts(joined)],
+        spaces=[SideBySide([features], joint.means[:1]), SideBySide(joined, joint.means[1:])],
     )
     return evidence, kinds["answers"]
 

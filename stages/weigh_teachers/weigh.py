@@ -218,7 +218,7 @@ def agreed_signal(
 
     def shares() -> Array:
         of_texts = written_shares(written)
-        return counted(signal) if of_texts is None else of_texts
+        return leading_shares(signal) if of_texts is None else of_texts
 
     return signal, fitted.value("shares", shares)
 
@@ -356,7 +356,7 @@ def weights_of_kinds(scaled: Mapping[str, Array], agreeing: Mapping[str, float])
     return {kind: power / sum(powers.values()) for kind, power in powers.items()}
 
 
-def counted(signal: Array) -> Array:
+def leading_shares(signal: Array) -> Array:
     """Returns the share of texts on which each teacher has the highest signal, at least LEAST_SHARE."""
     counts = np.bincount(signal.argmax(axis=1), minlength=signal.shape[1]) / max(1, len(signal))
     counts = np.maximum(counts, LEAST_SHARE)

@@ -19,9 +19,9 @@ from amalgam.stages.common.cached.coverage import (
     CachedUnit,
     CachedUnits,
     PrefixIndex,
+    cached_units,
     family_in,
     family_name,
-    units_in,
 )
 from amalgam.stages.common.cached.read import AnswerReader, Features, States, open_features, open_states
 from amalgam.stages.common.corpus import Bucket, Part
@@ -63,7 +63,7 @@ def units_folder(run: Run, stage: str, family: str) -> Path:
 def units_of(run: Run, stage: str, family: str) -> CachedUnits:
     """Returns the complete units of the family."""
     folder = units_folder(run, stage, family)
-    return CachedUnits(units_in(run.store.units(folder)), folder)
+    return CachedUnits(cached_units(run.store.units(folder)), folder)
 
 
 @once

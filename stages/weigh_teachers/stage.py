@@ -442,7 +442,7 @@ def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The teachers' predictions on all texts."""
+    """The teachers' predictions on some texts."""
 
     evidence: dict[str, Array]
     """Confidence, margin and highest logit: [texts, teachers] each."""

@@ -167,7 +167,7 @@ def estimated_accuracy(largest: float, texts: int) -> AccuracyEstimate:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What weigh-teachers reads of all texts, before any estimate."""
+    """What weigh-teachers reads of the texts of a block, before any estimate."""
 
     kinds: Mapping[str, Array]
     """Standardised evidence [texts, teachers] of each kind but provenance."""

@@ -199,9 +199,10 @@ def _check_magic(path: Path, name: str) -> None:
             raise DataError(f"{name} {kind}", where=shown(str(path), 200), fix=fix.format(**_in_commands(path)))
 
 
-def no_rows(path: Path, name: str = "", *, fix: str = "fill it or leave it out") -> DataError:
+def no_rows(path: Path, name: str = "") -> DataError:
     """Returns the error of a file that is empty or has a header alone."""
-    return DataError(f"no rows in {shown(name or path.name)}", where=shown(str(path), 200), fix=fix)
+    what, fix = f"no rows in {shown(name or path.name)}", "fill it or leave it out"
+    return DataError(what, where=shown(str(path), 200), fix=fix)
 
 
 def read_lines(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:

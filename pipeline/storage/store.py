@@ -242,10 +242,10 @@ class Store:
 
     def _keep_whole_copy(self, file: StoredFile) -> None:
         """Keeps the loose or the packed copy of a file, the one that matches its digest."""
-        copies = self.backend.unequal_copies(file.path)
-        if copies is None:
+        loose = self.backend.unequal_loose(file.path)
+        if loose is None:
             return
-        if file_digest(copies[0]) == file.sha256:
+        if file_digest(loose) == file.sha256:
             self.backend.keep_loose(file.path, file.path.rpartition("-")[0] + ".json")
             self.notify(f"{file.path} is damaged in its pack; its loose file is used")
         else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NotRequired, TypedDict
 
@@ -383,8 +382,7 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
     named = {"correction": result.correction.coefficients, "biases": result.correction.biases, "scales": maps.scales}
     named |= {f"teachers {at}": own for at, own in enumerate(maps.to_teachers)}
     named |= {f"labels {at}": own for at, own in enumerate(maps.to_labels)}
-    for name, values in named.items():
-        fitted.part("labels").value(name, partial(np.asarray, values))
+    fitted.part("labels").store(named)
     facts.pop("shares", None)
     facts["labelled"] = {
         "texts": len(result.fitted),

@@ -273,8 +273,7 @@ def with_maps(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -
         predictions = np.mean([predicted(space, own, evidence.predicted) for space, own in parts], axis=0)
         return _mapped(signal, predictions, fitted.stored("biases"), evidence)
     coefficients, biases, total = _fitted_maps(signal, evidence)
-    for name, values in {"biases": biases, **{str(place): own for place, own in enumerate(coefficients)}}.items():
-        fitted.value(name, partial(np.asarray, values))
+    fitted.store({"biases": biases, **{str(place): own for place, own in enumerate(coefficients)}})
     return total
 
 

@@ -265,4 +265,4 @@ def _teacher_fingerprint(run: Run, name: str, labels: Sequence[str]) -> str:
     settings = settings_of(run).model_dump(exclude=NOT_IDENTITY) | asdict(schedule(run, name))
     content = [_encoder_digests(run), _labelled_part(run).labels_digest]
     names = [name] if settings_of(run).co_train else []
-    return fingerprint([TrainTeachers.VERSION, settings, list(labels), content, *names])
+    return fingerprint([TrainTeachers.VERSION, settings, list(labels), content, *names, *run.versions.values()])

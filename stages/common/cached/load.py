@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ from amalgam.data.arrays import Keys
 from amalgam.data.parquet import read_keys
 from amalgam.pipeline.config.schema import STATIC, ExperimentConfig
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
-from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import MANIFEST, StoredFile
 from amalgam.stages.common.cached.coverage import (
     BucketRequest,
@@ -153,9 +152,7 @@ def _key_of(run: Run, teacher: ResolvedTeacher, dtype: str) -> dict[str, object]
     key: dict[str, object] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype}
     if run.experiment.cache.last_layer:
         key["passes"] = "last-layer"
-    if run.experiment.execution.on_version_change == "strict":
-        key["libraries"] = library_versions()
-    return key
+    return key | run.versions
 
 
 @once
@@ -191,10 +188,12 @@ class CachedStates:
 
     key: Mapping[str, Any]
     teacher: ResolvedTeacher | None = None
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    """`Run.versions`, which the identity of every stage has already."""
 
     @property
     def family(self) -> str:
-        return family_name(self.key)
+        return family_name({**self.key, **self.versions})
 
     @property
     def owner(self) -> str:
@@ -220,7 +219,7 @@ def encoder_states(run: Run) -> CachedStates:
     key = {"feature": "mean of the last block's tokens", "content": digest, "max_tokens": student.max_tokens}
     if encoder_files(run, student, ENCODER).config.get("is_encoder_decoder"):
         key["part"] = "encoder"
-    return CachedStates(key)
+    return CachedStates(key, versions=run.versions)
 
 
 def teacher_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
@@ -252,7 +251,7 @@ def _states_of_teacher(run: Run, teacher: ResolvedTeacher, kind: str, blocks: in
         "max_tokens": teacher.max_tokens,
         "dtype": dtype_of(run),
     }
-    return CachedStates(key, teacher)
+    return CachedStates(key, teacher, run.versions)
 
 
 def parts_of(run: Run, states: CachedStates) -> list[Part]:

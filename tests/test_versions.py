@@ -41,6 +41,15 @@ def test_another_library_version_gives_a_warning_and_reruns_only_if_strict(
     assert CACHE in workspace.stale("execution.on_version_change=strict")
 
 
+def test_reused_units_of_another_version_are_reported_after_texts_were_added(workspace: Workspace) -> None:
+    for path in workspace.artifacts.glob("cache-teachers/*/units/*.json"):
+        rewrite(path, lambda record: replace(record, made={**record.made, "libraries": {"torch": "0.0.1"}}))
+    workspace.write([*workspace.texts(), ("a new text about cooking", "cooking")])
+    workspace(CACHE)
+    [warning] = workspace.plan()[CACHE]["warnings"]
+    assert "made with torch 0.0.1" in warning
+
+
 @pytest.fixture
 def update(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Returns a function after which the libraries have other versions."""
@@ -56,6 +65,7 @@ def update(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
 
 EMBEDDINGS = ("count", "tokens", "steps")
 SHARED = {
+    "read-corpus": [],
     "cache-teachers": [],
     "cache-features": ["student.method=amalgam"],
     "train-teachers": ["train_teachers={encoder: models/encoder, groups: 2, epochs: 1}", "teachers=[]"],

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from amalgam.data.keys import shown_names
@@ -33,6 +33,7 @@ DEFAULT_REVISION = "main"
 SECONDS_TO_ANSWER = 10
 LOGIN = "run `hf auth login`, or set HF_TOKEN"
 FETCH = "fetch the file yourself and name the local one"
+WITH_HEADER, ONE_AT_A_TIME = (".csv", ".tsv"), "of csv and tsv, name one file at a time"
 FILE = re.compile(r"hf://(?P<kind>dataset|space)s/(?P<name>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<path>.+)")
 
 
@@ -68,7 +69,7 @@ def refusal(error: HfHubHTTPError, name: str, revision: str | None, kind: Kind =
 
 
 def fetch_texts(url: str, target: Path, *, where: str) -> None:
-    """Downloads the file of an address, or joins the Parquet files of a pattern, at one commit of its revision."""
+    """Downloads the file of an address, or joins the files of a pattern, at one commit of its revision."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # httpx, whichever it uses
 
     match = FILE.fullmatch(url)
@@ -81,7 +82,7 @@ def fetch_texts(url: str, target: Path, *, where: str) -> None:
         with silent(), tempfile.TemporaryDirectory(dir=target.parent) as folder:
             files = _download(name, kind, revision, match["path"], Path(folder))
             if len(files) > 1:
-                pl.scan_parquet(files).sink_parquet(target)
+                copy_texts(files, target, glob=False)
             else:
                 shutil.move(files[0], target)
     except HfHubHTTPError as error:
@@ -95,6 +96,14 @@ def fetch_texts(url: str, target: Path, *, where: str) -> None:
         raise DataError(what, where=where, fix=fix) from None
 
 
+def copy_texts(source: str | list[Path], target: Path, **options: Any) -> None:
+    """Streams text formats line by line, unparsed; a line end within a quoted csv field becomes a plain newline."""
+    if target.suffix.lower() == ".parquet":
+        pl.scan_parquet(source, **options).sink_parquet(target)
+    else:
+        pl.scan_lines(source, **options).sink_csv(target, include_header=False, quote_style="never")
+
+
 def _download(name: str, kind: Kind, revision: str, path: str, folder: Path) -> list[Path]:
     from huggingface_hub import HfApi, hf_hub_download
 
@@ -106,6 +115,8 @@ def _download(name: str, kind: Kind, revision: str, path: str, folder: Path) -> 
         close = nearest(path, names, 3) or names[:5]
         fix = f"name a file that it has: {shown_names(close, 5)}" if close else f"see {address(name, kind)}"
         raise DataError(f"{name} has no file {path} at {revision}", where=address(name, kind), fix=fix)
+    if len(chosen) > 1 and path.lower().endswith(WITH_HEADER):
+        raise DataError(f"{path} names several files", where=address(name, kind), fix=ONE_AT_A_TIME)
     download = partial(hf_hub_download, name, repo_type=kind, revision=info.sha, local_dir=folder)
     return [Path(download(file, etag_timeout=SECONDS_TO_ANSWER)) for file in sorted(chosen)]
 

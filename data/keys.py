@@ -42,12 +42,12 @@ def prefix_name(number: int, bits: int) -> str:
     return format(number, f"0{bits}b") if bits else ALL
 
 
-def bits_for(rows: int, least: int = 512, most: int = 2048) -> int:
+def bits_for(rows: int, most: int = 2048) -> int:
     """Returns the bits of the buckets: up to 512 rows in each, from 64 buckets on more, up to 2,048.
 
     Small buckets cost little if they are computed again. Large ones need fewer files, at most 2^MOST_BITS.
     """
-    rows_per_bucket = min(max(-(-rows // BUCKETS), least), most)
+    rows_per_bucket = min(max(-(-rows // BUCKETS), 512), most)
     return min(MOST_BITS, (max(rows - 1, 0) // rows_per_bucket).bit_length())
 
 

@@ -142,7 +142,7 @@ TOKENS = (
 TOKEN_TYPES = (Column("type_ids", "list<int8>", "which text of a pair each token is of"),)
 
 
-# Of build-targets.
+# Of weigh-teachers.
 WEIGHTS = (
     Column("key", "key", "the text"),
     Column("weight", "array<float32>", "of each teacher, in their order: how probably it is the right one"),
@@ -154,6 +154,7 @@ LABELLED_WEIGHTS = (
     Column("left_out", "array<float32>", "the same, by cross-validation: without the labels of the text's fold"),
 )
 
+# Of build-targets.
 TARGETS = (
     Column("key", "key", "the text"),
     Column("target", "array<float32>", "the distribution over the union of labels that the student is to learn"),

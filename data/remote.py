@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from amalgam.data.hub import fetch_texts
+from amalgam.data.hub import ONE_AT_A_TIME, WITH_HEADER, copy_texts, fetch_texts
 from amalgam.data.keys import shown
 from amalgam.data.lazy import pl
 from amalgam.data.rows import KINDS, SUFFIXES
@@ -40,8 +40,9 @@ def fetch_remote(url: str, folder: Path) -> Path:
     """
     name, address = remote_name(url), shown(re.sub(r"//[^/@]*@", "//", url.partition("?")[0]), 200)
     suffix = name.suffix.lower()
-    if suffix not in SUFFIXES or ("*" in url and suffix in {".csv", ".tsv"}):
-        fix = f"end it in one of {KINDS}; of csv and tsv, name one file at a time"
+    is_pattern = "*" in url or (glob.has_magic(url) and not url.startswith(HUB))  # a file of the Hub may be a[1].csv
+    if suffix not in SUFFIXES or (is_pattern and suffix in WITH_HEADER):
+        fix = f"end it in one of {KINDS}; {ONE_AT_A_TIME}"
         raise DataError(f"{address} does not name a file that can be read", where=address, fix=fix)
     target = folder / blake2b(url.encode(), digest_size=6).hexdigest() / name  # two addresses may end in one name
     target.parent.mkdir(exist_ok=True)
@@ -76,20 +77,12 @@ def _copy_one_version(url: str, target: Path) -> None:
     for _ in range(MOST_COPIES):
         before = _versions(url, keys)
         if before is None:  # without versions, two copies are compared
-            _copy(url, target, keys)
+            copy_texts(url, target, storage_options=keys)
             before = file_digest(target)
-        _copy(url, target, keys)
+        copy_texts(url, target, storage_options=keys)
         if before == (_versions(url, keys) or file_digest(target)):
             return
     raise InputChangedError(url)
-
-
-def _copy(url: str, target: Path, keys: Any) -> None:
-    """Streams text formats line by line, unparsed; a line end within a quoted csv field becomes a plain newline."""
-    if target.suffix.lower() == ".parquet":
-        pl.scan_parquet(url, storage_options=keys).sink_parquet(target)
-    else:
-        pl.scan_lines(url, storage_options=keys).sink_csv(target, include_header=False, quote_style="never")
 
 
 def _profile(url: str) -> Any:

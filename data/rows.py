@@ -210,9 +210,10 @@ def _check_magic(path: Path, name: str) -> None:
         raise DataError(what, where=shown(str(path), 200), fix=fix)
 
 
-def no_rows(path: Path, name: str = "", *, fix: str = "fill it or leave it out") -> DataError:
+def no_rows(path: Path, name: str = "") -> DataError:
     """Returns the error of a file that is empty or has a header alone."""
-    return DataError(f"no rows in {shown(name or path.name)}", where=shown(str(path), 200), fix=fix)
+    what, fix = f"no rows in {shown(name or path.name)}", "fill it or leave it out"
+    return DataError(what, where=shown(str(path), 200), fix=fix)
 
 
 def read_lines(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:
@@ -259,7 +260,7 @@ class _Table:
             wanted["label"] = [corpus.label]
         for setting, names in wanted.items():
             for name in names if available is not None else []:
-                self._check_column(name, list(available or []), self._setting.format(setting))
+                self._check_column(name, list(available or []), self._setting.replace("{}", setting))
         return [name for names in wanted.values() for name in names]
 
     def _check_column(self, name: str, available: list[str], setting: str) -> None:
@@ -269,7 +270,7 @@ class _Table:
         if name not in available:
             marks = ",;|" if self.path.suffix.lower() == ".tsv" else ";\t|"
             separator = next((mark for mark in marks if len(available) == 1 and mark in available[0]), None)
-            own = self.corpus.text if setting != self._setting.format("text") else ()
+            own = self.corpus.text if setting != self._setting.replace("{}", "text") else ()
             others = [column for column in available if column not in own]
             near = nearest(name, others)
             quoted = shlex.quote if setting.startswith("--") else as_yaml

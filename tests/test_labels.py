@@ -175,6 +175,15 @@ def test_all_faults_of_a_file_are_in_one_message(workspace: Workspace, command: 
     assert f"has two labels: {other} here, {label} in row 2" in shown
 
 
+def test_a_shared_label_is_named_once_and_other_rows_are_counted(fresh: Workspace) -> None:
+    write(fresh, [("no such text", "zzz")] * 25)
+    result = fresh.attempt("plan", "labels=labels.csv", "teachers.1.rename={law: banking}")
+    assert "row 2: no teacher has the label zzz; the labels are banking, computing, cooking, " in result.err
+    assert "cooking, football, gardening, medicine, music\n" in result.err
+    assert "labels.csv: 50 problems" in result.err
+    assert "  and 30 more" in result.err
+
+
 def test_faults_are_found_before_any_stage_has_run(fresh: Workspace) -> None:
     write(fresh, [("no such text", "banking")])
     result = fresh.attempt("plan", "labels=labels.csv")
@@ -205,11 +214,11 @@ def test_a_file_without_labels_or_columns_is_refused(
 def test_errors_name_the_label_column_of_the_corpus(fresh: Workspace) -> None:
     for part in ("train", "test"):
         file = fresh.folder / f"texts/{part}.csv"
-        file.write_text(file.read_text().replace("text,label", "text,topic", 1))
-    fresh.edit("label: label", "label: topic")
+        file.write_text(file.read_text().replace("text,label", "text,topic {en}", 1))
+    fresh.edit("label: label", "label: topic {en}")
     for header, message in {
-        ("text", "topic", "label"): "fix: write a label into the column topic of some rows",
-        ("text", "Topic"): "fix: rename a column to topic: Topic",
+        ("text", "topic {en}", "label"): "fix: write a label into the column topic {en} of some rows",
+        ("text", "Topic {en}"): 'fix: rename a column to topic {en}: "Topic {en}"',
     }.items():
         write(fresh, [("a text", "", "law")[: len(header)]], header)
         refused = fresh.attempt("plan", "labels=labels.csv")

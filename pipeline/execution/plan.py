@@ -148,8 +148,8 @@ def identity_of(stage: Stage, run: Run) -> IdentityJson:
         inputs=dict(parts.inputs),
         upstream=dict(parts.upstream),
     )
-    if run.experiment.execution.on_version_change == "strict":
-        identity["libraries"] = library_versions()
+    if run.versions:
+        identity["libraries"] = run.versions["libraries"]
     return identity
 
 

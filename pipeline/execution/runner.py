@@ -35,7 +35,7 @@ from amalgam.pipeline.execution.stage import (
     records_of,
 )
 from amalgam.pipeline.input_files import changed_error
-from amalgam.pipeline.storage.fingerprint import library_versions
+from amalgam.pipeline.storage.fingerprint import LIBRARIES, library_versions
 from amalgam.pipeline.storage.store import MANIFEST, TIMING, TIMING_NAME, Record
 
 MAX_REPAIRS = 8
@@ -304,8 +304,15 @@ def _finish(  # noqa: PLR0913 - the facts of one build
     run.store.commit(folder / TIMING, Record(TIMING_NAME, (), timing))
     facts = {**stage.finish(run, records), "units": len(records)}
     files = tuple(file for record in records for file in record.files)
-    made = {"libraries": library_versions()}
+    made = {"libraries": _versions_of(records)}
     run.store.commit(folder / MANIFEST, Record(stage.name, files, facts, made, identity_of(stage, run)))
+
+
+def _versions_of(records: Sequence[Record]) -> dict[str, str]:
+    """Returns the libraries' versions; an earlier one if a reused unit was made with it, so that `plan` reports it."""
+    now = library_versions()
+    made = (item for record in records for item in record.made.get("libraries", {}).items())
+    return now | {name: version for name, version in made if name in LIBRARIES and version != now.get(name)}
 
 
 # ---- units of this process

@@ -24,6 +24,7 @@ from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.signals import InterruptHandler
 from amalgam.pipeline.storage.facts import DECLARED, FactTypes
+from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record, Store
 
 T = TypeVar("T")
@@ -115,7 +116,7 @@ def _parse_part(part: str) -> WorkerShare:
     if part == "auto":
         return _scheduled()
     index, slash, count = part.partition("/")
-    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         fix = "use --part 0/4 for the first of four parts, 3/4 for the last, or --part auto in a job array"
         raise ExperimentError(f"--part {part} is not a share", fix=fix)
     return WorkerShare(int(index), int(count), "part")
@@ -189,6 +190,12 @@ class Run:
     def file_option(self) -> str:
         """Returns the option -c of a proposed command, with a space before it; empty for the default file."""
         return file_option(Path(os.path.relpath(self.file.path)) if self.file else None)
+
+    @property
+    def versions(self) -> dict[str, dict[str, str]]:
+        """Returns the libraries' versions for an identity; empty unless execution.on_version_change is strict."""
+        is_strict = self.experiment.execution.on_version_change == "strict"
+        return {"libraries": library_versions()} if is_strict else {}
 
     def result(self, stage: str) -> Record:
         """Returns the manifest of a current stage; raises PendingDependencyError if the stage is not current."""

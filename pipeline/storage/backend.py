@@ -47,7 +47,7 @@ class StorageBackend(Protocol):
         """Raises ExperimentError if the workspace is not writable or `put_if_absent` overwrites."""
 
     def read(self, paths: Sequence[str]) -> dict[str, bytes]:
-        """Returns the content of small files; files that are missing or unreadable are left out."""
+        """Returns the content of small files; missing and too large ones are left out. Other failures raise."""
         ...
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:

@@ -224,9 +224,11 @@ class ObjectStorage:
 
     def delete(self, paths: Sequence[str]) -> None:
         """Local copies stay, because another process may be about to read them."""
-        self._listings.clear()
-        for start in range(0, len(paths), 1000):
-            self._delete([check_path(path) for path in paths[start : start + 1000]])
+        try:
+            for start in range(0, len(paths), 1000):
+                self._delete([check_path(path) for path in paths[start : start + 1000]])
+        finally:
+            self._listings.clear()  # not before: another thread may list them meanwhile
 
     def _delete(self, batch: Sequence[str]) -> None:
         """Sends one request; Google's stops at the first object that does not exist, and then each has its own."""

@@ -255,13 +255,13 @@ class PackedStorage:
             self.inner.get([entry.pack])
         return self._unpack(path, entry) is not None
 
-    def unequal_copies(self, path: str) -> tuple[Path, Path] | None:
-        """Returns the loose and the unpacked file if they differ."""
+    def unequal_loose(self, path: str) -> Path | None:
+        """Returns the loose file if it differs from the packed one."""
         entry, loose = self._entry(path), regular(self.root, path)
         unpacked = self._unpack(path, entry) if entry and loose else None
         if unpacked is None or loose is None or unpacked == loose or loose.read_bytes() == unpacked.read_bytes():
             return None
-        return loose, unpacked
+        return loose
 
     def keep_loose(self, path: str, record: str) -> None:
         """Removes a unit from the index whose packed file is damaged; its loose file and its record stay."""

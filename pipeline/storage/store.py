@@ -242,10 +242,10 @@ class Store:
 
     def _keep_whole_copy(self, file: StoredFile) -> None:
         """Keeps the loose or the packed copy of a file, the one that matches its digest."""
-        copies = self.backend.unequal_copies(file.path)
-        if copies is None:
+        loose = self.backend.unequal_loose(file.path)
+        if loose is None:
             return
-        if file_digest(copies[0]) == file.sha256:
+        if file_digest(loose) == file.sha256:
             self.backend.keep_loose(file.path, file.path.rpartition("-")[0] + ".json")
             self.notify(f"{file.path} is damaged in its pack; its loose file is used")
         else:
@@ -433,17 +433,18 @@ class Store:
 
     def pinned(self, kind: str, name: str) -> str | None:
         """Returns a pinned decision, such as a Hub commit or the dtype chosen for `auto`; None if there is none."""
-        path = self._pin(kind, name)
-        copy = self.root / copy_of(self.inside(path))
-        records = self.records([path, copy], complete=False)
-        pins = {place: pin for place, pin in records.items() if pin.name == f"{kind} {name}" and "value" in pin.facts}
-        if path not in pins and copy in pins:
-            self.notify(f"{self.inside(path)} was damaged or missing; it is restored from its copy")
+        place = self.inside(self._pin(kind, name))
+        copy = copy_of(place)
+        texts = self.backend.read([place, copy])
+        records = ((at, parsed_record(at, text)) for at, text in texts.items())
+        pins = {at: pin for at, pin in records if pin and pin.name == f"{kind} {name}" and "value" in pin.facts}
+        if place not in pins and copy in pins:
+            self.notify(f"{place} was damaged or missing; it is restored from its copy")
             with contextlib.suppress(OSError):
-                self._put_record(path, pins[copy])
-        elif path not in pins and self.has(path):
-            self.notify(f"{self.inside(path)} is damaged, and so is its copy: {kind} is decided again")
-            self.quarantine(path)
+                self._put_record(place, pins[copy])
+        elif place not in pins and place in texts:  # of the same look: another process may have pinned it meanwhile
+            self.notify(f"{place} is damaged, and so is its copy: {kind} is decided again")
+            self.quarantine(self.root / place)
         return next((str(pin.facts["value"]) for pin in pins.values()), None)
 
     def pin(self, kind: str, name: str, value: str, **facts: str) -> str:
@@ -452,11 +453,11 @@ class Store:
             self.claim()
         path = self._pin(kind, name)
         record = self.commit(path, Record(f"{kind} {name}", (), {"value": value, **facts}))
-        self._put_record(self.root / copy_of(self.inside(path)), record)
+        self._put_record(copy_of(self.inside(path)), record)
         return str(record.facts["value"])
 
-    def _put_record(self, path: Path, record: Record) -> None:
-        self.backend.put({self.inside(path): canonical_record(record).encode()})
+    def _put_record(self, place: str, record: Record) -> None:
+        self.backend.put({place: canonical_record(record).encode()})
 
     def _pin(self, kind: str, name: str) -> Path:
         return self.root / "pins" / f"{kind}-{fingerprint(name)}.json"

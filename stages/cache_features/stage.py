@@ -128,7 +128,7 @@ class CacheFeatures(Stage):
         families: dict[str, list[str]] = {}
         for states in required_states(run):
             named = f"states of {states.owner}" if states.teacher else f"features of {run.experiment.student.encoder}"
-            describe_family(run, self.name, states.family, {"teacher": named, **states.key})
+            describe_family(run, self.name, states.family, {"teacher": named, **states.key, **states.versions})
             families.setdefault(states.owner, []).append(states.family)
         return {"families": families}
 

@@ -106,14 +106,15 @@ class LabelFile:
         """
         problems = list(self.problems)
         unknown = [row for row in self.rows if names is not None and row.label not in names]
-        problems += [_unknown(row, names or ()) for row in unknown]
+        problems += [_unknown(row, names or ()) for row in unknown[:MOST_SHOWN]]
+        problems += [row.place for row in unknown[MOST_SHOWN:]]  # only counted: a hint takes a millisecond
         problems += _contradictions(self.rows, keys or {})
         if keys is not None:
             problems += [f"{row.place}: {self._absent(row)}" for row in self.rows if row.text not in keys]
         if problems:
             folded = {name.casefold() for name in names or ()}
             in_other_case = [row.label for row in unknown if row.label.casefold() in folded]
-            rename = rename_fix(in_other_case, names or (), self.corpus) if in_other_case else ""
+            rename = rename_fix(dict.fromkeys(in_other_case), names or (), self.corpus) if in_other_case else ""
             raise self._error(problems, rename, len(problems) - len(in_other_case))
         if not self.rows:
             fix = f"write a label into the column {shown(self.label)} of some rows"

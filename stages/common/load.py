@@ -227,7 +227,7 @@ def check_labels(run: Run) -> None:
         if source != FROM_CORPUS:
             own, file = labels_by_teacher(run), label_file(run, source)
             if len(own) == len(run.experiment.teacher_names):
-                union = [label for labels in own.values() for label in labels]
+                union = union_of(own).names
             file.stripped(union).check(union, _keys_in_sources(run, file))
 
 

@@ -19,7 +19,6 @@ from amalgam.pipeline.console import counted
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.facts import FactTypes
-from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.load import describe_family
 from amalgam.stages.common.corpus import content_of, texts_file
@@ -169,7 +168,7 @@ def text_plan(run: Run) -> TextPlan:
         teachers_of(run),
         language_model=model_digest(run, model, revision, LANGUAGE_MODEL) if settings.writes else None,
         corpus=sorted(content_of(own.get(path) or run.digest_of(path), path.name) for path in _corpus_files(run)),
-        libraries=library_versions() if run.experiment.execution.on_version_change == "strict" else None,
+        libraries=run.versions.get("libraries"),
     )
 
 

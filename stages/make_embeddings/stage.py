@@ -70,7 +70,7 @@ class MakeEmbeddings(Stage):
         """Returns a unit for each class; names of teachers and labels are no part of its folder."""
         config, units = run.experiment.pseudo_embeddings, []
         for teacher in teachers_of(run):
-            family = fingerprint([self.VERSION, config.model_dump(), teacher.files.digest])
+            family = fingerprint([self.VERSION, config.model_dump(), teacher.files.digest, *run.versions.values()])
             shared, labels = run.store.folder(self.name, f"teacher-{family}"), range(len(teacher.labels))
             units += [Unit(f"{label:04}", shared, config.count, (teacher, label)) for label in labels]
         return units

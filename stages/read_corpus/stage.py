@@ -158,7 +158,7 @@ def _leak_note(leak: Leak, texts: int) -> str:
 def _part_fingerprint(run: Run, part: str) -> str:
     """Paths are left out: a file is known by its content."""
     config = corpus_settings(corpus_for(run.experiment, part))
-    return fingerprint([ReadCorpus.VERSION, part, config, part_identity(run, part)])
+    return fingerprint([ReadCorpus.VERSION, part, config, part_identity(run, part), *run.versions.values()])
 
 
 def check_texts(run: Run, *, part: str | None = None) -> None:

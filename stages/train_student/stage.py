@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from amalgam.pipeline.config.schema import ExperimentConfig, Student
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
 from amalgam.pipeline.storage.facts import FactTypes
-from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
+from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.cached.load import ENCODER, states_of
@@ -147,7 +147,6 @@ class TrainStudent(Stage):
                 if unknown:
                     unknown.save(draft.folder)
                 draft.facts = {**facts, "max_tokens": new.limit}
-                draft.made = {"libraries": library_versions()}
             shutil.rmtree(checkpoint, ignore_errors=True)
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments

@@ -18,7 +18,7 @@ from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
 from amalgam.pipeline.storage.facts import FactTypes
-from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
+from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.corpus import Part
@@ -126,7 +126,7 @@ class TrainTeachers(Stage):
                 learned, facts = trained[own.name]
                 with run.store.draft(own.folder, own.name) as draft:
                     save_pretrained_folder(learned.model, learned.tokenizer, draft.folder, max_tokens=learned.limit)
-                    draft.facts, draft.made = facts, {"libraries": library_versions()}
+                    draft.facts = facts
             shutil.rmtree(checkpoint, ignore_errors=True)
 
     def finish(self, run: Run, records: Sequence[Record]) -> TeachersFacts:  # noqa: ARG002
@@ -265,4 +265,4 @@ def _teacher_fingerprint(run: Run, name: str, labels: Sequence[str]) -> str:
     settings = settings_of(run).model_dump(exclude=NOT_IDENTITY) | asdict(schedule(run, name))
     content = [_encoder_digests(run), _labelled_part(run).labels_digest]
     names = [name] if settings_of(run).co_train else []
-    return fingerprint([TrainTeachers.VERSION, settings, list(labels), content, *names])
+    return fingerprint([TrainTeachers.VERSION, settings, list(labels), content, *names, *run.versions.values()])

@@ -57,13 +57,12 @@ class Correction:
     def __call__(self, weights: Array, kinds: Sequence[Array], answers: Array) -> Array:
         if not len(self.coefficients):
             return weights
-        design = _Design.of(np.log(np.maximum(weights, LEAST_WEIGHT)), kinds, answers, self.biases)
+        design = _Design.of(weights, kinds, answers, self.biases)
         return softmax(design.scores(self.coefficients))
 
 
 @dataclass(frozen=True)
 class Corrected:
-    weights: Array
     correction: Correction
     strength: float | None
     """Strength of the prior that cross-validation chose; None: the weights without labels predict as well."""
@@ -77,38 +76,33 @@ class Corrected:
     """The same by cross-validation: no label of a text's fold is used."""
 
 
-def corrected(weights: Array, kinds: Sequence[Array], answers: Array, labelled: Labelled) -> Corrected:
-    """Returns the weights [texts, teachers] after the labels; on a labelled text only teachers that know it have some.
+def corrected(weights: Array, kinds: Sequence[Array], answers: Array, has_label: Array) -> Corrected:
+    """Returns the correction by labelled texts, and their weights [texts, teachers].
 
     `kinds` are standardised evidence [texts, teachers], `answers` the label of the union that each teacher predicts.
     """
-    rows, has_label = labelled.rows[:MOST_LEARNED], labelled.has_label[:MOST_LEARNED]
-    start = np.log(np.maximum(weights[rows], LEAST_WEIGHT))
-    design = _Design.of(start, [kind[rows] for kind in kinds], answers[rows])
-    before = loss_of(softmax(start), has_label)
-    best, chosen, left_out = before, None, weights[rows]
-    for strength in STRENGTHS if len(rows) > 1 else ():
-        own = _cross_validated(design, has_label, strength)
-        loss = loss_of(own, has_label)
+    design, learned = _Design.of_learned(weights, kinds, answers), has_label[:MOST_LEARNED]
+    texts = len(learned)
+    before = loss_of(softmax(design.dense[0]), learned)
+    best, chosen, left_out = before, None, weights[:texts]
+    for strength in STRENGTHS if texts > 1 else ():
+        own = _cross_validated(design, learned, strength)
+        loss = loss_of(own, learned)
         if loss < best:
             best, chosen, left_out = loss, strength, own
-    if (before - best) * len(rows) <= LEAST_GAIN:
-        best, chosen, left_out = before, None, weights[rows]
-    correction = Correction(np.empty(0) if chosen is None else _fit(design, has_label, chosen), design.biases)
-    after = correction(weights, kinds, answers)
-    fitted = after[labelled.rows]
-    left_out = np.concatenate([left_out, fitted[len(rows) :]])
-    return Corrected(with_known(after, labelled), correction, chosen, before, best, fitted, left_out)
+    if (before - best) * texts <= LEAST_GAIN:
+        best, chosen, left_out = before, None, weights[:texts]
+    correction = Correction(np.empty(0) if chosen is None else _fit(design, learned, chosen), design.biases)
+    fitted = correction(weights, kinds, answers)
+    return Corrected(correction, chosen, before, best, fitted, np.concatenate([left_out, fitted[texts:]]))
 
 
 def correction_of(
     weights: Array, kinds: Sequence[Array], answers: Array, has_label: Array, strength: float
 ) -> Correction:
     """Returns the correction by labelled texts, at a given strength of the prior."""
-    learned = slice(0, MOST_LEARNED)
-    start = np.log(np.maximum(weights[learned], LEAST_WEIGHT))
-    design = _Design.of(start, [kind[learned] for kind in kinds], answers[learned])
-    return Correction(_fit(design, has_label[learned], strength), design.biases)
+    design = _Design.of_learned(weights, kinds, answers)
+    return Correction(_fit(design, has_label[:MOST_LEARNED], strength), design.biases)
 
 
 def with_known(weights: Array, labelled: Labelled) -> Array:
@@ -130,12 +124,18 @@ class _Design:
     biases: Array
 
     @classmethod
-    def of(cls, start: Array, kinds: Sequence[Array], answers: Array, biases: Array | None = None) -> _Design:
-        teachers = start.shape[1]
+    def of(cls, weights: Array, kinds: Sequence[Array], answers: Array, biases: Array | None = None) -> _Design:
+        start, teachers = np.log(np.maximum(weights, LEAST_WEIGHT)), weights.shape[1]
         distinct = answers.astype(np.int64) * teachers + np.arange(teachers)
         biases = np.unique(distinct) if biases is None else biases
         places = np.searchsorted(biases, distinct).clip(max=len(biases) - 1)
         return cls([start, *kinds], np.where(biases[places] == distinct, places, len(biases)), biases)
+
+    @classmethod
+    def of_learned(cls, weights: Array, kinds: Sequence[Array], answers: Array) -> _Design:
+        """Returns the terms of the labelled texts that fit a correction."""
+        learned = slice(0, MOST_LEARNED)
+        return cls.of(weights[learned], [kind[learned] for kind in kinds], answers[learned])
 
     @property
     def centre(self) -> Array:

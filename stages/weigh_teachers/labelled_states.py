@@ -18,7 +18,6 @@ from amalgam.stages.weigh_teachers.few_labels import (
     MOST_LEARNED,
     Corrected,
     Correction,
-    Labelled,
     corrected,
     correction_of,
     folds,
@@ -125,7 +124,7 @@ class _Blocks:
     def corrected(self, more: Sequence[Array]) -> Corrected:
         """Returns the correction with further evidence of the labelled texts; cross-validation chooses its strength."""
         weights, kinds, answers = self._of_labelled()
-        return corrected(weights, [*kinds, *more], answers, Labelled(np.arange(len(weights)), self.has_label))
+        return corrected(weights, [*kinds, *more], answers, self.has_label)
 
     def correction(self, more: Sequence[Array], strength: float) -> Correction:
         weights, kinds, answers = self._of_labelled()

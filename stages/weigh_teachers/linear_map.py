@@ -67,18 +67,19 @@ class LinearMap:
 
 def predicted(space: Space, coefficients: Array, candidates: Array) -> Array:
     """Returns the prediction of a map for candidate labels [texts, teachers]."""
-    own, parts = torch.from_numpy(coefficients), []
+    own, predictions = torch.from_numpy(coefficients), np.empty(candidates.shape)
     for rows in blocks_of(space):
         labels = torch.from_numpy(candidates[rows].astype(np.int64))
-        parts.append((_inputs(space, rows) @ own).gather(1, labels).numpy())
-    return np.concatenate(parts).astype(np.float64)
+        predictions[rows] = (_inputs(space, rows) @ own).gather(1, labels).numpy()
+    return predictions
 
 
 def values_of(space: Space, coefficients: Array) -> Array:
     """Returns the predictions of a map [texts, columns]."""
-    own = torch.from_numpy(coefficients)
-    parts = [(_inputs(space, rows) @ own).numpy() for rows in blocks_of(space)]
-    return np.concatenate(parts).astype(np.float64)
+    own, values = torch.from_numpy(coefficients), np.empty((len(space), coefficients.shape[1]))
+    for rows in blocks_of(space):
+        values[rows] = (_inputs(space, rows) @ own).numpy()
+    return values
 
 
 def preferred(weights: Array, candidates: Array) -> Array:

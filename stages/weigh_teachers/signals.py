@@ -25,12 +25,16 @@ class Fitted:
 
     def value(self, name: str, fit: Callable[[], Any]) -> Array:
         """Returns the value of this name; on the first block `fit` computes it."""
-        name = f"{self.prefix}{name}"
         if not self.is_reused:
-            if name in self.values:
-                raise AssertionError(f"{name} is fitted twice")
-            self.values[name] = np.ascontiguousarray(fit())
-        return self.values[name]
+            self.store({name: fit()})
+        return self.stored(name)
+
+    def store(self, values: Mapping[str, Any]) -> None:
+        """Stores values of the first block by name."""
+        for name, value in values.items():
+            if f"{self.prefix}{name}" in self.values:
+                raise AssertionError(f"{self.prefix}{name} is fitted twice")
+            self.values[f"{self.prefix}{name}"] = np.ascontiguousarray(value)
 
     def stored(self, name: str) -> Array:
         """Returns the value of this name from the first block."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NotRequired, TypedDict
 
@@ -383,8 +382,7 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
     named = {"correction": result.correction.coefficients, "biases": result.correction.biases, "scales": maps.scales}
     named |= {f"teachers {at}": own for at, own in enumerate(maps.to_teachers)}
     named |= {f"labels {at}": own for at, own in enumerate(maps.to_labels)}
-    for name, values in named.items():
-        fitted.part("labels").value(name, partial(np.asarray, values))
+    fitted.part("labels").store(named)
     facts.pop("shares", None)
     facts["labelled"] = {
         "texts": len(result.fitted),
@@ -442,7 +440,7 @@ def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The teachers' predictions on all texts."""
+    """The teachers' predictions on some texts."""
 
     evidence: dict[str, Array]
     """Confidence, margin and highest logit: [texts, teachers] each."""
@@ -479,7 +477,6 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
     kinds = weigh.kinds_of(list(answers.evidence.values()), density, closest, fitted)
     joined, first_joined = label_sets.joined(states, first_states), label_sets.joined(first_states)
     joint = SideBySide.of([first_features, *first_joined])
-    encoder, teachers = SideBySide.of([first_features]), SideBySide.of(first_joined)
     predicted = label_sets.predicted(answers.labels, kinds["answers"])
     evidence = Evidence(
         kinds=with_absence(label_sets.means(kinds), predicted, fitted),
@@ -487,7 +484,7 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
         labels=len(space.names),
         near=nearest(joint.of_texts([features, *joined]), run.experiment.targets.neighbours, joint, texts.start)[0],
         written=None if written is None else label_sets.mean(written),
-        spaces=[encoder.of_texts([features]), teachers.of_texts(joined)],
+        spaces=[SideBySide([features], joint.means[:1]), SideBySide(joined, joint.means[1:])],
     )
     return evidence, kinds["answers"]
 

@@ -172,7 +172,7 @@ def with_interval(share: float, texts: int) -> AccuracyEstimate:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What weigh-teachers reads of all texts, before any estimate."""
+    """What weigh-teachers reads of the texts of a block, before any estimate."""
 
     kinds: Mapping[str, Array]
     """Standardised evidence [texts, teachers] of each kind but provenance."""
@@ -223,7 +223,7 @@ def agreed_signal(
 
     def shares() -> Array:
         of_texts = written_shares(written)
-        return counted(signal) if of_texts is None else of_texts
+        return leading_shares(signal) if of_texts is None else of_texts
 
     return signal, fitted.value("shares", shares)
 
@@ -278,8 +278,7 @@ def with_maps(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -
         predictions = np.mean([predicted(space, own, evidence.predicted) for space, own in parts], axis=0)
         return _mapped(signal, predictions, fitted.stored("biases"), evidence)
     coefficients, biases, total = _fitted_maps(signal, evidence)
-    for name, values in {"biases": biases, **{str(place): own for place, own in enumerate(coefficients)}}.items():
-        fitted.value(name, partial(np.asarray, values))
+    fitted.store({"biases": biases, **{str(place): own for place, own in enumerate(coefficients)}})
     return total
 
 
@@ -361,7 +360,7 @@ def weights_of_kinds(scaled: Mapping[str, Array], agreeing: Mapping[str, float])
     return {kind: power / sum(powers.values()) for kind, power in powers.items()}
 
 
-def counted(signal: Array) -> Array:
+def leading_shares(signal: Array) -> Array:
     """Returns the share of texts on which each teacher has the highest signal, at least LEAST_SHARE."""
     counts = np.bincount(signal.argmax(axis=1), minlength=signal.shape[1]) / max(1, len(signal))
     counts = np.maximum(counts, LEAST_SHARE)

@@ -43,16 +43,19 @@ class Reader:
     def push(self, branch: str = "main", *, gated: bool = False) -> str:
         """Stores two Parquet files and a csv file with an odd name as a commit of the branch."""
         files = self.folder / "files"
-        (files / "parts").mkdir(parents=True, exist_ok=True)
+        for name in ("parts", "lines"):
+            (files / name).mkdir(parents=True, exist_ok=True)
         (files / "my texts.csv").write_bytes(b'id,text\r\n1,"two\nlines"\r\n2,hello\r\n')
         for number in range(2):
             table = pl.DataFrame({"text": [f"text {number}", f"{branch} {number}"]})
             table.write_parquet(files / f"parts/{number}.parquet")
+            (files / f"lines/{number}.jsonl").write_text(f'{{"text": "line {number}"}}')
+            (files / f"lines/{number}.csv").write_text(f"text\nline {number}\n")
         return self.hub.push(DATA, files, branch=branch, gated=gated)
 
     def texts(self) -> list[str]:
         [*files] = (self.folder / "artifacts/read-corpus").glob("part-*/*/*.parquet")
-        return sorted(pl.concat(map(pl.read_parquet, files))["text"])
+        return sorted(pl.concat(pl.read_parquet(file, glob=False) for file in files)["text"])
 
 
 @pytest.fixture
@@ -74,6 +77,8 @@ def test_a_file_is_read_at_the_present_commit_of_its_revision(read: Reader, revi
 
 def test_the_parquet_files_of_a_pattern_are_joined_and_read_once(read: Reader) -> None:
     read.push()
+    read.folder /= "with [brackets]"
+    read.folder.mkdir()
     assert read(f"hf://{DATA}/parts/*.parquet").code == 0
     assert read.texts() == ["main 0", "main 1", "text 0", "text 1"]
     requests = len(read.hub.requests)
@@ -81,11 +86,18 @@ def test_the_parquet_files_of_a_pattern_are_joined_and_read_once(read: Reader) -
     assert len(read.hub.requests) == requests
 
 
+def test_the_lines_of_a_pattern_are_joined(read: Reader) -> None:
+    read.push()
+    assert read(f"hf://{DATA}/lines/*.jsonl").code == 0
+    assert read.texts() == ["line 0", "line 1"]
+
+
 REFUSALS = {
     "no such data set": ("hf://datasets/someone/nwes/a.csv", {}, "no data set someone/nwes", "hf auth login"),
     "no such revision": (f"hf://{DATA}@v9/my texts.csv", {}, "no revision 'v9'", "branches and tags"),
     "no such file": (f"hf://{DATA}/part/0.parquet", {}, "no file part/0.parquet", "parts/0.parquet"),
     "no such pattern": (f"hf://{DATA}/*.parquet", {}, "no file *.parquet", "parts/0.parquet"),
+    "two headers": (f"hf://{DATA}/lines/[01].csv", {}, "several files", "name one file at a time"),
     "no owner": ("hf://datasets/news/a.csv", {}, "no address of a file", "hf://datasets/OWNER/NAME/PATH"),
     "offline": (f"hf://{DATA}/my texts.csv", {"HF_HUB_OFFLINE": "1"}, "cannot be read", "unset HF_HUB_OFFLINE"),
     "no network": (f"hf://{DATA}/my texts.csv", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot be read", "network"),

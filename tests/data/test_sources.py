@@ -253,6 +253,16 @@ def test_s3_lines_arrive_unparsed_and_keep_their_numbers(tmp_path: Path, bucket:
     assert [row.number for row in bad] == [1, 3]
 
 
+@pytest.mark.parametrize("pattern", ["*.csv", "a[12].csv", "a?.csv"])
+def test_csv_files_of_a_pattern_are_refused_as_each_has_a_header(
+    tmp_path: Path, bucket: type[_Bucket], pattern: str
+) -> None:
+    bucket.objects["/texts/a1.csv"] = bucket.objects["/texts/a2.csv"] = b"text\nhello\n"
+    with pytest.raises(DataError) as caught:
+        fetch_remote(f"s3://texts/{pattern}", tmp_path)
+    assert "name one file at a time" in str(caught.value.fix)
+
+
 def test_a_failed_download_leaves_nothing_and_prints_no_secret(tmp_path: Path, bucket: type[_Bucket]) -> None:
     bucket.objects["/texts/bad.csv"] = b"text\ncaf\xe9\n"
     for url in ("s3://texts/none.parquet", "s3://texts/bad.csv"):
@@ -291,8 +301,8 @@ def test_an_address_that_names_no_file_is_refused_without_its_secrets(tmp_path: 
 @pytest.mark.parametrize(
     ("address", "function", "error"),
     [
-        ("s3://texts/a.csv", "_copy", OSError(errno.ENOSPC, "No space left on device")),
-        ("s3://texts/a.csv", "_copy", pl.exceptions.ComputeError("No space left on device (os error 28)")),
+        ("s3://texts/a.csv", "copy_texts", OSError(errno.ENOSPC, "No space left on device")),
+        ("s3://texts/a.csv", "copy_texts", pl.exceptions.ComputeError("No space left on device (os error 28)")),
         ("hf://datasets/o/n/a.csv", "fetch_texts", OSError(errno.EDQUOT, "Disk quota exceeded")),
     ],
 )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 
 from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
@@ -310,6 +311,21 @@ def test_a_removed_file_is_missing_although_a_listing_had_it(address: str) -> No
     store = opened(address)
     files = [put(store, f"u{n}", bytes([n])).files[0] for n in range(20)]
     assert store.missing_files(Record("all", tuple(files))) == []
+    store.backend.delete([files[7].path])
+    assert store.missing_files(Record("all", tuple(files))) == [(files[7], "missing")]
+
+
+def test_a_removed_file_is_missing_although_another_thread_listed_it_meanwhile(
+    ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, delete = opened(ours), obstore.delete
+    files = [put(store, f"u{n}", bytes([n])).files[0] for n in range(20)]
+
+    def overtaken(client: Any, batch: Sequence[str]) -> None:
+        assert store.missing_files(Record("all", tuple(files))) == []
+        delete(client, batch)
+
+    monkeypatch.setattr(obstore, "delete", overtaken)
     store.backend.delete([files[7].path])
     assert store.missing_files(Record("all", tuple(files))) == [(files[7], "missing")]
 

@@ -410,7 +410,7 @@ def test_every_unit_belongs_to_exactly_one_part() -> None:
         assert sorted((unit.name for share in shares for unit in share), key=int) == [unit.name for unit in units]
 
 
-@pytest.mark.parametrize("part", ["4/4", "x/2", "1", "1/", "/2", "-1/2", "1/0", ""])
+@pytest.mark.parametrize("part", ["4/4", "x/2", "1", "1/", "/2", "-1/2", "1/0", "²/4", ""])
 def test_an_impossible_part_is_refused_with_an_example(part: str) -> None:
     with pytest.raises(ExperimentError) as raised:
         share_of(part)

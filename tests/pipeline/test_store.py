@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -378,6 +378,25 @@ def test_a_writer_overtaken_after_its_first_look_keeps_the_winners_record(
     store.overtake(path, monkeypatch)
     assert store.commit(path, Record("second", ())).name == "first"
     assert not (tmp_path / "quarantine").exists()
+
+
+def test_a_pin_of_another_process_that_arrives_during_a_look_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, notes = Store(tmp_path), list[str]()
+    store.notify = notes.append
+    look = store.backend.read
+
+    def overtaken(paths: Sequence[str]) -> dict[str, bytes]:
+        seen = look(paths)
+        Store(tmp_path).pin("dtype", "auto", "bf16")
+        return seen
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.backend, "read", overtaken)
+        assert store.pinned("dtype", "auto") is None
+    assert store.pinned("dtype", "auto") == "bf16"
+    assert notes == []
 
 
 # ---- files about the workspace

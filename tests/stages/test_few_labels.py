@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from amalgam.stages.weigh_teachers import few_labels
-from amalgam.stages.weigh_teachers.few_labels import Correction, Labelled, corrected, correction_of, loss_of
+from amalgam.stages.weigh_teachers.few_labels import (
+    Corrected,
+    Correction,
+    Labelled,
+    corrected,
+    correction_of,
+    loss_of,
+    with_known,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -28,14 +36,22 @@ def accuracy(weights: Array, right: Array) -> float:
     return float((weights.argmax(axis=1) == right).mean())
 
 
+def correct(
+    weights: Array, kinds: list[Array], answers: Array, rows: Array, has_label: Array
+) -> tuple[Corrected, Array]:
+    """The fit by some labelled texts, and the weights of all texts after it."""
+    fit = corrected(weights[rows], [kind[rows] for kind in kinds], answers[rows], has_label)
+    return fit, with_known(fit.correction(weights, kinds, answers), Labelled(rows, has_label))
+
+
 def test_a_few_labels_correct_wrong_shares() -> None:
     weights, kinds, answers, right = mistaken()
     rows = np.arange(0, 600, 20)
-    result = corrected(weights, kinds, answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
+    result, after = correct(weights, kinds, answers, rows, np.eye(2, dtype=bool)[right[rows]])
     others = np.setdiff1d(np.arange(600), rows)
-    assert accuracy(result.weights[others], right[others]) > accuracy(weights[others], right[others]) + 0.1
+    assert accuracy(after[others], right[others]) > accuracy(weights[others], right[others]) + 0.1
     assert result.loss_after < result.loss_before
-    assert result.weights.sum(axis=1) == pytest.approx(1)
+    assert after.sum(axis=1) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("strength", few_labels.STRENGTHS)
@@ -43,7 +59,7 @@ def test_the_correction_converges_at_every_strength(strength: float, monkeypatch
     monkeypatch.setattr(few_labels, "STRENGTHS", (strength,))
     weights, kinds, answers, right = mistaken()
     rows = np.arange(0, 600, 10)
-    result = corrected(weights, kinds, answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
+    result, _ = correct(weights, kinds, answers, rows, np.eye(2, dtype=bool)[right[rows]])
     assert result.strength == strength
     assert result.loss_after < result.loss_before
 
@@ -52,17 +68,17 @@ def test_labels_that_the_weights_predict_change_the_labelled_texts_alone() -> No
     _, kinds, answers, right = mistaken()
     weights = 0.9 * np.eye(2)[right] + 0.05
     rows = np.arange(0, 600, 60)
-    result = corrected(weights, kinds, answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
+    result, after = correct(weights, kinds, answers, rows, np.eye(2, dtype=bool)[right[rows]])
     others = np.setdiff1d(np.arange(600), rows)
     assert result.strength is None
-    assert np.array_equal(result.weights[others], weights[others])
-    assert np.array_equal(result.weights[rows], np.eye(2)[right[rows]])
+    assert np.array_equal(after[others], weights[others])
+    assert np.array_equal(after[rows], np.eye(2)[right[rows]])
 
 
 def test_one_label_changes_its_own_text_alone() -> None:
     weights, kinds, answers, right = mistaken()
-    result = corrected(weights, kinds, answers, Labelled(np.array([5]), np.eye(2, dtype=bool)[right[[5]]]))
-    assert np.array_equal(np.delete(result.weights, 5, axis=0), np.delete(weights, 5, axis=0))
+    _, after = correct(weights, kinds, answers, np.array([5]), np.eye(2, dtype=bool)[right[[5]]])
+    assert np.array_equal(np.delete(after, 5, axis=0), np.delete(weights, 5, axis=0))
 
 
 def test_teachers_that_know_the_label_divide_a_text_by_their_weights() -> None:
@@ -72,8 +88,8 @@ def test_teachers_that_know_the_label_divide_a_text_by_their_weights() -> None:
         [np.concatenate([kinds[0], kinds[0][:, :1]], axis=1)],
     )
     answers = np.concatenate([answers, answers[:, :1]], axis=1)
-    result = corrected(weights, kinds, answers, Labelled(np.array([0]), np.array([[True, False, True]])))
-    assert result.weights[0] == pytest.approx([0.5, 0.0, 0.5])
+    _, after = correct(weights, kinds, answers, np.array([0]), np.array([[True, False, True]]))
+    assert after[0] == pytest.approx([0.5, 0.0, 0.5])
 
 
 def test_weights_by_cross_validation_do_not_depend_on_the_own_label(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +99,7 @@ def test_weights_by_cross_validation_do_not_depend_on_the_own_label(monkeypatch:
     has_label = np.eye(2, dtype=bool)[right[rows]]
     flipped = has_label.copy()
     flipped[4] = ~flipped[4]
-    own, other = (corrected(weights, kinds, answers, Labelled(rows, labels)) for labels in (has_label, flipped))
+    own, other = (correct(weights, kinds, answers, rows, labels)[0] for labels in (has_label, flipped))
     assert own.strength == other.strength == 30.0
     fold = np.arange(len(rows)) % 10 == 4
     assert other.left_out[fold] == pytest.approx(own.left_out[fold])
@@ -97,9 +113,9 @@ def test_cross_validation_estimates_the_accuracy_on_other_texts_and_the_fit_is_o
         weights, kinds, answers, right = mistaken(seed=seed)
         noise = [np.random.default_rng([seed, place]).normal(size=(600, 2)) for place in range(8)]
         rows = np.arange(0, 600, 20)
-        result = corrected(weights, [*kinds, *noise], answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
+        result, after = correct(weights, [*kinds, *noise], answers, rows, np.eye(2, dtype=bool)[right[rows]])
         others = np.setdiff1d(np.arange(600), rows)
-        true = accuracy(result.weights[others], right[others])
+        true = accuracy(after[others], right[others])
         errors["fitted"].append(accuracy(result.fitted, right[rows]) - true)
         errors["left_out"].append(accuracy(result.left_out, right[rows]) - true)
     error = float(np.std(errors["left_out"])) / np.sqrt(20)
@@ -110,10 +126,10 @@ def test_cross_validation_estimates_the_accuracy_on_other_texts_and_the_fit_is_o
 def test_a_correction_learns_from_a_part_of_many_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     weights, kinds, answers, right = mistaken()
     rows = np.arange(300)
-    labelled = Labelled(rows, np.eye(2, dtype=bool)[right[rows]])
+    has_label = np.eye(2, dtype=bool)[right[rows]]
     monkeypatch.setattr(few_labels, "MOST_LEARNED", 60)
-    result = corrected(weights, kinds, answers, labelled)
-    few = corrected(weights, kinds, answers, Labelled(rows[:60], labelled.has_label[:60]))
+    result, _ = correct(weights, kinds, answers, rows, has_label)
+    few, _ = correct(weights, kinds, answers, rows[:60], has_label[:60])
     assert result.strength == few.strength is not None
     assert (result.correction.coefficients == few.correction.coefficients).all()
     assert (result.left_out[:60] == few.left_out).all()
@@ -126,17 +142,17 @@ def test_teachers_without_weight_share_a_text_whose_label_only_they_know() -> No
     weights = np.concatenate([weights, np.zeros((600, 1))], axis=1)
     weights[0] = [1.0, 0.0, 0.0]
     kinds, answers = [np.zeros((600, 3))], np.concatenate([answers, answers[:, :1]], axis=1)
-    result = corrected(weights, kinds, answers, Labelled(np.array([0]), np.array([[False, True, True]])))
-    assert result.weights[0] == pytest.approx([0.0, 0.5, 0.5])
+    _, after = correct(weights, kinds, answers, np.array([0]), np.array([[False, True, True]]))
+    assert after[0] == pytest.approx([0.0, 0.5, 0.5])
 
 
 def test_a_small_gain_changes_no_other_text(monkeypatch: pytest.MonkeyPatch) -> None:
     weights, kinds, answers, right = mistaken()
     rows = np.arange(0, 600, 20)
     monkeypatch.setattr(few_labels, "LEAST_GAIN", 1e6)
-    result = corrected(weights, kinds, answers, Labelled(rows, np.eye(2, dtype=bool)[right[rows]]))
+    result, after = correct(weights, kinds, answers, rows, np.eye(2, dtype=bool)[right[rows]])
     assert result.strength is None
-    assert np.array_equal(np.delete(result.weights, rows, axis=0), np.delete(weights, rows, axis=0))
+    assert np.array_equal(np.delete(after, rows, axis=0), np.delete(weights, rows, axis=0))
 
 
 def test_an_answer_without_a_labelled_text_has_no_bias() -> None:

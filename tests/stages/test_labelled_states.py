@@ -64,6 +64,14 @@ def test_labels_in_other_blocks_alone_are_learned() -> None:
     assert rightly(fit_labels(none, [second], LABELS).weights, right, first.rows) > 0.8
 
 
+def test_a_block_with_one_label_is_fitted() -> None:
+    first, right = lost_teacher()
+    second, _ = lost_teacher(texts=300, labelled=1, seed=1)
+    fit = fit_labels(first, [second], LABELS)
+    assert rightly(fit.weights, right, first.rows) > 0.85
+    assert len(fit.result.left_out) == 51
+
+
 def test_a_value_of_the_map_to_teachers_leaves_the_text_out() -> None:
     texts, _ = lost_teacher(texts=60)
     states, targets = texts.spaces[0][:], np.random.default_rng(0).normal(size=(60, 2))

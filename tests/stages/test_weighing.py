@@ -30,8 +30,8 @@ from amalgam.stages.weigh_teachers.weigh import (
     agreement,
     by_range,
     coherent,
-    counted,
     exclusion,
+    leading_shares,
     smoothed,
     weights_of_kinds,
     with_maps,
@@ -282,8 +282,8 @@ def test_kinds_that_separate_teachers_and_agree_weigh_more_and_provenance_no_mor
 
 
 def test_counted_shares_are_of_the_highest_signals_and_never_zero() -> None:
-    assert counted(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])) == pytest.approx([0.75, 0.25])
-    assert counted(np.array([[1.0, 0.0]] * 3)).min() > 0.009
+    assert leading_shares(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])) == pytest.approx([0.75, 0.25])
+    assert leading_shares(np.array([[1.0, 0.0]] * 3)).min() > 0.009
 
 
 def evidence_of(right: Array, kinds: dict[str, Array], count: int = 10) -> Evidence:

@@ -131,7 +131,7 @@ def family_in(path: str) -> str:
     return PurePosixPath(path).parts[1]
 
 
-def units_in(records: Mapping[str, Record]) -> Iterator[CachedUnit]:
+def cached_units(records: Mapping[str, Record]) -> Iterator[CachedUnit]:
     """Yields the complete units of a family from their records."""
     for unit, record in records.items():
         if record.files:

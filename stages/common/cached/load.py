@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -12,16 +12,15 @@ from amalgam.data.arrays import Keys
 from amalgam.data.parquet import read_keys
 from amalgam.pipeline.config.schema import STATIC, ExperimentConfig
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
-from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import MANIFEST, StoredFile
 from amalgam.stages.common.cached.coverage import (
     BucketRequest,
     CachedUnit,
     CachedUnits,
     PrefixIndex,
+    cached_units,
     family_in,
     family_name,
-    units_in,
 )
 from amalgam.stages.common.cached.read import AnswerReader, Features, States, open_features, open_states
 from amalgam.stages.common.corpus import Bucket, Part
@@ -72,7 +71,7 @@ def units_folder(run: Run, stage: str, family: str) -> Path:
 def units_of(run: Run, stage: str, family: str) -> CachedUnits:
     """Returns the complete units of the family."""
     folder = units_folder(run, stage, family)
-    return CachedUnits(units_in(run.store.units(folder)), folder)
+    return CachedUnits(cached_units(run.store.units(folder)), folder)
 
 
 @once
@@ -185,9 +184,7 @@ def _key_of(run: Run, teacher: ResolvedTeacher, dtype: str) -> dict[str, object]
     key: dict[str, object] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype}
     if run.experiment.cache.last_layer:
         key["passes"] = "last-layer"
-    if run.experiment.execution.on_version_change == "strict":
-        key["libraries"] = library_versions()
-    return key
+    return key | run.versions
 
 
 @once
@@ -222,10 +219,12 @@ class CachedStates:
 
     key: Mapping[str, Any]
     teacher: ResolvedTeacher | None = None
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    """`Run.versions`, which the identity of every stage has already."""
 
     @property
     def family(self) -> str:
-        return family_name(self.key)
+        return family_name({**self.key, **self.versions})
 
     @property
     def owner(self) -> str:
@@ -251,7 +250,7 @@ def encoder_states(run: Run) -> CachedStates:
     key = {"feature": "mean of the last block's tokens", "content": digest, "max_tokens": student.max_tokens}
     if encoder_files(run, student, ENCODER).config.get("is_encoder_decoder"):
         key["part"] = "encoder"
-    return CachedStates(key)
+    return CachedStates(key, versions=run.versions)
 
 
 def teacher_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
@@ -283,7 +282,7 @@ def _states_of_teacher(run: Run, teacher: ResolvedTeacher, kind: str, blocks: in
         "max_tokens": teacher.max_tokens,
         "dtype": dtype_of(run),
     }
-    return CachedStates(key, teacher)
+    return CachedStates(key, teacher, run.versions)
 
 
 def parts_of(run: Run, states: CachedStates) -> list[Part]:

@@ -224,7 +224,7 @@ class _Launcher:
 
 
 def token_batches(lengths: RowNumbers, batch_tokens: int, *, equal: bool = False) -> list[RowNumbers]:
-    """RowNumbers by length, cut so that a padded batch holds at most `batch_tokens` tokens (one text may be longer).
+    """Returns the rows by length, cut so that a padded batch has at most `batch_tokens` tokens; one text may have more.
 
     With `equal`, all texts of a batch have one length, so that none is padded.
     """

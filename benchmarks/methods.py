@@ -71,6 +71,8 @@ SENTENCE = 40
 """Minimum number of characters of a foreign text."""
 RIVALS = ("ensemble", "zero-shot", "dawid-skene", "label-model")
 """Predictions without a student."""
+ROUNDS = 2
+"""Rounds of the label model; votes of disjoint label sets do not identify accuracies, and more rounds were worse."""
 AMALGAM, SUPERVISED = "amalgam", "supervised"
 METHODS = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", AMALGAM, SUPERVISED)
 
@@ -371,7 +373,7 @@ def _label_model(inputs: EvaluationInputs, answers: TestAnswers) -> Array:
     confidence = np.stack([answers.systems[f"teacher:{name}"].confidence for name in answers.own], axis=1)
     votes = np.where(confidence < np.median(confidence, axis=0), ABSTAINS, votes)
     sets = [inputs.labels.columns[name] for name in answers.own]
-    predicted: Array = label_model(votes, sets, len(inputs.labels.names)).label.argmax(axis=1)
+    predicted: Array = label_model(votes, sets, len(inputs.labels.names), ROUNDS).label.argmax(axis=1)
     return predicted
 
 

@@ -75,3 +75,62 @@ def dawid_skene(answers: Array, labels: int, rounds: int = 100, prior: float = 0
         if np.abs(label - before).max() < 1e-6:
             break
     return label
+
+
+ABSTAINS = -1
+"""The vote of a labelling function that abstains."""
+
+
+@dataclass(frozen=True)
+class LabelModel:
+    """A label model fitted to the votes of labelling functions."""
+
+    label: Array
+    """Probability of each label: [texts, labels]."""
+    accuracies: Array
+    """Share of right votes by function, on texts of its labels."""
+    propensities: Array
+    """Probability of a vote by function and label of the text: [functions, labels]."""
+
+
+def label_model(votes: Array, sets: Sequence[Sequence[int]], labels: int, rounds: int = 200) -> LabelModel:
+    """Fits a label model to votes [texts, functions], by EM from accuracies of 0.7; `sets` has the labels of each one.
+
+    Data programming (Ratner et al. 2016; Snorkel, 2017): functions are independent given the label. On texts of its
+    labels a function has one accuracy and uniform errors; on others its votes are uniform.
+    """
+    hot = [np.eye(labels + 1)[own][:, :labels] for own in votes.T]  # of each function: [texts, labels]
+    has = [np.isin(np.arange(labels), own) for own in sets]
+    accuracies, shares = np.full(len(sets), 0.7), np.full(labels, 1 / labels)
+    coverage = (votes != ABSTAINS).mean(axis=0)
+    propensities, label = np.repeat(coverage[:, None], labels, axis=1), np.zeros((len(votes), labels))
+    for _ in range(rounds):
+        logs = np.tile(np.log(shares), (len(votes), 1))
+        for own, vote, inside, right, votes_at in zip(hot, votes.T, has, accuracies, propensities, strict=True):
+            wrong = (1 - right) / max(1, inside.sum() - 1)
+            chance = np.where(inside, np.where(own > 0, right, wrong), 1 / inside.sum())
+            logs += np.log(np.where(vote[:, None] == ABSTAINS, 1 - votes_at, votes_at * chance))
+        raised = np.exp(logs - logs.max(axis=1, keepdims=True))
+        before, label = label, raised / raised.sum(axis=1, keepdims=True)
+        if np.abs(label - before).max() < 1e-6:
+            break
+        counts = label.sum(axis=0)
+        shares = (counts + 1) / (len(votes) + labels)  # each share of votes has one more text, as at the start
+        sums = np.array([label.T @ own.any(axis=1) for own in hot])
+        propensities = (sums + coverage[:, None].clip(0.01, 0.99)) / (counts + 1)
+        agreed = np.array([(label * own).sum() for own in hot])
+        accuracies = (agreed + 0.7) / ((sums * has).sum(axis=1) + 1)
+    return LabelModel(label, accuracies, propensities)
+
+
+def ridge(states: Array, gold: Array, others: Array, penalty: float = 1.0) -> Array:
+    """Returns the scores [texts, labels] of other states by ridge regression on gold [texts, labels], without means.
+
+    Labels with few texts then lose nothing by their number.
+    """
+    mean = states.mean(axis=0)
+    own = states - mean
+    scores: Array = (
+        (others - mean) @ own.T @ np.linalg.solve(own @ own.T + penalty * np.eye(len(own)), gold - gold.mean(axis=0))
+    )
+    return scores

@@ -25,6 +25,7 @@ import numpy as np
 
 from amalgam.benchmarks.choice import amalgam, within
 from amalgam.benchmarks.choice_settings import load_settings
+from amalgam.benchmarks.estimates import ridge
 from amalgam.benchmarks.protocol import row, show
 from amalgam.benchmarks.uncertain_texts import Candidates, pick
 from amalgam.stages.report.label_estimates import RightTexts
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-RIDGE = 1.0
 FOLDS = 5
 ESTIMATES = ("targets_error", "targets_covered", "fitted_error", "student_error", "student_covered")
 FIGURES = ("right", "elsewhere", "labels", "others", "probe", *ESTIMATES)
@@ -140,10 +140,8 @@ def _errors(setting: Setting, result: Corrected, targets: Array, rows: Array, dr
 def _ridge(setting: Setting, rows: Array, labels: Array) -> Array:
     """Returns the labels that ridge regression on some texts predicts for all texts."""
     features = setting.features.astype(np.float64)
-    own, gold = features[rows] - features[rows].mean(axis=0), np.eye(len(setting.labels))[labels]
-    kernel = own @ own.T + RIDGE * np.eye(len(rows))
-    scores = (features - features[rows].mean(axis=0)) @ own.T @ np.linalg.solve(kernel, gold - gold.mean(axis=0))
-    predicted: Array = (scores + gold.mean(axis=0)).argmax(axis=1)
+    gold = np.eye(len(setting.labels))[labels]
+    predicted: Array = (ridge(features[rows], gold, features) + gold.mean(axis=0)).argmax(axis=1)
     return predicted
 
 

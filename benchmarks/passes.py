@@ -6,7 +6,7 @@ The teachers run 2 K passes for every text; cached ones are reused. Each row cho
 same is the share of texts with the choice of the first K passes. `other passes` chooses by the second K.
 difference is same minus that of `other passes`, with a 95 % interval from a bootstrap over texts.
 passes counts forward passes for each text and teacher, the one without dropout included.
-`auto` is that of `cache.passes: auto` with MUKA: its sample runs K passes, others stop early, and all of that counts.
+`adaptive` is that of `cache.adaptive: true`: its sample runs K passes, others stop early, and all of that counts.
 Its figures are means over draws of the sample. `--settled-by` sets the multiple of the errors at which a text stops.
 `last layer` chooses by K passes of `cache.dropout: last-layer`, which count as none.
 """
@@ -134,7 +134,7 @@ def rows(
     for gap in gaps if samples else ():
         adaptive.SETTLED_BY = gap
         choices, passes = zip(*(adaptive_choice(predictions, sample) for sample in samples), strict=True)
-        yield measured(f"auto, {gap:g} errors", choices, float(np.mean(passes)))
+        yield measured(f"adaptive, {gap:g} errors", choices, float(np.mean(passes)))
 
 
 def collected(experiment: Path, passes: int, limit: int | None, *, last_layer: bool = False) -> Predictions:

@@ -93,7 +93,7 @@ CACHE_PASSES = (
 )
 
 
-# cache-teachers with adaptive passes: a decision for a bucket, the last one, and the regressions behind them.
+# cache-teachers with cache.adaptive: a decision for a bucket, the last one, and the regressions behind them.
 STOPS = (
     Column("key", "key", "the text"),
     Column("passes", "int32", "the passes that suffice, or -1 if more are needed"),

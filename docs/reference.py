@@ -32,7 +32,7 @@ FILES = {
     "CACHE_TEXTS": "`cache-teachers/FAMILY/units/*.parquet`",
     "CACHE_LOGITS": "the same, in files of answers without dropout",
     "CACHE_PASSES": "the same, in files of passes",
-    "STOPS": "the same, of decisions about adaptive passes",
+    "STOPS": "the same, of decisions with `cache.adaptive`",
     "STOP_CONFIDENCES": "the same, of the last decision",
     "STOP_REGRESSIONS": "the same, of the regressions behind the decisions",
     "FEATURES": "`cache-features/FAMILY/units/*.parquet` of an encoder",

@@ -186,6 +186,9 @@ def consistency_checks(experiment: ExperimentConfig) -> Checks:
     targets, passes = experiment.targets, experiment.cache.passes
     too_many = targets.passes is not None and passes is not None and targets.passes > passes
     yield too_many, "targets.passes", f"{targets.passes} is more than cache.passes, {passes}"
+    stops = experiment.cache.adaptive and experiment.cache.last_layer
+    message = "saves no time with cache.dropout: last-layer, whose passes cost little; set cache.adaptive: false"
+    yield stops, "cache.adaptive", message
     yield from target_method(targets).checks()
     yield from objective_inputs(experiment).checks()
     yield from _generate_checks(experiment)

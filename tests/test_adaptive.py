@@ -1,4 +1,4 @@
-"""cache.passes: auto with MUKA: a sample runs all passes, and decides after how many others stop."""
+"""cache.adaptive: a sample runs all passes, and decides after how many others stop."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ import polars as pl
 import pytest
 
 from amalgam.cli import main
+from amalgam.pipeline.execution.runner import update
+from amalgam.stages.app.api import open_run, working
 from amalgam.stages.cache_teachers import adaptive, ask, stage
 from amalgam.stages.cache_teachers.adaptive import PassAnswers, are_settled, audit_regressions, fit
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.cached import load
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.inference import batches
+from amalgam.stages.registry import STAGES
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import TOLERANCE, Workspace, finish, largest_difference, quiet_environment, ranks
 
-AUTO = ("cache.passes=auto", "student.method=muka-soft")
+AUTO = ("cache.adaptive=true", "student.method=muka-soft", "cache.passes=auto")
 MODULE = "amalgam.tests.test_adaptive"
 PASSES, COPIES, FEWEST = 12, 4, 10
 
@@ -99,7 +102,7 @@ def test_targets_have_the_confidences_of_the_decisions(shop: Workspace) -> None:
 
 
 def test_cached_passes_do_not_change_the_result(shop: Workspace) -> None:
-    """All passes of every text first, then auto: the same targets as auto alone, and no pass more."""
+    """All passes of every text first, then adaptive ones: the same targets as by these alone, and no pass more."""
     alone = shop.without_artifacts(shop.folder.parent / "alone")
     alone("build-targets", *AUTO)
     shop("cache-teachers", f"cache.passes={PASSES}", AUTO[1])
@@ -118,7 +121,7 @@ def test_running_again_computes_no_pass_and_more_passes_cost_the_difference(shop
     assert asked[0].units == 0
     assert shop.stale(*AUTO).isdisjoint({"cache-teachers", "build-targets"})
     with shop.counting() as asked:
-        shop("build-targets", f"cache.passes={PASSES}", AUTO[1])
+        shop("build-targets", "cache.adaptive=false", AUTO[1])
     assert (asked[0].logits, asked[0].passes) == (0, 2 * (PASSES * len(decisions_keys(shop)) - taken))
     assert "confidences" not in facts(shop)
 
@@ -193,10 +196,13 @@ def test_the_audit_is_on_the_page(shop: Workspace) -> None:
 def test_the_plan_estimates_the_passes(shop: Workspace) -> None:
     shop("read-corpus")
     texts, trained, sampled = 40 + 480, 480, 480 // PASSES
+    every = 2 * (texts + PASSES * trained)
     prices = shop("plan", "--json", *AUTO).json["cost"]["passes"]
-    assert prices["0"] == 2 * texts
-    assert prices["auto"] == 2 * (texts + PASSES * sampled + 2 * (trained - sampled))
-    assert prices[str(PASSES)] == 2 * (texts + PASSES * trained)
+    assert prices == {"0": 2 * texts, "auto": every, str(PASSES): every}
+    run = open_run(shop.folder / "amalgam.yaml", AUTO)
+    with working(run):
+        update(STAGES, run, target="read-corpus", keep_overrides=False)
+    assert stage.CacheTeachers().workload(run, None) == 2 * (texts + PASSES * sampled + 2 * (trained - sampled))
 
 
 def test_two_processes_decide_together(fresh: Workspace) -> None:

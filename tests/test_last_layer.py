@@ -99,7 +99,7 @@ def test_what_does_not_go_together_is_refused_with_a_way_out(fresh: Workspace) -
     assert "did you mean 'last-layer'" in wrong.err
     adaptive = fresh.attempt("cache-teachers", LAST, "cache.adaptive=true")
     assert adaptive.code == 2
-    assert "cache.adaptive: is a part of cache.passes: auto; remove it" in adaptive.err
+    assert "set cache.adaptive: false" in adaptive.err
 
 
 def test_auto_without_passes_is_remarked(deep: Workspace) -> None:
@@ -107,3 +107,7 @@ def test_auto_without_passes_is_remarked(deep: Workspace) -> None:
     deep("read-corpus")
     plan = " ".join(deep("plan", LAST, "cache.passes=auto", "student.method=amalgam").err.split())
     assert "cache.dropout=last-layer is for dropout passes" in plan
+    plan = " ".join(deep("plan", "cache.adaptive=true", "cache.passes=auto", "student.method=amalgam").err.split())
+    assert "cache.adaptive=true is for dropout passes" in plan
+    plan = " ".join(deep("plan", "cache.adaptive=true", "cache.passes=16", "student.method=muka-soft").err.split())
+    assert "cache.adaptive=true has no effect: it needs" in plan

@@ -169,7 +169,6 @@ def test_a_variant_without_passes_has_one_name(fresh: Workspace) -> None:
 def test_passes_are_run_for_methods_that_read_them(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second method computes the missing passes alone, and the number that auto chose reuses the result."""
     monkeypatch.setattr(load, "AUTO_PASSES", 3)
-    monkeypatch.setattr(load, "FEWEST_SAMPLED", TRAIN)  # no sample
     fresh.edit("  passes: 4\n", "")
     fresh.edit("targets:\n  mode: soft\n", "")
     method = "student.method=amalgam"

@@ -36,8 +36,8 @@ def measured(predictions: Predictions) -> dict[str, dict[str, Any]]:
 def test_the_regressions_learn_the_scale_of_each_teacher(predictions: Predictions) -> None:
     figures = measured(predictions)
     assert figures["no passes"]["same"] < 0.9
-    assert figures["auto, 0.5 errors"]["same"] > figures["no passes"]["same"] + 0.05
-    assert figures["auto, 2 errors"]["same"] >= figures["auto, 0.5 errors"]["same"]
+    assert figures["adaptive, 0.5 errors"]["same"] > figures["no passes"]["same"] + 0.05
+    assert figures["adaptive, 2 errors"]["same"] >= figures["adaptive, 0.5 errors"]["same"]
     assert figures["other passes"]["difference"] == 0.0
     assert figures["no passes"]["low"] < figures["no passes"]["difference"] < figures["no passes"]["high"] < 0
 
@@ -46,7 +46,7 @@ def test_the_passes_of_sampled_and_open_texts_are_counted(predictions: Predictio
     figures = measured(predictions)
     assert [figures[name]["passes"] for name in ("other passes", "no passes")] == [1 + PASSES, 1]
     sampled = 1 + PASSES * adaptive_size(TEXTS, PASSES) / TEXTS
-    assert sampled < figures["auto, 0.5 errors"]["passes"] < figures["auto, 2 errors"]["passes"] < 1 + PASSES
+    assert sampled < figures["adaptive, 0.5 errors"]["passes"] < figures["adaptive, 2 errors"]["passes"] < 1 + PASSES
 
 
 def test_texts_that_never_stop_have_the_choice_of_k_passes(

@@ -67,6 +67,7 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
         NOTHING,
     ),  # the digest is the identity
     "cache.passes": (["cache.passes=6"], CACHE_ON),
+    "cache.adaptive": (["cache.adaptive=true"], CACHE_ON),
     "cache.seed": (["cache.seed=1"], CACHE_ON),
     "cache.dropout": (["cache.dropout=0.3"], CACHE_ON),  # last-layer: test_last_layer.py
     "cache.max_tokens": (["cache.max_tokens=16"], CACHE_ON),

@@ -83,7 +83,7 @@ def test_bash_which_breaks_words_at_the_sign_is_offered_bare_values(
     ]
     assert set(METHODS) <= set(offered(folder, monkeypatch, "run", "student.method", "="))
     assert offered(folder, monkeypatch, "run", "targets.text_weights", "=", "m") == ["margin"]
-    assert offered(folder, monkeypatch, "run", "targets.task_loss", "=", "") == ["true", "false"]
+    assert offered(folder, monkeypatch, "run", "cache.adaptive", "=", "") == ["true", "false"]
     assert offered(folder, monkeypatch, "build-targets", "--mode", "so") == ["soft"]
 
 

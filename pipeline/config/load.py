@@ -478,21 +478,14 @@ MUST_BE = {
 """Messages by the first word of pydantic's error type, such as int_parsing, int_type or int_from_float."""
 
 
-FORMER = {
-    **{former: f"is named {name} since schema_version 2" for former, name in RENAMED.items()},
-    "cache.adaptive": "is a part of cache.passes: auto; remove it",
-}
-"""Messages by fields that earlier versions had."""
-
-
 def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
     given = item["input"]
     kind, _, fault = item["type"].partition("_")
     match item["type"]:
         case _ if path == ("schema_version",):
             return f"this amalgam reads schema_version {SCHEMA_VERSION}; CHANGELOG.md lists the changes"
-        case "extra_forbidden" if _dotted(path) in FORMER:
-            message = FORMER[_dotted(path)]
+        case "extra_forbidden" if _dotted(path) in RENAMED:
+            message = f"is named {RENAMED[_dotted(path)]} since schema_version 2"
         case "extra_forbidden":
             message = f"unknown key{_field_hint(path)}"
         case "missing":

@@ -379,8 +379,11 @@ class Cache(ConfigSection):
     """Predictions of the teachers, computed once for each text."""
 
     passes: Annotated[PassCount | None, _or_auto(PassCount)] = None
-    """Number K of Monte-Carlo dropout passes for each text and teacher. auto: at most 16 for a method that reads them,
-    as MUKA does, else 0. A sample of the texts runs 16. With MUKA, other texts stop early where it allows this."""
+    """Number K of Monte-Carlo dropout passes for each text and teacher. auto: 16 for a method that reads them, as MUKA
+    does, else 0. With amalgam, at most 200 texts run 16: a sample that audits the choice without passes."""
+    adaptive: bool = False
+    """With MUKA, a sample runs K passes, and other texts stop where their most confident teacher is settled. Their
+    confidences are predicted: the choice of teachers is the same, but the weights of texts are less exact."""
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     """Random seed of dropout; each mask is a pure function of (seed, teacher, text, pass, site)."""
     dropout: Rate | Literal["last-layer"] | None = None

@@ -18,7 +18,7 @@ from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.build_targets.stage import check_train_gold
-from amalgam.stages.common.cached.load import ENCODER, passes_of
+from amalgam.stages.common.cached.load import ENCODER, adaptive_sample, passes_of
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.common.device import check_device, check_libraries
 from amalgam.stages.common.load import (
@@ -209,9 +209,17 @@ def _about_teachers(run: Run) -> Iterator[str]:
     if "MC dropout" in method.full_name(experiment, ""):
         weights = f"targets.mode={experiment.targets.mode} weights the teachers by one prediction each"
         yield f"without dropout passes, {weights}; the papers use cache.passes=16"
-    if experiment.cache.last_layer and not passes_of(experiment):
+    settings = {
+        "cache.dropout=last-layer": experiment.cache.last_layer,
+        "cache.adaptive=true": experiment.cache.adaptive,
+    }
+    for setting in (name for name, is_set in settings.items() if is_set and not passes_of(experiment)):
         runs = "this experiment runs none (at most a sample)"
-        yield f"cache.dropout=last-layer is for dropout passes, and {runs}; set cache.passes=16"
+        yield f"{setting} is for dropout passes, and {runs}; set cache.passes=16"
+    with suppress(AmalgamError, PendingDependencyError):
+        if experiment.cache.adaptive and passes_of(experiment) and not adaptive_sample(run):
+            needs = "it needs targets.uncertainty=entropy, another targets.distribution than mc-mean, and 30 K texts"
+            yield f"cache.adaptive=true has no effect: {needs}"
     try:
         labels = labels_by_teacher(run)
     except AmalgamError:  # a problem, not a remark

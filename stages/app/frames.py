@@ -33,7 +33,7 @@ def logits(run: Run, teacher: str) -> pl.LazyFrame:
 
 
 def passes(run: Run, teacher: str) -> pl.LazyFrame:
-    """Returns a row per text and range of passes: adaptive runs have more passes on some texts."""
+    """Returns a row per text and range of passes: `cache.adaptive` runs more passes on some texts."""
     files, labels = _files(run, teacher)
     ranges = sorted({span for span in files.values() if span[1] > span[0]})
     if not ranges:

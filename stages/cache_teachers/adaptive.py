@@ -1,4 +1,4 @@
-"""Adaptive passes of `cache.passes: auto`: a text runs dropout passes until its most confident teacher is settled.
+"""Adaptive passes (`cache.adaptive`): a text runs dropout passes until its most confident teacher is settled.
 
 A sample runs all K. On it, a regression for each teacher and step learns the uncertainty of K passes. Its input is the
 prediction without dropout and the first passes. A text stops where its two most confident teachers differ by more than

@@ -123,20 +123,20 @@ class CacheTeachers(Stage):
 
     def identity(self, run: Run) -> Identity:
         parts, sampled = _parts(run), sampled_texts(run)
-        adaptive = {"adaptive": ADAPTIVE_VERSION if adaptive_sample(run) else False}  # false was an option's default
+        adaptive = adaptive_sample(run)
         return Identity(
-            config={"cache": run.experiment.cache.model_dump() | {"passes": passes_of(run.experiment)} | adaptive},
+            config={"cache": run.experiment.cache.model_dump() | {"passes": passes_of(run.experiment)}},
             inputs={
                 "teachers": {teacher.name: teacher.identity for teacher in teachers_of(run)},
                 "texts": {part.name: part.texts_digest for part, _ in parts},
                 "dtype": dtype_of(run),
-                **({"sample": {"texts": sampled, "passes": AUTO_PASSES}} if sampled else {}),
+                **({"sample": {"texts": sampled, "passes": AUTO_PASSES}} if sampled and not adaptive else {}),
+                **({"adaptive": {"texts": adaptive, "version": ADAPTIVE_VERSION}} if adaptive else {}),
             },
         )
 
     def chosen(self, run: Run) -> dict[str, object]:
-        is_set = run.experiment.cache.passes is not None or adaptive_sample(run)
-        return {} if is_set else {"cache.passes": passes_of(run.experiment)}
+        return {"cache.passes": passes_of(run.experiment)} if run.experiment.cache.passes is None else {}
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units are in the families
         return _adaptive_units(run) if adaptive_sample(run) else _plain_units(run, _parts(run))
@@ -297,7 +297,7 @@ def _text_passes(run: Run, units: Sequence[Unit] | None = None) -> int:
         return sum(unit.size for unit in units)
     sampled, others = sampled_texts(run), USUAL_PASSES if adaptive_sample(run) else passes_of(run.experiment)
     by_part = {part.name: part.texts for part, _ in _parts(run)}
-    passes = AUTO_PASSES * sampled + others * (by_part.get("train", sampled) - sampled)
+    passes = (passes_of(run.experiment) or AUTO_PASSES) * sampled + others * (by_part.get("train", sampled) - sampled)
     return (sum(by_part.values()) + passes) * len(teachers_of(run))
 
 
@@ -309,7 +309,7 @@ def pass_prices(run: Run) -> dict[str, int]:
     most = cache.passes or AUTO_PASSES
 
     def price(passes: int | None) -> int:
-        settings = cache.model_copy(update={"passes": passes})
+        settings = cache.model_copy(update={"passes": passes, "adaptive": False})
         return _text_passes(replace(run, experiment=run.experiment.model_copy(update={"cache": settings})))
 
     return {"0": price(0), "auto": price(None), str(most): price(most)}

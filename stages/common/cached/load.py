@@ -122,14 +122,13 @@ def passes_counted(run: Run) -> dict[str, int]:
 def adaptive_sample(run: Run) -> int:
     """Returns the number of sampled texts that decide on the passes of the others; 0: every text has the same number.
 
-    `auto` is adaptive for the confidences of MUKA's paper. The means of the passes need all of them.
+    Confidences are predicted by the measure of MUKA's paper. Means of the passes need all of them.
     """
-    cache, targets = run.experiment.cache, run.experiment.targets
-    set_by_user = cache.passes is not None or targets.passes is not None or cache.last_layer
-    by_entropy = targets.uncertainty == "entropy" and targets.distribution != "mc-mean"
-    if set_by_user or not by_entropy or not target_method(targets).reads_passes or not reads_texts(run.experiment):
-        return 0
-    return adaptive_size(train_part(run).texts, AUTO_PASSES)
+    experiment, targets = run.experiment, run.experiment.targets
+    usable = targets.uncertainty == "entropy" and targets.distribution != "mc-mean" and targets.passes is None
+    usable = usable and target_method(targets).reads_passes and reads_texts(experiment)
+    passes = passes_of(experiment) if experiment.cache.adaptive and usable and not experiment.cache.last_layer else 0
+    return adaptive_size(train_part(run).texts, passes) if passes else 0
 
 
 def adaptive_size(texts: int, passes: int) -> int:

@@ -16,7 +16,7 @@ import pytest
 from amalgam.cli import main
 from amalgam.pipeline.execution.runner import update
 from amalgam.stages.app.api import open_run, working
-from amalgam.stages.cache_teachers import adaptive, ask, stage
+from amalgam.stages.cache_teachers import adaptive, ask, sample, stage
 from amalgam.stages.cache_teachers.adaptive import PassAnswers, are_settled, audit_regressions, fit
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.cached import load
@@ -37,7 +37,8 @@ def shop(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     for module in (load, stage):
         monkeypatch.setattr(module, "AUTO_PASSES", PASSES)
     monkeypatch.setattr(load, "FEWEST_SAMPLED", FEWEST)
-    monkeypatch.setattr(adaptive, "is_better", lambda _facts: True)  # random teachers cannot be predicted
+    for module in (adaptive, sample):
+        monkeypatch.setattr(module, "is_better", lambda _facts: True)  # random teachers cannot be predicted
     fresh.write([(f"{text} {copy}", label) for text, label in fresh.texts() for copy in range(COPIES)])
     return fresh
 
@@ -157,7 +158,8 @@ def test_appended_texts_cost_their_own_passes_and_those_that_the_new_sample_move
 def test_all_texts_run_all_passes_where_fewer_change_the_choice(
     shop: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adaptive, "is_better", lambda _facts: False)
+    for module in (adaptive, sample):
+        monkeypatch.setattr(module, "is_better", lambda _facts: False)
     with shop.counting() as asked:
         result = shop("run", *AUTO)
     assert set(decisions(shop)["passes"]) == {PASSES}
@@ -280,7 +282,7 @@ def test_the_audit_separates_texts_that_stopped_from_texts_that_may_not() -> Non
     assert (
         "for 96.0 % of 200 sampled texts (95 % interval 92.3 to 98.0); 8 passes and 8 others agree for 93.0 %" in second
     )
-    first, _ = pass_audit_lines({**audit, "stopped": 0, "runs": 17.0})  # type: ignore[typeddict-item]
+    first, _ = pass_audit_lines({**audit, "stopped": 0, "runs": 17.0, "same": 185})  # type: ignore[typeddict-item]
     assert first.startswith("all 4,000 texts run 16 passes")
 
 

@@ -10,7 +10,7 @@ from typing import Any, NotRequired, TypedDict
 
 from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.stages.cache_teachers.adaptive import CachedPasses, RegressionFacts, StopFacts
+from amalgam.stages.cache_teachers.adaptive import CachedPasses, RegressionFacts, StopFacts, is_better
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.corpus import Bucket
 from amalgam.stages.common.intervals import bounds, interval, percent
@@ -111,7 +111,7 @@ def pass_audit_lines(audit: PassAudit) -> Iterator[str]:
         yield f"{instead}: one without dropout, and {passes} with dropout for {sampled:,} of {texts}"
         yield f"one pass and {passes} passes have the same most confident teacher for {same} them {within}{halves}"
         return
-    if audit["stopped"]:
+    if is_better(audit):
         yield f"{instead}: one without dropout, at most {passes} with it; {audit['stopped']:,} of {texts} stopped early"
     else:
         yield f"all {texts} run {passes} passes: fewer change the most confident teacher more often than another seed"

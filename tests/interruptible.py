@@ -1,10 +1,13 @@
 """The command `amalgam`, in which cache-teachers waits for a signal between its first and its second pool of texts.
 
-A test can then interrupt it in the middle on a machine of any speed: `python -m amalgam.tests.interruptible`.
+A test can then interrupt it in the middle on a machine of any speed: `python -m amalgam.tests.interruptible`. Other
+tests run it as `main_killed`, which ends at a call of their choice.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -33,6 +36,22 @@ def waiting(run_passes: Callable[..., Any]) -> Callable[..., Any]:
         return run_passes(*given, stop=stop, **named)
 
     return wait
+
+
+def main_killed() -> None:
+    """Run the command in pools of one launch; it kills itself at the call of the teachers that KILL_AT names."""
+    calls: list[object] = []
+
+    def killed(*given: Any, **named: Any) -> Any:
+        calls.append(given)
+        if len(calls) == int(os.environ["KILL_AT"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batches.run_passes(*given, **named)
+
+    ask.POOL_LAUNCHES = 1
+    setattr(ask, "run_passes", killed)  # noqa: B010 - mypy has no assignment of a function
+    sys.argv[0] = "amalgam"
+    main()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +11,16 @@ import numpy as np
 import polars as pl
 import pytest
 
-from amalgam.cli import main
 from amalgam.pipeline.execution.runner import update
 from amalgam.stages.app.api import open_run, working
-from amalgam.stages.cache_teachers import adaptive, ask, sample, stage
+from amalgam.stages.cache_teachers import adaptive, sample, stage
 from amalgam.stages.cache_teachers.adaptive import PassAnswers, are_settled, audit_regressions, fit
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.cached import load
 from amalgam.stages.common.cached.uncertainty import summarise_passes
-from amalgam.stages.common.inference import batches
 from amalgam.stages.registry import STAGES
 from amalgam.tests.forking import Forked
+from amalgam.tests.interruptible import main_killed
 from amalgam.tests.workspaces import TOLERANCE, Workspace, finish, largest_difference, quiet_environment, ranks
 
 AUTO = ("cache.adaptive=true", "student.method=muka-soft", "cache.passes=auto")
@@ -286,25 +283,9 @@ def test_the_audit_separates_texts_that_stopped_from_texts_that_may_not() -> Non
     assert first.startswith("all 4,000 texts run 16 passes")
 
 
-def kill_at(number: int) -> None:
-    """Kill this process at the call of this number."""
-    run_passes, calls = batches.run_passes, []
-
-    def killed(*given: Any, **named: Any) -> Any:
-        calls.append(given)
-        if len(calls) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return run_passes(*given, **named)
-
-    setattr(ask, "run_passes", killed)  # noqa: B010 - mypy has no assignment of a function
-
-
 if __name__ == "__main__":
     for of in (load, stage):
         setattr(of, "AUTO_PASSES", PASSES)  # noqa: B010
     load.FEWEST_SAMPLED = FEWEST
     setattr(adaptive, "is_better", lambda _facts: True)  # noqa: B010
-    ask.POOL_LAUNCHES = 1
-    kill_at(int(os.environ["KILL_AT"]))
-    sys.argv[0] = "amalgam"
-    main()
+    main_killed()

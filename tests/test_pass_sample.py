@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from amalgam.cli import main
-from amalgam.stages.cache_teachers import ask, stage
+from amalgam.stages.cache_teachers import stage
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.cached import load
 from amalgam.stages.common.cached.load import sample_size
 from amalgam.stages.common.cached.uncertainty import summarise_passes
-from amalgam.stages.common.inference import batches
 from amalgam.tests.forking import Forked
+from amalgam.tests.interruptible import main_killed
 from amalgam.tests.stages.tiny_models import save_tiny
 from amalgam.tests.workspaces import (
     TEACHER_LABELS,
@@ -251,23 +248,7 @@ def test_the_interval_is_that_of_the_sample() -> None:
     assert "97.0 % of them (95 % interval 93.6 to 98.6); 8 passes and 8 others agree for 98.0 %" in second
 
 
-def kill_at(number: int) -> None:
-    """Kill this process at the call of this number."""
-    run_passes, calls = batches.run_passes, []
-
-    def killed(*given: Any, **named: Any) -> Any:
-        calls.append(given)
-        if len(calls) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return run_passes(*given, **named)
-
-    setattr(ask, "run_passes", killed)  # noqa: B010 - mypy has no assignment of a function
-
-
 if __name__ == "__main__":
     for of in (load, stage):
         setattr(of, "AUTO_PASSES", PASSES)  # noqa: B010
-    ask.POOL_LAUNCHES = 1
-    kill_at(int(os.environ["KILL_AT"]))
-    sys.argv[0] = "amalgam"
-    main()
+    main_killed()

@@ -15,11 +15,12 @@ from itertools import pairwise
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
 from amalgam.data.arrays import Array, entropy_nats, softmax
-from amalgam.data.lazy import np
+from amalgam.data.lazy import np, pa
 from amalgam.data.parquet import (
     STOP_CONFIDENCES,
     STOP_REGRESSIONS,
     STOPS,
+    arrow_schema,
     build_table,
     key_list,
     matrix,
@@ -78,7 +79,7 @@ class Regressions:
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopDecision:
     """The payload of a unit that decides after `step` passes which texts of a bucket stop; None: the last decision."""
 
     bucket: Bucket
@@ -158,7 +159,7 @@ def stopping_rounds(  # noqa: PLR0913  the texts, the teachers and how units are
         return [unit for bucket, _ in sample for unit in request(bucket, wanted[bucket.prefix])]
 
     def decisions(step: int | None) -> list[Unit]:
-        return [_stop_unit(Stop(bucket, step, sampled, regressions)) for bucket, sampled in sample]
+        return [_stop_unit(StopDecision(bucket, step, sampled, regressions)) for bucket, sampled in sample]
 
     units, decided = answers(), [regressions]
     if pending(units):
@@ -193,7 +194,7 @@ def _regressions_unit(
     return Unit(f"all-{digest}-regressions", store.folder("cache-teachers", name) / "units", 0, Regressions(sampled))
 
 
-def _stop_unit(stop: Stop) -> Unit:
+def _stop_unit(stop: StopDecision) -> Unit:
     """The name has the digest of the bucket's file, because an appended text changes the decisions' rows."""
     regressions, bucket = stop.regressions, stop.bucket
     kind = "last" if stop.step is None else f"after{stop.step}"
@@ -376,17 +377,15 @@ class AdaptivePasses:
         answers = [PassAnswers.joined(own) for own in zip(*parts, strict=True)]
         fitted = fit_all(answers, self.passes, np.arange(len(answers[0].logits)))
         rows = [
-            (family, step, each.weights.tolist(), each.deviation)
+            {"family": family, "step": step, "weights": each.weights.tolist(), "deviation": each.deviation}
             for step, regressions in fitted.items()
             for family, each in zip(self.families, regressions, strict=True)
         ]
-        names = [column.name for column in STOP_REGRESSIONS]
         with self.cached.store.draft(unit.folder, unit.name, ".parquet") as draft:
-            table = build_table(STOP_REGRESSIONS, dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
-            write_table(table, draft.folder / "unit.parquet")
+            write_table(pa.Table.from_pylist(rows, arrow_schema(STOP_REGRESSIONS)), draft.folder / "unit.parquet")
             draft.facts = {**audit_regressions(answers, self.passes)}
 
-    def _regressions(self, stop: Stop) -> Fitted:
+    def _regressions(self, stop: StopDecision) -> Fitted:
         """Returns the regressions of the steps up to this decision; none where the audit is against them."""
         record = _record(self.cached.store, stop.regressions)
         fitted: dict[int, list[Regression]] = {}
@@ -398,7 +397,7 @@ class AdaptivePasses:
 
     def _decide(self, unit: Unit) -> None:
         """Commits a decision: the passes of each text, -1 where it needs more, and at the end the confidences."""
-        decision: Stop = unit.payload
+        decision: StopDecision = unit.payload
         store, bucket = self.cached.store, decision.bucket
         keys = read_keys(store.verified_path(bucket.file))
         others = np.arange(decision.sampled, len(keys))

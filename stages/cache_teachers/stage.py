@@ -7,7 +7,7 @@ training texts are weighed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,7 @@ from amalgam.stages.common.cached.load import (
     units_folder,
     units_of,
 )
+from amalgam.stages.common.cached.read import distinct
 from amalgam.stages.common.corpus import Bucket, Part, tables
 from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.common.load import (
@@ -180,7 +181,7 @@ class CacheTeachers(Stage):
         ask_teachers(inputs, [unit for unit in units if isinstance(unit.payload, UnitRequest)])
         decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
         if decisions:
-            adaptive = AdaptivePasses(_cached_passes(run), _distinct(families), passes_of(run.experiment))
+            adaptive = AdaptivePasses(_cached_passes(run), distinct(families), passes_of(run.experiment))
             for unit in decisions:
                 with_retries(partial(adaptive.run, unit), f"{self.name} {unit.name}", run.store, run.console)
 
@@ -346,17 +347,12 @@ def _adaptive_units(run: Run) -> list[Unit]:
         run.store,
         passes_of(run.experiment),
         list(sampled_rows(part.buckets, adaptive_sample(run))),
-        _distinct(families_of(run)),
+        distinct(families_of(run)),
         keys_of=lambda bucket: requests[bucket.prefix].keys,
         request=request,
         pending=partial(pending_units, run),
     )
     return [*rounds, *_plain_units(run, _parts(run)[1:])]
-
-
-def _distinct(families: Mapping[str, str]) -> list[str]:
-    """Returns each family once: teachers of the same model are one."""
-    return list(dict.fromkeys(families.values()))
 
 
 def _cached_units(run: Run) -> dict[str, CachedUnits]:

@@ -90,12 +90,17 @@ class AnswerReader:
 
     def _stored(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
         """Returns the confidences that the last decisions about adaptive passes contain."""
-        stored, families = self.manifest.facts["confidences"], list(dict.fromkeys(self.families.values()))
+        stored, families = self.manifest.facts["confidences"], distinct(self.families)
         wanted = {stored[prefix] for prefix in prefixes}
         paths = self.store.verified_paths([file for file in self.manifest.files if file.path in wanted])
         column = pl.col("confidence").arr.get(families.index(self.families[teacher])).cast(pl.Float64)
         frame = pl.concat([pl.read_parquet(path, glob=False).select("key", column) for path in paths])
         return _aligned(frame, keys, teacher)["confidence"]
+
+
+def distinct(families: Mapping[str, str]) -> list[str]:
+    """Returns each family once: teachers of the same model are one."""
+    return list(dict.fromkeys(families.values()))
 
 
 def scan(paths: list[Path], schema: dict[str, Any]) -> pl.LazyFrame:

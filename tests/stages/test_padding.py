@@ -11,13 +11,17 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from amalgam.data.tokens import Ragged
+from amalgam.data.tokens import Ragged, TokenRows
 from amalgam.stages.common.inference.batches import model_inputs, predict, predict_with_states
+from amalgam.stages.common.inference.states import Encoder, write_states
+from amalgam.stages.common.inference.teacher import Teacher
+from amalgam.stages.common.models.attentive import AttentiveConfig
 from amalgam.stages.common.models.loading import save_pretrained_folder
-from amalgam.stages.common.models.model_folder import READS_PADDING
+from amalgam.stages.common.models.model_folder import READS_PADDING, reads_padding
+from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import Training, TrainingRun
-from amalgam.tests.stages.tiny_models import SETTINGS, UNLIKE, tiny
+from amalgam.tests.stages.tiny_models import SETTINGS, UNLIKE, tiny, tiny_config
 from amalgam.tests.workspaces import Workspace
 
 UNTESTED = {"mra"}
@@ -55,6 +59,30 @@ def test_predictions_of_a_text_are_equal_in_any_batch(kind: str) -> None:
     assert np.abs(together - alone).max() < 1e-3 * alone.std(0).max()
     if kind != "reformer":  # its states are twice as wide
         assert np.array_equal(predict_with_states(model, tokens, pad_id=0, layer=1)[0], together)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in READERS if kind != "reformer"])
+def test_states_of_a_text_are_equal_in_any_batch(kind: str, tmp_path: Path) -> None:
+    model, tokenizer = tiny(kind, spread=4.0)
+    teacher = Teacher(model, tokenizer, digest="", seed=0, limit=64)
+    tokens = TokenRows(texts(*LENGTHS), None, np.zeros(len(LENGTHS), bool))
+    keys = [bytes([row]) * 16 for row in range(len(tokens))]
+    encoder = Encoder(model.base_model, NewClassifier(model, tokenizer, "", 64, False, 0), torch.device("cpu"))
+    states, pooled = [], []
+    for number, rows in enumerate([range(len(tokens)), *([row] for row in range(len(tokens)))]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write_states(folder, teacher, [keys[row] for row in rows], tokens.take(rows), blocks=2, by_token=False)
+        states.append(np.load(folder / "states.npy").astype(np.float64))
+        pooled.append(encoder.pooled(tokens.take(rows)))
+    for together, *alone in (states, pooled):
+        assert np.abs(together - np.concatenate(alone)).max() < 1e-2 * together.std(axis=0).max()
+
+
+def test_a_model_with_a_head_of_amalgams_reads_padding_if_its_body_does() -> None:
+    config = AttentiveConfig(text_config=tiny_config("fnet").to_dict())
+    assert reads_padding(config)
+    assert reads_padding(config.to_dict())
 
 
 def test_a_training_pads_no_text(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from amalgam.stages.common.load import (
     teachers_of,
     train_part,
 )
-from amalgam.stages.common.models.model_folder import states_body
+from amalgam.stages.common.models.model_folder import reads_padding, states_body
 from amalgam.stages.common.models.resolve import LAST_LAYER, ResolvedTeacher, depth_of
 from amalgam.stages.objective_inputs import measure_of, objective_inputs, reads_texts
 from amalgam.stages.target_methods import target_method
@@ -247,8 +247,10 @@ def encoder_states(run: Run) -> CachedStates:
     student = run.experiment.student
     digest = encoder_digest(run, student, ENCODER)
     key = {"feature": "mean of the last block's tokens", "content": digest, "max_tokens": student.max_tokens}
-    if encoder_files(run, student, ENCODER).config.get("is_encoder_decoder"):
+    config = encoder_files(run, student, ENCODER).config
+    if config.get("is_encoder_decoder"):
         key["part"] = "encoder"
+    key |= _without_padding(config)
     return CachedStates(key, versions=run.versions)
 
 
@@ -280,8 +282,14 @@ def _states_of_teacher(run: Run, teacher: ResolvedTeacher, kind: str, blocks: in
         "content": teacher.files.digest,
         "max_tokens": teacher.max_tokens,
         "dtype": dtype_of(run),
+        **_without_padding(teacher.files.config),
     }
     return CachedStates(key, teacher, run.versions)
+
+
+def _without_padding(config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a part of the key of states: earlier ones of models that read padding depended on other texts."""
+    return {"padding": "none"} if reads_padding(config) else {}
 
 
 def parts_of(run: Run, states: CachedStates) -> list[Part]:

@@ -24,6 +24,7 @@ from amalgam.pipeline.errors import ModelError, WorkError, first_line
 from amalgam.stages.common.device import tokens_at_once
 from amalgam.stages.common.inference.batches import BATCH_TOKENS, mean_over_tokens, model_inputs, token_batches
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.resolve import LAST_LAYER, NewClassifier
 
 WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[\s_-]+")
@@ -51,7 +52,7 @@ class Encoder:
         """Returns the mean over tokens of each text's last layer: [texts, width], each of length 1."""
         features: Array | None = None
         with torch.inference_mode():
-            for rows in token_batches(tokens.ids.lengths, BATCH_TOKENS):
+            for rows in token_batches(tokens.ids.lengths, BATCH_TOKENS, equal=reads_padding(self.body.config)):
                 inputs = model_inputs(tokens.ids, tokens.type_ids, rows, self.classifier.pad_id)
                 inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
                 states = self.body(**inputs).last_hidden_state.float()
@@ -130,7 +131,8 @@ def write_states(  # noqa: PLR0913 - each a separate input of the states
     shape = int(starts[-1]), max(1, blocks), teacher.width
     mapped = np.lib.format.open_memmap(folder / "states.npy", "w+", np.float16, shape)
     reserve(folder / "states.npy")
-    for rows in token_batches(tokens.lengths, tokens_at_once(teacher.device, teacher.width)):
+    at_once, equal = tokens_at_once(teacher.device, teacher.width), reads_padding(teacher.model.config)
+    for rows in token_batches(tokens.lengths, at_once, equal=equal):
         states = _states(teacher, keys, tokens, rows, blocks=blocks, by_token=by_token)
         for row, values in zip(rows, states, strict=True):
             mapped[starts[row] : starts[row + 1]] = values[: lengths[row]]

@@ -125,7 +125,7 @@ def reads_padding(config: Any) -> bool:
     """Returns whether padding changes the logits, by the model's configuration or the content of its config.json."""
     if isinstance(config, dict):
         return config.get("text_config", config).get("model_type") in READS_PADDING
-    return getattr(config, "model_type", None) in READS_PADDING
+    return getattr(getattr(config, "text_config", config), "model_type", None) in READS_PADDING
 
 
 def check_encoder_kind(config: Mapping[str, Any], *, where: str) -> None:

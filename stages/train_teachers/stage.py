@@ -56,7 +56,7 @@ NOT_IDENTITY = {"encoder", "revision", "texts", "limit", "groups", "co_train"}
 
 class TrainTeachers(Stage):
     name = "train-teachers"
-    VERSION = 3  # of equal checkpoints the latest is kept, and the last step where few texts are held out
+    VERSION = 4  # the saved tokenizer gives no token types that were not learned; one pad token
     parallelism = "collective"
     unit_label = "teachers"
     reads = ("read-corpus",)

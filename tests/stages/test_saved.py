@@ -11,16 +11,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from amalgam.data.arrays import softmax
 from amalgam.data.tokens import encode
 from amalgam.stages.app.export_onnx import check_parity, write_model
 from amalgam.stages.app.predict import finished_in
-from amalgam.stages.common.models.loading import load_tokenizer, save_pretrained_folder
+from amalgam.stages.common.inference.batches import model_inputs, predict
+from amalgam.stages.common.models.loading import (
+    check_tokens,
+    load_student,
+    load_tokenizer,
+    save_pretrained_folder,
+)
 from amalgam.stages.common.models.model_folder import ONNX_MODEL
 from amalgam.stages.common.models.resolve import read_model
 from amalgam.tests.forking import BARE, Forked
-from amalgam.tests.stages.tiny_models import tiny
+from amalgam.tests.stages.tiny_models import tiny, word_tokenizer
 from amalgam.tests.workspaces import Workspace, finish, quiet_environment
 
 TEXT = "the chef fried onion court heard banker nurse judge read contract in a garden"
@@ -204,3 +211,32 @@ def test_students_and_trained_teachers_are_saved_with_the_length_of_their_traini
     assert [source["trained"] for source in metadata["sources"]] == [False, True, True]
     lower = workspace("train-student", "student.max_tokens=30", "student.encoder=teacher:teacher-1")
     assert "its tokenizer truncates at 24 tokens, below max_tokens: 30" in lower.err
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "flaubert"])
+def test_a_model_that_learned_no_token_types_gets_none_and_its_head_finds_the_last_token(
+    kind: str, tmp_path: Path
+) -> None:
+    """Both models add an embedding for token types; the pad token of the config is not the tokenizer's."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model, _ = tiny(kind, spread=4.0, pad_token_id=9)
+    save_pretrained_folder(model, word_tokenizer(), tmp_path / "encoder")
+    files = read_model(tmp_path / "encoder", "the encoder")
+    loaded = load_tokenizer(files)
+    new = load_student(files, labels=["a", "b"], layers=None, seed=0)
+    assert "token_type_ids" in loaded.model_input_names
+    check_tokens(new, loaded, name="student.encoder")
+    texts = ["word1 word2", "word3 word4 word5 word6"]
+    tokens = encode(loaded, [(text,) for text in texts], 16, types=False)
+    alone = np.concatenate([predict(new, tokens.ids[row : row + 1], pad_id=loaded.pad_token_id) for row in (0, 1)])
+    with torch.no_grad():
+        trained = new(**model_inputs(tokens.ids, None, np.arange(2), loaded.pad_token_id)).logits.numpy()
+    save_pretrained_folder(new, loaded, tmp_path / "student", max_tokens=16)
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "student")
+    inputs = AutoTokenizer.from_pretrained(tmp_path / "student")(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        elsewhere = plain(**inputs).logits.numpy()
+    tolerance = 1e-4 * np.abs(alone[0] - alone[1]).max()
+    assert np.abs(trained - alone).max() < tolerance
+    assert np.abs(elsewhere - alone).max() < tolerance

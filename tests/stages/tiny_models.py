@@ -54,6 +54,7 @@ ENCODERS = tuple(name for name in SETTINGS if name not in {"gpt2", "camembert", 
 UNLIKE: dict[str, dict[str, Any]] = {
     "canine": SHAPE,
     "convbert": {**SHAPE, "embedding_size": 16},
+    "flaubert": {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "pad_index": 0},
     "fnet": {**SHAPE, "tpu_short_seq_length": POSITIONS},
     "funnel": {"block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48},
     "longformer": {**SHAPE, "attention_window": [8, 8]},

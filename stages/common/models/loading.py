@@ -29,7 +29,7 @@ from amalgam.data.hub import silenced
 from amalgam.data.keys import shown_names
 from amalgam.pipeline.errors import AmalgamError, ModelError
 from amalgam.stages.common.models.model_folder import ABSURD_LENGTH, ATTENTIVE, POSITIONS_AFTER_PADDING
-from amalgam.stages.common.models.resolve import ModelFiles, auto_config
+from amalgam.stages.common.models.resolve import ModelFiles, auto_config, has_two_types
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 ALIGNMENT = 64  # bytes of one cache line, to which torch aligns its own CPU allocations
@@ -151,7 +151,12 @@ def choose_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, na
 
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> list[str]:
-    """Refuses a tokenizer with ids that the model lacks, sets a missing pad token, and returns notes of changes."""
+    """Refuses a tokenizer with ids that a new classifier lacks, makes their inputs agree, and returns notes.
+
+    The tokenizer sets a missing pad token. The config gets its pad token, by which some heads find the last token,
+    except where positions count from its own. The tokenizer leaves out token types that the classifier does not learn:
+    some models, such as XLNet, would read them in other programs.
+    """
     vocabulary = vocabulary_of(model, name=name)
     token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if highest >= vocabulary:
@@ -166,8 +171,11 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, 
         tokenizer.pad_token = tokenizer.eos_token
         notes.append(f"{name} has no pad token: {tokenizer.eos_token!r} is used instead")
     config = model.config.get_text_config()
-    if config.pad_token_id is None:
+    if config.pad_token_id is None or config.model_type not in POSITIONS_AFTER_PADDING:
         config.pad_token_id = tokenizer.pad_token_id
+    if not has_two_types(model.config):
+        names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+        tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
     return notes
 
 

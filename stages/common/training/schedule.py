@@ -17,7 +17,7 @@ MIN_STEPS, STEPS_PER_LABEL = 300, 10
 """A training has at least MIN_STEPS + STEPS_PER_LABEL * labels steps."""
 MIN_EPOCHS = 3
 MAX_STEPS = 30_000
-"""From this number on, no further epoch starts."""
+"""Most steps of a training of more than one epoch."""
 BASE_RATE, BASE_WIDTH, MAX_RATE = 5e-5, 768, 1e-3
 """The rate is BASE_RATE * (BASE_WIDTH / width) ** 1.5: 1.4e-4 at width 384, 3.2e-5 at width 1024."""
 EVALUATIONS = (10, 20)

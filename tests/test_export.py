@@ -56,6 +56,7 @@ def test_the_folder_holds_what_onnx_runtime_needs_and_no_weights_of_torch(export
     assert {name for name in names if name.startswith(".")} == {".amalgam.json", ".amalgam.copy.json"}
     facts = json.loads((folder / "export.json").read_text())
     assert (facts["labels"], facts["max_tokens"], facts["parity_texts"]) == (UNION, 32, 32)
+    assert facts["pad_id"] == json.loads((folder / "config.json").read_text())["pad_token_id"]
     assert 0 <= facts["largest_difference"] < 1e-4
 
 

@@ -72,6 +72,20 @@ def test_numpy_alone_predicts_as_the_student(static: Workspace) -> None:
     assert [share for _, share in printed] == pytest.approx(expected.values.tolist(), abs=1e-4)
 
 
+def test_an_export_truncates_as_predict_whatever_the_tokenizers_file_has(static: Workspace, tmp_path: Path) -> None:
+    """As the folders of sentence-transformers have it: a student that amalgam did not train."""
+    source, folder = static.folder / "students/student", tmp_path / "elsewhere"
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".*", "unknown.safetensors"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    static("export", "--numpy", "--student", str(folder))
+    text = "the chef fried the onion and then the court heard the banker and the nurse"
+    expected = finished_in(folder).load().logits([(text,)])
+    assert classify.Classifier(tmp_path / "elsewhere-numpy").logits([text]) == pytest.approx(expected, abs=1e-4)
+
+
 def test_the_command_of_the_export_classifies_lines(static: Workspace) -> None:
     static("export", "--numpy", "--out", "small")
     command = [sys.executable, "-I", "small/classify.py"]

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from tokenizers import Tokenizer
+
 from amalgam.data.keys import shown
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
@@ -24,6 +26,8 @@ from amalgam.stages.app.quantize_onnx import ComparedTexts, Int8Facts, check_los
 from amalgam.stages.common.deliveries import EXPORT, Mark, replace_folder, write_mark, written_files
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, light_names
+
+TOKENIZER = "tokenizer.json"
 
 
 class Format(NamedTuple):
@@ -67,6 +71,7 @@ def export(  # noqa: PLR0913 - the options of the command
     def write(temporary: Path) -> None:
         for file in light_names([path.name for path in finished.folder.iterdir()]):
             shutil.copy2(finished.folder / file, temporary / file)
+        _truncate_as(classifier, temporary / TOKENIZER)
         facts.update(form.write(classifier, temporary), text=list(finished.learned))
         if texts is not None:
             facts["int8"] = form.quantise(classifier, temporary, texts, config)
@@ -84,6 +89,15 @@ def export(  # noqa: PLR0913 - the options of the command
     if texts is not None:
         show(console, facts["int8"])
     console.result(str(folder))
+
+
+def _truncate_as(classifier: Classifier, path: Path) -> None:
+    """Makes the copied tokenizer truncate as `predict` does; that of a student from elsewhere may do otherwise."""
+    if path.exists():  # a tokenizer in Python has no such file
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(classifier.limit, direction=classifier.tokenizer.truncation_side)
+        tokenizer.save(str(path))
 
 
 def check_folder(folder: Path, model: str, *, force: bool) -> None:

@@ -129,6 +129,7 @@ def check_parity(classifier: Classifier, path: Path) -> dict[str, Any]:
         "inputs": _input_names(classifier),
         "labels": classifier.labels,
         "max_tokens": classifier.limit,
+        "pad_id": classifier.pad_id,
         "parity_texts": TEXTS,
         "largest_difference": largest,
         "versions": {name: version(name) for name in ("torch", "transformers", *LIBRARIES)},

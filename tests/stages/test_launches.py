@@ -236,6 +236,23 @@ def test_other_failures_of_a_teacher_are_not_taken_for_lack_of_memory() -> None:
         passes_of(teacher, range(2))
 
 
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+def test_a_text_that_holds_the_end_token_is_answered_next_to_others(kind: str) -> None:
+    """Encoder-decoders read the last end token, and refuse texts together that differ in their number."""
+    teacher = teacher_of(kind)
+    tokens = teacher.tokenise([("word1 word2 word3",), ("word4 [SEP] word5",), ("word6 word7 word8",)])
+    assert len({len(text) for text in tokens}) == 1
+    keys, budget = KEYS[:3], 4096
+    together, passes = run_passes(teacher, tokens, keys, range(2), deterministic=True, batch_tokens=budget)
+    for row, text in enumerate(tokens):
+        key = keys[row : row + 1]
+        alone, own_passes = run_passes(teacher, [text], key, range(2), deterministic=True, batch_tokens=budget)
+        assert together is not None
+        assert alone is not None
+        assert together[row] == pytest.approx(alone[0], abs=1e-5)
+        assert passes[row] == pytest.approx(own_passes[0], abs=1e-2)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_unusable_logits_name_the_texts_the_teacher_and_the_pass(value: float) -> None:
     teacher = teacher_of()

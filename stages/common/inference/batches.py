@@ -157,7 +157,13 @@ class _Launcher:
                 size = len(part) * len(self.tokens[part.texts[0]])
                 if self.ceiling is None or size <= self.ceiling or len(part) == 1:
                     self.stop()
-                    transfer = self._start(part)
+                    try:
+                        transfer = self._start(part)
+                    except ValueError:  # BART and T5 refuse texts together if one has more end tokens, as its words
+                        if len(part) == 1:
+                            raise
+                        waiting += reversed(part.halves())
+                        continue
                     if transfer is not None:
                         started.append((part, transfer))
                         yield from self._finished(started, self.teacher.prefetch)

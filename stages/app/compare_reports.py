@@ -20,11 +20,11 @@ from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, QualityError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.commands import no_test_texts, run_stages
-from amalgam.stages.common.deliveries import delivered_students
+from amalgam.stages.common.deliveries import REPORTS, delivered_students
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores
 from amalgam.stages.report.causes import tested_on
-from amalgam.stages.report.html import FOLDER, place_of, publish, render
+from amalgam.stages.report.html import place_of, publish, render
 from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost, rival_names
 from amalgam.stages.report.tables import measure, print_evaluation, share
@@ -161,7 +161,7 @@ def report(  # noqa: PLR0913 - the options of a command
         what = "a comparison takes none of --no-upstream, --force, --part, --json and --fail-..."
         raise ExperimentError(what, fix=fix)
     elif len(names) == 1:
-        _print_stored(config.parent / FOLDER / f"{names[0]}.json", config, requirements)
+        _print_stored(config.parent / REPORTS / f"{names[0]}.json", config, requirements)
     else:
         _compare(config, names, overrides, quiet=quiet)
 
@@ -197,7 +197,7 @@ def _print_stored(path: Path, config: Path, requirements: Requirements) -> None:
             print_evaluation(console, evaluation, evaluation["labels"], evaluation["groups"])
         if verdict:
             console.verdict(lines(verdict, list(evaluation_cautions(evaluation)), place))
-        console.say(f"report{place}: {FOLDER}/{path.stem}.html")
+        console.say(f"report{place}: {REPORTS}/{path.stem}.html")
     _check(path, config, requirements)
 
 
@@ -206,7 +206,7 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
     numbers = read_report(path, config)
     if requirements.as_json:
         Console().json(numbers)
-    scores, where = _scores(numbers), f"{FOLDER}/{path.name}"
+    scores, where = _scores(numbers), f"{REPORTS}/{path.name}"
     if not requirements.need_test:
         return
     if not scores:
@@ -256,7 +256,7 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
     """Runs each file and reads its report at once: a later file may have the same student name."""
     reports = {}
     for name in names:
-        file, path = config, config.parent / FOLDER / f"{name}.json"
+        file, path = config, config.parent / REPORTS / f"{name}.json"
         if name.endswith(SUFFIXES):  # as `amalgam run` does: overrides of earlier commands have no effect
             file = Path(name)
             path = run_stages(file, overrides, target=None, quiet=quiet).report.with_suffix(".json")

@@ -24,10 +24,10 @@ from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.paths import small_content
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.app.licences import common_licence, warnings
+from amalgam.stages.common.deliveries import REPORTS
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.models.read_card import Source, Training
 from amalgam.stages.report.blocks import Evaluation
-from amalgam.stages.report.html import FOLDER
 from amalgam.stages.report.stage import EVALUATION
 from amalgam.stages.report.tables import measure
 from amalgam.stages.report.verdict_words import evaluation_cautions
@@ -149,7 +149,7 @@ def _reports(store: Store, student: str) -> list[StudentReport]:
 
 def _verdict(base: Path, report: str) -> str | None:
     """Returns the verdict and its reasons, or the first line of the summary, from the report's JSON file."""
-    for path in sorted((base / FOLDER).glob("*.json")):
+    for path in sorted((base / REPORTS).glob("*.json")):
         with suppress(OSError, ValueError, RecursionError):
             numbers = json.loads(small_content(path) or b"null")
             if isinstance(numbers, dict) and numbers.get("fingerprint") == report:

@@ -99,6 +99,11 @@ def _mark(content: Mapping[str, Any]) -> Mark | None:
     return Mark(content["fingerprint"], files if "files" in content else None, facts, str(content.get("kind", "")))
 
 
+def page_mark(base: Path, name: str) -> Mark | None:
+    """Returns the mark of a page in reports/."""
+    return read_mark(base / REPORTS / PAGES / name)
+
+
 def write_mark(folder: Path, mark: Mark) -> None:
     """Writes the mark and its copy; equal ones stay untouched."""
     text = signed(mark.to_json())

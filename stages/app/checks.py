@@ -79,11 +79,10 @@ def check_teacher_encoders(run: Run) -> None:
         check_encoder(run, settings, where)
 
 
-def check_folders(run: Run, *, stages: Sequence[Stage] = STAGES) -> None:
-    """Refuses public folders of results that cannot be written, such as students/."""
-    for stage in stages:
-        if stage.is_needed(run.experiment):
-            stage.check_output(run)
+def check_folder(run: Run, stage: Stage) -> None:
+    """Refuses a public folder of results that cannot be written, such as students/."""
+    if stage.is_needed(run.experiment):
+        stage.check_output(run)
 
 
 def execution_checks(states: Sequence[StageState], *, force: bool = False) -> list[Check]:
@@ -134,7 +133,7 @@ CHECKS: list[tuple[str, Check]] = [
     ("build-targets", check_train_gold),  # of a corpus that was read when no label was needed
     ("train-student", check_student_encoder),
     ("report", check_unknown),
-    *((stage.name, partial(check_folders, stages=[stage])) for stage in STAGES),
+    *((stage.name, partial(check_folder, stage=stage)) for stage in STAGES),
 ]
 """Each check, and the stage that would fail without it."""
 

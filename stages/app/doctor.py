@@ -19,7 +19,7 @@ from amalgam.stages.app.api import open_run
 from amalgam.stages.app.checks import (
     check_engine,
     check_execution_device,
-    check_folders,
+    check_folder,
     check_space,
     check_trackers,
     check_workspace,
@@ -84,7 +84,7 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
     yield from _rows("labels", label_checks, f"labels: {labels}" if labels else "none given")
     yield from _models(run)
     yield from (Check("max_tokens", note) for note in limit_notes(run))
-    folder_checks = [partial(check_folders, run, stages=[stage]) for stage in STAGES]
+    folder_checks = [partial(check_folder, run, stage) for stage in STAGES]
     yield from _rows("folders", folder_checks, "results can be written next to the experiment file")
     yield from _rows("workspace", [partial(_workspace, run)])
     if run.experiment.execution.device != "auto":

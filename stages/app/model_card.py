@@ -29,6 +29,7 @@ from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.models.read_card import Source, Training
 from amalgam.stages.report.blocks import Evaluation
 from amalgam.stages.report.stage import EVALUATION
+from amalgam.stages.report.students import complete_reports
 from amalgam.stages.report.tables import measure
 from amalgam.stages.report.verdict_words import evaluation_cautions
 
@@ -135,15 +136,12 @@ class StudentReport:
 
 def _reports(store: Store, student: str) -> list[StudentReport]:
     reports = []
-    for folder in store.folders("report"):
-        manifest = store.manifest("report", folder.name)
-        if manifest is None or store.missing_files(manifest):
-            continue
+    for fingerprint, manifest in complete_reports(store):
         upstream, inputs = manifest.identity.get("upstream"), manifest.identity.get("inputs", {})
         if upstream and upstream.get("train-student") == student:
             file = next((file for file in manifest.files if Path(file.path).name == EVALUATION), None)
             evaluation: Evaluation | None = store.content(file, Evaluation) if file else None
-            reports.append(StudentReport(folder.name, inputs.get("test"), evaluation))
+            reports.append(StudentReport(fingerprint, inputs.get("test"), evaluation))
     return reports
 
 

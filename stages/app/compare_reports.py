@@ -29,7 +29,7 @@ from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost, rival_names
 from amalgam.stages.report.tables import measure, print_evaluation, share
 from amalgam.stages.report.verdict import lines
-from amalgam.stages.report.verdict_types import Rival
+from amalgam.stages.report.verdict_types import Estimate, Rival
 from amalgam.stages.report.verdict_words import difference_sentence, evaluation_cautions
 
 SUFFIXES = (".yaml", ".yml")
@@ -41,12 +41,9 @@ MOST_RUNS, MOST_FIELDS, MOST_GROUPS = 24, 40, 12
 STEPS = ("teachers", "choice", "fit", "choice and fit")
 
 
-class Against(TypedDict):
-    """Accuracy of a run minus that of another on the same texts, with its 95 % interval."""
+class Against(Estimate):
+    """Accuracy of a run minus that of another on the same texts."""
 
-    mean: float
-    low: float
-    high: float
     gained: int
     lost: int
 

@@ -59,14 +59,11 @@ class Cost:
         return [duration(self.seconds), size(self.memory_mb * MEGABYTE), size(self.disk_mb * MEGABYTE)]
 
 
-class PricesJson(TypedDict):
-    passes: NotRequired[Mapping[str, int]]
-
-
-class CostJson(PricesJson):
+class CostJson(TypedDict):
     stages: Mapping[str, Mapping[str, float] | None]
     total: Mapping[str, float] | None
     notes: dict[str, str]
+    passes: NotRequired[Mapping[str, int]]
 
 
 @dataclass(frozen=True)
@@ -118,8 +115,8 @@ class CostEstimate:
     def to_json(self) -> CostJson:
         stages = {stage: None if isinstance(cost, str) else asdict(cost) for stage, cost in self.costs.items()}
         notes = {stage: cost for stage, cost in self.costs.items() if isinstance(cost, str)}
-        prices: PricesJson = {"passes": self.passes} if self.passes else {}
-        return {"stages": stages, "total": asdict(self.total) if self.total else None, "notes": notes, **prices}
+        costs: CostJson = {"stages": stages, "total": asdict(self.total) if self.total else None, "notes": notes}
+        return {**costs, "passes": self.passes} if self.passes else costs
 
 
 def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:

@@ -11,7 +11,6 @@ from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.training.schedule import FEW_STEPS
 from amalgam.stages.report.verdict_types import (
     Cause,
-    Kind,
     LabelCounts,
     LabelShare,
     Reference,
@@ -54,9 +53,6 @@ MANY_WRONG = 0.1
 
 Every student and the ensemble have these errors, so fewer do not explain why the student is worse than another system.
 """
-
-FAVOURED: tuple[Kind, ...] = ("teacher", "ensemble", "student")
-"""Rivals that may be better only because the test texts have no label of some teacher."""
 
 WEAK_TEACHERS = 2 / 3
 """Accuracy of the teachers on their own labels below which they are weak, at the upper end of the interval."""
@@ -279,8 +275,3 @@ def unpredicted_teachers(quality: UnlabelledQuality) -> dict[str, list[LabelShar
     teachers = dict.fromkeys(name for row in labels for name in row["teachers"])
     own = {teacher: [row for row in labels if teacher in row["teachers"]] for teacher in teachers}
     return {teacher: rows for teacher, rows in own.items() if not any(row["predicted"] for row in rows)}
-
-
-def absent_labels(labels: Sequence[LabelShare]) -> list[str]:
-    """Returns the labels that neither reference nor student have first on any text."""
-    return [row["label"] for row in labels if not row["predicted"] and row["expected"] == 0]

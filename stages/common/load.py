@@ -33,7 +33,6 @@ from amalgam.stages.common.corpus import (
     FetchedFacts,
     Part,
     check_gold_labels,
-    check_unknown_label,
     content_of,
     corpus_for,
     filters_of,
@@ -57,6 +56,7 @@ from amalgam.stages.common.given_labels import (
     read_label_file,
 )
 from amalgam.stages.common.given_labels import WHERE as LABELS
+from amalgam.stages.common.models.model_folder import position_limit
 from amalgam.stages.common.models.resolve import (
     ModelFiles,
     NewClassifier,
@@ -139,7 +139,13 @@ def check_gold(run: Run) -> None:
 
 
 def check_unknown(run: Run) -> None:
-    check_unknown_label(run.experiment.corpus, labels_by_teacher(run) if run.experiment.corpus.unknown else {})
+    """Refuses corpus.unknown if it is a label of a teacher, because its texts would count as labelled and unknown."""
+    unknown = run.experiment.corpus.unknown
+    owners = [teacher for teacher, own in labels_by_teacher(run).items() if unknown in own] if unknown else []
+    if owners:
+        what = f"corpus.unknown: {shown(str(unknown))} is a label of teacher {' and '.join(owners)}"
+        fix = "name a label that no teacher has, such as none, or remove corpus.unknown"
+        raise ExperimentError(what, where="corpus.unknown", fix=fix)
 
 
 def _check_labels_of(run: Run, part: Part, names: Sequence[str]) -> str | None:
@@ -397,8 +403,8 @@ def load_new_classifier(
     from amalgam.stages.common.models.loading import (
         check_tokens,
         load_student,
+        vocabulary_of,
         load_tokenizer,
-        position_limit,
         token_limit,
     )
 
@@ -410,7 +416,7 @@ def load_new_classifier(
 
         encoder = load_student(files, labels=["one", "two"], layers=None, seed=0)
         device = pick_device(run.experiment.execution.device)
-        vectors = token_vectors(encoder, tokenizer, device, given=files.given)
+        vectors = token_vectors(encoder, tokenizer, vocabulary_of(encoder, name=where), device)
         model = static_classifier(vectors, labels=list(labels), seed=settings.seed, dropout=dropout)
     else:
         model = load_student(files, labels=list(labels), layers=layers, seed=settings.seed, dropout=dropout)

@@ -43,6 +43,7 @@ from amalgam.stages.common.inference.fast_encoder import (
     describe_fast_encoder,
 )
 from amalgam.stages.common.models.loading import (
+    check_token_id,
     choose_pad,
     load_classifier,
     load_tokenizer,
@@ -167,13 +168,7 @@ class Teacher:
         self.check_vocabulary(int(tokens.ids.values.max(initial=0)))
 
     def check_vocabulary(self, highest: int) -> None:
-        if highest >= self._vocabulary:
-            token = self.tokenizer.convert_ids_to_tokens(highest)
-            raise ModelError(
-                f"teacher {self.name}: its tokenizer gives {token!r} the id {highest}, "
-                f"but the model has {self._vocabulary} tokens (ids 0 to {self._vocabulary - 1})",
-                fix="use the tokenizer the model was trained with, or save the model with resized embeddings",
-            )
+        check_token_id(highest, self._vocabulary, self.tokenizer, f"teacher {self.name}")
 
     def run(self, rows: Rows) -> torch.Tensor:
         """Logits [rows, labels], float32, on the CPU."""

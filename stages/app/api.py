@@ -60,7 +60,6 @@ from amalgam.stages.report.stage import audit
 def open_run(
     source: ExperimentSource, overrides: Sequence[str], *, part: str | None = None, console: Console | None = None
 ) -> Run:
-    """Opens the experiment and its workspace."""
     loaded = load_with_methods(source, overrides)
     execution = loaded.experiment.execution
     store = open_store(execution.workspace, loaded.base)

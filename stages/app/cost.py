@@ -120,7 +120,6 @@ class CostEstimate:
 
 
 def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
-    """Returns the cost of the planned stages; `measure` runs one unit where no time is recorded."""
     stages = {stage.name: stage for stage in STAGES}
     costs: dict[str, Cost | str] = {}
     for state in (state for state in states if state.state != "current"):

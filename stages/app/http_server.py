@@ -110,7 +110,6 @@ class Metrics:
     unknown: int = 0
 
     def text(self, student: Description, connections: int, waiting: int) -> str:
-        """Returns the metrics in the text format of Prometheus."""
         requests = [
             f'amalgam_requests_total{{path="{path}",status="{status}"}} {count}'
             for (path, status), count in sorted(self.requests.items())

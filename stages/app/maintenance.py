@@ -62,8 +62,6 @@ SMALL_FILES = (HEAD, "HEAD.copy.json", "digests.json", RATES)
 
 
 class Artifact(TypedDict):
-    """A result or a family."""
-
     stage: str
     name: str
     head: bool

@@ -90,7 +90,6 @@ class CardInfo:
 
     @property
     def languages(self) -> list[str]:
-        """Returns the languages that the cards of the teachers state."""
         return sorted({language for source in self.sources[1:] for language in source.languages})
 
 
@@ -119,8 +118,6 @@ def numbers_of(store: Store, base: Path, student: str, own_test: Callable[[], st
 
 @dataclass(frozen=True)
 class StudentReport:
-    """A stored report on the student."""
-
     fingerprint: str
     test: str | None
     """Digest of the labels of the test texts."""
@@ -163,7 +160,6 @@ def _verdict(base: Path, report: str) -> str | None:
 
 
 def card(info: CardInfo, repo_id: str) -> str:
-    """Renders the card as the README.md of the repository."""
     name = repo_id.rpartition("/")[2]
     environment = jinja2.Environment(  # noqa: S701 - `plain` escapes Markdown as well as HTML
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True

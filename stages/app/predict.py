@@ -258,8 +258,6 @@ class Predictions:
 
 
 class Student:
-    """Predicts with a trained student."""
-
     def __init__(self, finished: StudentFolder, *, top: int, explain: bool, unknown: bool = False) -> None:
         if type(top) is not int or top < 1:
             what, fix = f"top is {top!r}, not a whole number from 1 on", "predict(texts, top=3) returns three labels"

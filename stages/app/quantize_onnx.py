@@ -64,8 +64,6 @@ class Agreement(TypedDict):
 
 
 class Int8Facts(Agreement):
-    """The comparison in export.json."""
-
     speed: list[Speed]
 
 
@@ -246,7 +244,6 @@ def check_loss(facts: Int8Facts, *, force: bool) -> None:
 
 
 def show(console: Console, facts: Int8Facts) -> None:
-    """Prints the comparison."""
     before, after = facts["accuracy_fp32"], facts["accuracy_int8"]
     same = f"{facts['same_label']:.3f} of {facts['texts']:,} texts of {facts['source']} have the same label in int8"
     if before is not None and after is not None:

@@ -118,8 +118,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class OnnxStudent:
-    """Predicts with ONNX Runtime and tokenizers."""
-
     def __init__(self, export: ExportFolder, threads: int) -> None:
         import onnxruntime
         from tokenizers import Tokenizer

@@ -162,8 +162,6 @@ def _given_texts(store: Store) -> Iterator[Damage]:
 
 @dataclass
 class _Results:
-    """Verifies units and manifests."""
-
     run: Run
     entries: Sequence[FileInfo]
 
@@ -273,8 +271,6 @@ def _seconds(store: Store, stage: str) -> float:
 
 @dataclass
 class _Deliveries:
-    """Verifies delivered folders and pages."""
-
     run: Run
     repair: bool
     files: list[StoredFile] = field(default_factory=list)

@@ -99,7 +99,6 @@ def corpus_settings(corpus: Corpus) -> dict[str, object]:
 
 
 def texts_file(manifest: Record) -> StoredFile:
-    """Returns the stored table of all generated texts."""
     return next(file for file in manifest.files if file.path == manifest.facts["file"])
 
 
@@ -124,8 +123,6 @@ class Bucket:
 
 
 class FetchedFacts(TypedDict):
-    """Facts of a remote file that was fetched."""
-
     source: str
 
 
@@ -150,8 +147,6 @@ class Leak(TypedDict):
 
 
 class CorpusFacts(TypedDict):
-    """The facts of read-corpus."""
-
     parts: dict[str, PartRecordFacts]
     leaks: list[Leak]
 

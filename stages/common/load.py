@@ -279,7 +279,6 @@ def _named_teachers(run: Run) -> Iterable[ResolvedTeacher]:
 
 
 def model_reference(run: Run, model: str, revision: str | None = None, *, where: str | None = None) -> Reference:
-    """Returns a reference to a model, with the workspace that pins it."""
     return Reference(model, revision, run.base, run.store, run.digest_of, field=where)
 
 
@@ -399,13 +398,12 @@ def _encoder_of(settings: Student | TrainTeachers) -> str:
 def load_new_classifier(
     run: Run, settings: Student | TrainTeachers, labels: Sequence[str], where: str
 ) -> NewClassifier:
-    """Loads the named encoder under a new head for these labels."""
     from amalgam.stages.common.models.loading import (
         check_tokens,
         load_student,
-        vocabulary_of,
         load_tokenizer,
         token_limit,
+        vocabulary_of,
     )
 
     files = encoder_files(run, settings, where)
@@ -440,7 +438,6 @@ def training_services(run: Run) -> TrainingServices:
 def tokenized_buckets(
     run: Run, part: Part, new: NewClassifier, columns: Sequence[str]
 ) -> Iterator[tuple[pa.Table, TokenRows]]:
-    """Yields the columns and the tokens of each bucket."""
     cache = token_cache(run, new)
     for bucket in part.buckets:
         yield read_bucket(run.store, bucket, columns), cache.tokens(bucket)
@@ -451,7 +448,6 @@ def token_cache(run: Run, new: NewClassifier) -> TokenCache:
 
 
 def part_of(run: Run, name: str) -> Part | None:
-    """Returns the part, or None if the experiment has no such part."""
     manifest = run.result("read-corpus")
     corpus: CorpusFacts = manifest.facts
     facts = corpus["parts"].get(name)

@@ -223,7 +223,6 @@ def teachers_alone(rivals: Sequence[Rival]) -> TeachersAlone | None:
 
 
 def untested_teachers(rivals: Sequence[RivalCounts]) -> list[str]:
-    """Returns the teachers without a test text."""
     return [rival["name"] for rival in rivals if rival["kind"] == "teacher on its own labels" and not rival["n"]]
 
 

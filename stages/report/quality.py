@@ -266,7 +266,6 @@ def _classes(confusion: Array, labels: LabelSpace, gold: Array, oracle: Array | 
 
 
 def confused_pairs(confusion: Array, names: tuple[str, ...]) -> Confusions:
-    """Returns the most frequent pairs of gold and predicted label."""
     wrong = confusion * ~np.eye(len(names), dtype=bool)
     order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
     pairs = [divmod(int(place), len(names)) for place in order if wrong.flat[place]]

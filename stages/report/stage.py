@@ -299,8 +299,6 @@ def _file(run: Run, name: str) -> StoredFile | None:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Everything that the unit stores."""
-
     evaluation: Evaluation | None
     """None without labelled test texts."""
     findings: Findings

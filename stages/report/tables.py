@@ -52,7 +52,6 @@ def print_evaluation(console: Console, scores: EvaluatedSystems, labels: int, gr
 
 
 def print_estimates(console: Console, title: str, systems: Sequence[SystemEstimate]) -> None:
-    """Prints the estimated accuracies on training texts."""
     console.table(f"  {title}", ESTIMATE_COLUMNS, [estimate_row(system) for system in systems])
 
 

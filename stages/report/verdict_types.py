@@ -64,8 +64,6 @@ class Cause(TypedDict):
 
 
 class Next(TypedDict):
-    """The next step: what to do, and the command that does it."""
-
     text: str
     command: NotRequired[str]
 
@@ -214,8 +212,6 @@ class LearnedTexts(TypedDict):
 
 @dataclass(frozen=True)
 class VerdictInputs:
-    """Everything that the verdict depends on."""
-
     n: int
     """Labelled test texts, without selected ones."""
     rivals: Sequence[RivalCounts] = ()

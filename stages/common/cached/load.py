@@ -69,7 +69,6 @@ def units_folder(run: Run, stage: str, family: str) -> Path:
 
 
 def units_of(run: Run, stage: str, family: str) -> CachedUnits:
-    """Returns the complete units of the family."""
     folder = units_folder(run, stage, family)
     return CachedUnits(cached_units(run.store.units(folder)), folder)
 
@@ -132,7 +131,6 @@ def adaptive_sample(run: Run) -> int:
 
 
 def adaptive_size(texts: int, passes: int) -> int:
-    """Returns the number of sampled texts that decide on the passes of the others."""
     return sample_size(texts, passes, min(MOST_SAMPLED, max(SAMPLED, round(SAMPLED_SHARE * texts))))
 
 
@@ -171,7 +169,6 @@ def _dtype_of_results(run: Run) -> str | None:
 
 
 def families_of(run: Run) -> dict[str, str]:
-    """Returns the family of each teacher's predictions."""
     return {teacher.name: family_name(family_key(run, teacher)) for teacher in teachers_of(run)}
 
 
@@ -197,7 +194,6 @@ def _family_indexes(run: Run, stage: str, _fingerprint: str) -> dict[str, Prefix
 
 
 def answer_reader(run: Run) -> AnswerReader:
-    """Returns a reader of the cached predictions of all teachers."""
     return AnswerReader(
         store=run.store,
         manifest=run.result("cache-teachers"),
@@ -308,7 +304,6 @@ def state_of(
     which: Callable[[Run, ResolvedTeacher], CachedStates],
     prefixes: Sequence[str] | None = None,
 ) -> States:
-    """Returns the states of one teacher for the texts with these keys."""
     folders: dict[Path, dict[str, Path]] = {}
     files = sorted(_files_of(run, which(run, teacher), prefixes), key=lambda file: Path(file.path))
     for file, local in zip(files, run.store.verified_paths(files), strict=True):
@@ -318,7 +313,6 @@ def state_of(
 
 
 def features_of(run: Run, keys: Keys, prefixes: Sequence[str] | None = None) -> Features:
-    """Returns the encoder's states of the texts with these keys."""
     return open_features(run.store.verified_paths(_files_of(run, encoder_states(run), prefixes)), keys)
 
 

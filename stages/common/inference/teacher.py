@@ -583,7 +583,6 @@ class TeacherLoader:
         )
 
     def tokens_at_once(self, teacher: Teacher) -> int:
-        """Returns execution.batch_tokens, or the device's own number."""
         return self.batch_tokens or tokens_at_once(teacher.device, teacher.width)
 
     def log_notes(self, teacher: Teacher) -> None:

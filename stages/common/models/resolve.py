@@ -198,7 +198,6 @@ def newer_revision(reference: Reference) -> str | None:
 
 
 def same_models(named: Mapping[str, ModelFiles]) -> list[list[str]]:
-    """Returns groups of names whose files are the same."""
     groups: dict[str, list[str]] = {}
     for name, files in named.items():
         groups.setdefault(files.digest, []).append(name)
@@ -456,7 +455,6 @@ def checked_encoder(files: ModelFiles, layers: int | None) -> ModelFiles:
 
 
 def width_of(files: ModelFiles) -> int:
-    """Returns the width of the hidden states."""
     return int(_size(files, WIDTH))
 
 
@@ -486,7 +484,6 @@ def auto_config(files: ModelFiles) -> Any:
 
 
 def check_model_type(files: ModelFiles) -> None:
-    """Refuses an architecture that the installed transformers does not have."""
     from transformers import CONFIG_MAPPING
 
     kind, where = files.config.get("model_type"), str(files.folder / "config.json")

@@ -42,8 +42,6 @@ class StaticConfig(PreTrainedConfig):  # type: ignore[misc]
 
 
 class StaticBody(nn.Module):
-    """Holds the vectors and the convolution."""
-
     def __init__(self, config: StaticConfig) -> None:
         super().__init__()
         self.words = nn.Embedding(config.vocab_size, config.hidden_size)

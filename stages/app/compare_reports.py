@@ -19,7 +19,7 @@ from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, QualityError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.commands import no_test_texts, run_stages
+from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.deliveries import REPORTS, delivered_students
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores
@@ -173,11 +173,16 @@ def _check_share(accuracy: float | None) -> None:
 def _check_first(requirements: Requirements, run: Run) -> None:
     """Refuses requirements that no report of this experiment can decide."""
     if requirements.need_test and not run.experiment.corpus.test:
-        raise no_test_texts()
+        raise _no_test_texts()
     if requirements.worse_than is not None:
         names = rival_names(run.experiment, run.store, delivered_students(run.base))
         if requirements.worse_than.removeprefix(TEACHER) not in names:
             raise _no_rival(requirements.worse_than, names)
+
+
+def _no_test_texts() -> ExperimentError:
+    what = "the accuracy is unknown: there are no labelled test texts"
+    return ExperimentError(what, where="corpus.test", fix="set corpus.test and corpus.label")
 
 
 def _no_rival(name: str, names: Iterable[str]) -> ExperimentError:
@@ -201,14 +206,15 @@ def _print_stored(path: Path, config: Path, requirements: Requirements) -> None:
 def _check(path: Path, config: Path, requirements: Requirements) -> None:
     """Prints report.json if wanted, and raises QualityError if the student misses a requirement."""
     numbers = read_report(path, config)
+    evaluation = numbers["evaluation"]
     if requirements.as_json:
         Console().json(numbers)
     scores, where = _scores(numbers), f"{REPORTS}/{path.name}"
     if not requirements.need_test:
         return
-    if not scores:
-        raise no_test_texts()
-    if requirements.fail_under is not None and _has_no_random_text(numbers):
+    if not scores or not evaluation:
+        raise _no_test_texts()
+    if requirements.fail_under is not None and "selected" in evaluation and not evaluation["selected"]["random"]:
         what, fix = "the accuracy is unknown: all test texts were selected", "add rows with `random` in column `why`"
         raise ExperimentError(what, where="corpus.test", fix=fix)
     verdict = numbers["verdict"]
@@ -231,11 +237,6 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
             on = tested_on(verdict["rivals"]) if verdict and rival["kind"] != "teacher on its own labels" else ""
             what = f"{difference_sentence(rival)}{on} (--fail-if-worse-than {requirements.worse_than})"
             raise QualityError(what, where=where, fix=fix)
-
-
-def _has_no_random_text(numbers: ReportJson) -> bool:
-    evaluation = numbers["evaluation"]
-    return evaluation is not None and "selected" in evaluation and not evaluation["selected"]["random"]
 
 
 def _rival(numbers: ReportJson, name: str) -> Rival:

@@ -445,17 +445,15 @@ def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
     for folder, manifest in results.items():
         kept |= {file.path for file in manifest.files}
         texts |= {file.sha256 for file in manifest.files} if folder.startswith("read-corpus/") else set()
-    folders |= {inside.rpartition("/")[0] for inside, record in records if _is_unit_of(kept, inside, record)}
+    # A manifest may share files with a result in use: it is no unit of it.
+    for inside, record in records:
+        if not inside.endswith(MANIFEST) and any(file.path in kept for file in record.files):
+            folders.add(inside.rpartition("/")[0])
     for inside, record in records:
         of_family = inside.rpartition("/")[0] in folders and not inside.endswith((MANIFEST, TIMING))
         if of_family or (inside.startswith(f"{CACHED_TOKENS}/") and record.facts.get("bucket") in texts):
             kept |= {inside, *(file.path for file in record.files)}
     return kept
-
-
-def _is_unit_of(paths: Collection[str], inside: str, record: Record) -> bool:
-    """Returns whether this is a unit with one of these files; a manifest may share files with a result in use."""
-    return not inside.endswith(MANIFEST) and any(file.path in paths for file in record.files)
 
 
 def _head_results(run: Run, records: Sequence[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:

@@ -143,14 +143,10 @@ def finished_in(folder: Path, fix: str = "run the experiment", file_option: str 
         )
         raise ModelError(what, where=str(folder.absolute()), fix=fix)
     metadata = read_metadata(folder) or {}
-    limit, labels = metadata.get("max_tokens"), metadata.get("teachers")
-    if not isinstance(labels, dict) or not all(isinstance(own, list) for own in labels.values()):
-        labels = {}
-    teachers = {str(teacher): [str(label) for label in own] for teacher, own in labels.items()}
     return StudentFolder(
         folder,
-        teachers,
-        limit if type(limit) is int else None,
+        _of_type(dict[str, list[str]], metadata.get("teachers")) or {},
+        _of_type(int, metadata.get("max_tokens")),
         fingerprint=metadata.get("fingerprint"),
         sources=_of_type(list[Source], metadata.get("sources")) or (),
         training=_of_type(Training, metadata.get("training")),

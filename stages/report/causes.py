@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypedDict
 
 from amalgam.data.keys import shown_names
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.training.schedule import FEW_STEPS
 from amalgam.stages.report.verdict_types import (
+    Answered,
     Cause,
     LabelCounts,
     LabelShare,
@@ -19,13 +19,7 @@ from amalgam.stages.report.verdict_types import (
     UnlabelledQuality,
     VerdictInputs,
 )
-from amalgam.stages.report.verdict_words import (
-    SHOWN,
-    difference_sentence,
-    learned_sentence,
-    ratio,
-    selection_sentence,
-)
+from amalgam.stages.report.verdict_words import SHOWN, difference_sentence, learned_sentence, ratio, selection_sentence
 
 LEAST_TEXTS = 50
 """Least labelled test texts of a student to ship."""
@@ -204,11 +198,9 @@ def never_right_sentence(lost: Sequence[LabelCounts]) -> str:
     return f"{never}: {shown_names(names, SHOWN)}."
 
 
-class TeachersAlone(TypedDict):
+class TeachersAlone(Answered):
     """The teachers together, each on the texts with its own labels."""
 
-    n: int
-    right: int
     weak: bool
 
 

@@ -31,22 +31,13 @@ from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.deliveries import REPORTS, DeliveryServices, deliver_page, page_mark, refuse_links
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
 from amalgam.stages.methods import method_name
-from amalgam.stages.report.blocks import (
-    Conflicts,
-    LengthGroup,
-    ModelSize,
-    ReportJson,
-)
+from amalgam.stages.report.blocks import Conflicts, LengthGroup, ModelSize, ReportJson
 from amalgam.stages.report.causes import reference_of
 from amalgam.stages.report.figures import coverage_of, figures, spikes
 from amalgam.stages.report.report_json import total_seconds
 from amalgam.stages.report.students import Measures
 from amalgam.stages.report.tables import advice, estimate_line, system_name, unknown_line
-from amalgam.stages.report.verdict_types import (
-    PREDICTED_COLUMNS,
-    Threshold,
-    UnlabelledQuality,
-)
+from amalgam.stages.report.verdict_types import PREDICTED_COLUMNS, Threshold, UnlabelledQuality
 
 TEMPLATES = Path(__file__).parent
 

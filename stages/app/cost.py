@@ -49,8 +49,6 @@ TRAINING_COPIES = 5
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one stage, or of all missing stages."""
-
     seconds: float
     memory_mb: float
     disk_mb: float

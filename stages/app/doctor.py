@@ -146,7 +146,6 @@ def _summary(run: Run) -> str:
 
 
 def _models(run: Run) -> Iterator[Check]:
-    """Checks the language model and the student's encoder."""
     experiment, student, rows = run.experiment, run.experiment.student, list[Check]()
     if experiment.generate and experiment.generate.writes:
         rows += _rows("models", [partial(language_model_files, run)])

@@ -106,7 +106,6 @@ def _kept_tokens(classifier: Classifier, config: Path) -> Array:
 
 
 def _check_parity(classifier: Classifier, folder: Path) -> dict[str, Any]:
-    """Compares numpy with torch; raises if they differ."""
     texts = parity_texts(classifier)
     expected, logits = classifier.logits(texts), classify.Classifier(folder).logits([text for (text,) in texts])
     largest = float(np.abs(logits - expected).max()) if np.isfinite(logits).all() else float("inf")

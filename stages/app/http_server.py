@@ -82,8 +82,6 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 
 
 class Histogram:
-    """Counts values up to each bound."""
-
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
 

@@ -42,8 +42,6 @@ SPECIAL = re.compile(r"([\\`*_{}\[\]()#+|~])")
 
 @dataclass(frozen=True)
 class Numbers:
-    """The report's numbers on one student."""
-
     evaluation: Evaluation | None = None
     why_not: str = "the student was pushed without its experiment"
     """Why there is no evaluation."""

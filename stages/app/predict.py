@@ -355,7 +355,6 @@ def predict(  # noqa: PLR0913 - the options of the command
 
 
 def _predict_texts(texts: Sequence[str], student: Student, fingerprint: str | None, *, as_json: bool) -> None:
-    """Prints the predictions of texts from the command line."""
     result, console = student([(text,) for text in texts]), Console()
     entries: list[dict[str, Any]] = []
     for row, text in enumerate(texts):
@@ -391,8 +390,6 @@ def _unknown_entry(unknown: UnknownTexts | None, row: int) -> dict[str, Any]:
 
 @dataclass
 class InputTexts:
-    """Source of the input texts, and how to read it."""
-
     source: str
     columns: Sequence[str]
     id_column: str | None

@@ -228,7 +228,6 @@ class _Results:
 
     @cached_property
     def _records_of_files(self) -> dict[str, Record]:
-        """Returns the units' records by their files."""
         units = (record for path, record in self.records.items() if not path.endswith(MANIFEST))
         return {file.path: record for record in units for file in record.files}
 

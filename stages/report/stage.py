@@ -64,8 +64,6 @@ ZERO_SHOT, ZERO_SHOT_VERSION = "zero-shot", 1
 
 
 class Speed(TypedDict):
-    """Texts that the student predicted, and the seconds that this took."""
-
     texts: int
     seconds: float
 
@@ -236,7 +234,6 @@ class Report(Stage):
 
 
 def evaluation(run: Run) -> Evaluation:
-    """Returns the evaluation on the test texts; refuses without test texts."""
     scores = evaluation_if_any(run)
     if scores is None:
         what = "nothing was evaluated: there are no labelled test texts"
@@ -245,7 +242,6 @@ def evaluation(run: Run) -> Evaluation:
 
 
 def evaluation_if_any(run: Run) -> Evaluation | None:
-    """Returns the evaluation on the test texts; None without test texts."""
     file = _file(run, EVALUATION)
     scores: Evaluation | None = run.store.content(file, Evaluation) if file else None
     return scores

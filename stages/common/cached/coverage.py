@@ -111,8 +111,6 @@ class UnitFacts(TypedDict):
 
 
 class AnswerFacts(UnitFacts):
-    """The facts of a unit of predictions."""
-
     cut: int
     """Number of truncated texts."""
     tokens: int

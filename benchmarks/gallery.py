@@ -23,8 +23,9 @@ from amalgam.pipeline.errors import DataError
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.compare_reports import Requirements, read_report, report
 from amalgam.stages.app.demo import write_demo
+from amalgam.stages.common.deliveries import REPORTS
 from amalgam.stages.report.blocks import ReportJson
-from amalgam.stages.report.html import FOLDER, page
+from amalgam.stages.report.html import page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 CONFIG, UNLABELLED = "amalgam.yaml", "unlabelled.yaml"
@@ -151,7 +152,7 @@ def make_comparison(folder: Path, pages: Path) -> str:
     """Compares the demo's students, and returns the row of the comparison."""
     names = [str(entry.overrides.get("student.name", "student")) for entry in DEMO]
     report(folder / CONFIG, names, Requirements(), only=False, force=False, part=None, quiet=True)
-    shutil.copyfile(folder / FOLDER / "comparison.html", pages / "demo-comparison.html")
+    shutil.copyfile(folder / REPORTS / "comparison.html", pages / "demo-comparison.html")
     return _row("demo-comparison", f"both, text by text: `amalgam report {' '.join(names)}`", "", [])
 
 

@@ -304,7 +304,7 @@ def test_labels_of_hard_texts_estimate_nothing(estimating: Workspace) -> None:
     picked = ["random"] * 3 + ["small margin"] * 9
     rows = [(*row, why) for row, why in zip(estimating.texts()[:12], picked, strict=True)]
     write(estimating, rows, ("text", "label", "why"))
-    needs = "the labels estimate no accuracy: an estimate needs at least 20 random labelled texts of 200 training texts"
+    needs = "the labels estimate no accuracy: an estimate needs at least 10 random labelled texts of 100 training texts"
     assert needs in estimating("run", *LABELLED).err
     assert estimates(estimating) is None
     effect = estimating("label", "labels.csv", *AMALGAM)

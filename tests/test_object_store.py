@@ -15,6 +15,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.storage.store import MANIFEST, Store, open_store
+from amalgam.stages.app import maintenance
 from amalgam.stages.app.api import open_run
 from amalgam.stages.app.maintenance import find_garbage
 from amalgam.stages.build_targets.stage import read_targets
@@ -111,7 +112,10 @@ def test_three_parts_at_once_one_of_them_killed_end_where_one_run_does(address: 
     assert sorted(calls(base)) == ["a", "b", "b", "c", "joined", "pair"]
 
 
-def test_gc_cleans_the_local_cache_of_a_remote_workspace(address: str, tmp_path: Path) -> None:
+def test_gc_cleans_the_local_cache_of_a_remote_workspace(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "STAGES", toy_stages())
     run = toy_run(toy_base(tmp_path / "base"), execution={"workspace": address})
     update(toy_stages(), run)
     copies = [path for path in run.store.root.rglob("*-????????*") if path.is_file()]
@@ -123,9 +127,9 @@ def test_gc_cleans_the_local_cache_of_a_remote_workspace(address: str, tmp_path:
     deleted.parent.mkdir(parents=True)
     for path in (half, mine, deleted):
         path.write_text("left")
-    assert find_garbage(run, unused=False, stages=toy_stages()) == ([], 0)
+    assert find_garbage(run, unused=False) == ([], 0)
     age(run.store.root)
-    garbage, _ = find_garbage(run, unused=False, stages=toy_stages(), delete=True)
+    garbage, _ = find_garbage(run, unused=False, delete=True)
     assert {(row["path"], row["kind"]) for row in garbage} == {(str(half), "temporary"), (str(deleted), "copy")}
     assert not half.exists()
     assert not deleted.exists()

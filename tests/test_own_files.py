@@ -181,7 +181,10 @@ def test_unused_results_stay_for_a_day(workspace: Workspace) -> None:
     assert {item["path"].split("/")[0] for item in workspace(*words).json["items"]} == {"build-targets"}
 
 
-def test_a_result_that_another_command_computes_for_days_keeps_its_first_units(tmp_path: Path) -> None:
+def test_a_result_that_another_command_computes_for_days_keeps_its_first_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "STAGES", toy_stages())
     base, garbage = toy_base(tmp_path / "base"), list[Garbage]()
     update(toy_stages(), toy_run(base))
 
@@ -189,22 +192,23 @@ def test_a_result_that_another_command_computes_for_days_keeps_its_first_units(t
         if unit.name == "b":
             age(base / "artifacts")
         if unit.name == "c":
-            garbage.extend(find_garbage(toy_run(base), unused=True, stages=toy_stages())[0])
+            garbage.extend(find_garbage(toy_run(base), unused=True)[0])
 
     update(toy_stages(collect_before_the_last), toy_run(base, cache={"seed": 5}))
     assert garbage == []
     update(toy_stages(), toy_run(base))
-    assert find_garbage(toy_run(base), unused=True, stages=toy_stages()) == ([], 3)
+    assert find_garbage(toy_run(base), unused=True) == ([], 3)
 
 
-def test_the_description_of_a_family_without_units_is_garbage(tmp_path: Path) -> None:
+def test_the_description_of_a_family_without_units_is_garbage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "STAGES", toy_stages())
     run = toy_run(toy_base(tmp_path / "base"))
     update(toy_stages(), run)
     empty, name = f"letters/{'0' * 20}", run.store.last("letters")
     for folder in (empty, f"letters/{name}"):
         run.store.replace(run.store.root / folder / "family.json", {"teacher": "a"}, copy=True)
     age(run.store.root)
-    garbage, _ = find_garbage(run, unused=False, stages=toy_stages())
+    garbage, _ = find_garbage(run, unused=False)
     assert [row["path"] for row in garbage] == [f"{empty}/family.copy.json", f"{empty}/family.json"]
 
 

@@ -24,8 +24,8 @@ import typer.main
 from amalgam.cli import app
 from amalgam.pipeline.console import Console
 from amalgam.stages.app import http_server
-from amalgam.stages.app.batcher import Batcher, Prediction, Text
-from amalgam.stages.app.http_server import Description, Limits, Server
+from amalgam.stages.app.batcher import Batcher, Description, Limits, Prediction, Text
+from amalgam.stages.app.http_server import Server
 from amalgam.stages.app.serve import ExportFolder, Faults, announce
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_export import ALONE, ROOT, exported, printed_by  # noqa: F401  a fixture
@@ -528,7 +528,8 @@ def test_the_answer_in_the_docs_has_the_fields_of_the_server(running: Running) -
 
 
 def test_an_address_that_others_reach_has_a_note(capsys: pytest.CaptureFixture[str]) -> None:
-    export = ExportFolder(Path("model"), LABELS, [], 32, "abc", 0, None)
+    facts: Any = {"labels": LABELS, "inputs": [], "max_tokens": 32, "fingerprint": "abc", "unknown_threshold": None}
+    export = ExportFolder(folder=Path("model"), pad_id=0, **facts)
     for host, noted in (("127.0.0.1", False), ("0.0.0.0", True)):  # noqa: S104 - it is bound and never listens
         with socket.socket() as unused:
             unused.bind((host, 0))

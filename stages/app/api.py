@@ -45,13 +45,13 @@ from amalgam.stages.app.oracle import show_divergence
 from amalgam.stages.app.predict import Student, StudentFolder, changes_since, finished_in
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
-from amalgam.stages.common.deliveries import PAGES, STUDENTS, read_mark
+from amalgam.stages.common.deliveries import REPORTS, STUDENTS, page_mark
 from amalgam.stages.common.device import ON_EVERY_MACHINE
 from amalgam.stages.common.given_labels import FROM_CORPUS
 from amalgam.stages.common.load import check_labels, labels_by_teacher
 from amalgam.stages.methods import load_with_methods, method_name
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.html import FOLDER, page_name
+from amalgam.stages.report.html import page_name
 from amalgam.stages.report.stage import audit
 
 # ---- runs
@@ -60,7 +60,6 @@ from amalgam.stages.report.stage import audit
 def open_run(
     source: ExperimentSource, overrides: Sequence[str], *, part: str | None = None, console: Console | None = None
 ) -> Run:
-    """Opens the experiment and its workspace."""
     loaded = load_with_methods(source, overrides)
     execution = loaded.experiment.execution
     store = open_store(execution.workspace, loaded.base)
@@ -275,7 +274,7 @@ class Experiment:
     def report(self) -> Path:
         """The report's page; a JSON file next to it has the numbers."""
         made, name = self._current("report").fingerprint("report"), page_name(self.config)
-        page, mark = self._run.base / FOLDER / f"{name}.html", read_mark(self._run.base / FOLDER / PAGES / name)
+        page, mark = self._run.base / REPORTS / f"{name}.html", page_mark(self._run.base, name)
         if mark is None or mark.fingerprint != made:
             what = "this page is the report of another experiment" if mark else "the page of this report is not written"
             fix = "run the experiment, which writes it; a student.name of its own gives each experiment its own page"

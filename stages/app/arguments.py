@@ -138,7 +138,6 @@ def _check_exists(source: str, base: Path) -> None:
 
 
 def _teacher_entries(teachers: Any, base: Path) -> list[dict[str, Any]]:
-    """Returns the section `teachers`."""
     if isinstance(teachers, str | Path | Mapping) or not isinstance(teachers, Sequence):
         is_file = str(teachers).endswith((".yaml", ".yml"))
         fix = f"Experiment.load({str(teachers)!r})" if is_file else 'teachers=["./models/a", "org/model"]'

@@ -34,6 +34,32 @@ class Prediction:
     truncated: bool
 
 
+@dataclass(frozen=True)
+class Limits:
+    texts: int
+    """Texts of one request."""
+    characters: int
+    """Characters of one text."""
+    body: int
+    """Bytes of one request's body."""
+    seconds: float
+    """Time in which a client must send a request, and read an answer."""
+    grace: float
+    """Time for accepted requests once the server ends."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """The facts of the served student that answers have."""
+
+    labels: Sequence[str]
+    fingerprint: str
+    max_tokens: int
+    unknown_threshold: float | None
+    columns: Sequence[str] = ()
+    """Names of the text columns that it learned; empty if they are not recorded."""
+
+
 class QueueFullError(Exception):
     """The texts of a request do not fit in the queue; `seconds` is an estimate of the time until they do."""
 

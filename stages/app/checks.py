@@ -18,22 +18,10 @@ from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.build_targets.stage import check_train_gold
+from amalgam.stages.common import load
 from amalgam.stages.common.cached.load import ENCODER, adaptive_sample, passes_of
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.common.device import check_device, check_libraries
-from amalgam.stages.common.load import (
-    check_encoder,
-    check_gold,
-    check_labels,
-    check_unknown,
-    labels_by_teacher,
-    model_reference,
-    same_model_notes,
-    teacher_in,
-    teacher_reference,
-    teachers_of,
-    unfetched_models,
-)
 from amalgam.stages.common.models.model_folder import longest_text
 from amalgam.stages.common.models.resolve import folders_like, local_model
 from amalgam.stages.methods import method_of
@@ -71,19 +59,18 @@ def _error(check: Check, run: Run) -> AmalgamError | None:
 def check_student_encoder(run: Run) -> None:
     student = run.experiment.student
     if student.learns or run.experiment.corpus.test:
-        check_encoder(run, student, ENCODER)
+        load.check_encoder(run, student, ENCODER)
 
 
 def check_teacher_encoders(run: Run) -> None:
     for settings, where in encoders_of(run).values() if run.experiment.train_teachers else ():
-        check_encoder(run, settings, where)
+        load.check_encoder(run, settings, where)
 
 
-def check_folders(run: Run, *, stages: Sequence[Stage] = STAGES) -> None:
-    """Refuses public folders of results that cannot be written, such as students/."""
-    for stage in stages:
-        if stage.is_needed(run.experiment):
-            stage.check_output(run)
+def check_folder(run: Run, stage: Stage) -> None:
+    """Refuses a public folder of results that cannot be written, such as students/."""
+    if stage.is_needed(run.experiment):
+        stage.check_output(run)
 
 
 def execution_checks(states: Sequence[StageState], *, force: bool = False) -> list[Check]:
@@ -128,13 +115,13 @@ def check_space(run: Run, states: Sequence[StageState]) -> str:
 CHECKS: list[tuple[str, Check]] = [
     *(("read-corpus", partial(check_texts, part=part)) for part in ("train", "validation", "test", "teachers")),
     ("train-teachers", check_teacher_encoders),
-    ("report", check_gold),  # another test file runs no earlier stage, and a run checks it before any
-    ("cache-teachers", labels_by_teacher),  # reads configurations; checks weights, tokenizers and labels
-    ("build-targets", check_labels),
+    ("report", load.check_gold),  # another test file runs no earlier stage, and a run checks it before any
+    ("cache-teachers", load.labels_by_teacher),  # reads configurations; checks weights, tokenizers and labels
+    ("build-targets", load.check_labels),
     ("build-targets", check_train_gold),  # of a corpus that was read when no label was needed
     ("train-student", check_student_encoder),
-    ("report", check_unknown),
-    *((stage.name, partial(check_folders, stages=[stage])) for stage in STAGES),
+    ("report", load.check_unknown),
+    *((stage.name, partial(check_folder, stage=stage)) for stage in STAGES),
 ]
 """Each check, and the stage that would fail without it."""
 
@@ -168,7 +155,7 @@ def _about_gold_labels(run: Run) -> Iterator[str]:
 def _about_models(run: Run) -> Iterator[str]:
     """Yields names that are no folders here, with similar folders: a misspelt folder looks like a Hub id."""
     try:
-        names = unfetched_models(run)
+        names = load.unfetched_models(run)
     except AmalgamError:  # a problem, not a remark
         return
     for name in names:
@@ -180,13 +167,13 @@ def _about_models(run: Run) -> Iterator[str]:
 def limit_notes(run: Run) -> Iterator[str]:
     """Yields the models on this machine that read fewer tokens than their max_tokens."""
     experiment, student = run.experiment, run.experiment.student
-    teachers = {teacher.name: teacher_reference(run, teacher) for teacher in experiment.teachers}
+    teachers = {teacher.name: load.teacher_reference(run, teacher) for teacher in experiment.teachers}
     limits = {teacher.name: teacher.max_tokens or experiment.cache.max_tokens for teacher in experiment.teachers}
     models = [(f"teacher {name}", reference, limits[name]) for name, reference in teachers.items()]
     for settings, where in encoders_of(run).values() if experiment.train_teachers else ():
-        models.append((where, model_reference(run, str(settings.encoder), settings.revision), settings.max_tokens))
-    named = model_reference(run, student.encoder, student.revision)
-    encoder = teachers.get(name) if (name := teacher_in(student)) else named
+        models.append((where, load.model_reference(run, str(settings.encoder), settings.revision), settings.max_tokens))
+    named = load.model_reference(run, student.encoder, student.revision)
+    encoder = teachers.get(name) if (name := load.teacher_in(student)) else named
     if student.learns and not student.is_static and encoder:
         models.append((ENCODER, encoder, student.max_tokens))
     alike: dict[tuple[int, int], list[str]] = {}
@@ -221,12 +208,12 @@ def _about_teachers(run: Run) -> Iterator[str]:
             needs = "it needs targets.uncertainty=entropy, another targets.distribution than mc-mean, and 30 K texts"
             yield f"cache.adaptive=true has no effect: {needs}"
     try:
-        labels = labels_by_teacher(run)
+        labels = load.labels_by_teacher(run)
     except AmalgamError:  # a problem, not a remark
         return
     yield from filter(None, [similar_labels_note(labels)])
     with suppress(PendingDependencyError):
-        yield from same_model_notes({teacher.name: teacher.files for teacher in teachers_of(run)})
+        yield from load.same_model_notes({teacher.name: teacher.files for teacher in load.teachers_of(run)})
 
 
 def _about_overrides(run: Run) -> Iterator[str]:

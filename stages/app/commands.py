@@ -31,7 +31,7 @@ from amalgam.stages.common.given_labels import FROM_CORPUS, label_column
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.methods import METHODS, NAMES, method_name
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.tables import ESTIMATE_COLUMNS, estimate_row, print_audit
+from amalgam.stages.report.tables import print_audit, print_estimates
 
 
 def run_stages(  # noqa: PLR0913 - the options of a command
@@ -56,11 +56,6 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     if experiment.run(target, only=only, force=force).is_complete and oracle is not None:
         experiment.compare_targets(oracle)
     return experiment
-
-
-def no_test_texts() -> ExperimentError:
-    what = "the accuracy is unknown: there are no labelled test texts"
-    return ExperimentError(what, where="corpus.test", fix="set corpus.test and corpus.label")
 
 
 def _remembered(config: Path, overrides: list[str], target: str, console: Console) -> list[str]:
@@ -288,7 +283,7 @@ def label(  # noqa: PLR0913 - the options of a command
     for line in effect.lines():
         console.result(line)
     if effect.estimates:
-        console.table(effect.estimates.title, ESTIMATE_COLUMNS, [*map(estimate_row, effect.estimates.systems)])
+        print_estimates(console, effect.estimates.title, effect.estimates.systems)
     rows = [[name, percent(before), percent(after)] for name, (before, after) in effect.shares.items()]
     if rows:
         share = "share with earlier labels" if effect.earlier else "share without labels"

@@ -19,17 +19,17 @@ from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, QualityError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.commands import no_test_texts, run_stages
-from amalgam.stages.common.deliveries import delivered_students
+from amalgam.stages.app.commands import run_stages
+from amalgam.stages.common.deliveries import REPORTS, delivered_students
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores
 from amalgam.stages.report.causes import tested_on
-from amalgam.stages.report.html import FOLDER, place_of, publish, render
+from amalgam.stages.report.html import place_of, publish, render
 from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost, rival_names
 from amalgam.stages.report.tables import measure, print_evaluation, share
 from amalgam.stages.report.verdict import lines
-from amalgam.stages.report.verdict_types import Rival
+from amalgam.stages.report.verdict_types import Estimate, Rival
 from amalgam.stages.report.verdict_words import difference_sentence, evaluation_cautions
 
 SUFFIXES = (".yaml", ".yml")
@@ -41,12 +41,9 @@ MOST_RUNS, MOST_FIELDS, MOST_GROUPS = 24, 40, 12
 STEPS = ("teachers", "choice", "fit", "choice and fit")
 
 
-class Against(TypedDict):
-    """Accuracy of a run minus that of another on the same texts, with its 95 % interval."""
+class Against(Estimate):
+    """Accuracy of a run minus that of another on the same texts."""
 
-    mean: float
-    low: float
-    high: float
     gained: int
     lost: int
 
@@ -161,7 +158,7 @@ def report(  # noqa: PLR0913 - the options of a command
         what = "a comparison takes none of --no-upstream, --force, --part, --json and --fail-..."
         raise ExperimentError(what, fix=fix)
     elif len(names) == 1:
-        _print_stored(config.parent / FOLDER / f"{names[0]}.json", config, requirements)
+        _print_stored(config.parent / REPORTS / f"{names[0]}.json", config, requirements)
     else:
         _compare(config, names, overrides, quiet=quiet)
 
@@ -176,11 +173,16 @@ def _check_share(accuracy: float | None) -> None:
 def _check_first(requirements: Requirements, run: Run) -> None:
     """Refuses requirements that no report of this experiment can decide."""
     if requirements.need_test and not run.experiment.corpus.test:
-        raise no_test_texts()
+        raise _no_test_texts()
     if requirements.worse_than is not None:
         names = rival_names(run.experiment, run.store, delivered_students(run.base))
         if requirements.worse_than.removeprefix(TEACHER) not in names:
             raise _no_rival(requirements.worse_than, names)
+
+
+def _no_test_texts() -> ExperimentError:
+    what = "the accuracy is unknown: there are no labelled test texts"
+    return ExperimentError(what, where="corpus.test", fix="set corpus.test and corpus.label")
 
 
 def _no_rival(name: str, names: Iterable[str]) -> ExperimentError:
@@ -197,21 +199,22 @@ def _print_stored(path: Path, config: Path, requirements: Requirements) -> None:
             print_evaluation(console, evaluation, evaluation["labels"], evaluation["groups"])
         if verdict:
             console.verdict(lines(verdict, list(evaluation_cautions(evaluation)), place))
-        console.say(f"report{place}: {FOLDER}/{path.stem}.html")
+        console.say(f"report{place}: {REPORTS}/{path.stem}.html")
     _check(path, config, requirements)
 
 
 def _check(path: Path, config: Path, requirements: Requirements) -> None:
     """Prints report.json if wanted, and raises QualityError if the student misses a requirement."""
     numbers = read_report(path, config)
+    evaluation = numbers["evaluation"]
     if requirements.as_json:
         Console().json(numbers)
-    scores, where = _scores(numbers), f"{FOLDER}/{path.name}"
+    scores, where = _scores(numbers), f"{REPORTS}/{path.name}"
     if not requirements.need_test:
         return
-    if not scores:
-        raise no_test_texts()
-    if requirements.fail_under is not None and _has_no_random_text(numbers):
+    if not scores or not evaluation:
+        raise _no_test_texts()
+    if requirements.fail_under is not None and "selected" in evaluation and not evaluation["selected"]["random"]:
         what, fix = "the accuracy is unknown: all test texts were selected", "add rows with `random` in column `why`"
         raise ExperimentError(what, where="corpus.test", fix=fix)
     verdict = numbers["verdict"]
@@ -236,11 +239,6 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
             raise QualityError(what, where=where, fix=fix)
 
 
-def _has_no_random_text(numbers: ReportJson) -> bool:
-    evaluation = numbers["evaluation"]
-    return evaluation is not None and "selected" in evaluation and not evaluation["selected"]["random"]
-
-
 def _rival(numbers: ReportJson, name: str) -> Rival:
     """Returns the rival of this name; of several teachers, one is compared on its own labels."""
     rivals = numbers["verdict"]["rivals"] if numbers["verdict"] else []
@@ -256,7 +254,7 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
     """Runs each file and reads its report at once: a later file may have the same student name."""
     reports = {}
     for name in names:
-        file, path = config, config.parent / FOLDER / f"{name}.json"
+        file, path = config, config.parent / REPORTS / f"{name}.json"
         if name.endswith(SUFFIXES):  # as `amalgam run` does: overrides of earlier commands have no effect
             file = Path(name)
             path = run_stages(file, overrides, target=None, quiet=quiet).report.with_suffix(".json")

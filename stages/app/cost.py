@@ -49,8 +49,6 @@ TRAINING_COPIES = 5
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one stage, or of all missing stages."""
-
     seconds: float
     memory_mb: float
     disk_mb: float
@@ -59,14 +57,11 @@ class Cost:
         return [duration(self.seconds), size(self.memory_mb * MEGABYTE), size(self.disk_mb * MEGABYTE)]
 
 
-class PricesJson(TypedDict):
-    passes: NotRequired[Mapping[str, int]]
-
-
-class CostJson(PricesJson):
+class CostJson(TypedDict):
     stages: Mapping[str, Mapping[str, float] | None]
     total: Mapping[str, float] | None
     notes: dict[str, str]
+    passes: NotRequired[Mapping[str, int]]
 
 
 @dataclass(frozen=True)
@@ -118,12 +113,11 @@ class CostEstimate:
     def to_json(self) -> CostJson:
         stages = {stage: None if isinstance(cost, str) else asdict(cost) for stage, cost in self.costs.items()}
         notes = {stage: cost for stage, cost in self.costs.items() if isinstance(cost, str)}
-        prices: PricesJson = {"passes": self.passes} if self.passes else {}
-        return {"stages": stages, "total": asdict(self.total) if self.total else None, "notes": notes, **prices}
+        costs: CostJson = {"stages": stages, "total": asdict(self.total) if self.total else None, "notes": notes}
+        return {**costs, "passes": self.passes} if self.passes else costs
 
 
 def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
-    """Returns the cost of the planned stages; `measure` runs one unit where no time is recorded."""
     stages = {stage.name: stage for stage in STAGES}
     costs: dict[str, Cost | str] = {}
     for state in (state for state in states if state.state != "current"):

@@ -19,26 +19,17 @@ from amalgam.stages.app.api import open_run
 from amalgam.stages.app.checks import (
     check_engine,
     check_execution_device,
-    check_folders,
+    check_folder,
     check_space,
     check_trackers,
     check_workspace,
     limit_notes,
 )
+from amalgam.stages.common import load
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
 from amalgam.stages.common.device import dtype_for, pick_device
-from amalgam.stages.common.load import (
-    check_encoder,
-    check_labels,
-    check_unknown,
-    encoder_files,
-    labels_by_teacher,
-    labels_of,
-    prepare_teachers,
-    teacher_reference,
-)
-from amalgam.stages.common.models.resolve import ModelFiles, check_model_type, resolver
+from amalgam.stages.common.models.resolve import Finder, ModelFiles, check_model_type
 from amalgam.stages.generate.stage import language_model_files
 from amalgam.stages.methods import method_name
 from amalgam.stages.read_corpus.stage import check_texts
@@ -80,11 +71,11 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
     yield from _rows("texts", text_checks, f"{', '.join(parts)}: every local file has rows and its columns")
     yield from _teachers(run)
     labels = run.experiment.labels
-    label_checks = [partial(check_unknown, run), partial(check_labels, run)]
+    label_checks = [partial(load.check_unknown, run), partial(load.check_labels, run)]
     yield from _rows("labels", label_checks, f"labels: {labels}" if labels else "none given")
     yield from _models(run)
     yield from (Check("max_tokens", note) for note in limit_notes(run))
-    folder_checks = [partial(check_folders, run, stages=[stage]) for stage in STAGES]
+    folder_checks = [partial(check_folder, run, stage) for stage in STAGES]
     yield from _rows("folders", folder_checks, "results can be written next to the experiment file")
     yield from _rows("workspace", [partial(_workspace, run)])
     if run.experiment.execution.device != "auto":
@@ -123,12 +114,12 @@ def _model(
 
 def _teachers(run: Run) -> Iterator[Check]:
     """Finds every teacher, on the Hub too, and reads its labels; of trained ones the encoder."""
-    experiment, find = run.experiment, resolver()
+    experiment, find = run.experiment, Finder().find
     encoders = encoders_of(run).values() if experiment.train_teachers else ()
-    rows = _rows("train_teachers", [partial(check_encoder, run, *encoder) for encoder in encoders])
+    rows = _rows("train_teachers", [partial(load.check_encoder, run, *encoder) for encoder in encoders])
     for teacher in experiment.teachers:
-        find_model = partial(find, teacher_reference(run, teacher))
-        rows += _model(f"teacher {teacher.name}", find_model, partial(labels_of, run, teacher))
+        find_model = partial(find, load.teacher_reference(run, teacher))
+        rows += _model(f"teacher {teacher.name}", find_model, partial(load.labels_of, run, teacher))
     yield from [row for row in rows if not row.ok] or _rows("teachers", [partial(_summary, run)])
 
 
@@ -144,8 +135,8 @@ def _check_tokenizer(files: ModelFiles) -> None:
 
 def _summary(run: Run) -> str:
     """Returns the number of the teachers and of their labels, and the encoders of trained teachers."""
-    prepare_teachers(run)
-    own, trained = labels_by_teacher(run), run.experiment.train_teachers
+    load.prepare_teachers(run)
+    own, trained = load.labels_by_teacher(run), run.experiment.train_teachers
     labels = {label for names in own.values() for label in names}
     parts = [f"{counted(len(own), 'teacher')}, {counted(len(labels), 'label')}"] if own or not trained else []
     if trained:
@@ -155,12 +146,11 @@ def _summary(run: Run) -> str:
 
 
 def _models(run: Run) -> Iterator[Check]:
-    """Checks the language model and the student's encoder."""
     experiment, student, rows = run.experiment, run.experiment.student, list[Check]()
     if experiment.generate and experiment.generate.writes:
         rows += _rows("models", [partial(language_model_files, run)])
     if student.learns or experiment.corpus.test:
-        rows += _model("models", partial(encoder_files, run, student, ENCODER), result=f"{student.encoder} found")
+        rows += _model("models", partial(load.encoder_files, run, student, ENCODER), result=f"{student.encoder} found")
     yield from [row for row in rows if not row.ok] or rows[-1:] or [Check("models", "none needed")]
 
 

@@ -29,6 +29,7 @@ from amalgam.stages.app.quantize_onnx import (
     Int8Facts,
     Speed,
     agreement,
+    texts_of,
     weight_bytes,
 )
 from amalgam.stages.common.inference.batches import Classifier
@@ -95,9 +96,7 @@ def _kept_tokens(classifier: Classifier, config: Path) -> Array:
     except AmalgamError:
         texts = None
     if texts is not None:
-        fields = [texts[name].to_list() for name in ("text", "text_2") if name in texts.columns]
-        fields = [column for column in fields if None not in column]
-        tokens = encode(classifier.tokenizer, list(zip(*fields, strict=True)), classifier.limit, types=False)
+        tokens = encode(classifier.tokenizer, texts_of(texts), classifier.limit, types=False)
         for ids in tokens.ids:
             np.add.at(counts, ids, 1)
     return np.sort(np.argsort(-counts, kind="stable")[:MOST_TOKENS])
@@ -107,7 +106,6 @@ def _kept_tokens(classifier: Classifier, config: Path) -> Array:
 
 
 def _check_parity(classifier: Classifier, folder: Path) -> dict[str, Any]:
-    """Compares numpy with torch; raises if they differ."""
     texts = parity_texts(classifier)
     expected, logits = classifier.logits(texts), classify.Classifier(folder).logits([text for (text,) in texts])
     largest = float(np.abs(logits - expected).max()) if np.isfinite(logits).all() else float("inf")

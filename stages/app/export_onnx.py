@@ -38,7 +38,6 @@ def write(classifier: Classifier, folder: Path) -> dict[str, Any]:
 
 
 def quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, _config: Path) -> Int8Facts:
-    """Replaces the model of the folder by its int8 form."""
     fp32, model = folder / "fp32.onnx", folder / ONNX_MODEL
     model.rename(fp32)
     write_int8(fp32, model)

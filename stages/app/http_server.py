@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
 from socket import socket
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
 import h11
 
 from amalgam.data.keys import shown
 from amalgam.data.rows import has_surrogate
-from amalgam.stages.app.batcher import Batcher, EndedError, Prediction, QueueFullError, Text
+from amalgam.stages.app.batcher import Batcher, Description, EndedError, Limits, Prediction, QueueFullError, Text
 
 PATHS: Mapping[str, Sequence[str]] = {"/predict": ("POST",), "/health": ("GET", "HEAD"), "/metrics": ("GET", "HEAD")}
 OTHER = "other"
@@ -56,32 +56,6 @@ Headers: TypeAlias = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Limits:
-    texts: int
-    """Texts of one request."""
-    characters: int
-    """Characters of one text."""
-    body: int
-    """Bytes of one request's body."""
-    seconds: float
-    """Time in which a client must send a request, and read an answer."""
-    grace: float
-    """Time for accepted requests once the server ends."""
-
-
-@dataclass(frozen=True)
-class Description:
-    """The facts of the student that answers have."""
-
-    labels: Sequence[str]
-    fingerprint: str
-    max_tokens: int
-    unknown_threshold: float | None
-    columns: Sequence[str] = ()
-    """Names of the text columns that it learned; empty if they are not recorded."""
-
-
-@dataclass(frozen=True)
 class Answer:
     status: int
     body: bytes
@@ -108,8 +82,6 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 
 
 class Histogram:
-    """Counts values up to each bound."""
-
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
 
@@ -136,7 +108,6 @@ class Metrics:
     unknown: int = 0
 
     def text(self, student: Description, connections: int, waiting: int) -> str:
-        """Returns the metrics in the text format of Prometheus."""
         requests = [
             f'amalgam_requests_total{{path="{path}",status="{status}"}} {count}'
             for (path, status), count in sorted(self.requests.items())
@@ -171,13 +142,8 @@ def _escaped(value: str) -> str:
 # ---- requests
 
 
-class PredictRequest(TypedDict):
-    texts: list[Text]
-    top: int
-
-
-def read_request(body: bytes, limits: Limits, student: Description) -> PredictRequest:
-    """Returns the content of a request to /predict; raises Refusal."""
+def read_request(body: bytes, limits: Limits, student: Description) -> tuple[list[Text], int]:
+    """Returns the texts of a request to /predict, and the number of labels for each; raises Refusal."""
     try:
         content = json.loads(body.decode("utf-8"), object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError as error:
@@ -197,7 +163,7 @@ def read_request(body: bytes, limits: Limits, student: Description) -> PredictRe
         raise Refusal(HTTPStatus.BAD_REQUEST, "`top` is not a whole number from 1 on", "send a number such as 3")
     texts = _texts(content["texts"], limits)
     _check_pairs(texts, student.columns)
-    return {"texts": texts, "top": min(top, len(student.labels))}
+    return texts, min(top, len(student.labels))
 
 
 def _check_pairs(texts: Sequence[Text], columns: Sequence[str]) -> None:
@@ -377,9 +343,9 @@ class Server:
         if path == "/metrics":
             text = self.metrics.text(self.student, len(self.connections), self.batcher.waiting)
             return Answer(HTTPStatus.OK, text.encode(), PROMETHEUS, path=path)
-        request = read_request(body, self.limits, self.student)
+        texts, top = read_request(body, self.limits, self.student)
         try:
-            predictions = await asyncio.wrap_future(self.batcher.submit(request["texts"]))
+            predictions = await asyncio.wrap_future(self.batcher.submit(texts))
         except QueueFullError as error:
             raise self.overloaded("the queue of texts is full", error.seconds) from None
         except EndedError:
@@ -387,7 +353,7 @@ class Server:
         except Exception:  # noqa: BLE001 - the batcher has printed it; its text could have paths
             what, fix = "the prediction failed", "the server's messages have the reason; other texts can still be sent"
             raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, what, fix) from None
-        entries = [entry(prediction, self.student, request["top"]) for prediction in predictions]
+        entries = [entry(prediction, self.student, top) for prediction in predictions]
         self.metrics.labels.update(each["label"] for each in entries)
         self.metrics.truncated += sum(each["truncated"] for each in entries)
         self.metrics.unknown += sum(each.get("unknown", False) for each in entries)

@@ -184,7 +184,8 @@ def _without_surrogates(given: Any, corpus: Corpus, part: str) -> pa.RecordBatch
 def _table_of(given: Sequence[Any], corpus: Corpus, part: str) -> pa.Table:
     """Returns a table of a list of texts, or of pairs of texts if the corpus has two text columns."""
     width = len(corpus.text)
-    rows = [(row,) if isinstance(row, str) or row is None else row for row in map(_without_nan, given)]
+    given = [None if isinstance(item, float) and math.isnan(item) else item for item in given]  # of pandas
+    rows = [(row,) if isinstance(row, str) or row is None else row for row in given]
     for index, row in enumerate(rows):
         are_texts = isinstance(row, list | tuple) and all(isinstance(text, str | None) for text in row)
         if not are_texts or len(row) != width:
@@ -199,11 +200,6 @@ def _table_of(given: Sequence[Any], corpus: Corpus, part: str) -> pa.Table:
             rows[index] = (None,) * width
     columns = zip(*rows, strict=True) if rows else [()] * width
     return pa.table([pa.array(column, pa.large_string()) for column in columns], corpus.text)
-
-
-def _without_nan(value: Any) -> Any:
-    """Returns None for NaN, the missing text of pandas."""
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _with_class_names(table: pa.Table, features: Mapping[str, Any]) -> pa.Table:

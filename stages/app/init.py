@@ -22,18 +22,7 @@ from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.pipeline.user_paths import DEFAULT_FILE, write_new
 from amalgam.stages.common.models import hub as model_hub
-from amalgam.stages.common.models import model_folder
-from amalgam.stages.common.models.resolve import (
-    NUMBER,
-    UNNAMED,
-    ModelFiles,
-    folders_like,
-    for_all,
-    label_names,
-    own_labels,
-    place_of,
-    read_model,
-)
+from amalgam.stages.common.models import model_folder, resolve
 from amalgam.stages.methods import experiment_schema
 
 LABELS_SHOWN = 20
@@ -73,7 +62,8 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
         fix = "amalgam init --from-teachers ./models/first org/model"
         raise ExperimentError("no teacher is named", where=WHERE, fix=fix)
     teachers: list[DetectedTeacher] = []
-    for_all(lambda model: teachers.append(_detect(model, into, teachers)), names, cannot="be teachers", where=WHERE)
+    cannot = "be teachers"
+    resolve.for_all(lambda model: teachers.append(_detect(model, into, teachers)), names, cannot=cannot, where=WHERE)
     path = write_with_schema(into / DEFAULT_FILE, template(_section(teachers)))
     labels = {label for teacher in teachers for label in teacher.labels}
     count = counted(len(teachers), "teacher")
@@ -126,7 +116,7 @@ def _section(teachers: Sequence[DetectedTeacher]) -> str:
             lines.append("    # its labels were not read: the Hub could not be reached")
             continue
         if not teacher.is_named:
-            blanks = ", ".join([f'"{UNNAMED}"'] * len(labels))
+            blanks = ", ".join([f'"{resolve.UNNAMED}"'] * len(labels))
             lines.append(f"    labels: [{blanks}]  # name the {len(labels)} outputs, in the model's order")
             continue
         lines.append(f"    # {len(labels)} labels: {shown_names(labels, LABELS_SHOWN)}")
@@ -145,7 +135,7 @@ def _section(teachers: Sequence[DetectedTeacher]) -> str:
 
 def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> DetectedTeacher:
     """Reads the labels of a folder, whose files it checks, or of a model on the Hub, without its weights."""
-    where, place = f"{WHERE}: {given}", place_of(given, Path.cwd(), field=WHERE)
+    where, place = f"{WHERE}: {given}", resolve.place_of(given, Path.cwd(), field=WHERE)
     name = name_of(given, {teacher.name for teacher in earlier})
     read = (place, None) if isinstance(place, Path) else _from_hub(place)
     if read is None:
@@ -157,11 +147,11 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
         what = f"the model is a {shown(str(architectures[0]))}, which has no head for labels"
         raise ModelError(what, where=where, fix="name a fine-tuned classifier; an encoder alone has no labels")
     if isinstance(place, Path):
-        read_model(folder, where, allow_pickle=True)  # `plan` requires allow_pickle
-    files = ModelFiles(given, folder, "", commit, "safetensors", config)
-    own, is_named = own_labels(files, teacher=name)
-    is_named = is_named and not any(map(NUMBER.fullmatch, own))
-    labels = label_names(files, labels=None if is_named else own, rename={}, teacher=name)
+        resolve.read_model(folder, where, allow_pickle=True)  # `plan` requires allow_pickle
+    files = resolve.ModelFiles(given, folder, "", commit, "safetensors", config)
+    own, is_named = resolve.own_labels(files, teacher=name)
+    is_named = is_named and not any(map(resolve.NUMBER.fullmatch, own))
+    labels = resolve.label_names(files, labels=None if is_named else own, rename={}, teacher=name)
     return DetectedTeacher(name, _reference_from(into, given, place), commit, labels, is_named)
 
 
@@ -176,7 +166,7 @@ def _from_hub(model_id: str) -> tuple[Path, str] | None:
     folder = model_hub.cached(model_id, None)
     if folder is not None:
         return folder, folder.name
-    close = " or ".join(folders_like(model_id, Path.cwd()))
+    close = " or ".join(resolve.folders_like(model_id, Path.cwd()))
     if close or ("/" in model_id and Path(model_id).parent.is_dir()):  # likely a folder with a slip in its name
         what = f"the Hub cannot be reached, and {model_id} is not in this machine's cache"
         meant = f"did you mean {close}? else " if close else ""

@@ -63,7 +63,6 @@ def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
 
 
 def _among(keys: pa.Array, others: pa.Array) -> Array:
-    """Returns whether each key is one of the others."""
     is_among: Array = pc.is_in(keys, value_set=others).to_numpy(zero_copy_only=False)
     return is_among
 

@@ -69,7 +69,8 @@ def warnings(sources: Iterable[Source], published: Sequence[str]) -> list[str]:
     lines = []
     for source in sources:
         licences = source.licences
-        restrictions = {(licence, item) for licence in licences for item in RESTRICTED.get(licence, _unlisted(licence))}
+        listed = ((licence, RESTRICTED.get(licence, () if licence in FREE else (OWN_TERMS,))) for licence in licences)
+        restrictions = {(licence, item) for licence, items in listed for item in items}
         lines += [
             _sentence(source, licence, restriction)
             for licence, restriction in sorted(restrictions, key=lambda pair: (pair[0], pair[1].meaning))
@@ -87,10 +88,6 @@ def common_licence(sources: Sequence[Source]) -> str | None:
         return None
     restrictions = RESTRICTED.get(licences[0], ())
     return licences[0] if {NON_COMMERCIAL, RESEARCH, SHARE_ALIKE} >= set(restrictions) else None
-
-
-def _unlisted(licence: str) -> tuple[Restriction, ...]:
-    return () if licence in FREE else (OWN_TERMS,)
 
 
 def _repeated(restriction: Restriction, licence: str, published: Sequence[str]) -> bool:

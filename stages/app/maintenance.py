@@ -12,23 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
+from amalgam.data import parquet
 from amalgam.data.lazy import np, pq
-from amalgam.data.parquet import (
-    CACHE_TEXTS,
-    CORPUS,
-    FEATURES,
-    LABELLED_WEIGHTS,
-    SIMILARITIES,
-    SKIPPED,
-    STATES,
-    STOP_REGRESSIONS,
-    STOPS,
-    TARGETS,
-    TOKENS,
-    WEIGHTS,
-    WRITTEN,
-    Column,
-)
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import plan
@@ -77,8 +62,6 @@ SMALL_FILES = (HEAD, "HEAD.copy.json", "digests.json", RATES)
 
 
 class Artifact(TypedDict):
-    """A result or a family."""
-
     stage: str
     name: str
     head: bool
@@ -172,20 +155,20 @@ def unreadable_files(store: Store) -> list[str]:
     return unreadable
 
 
-def _has_columns(path: Path, tables: Sequence[Sequence[Column]]) -> bool:
+def _has_columns(path: Path, tables: Sequence[Sequence[parquet.Column]]) -> bool:
     names = set(pq.read_schema(path).names)
     return not tables or any({column.name for column in table} <= names for table in tables)
 
 
-TABLES: Mapping[str, Sequence[Sequence[Column]]] = {
-    "read-corpus": (CORPUS, SKIPPED),
-    "generate": (WRITTEN,),
-    "cache-teachers": (CACHE_TEXTS, STOPS, STOP_REGRESSIONS),
-    "cache-features": (FEATURES, STATES),
-    CACHED_TOKENS: (TOKENS,),
-    "weigh-teachers": (WEIGHTS, LABELLED_WEIGHTS),
-    "build-targets": (TARGETS,),
-    "report": (SIMILARITIES,),
+TABLES: Mapping[str, Sequence[Sequence[parquet.Column]]] = {
+    "read-corpus": (parquet.CORPUS, parquet.SKIPPED),
+    "generate": (parquet.WRITTEN,),
+    "cache-teachers": (parquet.CACHE_TEXTS, parquet.STOPS, parquet.STOP_REGRESSIONS),
+    "cache-features": (parquet.FEATURES, parquet.STATES),
+    CACHED_TOKENS: (parquet.TOKENS,),
+    "weigh-teachers": (parquet.WEIGHTS, parquet.LABELLED_WEIGHTS),
+    "build-targets": (parquet.TARGETS,),
+    "report": (parquet.SIMILARITIES,),
 }
 """The tables of each stage's files."""
 
@@ -242,21 +225,18 @@ KINDS = {
 }
 
 
-def find_garbage(
-    run: Run, *, unused: bool, delete: bool = False, stages: Sequence[Stage] = STAGES
-) -> tuple[list[Garbage], int]:
+def find_garbage(run: Run, *, unused: bool, delete: bool = False) -> tuple[list[Garbage], int]:
     """Returns the files that can be deleted, and deletes exactly these with `delete`.
 
     Only names that amalgam gives to its files count; every file stays for a day. With `unused`, the number is that of
     the unused results that are kept because a file is younger. A command may be at work on these.
     """
     entries = list(run.store.backend.list())
-    records = list(records_in(run, entries, stages))
-    leftovers = [*_leftovers(run, entries, records, stages), *_local_leftovers(run, entries, stages)]
-    leftovers += _checkpoints(run, stages)
+    records = list(records_in(run, entries))
+    leftovers = [*_leftovers(run, entries, records), *_local_leftovers(run, entries), *_checkpoints(run)]
     garbage, young = {row["path"]: row for row in leftovers}, 0
     young_folders = _young_folders(entries, records)
-    for inside, present in _unused_records(run, entries, records, stages) if unused else ():
+    for inside, present in _unused_records(run, entries, records) if unused else ():
         if result_folder(inside) in young_folders:
             young += inside.endswith(MANIFEST)
         else:
@@ -305,11 +285,9 @@ def _row(path: str, size: int, kind: str) -> Garbage:
     return Garbage(path=path, bytes=size, kind=kind, why=KINDS[kind])
 
 
-def _leftovers(
-    run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]], stages: Sequence[Stage]
-) -> Iterator[Garbage]:
+def _leftovers(run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]]) -> Iterator[Garbage]:
     """Yields temporary files of killed processes, quarantine, files of units without a record, and packed ones."""
-    rooms = _rooms(stages)
+    rooms = _rooms()
     folders = {entry.path.rpartition("/")[0] for entry in entries}
     indexes = [run.store.backend.index(folder) for folder in sorted(folders) if may_be_packed(folder)]
     packs = {inside: piece.pack for index in indexes for inside, piece in index.pieces.items()}
@@ -344,7 +322,7 @@ def _is_in_unit(parts: Sequence[str], complete: Collection[str]) -> bool:
     return parts[-2] != "units" and len(parts) > 3 and folder in complete
 
 
-def _local_leftovers(run: Run, entries: Sequence[FileInfo], stages: Sequence[Stage]) -> Iterator[Garbage]:
+def _local_leftovers(run: Run, entries: Sequence[FileInfo]) -> Iterator[Garbage]:
     """Yields the temporary entries of deliveries and of local caches, and cached copies of deleted objects."""
     backend, stored = run.store.backend, {entry.path for entry in entries}
     for folder in (run.base / name for name in FOLDERS):
@@ -362,19 +340,19 @@ def _local_leftovers(run: Run, entries: Sequence[FileInfo], stages: Sequence[Sta
             continue
         if temporary_part(parts) is not None:
             yield _row(str(cache.root / entry.path), entry.bytes, "temporary")
-        elif unit_of(parts, _rooms(stages)):
+        elif unit_of(parts, _rooms()):
             yield _row(str(cache.root / entry.path), entry.bytes, "copy")
         elif _is_quarantined(parts):
             yield _row(str(cache.root / entry.path), entry.bytes, "quarantined")
 
 
-def _checkpoints(run: Run, stages: Sequence[Stage]) -> Iterator[Garbage]:
+def _checkpoints(run: Run) -> Iterator[Garbage]:
     """Yields the checkpoints of trainings that are complete, or not of this experiment; they are on this machine."""
     folders = checkpoint_folders(run.store.root)
     old = {folder: sizes for folder in folders if (sizes := _old_sizes(partial(files_of, folder)))}
     if not old:
         return
-    units = [unit for state in plan(stages, run) for unit in state.missing]
+    units = [unit for state in plan(STAGES, run) for unit in state.missing]
     continued = {unit.folder / CHECKPOINT for unit in units}
     for path, size in (pair for folder, sizes in old.items() if folder not in continued for pair in sizes.items()):
         yield _row(str(path) if run.store.backend.is_remote else run.store.inside(path), size, "checkpoint")
@@ -398,14 +376,14 @@ def _is_old(modified: float) -> bool:
     return time.time() - modified > OLD_SECONDS
 
 
-def _rooms(stages: Iterable[Stage]) -> list[str]:
+def _rooms() -> list[str]:
     """Returns the folders with units."""
-    return [*(stage.name for stage in stages), CACHED_TOKENS]
+    return [*(stage.name for stage in STAGES), CACHED_TOKENS]
 
 
-def record_paths(entries: Iterable[FileInfo], stages: Sequence[Stage]) -> Iterator[str]:
+def record_paths(entries: Iterable[FileInfo]) -> Iterator[str]:
     """Yields the paths of pins, manifests and of the records of units whose files exist."""
-    rooms, paths = _rooms(stages), [entry.path for entry in entries]
+    rooms, paths = _rooms(), [entry.path for entry in entries]
     units = {f"{unit}.json" for path in paths if (unit := unit_of(path.split("/"), rooms))}
     for path in paths:
         folder, _, name = path.rpartition("/")
@@ -414,9 +392,9 @@ def record_paths(entries: Iterable[FileInfo], stages: Sequence[Stage]) -> Iterat
             yield path
 
 
-def records_in(run: Run, entries: Iterable[FileInfo], stages: Sequence[Stage]) -> Iterator[tuple[str, Record]]:
+def records_in(run: Run, entries: Iterable[FileInfo]) -> Iterator[tuple[str, Record]]:
     """Yields all records of units and results, read in batches."""
-    rooms = _rooms(stages)
+    rooms = _rooms()
     named = [(entry.path, entry.path.split("/")) for entry in entries if entry.path.endswith(".json")]
     insides = [path for path, parts in named if len(parts) > 2 and parts[0] in rooms]
     for start in range(0, len(insides), READ_AT_ONCE):
@@ -429,10 +407,10 @@ def records_in(run: Run, entries: Iterable[FileInfo], stages: Sequence[Stage]) -
 
 
 def _unused_records(
-    run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]], stages: Sequence[Stage]
+    run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]]
 ) -> Iterator[tuple[str, list[FileInfo]]]:
     """Yields each record that neither HEAD nor the experiment as it is now uses, with itself and its unused files."""
-    kept = _in_use(run, records, stages)
+    kept = _in_use(run, records)
     by_path = {entry.path: entry for entry in entries if entry.path not in kept}
     for inside, record in records:
         if inside not in kept:
@@ -452,12 +430,12 @@ def result_folder(path: str) -> str:
     return "/".join(path.split("/")[:2])
 
 
-def _in_use(run: Run, records: Sequence[tuple[str, Record]], stages: Sequence[Stage]) -> set[str]:
+def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
     """Returns the paths of HEAD's results, and of all units in the families and results of this experiment."""
     results = dict(_head_results(run, records))
     folders, texts = set[str](), set[str]()
-    for state in plan(stages, run):
-        stage = next(stage for stage in stages if stage.name == state.stage)
+    for state in plan(STAGES, run):
+        stage = next(stage for stage in STAGES if stage.name == state.stage)
         if state.state == "current":
             results[f"{stage.name}/{state.fingerprint}"] = run.result(stage.name)
         elif state.fingerprint is not None:
@@ -467,17 +445,15 @@ def _in_use(run: Run, records: Sequence[tuple[str, Record]], stages: Sequence[St
     for folder, manifest in results.items():
         kept |= {file.path for file in manifest.files}
         texts |= {file.sha256 for file in manifest.files} if folder.startswith("read-corpus/") else set()
-    folders |= {inside.rpartition("/")[0] for inside, record in records if _is_unit_of(kept, inside, record)}
+    # A manifest may share files with a result in use: it is no unit of it.
+    for inside, record in records:
+        if not inside.endswith(MANIFEST) and any(file.path in kept for file in record.files):
+            folders.add(inside.rpartition("/")[0])
     for inside, record in records:
         of_family = inside.rpartition("/")[0] in folders and not inside.endswith((MANIFEST, TIMING))
         if of_family or (inside.startswith(f"{CACHED_TOKENS}/") and record.facts.get("bucket") in texts):
             kept |= {inside, *(file.path for file in record.files)}
     return kept
-
-
-def _is_unit_of(paths: Collection[str], inside: str, record: Record) -> bool:
-    """Returns whether this is a unit with one of these files; a manifest may share files with a result in use."""
-    return not inside.endswith(MANIFEST) and any(file.path in paths for file in record.files)
 
 
 def _head_results(run: Run, records: Sequence[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:

@@ -24,11 +24,12 @@ from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.paths import small_content
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.app.licences import common_licence, warnings
+from amalgam.stages.common.deliveries import REPORTS
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.models.read_card import Source, Training
 from amalgam.stages.report.blocks import Evaluation
-from amalgam.stages.report.html import FOLDER
 from amalgam.stages.report.stage import EVALUATION
+from amalgam.stages.report.students import complete_reports
 from amalgam.stages.report.tables import measure
 from amalgam.stages.report.verdict_words import evaluation_cautions
 
@@ -41,8 +42,6 @@ SPECIAL = re.compile(r"([\\`*_{}\[\]()#+|~])")
 
 @dataclass(frozen=True)
 class Numbers:
-    """The report's numbers on one student."""
-
     evaluation: Evaluation | None = None
     why_not: str = "the student was pushed without its experiment"
     """Why there is no evaluation."""
@@ -89,7 +88,6 @@ class CardInfo:
 
     @property
     def languages(self) -> list[str]:
-        """Returns the languages that the cards of the teachers state."""
         return sorted({language for source in self.sources[1:] for language in source.languages})
 
 
@@ -118,8 +116,6 @@ def numbers_of(store: Store, base: Path, student: str, own_test: Callable[[], st
 
 @dataclass(frozen=True)
 class StudentReport:
-    """A stored report on the student."""
-
     fingerprint: str
     test: str | None
     """Digest of the labels of the test texts."""
@@ -135,21 +131,18 @@ class StudentReport:
 
 def _reports(store: Store, student: str) -> list[StudentReport]:
     reports = []
-    for folder in store.folders("report"):
-        manifest = store.manifest("report", folder.name)
-        if manifest is None or store.missing_files(manifest):
-            continue
+    for fingerprint, manifest in complete_reports(store):
         upstream, inputs = manifest.identity.get("upstream"), manifest.identity.get("inputs", {})
         if upstream and upstream.get("train-student") == student:
             file = next((file for file in manifest.files if Path(file.path).name == EVALUATION), None)
             evaluation: Evaluation | None = store.content(file, Evaluation) if file else None
-            reports.append(StudentReport(folder.name, inputs.get("test"), evaluation))
+            reports.append(StudentReport(fingerprint, inputs.get("test"), evaluation))
     return reports
 
 
 def _verdict(base: Path, report: str) -> str | None:
     """Returns the verdict and its reasons, or the first line of the summary, from the report's JSON file."""
-    for path in sorted((base / FOLDER).glob("*.json")):
+    for path in sorted((base / REPORTS).glob("*.json")):
         with suppress(OSError, ValueError, RecursionError):
             numbers = json.loads(small_content(path) or b"null")
             if isinstance(numbers, dict) and numbers.get("fingerprint") == report:
@@ -165,7 +158,6 @@ def _verdict(base: Path, report: str) -> str | None:
 
 
 def card(info: CardInfo, repo_id: str) -> str:
-    """Renders the card as the README.md of the repository."""
     name = repo_id.rpartition("/")[2]
     environment = jinja2.Environment(  # noqa: S701 - `plain` escapes Markdown as well as HTML
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True

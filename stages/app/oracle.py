@@ -40,7 +40,8 @@ def show_divergence(run: Run, folder: Path) -> None:
 
 def divergence(logits: Array, target: Array) -> Array:
     """Returns KL(oracle || target) in nats for each text, from the oracle's logits; infinite where a target has a 0."""
-    log_oracle = _log_softmax(logits.astype(np.float64))
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    log_oracle = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     with np.errstate(divide="ignore"):
         log_target = np.log(target.astype(np.float64))
     nats: Array = (np.exp(log_oracle) * (log_oracle - log_target)).sum(axis=1)
@@ -53,9 +54,3 @@ def _mean(nats: Array) -> str:
         return f"{nats.mean():.3f} nats"
     others = f"; {nats[finite].mean():.3f} nats for the others" if finite.any() else ""
     return f"infinite, as {counted(int((~finite).sum()), 'target', 'has', 'have')} a label of probability 0{others}"
-
-
-def _log_softmax(logits: Array) -> Array:
-    top = logits.max(axis=-1, keepdims=True)
-    result: Array = logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
-    return result

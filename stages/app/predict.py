@@ -143,14 +143,10 @@ def finished_in(folder: Path, fix: str = "run the experiment", file_option: str 
         )
         raise ModelError(what, where=str(folder.absolute()), fix=fix)
     metadata = read_metadata(folder) or {}
-    limit, labels = metadata.get("max_tokens"), metadata.get("teachers")
-    if not isinstance(labels, dict) or not all(isinstance(own, list) for own in labels.values()):
-        labels = {}
-    teachers = {str(teacher): [str(label) for label in own] for teacher, own in labels.items()}
     return StudentFolder(
         folder,
-        teachers,
-        limit if type(limit) is int else None,
+        _of_type(dict[str, list[str]], metadata.get("teachers")) or {},
+        _of_type(int, metadata.get("max_tokens")),
         fingerprint=metadata.get("fingerprint"),
         sources=_of_type(list[Source], metadata.get("sources")) or (),
         training=_of_type(Training, metadata.get("training")),
@@ -258,8 +254,6 @@ class Predictions:
 
 
 class Student:
-    """Predicts with a trained student."""
-
     def __init__(self, finished: StudentFolder, *, top: int, explain: bool, unknown: bool = False) -> None:
         if type(top) is not int or top < 1:
             what, fix = f"top is {top!r}, not a whole number from 1 on", "predict(texts, top=3) returns three labels"
@@ -361,7 +355,6 @@ def predict(  # noqa: PLR0913 - the options of the command
 
 
 def _predict_texts(texts: Sequence[str], student: Student, fingerprint: str | None, *, as_json: bool) -> None:
-    """Prints the predictions of texts from the command line."""
     result, console = student([(text,) for text in texts]), Console()
     entries: list[dict[str, Any]] = []
     for row, text in enumerate(texts):
@@ -397,8 +390,6 @@ def _unknown_entry(unknown: UnknownTexts | None, row: int) -> dict[str, Any]:
 
 @dataclass
 class InputTexts:
-    """Source of the input texts, and how to read it."""
-
     source: str
     columns: Sequence[str]
     id_column: str | None

@@ -22,6 +22,7 @@ import torch
 
 from amalgam.data.arrays import Array
 from amalgam.data.keys import shown
+from amalgam.data.lazy import pl
 from amalgam.data.rows import Row, find_files, read_rows
 from amalgam.data.tokens import encode
 from amalgam.pipeline.config.proposals import file_option
@@ -64,8 +65,6 @@ class Agreement(TypedDict):
 
 
 class Int8Facts(Agreement):
-    """The comparison in export.json."""
-
     speed: list[Speed]
 
 
@@ -112,10 +111,13 @@ def _of_experiment(config: Path) -> ComparedTexts:
         what = f"--int8 compares the model on texts, and the experiment's cannot be read: {error.what}"
         fix = f"run `amalgam run{file_option(config)}`, or name a file of texts with --input FILE"
         raise ExperimentError(what, where=error.where or str(config), fix=fix) from error
-    fields = [table[name].to_list() for name in ("text", "text_2") if name in table.columns]
-    fields = [column for column in fields if None not in column]
     gold = table["label"].to_list() if "label" in table.columns else [None] * len(table)
-    return ComparedTexts(list(zip(*fields, strict=True)), gold, f"corpus.{part}")
+    return ComparedTexts(texts_of(table), gold, f"corpus.{part}")
+
+
+def texts_of(table: pl.DataFrame) -> list[tuple[str, ...]]:
+    fields = [table[name].to_list() for name in ("text", "text_2") if name in table.columns]
+    return list(zip(*(column for column in fields if None not in column), strict=True))
 
 
 # ---- the model
@@ -246,7 +248,6 @@ def check_loss(facts: Int8Facts, *, force: bool) -> None:
 
 
 def show(console: Console, facts: Int8Facts) -> None:
-    """Prints the comparison."""
     before, after = facts["accuracy_fp32"], facts["accuracy_int8"]
     same = f"{facts['same_label']:.3f} of {facts['texts']:,} texts of {facts['source']} have the same label in int8"
     if before is not None and after is not None:

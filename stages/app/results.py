@@ -21,10 +21,10 @@ from amalgam.pipeline.notebook import HtmlConsole, paragraph, table_html
 from amalgam.pipeline.storage.paths import small_content
 from amalgam.pipeline.storage.store import TIMING
 from amalgam.stages.app import frames
-from amalgam.stages.common.deliveries import PAGES, STUDENTS, read_mark
+from amalgam.stages.common.deliveries import REPORTS, STUDENTS, page_mark
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.blocks import AuditBlock, AuditedTeacher
-from amalgam.stages.report.html import FOLDER, page_name
+from amalgam.stages.report.html import page_name
 from amalgam.stages.report.stage import evaluation_if_any
 from amalgam.stages.report.tables import advice, print_audit
 from amalgam.stages.report.verdict_types import Verdict
@@ -230,13 +230,13 @@ def run_result(run: Run, before: Sequence[StageState]) -> RunResult:
     ]
     learns = "train-student" in run.results and run.experiment.student.learns
     student = run.base / STUDENTS / run.experiment.student.name
-    report = run.base / FOLDER / f"{page_name(run.experiment)}.html" if "report" in run.results else None
+    report = run.base / REPORTS / f"{page_name(run.experiment)}.html" if "report" in run.results else None
     return RunResult(tuple(stages), student if learns else None, report, run, _report_json(run, report))
 
 
 def _report_json(run: Run, page: Path | None) -> Mapping[str, Any]:
     """Returns the JSON of the page; empty if this run has written none."""
-    mark = read_mark(page.parent / PAGES / page.stem) if page else None
+    mark = page_mark(run.base, page.stem) if page else None
     if page is None or mark is None or mark.fingerprint != run.fingerprint("report"):
         return {}
     with suppress(ValueError, RecursionError):

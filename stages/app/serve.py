@@ -25,7 +25,7 @@ from amalgam.pipeline.errors import ExperimentError, ModelError, number_of, reas
 from amalgam.pipeline.execution.faults import as_error
 from amalgam.pipeline.signals import InterruptHandler
 from amalgam.pipeline.user_paths import user_path
-from amalgam.stages.app.batcher import Batcher, Prediction, Text
+from amalgam.stages.app.batcher import Batcher, Description, Limits, Prediction, Text
 from amalgam.stages.common.deliveries import STUDENTS, check_delivered, read_mark
 from amalgam.stages.common.device import check_libraries
 from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, reads_padding
@@ -50,17 +50,11 @@ QUIET_SECONDS = 60.0
 # ---- the student
 
 
-@dataclass(frozen=True)
-class ExportFolder:
+@dataclass(frozen=True, kw_only=True)
+class ExportFolder(Description):
     folder: Path
-    labels: Sequence[str]
     inputs: Sequence[str]
-    max_tokens: int
-    fingerprint: str
     pad_id: int
-    unknown_threshold: float | None
-    columns: Sequence[str] = ()
-    """Names of the text columns that the student learned; empty if they are not recorded."""
     reads_padding: bool = False
     """Whether padding changes the logits, so that a run has texts of one length."""
 
@@ -103,15 +97,15 @@ def read_export(folder: Path, fix: str, file_option: str = "") -> ExportFolder:
             f"{EXPORT_FACTS} lacks labels, inputs or max_tokens", where=where, fix="export the student again"
         )
     return ExportFolder(
-        folder,
-        [str(label) for label in labels],
-        [str(name) for name in inputs],
-        limit,
-        mark.fingerprint if mark else "",
-        pad_id if type(pad_id) is int else 0,
-        float(threshold) if isinstance(threshold, int | float) else None,
-        [str(name) for name in columns] if isinstance(columns, list) else (),
-        reads_padding(config),
+        folder=folder,
+        labels=[str(label) for label in labels],
+        inputs=[str(name) for name in inputs],
+        max_tokens=limit,
+        fingerprint=mark.fingerprint if mark else "",
+        pad_id=pad_id if type(pad_id) is int else 0,
+        unknown_threshold=float(threshold) if isinstance(threshold, int | float) else None,
+        columns=[str(name) for name in columns] if isinstance(columns, list) else (),
+        reads_padding=reads_padding(config),
     )
 
 
@@ -124,8 +118,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class OnnxStudent:
-    """Predicts with ONNX Runtime and tokenizers."""
-
     def __init__(self, export: ExportFolder, threads: int) -> None:
         import onnxruntime
         from tokenizers import Tokenizer
@@ -196,19 +188,15 @@ def serve(  # noqa: PLR0913 - the options of the command
     threads: int | None,
     batch_size: int,
     most_waiting: int,
-    most_texts: int,
-    most_characters: int,
-    most_bytes: int,
-    seconds: float,
-    grace: float,
+    limits: Limits,
     quiet: bool,
 ) -> int:
     """Serves until a signal arrives; returns the exit code of that signal."""
     check_libraries(LIBRARIES, "serve", "amalgam serve")
-    if most_texts > most_waiting:
-        what = f"--max-texts is {most_texts}, and the queue has room for {most_waiting}"
+    if limits.texts > most_waiting:
+        what = f"--max-texts is {limits.texts}, and the queue has room for {most_waiting}"
         raise ExperimentError(what, where="amalgam serve", fix="raise --max-waiting, or lower --max-texts")
-    from amalgam.stages.app.http_server import Description, Limits, Server
+    from amalgam.stages.app.http_server import Server
 
     console, signals = Console(quiet=quiet), InterruptHandler()
     export = export_folder(config, student, console)
@@ -217,24 +205,16 @@ def serve(  # noqa: PLR0913 - the options of the command
         model([("the first run takes longer",)])
         faults = Faults(console)
         batcher = Batcher(model, batch_size=batch_size, most_waiting=most_waiting, on_error=faults.show)
-        description = Description(
-            export.labels,
-            export.fingerprint,
-            max_tokens=export.max_tokens,
-            unknown_threshold=export.unknown_threshold,
-            columns=export.columns,
-        )
-        limits = Limits(most_texts, most_characters, most_bytes, seconds, grace)
-        server = Server(batcher, description, limits, faults.show)
+        server = Server(batcher, export, limits, faults.show)
         announce(console, export, listener)
         with signals.listening():
             unanswered = asyncio.run(server.run(listener, signals.requested))
             number = signals.arrived or signal.SIGTERM
             signals.arrived = None  # it is handled
     name, answered = signal.Signals(number).name, server.metrics.requests.total()
-    lost = (
-        f"{counted(unanswered, 'accepted request')} got no answer within {grace:g} s" if unanswered else "none was lost"
-    )
+    lost = "none was lost"
+    if unanswered:
+        lost = f"{counted(unanswered, 'accepted request')} got no answer within {limits.grace:g} s"
     console.say(f"stopped by {name}: {counted(answered, 'request')} answered, {lost}")
     return 128 + number
 

@@ -11,9 +11,10 @@ from amalgam.data.lazy import LazyModule
 from amalgam.pipeline.user_paths import DEFAULT_FILE
 
 if TYPE_CHECKING:
+    from amalgam.stages.app import batcher
     from amalgam.stages.app import serve as http
 else:
-    http = LazyModule("amalgam.stages.app.serve")
+    batcher, http = (LazyModule(f"amalgam.stages.app.{name}") for name in ("batcher", "serve"))
 
 EPILOG = """\
 Examples:
@@ -67,11 +68,7 @@ def serve(  # noqa: PLR0913 - the options of a command
         threads=threads,
         batch_size=batch_size,
         most_waiting=max_waiting,
-        most_texts=max_texts,
-        most_characters=max_characters,
-        most_bytes=max_body,
-        seconds=timeout,
-        grace=grace,
+        limits=batcher.Limits(max_texts, max_characters, max_body, timeout, grace),
         quiet=quiet,
     )
     raise typer.Exit(code)

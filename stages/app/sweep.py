@@ -156,8 +156,6 @@ def _train_in_parallel(config: Path, sweep_runs: Sequence[SweepRun], *, quiet: b
 
 
 class PrefixedConsole(QuietTables):
-    """Prefixes each line with the name of its student."""
-
     def __init__(self, name: str, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
         self._name = name

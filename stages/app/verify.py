@@ -23,24 +23,8 @@ from amalgam.pipeline.storage.paths import CACHED_TOKENS, GIVEN, GIVEN_NAME, is_
 from amalgam.pipeline.storage.small_files import COPY, verified, without_digest
 from amalgam.pipeline.storage.store import MANIFEST, TIMING, Record, Store, StoredFile
 from amalgam.stages.app.maintenance import FAMILY_PATH, PIN, SMALL_FILES, record_paths, records_in, result_folder
-from amalgam.stages.common.deliveries import (
-    EXPORT,
-    REPORTS,
-    STUDENTS,
-    TEACHERS,
-    DeliveryServices,
-    Mark,
-    faults,
-    is_copy_of,
-    marked_folders,
-    mend,
-    named,
-    read_mark,
-    restore_original,
-    set_aside,
-    unreadable_marks,
-    write_mark,
-)
+from amalgam.stages.common import deliveries
+from amalgam.stages.common.deliveries import REPORTS, STUDENTS, TEACHERS, DeliveryServices, Mark
 from amalgam.stages.common.load import delivery_services
 from amalgam.stages.common.training.checkpoint_files import LOGS, checkpoint_folders, damaged_files, damaged_logs
 from amalgam.stages.registry import STAGES
@@ -153,14 +137,14 @@ def _indexes(store: Store, entries: Iterable[FileInfo]) -> Iterator[Damage]:
 def _checkpoints(store: Store) -> Iterator[Damage]:
     for folder in checkpoint_folders(store.root):
         for path, fault in damaged_files(folder).items():
-            set_aside(store, path)
+            deliveries.set_aside(store, path)
             repair = "a training resumes from the checkpoint before, or begins again"
             yield _unmended(path.relative_to(store.root).as_posix(), fault, repair, RUN)
 
 
 def _logs(store: Store) -> Iterator[Damage]:
     for path in damaged_logs(store.root):
-        set_aside(store, path)
+        deliveries.set_aside(store, path)
         yield _mended(path.relative_to(store.root).as_posix(), NO_MATCH, NO_RESULT)
 
 
@@ -169,7 +153,7 @@ def _given_texts(store: Store) -> Iterator[Damage]:
     folder = store.root / GIVEN
     for path in sorted(folder.glob("*.parquet")) if folder.is_dir() else ():
         if is_regular(path) and len(path.stem) == GIVEN_NAME and file_digest(path)[:GIVEN_NAME] != path.stem:
-            set_aside(store, path)
+            deliveries.set_aside(store, path)
             yield _unmended(f"{GIVEN}/{path.name}", NO_MATCH, "pass the texts from Python again")
 
 
@@ -178,14 +162,12 @@ def _given_texts(store: Store) -> Iterator[Damage]:
 
 @dataclass
 class _Results:
-    """Verifies units and manifests."""
-
     run: Run
     entries: Sequence[FileInfo]
 
     @cached_property
     def records(self) -> dict[str, Record]:
-        return dict(records_in(self.run, self.entries, STAGES))
+        return dict(records_in(self.run, self.entries))
 
     @cached_property
     def files(self) -> dict[str, StoredFile]:
@@ -195,7 +177,7 @@ class _Results:
         """Quarantines damaged results; of a damaged file a delivered folder may have a copy."""
         store, by_path = self.run.store, self._irregular()
         verified_paths = self.records.keys() | self.files.keys()
-        unread = [path for path in record_paths(self.entries, STAGES) if path not in verified_paths]
+        unread = [path for path in record_paths(self.entries) if path not in verified_paths]
         paths = [path for path in map(store.root.joinpath, unread) if store.record(path) is None]
         by_path |= {store.inside(path): "the record cannot be read" for path in paths if store.has(path)}
         heads = {stage: entry for stage, entry in store.head().items() if not entry.get("rebuilding")}
@@ -206,7 +188,7 @@ class _Results:
         damages = [self._damage(path, fault, copies, repair=repair) for path, fault in by_path.items()]
         store.quarantine(*map(store.root.joinpath, by_path))
         for path, copy in copies.items() if repair else ():
-            restore_original(store, self.files[path], copy)
+            deliveries.restore_original(store, self.files[path], copy)
         lost = {path: fault for path, fault in by_path.items() if path not in copies}
         store.quarantine(*map(store.root.joinpath, self._never_rebuilt(lost)))
         return damages
@@ -246,7 +228,6 @@ class _Results:
 
     @cached_property
     def _records_of_files(self) -> dict[str, Record]:
-        """Returns the units' records by their files."""
         units = (record for path, record in self.records.items() if not path.endswith(MANIFEST))
         return {file.path: record for record in units for file in record.files}
 
@@ -289,8 +270,6 @@ def _seconds(store: Store, stage: str) -> float:
 
 @dataclass
 class _Deliveries:
-    """Verifies delivered folders and pages."""
-
     run: Run
     repair: bool
     files: list[StoredFile] = field(default_factory=list)
@@ -301,8 +280,8 @@ class _Deliveries:
         return DeliveryServices(services.store, services.digest_of, lambda _: None)
 
     def damages(self) -> Iterator[Damage]:
-        for folder, target in marked_folders(self.run.base):
-            mark = read_mark(folder)
+        for folder, target in deliveries.marked_folders(self.run.base):
+            mark = deliveries.read_mark(folder)
             yield from self._marks(folder, mark)
             if mark is not None and mark.files:
                 self.files += mark.files.values()
@@ -310,19 +289,19 @@ class _Deliveries:
 
     def copy(self, file: StoredFile) -> Path | None:
         """Returns an intact delivered copy of a file of the workspace."""
-        marks = ((target, read_mark(folder)) for folder, target in marked_folders(self.run.base))
+        marks = ((target, deliveries.read_mark(folder)) for folder, target in deliveries.marked_folders(self.run.base))
         for target, mark in marks:
             for name, copy in (mark.files or {}).items() if mark else ():
-                if copy == file and not faults(target, {name: copy}):
+                if copy == file and not deliveries.faults(target, {name: copy}):
                     return target / name
         return None
 
     def _marks(self, folder: Path, mark: Mark | None) -> Iterator[Damage]:
-        for name in unreadable_marks(folder):
+        for name in deliveries.unreadable_marks(folder):
             path = self._shown(folder / name)
             if mark is None:
                 fault = "it cannot be read, and neither can its copy"
-                if is_copy_of(folder, self._originals(folder)):
+                if deliveries.is_copy_of(folder, self._originals(folder)):
                     yield _unmended(path, fault, "written again: the files are those of the workspace", RUN)
                 else:
                     repair = f"move {self._shown(folder)} away; the next run delivers it again"
@@ -330,7 +309,7 @@ class _Deliveries:
             else:
                 yield _mended(path, NO_MATCH if (folder / name).exists() else "missing", FROM_COPY)
         if mark is not None and mark.files is not None:
-            write_mark(folder, mark)
+            deliveries.write_mark(folder, mark)
 
     def _originals(self, folder: Path) -> dict[str, StoredFile]:
         """Returns the files that the next run delivers to the folder, by their names in it."""
@@ -340,23 +319,23 @@ class _Deliveries:
         if manifest is None or (stage == "train-student" and folder.name != self.run.experiment.student.name):
             return {}
         unit = re.compile(rf"{stage}/[^/]+/({re.escape(folder.name)}|student)-[0-9a-f]{{8}}/.+")
-        return named(file for file in manifest.files if unit.fullmatch(file.path))
+        return deliveries.named(file for file in manifest.files if unit.fullmatch(file.path))
 
     def _files(self, target: Path, mark: Mark, files: Mapping[str, StoredFile]) -> Iterator[Damage]:
-        damaged = faults(target, files)
+        damaged = deliveries.faults(target, files)
         if target == self.run.base / REPORTS and len(damaged) == len(files) and set(damaged.values()) == {"missing"}:
             return  # a user has deleted the page
         for name, fault in damaged.items():
             path, file = self._shown(target / name), files[name]
             if file.path and self.run.store.has(self.run.store.path(file)) and not self.run.store.check_file(file):
                 if self.repair:
-                    mend(self._services, target, {name: file}, {name: fault})
+                    deliveries.mend(self._services, target, {name: file}, {name: fault})
                     yield _mended(path, fault, FROM_STORE)
                 else:
                     yield _unmended(path, fault, FROM_STORE, REPAIR)
             elif target == self.run.base / REPORTS:
                 yield _unmended(path, fault, f"written again by `{RUN}{self.run.file_option}`", RUN)
-            elif mark.kind == EXPORT:
+            elif mark.kind == deliveries.EXPORT:
                 command = f"amalgam export {mark.facts.get('options', '--onnx')} --force{self.run.file_option}"
                 yield _unmended(path, fault, f"exported again by `{command}`")
             else:

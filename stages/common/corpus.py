@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
@@ -15,7 +15,7 @@ from amalgam.data.parquet import read_table
 from amalgam.data.rows import LONG_NAME
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import counted
-from amalgam.pipeline.errors import DataError, ExperimentError, nearest
+from amalgam.pipeline.errors import DataError, nearest
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.objective_inputs import reads_texts
 
@@ -99,7 +99,6 @@ def corpus_settings(corpus: Corpus) -> dict[str, object]:
 
 
 def texts_file(manifest: Record) -> StoredFile:
-    """Returns the stored table of all generated texts."""
     return next(file for file in manifest.files if file.path == manifest.facts["file"])
 
 
@@ -124,8 +123,6 @@ class Bucket:
 
 
 class FetchedFacts(TypedDict):
-    """Facts of a remote file that was fetched."""
-
     source: str
 
 
@@ -150,8 +147,6 @@ class Leak(TypedDict):
 
 
 class CorpusFacts(TypedDict):
-    """The facts of read-corpus."""
-
     parts: dict[str, PartRecordFacts]
     leaks: list[Leak]
 
@@ -257,17 +252,6 @@ def check_gold_labels(part: Part, corpus: Corpus, union: set[str], files: Callab
         )
     note = f"{counted(count, f'{part.name} text')} left out: no teacher has the label {names}"
     return f"{note}; to keep texts of a similar label, {rename_fix(unknown, union, corpus)}" if similar else note
-
-
-def check_unknown_label(corpus: Corpus, labels: Mapping[str, Sequence[str]]) -> None:
-    """Refuses corpus.unknown if it is a label of a teacher, because its texts would count as labelled and unknown."""
-    owners = [teacher for teacher, own in labels.items() if corpus.unknown in own]
-    if owners:
-        raise ExperimentError(
-            f"corpus.unknown: {shown(str(corpus.unknown))} is a label of teacher {' and '.join(owners)}",
-            where="corpus.unknown",
-            fix="name a label that no teacher has, such as none, or remove corpus.unknown",
-        )
 
 
 def rename_fix(unknown: Iterable[str], union: Iterable[str], corpus: Corpus) -> str:

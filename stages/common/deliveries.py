@@ -99,6 +99,11 @@ def _mark(content: Mapping[str, Any]) -> Mark | None:
     return Mark(content["fingerprint"], files if "files" in content else None, facts, str(content.get("kind", "")))
 
 
+def page_mark(base: Path, name: str) -> Mark | None:
+    """Returns the mark of a page in reports/."""
+    return read_mark(base / REPORTS / PAGES / name)
+
+
 def write_mark(folder: Path, mark: Mark) -> None:
     """Writes the mark and its copy; equal ones stay untouched."""
     text = signed(mark.to_json())
@@ -317,28 +322,23 @@ def deliver_page(
 
     Another process that writes the same page waits, so that the mark is that of the files.
     """
-    refuse_links(folder.parent, folder / PAGES / name)
+    marks = folder / PAGES / name
+    refuse_links(folder.parent, marks)
     make_folder(folder)
     with alone_in(folder):
-        _write_page(folder, name, fingerprint, texts, services)
-
-
-def _write_page(
-    folder: Path, name: str, fingerprint: str, texts: Mapping[str, bytes], services: DeliveryServices | None
-) -> None:
-    present = read_mark(folder / PAGES / name)
-    changed = faults(folder, present.files or {}) if present else {}
-    for file, text in texts.items():
-        if small_content(folder / file) == text:
-            continue
-        if services and changed.get(file, "missing") != "missing":
-            where = set_aside(services.store, folder / file)
-            services.note(f"{folder.name}/{file} had changed since it was written ({changed[file]}){where}")
-        with atomic_write(folder / file) as temporary:
-            temporary.write_bytes(text)
-    files = {file: StoredFile("", len(text), hashlib.sha256(text).hexdigest()) for file, text in texts.items()}
-    make_folder(folder / PAGES / name)
-    write_mark(folder / PAGES / name, Mark(fingerprint, files, {}))
+        present = read_mark(marks)
+        changed = faults(folder, present.files or {}) if present else {}
+        for file, text in texts.items():
+            if small_content(folder / file) == text:
+                continue
+            if services and changed.get(file, "missing") != "missing":
+                where = set_aside(services.store, folder / file)
+                services.note(f"{folder.name}/{file} had changed since it was written ({changed[file]}){where}")
+            with atomic_write(folder / file) as temporary:
+                temporary.write_bytes(text)
+        files = {file: StoredFile("", len(text), hashlib.sha256(text).hexdigest()) for file, text in texts.items()}
+        make_folder(marks)
+        write_mark(marks, Mark(fingerprint, files, {}))
 
 
 def _put_in_place(temporary: Path, target: Path, replaced: list[Path]) -> None:

@@ -97,7 +97,9 @@ class LabelFile:
 
     def stripped(self, names: Sequence[str] | None) -> LabelFile:
         """Removes blanks around labels, unless a teacher has the label with them; None: the teachers are unknown."""
-        return replace(self, rows=[replace(row, label=_stripped(row.label, names)) for row in self.rows])
+        kept = names or ()
+        rows = [row if row.label in kept else replace(row, label=row.label.strip()) for row in self.rows]
+        return replace(self, rows=rows)
 
     def check(self, names: Sequence[str] | None = None, keys: Mapping[bytes | str, bytes] | None = None) -> None:
         """Refuses all faulty rows in one message.
@@ -313,10 +315,6 @@ def _trimmed(path: Path, column: str, corpus: Corpus) -> dict[str, str]:
         for label, trimmed in pairs.items()
         if label not in accepted and trimmed in accepted
     }
-
-
-def _stripped(label: str, names: Sequence[str] | None) -> str:
-    return label.strip() if names is None or label not in names else label
 
 
 def _unknown(row: LabelRow, names: Sequence[str]) -> str:

@@ -38,8 +38,6 @@ def bounds(low: float, high: float) -> str:
 
 
 class Difference(NamedTuple):
-    """The difference of two shares with its interval."""
-
     mean: float
     low: float
     high: float

@@ -33,7 +33,6 @@ from amalgam.stages.common.corpus import (
     FetchedFacts,
     Part,
     check_gold_labels,
-    check_unknown_label,
     content_of,
     corpus_for,
     filters_of,
@@ -57,22 +56,8 @@ from amalgam.stages.common.given_labels import (
     read_label_file,
 )
 from amalgam.stages.common.given_labels import WHERE as LABELS
-from amalgam.stages.common.models.resolve import (
-    ModelFiles,
-    NewClassifier,
-    Reference,
-    ResolvedTeacher,
-    checked_encoder,
-    folders_like,
-    for_all,
-    has_two_types,
-    label_names,
-    local_model,
-    needs_network,
-    resolve,
-    resolve_all,
-    same_models,
-)
+from amalgam.stages.common.models import resolve as models
+from amalgam.stages.common.models.model_folder import position_limit
 from amalgam.stages.common.token_cache import TokenCache, UnitTexts, tokenizer_digest
 from amalgam.stages.objective_inputs import measure_of, reads_texts
 from amalgam.stages.target_methods import target_method
@@ -96,7 +81,7 @@ LEAST_ESTIMATION = 20
 
 
 @once
-def teachers_of(run: Run) -> list[ResolvedTeacher]:
+def teachers_of(run: Run) -> list[models.ResolvedTeacher]:
     """Returns the teachers in the order of the label union: trained teachers first, then those of the file."""
     return [*_trained_teachers(run), *_named_teachers(run)]
 
@@ -115,14 +100,14 @@ def label_space(run: Run) -> LabelSpace:
 def prepare_teachers(run: Run) -> None:
     """Resolves every model that the experiment names before any work starts; one error lists all missing models."""
     teachers = run.experiment.teachers
-    files = resolve_all(teacher_reference(run, teacher) for teacher in teachers)
+    files = models.resolve_all(teacher_reference(run, teacher) for teacher in teachers)
     named = {teacher.name: model for teacher, model in zip(teachers, files, strict=True)}
     for note in same_model_notes(named):
         run.console.note(note)
 
 
-def same_model_notes(named: Mapping[str, ModelFiles]) -> Iterator[str]:
-    for names in same_models(named):
+def same_model_notes(named: Mapping[str, models.ModelFiles]) -> Iterator[str]:
+    for names in models.same_models(named):
         yield f"teachers {' and '.join(names)} are the same model"
 
 
@@ -139,7 +124,13 @@ def check_gold(run: Run) -> None:
 
 
 def check_unknown(run: Run) -> None:
-    check_unknown_label(run.experiment.corpus, labels_by_teacher(run) if run.experiment.corpus.unknown else {})
+    """Refuses corpus.unknown if it is a label of a teacher, because its texts would count as labelled and unknown."""
+    unknown = run.experiment.corpus.unknown
+    owners = [teacher for teacher, own in labels_by_teacher(run).items() if unknown in own] if unknown else []
+    if owners:
+        what = f"corpus.unknown: {shown(str(unknown))} is a label of teacher {' and '.join(owners)}"
+        fix = "name a label that no teacher has, such as none, or remove corpus.unknown"
+        raise ExperimentError(what, where="corpus.unknown", fix=fix)
 
 
 def _check_labels_of(run: Run, part: Part, names: Sequence[str]) -> str | None:
@@ -241,7 +232,7 @@ def _keys_in_sources(run: Run, file: LabelFile) -> dict[bytes | str, bytes] | No
     return keys_in_corpus(file, files, corpus_for(run.experiment, "train")) if are_small else None
 
 
-def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:
+def check_one_label_set(teachers: Sequence[models.ResolvedTeacher], mode: str) -> None:
     """Refuses teachers with different label sets, for methods that average over one set."""
     first = teachers[0]
     for teacher in teachers[1:]:
@@ -255,15 +246,15 @@ def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:
             )
 
 
-def _named_teachers(run: Run) -> Iterable[ResolvedTeacher]:
+def _named_teachers(run: Run) -> Iterable[models.ResolvedTeacher]:
     cache = run.experiment.cache
     for teacher in run.experiment.teachers:
         reference = teacher_reference(run, teacher)
-        if needs_network(reference):
+        if models.needs_network(reference):
             raise PendingDependencyError(f"the download of {teacher.model}")
-        files = resolve(reference)
+        files = models.resolve(reference)
         labels = labels_of(run, teacher, files)
-        yield ResolvedTeacher(
+        yield models.ResolvedTeacher(
             teacher.name,
             files,
             tuple(labels),
@@ -272,12 +263,11 @@ def _named_teachers(run: Run) -> Iterable[ResolvedTeacher]:
         )
 
 
-def model_reference(run: Run, model: str, revision: str | None = None, *, where: str | None = None) -> Reference:
-    """Returns a reference to a model, with the workspace that pins it."""
-    return Reference(model, revision, run.base, run.store, run.digest_of, field=where)
+def model_reference(run: Run, model: str, revision: str | None = None, *, where: str | None = None) -> models.Reference:
+    return models.Reference(model, revision, run.base, run.store, run.digest_of, field=where)
 
 
-def teacher_reference(run: Run, teacher: TeacherSection) -> Reference:
+def teacher_reference(run: Run, teacher: TeacherSection) -> models.Reference:
     reference = model_reference(run, teacher.model, teacher.revision, where=f"teacher {teacher.name}")
     return replace(reference, allow_pickle=teacher.allow_pickle, trust_remote_code=teacher.trust_remote_code)
 
@@ -287,12 +277,12 @@ def labels_by_teacher(run: Run) -> dict[str, list[str]]:
     teachers = {teacher.name: teacher for teacher in run.experiment.teachers}
 
     def labels_if_here(teacher: TeacherSection) -> list[str] | None:
-        files = local_model(teacher_reference(run, teacher))
+        files = models.local_model(teacher_reference(run, teacher))
         if files is None:
             return None
         return labels_of(run, teacher, files)
 
-    labels = zip(teachers, for_all(labels_if_here, teachers.values(), cannot="be teachers"), strict=True)
+    labels = zip(teachers, models.for_all(labels_if_here, teachers.values(), cannot="be teachers"), strict=True)
     return {name: own for name, own in labels if own}
 
 
@@ -304,16 +294,20 @@ def unfetched_models(run: Run) -> list[str]:
     named = {teacher.model: teacher_reference(run, teacher) for teacher in run.experiment.teachers}
     student = run.experiment.student
     encoder = _encoder_of(student)
-    is_here = (run.base / encoder).parent.is_dir() if "/" in encoder else bool(folders_like(encoder, run.base))
+    is_here = (run.base / encoder).parent.is_dir() if "/" in encoder else bool(models.folders_like(encoder, run.base))
     if student.learns and teacher_in(student) is None and is_here:
         named[encoder] = model_reference(run, encoder, student.revision)
-    return [name for name, reference in named.items() if not name.startswith("hub:") and needs_network(reference)]
+    return [
+        name for name, reference in named.items() if not name.startswith("hub:") and models.needs_network(reference)
+    ]
 
 
-def labels_of(run: Run, teacher: TeacherSection, files: ModelFiles) -> list[str]:
+def labels_of(run: Run, teacher: TeacherSection, files: models.ModelFiles) -> list[str]:
     """Returns the labels of a teacher of the file; the labels of the only teacher may be numbers."""
     numbers = len(run.experiment.teacher_names) == 1
-    return label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name, numbers=numbers)
+    return models.label_names(
+        files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name, numbers=numbers
+    )
 
 
 def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:
@@ -321,24 +315,19 @@ def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> No
     own = [teacher for teacher in run.experiment.teachers if teacher.name == teacher_in(settings)]
     named = model_reference(run, _encoder_of(settings), settings.revision, where=where)
     model = teacher_reference(run, own[0]) if own else None if teacher_in(settings) else named
-    if model and (files := local_model(model)):
-        checked_encoder(files, getattr(settings, "layers", None))
+    if model and (files := models.local_model(model)):
+        models.checked_encoder(files, getattr(settings, "layers", None))
 
 
-def _trained_teachers(run: Run) -> Iterable[ResolvedTeacher]:
+def _trained_teachers(run: Run) -> Iterable[models.ResolvedTeacher]:
     settings = run.experiment.train_teachers
     if settings is None:
         return
     for name in run.result("train-teachers").facts["teachers"]:
-        folder = trained_folder(run, name)
-        files = resolve(model_reference(run, str(folder)))
-        labels = label_names(files, labels=None, rename={}, teacher=name)
-        yield ResolvedTeacher(name, files, tuple(labels), settings.max_tokens, run.experiment.cache.rate)
-
-
-def trained_folder(run: Run, name: str) -> Path:
-    """Returns the Hugging Face folder of a teacher that train-teachers made, after verifying every file."""
-    return run.store.verified_folder(trained_files(run, name))
+        folder = run.store.verified_folder(trained_files(run, name))
+        files = models.resolve(model_reference(run, str(folder)))
+        labels = models.label_names(files, labels=None, rename={}, teacher=name)
+        yield models.ResolvedTeacher(name, files, tuple(labels), settings.max_tokens, run.experiment.cache.rate)
 
 
 def trained_files(run: Run, name: str) -> list[StoredFile]:
@@ -350,26 +339,26 @@ def delivery_services(run: Run) -> DeliveryServices:
 
 
 @once
-def model_files(run: Run, model: str, revision: str | None, where: str) -> ModelFiles:
+def model_files(run: Run, model: str, revision: str | None, where: str) -> models.ModelFiles:
     """Returns the files of a named model; `where` is its field in the experiment."""
-    return resolve(model_reference(run, model, revision, where=where))
+    return models.resolve(model_reference(run, model, revision, where=where))
 
 
 def model_digest(run: Run, model: str, revision: str | None, where: str) -> str:
     """Returns the model's digest for an identity, without any request to the Hub."""
-    if needs_network(model_reference(run, model, revision)):
+    if models.needs_network(model_reference(run, model, revision)):
         raise PendingDependencyError(f"the download of {model}")
     return model_files(run, model, revision, where).digest
 
 
-def encoder_files(run: Run, settings: Student | TrainTeachers, where: str) -> ModelFiles:
+def encoder_files(run: Run, settings: Student | TrainTeachers, where: str) -> models.ModelFiles:
     """Returns the files of the named encoder; `teacher:NAME` means that teacher's body without its head."""
     name = teacher_in(settings)
     if name is not None:  # validation has checked that the teacher exists
         files = next(teacher.files for teacher in teachers_of(run) if teacher.name == name)
     else:
         files = model_files(run, _encoder_of(settings), settings.revision, where)
-    return checked_encoder(files, getattr(settings, "layers", None))
+    return models.checked_encoder(files, getattr(settings, "layers", None))
 
 
 def encoder_digest(run: Run, settings: Student | TrainTeachers, where: str) -> str:
@@ -392,35 +381,30 @@ def _encoder_of(settings: Student | TrainTeachers) -> str:
 
 def load_new_classifier(
     run: Run, settings: Student | TrainTeachers, labels: Sequence[str], where: str
-) -> NewClassifier:
-    """Loads the named encoder under a new head for these labels."""
-    from amalgam.stages.common.models.loading import (
-        check_tokens,
-        load_student,
-        load_tokenizer,
-        position_limit,
-        token_limit,
-    )
+) -> models.NewClassifier:
+    from amalgam.stages.common.models import loading
 
     files = encoder_files(run, settings, where)
     layers, dropout = (settings.layers, settings.dropout) if isinstance(settings, Student) else (None, None)
-    tokenizer = load_tokenizer(files)
+    tokenizer = loading.load_tokenizer(files)
     if isinstance(settings, Student) and settings.is_static:
         from amalgam.stages.common.models.static import static_classifier, token_vectors
 
-        encoder = load_student(files, labels=["one", "two"], layers=None, seed=0)
+        encoder = loading.load_student(files, labels=["one", "two"], layers=None, seed=0)
         device = pick_device(run.experiment.execution.device)
-        vectors = token_vectors(encoder, tokenizer, device, given=files.given)
+        vectors = token_vectors(encoder, tokenizer, loading.vocabulary_of(encoder, name=where), device)
         model = static_classifier(vectors, labels=list(labels), seed=settings.seed, dropout=dropout)
     else:
-        model = load_student(files, labels=list(labels), layers=layers, seed=settings.seed, dropout=dropout)
-    for remark in check_tokens(model, tokenizer, name=where):
+        model = loading.load_student(files, labels=list(labels), layers=layers, seed=settings.seed, dropout=dropout)
+    for remark in loading.check_tokens(model, tokenizer, name=where):
         run.console.note(remark)
     digest = tokenizer_digest(tokenizer, files)
-    limit = token_limit(model.config, tokenizer, settings.max_tokens)
+    limit = loading.token_limit(model.config, tokenizer, settings.max_tokens)
     if limit < min(settings.max_tokens, position_limit(model.config)):
         run.console.note(f"{where}: its tokenizer truncates at {limit} tokens, below max_tokens: {settings.max_tokens}")
-    return NewClassifier(model, tokenizer, digest, limit, has_two_types(model.config), int(tokenizer.pad_token_id))
+    return models.NewClassifier(
+        model, tokenizer, digest, limit, models.has_two_types(model.config), int(tokenizer.pad_token_id)
+    )
 
 
 def training_services(run: Run) -> TrainingServices:
@@ -432,20 +416,18 @@ def training_services(run: Run) -> TrainingServices:
 
 
 def tokenized_buckets(
-    run: Run, part: Part, new: NewClassifier, columns: Sequence[str]
+    run: Run, part: Part, new: models.NewClassifier, columns: Sequence[str]
 ) -> Iterator[tuple[pa.Table, TokenRows]]:
-    """Yields the columns and the tokens of each bucket."""
     cache = token_cache(run, new)
     for bucket in part.buckets:
         yield read_bucket(run.store, bucket, columns), cache.tokens(bucket)
 
 
-def token_cache(run: Run, new: NewClassifier) -> TokenCache:
+def token_cache(run: Run, new: models.NewClassifier) -> TokenCache:
     return TokenCache(run.store, run.console, new.tokenizer, new.tokenizer_digest, new.limit, new.types)
 
 
 def part_of(run: Run, name: str) -> Part | None:
-    """Returns the part, or None if the experiment has no such part."""
     manifest = run.result("read-corpus")
     corpus: CorpusFacts = manifest.facts
     facts = corpus["parts"].get(name)
@@ -585,7 +567,7 @@ def load_student(run: Run, folder: Path, labels: Sequence[str], *, where: str) -
     """Loads a finished student whose logits follow these labels; refuses one with other labels."""
     from amalgam.stages.common.inference.batches import Classifier
 
-    files = resolve(model_reference(run, str(folder.absolute()), where=where))
+    files = models.resolve(model_reference(run, str(folder.absolute()), where=where))
     device, limit = run.experiment.execution.device, run.experiment.student.max_tokens
     classifier = Classifier(files, device=device, max_tokens=limit)
     classifier.reorder(labels, where=where)

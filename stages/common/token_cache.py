@@ -38,8 +38,6 @@ SMALL_PART = 4
 
 
 class TokenFacts(TypedDict):
-    """The facts of the tokens of one bucket."""
-
     bucket: str
     rows: int
     tokens: int
@@ -71,7 +69,6 @@ class TokenCache:
         return rows, self.tokens(bucket).take(places)
 
     def tokens(self, bucket: Bucket) -> TokenRows:
-        """Returns the bucket's tokens, row by row."""
         types = uses_token_types(self.tokenizer, types=self.types)
         folder = self.store.folder(CACHED_TOKENS, fingerprint([VERSION, self.digest, self.limit, types]))
         name = bucket.file.sha256[:20]
@@ -132,8 +129,6 @@ def _ragged(column: Any) -> Ragged:
 
 @dataclass(frozen=True)
 class TokenizedUnit:
-    """The texts of one unit, ready for the teacher."""
-
     unit: Unit
     keys: list[bytes]
     tokens: TokenRows
@@ -141,8 +136,6 @@ class TokenizedUnit:
 
 @dataclass(frozen=True)
 class UnitTexts:
-    """The texts of units."""
-
     store: Store
     console: Console
     buckets: Mapping[tuple[str, str], Bucket]

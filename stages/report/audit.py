@@ -137,7 +137,6 @@ def _rescaled(weights: Array) -> Array:
 
 
 def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[AuditedTexts]:
-    """Yields the texts of the first buckets of the training texts."""
     first = 0
     for group in neighbouring_buckets(buckets):
         rows = pa.concat_tables(read_bucket(inputs.store, bucket, ["key", "label"]) for bucket in group)

@@ -428,8 +428,6 @@ class ModelSize(TypedDict):
 
 
 class StudentBlock(TypedDict):
-    """Facts of train-student, size and versions."""
-
     steps: int
     best_step: int
     best_score: float
@@ -456,8 +454,6 @@ class AccuracyLoss(TypedDict):
 
 
 class Note(TypedDict):
-    """A stage's note about its result."""
-
     stage: str
     note: str
 

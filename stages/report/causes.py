@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypedDict
 
 from amalgam.data.keys import shown_names
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.training.schedule import FEW_STEPS
 from amalgam.stages.report.verdict_types import (
+    Answered,
     Cause,
-    Kind,
     LabelCounts,
     LabelShare,
     Reference,
@@ -20,13 +19,7 @@ from amalgam.stages.report.verdict_types import (
     UnlabelledQuality,
     VerdictInputs,
 )
-from amalgam.stages.report.verdict_words import (
-    SHOWN,
-    difference_sentence,
-    learned_sentence,
-    ratio,
-    selection_sentence,
-)
+from amalgam.stages.report.verdict_words import SHOWN, difference_sentence, learned_sentence, ratio, selection_sentence
 
 LEAST_TEXTS = 50
 """Least labelled test texts of a student to ship."""
@@ -54,9 +47,6 @@ MANY_WRONG = 0.1
 
 Every student and the ensemble have these errors, so fewer do not explain why the student is worse than another system.
 """
-
-FAVOURED: tuple[Kind, ...] = ("teacher", "ensemble", "student")
-"""Rivals that may be better only because the test texts have no label of some teacher."""
 
 WEAK_TEACHERS = 2 / 3
 """Accuracy of the teachers on their own labels below which they are weak, at the upper end of the interval."""
@@ -208,11 +198,9 @@ def never_right_sentence(lost: Sequence[LabelCounts]) -> str:
     return f"{never}: {shown_names(names, SHOWN)}."
 
 
-class TeachersAlone(TypedDict):
+class TeachersAlone(Answered):
     """The teachers together, each on the texts with its own labels."""
 
-    n: int
-    right: int
     weak: bool
 
 
@@ -227,7 +215,6 @@ def teachers_alone(rivals: Sequence[Rival]) -> TeachersAlone | None:
 
 
 def untested_teachers(rivals: Sequence[RivalCounts]) -> list[str]:
-    """Returns the teachers without a test text."""
     return [rival["name"] for rival in rivals if rival["kind"] == "teacher on its own labels" and not rival["n"]]
 
 
@@ -279,8 +266,3 @@ def unpredicted_teachers(quality: UnlabelledQuality) -> dict[str, list[LabelShar
     teachers = dict.fromkeys(name for row in labels for name in row["teachers"])
     own = {teacher: [row for row in labels if teacher in row["teachers"]] for teacher in teachers}
     return {teacher: rows for teacher, rows in own.items() if not any(row["predicted"] for row in rows)}
-
-
-def absent_labels(labels: Sequence[LabelShare]) -> list[str]:
-    """Returns the labels that neither reference nor student have first on any text."""
-    return [row["label"] for row in labels if not row["predicted"] and row["expected"] == 0]

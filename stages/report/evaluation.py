@@ -119,7 +119,6 @@ class TestAnswers:
     """How each text was picked."""
 
     def where(self, kept: Array) -> TestAnswers:
-        """Returns the texts of a mask."""
         return replace(
             self,
             rows=self.rows[kept],

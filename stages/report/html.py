@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import jinja2
 import yaml
@@ -28,31 +28,16 @@ from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.storage.paths import is_regular
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
-from amalgam.stages.common.deliveries import PAGES, REPORTS, DeliveryServices, deliver_page, read_mark, refuse_links
+from amalgam.stages.common.deliveries import REPORTS, DeliveryServices, deliver_page, page_mark, refuse_links
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
 from amalgam.stages.methods import method_name
-from amalgam.stages.report.blocks import (
-    AuditedTeacher,
-    Conflicts,
-    LabelQuality,
-    LengthGroup,
-    ModelSize,
-    ReportJson,
-    TeacherLabels,
-)
+from amalgam.stages.report.blocks import Conflicts, LengthGroup, ModelSize, ReportJson
 from amalgam.stages.report.causes import reference_of
 from amalgam.stages.report.figures import coverage_of, figures, spikes
 from amalgam.stages.report.report_json import total_seconds
 from amalgam.stages.report.students import Measures
 from amalgam.stages.report.tables import advice, estimate_line, system_name, unknown_line
-from amalgam.stages.report.verdict_types import (
-    PREDICTED_COLUMNS,
-    Answered,
-    LabelShare,
-    Rival,
-    Threshold,
-    UnlabelledQuality,
-)
+from amalgam.stages.report.verdict_types import PREDICTED_COLUMNS, Threshold, UnlabelledQuality
 
 TEMPLATES = Path(__file__).parent
 
@@ -74,8 +59,6 @@ MILLION = 10**6
 
 STUDENT = "student "
 """Start of another student's row."""
-
-FOLDER = REPORTS
 
 MARKERS = {".html": '<meta name="generator" content="amalgam report">', ".json": '"amalgam_report": '}
 """Text near the start of every file that amalgam writes here."""
@@ -167,76 +150,15 @@ def millions(count: int) -> str:
 # ---- the rows of long lists, in the order of the page
 
 
+Row = dict[str, Any]
+"""A row of a table; the template is its only reader."""
+
+
 class Shown(NamedTuple):
     """The first rows of a list, and its length."""
 
     rows: Sequence[Mapping[str, object]]
     of: int
-
-
-class SystemRow(TypedDict):
-    name: str
-    reported: bool
-    accuracy: float
-    low: float
-    high: float
-    macro_f1: float
-    nll_nats: float | None
-    nll_infinite: int
-    ece: float | None
-    lead: Rival | None
-    """The student's lead over this system."""
-    remark: str | None
-
-
-class LabelRow(LabelQuality):
-    recall: float | None
-    low: float
-    high: float
-
-
-class LengthRow(LengthGroup):
-    accuracy: float
-    bound_low: float
-    bound_high: float
-
-
-class CoverageView(TypedDict):
-    sentence: str
-    caption: str
-    measure: str
-    n: int
-    rows: Sequence[Threshold]
-
-
-class Accuracy(TypedDict):
-    right: float
-    n: int
-
-
-class LossRow(TypedDict):
-    """A step's accuracy on training and on test texts, which cannot be subtracted from each other."""
-
-    name: str
-    train: Accuracy | None
-    test: Accuracy | None
-
-
-class ShareRow(LabelShare):
-    share: float
-    reference: float | None
-    gap: float
-
-
-class TeacherRow(TeacherLabels):
-    audit: AuditedTeacher | None
-    weight: float | None
-    own: Answered | None
-
-
-class ConflictRow(TypedDict):
-    teachers: tuple[str, str]
-    share: float
 
 
 def _view(numbers: ReportJson) -> dict[str, object]:
@@ -261,7 +183,7 @@ def _view(numbers: ReportJson) -> dict[str, object]:
         "label_estimates": numbers["label_estimates"] and estimate_line(numbers["label_estimates"]),
         "unknown": unknown_line(quality["unknown"]) if quality and quality["unknown"] else None,
         "calibration": _calibration(numbers),
-        "lengths": [_with_bounds(row) for row in quality["lengths"]] if quality else [],
+        "lengths": _lengths(quality["lengths"]) if quality else [],
         "losses": _losses(numbers),
         "size": _size(numbers["models"]),
         "spikes": spikes(numbers),
@@ -275,7 +197,7 @@ def _first(rows: Sequence[Mapping[str, object]], most: int) -> Shown:
     return Shown(rows[:most], len(rows))
 
 
-def _systems(numbers: ReportJson) -> list[SystemRow]:
+def _systems(numbers: ReportJson) -> list[Row]:
     """Returns the reported system, the others and other students, the best first, and the teachers last."""
     evaluation, verdict = numbers["evaluation"], numbers["verdict"]
     if evaluation is None:
@@ -292,29 +214,17 @@ def _systems(numbers: ReportJson) -> list[SystemRow]:
     return sorted(rows, key=lambda row: (not row["reported"], row["name"].startswith(TEACHER), -row["accuracy"]))
 
 
-def _system(name: str, scores: Measures, *, reported: bool, remark: str | None = None) -> SystemRow:
+def _system(name: str, scores: Measures, *, reported: bool, remark: str | None = None) -> Row:
     low, high = interval(scores["accuracy"], scores["n"])
-    return {
-        "name": name,
-        "reported": reported,
-        "accuracy": scores["accuracy"],
-        "low": low,
-        "high": high,
-        "macro_f1": scores["macro_f1"],
-        "nll_nats": scores["nll_nats"],
-        "nll_infinite": scores.get("nll_infinite", 0),
-        "ece": scores["ece"],
-        "lead": None,
-        "remark": remark,
-    }
+    own = {"name": name, "reported": reported, "low": low, "high": high, "lead": None, "remark": remark}
+    return {"nll_infinite": 0, **scores, **own}
 
 
-def _with_bounds(row: LengthGroup) -> LengthRow:
-    low, high = interval(row["right"] / row["n"], row["n"])
-    return {**row, "accuracy": row["right"] / row["n"], "bound_low": low, "bound_high": high}
+def _lengths(groups: Sequence[LengthGroup]) -> list[Row]:
+    return [{**row, "interval": interval(row["right"] / row["n"], row["n"])} for row in groups]
 
 
-def _coverage(numbers: ReportJson) -> CoverageView | None:
+def _coverage(numbers: ReportJson) -> Row | None:
     quality, unlabelled, measured = numbers["student_quality"], numbers["unlabelled"], coverage_of(numbers)
     if not measured:
         return None
@@ -353,13 +263,14 @@ def _calibration(numbers: ReportJson) -> str:
     return f"The predicted probabilities are {finding} on average ({means}, n = {n:,})."
 
 
-def _losses(numbers: ReportJson) -> list[LossRow]:
+def _losses(numbers: ReportJson) -> list[Row]:
+    """Returns each step's accuracy on training and on test texts, which cannot be subtracted from each other."""
     names = {
         "teachers": "the best possible choice of a teacher",
         "choice": "the targets",
         "fit": "the student" if numbers["learns"] else "the method",
     }
-    quality, rows = numbers["student_quality"], list[LossRow]()
+    quality, rows = numbers["student_quality"], list[Row]()
     for loss in numbers["accuracy_losses"]:
         on_test = loss["where"] == "test texts"
         name = names.get(loss["step"], names["fit"])
@@ -382,21 +293,21 @@ def _size(models: Sequence[ModelSize]) -> str:
     return f"The student has {millions(student)} parameters, {share}."
 
 
-def _shares(unlabelled: UnlabelledQuality | None) -> list[ShareRow]:
+def _shares(unlabelled: UnlabelledQuality | None) -> list[Row]:
     """Returns the labels whose predicted share differs most from the reference first; never predicted ones lead."""
     if not unlabelled:
         return []
-    n, rows = max(unlabelled["n"], 1), list[ShareRow]()
+    n, rows = max(unlabelled["n"], 1), list[Row]()
     for row in unlabelled["labels"]:
         share, reference = row["predicted"] / n, None if row["mass"] is None else row["mass"] / n
         rows.append({**row, "share": share, "reference": reference, "gap": abs(share - (reference or 0.0))})
     return sorted(rows, key=lambda row: (row["predicted"] > 0, -row["gap"], row["label"]))
 
 
-def _classes(numbers: ReportJson) -> list[LabelRow]:
+def _classes(numbers: ReportJson) -> list[Row]:
     """Returns the labels, the lowest recall first."""
     quality = numbers["student_quality"]
-    rows: list[LabelRow] = [
+    rows: list[Row] = [
         {**row, "recall": row["right"] / row["n"] if row["n"] else None, "low": low, "high": high}
         for row in (quality["classes"] if quality else [])
         if row["n"] or row["predicted"]
@@ -405,23 +316,23 @@ def _classes(numbers: ReportJson) -> list[LabelRow]:
     return sorted(rows, key=lambda row: (row["recall"] is None, row["recall"] or 0.0, row["label"]))
 
 
-def _teachers(numbers: ReportJson) -> list[TeacherRow]:
+def _teachers(numbers: ReportJson) -> list[Row]:
     """Returns the teachers in the order of the file; many teachers by weight."""
     targets, quality = numbers["target_quality"] or {}, numbers["student_quality"]
     audited = {row["teacher"]: row for row in targets["audit"]["teachers"]} if "audit" in targets else {}
     means = targets["mixture"]["mean"] if "mixture" in targets else {}
     own = quality["teachers"]["own"] if quality else {}
-    rows: list[TeacherRow] = []
+    rows: list[Row] = []
     for labels in numbers["labels"]["teachers"]:
         name = labels["teacher"]
         rows.append({**labels, "audit": audited.get(name), "weight": means.get(name), "own": own.get(name)})
     return sorted(rows, key=lambda row: -(row["weight"] or 0.0)) if len(rows) > TEACHERS_SHOWN else rows
 
 
-def _conflicts(conflicts: Conflicts) -> list[ConflictRow]:
+def _conflicts(conflicts: Conflicts) -> list[Row]:
     """Returns the pairs of teachers, the most conflicts first."""
     pairs = combinations(enumerate(conflicts["teachers"]), 2)
-    rows: list[ConflictRow] = [
+    rows: list[Row] = [
         {"teachers": (name_a, name_b), "share": conflicts["shares"][a][b]} for (a, name_a), (b, name_b) in pairs
     ]
     return sorted(rows, key=lambda row: -row["share"])
@@ -438,7 +349,7 @@ def page_name(settings: ExperimentConfig) -> str:
 
 def check_page(base: Path, name: str) -> None:
     """Refuses, before any work, a page that `publish` could not write."""
-    check_writable(base / FOLDER, "change its permissions")
+    check_writable(base / REPORTS, "change its permissions")
     for suffix in MARKERS:
         _check_file(base, name, suffix, marked=True)
 
@@ -456,20 +367,20 @@ def publish(  # noqa: PLR0913 - a page and its mark
     for suffix in texts:
         _check_file(base, name, suffix, marked=services is not None)
     contents = {name + suffix: text.encode() for suffix, text in texts.items()}
-    deliver_page(base / FOLDER, name, fingerprint, contents, services)
-    return f"{FOLDER}/{name}.html"
+    deliver_page(base / REPORTS, name, fingerprint, contents, services)
+    return f"{REPORTS}/{name}.html"
 
 
 def publish_texts(base: Path, name: str, content: bytes) -> str:
     """Writes the texts to label as reports/NAME and returns a line about it; a file with labels is kept."""
-    target = base / FOLDER / name
+    target = base / REPORTS / name
     refuse_links(base, target.parent)
     if target.is_symlink() or (target.exists() and not _without_labels(target, content)):
-        return f"  texts to label: {FOLDER}/{name} has labels or other columns, so it was kept"
+        return f"  texts to label: {REPORTS}/{name} has labels or other columns, so it was kept"
     if not target.exists() or target.read_bytes() != content:
         with atomic_write(target) as temporary:
             temporary.write_bytes(content)
-    return f"  texts to label: {FOLDER}/{name}"
+    return f"  texts to label: {REPORTS}/{name}"
 
 
 def _without_labels(path: Path, content: bytes) -> bool:
@@ -491,11 +402,11 @@ def _without_labels(path: Path, content: bytes) -> bool:
 def _check_file(base: Path, page: str, suffix: str, *, marked: bool) -> None:
     """Refuses a file that does not look like one of amalgam; with `marked`, also a damaged one of the same size may."""
     name = page + suffix
-    target, mark = base / FOLDER / name, read_mark(base / FOLDER / PAGES / page) if marked else None
+    target, mark = base / REPORTS / name, page_mark(base, page) if marked else None
     refuse_links(base, target)
     written = (mark.files or {}).get(name) if mark else None
     if target.exists() and not _is_ours(target) and not (written and target.stat().st_size == written.bytes):
-        what = f"{FOLDER}/{name} exists and was not made by amalgam"
+        what = f"{REPORTS}/{name} exists and was not made by amalgam"
         raise ExperimentError(what, where=str(target), fix="move it away, or choose another student.name")
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EstimateInputs:
-    """Everything that the estimates read."""
-
     store: Store
     train: Part
     labels: LabelSpace
@@ -85,7 +83,6 @@ def estimate(name: str, kind: SystemKind, right: Array) -> SystemEstimate:
 
 
 def right_texts(inputs: EstimateInputs) -> RightTexts:
-    """Compares every system with the gold labels."""
     buckets, table = _rows(inputs.store, inputs.train, inputs.gold.keys())
     position = {name: place for place, name in enumerate(inputs.labels.names)}
     gold = np.array([position[inputs.gold[key]] for key in table.column("key").to_pylist()])

@@ -42,13 +42,7 @@ from amalgam.stages.report.blocks import (
     TeacherUncertainty,
     UnknownQuality,
 )
-from amalgam.stages.report.evaluation import (
-    EvaluationInputs,
-    Predictions,
-    TestAnswers,
-    calibration_bin,
-    gold_indices,
-)
+from amalgam.stages.report.evaluation import EvaluationInputs, Predictions, TestAnswers, calibration_bin, gold_indices
 from amalgam.stages.report.verdict_types import Coverage, Kind, RivalCounts, Threshold
 
 if TYPE_CHECKING:
@@ -94,7 +88,7 @@ def student_quality(
     predictions, labels, gold = answers.systems[inputs.system], inputs.labels, answers.gold
     confusion = np.array(confusion_counts)
     calibrated = [name for name in ("ensemble", inputs.system) if name in answers.systems and name != "zero-shot"]
-    right = predictions.label == gold
+    right, threshold = predictions.label == gold, inputs.student.unknown_threshold if inputs.student else None
     # Whether any teacher predicts the gold label: the upper bound for a choice among teachers.
     oracle = np.any([own == gold for own in answers.own.values()], axis=0) if answers.own else None
     own_right = {name: (answers.own[name] == gold)[np.isin(gold, columns)] for name, columns in labels.columns.items()}
@@ -114,13 +108,8 @@ def student_quality(
         "rivals": rival_counts(answers, labels, inputs.system),
         "coverage": coverage(predictions.confidence, right),
         "lengths": by_length(answers.letters, right),
-        "unknown": _unknown_quality(inputs, answers),
+        "unknown": None if threshold is None else unknown_quality(answers.scores, answers.unknown_scores, threshold),
     }
-
-
-def _unknown_quality(inputs: EvaluationInputs, answers: TestAnswers) -> UnknownQuality | None:
-    threshold = inputs.student.unknown_threshold if inputs.student else None
-    return None if threshold is None else unknown_quality(answers.scores, answers.unknown_scores, threshold)
 
 
 def unknown_quality(labelled: Array, unknown: Array, threshold: float) -> UnknownQuality:
@@ -266,7 +255,6 @@ def _classes(confusion: Array, labels: LabelSpace, gold: Array, oracle: Array | 
 
 
 def confused_pairs(confusion: Array, names: tuple[str, ...]) -> Confusions:
-    """Returns the most frequent pairs of gold and predicted label."""
     wrong = confusion * ~np.eye(len(names), dtype=bool)
     order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
     pairs = [divmod(int(place), len(names)) for place in order if wrong.flat[place]]

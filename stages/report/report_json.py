@@ -96,7 +96,6 @@ class ReportInputs:
 
     @property
     def folders(self) -> set[str]:
-        """Returns the names in students/."""
         return {folder.name for folder in self.student.parent.glob("*")}
 
     def fingerprint(self, stage: str) -> str | None:

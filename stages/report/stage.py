@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -25,48 +25,17 @@ from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
 from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
 from amalgam.stages.cache_teachers.stage import sampled_texts
-from amalgam.stages.common.cached.load import (
-    ENCODER,
-    answer_reader,
-    dtype_of,
-    families_of,
-    load_encoder,
-    passes_counted,
-    passes_of,
-)
+from amalgam.stages.common import load
+from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import Part, read_bucket
 from amalgam.stages.common.deliveries import STUDENTS, delivered_students
 from amalgam.stages.common.given_labels import ORDINARY
-from amalgam.stages.common.load import (
-    ESTIMATION_SHARE,
-    LEAST_ESTIMATION,
-    check_unknown,
-    delivery_services,
-    encoder_digest,
-    encoder_files,
-    estimation_texts,
-    given_labels,
-    label_space,
-    load_student,
-    part_of,
-    picked_at_random,
-    picked_texts,
-    teachers_of,
-    tokenized_buckets,
-    train_part,
-)
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
 from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Selected, TeacherCost
 from amalgam.stages.report.html import check_page, page, page_name, place_of, publish, publish_texts
-from amalgam.stages.report.report_json import (
-    MEASURES,
-    ReportInputs,
-    learned_texts,
-    report_json,
-    teacher_costs,
-)
+from amalgam.stages.report.report_json import MEASURES, ReportInputs, learned_texts, report_json, teacher_costs
 from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
@@ -95,8 +64,6 @@ ZERO_SHOT, ZERO_SHOT_VERSION = "zero-shot", 1
 
 
 class Speed(TypedDict):
-    """Texts that the student predicted, and the seconds that this took."""
-
     texts: int
     seconds: float
 
@@ -144,28 +111,28 @@ class Report(Stage):
         )
 
     def resolve_inputs(self, run: Run) -> None:
-        check_unknown(run)
+        load.check_unknown(run)
         if run.experiment.corpus.test:
-            encoder_files(run, run.experiment.student, ENCODER)
+            load.encoder_files(run, run.experiment.student, cached.ENCODER)
 
     def check_output(self, run: Run) -> None:
         check_page(run.base, page_name(run.experiment))
 
     def identity(self, run: Run) -> Identity:
-        test, inputs = part_of(run, "test"), dict[str, object]()
+        test, inputs = load.part_of(run, "test"), dict[str, object]()
         if test:
             inputs = {"test": test.labels_digest, "zero-shot": _zero_shot_identity(run)}
-            picked = picked_texts(run)
+            picked = load.picked_texts(run)
             inputs |= {"picked": fingerprint(sorted((key.hex(), how) for key, how in picked.items()))} if picked else {}
             inputs |= {"unknown": run.experiment.corpus.unknown} if run.experiment.corpus.unknown else {}
-        if teachers_of(run):
-            inputs |= {"families": families_of(run), "dtype": dtype_of(run)}
+        if load.teachers_of(run):
+            inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
             if sampled_texts(run):
                 inputs["adaptive"] = run.fingerprint("cache-teachers")
-            inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
-        given = given_labels(run)
+            inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in load.teachers_of(run)}
+        given = load.given_labels(run)
         if given:
-            inputs["labels"] = {"random": picked_at_random(run), "empty": given.empty}
+            inputs["labels"] = {"random": load.picked_at_random(run), "empty": given.empty}
         config: dict[str, object] = {"report": run.experiment.report.model_dump()}
         if not run.experiment.student.learns:
             return Identity({**config, "method": method_name(run.experiment)}, inputs)
@@ -174,12 +141,12 @@ class Report(Stage):
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Returns the units in order: the report reads the zero-shot similarities."""
-        test = part_of(run, "test")
+        test = load.part_of(run, "test")
         return [*([_zero_shot_unit(run, test)] if test else []), Unit("report", folder)]
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of predicted texts, counted once for each evaluation: test texts, else training texts."""
-        test, train = part_of(run, "test"), part_of(run, "train")
+        test, train = load.part_of(run, "test"), load.part_of(run, "train")
         texts = test.texts if test else min(train.texts, MOST_PREDICTED) if train else 1
         return float(texts * (1 if units is None else len(units)))
 
@@ -187,16 +154,17 @@ class Report(Stage):
         if unit.name == ZERO_SHOT:
             _write_similarities(run, unit)
             return
-        evaluated = _evaluate(run)
-        evaluation, quality = evaluated.evaluation, evaluated.findings["student_quality"]
+        evaluation, findings, to_label, speed = _evaluate(run)
+        quality = findings["student_quality"]
         facts: dict[str, object] = {}
         if evaluation and quality:
             system = evaluation["systems"][evaluation["system"]]
             facts["scores"] = {name: value for name, value in system.items() if name in MEASURES}
             facts["right_hex"] = quality["right_hex"]
-        has_predictions = "cache-teachers" in run.results
-        costs = teacher_costs(run.result("cache-teachers"), run.store, families_of(run)) if has_predictions else []
-        files = {EVALUATION: evaluation, FINDINGS: evaluated.findings, TEXTS_TO_LABEL: evaluated.to_label}
+        costs: list[TeacherCost] = []
+        if "cache-teachers" in run.results:
+            costs = teacher_costs(run.result("cache-teachers"), run.store, cached.families_of(run))
+        files = {EVALUATION: evaluation, FINDINGS: findings, TEXTS_TO_LABEL: to_label}
         with run.store.draft(unit.folder, unit.name) as draft:
             for name, block in files.items():
                 text = block if isinstance(block, str) else json.dumps(block, ensure_ascii=False) + "\n"
@@ -206,7 +174,7 @@ class Report(Stage):
             draft.made = {
                 "executed": sorted(run.executed),
                 "teacher_costs": costs,
-                "student": evaluated.speed,
+                "student": speed,
                 "date": datetime.now(UTC).date().isoformat(),
             }
 
@@ -234,8 +202,8 @@ class Report(Stage):
             store=run.store,
             results=run.results,
             descriptions=run.descriptions,
-            labels=label_space(run),
-            teachers={teacher.name: teacher.files for teacher in teachers_of(run)},
+            labels=load.label_space(run),
+            teachers={teacher.name: teacher.files for teacher in load.teachers_of(run)},
             student=run.base / STUDENTS / run.experiment.student.name,
             notes=run.notes,
             needs=run.needs,
@@ -255,7 +223,7 @@ class Report(Stage):
         to_label = _file(run, TEXTS_TO_LABEL)
         if to_label:
             run.console.say(publish_texts(run.base, name + TO_LABEL, run.store.verified_path(to_label).read_bytes()))
-        mark = run.fingerprint(self.name), delivery_services(run)
+        mark = run.fingerprint(self.name), load.delivery_services(run)
         run.console.say(f"report{place_of(run.base)}: {publish(run.base, name, page(numbers), numbers, *mark)}")
 
     def describe(self, manifest: Record) -> str:
@@ -266,7 +234,6 @@ class Report(Stage):
 
 
 def evaluation(run: Run) -> Evaluation:
-    """Returns the evaluation on the test texts; refuses without test texts."""
     scores = evaluation_if_any(run)
     if scores is None:
         what = "nothing was evaluated: there are no labelled test texts"
@@ -275,7 +242,6 @@ def evaluation(run: Run) -> Evaluation:
 
 
 def evaluation_if_any(run: Run) -> Evaluation | None:
-    """Returns the evaluation on the test texts; None without test texts."""
     file = _file(run, EVALUATION)
     scores: Evaluation | None = run.store.content(file, Evaluation) if file else None
     return scores
@@ -297,23 +263,12 @@ def _file(run: Run, name: str) -> StoredFile | None:
 # ---- inputs of the units
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """Everything that the unit stores."""
-
-    evaluation: Evaluation | None
-    """None without labelled test texts."""
-    findings: Findings
-    to_label: str | None
-    """The texts to label as csv; None with labelled test texts."""
-    speed: Speed | None
-
-
-def _evaluate(run: Run) -> Evaluated:
+def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Speed | None]:
+    """Returns the evaluation and the student's speed with labelled test texts, else the texts to label as csv."""
     from amalgam.stages.report.evaluation import evaluate_systems, ordinary_texts, predict_test
     from amalgam.stages.report.quality import rivals_of_selected, script_counts, student_quality, target_quality
 
-    test, train = part_of(run, "test"), _train_part(run)
+    test, train = load.part_of(run, "test"), _train_part(run)
     scores, quality, targets, unlabelled, to_label, speed = None, None, None, None, None, None
     if test:
         inputs = evaluation_inputs(run, test)
@@ -350,14 +305,14 @@ def _evaluate(run: Run) -> Evaluated:
         "unlabelled": unlabelled,
         "scripts": {part.name: script_counts(run.store, part) for part in (train, test) if part},
     }
-    if train and estimation_texts(run):
+    if train and load.estimation_texts(run):
         findings["label_estimates"] = _label_estimates(run, train)
-    return Evaluated(scores, findings, to_label, speed)
+    return scores, findings, to_label, speed
 
 
 def _learned(run: Run, test: Part) -> LearnedTexts | None:
     """Returns the test texts that are also learned; those of `labels` are learned with their gold labels."""
-    learned, given = learned_texts(run.experiment, run.result("read-corpus").facts), given_labels(run)
+    learned, given = learned_texts(run.experiment, run.result("read-corpus").facts), load.given_labels(run)
     if learned is None or given is None:
         return learned
     keys = (key for bucket in test.buckets for key in read_bucket(run.store, bucket, ["key"]).column("key").to_pylist())
@@ -369,17 +324,17 @@ def _learned(run: Run, test: Part) -> LearnedTexts | None:
 def _label_estimates(run: Run, train: Part) -> LabelEstimates:
     from amalgam.stages.report.label_estimates import right_texts
 
-    given, keys = given_labels(run), estimation_texts(run)
+    given, keys = load.given_labels(run), load.estimation_texts(run)
     if given is None:
         raise AssertionError("there are no labels")
-    student = load_student(run, student_folder(run), label_space(run).names, where="the student")
+    student = load.load_student(run, student_folder(run), load.label_space(run).names, where="the student")
     right = right_texts(estimate_inputs(run, train, keys, student))
     both = None if right.student is None or right.ensemble is None else (right.student, right.ensemble)
     return {
         "n": len(keys),
         "labels": len(given.by_key),
         "empty": given.empty,
-        "random": picked_at_random(run),
+        "random": load.picked_at_random(run),
         "weights": target_method(run.experiment.targets).weighs_together,
         "systems": list(right.systems()),
         "gained": int((both[0] & ~both[1]).sum()) if both else None,
@@ -391,12 +346,13 @@ def _print_estimates(run: Run, findings: Findings) -> None:
     unlabelled = findings["unlabelled"]
     if "label_estimates" in findings:
         by_labels = findings["label_estimates"]
-        print_estimates(run.console, f"accuracy by labels: {estimate_line(by_labels)}", by_labels["systems"])
+        print_estimates(run.console, f"  accuracy by labels: {estimate_line(by_labels)}", by_labels["systems"])
     elif unlabelled and unlabelled["estimates"]:
-        title = "accuracy estimated without labels, from the teachers' weights"
+        title = "  accuracy estimated without labels, from the teachers' weights"
         print_estimates(run.console, title, unlabelled["estimates"]["systems"])
-    elif given_labels(run):
-        least = f"{LEAST_ESTIMATION} random labelled texts of {math.ceil(LEAST_ESTIMATION / ESTIMATION_SHARE):,}"
+    elif load.given_labels(run):
+        texts = math.ceil(load.LEAST_ESTIMATION / load.ESTIMATION_SHARE)
+        least = f"{load.LEAST_ESTIMATION} random labelled texts of {texts:,}"
         run.console.say(f"  the labels estimate no accuracy: an estimate needs at least {least} training texts")
 
 
@@ -406,13 +362,13 @@ def estimate_inputs(
     """Returns the inputs of the estimates on the texts with these keys, which have labels."""
     from amalgam.stages.report.label_estimates import EstimateInputs
 
-    given, labels = given_labels(run), label_space(run)
+    given, labels = load.given_labels(run), load.label_space(run)
     return EstimateInputs(
         store=run.store,
         train=train,
         labels=labels,
         gold={key: given.by_key[key] for key in keys} if given else {},
-        answers=answer_reader(run) if labels.columns else None,
+        answers=cached.answer_reader(run) if labels.columns else None,
         targets=partial(unset_targets, run),
         student=student,
     )
@@ -421,19 +377,19 @@ def estimate_inputs(
 def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:
     from amalgam.stages.report.labelling import LabellingInputs, unlabelled_quality
 
-    labels, accuracy = label_space(run), None
+    labels, accuracy = load.label_space(run), None
     if "weigh-teachers" in run.results:
         accuracy = run.result("weigh-teachers").facts.get("accuracy")
     inputs = LabellingInputs(
         store=run.store,
         train=train,
         labels=labels,
-        student=load_student(run, student_folder(run), labels.names, where="the student"),
-        answers=answer_reader(run) if labels.columns else None,
+        student=load.load_student(run, student_folder(run), labels.names, where="the student"),
+        answers=cached.answer_reader(run) if labels.columns else None,
         targets=read_targets(run) if target_facts(run)["objective"] == "kl" else None,
         held_out=held_out_share(run),
         corpus=run.experiment.corpus,
-        labelled=given.by_key if (given := given_labels(run)) else (),
+        labelled=given.by_key if (given := load.given_labels(run)) else (),
         weights=weights_of(run) if accuracy else None,
         accuracy=accuracy,
     )
@@ -443,7 +399,7 @@ def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:
 def evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
     from amalgam.stages.report.evaluation import EvaluationInputs
 
-    labels, learns, system = label_space(run), run.experiment.student.learns, method_name(run.experiment)
+    labels, learns, system = load.label_space(run), run.experiment.student.learns, method_name(run.experiment)
     similarities = run.store.record(_zero_shot_unit(run, test).record_path)
     if similarities is None:
         raise AssertionError("the zero-shot unit is complete before the report")
@@ -451,13 +407,13 @@ def evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
         store=run.store,
         test=test,
         labels=labels,
-        answers=answer_reader(run) if labels.columns else None,
+        answers=cached.answer_reader(run) if labels.columns else None,
         similarities=run.store.verified_path(similarities.files[0]),
         system=f"student ({system})" if learns else system,
-        student=load_student(run, student_folder(run), labels.names, where="the student") if learns else None,
+        student=load.load_student(run, student_folder(run), labels.names, where="the student") if learns else None,
         calibration_bins=run.experiment.report.calibration_bins,
         unknown_label=run.experiment.corpus.unknown,
-        picked=picked_texts(run),
+        picked=load.picked_texts(run),
     )
 
 
@@ -467,12 +423,12 @@ def evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
 def _train_part(run: Run) -> Part | None:
     """Returns None if the student learns from no texts."""
     learns = run.experiment.student.learns and reads_texts(run.experiment)
-    return part_of(run, "train") if learns else None
+    return load.part_of(run, "train") if learns else None
 
 
 def _compared(experiment: ExperimentConfig) -> ExperimentConfig:
     """Returns the experiment by which the page compares teachers; it reads no passes that the student's own lacks."""
-    cache = experiment.cache.model_copy(update={"passes": passes_of(experiment)})
+    cache = experiment.cache.model_copy(update={"passes": cached.passes_of(experiment)})
     return experiment.model_copy(update={"targets": _compared_by(experiment.targets), "cache": cache})
 
 
@@ -496,15 +452,15 @@ def _train_identity(run: Run) -> dict[str, object]:
         return {}
     inputs: dict[str, object] = {"gold": part.labels_digest}
     columns = corpus.model_dump(include={"text", "id", "label"}, exclude_defaults=True)
-    if columns and not part_of(run, "test"):
+    if columns and not load.part_of(run, "test"):
         inputs["columns"] = columns  # of the file of texts to label
-    if teachers_of(run):
+    if load.teachers_of(run):
         targets = _compared_by(run.experiment.targets)
         method = target_method(targets)
         fields = {"uncertainty", "temperature"} & method.fields
         # Where stage weigh-teachers weighs, its result has these inputs already.
         inputs["compared by"] = {} if method.weighs_together else targets.model_dump(include=fields)
-        inputs |= {} if method.weighs_by_domain else passes_counted(run)
+        inputs |= {} if method.weighs_by_domain else cached.passes_counted(run)
     return inputs
 
 
@@ -514,12 +470,12 @@ def _train_identity(run: Run) -> dict[str, object]:
 def _zero_shot_identity(run: Run) -> dict[str, object]:
     """Identifies the student's encoder before training, with all layers: `student.layers` is not part of it."""
     student = run.experiment.student
-    digest = encoder_digest(run, student, ENCODER)
+    digest = load.encoder_digest(run, student, cached.ENCODER)
     return {"encoder": digest, "max_tokens": student.max_tokens, "version": ZERO_SHOT_VERSION}
 
 
 def _zero_shot_unit(run: Run, test: Part) -> Unit:
-    name = fingerprint([_zero_shot_identity(run), test.texts_digest, list(label_space(run).names)])
+    name = fingerprint([_zero_shot_identity(run), test.texts_digest, list(load.label_space(run).names)])
     return Unit(ZERO_SHOT, run.store.folder("report", f"{ZERO_SHOT}-{name}"), payload=test)
 
 
@@ -527,9 +483,9 @@ def _write_similarities(run: Run, unit: Unit) -> None:
     from amalgam.stages.common.inference.states import words_of
     from amalgam.stages.report.evaluation import write_similarities
 
-    encoder, names = load_encoder(run), label_space(run).names
+    encoder, names = cached.load_encoder(run), load.label_space(run).names
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-        buckets = tokenized_buckets(run, unit.payload, encoder.classifier, ["key"])
+        buckets = load.tokenized_buckets(run, unit.payload, encoder.classifier, ["key"])
         write_similarities(draft.folder, buckets, encoder, names)
         draft.facts = {"labels": {name: words_of(name) for name in names}}
 
@@ -551,7 +507,7 @@ def audit(run: Run, states: Sequence[StageState]) -> AuditBlock:
             fix=f"run `amalgam cache-teachers{run.file_option}`, then `amalgam audit{run.file_option}` again",
         )
     inputs = _audit_inputs(run)
-    return audit_texts(inputs, audited_texts(inputs, train_part(run).buckets))
+    return audit_texts(inputs, audited_texts(inputs, load.train_part(run).buckets))
 
 
 def _audit_inputs(run: Run) -> AuditInputs:
@@ -559,10 +515,10 @@ def _audit_inputs(run: Run) -> AuditInputs:
 
     from amalgam.stages.report.audit import AuditInputs
 
-    labels, targets = label_space(run), run.experiment.targets
+    labels, targets = load.label_space(run), run.experiment.targets
     by_domain = target_method(targets).weighs_by_domain and {"fit-statistics", "cache-features"} <= run.results.keys()
 
-    reader = answer_reader(run) if labels.columns else None
+    reader = cached.answer_reader(run) if labels.columns else None
 
     def read_predictions(prefixes: Sequence[str], keys: Any) -> Sequence[TeacherPredictions]:
         column = pl.Series("key", keys, pl.Binary)
@@ -571,18 +527,18 @@ def _audit_inputs(run: Run) -> AuditInputs:
 
     return AuditInputs(
         labels=labels,
-        models={teacher.name: teacher.files for teacher in teachers_of(run)},
+        models={teacher.name: teacher.files for teacher in load.teachers_of(run)},
         targets=targets,
         weights=weights_of(run) if "weigh-teachers" in run.results else None,
         uncertainty="entropy" if targets.uncertainty in COMPARATIVE and not by_domain else targets.uncertainty,
         store=run.store,
         read_predictions=read_predictions,
-        given=given.by_key if (given := given_labels(run)) else (),
+        given=given.by_key if (given := load.given_labels(run)) else (),
         passes=_pass_audit(run),
     )
 
 
 def _pass_audit(run: Run) -> PassAudit | None:
     """Returns the counts on sampled texts, which ran passes that the others did not; None without a sample."""
-    audit: PassAudit | None = run.result("cache-teachers").facts.get("audit") if teachers_of(run) else None
+    audit: PassAudit | None = run.result("cache-teachers").facts.get("audit") if load.teachers_of(run) else None
     return audit

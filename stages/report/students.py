@@ -8,7 +8,7 @@ from typing import Any, NotRequired, TypedDict
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.storage.small_files import canonical
-from amalgam.pipeline.storage.store import MANIFEST, Store
+from amalgam.pipeline.storage.store import MANIFEST, Record, Store
 from amalgam.stages.report.verdict_types import RivalCounts
 from amalgam.stages.target_methods import TARGET_METHODS, TargetMethod
 
@@ -63,14 +63,21 @@ class OtherStudent:
     """All inputs of the student and its targets that are no settings."""
 
 
-def other_students(store: Store, test: str, picked: str | None = None) -> Iterator[OtherStudent]:
+def complete_reports(store: Store) -> Iterator[tuple[str, Record]]:
+    """Yields the fingerprint and the manifest of every report whose files exist."""
+    for folder in store.folders("report"):
+        manifest = store.manifest("report", folder.name)
+        if manifest is not None and not store.missing_files(manifest):
+            yield folder.name, manifest
+
+
+def other_students(store: Store, test: str, picked: str | None) -> Iterator[OtherStudent]:
     """Yields every report of this workspace on the same labelled test texts, including the current one.
 
     `test` and `picked` are the digests of the labels, and of the selection of texts.
     """
-    for folder in store.folders("report"):
-        manifest = store.manifest("report", folder.name)
-        if manifest is None or store.missing_files(manifest) or not manifest.facts.get("scores"):
+    for fingerprint, manifest in complete_reports(store):
+        if not manifest.facts.get("scores"):
             continue
         if [manifest.identity.get("inputs", {}).get(name) for name in ("test", "picked")] != [test, picked]:
             continue
@@ -82,7 +89,7 @@ def other_students(store: Store, test: str, picked: str | None = None) -> Iterat
         mode = TARGET_METHODS.get(settings.get("mode", ""))  # None for a method without targets
         inputs = [targets.get(key) for key in ("inputs", "upstream", "version")]
         own = {key: value for key, value in student.items() if key != "upstream"}
-        scores: Any = {"fingerprint": folder.name, "method": manifest.facts["method"], **manifest.facts["scores"]}
+        scores: Any = {"fingerprint": fingerprint, "method": manifest.facts["method"], **manifest.facts["scores"]}
         yield OtherStudent(
             scores=scores,
             student=manifest.identity.get("upstream", {}).get("train-student"),

@@ -25,8 +25,6 @@ SCORES: tuple[Score, ...] = ("accuracy", "macro_f1", "nll_nats", "ece")
 
 MOST_SYSTEMS, MOST_LABELS = 12, 20
 
-ESTIMATE_COLUMNS = ("", "n", "accuracy", "95 % interval")
-
 
 def share(value: float | None) -> str:
     return "-" if value is None else percent(value)
@@ -52,8 +50,11 @@ def print_evaluation(console: Console, scores: EvaluatedSystems, labels: int, gr
 
 
 def print_estimates(console: Console, title: str, systems: Sequence[SystemEstimate]) -> None:
-    """Prints the estimated accuracies on training texts."""
-    console.table(f"  {title}", ESTIMATE_COLUMNS, [estimate_row(system) for system in systems])
+    rows = [
+        [system_name(system), f"{system['n']:,}", percent(system["mean"]), bounds(system["low"], system["high"])]
+        for system in systems
+    ]
+    console.table(title, ("", "n", "accuracy", "95 % interval"), rows)
 
 
 def estimate_line(estimates: LabelEstimates) -> str:
@@ -65,11 +66,6 @@ def estimate_line(estimates: LabelEstimates) -> str:
     have = "has no label and may be a harder one" if estimates["empty"] == 1 else "have no label and may be harder ones"
     empty = f"; {estimates['empty']:,} more {have}" if estimates["empty"] else ""
     return f"{count}, {picked}{empty}"
-
-
-def estimate_row(system: SystemEstimate) -> list[str]:
-    """Returns the cells of one system: its name, the number of texts, the accuracy and its interval."""
-    return [system_name(system), f"{system['n']:,}", percent(system["mean"]), bounds(system["low"], system["high"])]
 
 
 def system_name(system: SystemEstimate) -> str:

@@ -13,10 +13,8 @@ from amalgam.data.keys import shown_names
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, errors_of, interval, paired, texts_needed, unpaired
 from amalgam.stages.report.causes import (
-    FAVOURED,
     LEAST_OF_LABEL,
     LEAST_TEXTS,
-    absent_labels,
     causes_of,
     cautions_of,
     lost_teachers,
@@ -64,6 +62,9 @@ BLOCKING: tuple[Kind, ...] = ("ensemble", "zero-shot", "teacher", "student", "mo
 
 BASELINES: tuple[Kind, ...] = ("ensemble", "zero-shot", "most frequent label")
 """The first of these that exists is the baseline, which a student must beat or equal."""
+
+FAVOURED: tuple[Kind, ...] = ("teacher", "ensemble", "student")
+"""Rivals that may be better only because the test texts have no label of some teacher."""
 
 EQUAL = 0.01
 """Accuracy by which a student may be worse than the baseline, at the lower end of the interval."""
@@ -349,7 +350,7 @@ def _agreement(quality: UnlabelledQuality) -> Iterator[str]:
 def _shares(quality: UnlabelledQuality) -> Iterator[str]:
     """Yields the labels that neither reference nor student have, and the label with the largest difference."""
     n, labels, reference = quality["n"], quality["labels"], reference_of(quality)
-    absent = absent_labels(labels)
+    absent = [row["label"] for row in labels if not row["predicted"] and row["expected"] == 0]
     if absent:
         count = counted(len(absent), "label")
         yield f"Neither {reference} nor student have {count}: {shown_names(absent, SHOWN)}."

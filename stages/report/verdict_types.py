@@ -44,12 +44,17 @@ class RivalCounts(TypedDict):
     """With selected texts: the difference of the accuracies on the random ones among them."""
 
 
-class Rival(RivalCounts):
-    """`mean`: accuracy of the student minus that of the rival; `low` and `high`: its interval."""
+class Estimate(TypedDict):
+    """A number with its 95 % interval."""
 
     mean: float
     low: float
     high: float
+
+
+class Rival(RivalCounts, Estimate):
+    """`mean`: accuracy of the student minus that of the rival."""
+
     student_is: Standing
 
 
@@ -59,8 +64,6 @@ class Cause(TypedDict):
 
 
 class Next(TypedDict):
-    """The next step: what to do, and the command that does it."""
-
     text: str
     command: NotRequired[str]
 
@@ -131,24 +134,18 @@ SystemKind = Literal["student", "targets", "ensemble", "muka", "teacher", "teach
 """`muka`: the label of the most confident teacher."""
 
 
-class SystemEstimate(TypedDict):
-    """The estimated accuracy of a system on n training texts, with its 95 % interval."""
+class SystemEstimate(Estimate):
+    """The estimated accuracy of a system on n training texts."""
 
     name: str
     kind: SystemKind
     n: int
-    mean: float
-    low: float
-    high: float
 
 
-class EstimatedGap(TypedDict):
+class EstimatedGap(Estimate):
     """The estimated accuracy of the ensemble minus that of the student on the same n held-out texts."""
 
     n: int
-    mean: float
-    low: float
-    high: float
 
 
 class WeightEstimates(TypedDict):
@@ -215,8 +212,6 @@ class LearnedTexts(TypedDict):
 
 @dataclass(frozen=True)
 class VerdictInputs:
-    """Everything that the verdict depends on."""
-
     n: int
     """Labelled test texts, without selected ones."""
     rivals: Sequence[RivalCounts] = ()

@@ -16,6 +16,7 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import MANIFEST
+from amalgam.stages.app import maintenance
 from amalgam.stages.app.maintenance import find_garbage
 from amalgam.tests.pipeline.crashing import in_small_process, killed_at
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
@@ -141,7 +142,10 @@ def test_data_without_its_record_are_not_there(tmp_path: Path) -> None:
     assert calls(base) == ["b"]
 
 
-def test_temporaries_of_the_dead_are_ignored_and_listed_by_gc_after_a_day(tmp_path: Path) -> None:
+def test_temporaries_of_the_dead_are_ignored_and_listed_by_gc_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "STAGES", toy_stages())
     base = toy_base(tmp_path / "base")
     event = 1
     while not list((base / "artifacts").rglob(f"{TEMPORARY}*/*")):
@@ -151,8 +155,8 @@ def test_temporaries_of_the_dead_are_ignored_and_listed_by_gc_after_a_day(tmp_pa
     orphan = next((base / "artifacts").rglob(f"{TEMPORARY}*/*"))
     run = _complete(base)
     assert orphan.exists()
-    assert find_garbage(run, unused=False, stages=toy_stages()) == ([], 0)
+    assert find_garbage(run, unused=False) == ([], 0)
     old = time.time() - 25 * 3600
     os.utime(orphan, (old, old))
-    garbage, _ = find_garbage(run, unused=False, stages=toy_stages())
+    garbage, _ = find_garbage(run, unused=False)
     assert [row["path"] for row in garbage] == [str(orphan.relative_to(run.store.root))]

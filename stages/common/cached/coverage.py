@@ -77,8 +77,6 @@ class UnitRequest:
 
 @dataclass(frozen=True, slots=True)
 class CachedUnit:
-    """One committed unit of the family."""
-
     name: str
     prefix: str
     logits: bool
@@ -113,8 +111,6 @@ class UnitFacts(TypedDict):
 
 
 class AnswerFacts(UnitFacts):
-    """The facts of a unit of predictions."""
-
     cut: int
     """Number of truncated texts."""
     tokens: int
@@ -132,7 +128,6 @@ def family_in(path: str) -> str:
 
 
 def cached_units(records: Mapping[str, Record]) -> Iterator[CachedUnit]:
-    """Yields the complete units of a family from their records."""
     for unit, record in records.items():
         if record.files:
             fields = {name: record.facts[name] for name in UnitFacts.__annotations__}

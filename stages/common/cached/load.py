@@ -13,26 +13,11 @@ from amalgam.data.parquet import read_keys
 from amalgam.pipeline.config.schema import STATIC, ExperimentConfig
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.storage.store import MANIFEST, StoredFile
-from amalgam.stages.common.cached.coverage import (
-    BucketRequest,
-    CachedUnit,
-    CachedUnits,
-    PrefixIndex,
-    cached_units,
-    family_in,
-    family_name,
-)
+from amalgam.stages.common import load
+from amalgam.stages.common.cached import coverage
 from amalgam.stages.common.cached.read import AnswerReader, Features, States, open_features, open_states
 from amalgam.stages.common.corpus import Bucket, Part
 from amalgam.stages.common.device import pick_device
-from amalgam.stages.common.load import (
-    encoder_digest,
-    encoder_files,
-    extra_parts,
-    load_new_classifier,
-    teachers_of,
-    train_part,
-)
 from amalgam.stages.common.models.model_folder import reads_padding, states_body
 from amalgam.stages.common.models.resolve import LAST_LAYER, ResolvedTeacher, depth_of
 from amalgam.stages.objective_inputs import measure_of, objective_inputs, reads_texts
@@ -68,19 +53,18 @@ def units_folder(run: Run, stage: str, family: str) -> Path:
     return run.store.folder(stage, family) / "units"
 
 
-def units_of(run: Run, stage: str, family: str) -> CachedUnits:
-    """Returns the complete units of the family."""
+def units_of(run: Run, stage: str, family: str) -> coverage.CachedUnits:
     folder = units_folder(run, stage, family)
-    return CachedUnits(cached_units(run.store.units(folder)), folder)
+    return coverage.CachedUnits(coverage.cached_units(run.store.units(folder)), folder)
 
 
 @once
-def unit_keys(run: Run) -> Callable[[CachedUnit], Keys]:
+def unit_keys(run: Run) -> Callable[[coverage.CachedUnit], Keys]:
     """Returns the reader of unit keys that all families of this run share; it keeps some, as buckets come in order."""
     return lru_cache(KEPT_UNITS)(lambda unit: read_keys(run.store.verified_path(unit.file)))
 
 
-def requests_of(run: Run, part: Part) -> Iterator[BucketRequest]:
+def requests_of(run: Run, part: Part) -> Iterator[coverage.BucketRequest]:
     """Yields the part's buckets as requests to teachers; the first read of keys fetches the files of all buckets."""
     store, keys_of = run.store, unit_keys(run)
     fetch = cache(lambda: store.backend.fetch([bucket.file.path for bucket in part.buckets]))
@@ -89,7 +73,7 @@ def requests_of(run: Run, part: Part) -> Iterator[BucketRequest]:
         fetch()
         return read_keys(store.verified_path(bucket.file))
 
-    return (BucketRequest(part.name, bucket, read, keys_of) for bucket in part.buckets)
+    return (coverage.BucketRequest(part.name, bucket, read, keys_of) for bucket in part.buckets)
 
 
 def describe_family(run: Run, stage: str, family: str, content: Mapping[str, Any]) -> None:
@@ -128,11 +112,10 @@ def adaptive_sample(run: Run) -> int:
     usable = targets.uncertainty == "entropy" and targets.distribution != "mc-mean" and targets.passes is None
     usable = usable and target_method(targets).reads_passes and reads_texts(experiment)
     passes = passes_of(experiment) if experiment.cache.adaptive and usable and not experiment.cache.last_layer else 0
-    return adaptive_size(train_part(run).texts, passes) if passes else 0
+    return adaptive_size(load.train_part(run).texts, passes) if passes else 0
 
 
 def adaptive_size(texts: int, passes: int) -> int:
-    """Returns the number of sampled texts that decide on the passes of the others."""
     return sample_size(texts, passes, min(MOST_SAMPLED, max(SAMPLED, round(SAMPLED_SHARE * texts))))
 
 
@@ -165,14 +148,13 @@ def _dtype_of_results(run: Run) -> str | None:
     dtypes = {each["inputs"]["dtype"] for each in identities if each["config"]["cache"]["dtype"] == "auto"}
     names = {folder.name for folder in folders}
     for dtype in () if dtypes else DTYPES:
-        if any(family_name(_key_of(run, teacher, dtype)) in names for teacher in teachers_of(run)):
+        if any(coverage.family_name(_key_of(run, teacher, dtype)) in names for teacher in load.teachers_of(run)):
             dtypes.add(dtype)
     return dtypes.pop() if len(dtypes) == 1 else None
 
 
 def families_of(run: Run) -> dict[str, str]:
-    """Returns the family of each teacher's predictions."""
-    return {teacher.name: family_name(family_key(run, teacher)) for teacher in teachers_of(run)}
+    return {teacher.name: coverage.family_name(family_key(run, teacher)) for teacher in load.teachers_of(run)}
 
 
 def family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, object]:
@@ -187,23 +169,22 @@ def _key_of(run: Run, teacher: ResolvedTeacher, dtype: str) -> dict[str, object]
 
 
 @once
-def _family_indexes(run: Run, stage: str, _fingerprint: str) -> dict[str, PrefixIndex[StoredFile]]:
+def _family_indexes(run: Run, stage: str, _fingerprint: str) -> dict[str, coverage.PrefixIndex[StoredFile]]:
     """Returns the files of the stage's current manifest by family and bucket, in its order."""
     families: dict[str, list[tuple[str, StoredFile]]] = {}
     for file in run.result(stage).files:
         prefix = PurePosixPath(file.path).parts[3].split("-", 1)[0]  # STAGE/FAMILY/units/UNIT
-        families.setdefault(family_in(file.path), []).append((prefix, file))
-    return {family: PrefixIndex(pairs) for family, pairs in families.items()}
+        families.setdefault(coverage.family_in(file.path), []).append((prefix, file))
+    return {family: coverage.PrefixIndex(pairs) for family, pairs in families.items()}
 
 
 def answer_reader(run: Run) -> AnswerReader:
-    """Returns a reader of the cached predictions of all teachers."""
     return AnswerReader(
         store=run.store,
         manifest=run.result("cache-teachers"),
         indexes=_family_indexes(run, "cache-teachers", run.fingerprint("cache-teachers")),
         families=families_of(run),
-        labels={teacher.name: len(teacher.labels) for teacher in teachers_of(run)},
+        labels={teacher.name: len(teacher.labels) for teacher in load.teachers_of(run)},
         targets=run.experiment.targets,
         passes=passes_of(run.experiment),
     )
@@ -223,7 +204,7 @@ class CachedStates:
 
     @property
     def family(self) -> str:
-        return family_name({**self.key, **self.versions})
+        return coverage.family_name({**self.key, **self.versions})
 
     @property
     def owner(self) -> str:
@@ -236,18 +217,18 @@ def required_states(run: Run) -> list[CachedStates]:
     by_domain = measure_of(run.experiment) is not None and not objective.weighs_by_domain
     families = [encoder_states(run)] if method.reads_features else []
     if by_domain or method.reads_states:
-        families += [last_states(run, teacher) for teacher in teachers_of(run)]
+        families += [last_states(run, teacher) for teacher in load.teachers_of(run)]
     if objective.states:
-        families += [teacher_states(run, teacher) for teacher in teachers_of(run)]
+        families += [teacher_states(run, teacher) for teacher in load.teachers_of(run)]
     return families
 
 
 def encoder_states(run: Run) -> CachedStates:
     """Returns the states for finding neighbours: mean of the last layer's tokens, before the student is trained."""
     student = run.experiment.student
-    digest = encoder_digest(run, student, ENCODER)
+    digest = load.encoder_digest(run, student, ENCODER)
     key = {"feature": "mean of the last block's tokens", "content": digest, "max_tokens": student.max_tokens}
-    config = encoder_files(run, student, ENCODER).config
+    config = load.encoder_files(run, student, ENCODER).config
     if config.get("is_encoder_decoder"):
         key["part"] = "encoder"
     key |= _without_padding(config)
@@ -259,8 +240,8 @@ def teacher_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
     experiment = run.experiment
     blocks = experiment.objective.blocks or experiment.student.layers
     if not blocks:
-        encoder_digest(run, experiment.student, ENCODER)  # raises while the depth would need a request to the Hub
-        blocks = depth_of(encoder_files(run, experiment.student, ENCODER))
+        load.encoder_digest(run, experiment.student, ENCODER)  # raises while the depth would need a request to the Hub
+        blocks = depth_of(load.encoder_files(run, experiment.student, ENCODER))
     return _states_of_teacher(run, teacher, str(objective_inputs(experiment).states), blocks)
 
 
@@ -295,8 +276,8 @@ def _without_padding(config: Mapping[str, Any]) -> dict[str, str]:
 def parts_of(run: Run, states: CachedStates) -> list[Part]:
     """Returns the parts whose texts need these states: train, and the reference texts of the statistics."""
     if states.teacher is None or states.key != statistics_states(run, states.teacher).key:
-        return [train_part(run)]
-    return [train_part(run), *extra_parts(run)]
+        return [load.train_part(run)]
+    return [load.train_part(run), *load.extra_parts(run)]
 
 
 def states_of(
@@ -306,7 +287,7 @@ def states_of(
     prefixes: Sequence[str] | None = None,
 ) -> list[States]:
     """Returns the states of every teacher for the texts with these keys; `prefixes` are their buckets, None is all."""
-    return [state_of(run, teacher, keys, which, prefixes) for teacher in teachers_of(run)]
+    return [state_of(run, teacher, keys, which, prefixes) for teacher in load.teachers_of(run)]
 
 
 def state_of(
@@ -316,7 +297,6 @@ def state_of(
     which: Callable[[Run, ResolvedTeacher], CachedStates],
     prefixes: Sequence[str] | None = None,
 ) -> States:
-    """Returns the states of one teacher for the texts with these keys."""
     folders: dict[Path, dict[str, Path]] = {}
     files = sorted(_files_of(run, which(run, teacher), prefixes), key=lambda file: Path(file.path))
     for file, local in zip(files, run.store.verified_paths(files), strict=True):
@@ -326,7 +306,6 @@ def state_of(
 
 
 def features_of(run: Run, keys: Keys, prefixes: Sequence[str] | None = None) -> Features:
-    """Returns the encoder's states of the texts with these keys."""
     return open_features(run.store.verified_paths(_files_of(run, encoder_states(run), prefixes)), keys)
 
 
@@ -342,7 +321,7 @@ def load_encoder(run: Run) -> Encoder:
 
     student = run.experiment.student
     settings = student.model_copy(update={"layers": None, "encoder": student.encoder.removeprefix(STATIC)})
-    new = load_new_classifier(run, settings, ["one", "two"], ENCODER)
+    new = load.load_new_classifier(run, settings, ["one", "two"], ENCODER)
     device = pick_device(run.experiment.execution.device)
     encoder = Encoder(states_body(new.model).to(device).eval(), new, device)
     encoder.check()

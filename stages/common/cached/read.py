@@ -33,8 +33,6 @@ class Answers:
 
 @dataclass(frozen=True)
 class AnswerReader:
-    """Reads the cached predictions of all teachers."""
-
     store: Store
     manifest: Record
     """The manifest of cache-teachers."""
@@ -266,7 +264,6 @@ class Features:
 
 
 def open_features(paths: Sequence[Path], wanted: Keys) -> Features:
-    """Returns the encoder's states of the wanted keys."""
     tables = [read_table(path, ["key"]) for path in paths]
     file_of = np.concatenate([np.full(len(table), place) for place, table in enumerate(tables)])
     rows = np.concatenate([np.arange(len(table)) for table in tables])

@@ -21,8 +21,6 @@ BLOCK_TEXTS = 4096
 
 @dataclass(frozen=True)
 class Measure:
-    """One uncertainty measure."""
-
     uncertainty: Callable[[pl.DataFrame], pl.Series]
     """Function of a frame that has a row per text, with sums over its passes; 0 means certain."""
     largest: Callable[[int], float] = math.log

@@ -29,9 +29,9 @@ from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, tokens_at_once
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.loading import choose_pad, load_classifier, load_tokenizer, token_limit
-from amalgam.stages.common.models.model_folder import reads_padding
+from amalgam.stages.common.models.model_folder import UNKNOWN, reads_padding
 from amalgam.stages.common.models.resolve import ModelFiles, has_two_types
-from amalgam.stages.common.models.unknown import UnknownStates, has_unknown, read_unknown
+from amalgam.stages.common.models.unknown import UnknownStates, read_unknown
 
 KEYS_SHOWN = 5
 
@@ -363,7 +363,7 @@ class Classifier:
     @cached_property
     def unknown_states(self) -> UnknownStates | None:
         """The fit of the middle layer's states in the model's folder; None without it."""
-        if not has_unknown(self.folder):
+        if not (self.folder / UNKNOWN).exists():
             return None
         config = self.model.config.get_text_config()
         return read_unknown(

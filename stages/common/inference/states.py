@@ -83,7 +83,6 @@ class Encoder:
 
 
 def feature_table(encoder: Encoder, keys: Any, tokens: TokenRows) -> pa.Table:
-    """Returns the encoder's states of these texts."""
     values = encoder.pooled(tokens).astype(np.float16)
     return build_table(FEATURES, {"key": keys, "features": values})
 

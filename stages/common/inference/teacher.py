@@ -21,20 +21,7 @@ from amalgam.data.tokens import Ragged, TokenRows, Tokens, encode
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ModelError, first_line
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, start_transfer, to_device, tokens_at_once
-from amalgam.stages.common.inference.dropout import (
-    Bank,
-    Call,
-    ComparedKernels,
-    Kernels,
-    KeyedDropout,
-    Recorder,
-    Site,
-    UnkeyedDropoutError,
-    row_words,
-    site_words,
-    sites_of,
-    unsupported_dropout,
-)
+from amalgam.stages.common.inference import dropout
 from amalgam.stages.common.inference.fast_encoder import (
     HALF,
     FastEncoder,
@@ -42,13 +29,7 @@ from amalgam.stages.common.inference.fast_encoder import (
     close_enough,
     describe_fast_encoder,
 )
-from amalgam.stages.common.models.loading import (
-    choose_pad,
-    load_classifier,
-    load_tokenizer,
-    token_limit,
-    vocabulary_of,
-)
+from amalgam.stages.common.models import loading
 from amalgam.stages.common.models.model_folder import states_body
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 
@@ -115,10 +96,10 @@ class Teacher:
         """Launches of the latest call that were halved for lack of memory."""
         self.notes: tuple[str, ...] = ()
         self.width = int(getattr(model.config.get_text_config(), "hidden_size", 768))
-        self._vocabulary = vocabulary_of(model, name=f"teacher {name}")
+        self._vocabulary = loading.vocabulary_of(model, name=f"teacher {name}")
         self.takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
         self._pad = self._choose_pad()
-        self._bank = Bank(seed, device=self.device, dtype=self.dtype)
+        self._bank = dropout.Bank(seed, device=self.device, dtype=self.dtype)
         self.kernels = find_kernels() if self.device.type == "cuda" and self.dtype in HALF else None
         """Kernels that were not yet compared with the model's own steps."""
 
@@ -143,7 +124,7 @@ class Teacher:
         return close_enough(padded.float(), plain.float(), self.dtype)
 
     def _choose_pad(self) -> int:
-        pad, is_given = choose_pad(self.model, self.tokenizer, name=f"teacher {self.name}")
+        pad, is_given = loading.choose_pad(self.model, self.tokenizer, name=f"teacher {self.name}")
         if not is_given:
             token = self.tokenizer.convert_ids_to_tokens(pad)
             self.notes += (f"teacher {self.name} has no pad token: {token!r} (id {pad}) is used instead",)
@@ -167,13 +148,7 @@ class Teacher:
         self.check_vocabulary(int(tokens.ids.values.max(initial=0)))
 
     def check_vocabulary(self, highest: int) -> None:
-        if highest >= self._vocabulary:
-            token = self.tokenizer.convert_ids_to_tokens(highest)
-            raise ModelError(
-                f"teacher {self.name}: its tokenizer gives {token!r} the id {highest}, "
-                f"but the model has {self._vocabulary} tokens (ids 0 to {self._vocabulary - 1})",
-                fix="use the tokenizer the model was trained with, or save the model with resized embeddings",
-            )
+        loading.check_token_id(highest, self._vocabulary, self.tokenizer, f"teacher {self.name}")
 
     def run(self, rows: Rows) -> torch.Tensor:
         """Logits [rows, labels], float32, on the CPU."""
@@ -227,7 +202,7 @@ class Teacher:
             part = np.arange(start, min(start + at_once, passes.stop))
             keys = [key for key in rows.keys for _ in part]
             words = self._words(Rows([], keys, np.tile(part, len(rows.keys))), self.sites)
-            mode = KeyedDropout(self._bank, self.sites, words, early)
+            mode = dropout.KeyedDropout(self._bank, self.sites, words, early)
             named = {name: tensor.repeat_interleave(len(part), 0) for name, tensor in inputs.items()}
             with mode, encoder.last_layer(mode, kept[0], len(part)):
                 logits.append(self._logits(named, encoder).view(-1, len(part), self.labels))
@@ -249,7 +224,7 @@ class Teacher:
         )
 
     def _count_early_sites(self, last_block: torch.nn.Module) -> int:
-        recorder, counts = Recorder(inside=str), list[int]()
+        recorder, counts = dropout.Recorder(inside=str), list[int]()
         hook = last_block.register_forward_pre_hook(lambda *_: counts.append(len(recorder.calls)))
         self._switch(training=True)
         try:
@@ -284,10 +259,10 @@ class Teacher:
             return self._logits(inputs, encoder)
 
     def forward_with_dropout(
-        self, inputs: Inputs, sites: tuple[Site, ...], encoder: FastEncoder | None = None, early: int = 0
+        self, inputs: Inputs, sites: tuple[dropout.Site, ...], encoder: FastEncoder | None = None, early: int = 0
     ) -> torch.Tensor:
         """Returns the logits of one launch; its first `early` sites drop nothing, without an encoder."""
-        mode = KeyedDropout(self._bank, sites, inputs[WORDS], early)
+        mode = dropout.KeyedDropout(self._bank, sites, inputs[WORDS], early)
         self._switch(training=True)
         with mode, encoder.patched(mode) if encoder else nullcontext():
             logits = self._logits(inputs, encoder)
@@ -321,17 +296,19 @@ class Teacher:
                 tokens.append(Tokens(ids, probe.type_ids, truncated=False))
             yield Rows(tokens, [bytes([i + 1]) * 16 for i in range(number)], np.arange(number), width)
 
-    def _words(self, rows: Rows, sites: tuple[Site, ...]) -> torch.Tensor:
-        words = site_words(row_words(self.seed, self.digest, rows.keys, rows.passes), len(sites))
+    def _words(self, rows: Rows, sites: tuple[dropout.Site, ...]) -> torch.Tensor:
+        words = dropout.site_words(dropout.row_words(self.seed, self.digest, rows.keys, rows.passes), len(sites))
         shared = np.array([site.kind == "shared" for site in sites], bool)
         if shared.any():
             if len(set(rows.passes.tolist())) > 1:
                 raise ValueError("a teacher with shared dropout sites takes one pass at a time")
-            of_no_text = site_words(row_words(self.seed, self.digest, [bytes(16)], rows.passes[:1]), len(sites))
+            of_no_text = dropout.site_words(
+                dropout.row_words(self.seed, self.digest, [bytes(16)], rows.passes[:1]), len(sites)
+            )
             words = np.where(shared[:, None], of_no_text, words)
         return to_device(torch.from_numpy(words.view(np.int64)), self.device)
 
-    def inputs(self, rows: Rows, sites: tuple[Site, ...] | None = None) -> dict[str, torch.Tensor]:
+    def inputs(self, rows: Rows, sites: tuple[dropout.Site, ...] | None = None) -> dict[str, torch.Tensor]:
         """Returns the model's inputs, padded on the right, with an attention mask only where rows differ in length."""
         ids, mask = Ragged.of([tokens.ids for tokens in rows.tokens]).padded(self._pad, rows.width)
         arrays = {"input_ids": ids}
@@ -357,7 +334,7 @@ class Teacher:
         return all(site.kind != "shared" for site in self.sites)
 
     @cached_property
-    def sites(self) -> tuple[Site, ...]:
+    def sites(self) -> tuple[dropout.Site, ...]:
         """The dropout calls of a forward pass, in order."""
         low, high = PROBE_TOKENS if self.limit >= PROBE_TOKENS[1] else (self.limit - 1, self.limit)
         calls = []
@@ -365,19 +342,19 @@ class Teacher:
             for rows, length in zip(PROBE_ROWS, (low, high), strict=True):
                 tokens = [self._probe(size) for size in (*[length] * (rows - 1), length - 1)]
                 calls.append(self._recorded(self.inputs(Rows(tokens, [], np.zeros(rows, np.int64)))))
-            sites = sites_of(calls, rows=PROBE_ROWS, tokens=(low, high))
+            sites = dropout.sites_of(calls, rows=PROBE_ROWS, tokens=(low, high))
             self._rehearse(sites)
-        except UnkeyedDropoutError as error:
+        except dropout.UnkeyedDropoutError as error:
             error.what = f"teacher {self.name}: {error.what}"
             raise
         return sites
 
     @cached_property
-    def keyed_sites(self) -> tuple[Site, ...] | None:
+    def keyed_sites(self) -> tuple[dropout.Site, ...] | None:
         """The dropout calls of a forward pass, or None if they cannot be keyed, so that no pass can run."""
         try:
             return self.sites
-        except UnkeyedDropoutError:
+        except dropout.UnkeyedDropoutError:
             return None
 
     def describe_sites(self) -> tuple[str, ...]:
@@ -420,7 +397,7 @@ class Teacher:
         self.check_vocabulary(int(tokens.ids.max()))
         return tokens
 
-    def _recorded(self, inputs: dict[str, torch.Tensor]) -> list[Call]:
+    def _recorded(self, inputs: dict[str, torch.Tensor]) -> list[dropout.Call]:
         names = {module: name for name, module in self.model.named_modules()}
         running: list[str] = []
 
@@ -431,7 +408,7 @@ class Teacher:
             register_module_forward_pre_hook(lambda module, _: running.append(names.get(module) or "model")),
             register_module_forward_hook(leave),
         ]
-        recorder = Recorder(inside=lambda: running[-1])
+        recorder = dropout.Recorder(inside=lambda: running[-1])
         before = self._generators()
         self._switch(training=True)
         try:
@@ -441,14 +418,14 @@ class Teacher:
             for hook in hooks:
                 hook.remove()
         if any(not torch.equal(a, b) for a, b in zip(before, self._generators(), strict=True)):
-            raise unsupported_dropout("a library function draws them inside")
+            raise dropout.unsupported_dropout("a library function draws them inside")
         return recorder.calls
 
     def _generators(self) -> list[torch.Tensor]:
         on_cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         return [torch.get_rng_state(), *on_cuda]
 
-    def _rehearse(self, sites: tuple[Site, ...]) -> None:
+    def _rehearse(self, sites: tuple[dropout.Site, ...]) -> None:
         """One keyed row as long as they get: its sites must be those of the probes."""
         length = min(self.limit, LONGEST_PROBE)
         rows = Rows([self._probe(length)], [bytes(16)], np.zeros(1, np.int64))
@@ -462,7 +439,7 @@ class Teacher:
             raise ModelError(what, fix="set a lower max_tokens for this teacher") from error
 
 
-def find_kernels() -> Kernels | None:
+def find_kernels() -> dropout.Kernels | None:
     """Returns the kernels of module `kernels`; None without Triton, which torch brings along on Linux with CUDA."""
     try:
         from amalgam.stages.common.inference import kernels
@@ -509,9 +486,9 @@ def _agrees(teacher: Teacher, encoder: FastEncoder) -> bool:
     return True
 
 
-def _kernels_agree(teacher: Teacher, kernels: Kernels) -> bool:
+def _kernels_agree(teacher: Teacher, kernels: dropout.Kernels) -> bool:
     """Compares each kernel's results, on short texts and on the longest, and the logits of the short ones."""
-    compared = ComparedKernels(kernels)
+    compared = dropout.ComparedKernels(kernels)
     for rows in teacher.trials():
         plain, fast = (_logits_with(teacher, rows, chosen) for chosen in (None, compared))
         if not close_enough(fast, plain, teacher.dtype):
@@ -522,7 +499,7 @@ def _kernels_agree(teacher: Teacher, kernels: Kernels) -> bool:
     return compared.agree
 
 
-def _logits_with(teacher: Teacher, rows: Rows, kernels: Kernels | None) -> torch.Tensor:
+def _logits_with(teacher: Teacher, rows: Rows, kernels: dropout.Kernels | None) -> torch.Tensor:
     bank, inputs = teacher._bank, teacher.inputs(rows, teacher.sites)  # noqa: SLF001  a part of the teacher
     bank.kernels = kernels
     try:
@@ -574,21 +551,20 @@ class TeacherLoader:
         return self._teacher
 
     def _load(self, resolved: ResolvedTeacher, dtype: str) -> Teacher:
-        model = load_classifier(resolved.files, dropout=resolved.dropout, dtype=dtype)
-        tokenizer = load_tokenizer(resolved.files)
+        model = loading.load_classifier(resolved.files, dropout=resolved.dropout, dtype=dtype)
+        tokenizer = loading.load_tokenizer(resolved.files)
         return Teacher(
             model,
             tokenizer,
             name=resolved.name,
             digest=resolved.files.digest,
             seed=self.seed,
-            limit=token_limit(model.config, tokenizer, resolved.max_tokens),
+            limit=loading.token_limit(model.config, tokenizer, resolved.max_tokens),
             device=pick_device(self.device),
             last_layer=self.last_layer,
         )
 
     def tokens_at_once(self, teacher: Teacher) -> int:
-        """Returns execution.batch_tokens, or the device's own number."""
         return self.batch_tokens or tokens_at_once(teacher.device, teacher.width)
 
     def log_notes(self, teacher: Teacher) -> None:

@@ -28,7 +28,12 @@ from transformers.utils import logging
 from amalgam.data.hub import silenced
 from amalgam.data.keys import shown_names
 from amalgam.pipeline.errors import AmalgamError, ModelError
-from amalgam.stages.common.models.model_folder import ABSURD_LENGTH, ATTENTIVE, POSITIONS_AFTER_PADDING
+from amalgam.stages.common.models.model_folder import (
+    ABSURD_LENGTH,
+    ATTENTIVE,
+    POSITIONS_AFTER_PADDING,
+    position_limit,
+)
 from amalgam.stages.common.models.resolve import ModelFiles, auto_config, has_two_types
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -120,13 +125,6 @@ def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wa
     return min(limits)
 
 
-def position_limit(config: PreTrainedConfig) -> int:
-    """Returns the number of tokens for which the model has positions; ABSURD_LENGTH if positions are distances."""
-    config = config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    return ABSURD_LENGTH if not positions or positions < 0 or _is_relative(config) else positions - _unreached(config)
-
-
 def vocabulary_of(model: PreTrainedModel, *, name: str) -> int:
     """Returns the number of tokens that the model has embeddings of; refuses a model without them."""
     try:
@@ -134,6 +132,15 @@ def vocabulary_of(model: PreTrainedModel, *, name: str) -> int:
     except (AttributeError, NotImplementedError):  # models of characters or bytes
         what = f"{name}: a model of the kind {model.config.model_type} has no embedding of each token"
         raise ModelError(what, fix="use a model with a vocabulary, such as a BERT") from None
+
+
+def check_token_id(highest: int, vocabulary: int, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Refuses a tokenizer with an id for which the model has no embedding."""
+    if highest >= vocabulary:
+        token = tokenizer.convert_ids_to_tokens(highest)
+        what = f"{name}: its tokenizer gives {token!r} the id {highest}, but the model has {vocabulary} tokens"
+        fix = "use the tokenizer that the model was trained with, or save the model with resized embeddings"
+        raise ModelError(what, where=_name_of(tokenizer), fix=fix)
 
 
 def choose_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> tuple[int, bool]:
@@ -157,12 +164,7 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, 
     except where positions count from its own. The tokenizer leaves out token types that the classifier does not learn:
     some models, such as XLNet, would read them in other programs.
     """
-    vocabulary = vocabulary_of(model, name=name)
-    token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
-    if highest >= vocabulary:
-        what = f"{name}: its tokenizer gives {token!r} the id {highest}, but the model has {vocabulary} tokens"
-        fix = "use the tokenizer that the model was trained with, or save the model with resized embeddings"
-        raise ModelError(what, where=_name_of(tokenizer), fix=fix)
+    check_token_id(max(tokenizer.get_vocab().values(), default=-1), vocabulary_of(model, name=name), tokenizer, name)
     notes = []
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
@@ -311,20 +313,6 @@ def _set_layers(files: ModelFiles, config: PreTrainedConfig, layers: int) -> Non
         what = f"a model of the kind {config.model_type} cannot be cut to its first layers"
         fix = "leave out student.layers, or use another encoder"
         raise ModelError(what, where=str(files.folder), fix=fix) from None
-
-
-def _is_relative(config: PreTrainedConfig) -> bool:
-    """Whether positions are distances only, so that the model has no longest text."""
-    if hasattr(config, "relative_attention_num_buckets"):
-        return bool(config.model_type != "mpnet")
-    return bool(getattr(config, "relative_attention", False)) and not getattr(config, "position_biased_input", True)
-
-
-def _unreached(config: PreTrainedConfig) -> int:
-    if config.model_type not in POSITIONS_AFTER_PADDING:
-        return 0
-    padding = 1 if config.model_type == "mpnet" else config.pad_token_id  # mpnet's is fixed in its code
-    return int(padding or 0) + 1
 
 
 @contextmanager

@@ -107,18 +107,27 @@ def longest_text(folder: Path, config: Mapping[str, Any]) -> int:
 
     ABSURD_LENGTH if its files name no limit.
     """
-    own = config.get("text_config", config)
-    positions, kind = own.get("max_position_embeddings") or own.get("n_positions"), own.get("model_type")
-    is_relative = own.get("relative_attention") and not own.get("position_biased_input", True)
-    if "relative_attention_num_buckets" in own:
-        is_relative = kind != "mpnet"
-    limits = [ABSURD_LENGTH]
-    if type(positions) is int and positions > 0 and not is_relative:
-        padding = 1 if kind == "mpnet" else own.get("pad_token_id")
-        limits.append(positions - ((padding or 0) + 1 if kind in POSITIONS_AFTER_PADDING else 0))
-    tokenizer = folder / "tokenizer_config.json"
+    limit, tokenizer = position_limit(config), folder / "tokenizer_config.json"
     length = _read_json(tokenizer, where=str(folder)).get("model_max_length") if tokenizer.is_file() else None
-    return min([*limits, int(length)] if length and 0 < length < ABSURD_LENGTH else limits)
+    return min(limit, int(length)) if length and 0 < length < ABSURD_LENGTH else limit
+
+
+def position_limit(config: Any) -> int:
+    """Returns the number of tokens for which a model has positions; ABSURD_LENGTH if positions are distances.
+
+    `config` is the model's configuration, or the content of its config.json.
+    """
+    is_content = isinstance(config, dict)
+    own = config.get("text_config", config) if is_content else config.get_text_config()
+    get = own.get if is_content else lambda name, default=None: getattr(own, name, default)
+    positions, kind = get("max_position_embeddings") or get("n_positions"), get("model_type")
+    is_relative = get("relative_attention") and not get("position_biased_input", True)
+    if get("relative_attention_num_buckets") is not None:
+        is_relative = kind != "mpnet"
+    if type(positions) is not int or positions < 1 or is_relative:
+        return ABSURD_LENGTH
+    padding = 1 if kind == "mpnet" else get("pad_token_id")  # mpnet's is fixed in its code
+    return positions - ((padding or 0) + 1 if kind in POSITIONS_AFTER_PADDING else 0)
 
 
 def reads_padding(config: Any) -> bool:

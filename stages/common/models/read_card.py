@@ -26,8 +26,6 @@ GATE = "extra_gated_"
 
 @dataclass(frozen=True)
 class CardFacts:
-    """The statements of one model card."""
-
     licences: list[str]
     """Identifiers of the Hub, in lower case."""
     licence_name: str | None

@@ -90,6 +90,10 @@ class Reference:
         """Returns the name under which the digest is pinned: another one with trusted code, whose files change it."""
         return f"{self.model_id}@{commit}" + ("+code" if self.trust_remote_code else "")
 
+    def read(self, folder: Path, digest_of: Callable[[Path], str] | None = None) -> ModelFiles:
+        pickles, trusted = self.allow_pickle, self.trust_remote_code
+        return read_model(folder, self.where, digest_of=digest_of, allow_pickle=pickles, trust_remote_code=trusted)
+
 
 @dataclass(frozen=True)
 class ModelFiles:
@@ -150,19 +154,13 @@ def has_two_types(config: Any) -> bool:
 
 
 def resolve(reference: Reference) -> ModelFiles:
-    return resolve_all([reference])[0]
+    return Finder().find(reference)
 
 
 def resolve_all(references: Iterable[Reference]) -> list[ModelFiles]:
     """Resolves references. One error lists all problems, before weights are downloaded."""
-    finishers = for_all(_Finder().check, references)
+    finishers = for_all(Finder().check, references)
     return for_all(lambda finish: finish(), finishers)
-
-
-def resolver() -> Callable[[Reference], ModelFiles]:
-    """Returns `resolve`, which sends no further request to the Hub after the first one without a response."""
-    finder = _Finder()
-    return lambda reference: finder.check(reference)()
 
 
 def needs_network(reference: Reference) -> bool:
@@ -179,8 +177,7 @@ def local_model(reference: Reference) -> ModelFiles | None:
     place = place_of(reference.given, reference.base, field=reference.field)
     if isinstance(place, str):
         return None if needs_network(reference) else resolve(reference)
-    trusted, pickles = reference.trust_remote_code, reference.allow_pickle
-    return read_model(place, reference.where, allow_pickle=pickles, trust_remote_code=trusted)
+    return reference.read(place)
 
 
 def newer_revision(reference: Reference) -> str | None:
@@ -198,7 +195,6 @@ def newer_revision(reference: Reference) -> str | None:
 
 
 def same_models(named: Mapping[str, ModelFiles]) -> list[list[str]]:
-    """Returns groups of names whose files are the same."""
     groups: dict[str, list[str]] = {}
     for name, files in named.items():
         groups.setdefault(files.digest, []).append(name)
@@ -206,10 +202,13 @@ def same_models(named: Mapping[str, ModelFiles]) -> list[list[str]]:
 
 
 @dataclass
-class _Finder:
+class Finder:
     """Finds models. It sends no further request to the Hub after the first one without a response."""
 
     hub_is_reachable: bool = True
+
+    def find(self, reference: Reference) -> ModelFiles:
+        return self.check(reference)()
 
     def check(self, reference: Reference) -> Callable[[], ModelFiles]:
         """Checks everything but the weights, and returns a function that downloads and digests them."""
@@ -273,13 +272,7 @@ def _check_light(reference: Reference, model: model_hub.HubModel, revision: str 
 
 def _identify(reference: Reference, folder: Path, *, commit: str | None = None) -> ModelFiles:
     """Reads the folder; refuses files that differ from those that the workspace pinned."""
-    files = read_model(
-        folder,
-        reference.where,
-        digest_of=reference.digest_of,
-        allow_pickle=reference.allow_pickle,
-        trust_remote_code=reference.trust_remote_code,
-    )
+    files = reference.read(folder, reference.digest_of)
     pins, pin = reference.pins, reference.digest_pin(commit) if commit else _package_pin(reference.given)
     if pin and (pins.pinned("digest", pin) or pins.pin("digest", pin, files.digest)) != files.digest:
         raise ModelError(
@@ -456,7 +449,6 @@ def checked_encoder(files: ModelFiles, layers: int | None) -> ModelFiles:
 
 
 def width_of(files: ModelFiles) -> int:
-    """Returns the width of the hidden states."""
     return int(_size(files, WIDTH))
 
 
@@ -486,7 +478,6 @@ def auto_config(files: ModelFiles) -> Any:
 
 
 def check_model_type(files: ModelFiles) -> None:
-    """Refuses an architecture that the installed transformers does not have."""
     from transformers import CONFIG_MAPPING
 
     kind, where = files.config.get("model_type"), str(files.folder / "config.json")

@@ -14,7 +14,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.models.model_folder import STATIC, states_body
 
 WIDTH = 232
@@ -43,8 +42,6 @@ class StaticConfig(PreTrainedConfig):  # type: ignore[misc]
 
 
 class StaticBody(nn.Module):
-    """Holds the vectors and the convolution."""
-
     def __init__(self, config: StaticConfig) -> None:
         super().__init__()
         self.words = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -111,15 +108,8 @@ def static_classifier(
     return model
 
 
-def token_vectors(encoder: Any, tokenizer: Any, device: torch.device, *, given: str) -> torch.Tensor:
+def token_vectors(encoder: Any, tokenizer: Any, tokens: int, device: torch.device) -> torch.Tensor:
     """Returns the encoder's mean state of each token alone: its largest components [V, D], with a mean square of 1."""
-    try:
-        tokens = int(encoder.get_input_embeddings().weight.shape[0])
-    except (AttributeError, NotImplementedError):
-        what = f"{given} has no vector for each token, so no static student can be made of it"
-        raise ModelError(
-            what, where="student.encoder", fix="name an encoder with a vocabulary, such as a BERT"
-        ) from None
     body = states_body(encoder).to(device).eval()
     around = list(tokenizer("")["input_ids"])
     front = 1 if around and around[0] in {tokenizer.cls_token_id, tokenizer.bos_token_id} else 0

@@ -80,11 +80,6 @@ def _scores(gaussians: Gaussians, states: Array) -> Array:
     return scores
 
 
-def has_unknown(folder: Path) -> bool:
-    """Returns whether a student's folder has a fit, readable or not."""
-    return (folder / UNKNOWN).exists()
-
-
 def read_unknown(folder: Path, *, width: int, layers: int, weights: str) -> UnknownStates:
     """Returns the fit in a student's folder; refuses a damaged file and that of other weights.
 

@@ -48,7 +48,6 @@ class Examples:
         return Ragged.of(self.tokens).lengths
 
     def digest(self) -> str:
-        """Returns a digest of the tokens, targets and weights in their order."""
         digest = hashlib.sha256(self.lengths.tobytes())
         for texts in (self.tokens, self.type_ids):
             if texts:

@@ -92,7 +92,6 @@ def damaged_files(folder: Path) -> dict[Path, str]:
 
 
 def log_digest(log: Path) -> Path:
-    """Returns the file with the digest of a log."""
     return log.with_suffix(".digest.json")
 
 

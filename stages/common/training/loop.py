@@ -49,8 +49,6 @@ PATIENCE = 3
 
 @dataclass(frozen=True)
 class Training:
-    """Settings of one training."""
-
     epochs: int
     learning_rate: float
     batch_size: int
@@ -70,7 +68,6 @@ class Training:
 def training_of(
     section: Student | TrainTeachers, schedule: Schedule, *, objective_rate: float | None = None
 ) -> Training:
-    """Returns the settings that a section of the experiment has."""
     names = {field.name for field in fields(Training)}
     return Training(**section.model_dump(include=names) | asdict(schedule), objective_rate=objective_rate)
 
@@ -107,8 +104,6 @@ class _Progress:
 
 
 class _State(TypedDict):
-    """The content of a checkpoint's state.json."""
-
     identity: str
     world: int
     progress: dict[str, Any]

@@ -166,7 +166,6 @@ def _logits(model: Any, examples: Examples, pad_id: int) -> Any:
 
 
 def check_available(trackers: Sequence[str]) -> None:
-    """Refuses a tracker that is not installed."""
     available = {str(name) for name in get_available_trackers()}
     for name in [name for name in trackers if name not in available]:
         fix = f"run `pip install {name.replace('_', '-')}`, or remove it from execution.trackers"

@@ -82,8 +82,6 @@ class ScoredStep(TypedDict):
 
 
 class FitFacts(TypedDict):
-    """The result of the training loop."""
-
     steps: int
     best_step: int
     best_score: float
@@ -94,16 +92,12 @@ class FitFacts(TypedDict):
 
 
 class TrainingFacts(FitFacts):
-    """The result of a training in the manifest."""
-
     epochs: int
     learning_rate: float
     selected_by: str
 
 
 class TeacherFacts(TrainingFacts):
-    """The result of a teacher's training."""
-
     labels: list[str]
     texts: int
     held_out: int
@@ -133,8 +127,6 @@ class UnknownThreshold(TypedDict):
 
 
 class StudentFacts(TrainingFacts):
-    """The result of the student's training."""
-
     labels: list[str]
     cut: int
     """Number of truncated texts."""
@@ -144,8 +136,6 @@ class StudentFacts(TrainingFacts):
 
 
 class StudentRecordFacts(StudentFacts):
-    """The facts of the student's record."""
-
     max_tokens: int
     phases: NotRequired[dict[str, TrainingFacts]]
 

@@ -23,7 +23,9 @@ from amalgam.cli import main
 from amalgam.data.demo_corpus import generate
 from amalgam.data.keys import text_key
 from amalgam.pipeline.execution.stage import Run, Unit
+from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common import corpus
+from amalgam.stages.common.corpus import Bucket
 from amalgam.stages.weigh_teachers import neighbours, signals, stage, weigh
 from amalgam.stages.weigh_teachers.stage import LABELLED, WeighTeachers
 from amalgam.tests.forking import Forked
@@ -235,6 +237,32 @@ def test_texts_beyond_the_limit_can_move_the_blocks_of_the_others(
     cached.write([*rows[:TEXTS], *(row for row in rows[TEXTS:] if text_key([row[0]]) > last)])
     assert cached("build-targets", *AMALGAM, limit).code == 0
     assert len(cached.targets()) == 900
+
+
+def test_targets_are_built_in_equal_groups_that_need_not_be_the_blocks(
+    cached: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "UNIT_TEXTS", 1200)  # four buckets: a block of three and one of one
+    cached("build-targets", *AMALGAM)
+    blocks, groups = (
+        [pq.read_metadata(path).num_rows for path in sorted(cached.artifacts.glob(f"{stage}/*/units/**/*.parquet"))]
+        for stage in ("weigh-teachers", "build-targets")
+    )
+    assert len(blocks) == len(groups) == 2
+    assert blocks[0] > groups[0]
+    assert sum(blocks) == sum(groups) == TEXTS  # the stage refuses weights of other texts
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(10_000, [10]), (33_000, [16, 17]), (98_000, [24, 25, 24, 25]), (0, [])])
+def test_groups_of_buckets_are_equal_for_two_threads(
+    monkeypatch: pytest.MonkeyPatch, rows: int, sizes: list[int]
+) -> None:
+    monkeypatch.setattr(corpus, "UNIT_TEXTS", 32_768)
+    file = StoredFile("", 0, "")
+    buckets = [Bucket(format(number, "07b"), 1000, "", file) for number in range(rows // 1000)]
+    groups = list(corpus.even_groups(buckets, at_once=2))
+    assert [len(group) for group in groups] == sizes
+    assert [bucket for group in groups for bucket in group] == buckets
 
 
 def test_a_forced_run_computes_all_blocks(cached: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

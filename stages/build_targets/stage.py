@@ -24,7 +24,7 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import MANIFEST, Record
 from amalgam.stages.build_targets.labels import with_labels
 from amalgam.stages.common.cached.load import answer_reader, dtype_of, families_of, passes_counted
-from amalgam.stages.common.corpus import Bucket, group_name, neighbouring_buckets, read_bucket
+from amalgam.stages.common.corpus import Bucket, even_groups, group_name, read_bucket
 from amalgam.stages.common.given_labels import FROM_CORPUS
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.common.load import (
@@ -130,7 +130,7 @@ class BuildTargets(Stage):
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [
             Unit(group_name(buckets), folder / "units", sum(bucket.rows for bucket in buckets), buckets)
-            for buckets in neighbouring_buckets(train_part(run).buckets)
+            for buckets in even_groups(train_part(run).buckets, self.at_once)
         ]
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:

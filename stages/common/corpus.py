@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
@@ -210,6 +211,17 @@ def neighbouring_buckets(buckets: Sequence[Bucket], most: int | None = None) -> 
         group.append(bucket)
     if group:
         yield tuple(group)
+
+
+def even_groups(buckets: Sequence[Bucket], at_once: int) -> Iterator[tuple[Bucket, ...]]:
+    """Yields groups of about UNIT_TEXTS or fewer, equal up to a bucket: `at_once` threads have the same work."""
+    ends = list(accumulate(bucket.rows for bucket in buckets))
+    groups = -(-ends[-1] // UNIT_TEXTS) if ends else 0
+    if groups > 1:
+        groups = -(-groups // at_once) * at_once
+    shares = [(end - bucket.rows / 2) / ends[-1] for bucket, end in zip(buckets, ends, strict=True)]
+    for _, group in groupby(zip(buckets, shares, strict=True), lambda pair: int(pair[1] * groups)):
+        yield tuple(bucket for bucket, _ in group)
 
 
 def group_name(buckets: Sequence[Bucket]) -> str:

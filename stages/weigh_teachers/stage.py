@@ -557,12 +557,20 @@ def keys_of(run: Run, buckets: Sequence[Bucket]) -> pa.Array:
 
 
 def weights_of(run: Run, buckets: Sequence[Bucket] | None = None) -> pa.Table:
-    """Returns the teacher weights of one group of neighbouring buckets, or of all texts, in the order of their keys."""
+    """Returns the teacher weights of some neighbouring buckets, or of all texts, in the order of their keys."""
     tables = [file for file in run.result("weigh-teachers").files if file.path.endswith(".parquet")]
     files = [file for file in tables if PurePosixPath(file.path).name != LABELLED]
-    if buckets is not None:
-        files = [files[[block.buckets for block in _blocks(run)].index(tuple(buckets))]]
-    return pa.concat_tables(map(read_table, run.store.verified_paths(files)))
+    if buckets is None:
+        return pa.concat_tables(map(read_table, run.store.verified_paths(files)))
+    first, last = buckets[0].prefix, buckets[-1].prefix
+    overlapping = [
+        (block, file)
+        for block, file in zip(_blocks(run), files, strict=True)
+        if block.buckets[0].prefix <= last and first <= block.buckets[-1].prefix
+    ]
+    table = pa.concat_tables(map(read_table, run.store.verified_paths([file for _, file in overlapping])))
+    before = (bucket.rows for bucket in overlapping[0][0].buckets if bucket.prefix < first)
+    return table.slice(sum(before), sum(bucket.rows for bucket in buckets))
 
 
 def labelled_weights_of(run: Run) -> pa.Table:

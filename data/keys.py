@@ -6,6 +6,7 @@ Nothing here needs a heavy library: `plan` reads keys without opening a Parquet 
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
@@ -13,6 +14,7 @@ from itertools import pairwise
 from struct import Struct
 
 from amalgam.pipeline.console import printable
+from amalgam.pipeline.errors import folded
 
 KEY_BYTES = 16
 
@@ -108,11 +110,11 @@ def union_of(labels: Mapping[str, Sequence[str]]) -> LabelSpace:
 
 
 def similar_labels(labels: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    """Returns pairs of labels of different teachers that differ only by case, separators or a plural."""
+    """Returns pairs of labels of different teachers that differ only by case, coding, separators or a plural."""
     first: dict[str, str] = {}
     pairs: dict[tuple[str, str], None] = {}
     for own in labels.values():
-        plain = {name: "".join(filter(str.isalnum, name.casefold())) for name in own}
+        plain = {name: "".join(filter(str.isalnum, folded(name))) for name in own}
         stems = {name: stem.removesuffix("s") or name for name, stem in plain.items()}
         pairs |= {(first[stem], name): None for name, stem in stems.items() if first.get(stem, name) != name}
         for name, stem in stems.items():
@@ -130,6 +132,12 @@ def cut_in_groups(labels: Sequence[str], groups: int) -> list[list[str]]:
 
 def similar_labels_note(labels: Mapping[str, Sequence[str]]) -> str | None:
     """Returns a note on labels of different teachers that differ only by case, separators or a plural."""
-    pairs = [f"{shown_name(first)} and {shown_name(second)}" for first, second in similar_labels(labels)]
+    pairs = [f"{shown_name(a)} and {shown_name(b)}{_coding(a, b)}" for a, b in similar_labels(labels)]
     fix = "to make them one label, use teachers: rename"
     return f"labels with nearly the same name count as different: {_listed(pairs, 5)}; {fix}" if pairs else None
+
+
+def _coding(a: str, b: str) -> str:
+    """Returns a remark on two names that look the same."""
+    alike = unicodedata.normalize("NFC", a) == unicodedata.normalize("NFC", b)
+    return " (the same name with accents in Unicode NFC and NFD)" if alike else ""

@@ -62,7 +62,8 @@ KINDS = ", ".join(SUFFIXES)
 
 INSTEAD = {
     ".txt": """run: {{ echo text; sed '/[^[:space:]]/!d; s/"/""/g; s/.*/"&"/' {file}; }} > {stem}.csv""",
-    ".json": """run: python -c 'import polars; polars.read_json("'{file}'").write_ndjson("'{stem}'.jsonl")'""",
+    ".json": "run: python -c 'import polars, sys; polars.read_json(sys.argv[1]).write_ndjson(sys.argv[2])'"
+    " {file} {stem}.jsonl",
     ".xlsx": "save the sheet as csv, UTF-8",
     ".gz": "run: gunzip --keep {file}",
 }

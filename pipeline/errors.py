@@ -20,6 +20,7 @@ import difflib
 import errno
 import os
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 COMMAND_LINE = "command line"
@@ -123,15 +124,20 @@ def all_of(errors: Sequence[AmalgamError]) -> AmalgamError:
 
 
 def nearest(word: str, choices: Iterable[str], most: int = 1, *, ratio: float = 0.5) -> list[str]:
-    """Returns the choices most like a misspelt word; case and blanks around it do not count.
+    """Returns the choices most like a misspelt word; case, blanks around it and the coding of accents do not count.
 
     Choices with the same letters are first: `tset` is like `test`, not like `text`.
     """
-    by_folded = {choice.casefold(): choice for choice in choices}
-    folded = word.strip().casefold()
-    similar = difflib.get_close_matches(folded, by_folded, len(by_folded) or 1, ratio)
-    similar.sort(key=lambda choice: sorted(choice) != sorted(folded))
+    by_folded = {folded(choice): choice for choice in choices}
+    wanted = folded(word.strip())
+    similar = difflib.get_close_matches(wanted, by_folded, len(by_folded) or 1, ratio)
+    similar.sort(key=lambda choice: sorted(choice) != sorted(wanted))
     return [by_folded[near] for near in similar[:most]]
+
+
+def folded(text: str) -> str:
+    """Returns the text without differences of case, and with each accent in the letter's own character (NFC)."""
+    return unicodedata.normalize("NFC", text).casefold()
 
 
 MOST_LINE = 300

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.storage.store import StoredFile
+from amalgam.stages.common.corpus import rename_fix
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, largest_difference, rewrite, shift_weights
 
 TRAIN = "texts/train.csv"
@@ -207,6 +209,14 @@ def test_labels_that_differ_in_case_get_a_rename_as_fix(fresh: Workspace) -> Non
     [renames] = re.findall(r"fix: set corpus.rename: (\{.*\})$", result.err, re.MULTILINE)
     assert json.loads(renames)["Banking"] == "banking"
     fresh("build-targets", f"corpus.rename={renames}")
+
+
+def test_a_label_that_only_looks_like_a_teachers_gets_a_rename_that_shows_the_difference() -> None:
+    corpus = Corpus(train=["a.csv"])
+    assert rename_fix(["cafe\u0301"], ["law", "caf\u00e9"], corpus) == (
+        'set corpus.rename: {"cafe\\u0301": "caf\\u00e9"}'
+    )
+    assert rename_fix(["CAF\u00c9"], ["law", "caf\u00e9"], corpus) == 'set corpus.rename: {"CAFÉ": "café"}'
 
 
 def test_a_fix_and_a_note_name_similar_and_other_labels(fresh: Workspace) -> None:

@@ -213,6 +213,14 @@ def test_outputs_without_names_are_left_to_be_named(folder: Path) -> None:
     assert teachers_in(folder / "amalgam.yaml")[1]["labels"] == ["?", "?", "?"]
 
 
+def test_only_outputs_without_a_name_are_left_to_be_named(folder: Path) -> None:
+    small_model(folder / "models/mixed", labels=("café ☕", "2"))
+    init(folder, "--from-teachers", "./models/desk", "./models/mixed")
+    assert teachers_in(folder / "amalgam.yaml")[1]["labels"] == ["café ☕", "?"]
+    refused = amalgam("plan", "corpus.train=texts.csv", folder=folder)
+    assert """for output 1 ('2')""" in refused.err
+
+
 def test_numbers_are_left_to_be_named(folder: Path) -> None:
     small_model(folder / "models/numbers", labels=("0", "1"))
     result = init(folder, "--from-teachers", "./models/desk", "./models/numbers")

@@ -537,9 +537,23 @@ def _hint(word: str, choices: Iterable[str], *, listed: bool = True) -> str:
     return f"; known: {', '.join(words)}" if listed and words else ""
 
 
+OTHER_NAMES = {
+    "lr": "learning_rate",
+    "num_train_epochs": "epochs",
+    "per_device_train_batch_size": "batch_size",
+    "path": "model",
+    "folder": "model",
+    "text_column": "text",
+    "label_column": "label",
+}
+"""Names of other programs for a field."""
+
+
 def _field_hint(path: KeyPath) -> str:
     """Returns the fields of this name in other sections, those of the student first; else the nearest one here."""
-    name, sections = str(path[-1]), {**ExperimentConfig.model_fields}
+    name, sections = OTHER_NAMES.get(str(path[-1]), str(path[-1])), {**ExperimentConfig.model_fields}
+    if name in _fields_at(path[:-1]):
+        return f"; did you mean {name!r}?"
     owners = [section for section in sections if section != "teachers" and name in _fields_at((section,))]
     fields = [f"{section}.{name}" for section in sorted(owners, key=lambda section: section != "student")]
     return f"; did you mean {' or '.join(fields)}?" if fields else _hint(name, _fields_at(path[:-1]))

@@ -116,8 +116,8 @@ def _section(teachers: Sequence[DetectedTeacher]) -> str:
             lines.append("    # its labels were not read: the Hub could not be reached")
             continue
         if not teacher.is_named:
-            blanks = ", ".join([f'"{resolve.UNNAMED}"'] * len(labels))
-            lines.append(f"    labels: [{blanks}]  # name the {len(labels)} outputs, in the model's order")
+            blanks = [f'"{resolve.UNNAMED}"' if _is_no_name(label) else as_yaml(label) for label in labels]
+            lines.append(f"    labels: [{', '.join(blanks)}]  # name the {len(labels)} outputs, in the model's order")
             continue
         lines.append(f"    # {len(labels)} labels: {shown_names(labels, LABELS_SHOWN)}")
         shared = [label for label in labels if counts[label] > 1]
@@ -150,9 +150,13 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
         resolve.read_model(folder, where, allow_pickle=True)  # `plan` requires allow_pickle
     files = resolve.ModelFiles(given, folder, "", commit, "safetensors", config)
     own, is_named = resolve.own_labels(files, teacher=name)
-    is_named = is_named and not any(map(resolve.NUMBER.fullmatch, own))
+    is_named = is_named and not any(map(_is_no_name, own))
     labels = resolve.label_names(files, labels=None if is_named else own, rename={}, teacher=name)
     return DetectedTeacher(name, _reference_from(into, given, place), commit, labels, is_named)
+
+
+def _is_no_name(label: str) -> bool:
+    return bool(resolve.PLACEHOLDER.fullmatch(label) or resolve.NUMBER.fullmatch(label))
 
 
 def _from_hub(model_id: str) -> tuple[Path, str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -276,7 +277,8 @@ def rename_fix(unknown: Iterable[str], union: Iterable[str], corpus: Corpus) -> 
         return "rename the labels in the files to those of the teachers (corpus.rename)"
     new = dict(list(pairs.items())[:MOST_RENAMES])
     renames = {**{label: new.get(name, name) for label, name in corpus.rename.items()}, **new}
-    fix = f"set corpus.rename: {json.dumps(renames, ensure_ascii=False)}"
+    look_alike = not all(unicodedata.is_normalized("NFC", label) for label in new)
+    fix = f"set corpus.rename: {json.dumps(renames, ensure_ascii=look_alike)}"
     if corpus.labels:
         allowed = json.dumps(list(dict.fromkeys(new.get(label, label) for label in corpus.labels)), ensure_ascii=False)
         fix += f" and corpus.labels: {allowed}"

@@ -13,7 +13,7 @@ from amalgam.data.keys import KEY_BYTES, shown, shown_name, shown_names, text_ke
 from amalgam.data.lazy import pa, pc
 from amalgam.data.rows import MissingColumnError, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
-from amalgam.pipeline.errors import DataError
+from amalgam.pipeline.errors import DataError, folded
 from amalgam.stages.common.corpus import rename_fix
 
 FROM_CORPUS = "corpus"
@@ -114,8 +114,8 @@ class LabelFile:
         if keys is not None:
             problems += [f"{row.place}: {self._absent(row)}" for row in self.rows if row.text not in keys]
         if problems:
-            folded = {name.casefold() for name in names or ()}
-            in_other_case = [row.label for row in unknown if row.label.casefold() in folded]
+            by_folded = set(map(folded, names or ()))
+            in_other_case = [row.label for row in unknown if folded(row.label) in by_folded]
             rename = rename_fix(dict.fromkeys(in_other_case), names or (), self.corpus) if in_other_case else ""
             raise self._error(problems, rename, len(problems) - len(in_other_case))
         if not self.rows:
@@ -318,9 +318,9 @@ def _trimmed(path: Path, column: str, corpus: Corpus) -> dict[str, str]:
 
 
 def _unknown(row: LabelRow, names: Sequence[str]) -> str:
-    folded = {name.casefold(): name for name in names}
-    close = difflib.get_close_matches(row.label.casefold(), folded, 1, SIMILAR)
-    hint = f"did you mean {shown_name(folded[close[0]])}?" if close else f"the labels are {shown_names(names)}"
+    by_folded = {folded(name): name for name in names}
+    close = difflib.get_close_matches(folded(row.label), by_folded, 1, SIMILAR)
+    hint = f"did you mean {shown_name(by_folded[close[0]])}?" if close else f"the labels are {shown_names(names)}"
     return f"{row.place}: no teacher has the label {shown_name(row.label)}; {hint}"
 
 

@@ -38,6 +38,11 @@ def test_a_name_that_a_list_would_tear_apart_is_quoted() -> None:
     assert ': "Returns, swaps" and "returns, swaps"; to' in str(note)
 
 
+def test_labels_of_two_teachers_that_look_the_same_are_noted_with_the_reason() -> None:
+    note = similar_labels_note({"first": ["caf\u00e9", "tea"], "second": ["cafe\u0301", "milk"]})
+    assert "(the same name with accents in Unicode NFC and NFD)" in str(note)
+
+
 def test_half_a_character_is_no_text() -> None:
     with pytest.raises(UnicodeEncodeError):
         text_key(["\ud83d"])

@@ -525,3 +525,12 @@ def test_every_number_of_the_schema_has_two_bounds() -> None:
 def test_a_proposed_value_is_read_as_it_was(tmp_path: Path, name: str) -> None:
     assert _load(tmp_path, GOOD, f"corpus.text={as_yaml(name)}").experiment.corpus.text == [name]
     assert _load(tmp_path, f"{GOOD}labels: {as_yaml(name)}\n").experiment.labels == name
+
+
+def test_the_name_of_another_program_for_a_field_gets_the_field_as_fix(tmp_path: Path) -> None:
+    text = "corpus: {train: a.csv, text_column: body}\nteachers: [{name: a, path: m}]\nstudent: {lr: 1e-5}\n"
+    with pytest.raises(ExperimentError) as caught:
+        _load(tmp_path, text)
+    for problem in ("text_column: unknown key; did you mean 'text'", "path: unknown key; did you mean 'model'"):
+        assert problem in str(caught.value)
+    assert "student.lr: unknown key; did you mean 'learning_rate'?" in str(caught.value)

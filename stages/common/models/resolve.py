@@ -503,7 +503,8 @@ def label_names(
     names = labels if labels is not None else own
     if UNNAMED in names:
         fix = "give each output its name, in `labels` of this teacher"
-        raise ModelError(f'labels: "{UNNAMED}" names no output', where=where, fix=fix)
+        blank = [f"{index} ({own[index]!r})" for index in range(min(len(names), len(own))) if names[index] == UNNAMED]
+        raise ModelError(f'labels: "{UNNAMED}" is no name, for output {", ".join(blank[:5])}', where=where, fix=fix)
     if len(names) != len(own):
         extra = ", ".join(map(repr, names[len(own) :]))
         unnamed = ", ".join(f"{index} ({own[index]!r})" for index in range(len(names), len(own)))

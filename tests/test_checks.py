@@ -113,7 +113,7 @@ MISTAKES: dict[str, tuple[Change | str, int, str]] = {
         "if the first line is a text, put a line with the names of the columns before it",
     ),
     "commas in a .tsv": (_commas_in_tsv, 3, "it has commas: name it train.csv"),
-    "a JSON array named .jsonl": (_json_array, 3, "texts/train'-lines.jsonl"),
+    "a JSON array named .jsonl": (_json_array, 3, "texts/train-lines.jsonl"),
     "an encoder that does not exist": ("student.encoder=./models/encodr", 2, "encoder"),
     "an encoder of characters": (_kind("canine"), 2, "use a model with a vocabulary"),
     "an encoder of bytes": (_kind("perceiver"), 2, "use a model with a vocabulary"),

@@ -82,10 +82,11 @@ class Setting:
         states = [own.astype(np.float32) for own in self.states]
         features = self.features.astype(np.float32)
         density = neighbours.densities([features, *states], len(self.labels))
-        near = neighbours.nearest(neighbours.SideBySide.of([features, *states]), NEIGHBOURS)[0]
+        joint = neighbours.SideBySide.of([features, *states])
+        near = neighbours.nearest(joint, NEIGHBOURS)[0]
         kinds = weigh.kinds_of(list(self.answers.values()), density, self.names)
-        spaces = [neighbours.SideBySide.of([features]), neighbours.SideBySide.of(states)]
-        return Evidence(with_absence(kinds, self.answered), self.answered, len(self.labels), near, spaces=spaces)
+        kinds = with_absence(kinds, self.answered)
+        return Evidence(kinds, self.answered, len(self.labels), near, spaces=joint.apart())
 
     @cached_property
     def estimated(self) -> tuple[Array | None, Array | None]:

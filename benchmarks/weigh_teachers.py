@@ -175,10 +175,10 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, fitted: Fit
     targets, facts = Targets.model_validate(AMALGAM), WeightFacts(notes=[])
     density = densities([spaces[-1], *spaces[:-1]], LABELS * teachers, [references[-1], *references[:-1]], rows.start)
     kinds = weigh.kinds_of(answers, density, names, fitted)
-    joint = SideBySide.of(references)
-    near = nearest(joint.of_texts(spaces), targets.neighbours, joint, rows.start)[0]
-    maps = [SideBySide.of(references[-1:]).of_texts(spaces[-1:]), SideBySide.of(references[:-1]).of_texts(spaces[:-1])]
-    evidence = Evidence(kinds, predicted, LABELS * teachers, near, spaces=maps)
+    first_joint = SideBySide.of(references)
+    joint = first_joint.of_texts(spaces)
+    near = nearest(joint, targets.neighbours, first_joint, rows.start)[0]
+    evidence = Evidence(kinds, predicted, LABELS * teachers, near, spaces=joint.apart())
     signal, shares = weigh.agreed_signal(evidence, facts, fitted)
     if signal is not None:
         signal = weigh.completed(signal, evidence, fitted)

@@ -52,6 +52,10 @@ class SideBySide:
         """Returns the same space for other texts."""
         return SideBySide(spaces, self.means)
 
+    def apart(self) -> list[Space]:
+        """Returns each space by itself, centred and scaled to length 1."""
+        return [SideBySide([space], [mean]) for space, mean in zip(self.spaces, self.means, strict=True)]
+
     def __len__(self) -> int:
         return len(self.spaces[0])
 

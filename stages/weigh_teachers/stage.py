@@ -88,7 +88,7 @@ class BlockFacts(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 18
+    VERSION = 19
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -270,7 +270,7 @@ class Weighed:
     predicted: Array
     """Position of the predicted label in the union: [texts, teachers]."""
     spaces: Sequence[Space]
-    """States of the encoder, and of all teachers; empty for a single kind of evidence."""
+    """States of the encoder, and of each teacher; empty for a single kind of evidence."""
     largest: float
 
     def with_labels(self, labelled: Labelled, gold: Array) -> PartlyLabelled:
@@ -476,15 +476,16 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
     density = densities(spaces, len(space.names), first_spaces, texts.start, is_relative=not _encoder_is_a_teacher(run))
     kinds = weigh.kinds_of(list(answers.evidence.values()), density, closest, fitted)
     joined, first_joined = label_sets.joined(states, first_states), label_sets.joined(first_states)
-    joint = SideBySide.of([first_features, *first_joined])
+    first_joint = SideBySide.of([first_features, *first_joined])
+    joint = first_joint.of_texts([features, *joined])
     predicted = label_sets.predicted(answers.labels, kinds["answers"])
     evidence = Evidence(
         kinds=with_absence(label_sets.means(kinds), predicted, fitted),
         predicted=predicted,
         labels=len(space.names),
-        near=nearest(joint.of_texts([features, *joined]), run.experiment.targets.neighbours, joint, texts.start)[0],
+        near=nearest(joint, run.experiment.targets.neighbours, first_joint, texts.start)[0],
         written=None if written is None else label_sets.mean(written),
-        spaces=[SideBySide([features], joint.means[:1]), SideBySide(joined, joint.means[1:])],
+        spaces=joint.apart(),
     )
     return evidence, kinds["answers"]
 

@@ -185,7 +185,7 @@ class Evidence:
     written: Array | None = None
     """Probability of the class that a text was generated for, at the teacher it was generated for."""
     spaces: Sequence[Space] = ()
-    """The inputs of linear maps to the labels: states of length 1 of the encoder, and of all teachers side by side."""
+    """The inputs of linear maps to the labels: states of length 1 of the encoder, and of each teacher."""
 
 
 def kinds_of(answers: Sequence[Array], density: Array, names: Array, fitted: Fitted | None = None) -> dict[str, Array]:

@@ -64,9 +64,9 @@ WRITTEN = (
 
 GENERATED = (
     *WRITTEN,
-    Column("source", "string", "what made it, as generate.source names it"),
-    Column("teacher", "string", "the teacher it was made for; null where it was made for none", nullable=True),
-    Column("class", "string", "the class it was made for, by the teacher's name for it; null likewise", nullable=True),
+    Column("source", "string", "generate.source of the text"),
+    Column("teacher", "string", "the teacher that it was generated for; null if none", nullable=True),
+    Column("class", "string", "the class that it was generated for, as its teacher names it", nullable=True),
     Column("seed", "int64", "generate.seed"),
     Column("words", "int32", "its length in words"),
     Column("repetition", "float32", "share of its sequences of three words that it had before"),
@@ -78,7 +78,7 @@ GENERATED = (
 # cache-teachers: a file has the dropout-off logits, a range of passes (its record has the range), or both.
 CACHE_TEXTS = (
     Column("key", "key", "the text"),
-    Column("tokens", "int32", "its length for this teacher, special tokens included, after cutting"),
+    Column("tokens", "int32", "its length for this teacher, special tokens included, after truncation"),
     Column("cut", "bool", "it was longer than the limit"),
 )
 
@@ -135,7 +135,7 @@ STATES = (
 
 # Kept by bucket of the corpus, in its order.
 TOKENS = (
-    Column("ids", "list<int32>", "token ids, special tokens included, after cutting"),
+    Column("ids", "list<int32>", "token ids, special tokens included, after truncation"),
     Column("cut", "bool", "it was longer than the limit"),
 )
 
@@ -159,9 +159,9 @@ TARGETS = (
     Column("key", "key", "the text"),
     Column("target", "array<float32>", "the distribution over the union of labels that the student is to learn"),
     Column("weight", "float32", "of the text in the loss"),
-    Column("teacher", "string", "the most confident teacher; null where the rule chooses none", nullable=True),
-    Column("margin", "float32", "lead of the chosen answer over the best other answer; null likewise", nullable=True),
-    Column("confidence", "array<float32>", "of each teacher, in their order; null likewise", nullable=True),
+    Column("teacher", "string", "the heaviest or most confident one; null where the rule chooses none", nullable=True),
+    Column("margin", "float32", "lead of the chosen answer over the best other; null without one", nullable=True),
+    Column("confidence", "array<float32>", "or weight of each teacher, in order; null without one", nullable=True),
 )
 
 
@@ -178,7 +178,7 @@ PREDICTIONS = (
 
 UNKNOWN = (
     Column("unknown", "bool", "whether the score is above the student's threshold"),
-    Column("unknown_score", "float32", "-log of the sum of exp(logits)"),
+    Column("unknown_score", "float32", "distance from the training texts, or -log of the sum of exp(logits)"),
 )
 
 

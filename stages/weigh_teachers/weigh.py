@@ -109,10 +109,10 @@ SHARPER = 4
 CONFIRMED = 2
 """Power of the mean correlation with the other kinds in the weight of a kind of evidence."""
 
-ACCURACY_ODDS, ODDS_FACTOR = 0.7, 2.2
+ACCURACY_ODDS, ODDS_FACTOR = 0.8, 2.2
 """Odds of the targets' accuracy against those of the mean largest weight; factor of a 95 % interval on many texts.
 
-`benchmarks/choice.py accuracy` measures both on 236 settings of four data sets.
+`benchmarks/choice.py accuracy` measures both.
 """
 
 MOST_CERTAIN = 0.999

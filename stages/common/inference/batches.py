@@ -28,7 +28,7 @@ from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, tokens_at_once
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
-from amalgam.stages.common.models.loading import choose_pad, load_classifier, load_tokenizer, token_limit
+from amalgam.stages.common.models.loading import choose_pad, load_classifier, load_tokenizer, not_finite, token_limit
 from amalgam.stages.common.models.model_folder import UNKNOWN, end_token, reads_padding
 from amalgam.stages.common.models.resolve import ModelFiles, has_two_types
 from amalgam.stages.common.models.unknown import UnknownStates, read_unknown
@@ -183,6 +183,7 @@ class _Launcher:
             if self.last_layer_passes is not None:
                 part = part.with_passes(self.last_layer_passes)
             self.refuse(part, np.logical_not(np.isfinite(values)), "logits are NaN or infinite")
+            self.teacher.has_predicted = True
             yield part, values
 
     def _start(self, part: Launch) -> PendingTransfer | None:
@@ -220,13 +221,15 @@ class _Launcher:
         passes = sorted(set(part.passes[rows].tolist()))
         when = "dropout off" if passes == [DROPOUT_OFF] else f"pass {', '.join(map(str, passes))}"
         texts = dict.fromkeys(self.keys[i].hex() for i in part.texts[rows])
-        raise WorkError(
-            f"teacher {self.teacher.name}: {what} ({when})",
-            where=f"texts {shown_names(texts, KEYS_SHOWN)}",
-            fix="set cache.dtype: fp32"
-            if self.teacher.dtype != torch.float32
-            else "leave the texts or this teacher out",
-        )
+        where, fix = f"texts {shown_names(texts, KEYS_SHOWN)}", "leave the texts or this teacher out"
+        if rows.all() and len(texts) > 1 and not self.teacher.has_predicted:
+            where, fix = f"all {len(texts)} texts so far", "leave this teacher out"
+        damage, dtype = not_finite(self.teacher.model), self.teacher.dtype
+        if damage:
+            what, fix = f"{what}, since its {damage}", "download or save this teacher again, or leave it out"
+        if dtype == torch.float16 or (dtype != torch.float32 and not damage):
+            fix = "set cache.dtype: fp32"
+        raise WorkError(f"teacher {self.teacher.name}: {what} ({when})", where=where, fix=fix)
 
 
 def token_batches(lengths: RowNumbers, batch_tokens: int, *, equal: bool = False) -> list[RowNumbers]:

@@ -117,6 +117,14 @@ def join(parts: Iterable[TokenRows]) -> TokenRows:
     return TokenRows(_joined([part.ids for part in token_rows]), _joined(types) if types else None, truncated)
 
 
+def by_count(ids: Sequence[Ids], rows: RowNumbers, token: int | None) -> list[RowNumbers]:
+    """Divides rows so that the texts of a part have this token equally often; None: all rows are one part."""
+    if token is None:
+        return [rows]
+    counts = np.array([np.count_nonzero(ids[row] == token) for row in rows], np.int64)
+    return [rows[counts == count] for count in np.unique(counts)]
+
+
 def uses_token_types(tokenizer: Any, *, types: bool) -> bool:
     return types and "token_type_ids" in tokenizer.model_input_names
 

@@ -38,7 +38,7 @@ class AmalgamError(Exception):
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
         super().__init__(what)
         self.what = what
-        self.where = where
+        self.where = where and without_dots(where)
         self.fix = fix
 
     def __str__(self) -> str:
@@ -185,6 +185,12 @@ def fix_of(error: BaseException) -> str:
 
 def is_disk_full(error: BaseException) -> bool:
     return number_of(error) in FULL
+
+
+def without_dots(text: str) -> str:
+    """Returns an absolute path without `..`, and any other text unchanged."""
+    is_plain = not text.startswith("/") or "/../" not in text or "\0" in text
+    return text if is_plain else os.path.realpath(text)
 
 
 def short_path(path: str | bytes | int | os.PathLike[str]) -> str:

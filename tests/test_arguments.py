@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import UserList
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from amalgam.pipeline.errors import AmalgamError
+from amalgam.pipeline.errors import AmalgamError, ExperimentError
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.common.inference import teacher as loading
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, Workspace
@@ -247,3 +248,32 @@ def test_wrong_arguments_are_refused_at_once_with_the_way_out(shop: Workspace) -
             make()
         assert piece in str(refused.value), name
         assert refused.value.fix, name
+
+
+def test_errors_of_a_file_and_its_overrides_name_the_call_in_python(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("teachers: [./models/a, ./models/b]\ncorpus: {train: train.csv}\n")
+
+    def refused(name: str, *overrides: str) -> ExperimentError:
+        with pytest.raises(ExperimentError) as error:
+            Experiment.load(tmp_path / name, overrides)
+        assert not re.search("command line| -c ", str(error.value))
+        return error.value
+
+    error = refused("one.yaml", "targets.temperature=hot")
+    assert error.what.startswith("overrides: 1 problem\n  targets.temperature: must be a number")
+    assert error.where == "Experiment.load(overrides=...)"
+    (tmp_path / "one.yaml").write_text("teachers: [./models/a, ./models/b]\ncorpus: {trian: train.csv}\n")
+    assert "\n  overrides, targets.temperature: must be" in refused("one.yaml", "targets.temperature=hot").what
+    assert f"did you mean {tmp_path}/one.yaml?" in str(refused("ones.yaml").fix)
+    assert 'by Experiment.load("FILE")' in str(refused("absent/x.yaml").fix)
+
+
+def test_audit_and_label_without_a_file_name_the_call(shop: Workspace) -> None:
+    texts = frame_of(shop).head(4)
+    experiment = Experiment(TEACHERS, texts, test=texts, workspace="elsewhere", **SETTINGS)
+    with pytest.raises(ExperimentError, match="not in the cache") as audit:
+        experiment.audit()
+    assert audit.value.fix == "experiment.run(until='cache-teachers'), then experiment.audit()"
+    with pytest.raises(ExperimentError, match="is a test text") as label:
+        experiment.label()
+    assert str(label.value.fix).endswith(": experiment.run()")

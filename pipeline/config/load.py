@@ -111,7 +111,8 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
     else:
         for contradiction, changed, message in checks(experiment):
             if contradiction:
-                parsed.add(tuple(changed.split(".")), message)
+                is_name = changed == "teachers"
+                parsed.add(_repeated_name(parsed, experiment) if is_name else tuple(changed.split(".")), message)
         if not parsed.problems:
             base = source.parent.absolute() if isinstance(source, Path) else source.base
             places = {_dotted(path): place for path, place in parsed.places.items()}
@@ -402,6 +403,13 @@ def _name_teachers(data: dict[str, Any]) -> None:
             entries[index] = {**entry, "name": name_of(entry["model"], taken)}
             taken.append(entries[index]["name"])
     data["teachers"] = entries
+
+
+def _repeated_name(parsed: ParsedFile, experiment: ExperimentConfig) -> KeyPath:
+    """Returns the path of an override that repeats a teacher's name; else that of all teachers."""
+    names = [teacher.name for teacher in experiment.teachers]
+    paths: list[KeyPath] = [("teachers", place, "name") for place, name in enumerate(names) if names.count(name) > 1]
+    return next((path for path in paths if parsed.places.get(path) == COMMAND_LINE), ("teachers",))
 
 
 def name_of(given: str, taken: Collection[object]) -> str:

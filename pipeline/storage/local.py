@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from amalgam.pipeline.errors import ExperimentError, is_disk_full
+from amalgam.pipeline.errors import ExperimentError, fix_of, is_disk_full
 from amalgam.pipeline.storage.backend import TEMPORARY, FileInfo
 from amalgam.pipeline.storage.paths import MOST_BYTES, inside, is_below
 
@@ -42,7 +42,7 @@ class LocalStorage:
             raise ExperimentError(
                 f"the workspace cannot be written: {error.strerror}",
                 where=str(self.root),
-                fix="change its permissions, or set execution.workspace=DIR",
+                fix=f"{fix_of(error)}, or set execution.workspace=DIR",
             ) from error
 
     def read(self, paths: Sequence[str]) -> dict[str, bytes]:

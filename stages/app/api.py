@@ -36,7 +36,15 @@ from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import frames, maintenance
 from amalgam.stages.app import verify as verification
-from amalgam.stages.app.arguments import assignments_of, experiment_of, local_path, with_labels, with_texts, write_file
+from amalgam.stages.app.arguments import (
+    assignments_of,
+    experiment_of,
+    in_python,
+    local_path,
+    with_labels,
+    with_texts,
+    write_file,
+)
 from amalgam.stages.app.checks import execution_checks, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import check_stored, store_labels, store_texts
@@ -208,10 +216,13 @@ class Experiment:
         if texts is not None and not isinstance(texts, Mapping):
             fix = 'texts={"train": ..., "test": ...}'
             raise ExperimentError(f"texts is a mapping of parts, not a {type(texts).__name__}", where="texts", fix=fix)
-        if texts:
-            stored = store_texts(Path(path), assignments, texts)
-            assignments += assignments_of({f"corpus.{part}": str(file) for part, file in stored.items()})
-        return cls.open(Path(path), assignments, console_of_python(quiet=quiet))
+        try:
+            if texts:
+                stored = store_texts(Path(path), assignments, texts)
+                assignments += assignments_of({f"corpus.{part}": str(file) for part, file in stored.items()})
+            return cls.open(Path(path), assignments, console_of_python(quiet=quiet))
+        except ExperimentError as error:
+            raise in_python(error) from error.__cause__
 
     @classmethod
     def open(

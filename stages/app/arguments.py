@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from amalgam.data.rows import SUFFIXES, find_files
 from amalgam.pipeline.config.load import GIVEN, GivenExperiment
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.errors import DataError, ExperimentError, ModelError, nearest
+from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, ModelError, nearest
 from amalgam.stages.app.in_memory_texts import store_labels, store_texts
 from amalgam.stages.app.init import SCHEMA_LINE, write_with_schema
 from amalgam.stages.common.corpus import IN_MEMORY
@@ -92,6 +93,15 @@ def local_path(path: str | Path, base: Path) -> str:
     if expanded.startswith("~"):  # it is refused where it is opened
         return expanded
     return f"./{absolute.relative_to(base).as_posix()}" if absolute.is_relative_to(base) else str(absolute)
+
+
+def in_python(error: ExperimentError) -> ExperimentError:
+    """Makes an error of an experiment file and its overrides name the arguments of Experiment.load."""
+    error.what = re.sub(f"^( *){COMMAND_LINE}(?=[:,])", r"\1overrides", error.what, flags=re.MULTILINE)
+    error.where = "Experiment.load(overrides=...)" if error.where == COMMAND_LINE else error.where
+    fix = (error.fix or "").replace("did you mean -c ", "did you mean ")
+    error.fix = fix.replace("with -c FILE", 'by Experiment.load("FILE")').replace("with -c ", "by path: ") or None
+    return error
 
 
 def assignments_of(values: Mapping[str, Any]) -> list[str]:

@@ -55,8 +55,8 @@ def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
     rows = np.flatnonzero(~earlier & ~is_test)
     if not len(rows):
         what = "every training text has a label" + (" or is a test text" if is_test.any() else "")
-        fix = f"add training texts, or use the labels: amalgam run{run.file_option}"
-        raise ExperimentError(what, where="amalgam label", fix=fix)
+        command = f"amalgam run{run.file_option}" if run.file else "experiment.run()"
+        raise ExperimentError(what, where="label", fix=f"add training texts, or use the labels: {command}")
     random = np.random.default_rng(seed)
     new = random.choice(rows, min(count, len(rows)), replace=False)
     return _table(run, np.concatenate([np.flatnonzero(earlier), new]), random, given)

@@ -19,6 +19,7 @@ from typing import Any
 from amalgam.data.arrays import softmax, unknown_score
 from amalgam.data.keys import shown
 from amalgam.data.lazy import np
+from amalgam.data.tokens import by_count
 from amalgam.pipeline.config import proposals
 from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import ExperimentError, ModelError, number_of, reason_of
@@ -28,7 +29,7 @@ from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.app.batcher import Batcher, Description, Limits, Prediction, Text
 from amalgam.stages.common.deliveries import STUDENTS, check_delivered, read_mark
 from amalgam.stages.common.device import check_libraries
-from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, reads_padding
+from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, end_token, reads_padding
 from amalgam.stages.methods import load_with_methods
 
 LIBRARIES = ("onnxruntime", "h11")
@@ -57,6 +58,8 @@ class ExportFolder(Description):
     pad_id: int
     reads_padding: bool = False
     """Whether padding changes the logits, so that a run has texts of one length."""
+    end: int | None = None
+    """The token of which all texts of a run have the same number; None: any number."""
 
 
 def export_folder(config: Path, student: Path | None, console: Console) -> ExportFolder:
@@ -106,6 +109,7 @@ def read_export(folder: Path, fix: str, file_option: str = "") -> ExportFolder:
         unknown_threshold=float(threshold) if isinstance(threshold, int | float) else None,
         columns=[str(name) for name in columns] if isinstance(columns, list) else (),
         reads_padding=reads_padding(config),
+        end=end_token(config),
     )
 
 
@@ -142,7 +146,9 @@ class OnnxStudent:
         encoded = self._tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in texts])
         lengths = np.array([len(each.ids) for each in encoded])
         predictions: list[Prediction | None] = [None] * len(texts)
-        for rows in launches(lengths, equal=self.export.reads_padding):
+        ids = [np.array(each.ids) for each in encoded]
+        runs = launches(lengths, equal=self.export.reads_padding)
+        for rows in (rows for run in runs for rows in by_count(ids, run, self.export.end)):
             logits = self._logits([encoded[row] for row in rows], int(lengths[rows].max()))
             scores = unknown_score(logits)
             for row, probabilities, score in zip(rows, softmax(logits), scores, strict=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from amalgam.data.arrays import Array, Keys
 from amalgam.data.keys import shown_names, text_key
@@ -34,7 +34,10 @@ class StatisticsFacts(TypedDict):
     texts: int
     which: str
     background: int
-    absent: list[str]
+    absent_places: NotRequired[list[int]]
+    """Places of the labels without a text among the teacher's labels, whose names can change."""
+    absent: NotRequired[list[str]]
+    """Their names, in results without places."""
     width: int
     shrinkage: list[float]
     same: list[bool]
@@ -96,7 +99,7 @@ class FitStatistics(Stage):
                 "texts": int((groups >= 0).sum()),
                 "which": which,
                 "background": len(logits),
-                "absent": [label for place, label in enumerate(teacher.labels) if place not in groups],
+                "absent_places": [place for place in range(len(teacher.labels)) if place not in groups],
                 "width": states.width,
                 "shrinkage": [
                     round(max(float(gaussians.shrinkage) for gaussians in side), 4)
@@ -114,8 +117,9 @@ class FitStatistics(Stage):
             yield f"{teacher}: {facts['texts']:,} of {facts['background']:,} texts, {facts['which']}"
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:
+        labels = {teacher.name: teacher.labels for teacher in teachers_of(run)}
         for teacher, facts in manifest.facts["teachers"].items():
-            yield from notes(teacher, facts)
+            yield from notes(teacher, facts, labels[teacher])
         if run.experiment.generate and not run.experiment.generate.held_out:
             yield (
                 "statistics of the teachers are of the very texts that the student learns from: "
@@ -168,8 +172,8 @@ def with_domain_confidence(
     ]
 
 
-def notes(teacher: str, facts: StatisticsFacts) -> list[str]:
-    absent = facts["absent"]
+def notes(teacher: str, facts: StatisticsFacts, labels: Sequence[str]) -> list[str]:
+    absent = [labels[place] for place in facts.get("absent_places", ())] or facts.get("absent", [])
     messages = []
     if absent:
         messages.append(f"teacher {teacher}: no text of {shown_names(absent, FEW)}; texts of it will look foreign")

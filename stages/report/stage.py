@@ -501,11 +501,10 @@ def audit(run: Run, states: Sequence[StageState]) -> AuditBlock:
     if state is None:
         raise ExperimentError("this experiment has no teachers to audit", where="teachers", fix="name at least one")
     if state.state != "current":
-        raise ExperimentError(
-            f"the teachers' predictions are not in the cache ({state.why})",
-            where=run.store.where(run.store.root / "cache-teachers"),
-            fix=f"run `amalgam cache-teachers{run.file_option}`, then `amalgam audit{run.file_option}` again",
-        )
+        what = f"the teachers' predictions are not in the cache ({state.why})"
+        fix = f"run `amalgam cache-teachers{run.file_option}`, then `amalgam audit{run.file_option}` again"
+        fix = fix if run.file else "experiment.run(until='cache-teachers'), then experiment.audit()"
+        raise ExperimentError(what, where=run.store.where(run.store.root / "cache-teachers"), fix=fix)
     inputs = _audit_inputs(run)
     return audit_texts(inputs, audited_texts(inputs, load.train_part(run).buckets))
 

@@ -358,6 +358,20 @@ def test_an_impossible_override_is_refused_by_its_name(tmp_path: Path, override:
     assert len(problem) <= 500
 
 
+def test_a_name_that_an_override_repeats_is_a_problem_of_the_override(tmp_path: Path) -> None:
+    text = "teachers: [./models/a, ./models/b]\ncorpus: {train: train.csv}\n"
+    (tmp_path / "amalgam.yaml").write_text(text)
+    with pytest.raises(ExperimentError) as error:
+        load_experiment(tmp_path / "amalgam.yaml", ["teachers.0.name=b"], checks=consistency_checks)
+    assert (error.value.what.partition(":")[0], error.value.where) == ("command line", "command line")
+    assert "teachers.0.name: the name 'b' is given twice" in error.value.what
+    (tmp_path / "amalgam.yaml").write_text(
+        text.replace("./models/b", "{model: ./models/b, name: a}, {model: c, name: a}")
+    )
+    with pytest.raises(ExperimentError, match="line 1, teachers: the name 'a' is given twice"):
+        load_experiment(tmp_path / "amalgam.yaml", ["teachers.0.name=c"], checks=consistency_checks)
+
+
 def test_a_bad_value_names_the_file_or_the_command_line(tmp_path: Path) -> None:
     text = GOOD + "targets: {temperature: 0.3, mode: sofd}\n"
     assert [problem.split(":")[0] for problem in _problems(tmp_path, text, "targets.temperature=abc")] == [

@@ -270,6 +270,27 @@ def test_unusable_logits_name_the_texts_the_teacher_and_the_pass(value: float) -
     assert KEYS[4].hex() in on.value.where
 
 
+def test_a_teacher_that_gives_no_number_is_refused_as_such_and_its_damaged_weights_are_named() -> None:
+    teacher = teacher_of()
+    tokens = teacher.tokenise(TEXTS)
+
+    def refused() -> WorkError:
+        with pytest.raises(WorkError, match="logits are NaN or infinite") as error:
+            run_passes(teacher, tokens, KEYS, range(0), deterministic=True, batch_tokens=4096)
+        return error.value
+
+    teacher.model.classifier.weight.data[:] = 3e38
+    first = refused()
+    assert re.fullmatch(r"all \d+ texts so far", str(first.where))
+    assert (first.fix, "weights" in first.what) == ("leave this teacher out", False)
+    teacher.has_predicted = True
+    assert re.search("[0-9a-f]{32}", str(refused().where))
+    teacher.model.classifier.weight.data[0] = float("nan")
+    damaged = refused()
+    assert "tiny: logits are NaN or infinite, since its weights are NaN or infinite: classifier.weight" in damaged.what
+    assert "again" in str(damaged.fix)
+
+
 def test_logits_that_16_bits_cannot_hold_are_refused_with_the_fix() -> None:
     teacher = teacher_of()
     teacher.model.classifier.weight.data.mul_(1e7)

@@ -218,13 +218,15 @@ def test_absent_classes_few_texts_and_empty_measures_give_notes() -> None:
         "which": "the most confident",
         "background": 100,
         "width": 32,
-        "absent": ["law"],
+        "absent_places": [1],
         "shrinkage": [0.5, 0.25],
         "same": [False, False, True],
     }
-    body = " ".join(notes("first", facts))
-    assert "law" in body
+    body = " ".join(notes("first", facts, ["money", "law"]))
+    assert "no text of law;" in body
+    assert "no text of justice;" in notes("first", facts, ["money", "justice"])[0]
+    assert "no text of tax;" in notes("first", {**facts, "absent_places": [], "absent": ["tax"]}, ["a", "b"])[0]
     assert "10 texts" in body
     assert "0.50 and 0.25" in body
     assert "msp" in body
-    assert notes("first", {**facts, "texts": 99, "absent": [], "same": [False] * 3}) == []
+    assert notes("first", {**facts, "texts": 99, "absent_places": [], "same": [False] * 3}, ["money", "law"]) == []

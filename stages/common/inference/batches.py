@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from amalgam.data.arrays import RowNumbers, unknown_score
 from amalgam.data.keys import shown_names
-from amalgam.data.tokens import Ids, Ragged, Tokens, encode
+from amalgam.data.tokens import Ids, Ragged, Tokens, by_count, encode
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, tokens_at_once
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
-from amalgam.stages.common.models.loading import choose_pad, load_classifier, load_tokenizer, token_limit
-from amalgam.stages.common.models.model_folder import UNKNOWN, reads_padding
+from amalgam.stages.common.models.loading import choose_pad, load_classifier, load_tokenizer, not_finite, token_limit
+from amalgam.stages.common.models.model_folder import UNKNOWN, end_token, reads_padding
 from amalgam.stages.common.models.resolve import ModelFiles, has_two_types
 from amalgam.stages.common.models.unknown import UnknownStates, read_unknown
 
@@ -183,6 +183,7 @@ class _Launcher:
             if self.last_layer_passes is not None:
                 part = part.with_passes(self.last_layer_passes)
             self.refuse(part, np.logical_not(np.isfinite(values)), "logits are NaN or infinite")
+            self.teacher.has_predicted = True
             yield part, values
 
     def _start(self, part: Launch) -> PendingTransfer | None:
@@ -220,13 +221,15 @@ class _Launcher:
         passes = sorted(set(part.passes[rows].tolist()))
         when = "dropout off" if passes == [DROPOUT_OFF] else f"pass {', '.join(map(str, passes))}"
         texts = dict.fromkeys(self.keys[i].hex() for i in part.texts[rows])
-        raise WorkError(
-            f"teacher {self.teacher.name}: {what} ({when})",
-            where=f"texts {shown_names(texts, KEYS_SHOWN)}",
-            fix="set cache.dtype: fp32"
-            if self.teacher.dtype != torch.float32
-            else "leave the texts or this teacher out",
-        )
+        where, fix = f"texts {shown_names(texts, KEYS_SHOWN)}", "leave the texts or this teacher out"
+        if rows.all() and len(texts) > 1 and not self.teacher.has_predicted:
+            where, fix = f"all {len(texts)} texts so far", "leave this teacher out"
+        damage, dtype = not_finite(self.teacher.model), self.teacher.dtype
+        if damage:
+            what, fix = f"{what}, since its {damage}", "download or save this teacher again, or leave it out"
+        if dtype == torch.float16 or (dtype != torch.float32 and not damage):
+            fix = "set cache.dtype: fp32"
+        raise WorkError(f"teacher {self.teacher.name}: {what} ({when})", where=where, fix=fix)
 
 
 def token_batches(lengths: RowNumbers, batch_tokens: int, *, equal: bool = False) -> list[RowNumbers]:
@@ -243,6 +246,12 @@ def token_batches(lengths: RowNumbers, batch_tokens: int, *, equal: bool = False
             batches.append(order[start:at])
             start = at
     return [*batches, order[start:]] if len(order) else []
+
+
+def model_batches(config: Any, tokens: Ragged, batch_tokens: int) -> list[RowNumbers]:
+    """Returns the batches of texts that a model of this configuration reads together."""
+    batches = token_batches(tokens.lengths, batch_tokens, equal=reads_padding(config))
+    return [part for batch in batches for part in by_count(tokens, batch, end_token(config))]
 
 
 def model_inputs(
@@ -269,7 +278,7 @@ def predict(
     config: Any = model.config
     all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
     with _without_dropout(model):
-        for rows in token_batches(tokens.lengths, batch_tokens, equal=reads_padding(config)):
+        for rows in model_batches(config, tokens, batch_tokens):
             inputs = put_on(next(model.parameters()).device, model_inputs(tokens, type_ids, rows, pad_id))
             all_logits[rows] = model(**inputs).logits.float().cpu().numpy()
     return all_logits
@@ -285,7 +294,7 @@ def predict_with_states(
     all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
     all_states = np.zeros((len(tokens), width), dtype=np.float32)
     with _without_dropout(model):
-        for rows in token_batches(tokens.lengths, tokens_at_once(device, width), equal=reads_padding(config)):
+        for rows in model_batches(config, tokens, tokens_at_once(device, width)):
             inputs = put_on(device, model_inputs(tokens, type_ids, rows, pad_id))
             output = model(**inputs, output_hidden_states=True)
             means = mean_over_tokens(output.hidden_states[layer].float(), inputs["attention_mask"])

@@ -94,6 +94,8 @@ class Teacher:
         """Launches that are started before the answer of an earlier one is looked at."""
         self.oom_splits = 0
         """Launches of the latest call that were halved for lack of memory."""
+        self.has_predicted = False
+        """Whether the logits of some text were numbers."""
         self.notes: tuple[str, ...] = ()
         self.width = int(getattr(model.config.get_text_config(), "hidden_size", 768))
         self._vocabulary = loading.vocabulary_of(model, name=f"teacher {name}")

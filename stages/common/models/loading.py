@@ -287,13 +287,18 @@ def _refuse_left_over(files: ModelFiles, model: PreTrainedModel, unexpected: Col
         raise ModelError(what, where=str(files.folder), fix="restore the config.json that belongs to the weights")
 
 
+def not_finite(model: PreTrainedModel, ignored: Collection[str] = ()) -> str:
+    """Returns a message with the weights that are NaN or infinite; empty if there are none."""
+    tensors = {key: tensor for key, tensor in model.state_dict().items() if key not in ignored}
+    faulty = [key for key, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    return f"weights are NaN or infinite: {_few(sorted(faulty))}" if faulty else ""
+
+
 def _refuse_not_finite(files: ModelFiles, model: PreTrainedModel, new: Collection[str]) -> None:
     """Refuses an encoder from which no student can learn; the weights of `new` names are not from its files."""
-    tensors = {key: tensor for key, tensor in model.state_dict().items() if key not in new}
-    faulty = [key for key, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    faulty = not_finite(model, new)
     if faulty:
-        what = f"weights are NaN or infinite: {_few(sorted(faulty))}"
-        raise ModelError(what, where=str(files.folder), fix="download or save the encoder again, or use another one")
+        raise ModelError(faulty, where=str(files.folder), fix="download or save the encoder again, or use another one")
 
 
 def _in_body(model: PreTrainedModel, key: str) -> bool:

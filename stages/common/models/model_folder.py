@@ -137,6 +137,17 @@ def reads_padding(config: Any) -> bool:
     return getattr(getattr(config, "text_config", config), "model_type", None) in READS_PADDING
 
 
+def end_token(config: Any) -> int | None:
+    """Returns the end token of an encoder-decoder; its head reads the last one of a text, else None.
+
+    Such a head refuses texts together, or mixes them up, if one has more end tokens, as its words. `config` is the
+    model's configuration, or the content of its config.json.
+    """
+    get: Any = config.get if isinstance(config, dict) else lambda name: getattr(config, name, None)
+    end = get("eos_token_id") if get("is_encoder_decoder") else None
+    return end if isinstance(end, int) else None
+
+
 def check_encoder_kind(config: Mapping[str, Any], *, where: str) -> None:
     """Refuses an architecture of which no classifier can be trained."""
     kind = str(config.get("model_type"))

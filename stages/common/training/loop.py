@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from amalgam.data.arrays import RowNumbers
+from amalgam.data.tokens import by_count
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ModelError, WorkError, first_line
@@ -34,7 +35,7 @@ from amalgam.pipeline.storage.facts import fits
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.device import dtype_for, put_on, seed_generators
 from amalgam.stages.common.inference.batches import token_batches
-from amalgam.stages.common.models.model_folder import reads_padding
+from amalgam.stages.common.models.model_folder import end_token, reads_padding
 from amalgam.stages.common.training import checkpoint as checkpoints
 from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share
 from amalgam.stages.common.training.checkpoint import Checkpoint
@@ -278,9 +279,11 @@ class TrainingRun:
         # Processes are averaged, rows are summed; a process without rows takes part with a weight of zero.
         scale = world / len(batch) if parts else 0.0
         parts = parts or [batch[:1]]
-        if reads_padding(getattr(self.model, "config", None)) and not self.objective.whole_batches:
+        config = getattr(self.model, "config", None)
+        if reads_padding(config) and not self.objective.whole_batches:
             lengths = self.examples.lengths
             parts = [part[rows] for part in parts for rows in token_batches(lengths[part], sys.maxsize, equal=True)]
+        parts = [rows for part in parts for rows in by_count(self.examples.tokens, part, end_token(config))]
         total = torch.zeros((), device=self.device)
         for part in parts:
             with ExitStack() as stack:

@@ -24,15 +24,14 @@ from amalgam.data.arrays import Array
 from amalgam.data.keys import shown
 from amalgam.data.lazy import pl
 from amalgam.data.rows import Row, find_files, read_rows
-from amalgam.data.tokens import by_count, encode
+from amalgam.data.tokens import encode
 from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import Console, size
 from amalgam.pipeline.errors import AmalgamError, DataError, ExperimentError, WorkError
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.app.api import Experiment
-from amalgam.stages.common.inference.batches import Classifier, model_batches, model_inputs, predict, token_batches
-from amalgam.stages.common.models.model_folder import end_token
+from amalgam.stages.common.inference.batches import Classifier, model_batches, model_inputs, predict
 from amalgam.stages.methods import load_with_methods
 
 MOST_LOST = 0.004
@@ -158,8 +157,7 @@ def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts
     forms |= {name: run for name, (run, _) in started.items()}
     order = np.random.default_rng(0).permutation(len(tokens.ids))[:TIMED_TEXTS]
     alone = min(len(order), SINGLE_TEXTS)
-    chunks, end = token_batches(tokens.lengths[order], BATCH_TOKENS), end_token(classifier.model.config)
-    timed = [rows for chunk in chunks for rows in by_count(tokens.ids, order[chunk], end)]
+    timed = [order[rows] for rows in model_batches(classifier.model.config, tokens.ids.take(order), BATCH_TOKENS)]
     timed_inputs = [model_inputs(tokens.ids, tokens.type_ids, batch, classifier.pad_id) for batch in timed]
     rates = _texts_per_second(forms, timed_inputs)
     single = [model_inputs(tokens.ids, tokens.type_ids, order[[row]], classifier.pad_id) for row in range(alone)]

@@ -14,8 +14,7 @@ from amalgam.stages.app.serve import ExportFolder, OnnxStudent
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.model_folder import end_token, read_config
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.loop import Training, TrainingRun
-from amalgam.tests.stages.tiny_models import SEQ2SEQ, save_tiny, tiny
+from amalgam.tests.stages.tiny_models import SEQ2SEQ, save_tiny, tiny, trained_weights
 
 TEXTS = [(text,) for text in ("word1 word2 word3", "word4 [SEP] word5", "word6", "[SEP] word7 [SEP] word8", "word9")]
 """With 1, 2, 1, 3 and 1 end tokens: no batch of two texts and 4 end tokens gives the logits of each."""
@@ -36,24 +35,8 @@ def test_a_training_accepts_a_text_that_holds_the_end_token(kind: str, tmp_path:
     tokens = encode(tiny(kind)[1], TEXTS, 64, types=False)
     targets = np.eye(3, dtype=np.float32)[[0, 2, 1, 0, 2]]
     examples = Examples(tokens.ids, None, targets, np.ones(len(TEXTS), np.float32))
-    settings: dict[str, Any] = {"epochs": 2, "learning_rate": 1e-2, "warmup": 0.0, "weight_decay": 0.0, "seed": 1}
-    weights = []
-    for accumulate in (1, len(TEXTS)):
-        model, _ = tiny(kind, rate=0.0)
-        TrainingRun(
-            model,
-            examples,
-            Training(**settings, batch_size=len(TEXTS), accumulate=accumulate),
-            pad_id=0,
-            score=lambda _: 0.0,
-            checkpoint=tmp_path / str(accumulate),
-            stop=lambda: False,
-            on_step=lambda *_: None,
-            cpu=True,
-            dtype="fp32",
-        ).fit()
-        weights.append(torch.cat([weight.flatten() for weight in model.parameters()]))
-    assert (weights[0] - weights[1]).abs().max() < 1e-4
+    together, apart = (trained_weights(kind, examples, parts, tmp_path) for parts in (1, len(TEXTS)))
+    assert (together - apart).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", SEQ2SEQ)

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import torch
+
+    from amalgam.stages.common.training.batches import Examples
+
 WORDS = tuple(f"word{i}" for i in range(90))
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # At these the hidden sizes, heads and lengths all differ, so that no axis can be mistaken for another.
@@ -180,3 +184,26 @@ def tiny_language_model(
             if parameter.dim() > 1:
                 parameter.mul_(spread)
     return model.eval(), word_tokenizer(words)
+
+
+def trained_weights(kind: str, examples: Examples, parts: int, folder: Path) -> torch.Tensor:
+    """Returns the weights of a tiny student after two steps on all examples, each step in this many parts."""
+    import torch
+
+    from amalgam.stages.common.training.loop import Training, TrainingRun
+
+    model, _ = tiny(kind, rate=0.0)
+    settings: dict[str, Any] = {"epochs": 2, "learning_rate": 1e-2, "warmup": 0.0, "weight_decay": 0.0, "seed": 1}
+    TrainingRun(
+        model,
+        examples,
+        Training(**settings, batch_size=len(examples.tokens), accumulate=parts),
+        pad_id=0,
+        score=lambda _: 0.0,
+        checkpoint=folder / str(parts),
+        stop=lambda: False,
+        on_step=lambda *_: None,
+        cpu=True,
+        dtype="fp32",
+    ).fit()
+    return torch.cat([weight.flatten() for weight in model.parameters()])

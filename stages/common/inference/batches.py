@@ -55,8 +55,11 @@ class Launch:
         return Launch(np.repeat(self.texts, len(of_text)), np.tile(of_text, len(self)))
 
     def halves(self) -> tuple[Launch, Launch]:
-        middle = (len(self) + 1) // 2
-        return Launch(self.texts[:middle], self.passes[:middle]), Launch(self.texts[middle:], self.passes[middle:])
+        first, second = np.split(np.arange(len(self)), [(len(self) + 1) // 2])
+        return self.take(first), self.take(second)
+
+    def take(self, rows: RowNumbers) -> Launch:
+        return Launch(self.texts[rows], self.passes[rows])
 
 
 def plan_launches(
@@ -151,19 +154,15 @@ class _Launcher:
         """Yields the launches' logits, in parts if memory does not suffice. On a GPU, the next ones are under way."""
         started: deque[tuple[Launch, PendingTransfer]] = deque()
         for launch in launches:
-            waiting = [launch]
+            ids = [self.tokens[i].ids for i in launch.texts]
+            parts = by_count(ids, np.arange(len(launch)), end_token(self.teacher.model.config))
+            waiting = [launch.take(rows) for rows in reversed(parts)]
             while waiting:
                 part = waiting.pop()
                 size = len(part) * len(self.tokens[part.texts[0]])
                 if self.ceiling is None or size <= self.ceiling or len(part) == 1:
                     self.stop()
-                    try:
-                        transfer = self._start(part)
-                    except ValueError:  # BART and T5 refuse texts together if one has more end tokens, as its words
-                        if len(part) == 1:
-                            raise
-                        waiting += reversed(part.halves())
-                        continue
+                    transfer = self._start(part)
                     if transfer is not None:
                         started.append((part, transfer))
                         yield from self._finished(started, self.teacher.prefetch)

@@ -42,7 +42,7 @@ SETTLED_BY = 0.5
 """Errors of the predicted logarithms of the uncertainty, between the two most confident teachers."""
 
 USUAL_PASSES = 2
-"""Passes of a text outside the sample, for estimates of the cost: 4 on TREC-6, 1.4 to 2 on two other data sets."""
+"""Passes of a text outside the sample, for estimates of the cost: 2.9 on TREC-6 and 0.4 on Banking77."""
 
 LEAST = 1e-6
 """Least uncertainty whose logarithm is taken."""

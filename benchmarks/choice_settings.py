@@ -214,14 +214,20 @@ def read_arrays(path: Path) -> dict[str, Array]:
         return dict(arrays)
 
 
-def setting_from(name: str, pool: str, sources: dict[int, dict[str, Array]], layers: dict[int, int]) -> Setting:
-    """Returns the setting of these teachers; `sources` are the arrays of each teacher's pool, by its place there."""
+def setting_from(
+    name: str, pool: str, sources: dict[int, dict[str, Array]], layers: dict[int, int], *, unknown: bool = False
+) -> Setting:
+    """Returns the setting of these teachers; `sources` are the arrays of each teacher's pool, by its place there.
+
+    With `unknown` it has all texts of the pool; those whose label is in no teacher have the gold label -1.
+    """
     first, about = next(iter(sources.values())), {place: unpacked(own["about"]) for place, own in sources.items()}
     labels = next(iter(about.values()))["labels"]
     own = {place: list(about[place]["teachers"].values())[place] for place in sources}
     names = {place: list(about[place]["teachers"])[place] for place in sources}
     wanted = sorted({label for part in own.values() for label in part})
-    rows = np.flatnonzero(np.isin(first["gold"], wanted))
+    is_known = np.isin(first["gold"], wanted)
+    rows = np.flatnonzero(is_known | unknown)
     if any(not np.array_equal(arrays["texts"], first["texts"]) for arrays in sources.values()):
         raise AssertionError(f"{name}: the pools have different texts")
     texts = unpacked(first["texts"])
@@ -236,7 +242,7 @@ def setting_from(name: str, pool: str, sources: dict[int, dict[str, Array]], lay
         states=[arrays[f"states_{place}"][rows] for place, arrays in sources.items()],
         features=first["features"][rows],
         similarity=first["similarity"][np.ix_(rows, wanted)],
-        gold=np.searchsorted(wanted, first["gold"][rows]),
+        gold=np.where(is_known[rows], np.searchsorted(wanted, first["gold"][rows]), -1),
         texts=[texts[row] for row in rows],
     )
 

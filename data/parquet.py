@@ -146,6 +146,7 @@ TOKEN_TYPES = (Column("type_ids", "list<int8>", "which text of a pair each token
 WEIGHTS = (
     Column("key", "key", "the text"),
     Column("weight", "array<float32>", "of each teacher, in their order: how probably it is the right one"),
+    Column("evidence", "float32", "the largest scaled evidence of a teacher; null if none was used", nullable=True),
 )
 
 LABELLED_WEIGHTS = (

@@ -26,6 +26,8 @@ from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common import corpus
 from amalgam.stages.common.corpus import Bucket
+from amalgam.stages.common.training.batches import held_out_keys
+from amalgam.stages.train_student import training
 from amalgam.stages.weigh_teachers import neighbours, signals, stage, weigh
 from amalgam.stages.weigh_teachers.stage import LABELLED, WeighTeachers
 from amalgam.tests.forking import Forked
@@ -93,13 +95,17 @@ def manifest(workspace: Workspace) -> Any:
 
 
 def weights(workspace: Workspace) -> dict[bytes, Array]:
+    return column(workspace, "weight")
+
+
+def column(workspace: Workspace, name: str) -> dict[bytes, Any]:
     files = [file["path"] for file in manifest(workspace)["files"]]
     paths = [path for path in files if path.endswith(".parquet") and not path.endswith(f"/{LABELLED}")]
     assert len(paths) == BLOCKS
     table = pa.concat_tables(pq.read_table(workspace.artifacts / path) for path in paths)
     keys = table.column("key").to_pylist()
     assert keys == sorted(keys)
-    return dict(zip(keys, np.array(table.column("weight").to_pylist()), strict=True))
+    return dict(zip(keys, np.array(table.column(name).to_pylist()), strict=True))
 
 
 def assert_equal(own: Mapping[bytes, Array], others: Mapping[bytes, Array]) -> None:
@@ -135,6 +141,27 @@ def test_densities_are_relative_to_the_encoder_unless_it_is_a_teacher(
     monkeypatch.setattr(stage, "densities", densities)
     assert cached(*WEIGH, f"student.encoder={encoder}").code == 0
     assert set(flags) == {not encoder.startswith("teacher:")}
+
+
+@pytest.mark.parametrize(("signal", "is_used"), [("all", True), ("confidence", False)])
+def test_the_fit_of_unknown_texts_reads_the_evidence_on_the_texts_that_the_student_learned(
+    cached: Workspace, monkeypatch: pytest.MonkeyPatch, signal: str, *, is_used: bool
+) -> None:
+    read, settings = (
+        dict[str, Any](),
+        (*AMALGAM, f"targets.weight_signal={signal}", "student.epochs=1", "student.held_out=0.1"),
+    )
+    monkeypatch.setattr(training, "fit_unknown_states", lambda *_, **options: read.update(options))
+    monkeypatch.setattr(training, "UNKNOWN_TEXTS", 700)  # of two blocks
+    assert cached("train-student", *settings).code == 0
+    evidence = column(cached, "evidence")
+    if not is_used:
+        assert read["evidence"] is None
+        assert set(evidence.values()) == {None}
+        return
+    learned = [key for key in evidence if not held_out_keys([key], 0.1)[0]][:700]
+    assert read["evidence"] == pytest.approx(np.array([evidence[key] for key in learned]))
+    assert np.ptp(read["evidence"]) > 0.1
 
 
 @pytest.mark.parametrize("processes", [2, 4])

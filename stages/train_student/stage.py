@@ -47,7 +47,9 @@ from amalgam.stages.common.training.schedule import (
 from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.methods import method_name
 from amalgam.stages.objective_inputs import measure_of, objective_inputs, reads_texts
+from amalgam.stages.target_methods import target_method
 from amalgam.stages.train_teachers.stage import encoders_of, trained_digest
+from amalgam.stages.weigh_teachers.stage import largest_evidence
 
 if TYPE_CHECKING:
     from amalgam.stages.common.models.unknown import UnknownStates
@@ -78,7 +80,8 @@ class TrainStudent(Stage):
         objective = objective_inputs(experiment)
         states = ("cache-features",) if objective.states else ()
         statistics = ("fit-statistics",) if objective.weighs_by_domain else ()
-        return ("read-corpus", "train-teachers", *states, *statistics, "build-targets", "make-embeddings")
+        weighed = ("weigh-teachers",) if reads_evidence(experiment) else ()
+        return ("read-corpus", "train-teachers", *states, *statistics, *weighed, "build-targets", "make-embeddings")
 
     def resolve_inputs(self, run: Run) -> None:
         encoder_files(run, run.experiment.student, ENCODER)
@@ -112,6 +115,8 @@ class TrainStudent(Stage):
         estimates = estimation_texts(run)
         if estimates:
             inputs["estimation texts"] = fingerprint(sorted(key.hex() for key in estimates))
+        if reads_evidence(run.experiment):
+            upstream["weigh-teachers"] = run.fingerprint("weigh-teachers")
         if objective.weighs_by_domain:
             upstream["fit-statistics"] = run.fingerprint("fit-statistics")
             config["confidence"] = measure_of(run.experiment)
@@ -182,6 +187,11 @@ class TrainStudent(Stage):
     def describe(self, manifest: Record) -> str:
         facts: StudentFacts = manifest.facts
         return f"{len(facts['labels'])} labels, {kept(facts)} ({facts['selected_by']})"
+
+
+def reads_evidence(experiment: ExperimentConfig) -> bool:
+    """Returns whether weigh-teachers has the teachers' evidence on the training texts, which fits unknown texts."""
+    return reads_texts(experiment) and target_method(experiment.targets).weighs_together
 
 
 @once
@@ -275,6 +285,7 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     from amalgam.stages.common.training.loop import training_of
     from amalgam.stages.common.training.losses import targets_objective
     from amalgam.stages.train_student.training import (
+        UNKNOWN_TEXTS,
         check_lengths,
         fit_unknown_states,
         objective_phases,
@@ -304,7 +315,8 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     settings = training_of(student, schedule(run), objective_rate=config.learning_rate)
     results = train(training_services(run), new, data.learn, phases, settings, selected, checkpoint)
     unknown = set_unknown_threshold(new, data, validation)
-    fitted = fit_unknown_states(new.model, data.learn.tokens, data.learn.type_ids, pad_id=new.pad_id)
+    evidence = largest_evidence(run, data.keys[:UNKNOWN_TEXTS]) if reads_evidence(run.experiment) else None
+    fitted = fit_unknown_states(new.model, data.learn.tokens, data.learn.type_ids, pad_id=new.pad_id, evidence=evidence)
     labels, cut = facts["labels"], data.truncated
     return new, {**results, "labels": labels, "cut": cut, "texts": len(data.learn), "unknown": unknown}, fitted
 

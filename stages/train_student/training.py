@@ -89,11 +89,17 @@ def set_unknown_threshold(new: NewClassifier, data: TrainingData, validation: Ex
 
 
 def fit_unknown_states(
-    model: Any, tokens: Sequence[Ids], type_ids: Sequence[Ids] | None, *, pad_id: int
+    model: Any,
+    tokens: Sequence[Ids],
+    type_ids: Sequence[Ids] | None,
+    *,
+    pad_id: int,
+    evidence: np.ndarray[Any, Any] | None = None,
 ) -> UnknownStates | None:
     """Fits the states of at most UNKNOWN_TEXTS training texts by predicted label; None if the model gives no states.
 
     Training texts are in the order of their keys, which are hashes, so the first of them are a random sample.
+    `evidence` is the teachers' largest evidence on each of them.
     """
     rows = np.arange(min(len(tokens), UNKNOWN_TEXTS))
     tokens, type_ids = Ragged.of(tokens).take(rows), None if type_ids is None else Ragged.of(type_ids).take(rows)
@@ -104,7 +110,7 @@ def fit_unknown_states(
     if not np.isfinite(states).all():
         return None
     groups = logits.argmax(axis=1)
-    return UnknownStates.of(states.astype(np.float64), groups, layer=layer, weights=weights_digest(model))
+    return UnknownStates.of(states.astype(np.float64), groups, evidence, layer=layer, weights=weights_digest(model))
 
 
 def targeted(

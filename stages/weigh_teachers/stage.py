@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NotRequired, TypedDict
 
-from amalgam.data.arrays import Array, top_margin
+from amalgam.data.arrays import Array, Keys, top_margin
 from amalgam.data.keys import text_key
 from amalgam.data.lazy import np, pa, pc, pl
 from amalgam.data.parquet import LABELLED_WEIGHTS, WEIGHTS, build_table, key_array, read_table, write_table
@@ -88,7 +88,7 @@ class BlockFacts(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 19
+    VERSION = 20  # the largest evidence of each text
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -174,7 +174,8 @@ class WeighTeachers(Stage):
             check["notes"] += list(_notes_on_labels(run, weighed.predicted))
             facts["fit"] = {**check, "fitted": len(weights)}
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-            columns = {"key": texts.keys, "weight": weights.astype(np.float32)}
+            evidence = pa.nulls(len(weights), "float32") if weighed.evidence is None else weighed.evidence.astype("f4")
+            columns = {"key": texts.keys, "weight": weights.astype(np.float32), "evidence": evidence}
             write_table(build_table(WEIGHTS, columns), draft.folder / "weights.parquet")
             if apart is not None:
                 write_table(apart, draft.folder / LABELLED)
@@ -272,6 +273,8 @@ class Weighed:
     spaces: Sequence[Space]
     """States of the encoder, and of each teacher; empty for a single kind of evidence."""
     largest: float
+    evidence: Array | None
+    """The largest scaled evidence of a teacher on each text; None: no kinds of evidence were used."""
 
     def with_labels(self, labelled: Labelled, gold: Array) -> PartlyLabelled:
         rows, has_label = labelled.rows, labelled.has_label
@@ -284,10 +287,12 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighe
     answers = predictions(run, texts.prefixes, texts.keys)
     shares: Array | None = None
     spaces: Sequence[Space] = ()
+    largest_evidence: Array | None = None
     if targets.weight_signal == "all":
         evidence, combined = _evidence(run, texts, answers, fitted)
         kinds, spaces = list(evidence.kinds.values()), evidence.spaces
         signal, shares = weigh.agreed_signal(evidence, facts, fitted)
+        largest_evidence = None if signal is None else signal.max(axis=1)
         if signal is not None and targets.teacher_weights == "range":
             signal = weigh.completed(signal, evidence, fitted)
     else:
@@ -303,7 +308,8 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighe
         estimated = label_sets.divided_shares(estimated, weights)
     if "separation" in facts:  # the mixture has shares of its own
         facts["shares"] = dict(zip(label_space(run).columns, estimated.round(4).tolist(), strict=True))
-    return Weighed(weights, [label_sets.by_teacher(kind) for kind in kinds], answers.labels, spaces, largest)
+    kinds = [label_sets.by_teacher(kind) for kind in kinds]
+    return Weighed(weights, kinds, answers.labels, spaces, largest, largest_evidence)
 
 
 def _are_few(run: Run) -> bool:
@@ -557,10 +563,32 @@ def keys_of(run: Run, buckets: Sequence[Bucket]) -> pa.Array:
     return table.column("key").combine_chunks()
 
 
+def largest_evidence(run: Run, keys: Keys) -> Array | None:
+    """Returns the largest scaled evidence of a teacher on texts [n], given in the order of their keys.
+
+    None: weigh-teachers used no kinds of evidence.
+    """
+    tables: list[pa.Table] = []
+    while not tables or key_array(tables[-1].column("key"))[-1] < keys[-1]:
+        file = _weight_files(run)[len(tables)]
+        tables.append(read_table(run.store.verified_path(file), ["key", "evidence"]))
+    table = pa.concat_tables(tables)
+    if table.column("evidence").null_count:
+        return None
+    rows = np.searchsorted(key_array(table.column("key")), keys)
+    evidence: Array = table.column("evidence").to_numpy()[rows]
+    return evidence
+
+
+def _weight_files(run: Run) -> list[StoredFile]:
+    """Returns the files of the blocks, in the order of their keys."""
+    tables = [file for file in run.result("weigh-teachers").files if file.path.endswith(".parquet")]
+    return [file for file in tables if PurePosixPath(file.path).name != LABELLED]
+
+
 def weights_of(run: Run, buckets: Sequence[Bucket] | None = None) -> pa.Table:
     """Returns the teacher weights of some neighbouring buckets, or of all texts, in the order of their keys."""
-    tables = [file for file in run.result("weigh-teachers").files if file.path.endswith(".parquet")]
-    files = [file for file in tables if PurePosixPath(file.path).name != LABELLED]
+    files = _weight_files(run)
     if buckets is None:
         return pa.concat_tables(map(read_table, run.store.verified_paths(files)))
     first, last = buckets[0].prefix, buckets[-1].prefix

@@ -50,6 +50,35 @@ def test_the_distance_is_that_from_the_nearest_class() -> None:
     assert fit.scores(means).max() < one.scores(means).min()
 
 
+def test_texts_that_no_teacher_knows_can_be_among_the_training_texts() -> None:
+    """A third of them is a class of its own, predicted as the others, with less evidence in the mean."""
+    random = np.random.default_rng(3)
+    values, groups = states(random, 900)
+    is_unknown = groups == 2
+    predicted = np.where(is_unknown, random.integers(2, size=900), groups)
+    evidence = np.where(is_unknown, 0.3, 0.7) + 0.15 * random.normal(size=900)
+    new, classes = states(random, 900)
+
+    def auroc(fit: UnknownStates) -> float:
+        quality = unknown_quality(*(fit.scores(new[(classes == 2) == own]) for own in (False, True)), fit.threshold)
+        return float(quality["auroc"] or 0)
+
+    without = UnknownStates.of(values, predicted, layer=1, weights="")
+    fit = UnknownStates.of(values, predicted, evidence, layer=1, weights="")
+    assert auroc(without) < 0.8
+    assert auroc(fit) > 0.95
+
+
+def test_no_class_is_lost_whose_texts_have_little_evidence() -> None:
+    values, groups = states(np.random.default_rng(4), 300)
+    evidence = np.where(groups == 2, 0.0, 1.0) + 0.1 * np.random.default_rng(5).random(300)
+    fit = UnknownStates.of(values, groups, evidence, layer=1, weights="")
+    new, classes = states(np.random.default_rng(6), 3000)
+    is_flagged = fit.scores(new) > fit.threshold
+    assert len(fit.gaussians.means) == 3
+    assert is_flagged[classes == 2].mean() < 0.1
+
+
 def test_one_text_and_equal_states_can_be_fitted() -> None:
     for texts in (1, 7):
         fit = UnknownStates.of(np.ones((texts, WIDTH)), np.zeros(texts, np.int64), layer=0, weights="")

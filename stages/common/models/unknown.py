@@ -30,6 +30,9 @@ ABOUT = "amalgam"
 KNOWN_SHARE = 0.995
 """Share of the training texts whose score is below the threshold."""
 
+CLEAR_SHARE = 0.9975
+"""The same of the texts with clear evidence, which are nearer to the classes than others."""
+
 FOLDS = 5
 FIX = "restore the file of this student, or delete it: then the score of the logits is used"
 
@@ -46,17 +49,24 @@ class UnknownStates:
     """Digest of the weights that the states come from."""
 
     @classmethod
-    def of(cls, states: Array, groups: RowNumbers, *, layer: int, weights: str) -> UnknownStates:
+    def of(
+        cls, states: Array, groups: RowNumbers, evidence: Array | None = None, *, layer: int, weights: str
+    ) -> UnknownStates:
         """Fits to states [n, W]; the threshold is a quantile of scores under Gaussians of the other folds.
 
-        A text is nearer to Gaussians fitted on it than a new text is.
+        A text is nearer to Gaussians fitted on it than a new text is. Texts with little evidence may be unknown to all
+        teachers, and are left out.
         """
+        below = KNOWN_SHARE
+        if evidence is not None:
+            clear, below = _is_clear(evidence, groups), CLEAR_SHARE
+            states, groups = states[clear], groups[clear]
         folds, scores = np.arange(len(states)) % min(FOLDS, len(states)), np.empty(len(states))
         parts = [_moments(states, groups, folds == fold) for fold in range(folds.max() + 1)]
         for fold in range(len(parts)):
             others = [part for place, part in enumerate(parts) if place != fold] or parts
             scores[folds == fold] = _scores(Gaussians.of(others), states[folds == fold])
-        return cls(Gaussians.of(parts), layer, float(np.quantile(scores, KNOWN_SHARE)), weights)
+        return cls(Gaussians.of(parts), layer, float(np.quantile(scores, below)), weights)
 
     def scores(self, states: Array) -> Array:
         """Returns the score [n] of states [n, W]."""
@@ -67,6 +77,15 @@ class UnknownStates:
         about = {"format": FORMAT, "layer": str(self.layer), "threshold": repr(self.threshold), "weights": self.weights}
         # One entry: safetensors writes several in any order, and equal fits are equal files.
         save_file(tensors, folder / UNKNOWN, metadata={ABOUT: json.dumps(about)})
+
+
+def _is_clear(evidence: Array, groups: RowNumbers) -> Array:
+    """Returns the half of all texts with the most evidence, and that of each group, so that no group is lost."""
+    is_clear: Array = evidence >= np.median(evidence)
+    for group in np.unique(groups):
+        own = groups == group
+        is_clear |= own & (evidence >= np.median(evidence[own]))
+    return is_clear
 
 
 def _moments(states: Array, groups: RowNumbers, chosen: Array) -> Moments:

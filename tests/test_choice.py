@@ -22,6 +22,7 @@ from amalgam.pipeline.execution.runner import update
 from amalgam.stages.app.api import open_run, working
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.registry import STAGES
+from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.stage import weights_of
 from amalgam.tests.workspaces import Workspace
 
@@ -110,16 +111,25 @@ def test_thinned_settings_keep_a_quarter_of_one_teachers_texts_or_of_the_others(
     assert names == ["1:4 a", "4:1 a", "1:4 b", "4:1 b", "1:4 c", "4:1 c"]
 
 
-def test_the_benchmark_gives_the_weights_of_weigh_teachers(workspace: Workspace) -> None:
+def test_the_benchmark_gives_the_weights_of_weigh_teachers(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weigh, "AGREEING", -1.0)  # random teachers do not agree
     run = open_run(workspace.config, ["student.method=amalgam"], console=Console(quiet=True))
     with working(run):
         update(STAGES, run, target="weigh-teachers")
     arrays = collected(run)
     assert unpacked(arrays["about"])["trained"] == {}
     made = setting_from("made", "made", {0: arrays, 1: arrays}, {0: 0, 1: 0})
-    weights = matrix(weights_of(run).column("weight"))
+    table = weights_of(run)
     assert made.answers["confidence"] == pytest.approx(arrays["confidence"], abs=1e-9)
-    assert choice.amalgam(made) == pytest.approx(weights, abs=1e-4)
+    assert choice.amalgam(made) == pytest.approx(matrix(table.column("weight")), abs=1e-4)
+    signal = made.estimated[0]
+    assert signal is not None
+    assert table.column("evidence").to_numpy() == pytest.approx(signal.max(axis=1), abs=1e-4)
+    alone = setting_from("one", "made", {0: arrays}, {0: 0}, unknown=True)
+    assert len(alone.gold) == len(made.gold)
+    assert np.array_equal(alone.gold >= 0, made.has_gold[:, 0])
 
 
 def test_the_table_has_the_loss_against_the_best_rival(

@@ -23,7 +23,7 @@ from amalgam.stages.weigh_teachers.few_labels import (
     folds,
     loss_of,
 )
-from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, predicted, preferred, values_of
+from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, mean_predicted, preferred
 from amalgam.stages.weigh_teachers.neighbours import Space
 
 ROUNDS = 2
@@ -33,17 +33,23 @@ LEAST_DEVIATION = 1e-9
 
 
 @dataclass(frozen=True)
-class PartlyLabelled:
-    """Texts of one block, of which some have a gold label."""
+class Weighed:
+    """Texts of one block with their weights before labels correct them."""
 
     weights: Array
-    """[texts, teachers], before labels correct them."""
+    """[texts, teachers]."""
     kinds: Sequence[Array]
     """Each kind of evidence: [texts, teachers]."""
     predicted: Array
     """Position of the predicted label in the union: [texts, teachers]."""
     spaces: Sequence[Space]
-    """Empty: the weights use no states."""
+    """States of the encoder, and of each teacher; empty for a single kind of evidence."""
+
+
+@dataclass(frozen=True)
+class PartlyLabelled(Weighed):
+    """Texts of which some have a gold label."""
+
     rows: RowNumbers
     """Positions of the labelled texts."""
     has_label: Array
@@ -71,7 +77,8 @@ class StateMaps:
 
     def __call__(self, spaces: Sequence[Space], answers: Array) -> list[Array]:
         """Returns both kinds of evidence [texts, teachers] of texts that the maps did not learn."""
-        kinds = [_of_teachers(spaces, self.to_teachers), _of_labels(spaces, self.to_labels, answers)] if spaces else []
+        maps = ((self.to_teachers, None), (self.to_labels, answers)) if spaces else ()
+        kinds = [mean_predicted(spaces, *own) for own in maps]
         return [_scaled(values, scale) for values, scale in zip(kinds, self.scales, strict=True)]
 
 
@@ -169,7 +176,7 @@ def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], Correction]) 
         to_labels = [one.coefficients(learned, blocks.labels) for one in blocks.maps]
         pairs = zip(blocks.maps, to_labels, strict=True)
         own = np.mean([one.left_out(its, learned, first.predicted) for one, its in pairs], axis=0)
-        elsewhere = [_of_labels(part.states(), to_labels, part.predicted[part.rows]) for part in others]
+        elsewhere = [mean_predicted(part.states(), to_labels, part.predicted[part.rows]) for part in others]
         label_scale = _scale_of(own)
         of_first[1:] = [_scaled(own, label_scale)]
         of_labelled[1:] = [_scaled(np.concatenate([own[first.rows], *elsewhere]), label_scale)]
@@ -203,9 +210,9 @@ def _maps_to_teachers(blocks: _Blocks) -> tuple[list[Array], Array, Array]:
     states = [np.concatenate(own) for own in zip(*(part.states() for part in blocks.parts), strict=True)]
     learned = slice(0, MOST_LEARNED)
     coefficients, left_out = zip(*(ridge(own[learned], targets[learned]) for own in states), strict=True)
-    of_labelled = _of_teachers(states, coefficients)
+    of_labelled = mean_predicted(states, coefficients)
     of_labelled[learned] = np.mean(left_out, axis=0)
-    own = _of_teachers(first.spaces, coefficients)
+    own = mean_predicted(first.spaces, coefficients)
     own[first.rows] = of_labelled[: len(first.rows)]
     return list(coefficients), own, of_labelled
 
@@ -220,18 +227,6 @@ def ridge(states: Array, targets: Array) -> tuple[Array, Array]:
     dual = inverse @ targets
     left_out: Array = targets - dual / np.diag(inverse)[:, None]
     return (inputs.T @ dual).astype(np.float32), left_out
-
-
-def _of_teachers(spaces: Sequence[Space], coefficients: Sequence[Array]) -> Array:
-    pairs = zip(spaces, coefficients, strict=True)
-    values: Array = np.mean([values_of(space, its) for space, its in pairs], axis=0)
-    return values
-
-
-def _of_labels(spaces: Sequence[Space], coefficients: Sequence[Array], answers: Array) -> Array:
-    pairs = zip(spaces, coefficients, strict=True)
-    values: Array = np.mean([predicted(space, its, answers) for space, its in pairs], axis=0)
-    return values
 
 
 def _scale_of(values: Array) -> Array:

@@ -7,6 +7,7 @@ single texts are outvoted. The prediction for a candidate is evidence that is co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,21 +66,22 @@ class LinearMap:
         return predictions
 
 
-def predicted(space: Space, coefficients: Array, candidates: Array) -> Array:
-    """Returns the prediction of a map for candidate labels [texts, teachers]."""
-    own, predictions = torch.from_numpy(coefficients), np.empty(candidates.shape)
+def predicted(space: Space, coefficients: Array, candidates: Array | None = None) -> Array:
+    """Returns the predictions of a map [texts, columns], or those for candidate labels [texts, teachers]."""
+    own = torch.from_numpy(coefficients)
+    predictions = np.empty((len(space), own.shape[1]) if candidates is None else candidates.shape)
     for rows in blocks_of(space):
-        labels = torch.from_numpy(candidates[rows].astype(np.int64))
-        predictions[rows] = (_inputs(space, rows) @ own).gather(1, labels).numpy()
+        values = _inputs(space, rows) @ own
+        if candidates is not None:
+            values = values.gather(1, torch.from_numpy(candidates[rows].astype(np.int64)))
+        predictions[rows] = values.numpy()
     return predictions
 
 
-def values_of(space: Space, coefficients: Array) -> Array:
-    """Returns the predictions of a map [texts, columns]."""
-    own, values = torch.from_numpy(coefficients), np.empty((len(space), coefficients.shape[1]))
-    for rows in blocks_of(space):
-        values[rows] = (_inputs(space, rows) @ own).numpy()
-    return values
+def mean_predicted(spaces: Sequence[Space], maps: Sequence[Array], candidates: Array | None = None) -> Array:
+    """Returns the mean prediction of the maps, whose coefficients these are, one for each space."""
+    mean: Array = np.mean([predicted(*pair, candidates) for pair in zip(spaces, maps, strict=True)], axis=0)
+    return mean
 
 
 def preferred(weights: Array, candidates: Array) -> Array:

@@ -48,7 +48,7 @@ from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.few_labels import Correction, Labelled, with_known
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
-from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, StateMaps, fit_labels
+from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, StateMaps, Weighed, fit_labels
 from amalgam.stages.weigh_teachers.neighbours import SideBySide, Space, blocks_of, densities, nearest
 from amalgam.stages.weigh_teachers.signals import Fitted, one_label, together, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
@@ -156,7 +156,7 @@ class WeighTeachers(Stage):
         block: Block = unit.payload
         texts, check = Texts.of(run, block), WeightFacts(notes=[])
         fitted = _fitted(run, unit.folder) if block.start else Fitted()
-        weighed = _weigh(run, texts, fitted, check)
+        weighed, largest = _weigh(run, texts, fitted, check)
         weights, labelled, apart = weighed.weights, _labelled(run, texts.keys), None
         if labelled is not None:
             if block.start:
@@ -167,7 +167,7 @@ class WeighTeachers(Stage):
         facts = BlockFacts(
             texts=len(weights),
             weights=weights.sum(axis=0).tolist(),
-            largest=weighed.largest,
+            largest=largest,
             moved=int((weights.argmax(axis=1) != weighed.weights.argmax(axis=1)).sum()),
         )
         if not block.start:
@@ -260,26 +260,11 @@ class Texts:
         return cls(keys_of(run, block.buckets), [bucket.prefix for bucket in block.buckets], block.start)
 
 
-@dataclass(frozen=True)
-class Weighed:
-    """The weights of some texts, before labels correct them."""
+def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[Weighed, float]:
+    """Returns the weights of these texts, and the sum of each text's largest one; teachers of equal labels are one.
 
-    weights: Array
-    kinds: Sequence[Array]
-    """Each kind of evidence: [texts, teachers]."""
-    predicted: Array
-    """Position of the predicted label in the union: [texts, teachers]."""
-    spaces: Sequence[Space]
-    """States of the encoder, and of each teacher; empty for a single kind of evidence."""
-    largest: float
-
-    def with_labels(self, labelled: Labelled, gold: Array) -> PartlyLabelled:
-        rows, has_label = labelled.rows, labelled.has_label
-        return PartlyLabelled(self.weights, self.kinds, self.predicted, self.spaces, rows, has_label, gold)
-
-
-def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighed:
-    """Returns the weights of these texts; on the first block it adds its numbers to `fitted` and `facts`."""
+    On the first block it adds its numbers to `fitted` and `facts`.
+    """
     targets, label_sets = run.experiment.targets, LabelSets.of(label_space(run))
     answers = predictions(run, texts.prefixes, texts.keys)
     shares: Array | None = None
@@ -303,7 +288,7 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighe
         estimated = label_sets.divided_shares(estimated, weights)
     if "separation" in facts:  # the mixture has shares of its own
         facts["shares"] = dict(zip(label_space(run).columns, estimated.round(4).tolist(), strict=True))
-    return Weighed(weights, [label_sets.by_teacher(kind) for kind in kinds], answers.labels, spaces, largest)
+    return Weighed(weights, [label_sets.by_teacher(kind) for kind in kinds], answers.labels, spaces), largest
 
 
 def _are_few(run: Run) -> bool:
@@ -375,8 +360,10 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
     for others in _labelled_elsewhere(run):
         labels = _labelled(run, others.keys)
         if labels is not None:
-            parts.append((others, _weigh(run, others, reused, WeightFacts(notes=[])), labels))
-    first, *rest = [own.with_labels(labels, _gold(run, its, labels)) for its, own, labels in parts]
+            parts.append((others, _weigh(run, others, reused, WeightFacts(notes=[]))[0], labels))
+    first, *rest = [
+        PartlyLabelled(**vars(own), **vars(labels), gold=_gold(run, its, labels)) for its, own, labels in parts
+    ]
     fit = fit_labels(first, rest, len(label_space(run).names))
     result, maps = fit.result, fit.maps
     named = {"correction": result.correction.coefficients, "biases": result.correction.biases, "scales": maps.scales}
@@ -473,14 +460,16 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
     similarity = (features[rows] @ names for rows in blocks_of(features))
     closest = np.concatenate([np.stack([block[:, own].max(axis=1) for own in owned], axis=1) for block in similarity])
     spaces, first_spaces = [features, *states], [first_features, *first_states]
-    density = densities(spaces, len(space.names), first_spaces, texts.start, is_relative=not _encoder_is_a_teacher(run))
+    encoder = encoder_digest(run, run.experiment.student, ENCODER)
+    is_relative = encoder not in {teacher.files.digest for teacher in teachers_of(run)}
+    density = densities(spaces, len(space.names), first_spaces, texts.start, is_relative=is_relative)
     kinds = weigh.kinds_of(list(answers.evidence.values()), density, closest, fitted)
     joined, first_joined = label_sets.joined(states, first_states), label_sets.joined(first_states)
     first_joint = SideBySide.of([first_features, *first_joined])
     joint = first_joint.of_texts([features, *joined])
     predicted = label_sets.predicted(answers.labels, kinds["answers"])
     evidence = Evidence(
-        kinds=with_absence(label_sets.means(kinds), predicted, fitted),
+        kinds=with_absence({kind: label_sets.mean(own) for kind, own in kinds.items()}, predicted, fitted),
         predicted=predicted,
         labels=len(space.names),
         near=nearest(joint, run.experiment.targets.neighbours, first_joint, texts.start)[0],
@@ -488,11 +477,6 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
         spaces=joint.apart(),
     )
     return evidence, kinds["answers"]
-
-
-def _encoder_is_a_teacher(run: Run) -> bool:
-    digest = encoder_digest(run, run.experiment.student, ENCODER)
-    return digest in {teacher.files.digest for teacher in teachers_of(run)}
 
 
 def _features(run: Run, texts: Texts) -> Space:

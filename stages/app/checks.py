@@ -103,6 +103,9 @@ def check_trackers(run: Run) -> str:
     return ", ".join(names)
 
 
+OF_EXECUTION: dict[str, Check] = {"device": check_execution_device, "engine": check_engine, "trackers": check_trackers}
+
+
 def check_workspace(run: Run) -> None:
     if not run.store.backend.is_remote:
         check_writable(run.store.root, "change its permissions, or set execution.workspace=DIR")

@@ -13,16 +13,7 @@ from functools import partial
 
 from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.lazy import np
-from amalgam.stages.weigh_teachers.few_labels import (
-    LEAST_GAIN,
-    MOST_LEARNED,
-    Corrected,
-    Correction,
-    corrected,
-    correction_of,
-    folds,
-    loss_of,
-)
+from amalgam.stages.weigh_teachers import few_labels
 from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, mean_predicted, preferred
 from amalgam.stages.weigh_teachers.neighbours import Space
 
@@ -86,7 +77,7 @@ class StateMaps:
 class Fit:
     weights: Array
     """The corrected weights of the first block."""
-    result: Corrected
+    result: few_labels.Corrected
     """The correction, fitted on all labelled texts."""
     maps: StateMaps
 
@@ -107,9 +98,9 @@ def fit_labels(first: PartlyLabelled, others: Sequence[PartlyLabelled], labels: 
     if result.strength is None:
         return plain
     left_out = _cross_validated(blocks, result.strength)
-    own, has_label = left_out[:MOST_LEARNED], blocks.has_label[:MOST_LEARNED]
-    loss = loss_of(own, has_label)
-    is_better = loss < plain.result.loss_after and (result.loss_before - loss) * len(own) > LEAST_GAIN
+    own, has_label = left_out[: few_labels.MOST_LEARNED], blocks.has_label[: few_labels.MOST_LEARNED]
+    loss = few_labels.loss_of(own, has_label)
+    is_better = loss < plain.result.loss_after and (result.loss_before - loss) * len(own) > few_labels.LEAST_GAIN
     if not is_better:
         return plain
     weights = blocks.after(result.correction, learned.of_first)
@@ -128,21 +119,20 @@ class _Blocks:
     def has_label(self) -> Array:
         return np.concatenate([part.has_label for part in self.parts])
 
-    def corrected(self, more: Sequence[Array]) -> Corrected:
+    def corrected(self, more: Sequence[Array]) -> few_labels.Corrected:
         """Returns the correction with further evidence of the labelled texts; cross-validation chooses its strength."""
         weights, kinds, answers = self._of_labelled()
-        return corrected(weights, [*kinds, *more], answers, self.has_label)
+        return few_labels.corrected(weights, [*kinds, *more], answers, self.has_label)
 
-    def correction(self, more: Sequence[Array], strength: float) -> Correction:
+    def correction(self, more: Sequence[Array], strength: float) -> few_labels.Correction:
         weights, kinds, answers = self._of_labelled()
-        return correction_of(weights, [*kinds, *more], answers, self.has_label, strength)
+        return few_labels.correction_of(weights, [*kinds, *more], answers, self.has_label, strength)
 
-    def after(self, correction: Correction, more: Sequence[Array]) -> Array:
+    def after(self, correction: few_labels.Correction, more: Sequence[Array]) -> Array:
         """Returns the corrected weights of the first block."""
         return correction(self.parts[0].weights, [*self.parts[0].kinds, *more], self.parts[0].predicted)
 
     def only(self, is_used: Array) -> _Blocks:
-        """Returns the blocks with a part of their labels."""
         ends = np.cumsum([len(part.rows) for part in self.parts])[:-1]
         used = np.split(is_used, ends)
         return replace(self, parts=[part.only(own) for part, own in zip(self.parts, used, strict=True)])
@@ -165,7 +155,7 @@ class _Learned:
     """[kinds][labelled texts, teachers]."""
 
 
-def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], Correction]) -> _Learned:
+def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], few_labels.Correction]) -> _Learned:
     first, *others = blocks.parts
     to_teachers, own, left_out = _maps_to_teachers(blocks)
     teacher_scale = _scale_of(own)
@@ -187,7 +177,7 @@ def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], Correction]) 
 def _cross_validated(blocks: _Blocks, strength: float) -> Array:
     """Returns the weights of the labelled texts without any label of their fold [labelled texts, teachers]."""
     weights, (first, *others) = np.empty(blocks.has_label.shape), blocks.parts
-    for left_out in folds(len(weights)):
+    for left_out in few_labels.folds(len(weights)):
         used = blocks.only(~left_out)
         learned = _learned(used, partial(used.correction, strength=strength))
         correction = used.correction(learned.of_labelled, strength)
@@ -208,7 +198,7 @@ def _maps_to_teachers(blocks: _Blocks) -> tuple[list[Array], Array, Array]:
     """Returns the coefficients, and the values of the first block's texts and of all labelled texts."""
     first, targets = blocks.parts[0], blocks.has_label.astype(np.float64)
     states = [np.concatenate(own) for own in zip(*(part.states() for part in blocks.parts), strict=True)]
-    learned = slice(0, MOST_LEARNED)
+    learned = slice(0, few_labels.MOST_LEARNED)
     coefficients, left_out = zip(*(ridge(own[learned], targets[learned]) for own in states), strict=True)
     of_labelled = mean_predicted(states, coefficients)
     of_labelled[learned] = np.mean(left_out, axis=0)

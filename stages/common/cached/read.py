@@ -129,10 +129,8 @@ def _aligned(frame: pl.DataFrame, keys: pl.Series, teacher: str) -> pl.DataFrame
         frame = pl.DataFrame({"key": keys}).join(frame, on="key", how="left", maintain_order="left")
         missing = frame[frame.columns[1]].null_count()
     if missing:
-        raise WorkError(
-            f"teacher {teacher}: the cache lacks {missing} of {len(keys)} texts",
-            fix="run `amalgam verify`, then the same command again",
-        )
+        fix = "run `amalgam verify`, then the same command again"
+        raise WorkError(f"teacher {teacher}: the cache lacks {missing} of {len(keys)} texts", fix=fix)
     return frame
 
 

@@ -40,12 +40,12 @@ class RankInputs:
     def compare_settings(self, stages: Sequence[Stage]) -> None:
         """Compares experiment, stages, versions and workspace, before any work."""
         if self.run.share.kind == "torchrun":
-            settings = self.run.experiment.model_dump(mode="json", exclude={"execution"})
+            settings, store = self.run.experiment.model_dump(mode="json", exclude={"execution"}), self.run.store
             inputs = {
                 "experiment": _without_folders(settings),
                 "stages": [stage.name for stage in stages],
                 "versions": library_versions(),
-                "workspace": self._workspace_id(),
+                "workspace": str((store.read_json(store.root / MARK) or {}).get("id", "")),  # two without a shared disk
             }
             self._compare("the experiment", inputs)
 
@@ -53,11 +53,6 @@ class RankInputs:
         """Compares the digests of a stage's inputs, before it runs or is reused."""
         if self.run.share.kind == "torchrun":
             self._compare(stage.name, identity_of(stage, self.run))
-
-    def _workspace_id(self) -> str:
-        """Returns the id in the workspace's mark; folders of two machines that share no disk have two."""
-        store = self.run.store
-        return str((store.read_json(store.root / MARK) or {}).get("id", ""))
 
     def _compare(self, name: str, inputs: Mapping[str, Any]) -> None:
         share = self.run.share

@@ -221,11 +221,8 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
     if requirements.worse_than is not None:
         rival = _rival(numbers, requirements.worse_than)
         if not rival["n"]:
-            what, fix = (
-                f"no test text has a label of teacher {rival['name']}",
-                "add labelled test texts of this teacher",
-            )
-            raise ExperimentError(what, where="--fail-if-worse-than", fix=fix)
+            what = f"no test text has a label of teacher {rival['name']}"
+            raise ExperimentError(what, where="--fail-if-worse-than", fix="add labelled test texts of this teacher")
         if rival["student_is"] == "worse":
             on = tested_on(verdict["rivals"]) if verdict and rival["kind"] != "teacher on its own labels" else ""
             what = f"{difference_sentence(rival)}{on} (--fail-if-worse-than {requirements.worse_than})"

@@ -164,8 +164,7 @@ def written_files(folder: Path) -> dict[str, StoredFile]:
 
 def faults(folder: Path, files: Mapping[str, StoredFile], digest_of: Digest = file_digest) -> dict[str, str]:
     """Returns the fault of each delivered file that is missing or differs from its mark."""
-    by_name = {name: _fault(folder, name, file, digest_of) for name, file in files.items()}
-    return {name: fault for name, fault in by_name.items() if fault}
+    return {name: fault for name, file in files.items() if (fault := _fault(folder, name, file, digest_of))}
 
 
 def _fault(folder: Path, name: str, file: StoredFile, digest_of: Digest) -> str | None:
@@ -395,10 +394,8 @@ def files_of_user(folder: Path) -> list[str]:
     mark = read_mark(folder)
     if mark is None:
         return []
-    ours = {*MARKS, *(mark.files or {})}
-    return [
-        path for path in _entries(folder) if path not in ours and not (mark.files is None and IN_UNIT.fullmatch(path))
-    ]
+    ours, is_old = {*MARKS, *(mark.files or {})}, mark.files is None
+    return [path for path in _entries(folder) if path not in ours and not (is_old and IN_UNIT.fullmatch(path))]
 
 
 def _entries(folder: Path) -> Iterator[str]:

@@ -290,17 +290,13 @@ def unfetched_models(run: Run) -> list[str]:
     is_here = (run.base / encoder).parent.is_dir() if "/" in encoder else bool(models.folders_like(encoder, run.base))
     if student.learns and teacher_in(student) is None and is_here:
         named[encoder] = model_reference(run, encoder, student.revision)
-    return [
-        name for name, reference in named.items() if not name.startswith("hub:") and models.needs_network(reference)
-    ]
+    return [name for name, model in named.items() if not name.startswith("hub:") and models.needs_network(model)]
 
 
 def labels_of(run: Run, teacher: TeacherSection, files: models.ModelFiles) -> list[str]:
     """Returns the labels of a teacher of the file; the labels of the only teacher may be numbers."""
-    numbers = len(run.experiment.teacher_names) == 1
-    return models.label_names(
-        files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name, numbers=numbers
-    )
+    only = len(run.experiment.teacher_names) == 1
+    return models.label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name, numbers=only)
 
 
 def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:
@@ -394,9 +390,8 @@ def load_new_classifier(
     limit = loading.token_limit(model.config, tokenizer, settings.max_tokens)
     if limit < min(settings.max_tokens, position_limit(model.config)):
         run.console.note(f"{where}: its tokenizer truncates at {limit} tokens, below max_tokens: {settings.max_tokens}")
-    return models.NewClassifier(
-        model, tokenizer, digest, limit, models.has_two_types(model.config), int(tokenizer.pad_token_id)
-    )
+    has_two_types, pad_id = models.has_two_types(model.config), int(tokenizer.pad_token_id)
+    return models.NewClassifier(model, tokenizer, digest, limit, has_two_types, pad_id)
 
 
 def training_services(run: Run) -> TrainingServices:

@@ -60,8 +60,7 @@ class LinearMap:
 
     def left_out(self, coefficients: Array, labels: Array, candidates: Array) -> Array:
         """Returns the predictions for candidate labels [texts, teachers] without each text's own label."""
-        is_target = candidates == labels[:, None]
-        leverages = self.leverages[:, None]
+        is_target, leverages = candidates == labels[:, None], self.leverages[:, None]
         predictions: Array = (predicted(self.space, coefficients, candidates) - leverages * is_target) / (1 - leverages)
         return predictions
 
@@ -100,8 +99,7 @@ def label_biases(before: Array, after: Array, candidates: Array, count: int) -> 
     """
 
     def logs_of_parts(weights: Array) -> Array:
-        columns = zip(candidates.T, weights.T, strict=True)
-        sums = np.stack([np.bincount(labels, own, count) for labels, own in columns])
+        sums = np.stack([np.bincount(*column, count) for column in zip(candidates.T, weights.T, strict=True)])
         logs: Array = np.log((sums + HALF_A_TEXT) / sums.sum(axis=1, keepdims=True))
         return logs
 

@@ -95,15 +95,17 @@ class WeighTeachers(Stage):
         inputs: dict[str, object] = {"texts": load.train_part(run).texts_digest, **cached.passes_counted(run)}
         inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
         inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in load.teachers_of(run)}
+        space = load.label_space(run)
+        texts, groups = load.train_part(run).texts, LabelSets.of(space).groups
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs["written"] = load.generated_file(run).sha256
             inputs["written shares"] = "means of the weights"  # before, they were a small bias
-        elif targets.weight_signal == "all" and _are_few(run):
+        elif targets.weight_signal == "all" and weigh.are_few(texts, len(space.names), len(groups)):
             inputs["few texts"] = "each text's confidences"  # before, they were compared too
         if load.given_labels(run):
             inputs |= {**load.labels_identity(run), "labelled weights": "left out"}  # before, they were not kept
             inputs["evidence of labels"] = "states where they help"  # before, it was that without labels
-        if not LabelSets.of(load.label_space(run)).all_differ:
+        if len(groups) < len(space.columns):
             inputs["combined"] = "teachers with the same labels"  # before, they excluded each other
         if run.experiment.corpus.limit is not None and len(_blocks(run)) > 1:
             inputs["blocks"] = [group_name(block.buckets) for block in _blocks(run)]  # texts beyond the limit move them
@@ -179,19 +181,15 @@ class WeighTeachers(Stage):
         return facts
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:
-        shares = ", ".join(
-            f"{teacher} {100 * share:.0f}%" for teacher, share in manifest.facts.get("shares", {}).items()
-        )
-        yield f"estimated shares of the texts: {shares}"
+        shares = manifest.facts.get("shares", {}).items()
+        yield f"estimated shares of the texts: {', '.join(f'{name} {100 * share:.0f}%' for name, share in shares)}"
         fitted, texts = manifest.facts.get("fitted", 0), load.train_part(run).texts
         if 0 < fitted < texts and not manifest.facts["fallback"]:
             yield f"ranges and shares were fitted on {fitted:,} random texts of {texts:,}"
         accuracy, labelled = manifest.facts.get("accuracy"), manifest.facts.get("labelled")
         if accuracy:
-            yield (
-                f"estimated accuracy of the targets: {percent(accuracy['value'])} "
-                f"(95 % interval {bounds(accuracy['low'], accuracy['high'])})"
-            )
+            value, interval = percent(accuracy["value"]), bounds(accuracy["low"], accuracy["high"])
+            yield f"estimated accuracy of the targets: {value} (95 % interval {interval})"
         if labelled:
             moved = counted(labelled["moved"], "text", "has", "have")
             yield f"{counted(labelled['texts'], 'label')}; {moved} another teacher than without labels"
@@ -271,11 +269,6 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[
     if "separation" in facts:  # the mixture has shares of its own
         facts["shares"] = dict(zip(load.label_space(run).columns, estimated.round(4).tolist(), strict=True))
     return Weighed(weights, [label_sets.by_teacher(kind) for kind in kinds], answers.labels, spaces), largest
-
-
-def _are_few(run: Run) -> bool:
-    space = load.label_space(run)
-    return weigh.are_few(load.train_part(run).texts, len(space.names), len(LabelSets.of(space).groups))
 
 
 def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
@@ -394,13 +387,11 @@ def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
     given, space = load.given_labels(run), load.label_space(run)
     if given is None:
         return None
-    teachers_with = {
-        name: [name in owners for name in space.columns] for name, owners in zip(space.names, space.owners, strict=True)
-    }
-    rows = np.flatnonzero(
-        pc.is_in(keys, value_set=pa.array(list(given.by_key), keys.type)).to_numpy(zero_copy_only=False)
-    )
-    has_label = [teachers_with[given.by_key[key]] for key in keys.take(rows).to_pylist()]
+    owners_of = dict(zip(space.names, space.owners, strict=True))
+    is_given = pc.is_in(keys, value_set=pa.array(list(given.by_key), keys.type))
+    rows = np.flatnonzero(is_given.to_numpy(zero_copy_only=False))
+    owners = [owners_of[given.by_key[key]] for key in keys.take(rows).to_pylist()]
+    has_label = [[teacher in own for teacher in space.columns] for own in owners]
     return Labelled(rows, np.array(has_label, bool).reshape(len(rows), len(space.columns)))
 
 

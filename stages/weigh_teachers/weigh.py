@@ -374,9 +374,8 @@ def _kept(evidence: Evidence, kinds: Mapping[str, Array], facts: WeightFacts) ->
     """Returns the kinds of evidence that are used."""
     texts, teachers = next(iter(kinds.values())).shape
     if evidence.written is None and are_few(texts, evidence.labels, teachers):
-        facts["notes"].append(
-            f"{texts:,} texts are too few to compare teachers on {evidence.labels} labels: {FALLBACK}"
-        )
+        note = f"{texts:,} texts are too few to compare teachers on {evidence.labels} labels: {FALLBACK}"
+        facts["notes"].append(note)
         return {}
     kept = agreeing_kinds({kind: own for kind, own in kinds.items() if kind != "provenance"}, facts)
     if kept is None or "provenance" not in kinds:

@@ -147,9 +147,8 @@ def _summed(answers: Sequence[Answers], take: int, measure: Measure) -> pl.DataF
         for count, rows in _by_count(frame, total):
             if part.first <= count < last:
                 raw = rows["passes"].to_numpy()[:, (count - part.first) * classes : (last - part.first) * classes]
-                total = _grown(
-                    total, pl.DataFrame({"key": rows["key"], **sums_over_passes(raw, last - count, measure)})
-                )
+                sums = sums_over_passes(raw, last - count, measure)
+                total = _grown(total, pl.DataFrame({"key": rows["key"], **sums}))
     return total if total.is_empty() else total.filter(pl.col(COUNT) == take)
 
 

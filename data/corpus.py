@@ -16,19 +16,9 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from amalgam.data import parquet
 from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, shown_names, text_key
 from amalgam.data.lazy import np, pa, pq
-from amalgam.data.parquet import (
-    CORPUS,
-    SKIPPED,
-    ExternalKeySort,
-    arrow_schema,
-    key_array,
-    key_list,
-    parquet_options,
-    read_keys,
-    write_table,
-)
 from amalgam.data.rows import BadRow, Row, no_rows, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
@@ -78,7 +68,7 @@ def read_part(
     """Reads local files (find_files, fetch_remote) into an existing, empty folder."""
     labelled = require_label or part not in {"train", "held-out"}
     with (
-        ExternalKeySort(_spill_schema(), folder) as spill,
+        parquet.ExternalKeySort(_spill_schema(), folder) as spill,
         closing(_SkippedFile(folder / SKIPPED_FILE)) as skipped_file,
     ):
         reader = _PartReader(_names(sources), corpus, part, labelled, skipped_file)
@@ -107,13 +97,13 @@ def leaks(train: Path, test: Path) -> tuple[int, list[bytes]]:
     """Returns the number of texts that two parts share, and the first five keys."""
     count, examples = 0, list[bytes]()
     for bucket in _bucket_files(test):
-        keys = read_keys(bucket)
+        keys = parquet.read_keys(bucket)
         shared = np.zeros(len(keys), bool)
         for train_bucket in _bucket_files(train):
             if overlaps(bucket.stem, train_bucket.stem):
-                shared |= np.isin(keys, read_keys(train_bucket))
+                shared |= np.isin(keys, parquet.read_keys(train_bucket))
         count += int(shared.sum())
-        examples += key_list(keys[shared][: MOST_REPORTED - len(examples)])
+        examples += parquet.key_list(keys[shared][: MOST_REPORTED - len(examples)])
     return count, examples
 
 
@@ -146,7 +136,7 @@ def _bucket_files(folder: Path) -> list[Path]:
 
 def _spill_schema() -> Any:
     """Returns a schema for more than 2 GB of text, the limit of a plain Arrow string column."""
-    schema = arrow_schema(CORPUS)
+    schema = parquet.arrow_schema(parquet.CORPUS)
     wide = [field.with_type(pa.large_string()) if field.type == pa.string() else field for field in schema]
     return pa.schema(wide)
 
@@ -181,8 +171,8 @@ class _SkippedFile:
             self._writer.close()
 
     def _flush(self) -> None:
-        schema = arrow_schema(SKIPPED)
-        self._writer = self._writer or pq.ParquetWriter(self._path, schema, **parquet_options(schema))
+        schema = parquet.arrow_schema(parquet.SKIPPED)
+        self._writer = self._writer or pq.ParquetWriter(self._path, schema, **parquet.parquet_options(schema))
         rows = [dict(zip(schema.names, bad, strict=False)) for bad in self._rows]  # BadRow has three more fields
         self._writer.write_table(pa.Table.from_pylist(rows, schema=schema))
         self._rows.clear()
@@ -200,7 +190,7 @@ class _PartReader:
     rows: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
 
-    def read(self, spill: ExternalKeySort) -> None:
+    def read(self, spill: parquet.ExternalKeySort) -> None:
         id_hashes = bytearray()
         usable = 0
         for row in self._usable_rows():
@@ -292,7 +282,7 @@ class _BucketWriter:
         self.texts_digest, self.labels_digest = sha256(), sha256()
         self.written: list[BucketFacts] = []
 
-    def write(self, spill: ExternalKeySort, most: int) -> None:
+    def write(self, spill: parquet.ExternalKeySort, most: int) -> None:
         """Writes the first `most` texts."""
         span = 256 >> min(self.bits, 8)
         for first in range(0, 256, span):
@@ -305,7 +295,7 @@ class _BucketWriter:
 
     def _one_of_each(self, rows: Any, most: int) -> Any:
         """Returns the first `most` texts; of several copies the one with the smallest id, then the first read."""
-        keys = key_array(rows.column("key"))
+        keys = parquet.key_array(rows.column("key"))
         starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
         stops = np.append(starts[1:], len(keys))[:most]
         chosen = starts[:most].copy()
@@ -328,23 +318,23 @@ class _BucketWriter:
         return min(votes, key=lambda label: (-votes[label], label), default=None)
 
     def _digest(self, texts: Any) -> None:
-        keys = key_array(texts.column("key"))
+        keys = parquet.key_array(texts.column("key"))
         self.texts_digest.update(keys.tobytes())
         labels = texts.column("label").to_pylist()
         self.labels.update(label for label in labels if label is not None)
-        for key, label in zip(key_list(keys), labels, strict=True) if self.labels else ():
+        for key, label in zip(parquet.key_list(keys), labels, strict=True) if self.labels else ():
             if label is not None:
                 data = label.encode()
                 self.labels_digest.update(key + len(data).to_bytes(4, "big") + data)
 
     def _write_buckets(self, texts: Any) -> None:
-        keys = key_array(texts.column("key"))
+        keys = parquet.key_array(texts.column("key"))
         leading = np.frombuffer(keys.tobytes(), ">u2")[::8]
         numbers = leading.astype(np.uint32) >> (16 - self.bits)
         edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-        final = texts.cast(arrow_schema(CORPUS))
+        final = texts.cast(parquet.arrow_schema(parquet.CORPUS))
         for start, stop in pairwise(edges):
             prefix = prefix_name(int(numbers[start]), self.bits)
             digest, file = keys_digest(keys[start:stop].tobytes()), f"{prefix}.parquet"
-            write_table(final.slice(start, stop - start), self.folder / file)
+            parquet.write_table(final.slice(start, stop - start), self.folder / file)
             self.written.append({"prefix": prefix, "rows": stop - start, "keys_digest": digest, "file": file})

@@ -93,11 +93,11 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
     """
     parsed = _parse(source)
     _name_teachers(parsed.data)
-    chosen = any(_is_set(parsed.data, path) for path in names or {})  # an override of a field keeps the method
+    chosen = any(_value_at(parsed.data, path) is not None for path in names or {})  # an override keeps the method
     applied: dict[str, Any] = {}
     for override in overrides:
         applied |= parsed.override(override)
-    method = parsed.data["student"]["method"] if _is_set(parsed.data, "student.method") else None
+    method = _value_at(parsed.data, "student.method")
     if parsed.places.get(("student", "method")) == COMMAND_LINE and (presets or {}).get(str(method)):
         parsed.drop_those_of_the_file(names or {})
     _name_teachers(parsed.data)  # those of an override
@@ -247,7 +247,7 @@ class ParsedFile:
         except (yaml.YAMLError, RecursionError):
             inner.problems.append("not YAML")
         values = _fields_of(path, value if inner.problems else plain)
-        if values == {path: {}} and isinstance(_value_at(self.data, path), dict):
+        if values == {path: {}} and isinstance(_value_at(self.data, _dotted(path)), dict):
             return {}
         for field_path, field_value in values.items():
             if not self._put(field_path, field_value):
@@ -298,9 +298,9 @@ def _fields_of(path: KeyPath, value: Any) -> dict[KeyPath, Any]:
     return {field_path: field_value for fields in inner for field_path, field_value in fields.items()}
 
 
-def _value_at(data: Any, path: KeyPath) -> Any:
-    for part in path:
-        data = data.get(str(part)) if isinstance(data, dict) else None
+def _value_at(data: Any, path: str) -> Any:
+    for part in path.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
     return data
 
 
@@ -425,14 +425,10 @@ SECTIONS = frozenset(ExperimentConfig.model_fields) - {"teachers"}
 """Fields of the file that may be sections; teachers are a list."""
 
 
-def _is_set(data: Any, path: str) -> bool:
-    section, name = path.split(".")
-    return isinstance(data.get(section), dict) and data[section].get(name) is not None
-
-
 def _with_preset(parsed: ParsedFile, presets: Mapping[str, Mapping[str, Any]], default: str | None) -> Any:
     """Returns the data on top of the defaults that student.method, or else `default`, sets."""
-    method = parsed.data["student"]["method"] if _is_set(parsed.data, "student.method") else default
+    given = _value_at(parsed.data, "student.method")
+    method = default if given is None else given
     if not isinstance(method, str):
         return parsed.data
     preset = presets.get(re.sub(r"^teacher:.*", "teacher:<name>", method))
@@ -515,7 +511,9 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
             if not isinstance(given, dict | list | BaseModel):
                 is_word = isinstance(given, bool) and raw  # such as yes, no, on and off
                 written = f"{raw}, which YAML reads as {json.dumps(given)}" if is_word else _written(given)
-                message = f"{message[0].lower()}{message[1:]} (given {written}){_sweep_hint(kind, given, path)}"
+                is_list = kind in {"int", "float"} and isinstance(given, str) and "," in given
+                sweep = f"; for several students: amalgam sweep {_dotted(path)}={given}" if is_list else ""
+                message = f"{message[0].lower()}{message[1:]} (given {written}){sweep}"
     return message
 
 
@@ -531,11 +529,6 @@ def _as_text(given: object, path: KeyPath, raw: str | None) -> str:
     if field is None or field.is_required():
         return "write one"
     return "leave it out" + (f", or write {field.default}" if field.default else "")
-
-
-def _sweep_hint(kind: str, given: object, path: KeyPath) -> str:
-    several = kind in {"int", "float"} and isinstance(given, str) and "," in given
-    return f"; for several students: amalgam sweep {_dotted(path)}={given}" if several else ""
 
 
 def _hint(word: str, choices: Iterable[str], *, listed: bool = True) -> str:

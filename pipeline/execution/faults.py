@@ -117,9 +117,8 @@ def expected_error(error: BaseException) -> AmalgamError | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(part in str(error).lower() for part in NO_MEMORY)
-    )
+    is_named = isinstance(error, RuntimeError) and any(part in str(error).lower() for part in NO_MEMORY)
+    return is_named or isinstance(error, MemoryError)
 
 
 def _model_of(error: BaseException) -> Any:

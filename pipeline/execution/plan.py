@@ -17,11 +17,6 @@ Reason = Literal["first-run", "config", "input", "upstream", "code", "missing", 
 State = Literal["current", "partial", "missing", "not part of this experiment"]
 
 
-class UnitsJson(TypedDict):
-    done: int | None
-    total: int | None
-
-
 class StateJson(TypedDict):
     """A stage's state, as `amalgam plan --json` prints it."""
 
@@ -29,7 +24,7 @@ class StateJson(TypedDict):
     state: State
     reason: Reason | None
     detail: str
-    units: UnitsJson
+    units: dict[Literal["done", "total"], int | None]
     fingerprint: str | None
     warnings: list[str]
     after: list[str]

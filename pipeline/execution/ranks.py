@@ -13,24 +13,13 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from amalgam.pipeline.errors import ExperimentError, WorkError
 from amalgam.pipeline.execution.plan import identity_of
 from amalgam.pipeline.execution.stage import Run, Stage
 from amalgam.pipeline.storage.fingerprint import differences, library_versions
 from amalgam.pipeline.storage.store import MARK
-
-
-class KeyValueStore(Protocol):
-    """The methods of torch's store that are used here."""
-
-    def set(self, key: str, value: str, /) -> object: ...
-
-    def get(self, key: str, /) -> bytes: ...
-
-    def check(self, keys: list[str], /) -> bool: ...
-
 
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
@@ -51,12 +40,12 @@ class RankInputs:
     def compare_settings(self, stages: Sequence[Stage]) -> None:
         """Compares experiment, stages, versions and workspace, before any work."""
         if self.run.share.kind == "torchrun":
-            settings = self.run.experiment.model_dump(mode="json", exclude={"execution"})
+            settings, store = self.run.experiment.model_dump(mode="json", exclude={"execution"}), self.run.store
             inputs = {
                 "experiment": _without_folders(settings),
                 "stages": [stage.name for stage in stages],
                 "versions": library_versions(),
-                "workspace": self._workspace_id(),
+                "workspace": str((store.read_json(store.root / MARK) or {}).get("id", "")),  # two without a shared disk
             }
             self._compare("the experiment", inputs)
 
@@ -64,11 +53,6 @@ class RankInputs:
         """Compares the digests of a stage's inputs, before it runs or is reused."""
         if self.run.share.kind == "torchrun":
             self._compare(stage.name, identity_of(stage, self.run))
-
-    def _workspace_id(self) -> str:
-        """Returns the id in the workspace's mark; folders of two machines that share no disk have two."""
-        store = self.run.store
-        return str((store.read_json(store.root / MARK) or {}).get("id", ""))
 
     def _compare(self, name: str, inputs: Mapping[str, Any]) -> None:
         share = self.run.share
@@ -90,7 +74,7 @@ class RankInputs:
             fix = "read the message of the process that failed first, and run the command again"
             raise WorkError(what, where=f"{os.environ['MASTER_ADDR']}, process {share.index}", fix=fix) from error
 
-    def _wait(self, store: KeyValueStore, key: str, rank: int) -> None:
+    def _wait(self, store: Any, key: str, rank: int) -> None:
         """Polls, so that a signal can end the process; if another process dies, torchrun ends all."""
         began, is_silent = time.monotonic(), True
         while not store.check([key]):
@@ -102,11 +86,10 @@ class RankInputs:
 
 
 @cache
-def _connect(rank: int, count: int) -> KeyValueStore:
-    """Connects to the store that torchrun, or process 0, serves; the training's process group uses the same one."""
+def _connect(rank: int, count: int) -> Any:
+    """Connects to the store of torch that torchrun, or process 0, serves; the training's process group uses it too."""
     rendezvous = import_module("torch.distributed.rendezvous").rendezvous
-    store: KeyValueStore = next(iter(rendezvous("env://", rank, count)))[0]
-    return store
+    return next(iter(rendezvous("env://", rank, count)))[0]
 
 
 def _without_folders(value: Any) -> Any:

@@ -70,13 +70,11 @@ def update(  # noqa: PLR0913 - the options of a command
     if run.file is not None and not run.file.has_content():  # half of it may have been read
         raise changed_error(run.file.path)
     writes = _claim(needed, run, force=force)  # before any model loads
-    ranks, repairs, forced = RankInputs(run), 0, set[tuple[str, str | None]]()
+    ranks, repairs, forced = RankInputs(run), 0, set[tuple[str, str | None]]() if force else None
     ranks.compare_settings(needed)
     while True:
         try:
-            states = _run_once(
-                needed, run, ranks, target=target, only=only, forced=forced if force else None, writes=writes
-            )
+            states = _run_once(needed, run, ranks, target=target, only=only, forced=forced, writes=writes)
             break
         except (DamagedError, InputChangedError) as fault:
             is_input = isinstance(fault, InputChangedError)

@@ -188,7 +188,6 @@ class Run:
 
     @property
     def file_option(self) -> str:
-        """Returns the option -c of a proposed command, with a space before it; empty for the default file."""
         return file_option(Path(os.path.relpath(self.file.path)) if self.file else None)
 
     @property
@@ -348,7 +347,6 @@ class Stage:
 
 
 def pending_units(run: Run, units: Sequence[Unit]) -> list[Unit]:
-    """Returns the units that are not complete."""
     return [unit for unit, record in zip(units, records_of(run, units), strict=True) if record is None]
 
 

@@ -108,16 +108,16 @@ def temporary_part(parts: Sequence[str]) -> int | None:
     return next((place for place, part in enumerate(parts) if TEMPORARY_NAME.fullmatch(part)), None)
 
 
-def is_unfinished(parts: Sequence[str], rooms: Collection[str], others: Collection[str]) -> bool:
+def is_unfinished(parts: Sequence[str], folders: Collection[str], others: Collection[str]) -> bool:
     """Returns whether this is an unfinished file, or in an unfinished folder, where amalgam makes such names."""
     place = temporary_part(parts)
-    in_result = place is not None and place > 1 and parts[0] in rooms and bool(RESULT.fullmatch(parts[1]))
-    return place == 0 or (place == 1 and parts[0] in {*rooms, *others}) or in_result
+    in_result = place is not None and place > 1 and parts[0] in folders and bool(RESULT.fullmatch(parts[1]))
+    return place == 0 or (place == 1 and parts[0] in {*folders, *others}) or in_result
 
 
-def unit_of(parts: Sequence[str], rooms: Collection[str]) -> str | None:
+def unit_of(parts: Sequence[str], folders: Collection[str]) -> str | None:
     """Returns the unit, ROOM/RESULT/[units/]NAME, to which a file belongs by its path; None if it is no unit's file."""
-    if len(parts) < 3 or parts[0] not in rooms or not RESULT.fullmatch(parts[1]):
+    if len(parts) < 3 or parts[0] not in folders or not RESULT.fullmatch(parts[1]):
         return None
     start = 3 if parts[2] == "units" else 2
     unit, files = parts[start : start + 1], parts[start + 1 :]
@@ -129,5 +129,5 @@ def unit_of(parts: Sequence[str], rooms: Collection[str]) -> str | None:
     return "/".join([*parts[:start], match["name"]])
 
 
-def is_pack(parts: Sequence[str], rooms: Collection[str]) -> bool:
-    return len(parts) > 3 and parts[0] in rooms and parts[-2] == "packs" and bool(PACK.fullmatch(parts[-1]))
+def is_pack(parts: Sequence[str], folders: Collection[str]) -> bool:
+    return len(parts) > 3 and parts[0] in folders and parts[-2] == "packs" and bool(PACK.fullmatch(parts[-1]))

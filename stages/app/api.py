@@ -34,17 +34,8 @@ from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage,
 from amalgam.pipeline.notebook import console_of_python, table_html
 from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
-from amalgam.stages.app import frames, maintenance
+from amalgam.stages.app import arguments, frames, maintenance
 from amalgam.stages.app import verify as verification
-from amalgam.stages.app.arguments import (
-    assignments_of,
-    experiment_of,
-    in_python,
-    local_path,
-    with_labels,
-    with_texts,
-    write_file,
-)
 from amalgam.stages.app.checks import execution_checks, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import check_stored, store_labels, store_texts
@@ -91,7 +82,8 @@ def working(run: Run) -> Iterator[None]:
     with run.signals.listening():
         try:
             yield
-            _leave_group()
+            if "torch" in sys.modules and torch.distributed.is_available() and torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()  # of torchrun: torch warns of a leak otherwise
         except Exception as error:
             cause = error.__cause__ or error
             is_of_system = isinstance(cause, OSError) and cause.errno is not None  # pyarrow's on a content have none
@@ -109,12 +101,6 @@ def working(run: Run) -> Iterator[None]:
                     if not run.store.backend.is_empty():  # `plan` makes no workspace
                         run.store.claim()
                         run.digest_of.save()
-
-
-def _leave_group() -> None:
-    """Leaves the process group of torchrun, because torch warns of a leak otherwise."""
-    if "torch" in sys.modules and torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 class QuietTables(Console):
@@ -181,17 +167,17 @@ class Experiment:
         """
         parts = {"train": texts, "validation": validation, "test": test}
         given = {part: value for part, value in parts.items() if value is not None}
-        source, in_memory = experiment_of(teachers, given, workspace, sections)
+        source, in_memory = arguments.experiment_of(teachers, given, workspace, sections)
         if isinstance(labels, str | Path):
-            source = with_labels(source, labels)
+            source = arguments.with_labels(source, labels)
         self._start(source, [], console_of_python(quiet=quiet))
         problems = problems_of(self._run, [])
         if problems:
             raise all_of(problems)
         if in_memory:
-            source = with_texts(source, in_memory)
+            source = arguments.with_texts(source, in_memory)
         if labels is not None and not isinstance(labels, str | Path):
-            source = with_labels(source, labels)
+            source = arguments.with_labels(source, labels)
         if source is not self._source:
             self._start(source, [], self._console)
 
@@ -212,17 +198,17 @@ class Experiment:
         """
         if isinstance(overrides, str):
             raise ExperimentError("overrides are a mapping or a list", where=overrides, fix=f"[{overrides!r}]")
-        assignments = assignments_of(overrides) if isinstance(overrides, Mapping) else list(overrides)
+        assignments = arguments.assignments_of(overrides) if isinstance(overrides, Mapping) else list(overrides)
         if texts is not None and not isinstance(texts, Mapping):
             fix = 'texts={"train": ..., "test": ...}'
             raise ExperimentError(f"texts is a mapping of parts, not a {type(texts).__name__}", where="texts", fix=fix)
         try:
             if texts:
                 stored = store_texts(Path(path), assignments, texts)
-                assignments += assignments_of({f"corpus.{part}": str(file) for part, file in stored.items()})
+                assignments += arguments.assignments_of({f"corpus.{part}": str(file) for part, file in stored.items()})
             return cls.open(Path(path), assignments, console_of_python(quiet=quiet))
         except ExperimentError as error:
-            raise in_python(error) from error.__cause__
+            raise arguments.in_python(error) from error.__cause__
 
     @classmethod
     def open(
@@ -250,7 +236,7 @@ class Experiment:
             command = f"amalgam run targets.temperature=0.5{self._run.file_option}"
             fix = f"copy it; give overrides on the command line: {command}"
             raise ExperimentError("this experiment has a file", where=str(self._source), fix=fix)
-        return write_file(self._source, Path(path))
+        return arguments.write_file(self._source, Path(path))
 
     @property
     def config(self) -> ExperimentConfig:
@@ -371,9 +357,8 @@ class Experiment:
         """
         check_takes_labels(self.config)
         is_path = isinstance(labels, str | Path)
-        path = Path(labels) if is_path else store_labels(self._source, self._overrides, labels)
-        is_column = isinstance(labels, str) and labels == FROM_CORPUS
-        local = FROM_CORPUS if is_column else local_path(path.absolute(), self._run.base)
+        source = labels if is_path else store_labels(self._source, self._overrides, labels)
+        local = source if source == FROM_CORPUS else arguments.local_path(Path(source).absolute(), self._run.base)
         earlier = self.config.labels
         places = [self._run.base / source for source in (earlier, local) if source and source != FROM_CORPUS]
         is_same = earlier == local or (len(places) == 2 and places[0].resolve() == places[1].resolve())

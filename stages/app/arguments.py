@@ -22,10 +22,7 @@ from amalgam.stages.common.models.hub import is_model_id
 
 
 def experiment_of(
-    teachers: Any,
-    texts: Mapping[str, Any],
-    workspace: str | Path,
-    sections: Mapping[str, Any],
+    teachers: Any, texts: Mapping[str, Any], workspace: str | Path, sections: Mapping[str, Any]
 ) -> tuple[GivenExperiment, dict[str, Any]]:
     """Returns the experiment, and the texts in memory, whose files it does not have yet (`with_texts`)."""
     base = Path.cwd()
@@ -35,7 +32,10 @@ def experiment_of(
     data["teachers"] = _teacher_entries(teachers, base)
     for name, fields in sections.items():
         data[name] = {**data.get(name, {}), **_section(name, fields)}
-    _set_defaults(data, texts, workspace, base)
+    place = workspace if "://" in str(workspace) else local_path(workspace, base)
+    data["execution"] = {"workspace": place, **data.get("execution", {})}
+    if texts.keys() & {"test", "validation"}:
+        data["corpus"] = {"label": "label", **data["corpus"]}
     return GivenExperiment(data, base), in_memory
 
 
@@ -64,15 +64,6 @@ def _section(name: str, fields: Any) -> dict[str, Any]:
         example = " or ".join(f"{section}={{{name!r}: {fields!r}}}" for section in owners)
     fix = f"write {example}" if example else "run `amalgam schema`, which lists the sections and their fields"
     raise ExperimentError(f"{name}={fields!r} is no section of fields", where=GIVEN, fix=fix)
-
-
-def _set_defaults(data: dict[str, Any], texts: Mapping[str, Any], workspace: str | Path, base: Path) -> None:
-    """Sets the label column of labelled parts and the workspace, where the sections leave them out."""
-    defaults = {"execution": {"workspace": workspace if "://" in str(workspace) else local_path(workspace, base)}}
-    if texts.keys() & {"test", "validation"}:
-        defaults["corpus"] = {"label": "label"}
-    for name, fields in defaults.items():
-        data[name] = {**fields, **data.get(name, {})}
 
 
 def _plain(value: Any) -> Any:
@@ -124,7 +115,11 @@ def _sources(given: Any, part: str, base: Path) -> list[str] | None:
     """Returns the files if the texts are given as paths; a list of texts that end like file names is refused."""
     if isinstance(given, str | Path):
         if isinstance(given, str) and not Path(given).suffix and "://" not in given:
-            _check_exists(given, base)
+            try:
+                find_files(given, base)
+            except DataError as error:
+                error.fix = f"{error.fix}; a text itself goes in a list: [{given[:20]!r}, ...]"
+                raise
         given = [given]
     elif not isinstance(given, list | tuple) or not given:
         return None
@@ -134,14 +129,6 @@ def _sources(given: Any, part: str, base: Path) -> list[str] | None:
     elif not all(isinstance(entry, Path) for entry in given):
         return None
     return [local_path(path, base) if isinstance(path, Path) else path for path in given]
-
-
-def _check_exists(source: str, base: Path) -> None:
-    try:
-        find_files(source, base)
-    except DataError as error:
-        error.fix = f"{error.fix}; a text itself goes in a list: [{source[:20]!r}, ...]"
-        raise
 
 
 # ---- teachers

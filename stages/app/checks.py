@@ -103,6 +103,9 @@ def check_trackers(run: Run) -> str:
     return ", ".join(names)
 
 
+OF_EXECUTION: dict[str, Check] = {"device": check_execution_device, "engine": check_engine, "trackers": check_trackers}
+
+
 def check_workspace(run: Run) -> None:
     if not run.store.backend.is_remote:
         check_writable(run.store.root, "change its permissions, or set execution.workspace=DIR")
@@ -189,22 +192,19 @@ def limit_notes(run: Run) -> Iterator[str]:
 
 
 def _about_teachers(run: Run) -> Iterator[str]:
-    experiment = run.experiment
+    experiment, cache = run.experiment, run.experiment.cache
     if len(experiment.teacher_names) == 1 and experiment.student.learns and not experiment.train_teachers:
         yield f"{experiment.teacher_names[0]} is the only teacher: nothing is merged, the student imitates it"
     method = target_method(experiment.targets)
     if "MC dropout" in method.full_name(experiment, ""):
         weights = f"targets.mode={experiment.targets.mode} weights the teachers by one prediction each"
         yield f"without dropout passes, {weights}; the papers use cache.passes=16"
-    settings = {
-        "cache.dropout=last-layer": experiment.cache.last_layer,
-        "cache.adaptive=true": experiment.cache.adaptive,
-    }
+    settings = {"cache.dropout=last-layer": cache.last_layer, "cache.adaptive=true": cache.adaptive}
     for setting in (name for name, is_set in settings.items() if is_set and not passes_of(experiment)):
         runs = "this experiment runs none (at most a sample)"
         yield f"{setting} is for dropout passes, and {runs}; set cache.passes=16"
     with suppress(AmalgamError, PendingDependencyError):
-        if experiment.cache.adaptive and passes_of(experiment) and not adaptive_sample(run):
+        if cache.adaptive and passes_of(experiment) and not adaptive_sample(run):
             needs = "it needs targets.uncertainty=entropy, another targets.distribution than mc-mean, and 30 K texts"
             yield f"cache.adaptive=true has no effect: {needs}"
     try:

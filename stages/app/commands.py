@@ -268,8 +268,7 @@ def label(  # noqa: PLR0913 - the options of a command
         earlier = sum(label != "" for label in table[column])
         texts, labels = table.height - earlier, list(experiment.labels)
         if as_json:
-            facts = {"texts": texts, "earlier": earlier, "labels": labels, "next": command}
-            console.json({"file": str(target), **facts})
+            console.json({"file": str(target), "texts": texts, "earlier": earlier, "labels": labels, "next": command})
             return
         before = f", after {counted(earlier, 'earlier label')}" if earlier else ""
         console.result(f"{target}: {counted(texts, 'random text')} to label{before}")
@@ -335,5 +334,5 @@ def show_health(config: Path, overrides: list[str], *, as_json: bool) -> None:
         console.table("", ["check", "result", "fix"], [check[:3] for check in checks])
     if failed:
         what = f"{len(failed)} of {len(checks)} checks failed: {names}"
-        command = f"amalgam doctor{file_option(config)}"
-        raise ExperimentError(what, fix=f"apply the fixes in the table, and run `{command}` again")
+        fix = f"apply the fixes in the table, and run `amalgam doctor{file_option(config)}` again"
+        raise ExperimentError(what, fix=fix)

@@ -131,16 +131,9 @@ def report(  # noqa: PLR0913 - the options of a command
         if judged and part:
             fix = f"run `amalgam report{file_option(file)}` with these options and without --part after the parts"
             raise ExperimentError("--json and --fail-... need the whole report", where=f"--part {part}", fix=fix)
+        check = partial(_check_first, requirements)
         experiment = run_stages(
-            file,
-            overrides,
-            target="report",
-            only=only,
-            force=force,
-            part=part,
-            quiet=quiet,
-            tables=tables,
-            check=partial(_check_first, requirements),
+            file, overrides, target="report", only=only, force=force, part=part, quiet=quiet, tables=tables, check=check
         )
         if judged:
             _check(experiment.report.with_suffix(".json"), file, requirements)
@@ -228,11 +221,8 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
     if requirements.worse_than is not None:
         rival = _rival(numbers, requirements.worse_than)
         if not rival["n"]:
-            what, fix = (
-                f"no test text has a label of teacher {rival['name']}",
-                "add labelled test texts of this teacher",
-            )
-            raise ExperimentError(what, where="--fail-if-worse-than", fix=fix)
+            what = f"no test text has a label of teacher {rival['name']}"
+            raise ExperimentError(what, where="--fail-if-worse-than", fix="add labelled test texts of this teacher")
         if rival["student_is"] == "worse":
             on = tested_on(verdict["rivals"]) if verdict and rival["kind"] != "teacher on its own labels" else ""
             what = f"{difference_sentence(rival)}{on} (--fail-if-worse-than {requirements.worse_than})"
@@ -355,7 +345,6 @@ def difference(run: ReportJson, other: ReportJson) -> Against | None:
 
 
 def _groups(runs: Sequence[ReportJson]) -> list[GroupAccuracy]:
-    """Returns the accuracy on the labels of each teacher that all runs have."""
     slices = [scores["slice_accuracy"] for run in runs if (scores := _scores(run))]
     shared = [name for name in slices[0] if all(name in accuracy for accuracy in slices)]
     return [{"group": name, "accuracy": [accuracy[name] for accuracy in slices]} for name in shared[:MOST_GROUPS]]
@@ -430,6 +419,4 @@ def _table(comparison: Comparison) -> list[list[str]]:
 
 def _against_first(run: ComparedRun) -> str:
     against = run["against_first"]
-    return (
-        "" if against is None else f"{points(against['mean'])} ({points(against['low'])} to {points(against['high'])})"
-    )
+    return f"{points(against['mean'])} ({points(against['low'])} to {points(against['high'])})" if against else ""

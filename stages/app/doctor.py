@@ -10,21 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from amalgam.data.keys import similar_labels_note
+from amalgam.pipeline.config.schema import Execution
 from amalgam.pipeline.console import counted, size
 from amalgam.pipeline.errors import AmalgamError, ModelError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.user_paths import DEFAULT_FILE
+from amalgam.stages.app import checks
 from amalgam.stages.app.api import open_run
-from amalgam.stages.app.checks import (
-    check_engine,
-    check_execution_device,
-    check_folder,
-    check_space,
-    check_trackers,
-    check_workspace,
-    limit_notes,
-)
 from amalgam.stages.common import load
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
@@ -37,35 +30,35 @@ from amalgam.stages.registry import STAGES
 from amalgam.stages.train_teachers.stage import encoders_of
 
 
-class Check(NamedTuple):
+class Row(NamedTuple):
     check: str
     result: str
     fix: str = ""
     ok: bool = True
 
 
-def diagnose(config: Path, overrides: list[str]) -> Iterator[Check]:
-    yield Check("python", platform.python_version())
+def diagnose(config: Path, overrides: list[str]) -> Iterator[Row]:
+    yield Row("python", platform.python_version())
     for library, version in library_versions().items():
-        yield Check(library, version, f"pip install {library}" if version == "not installed" else "")
+        yield Row(library, version, f"pip install {library}" if version == "not installed" else "")
     device = pick_device("auto")
-    yield Check("device", f"{device}, {dtype_for(device)}")
+    yield Row("device", f"{device}, {dtype_for(device)}")
     yield from _experiment(config, overrides)
 
 
-def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
+def _experiment(config: Path, overrides: list[str]) -> Iterator[Row]:
     """Yields a check of the file and of each input that it names; loads no weights and fetches no texts."""
     if not config.exists() and config.name == DEFAULT_FILE.name:
-        yield Check("experiment", f"no {config.name} here", "amalgam init")
-        yield Check("disk", f"{size(shutil.disk_usage(Path.cwd()).free)} free")
+        yield Row("experiment", f"no {config.name} here", "amalgam init")
+        yield Row("disk", f"{size(shutil.disk_usage(Path.cwd()).free)} free")
         return
     try:
         run = open_run(config, overrides)
     except AmalgamError as error:
-        yield Check("experiment", error.what, error.fix or "", ok=False)
+        yield Row("experiment", error.what, error.fix or "", ok=False)
         return
-    yield Check("experiment", config.name)
-    yield Check("method", method_name(run.experiment))
+    yield Row("experiment", config.name)
+    yield Row("method", method_name(run.experiment))
     parts = sources_of(run.experiment)
     text_checks = [partial(check_texts, run, part=part) for part in parts]
     yield from _rows("texts", text_checks, f"{', '.join(parts)}: every local file has rows and its columns")
@@ -74,45 +67,42 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Check]:
     label_checks = [partial(load.check_unknown, run), partial(load.check_labels, run)]
     yield from _rows("labels", label_checks, f"labels: {labels}" if labels else "none given")
     yield from _models(run)
-    yield from (Check("max_tokens", note) for note in limit_notes(run))
-    folder_checks = [partial(check_folder, run, stage) for stage in STAGES]
+    yield from (Row("max_tokens", note) for note in checks.limit_notes(run))
+    folder_checks = [partial(checks.check_folder, run, stage) for stage in STAGES]
     yield from _rows("folders", folder_checks, "results can be written next to the experiment file")
     yield from _rows("workspace", [partial(_workspace, run)])
-    if run.experiment.execution.device != "auto":
-        yield from _rows("execution.device", [partial(check_execution_device, run)])
-    if run.experiment.execution.engine != "local":
-        yield from _rows("execution.engine", [partial(check_engine, run)])
-    if run.experiment.execution.trackers:
-        yield from _rows("execution.trackers", [partial(check_trackers, run)])
-    yield from _rows("disk", [partial(check_space, run, ())])
+    for field, check in checks.OF_EXECUTION.items():
+        if getattr(run.experiment.execution, field) != Execution.model_fields[field].default:
+            yield from _rows(f"execution.{field}", [partial(check, run)])
+    yield from _rows("disk", [partial(checks.check_space, run, ())])
 
 
-def _rows(name: str, checks: Iterable[Callable[[], object]], result: str = "") -> list[Check]:
+def _rows(name: str, inspections: Iterable[Callable[[], object]], result: str = "") -> list[Row]:
     """Returns a row for each fault; without one, a row with the result, by default that of the last check."""
     rows = []
-    for check in checks:
+    for check in inspections:
         try:
             value = check()
         except PendingDependencyError as pending:
             result = f"checked after {pending}"
         except AmalgamError as error:
-            rows.append(Check(name, error.what, error.fix or "", ok=False))
+            rows.append(Row(name, error.what, error.fix or "", ok=False))
         else:
             result = result or str(value)
-    return rows or [Check(name, result)]
+    return rows or [Row(name, result)]
 
 
 def _model(
-    name: str, find: Callable[[], ModelFiles], *checks: Callable[[ModelFiles], object], result: str = ""
-) -> list[Check]:
+    name: str, find: Callable[[], ModelFiles], *further: Callable[[ModelFiles], object], result: str = ""
+) -> list[Row]:
     """Returns a row for each fault of a model; the other checks need its files."""
     files: list[ModelFiles] = []
     rows = _rows(name, [lambda: files.append(find())], result)
-    checks = (check_model_type, _check_tokenizer, *checks)
-    return _rows(name, [partial(check, files[0]) for check in checks], result) if files else rows
+    further = (check_model_type, _check_tokenizer, *further)
+    return _rows(name, [partial(check, files[0]) for check in further], result) if files else rows
 
 
-def _teachers(run: Run) -> Iterator[Check]:
+def _teachers(run: Run) -> Iterator[Row]:
     """Finds every teacher, on the Hub too, and reads its labels; of trained ones the encoder."""
     experiment, find = run.experiment, Finder().find
     encoders = encoders_of(run).values() if experiment.train_teachers else ()
@@ -145,19 +135,19 @@ def _summary(run: Run) -> str:
     return "; ".join(filter(None, [*parts, similar_labels_note(own)]))
 
 
-def _models(run: Run) -> Iterator[Check]:
-    experiment, student, rows = run.experiment, run.experiment.student, list[Check]()
+def _models(run: Run) -> Iterator[Row]:
+    experiment, student, rows = run.experiment, run.experiment.student, list[Row]()
     if experiment.generate and experiment.generate.writes:
         rows += _rows("models", [partial(language_model_files, run)])
     if student.learns or experiment.corpus.test:
         rows += _model("models", partial(load.encoder_files, run, student, ENCODER), result=f"{student.encoder} found")
-    yield from [row for row in rows if not row.ok] or rows[-1:] or [Check("models", "none needed")]
+    yield from [row for row in rows if not row.ok] or rows[-1:] or [Row("models", "none needed")]
 
 
 def _workspace(run: Run) -> str:
     """Checks that a folder is writable, or that the object store is reachable and supports conditional writes."""
     if not run.store.backend.is_remote:
-        check_workspace(run)
+        checks.check_workspace(run)
         return f"{run.store.root.name} is writable"
     run.store.backend.check()
     return f"{run.store.backend.address}: reached, supports conditional writes"

@@ -89,14 +89,6 @@ def _folder(loaded: LoadedExperiment) -> Path:
     return folder
 
 
-def _usable(tables: Iterable[pa.Table], corpus: Corpus, part: str) -> Iterator[pa.Table]:
-    rows = 0
-    for table in tables:
-        _refuse_unusable(table, corpus, part, rows)
-        rows += table.num_rows
-        yield table
-
-
 def _store(tables: Iterable[pa.Table], folder: Path) -> Path | None:
     """Returns the file of these rows, None without any; equal rows give one file for every kind of object."""
     temporary = temporary_path(folder)
@@ -250,25 +242,27 @@ def _without_categories(table: pa.Table) -> pa.Table:
     return table
 
 
-def _refuse_unusable(table: pa.Table, corpus: Corpus, part: str, before: int) -> None:
-    """Refuses a row without a text, or without a label where labels are read; `before` counts earlier rows."""
-    if corpus.on_bad_row == "skip":
-        return
-    for name in [*corpus.text, *_labels(corpus, part)]:
-        column = table.column(name)
-        usable = pc.is_valid(column)
-        if _is_text(column.type):
-            usable = pc.and_kleene(usable, pc.not_equal(pc.utf8_trim_whitespace(column), ""))
-        elif name in corpus.text and column.type != pa.null():
-            what = f"column {shown(name)} of the {part} texts has the type {column.type}, not text"
-            raise DataError(what, where=f"texts[{part!r}]", fix="set corpus.text to the name of the text column")
-        unusable = pc.fill_null(pc.invert(usable), True)
-        if pc.any(unusable).as_py():
-            row = pc.index(unusable, True).as_py()
-            rows = counted(pc.sum(unusable).as_py(), "such row")
-            where = f"row {before + row:,}, counted from 0: {shown(repr(column[row].as_py()))}; {rows}"
-            fix = "remove these rows, or set corpus.on_bad_row to skip"
-            raise DataError(f"a row of the {part} texts has no {shown(name)}", where=where, fix=fix)
+def _usable(tables: Iterable[pa.Table], corpus: Corpus, part: str) -> Iterator[pa.Table]:
+    """Refuses a row without a text, or without a label where labels are read."""
+    before, names = 0, [] if corpus.on_bad_row == "skip" else [*corpus.text, *_labels(corpus, part)]
+    for table in tables:
+        for name in names:
+            column = table.column(name)
+            usable = pc.is_valid(column)
+            if _is_text(column.type):
+                usable = pc.and_kleene(usable, pc.not_equal(pc.utf8_trim_whitespace(column), ""))
+            elif name in corpus.text and column.type != pa.null():
+                what = f"column {shown(name)} of the {part} texts has the type {column.type}, not text"
+                raise DataError(what, where=f"texts[{part!r}]", fix="set corpus.text to the name of the text column")
+            unusable = pc.fill_null(pc.invert(usable), True)
+            if pc.any(unusable).as_py():
+                row = pc.index(unusable, True).as_py()
+                rows = counted(pc.sum(unusable).as_py(), "such row")
+                where = f"row {before + row:,}, counted from 0: {shown(repr(column[row].as_py()))}; {rows}"
+                fix = "remove these rows, or set corpus.on_bad_row to skip"
+                raise DataError(f"a row of the {part} texts has no {shown(name)}", where=where, fix=fix)
+        before += table.num_rows
+        yield table
 
 
 def _labels(corpus: Corpus, part: str) -> list[str]:

@@ -18,22 +18,10 @@ from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import Run, Stage
-from amalgam.pipeline.storage import compaction
+from amalgam.pipeline.storage import compaction, paths
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.local import LocalStorage, remove_empty_folders
 from amalgam.pipeline.storage.packing import may_be_packed
-from amalgam.pipeline.storage.paths import (
-    CACHED_TOKENS,
-    FINGERPRINT,
-    GIVEN,
-    QUARANTINED,
-    TEMPORARY_NAME,
-    is_pack,
-    is_unfinished,
-    small_content,
-    temporary_part,
-    unit_of,
-)
 from amalgam.pipeline.storage.store import HEAD, MANIFEST, TIMING, HeadEntry, Record, Store
 from amalgam.stages.app.cost import RATES
 from amalgam.stages.common.corpus import FETCHED
@@ -48,12 +36,15 @@ OLD_SECONDS = 24 * 3600.0
 READ_AT_ONCE = 4096
 """Records."""
 
-OTHER_ROOMS = ("pins", QUARANTINE, LOGS, GIVEN, "failed-units", "divergence")
+UNIT_FOLDERS = (*(stage.name for stage in STAGES), paths.CACHED_TOKENS)
+"""Folders of the workspace with units."""
+
+OTHER_FOLDERS = ("pins", QUARANTINE, LOGS, paths.GIVEN, "failed-units", "divergence")
 """Folders of the workspace without units."""
 
 PIN = re.compile(r"[a-z]+-.+\.json")
 
-FAMILY_PATH = re.compile(rf"[a-z-]+/{FINGERPRINT}/family(\.copy)?\.json")
+FAMILY_PATH = re.compile(rf"[a-z-]+/{paths.FINGERPRINT}/family(\.copy)?\.json")
 
 SMALL_FILES = (HEAD, "HEAD.copy.json", "digests.json", RATES)
 
@@ -93,7 +84,11 @@ def list_artifacts(run: Run) -> Status:
         for name, files in sorted(folders[stage.name].items())
         if (summary := _summary(run, stage, name, files, sizes))
     ]
-    notes = list(_newer_models(run))
+    references = ((own.name, model_reference(run, own.model, own.revision)) for own in run.experiment.teachers)
+    newer = ((name, revision) for name, reference in references if (revision := newer_revision(reference)))
+    notes = [
+        f"teacher {name}: the Hub has a newer version, {new[:12]}; revision: {new} takes it" for name, new in newer
+    ]
     address = run.store.backend.address
     return {"workspace": address, "bytes": _bytes(entries), "head": head, "artifacts": artifacts, "notes": notes}
 
@@ -121,13 +116,6 @@ def _summary(run: Run, stage: Stage, name: str, files: Sequence[FileInfo], sizes
     return f"family of {key.get('teacher')}, {counted(units, 'unit')}, {key.get('dtype', 'fp32')}"
 
 
-def _newer_models(run: Run) -> Iterator[str]:
-    for teacher in run.experiment.teachers:
-        newer = newer_revision(model_reference(run, teacher.model, teacher.revision))
-        if newer:
-            yield f"teacher {teacher.name}: the Hub has a newer version, {newer[:12]}; revision: {newer} takes it"
-
-
 # ---- packing
 
 
@@ -147,17 +135,13 @@ def unreadable_files(store: Store) -> list[str]:
             if kind is not None and local is not None:
                 kind(local)
                 stage, result, _ = path.split("/", 2)
-                tables = () if result == FETCHED else TABLES.get(stage, ())
-                if local.suffix == ".parquet" and not _has_columns(local, tables):
+                tables = TABLES.get(stage, ()) if local.suffix == ".parquet" and result != FETCHED else ()
+                columns = set(pq.read_schema(local).names) if tables else set()
+                if tables and not any({column.name for column in table} <= columns for table in tables):
                     unreadable.append(path)
         except Exception:  # noqa: BLE001 - each library has exceptions of its own
             unreadable.append(path)
     return unreadable
-
-
-def _has_columns(path: Path, tables: Sequence[Sequence[parquet.Column]]) -> bool:
-    names = set(pq.read_schema(path).names)
-    return not tables or any({column.name for column in table} <= names for table in tables)
 
 
 TABLES: Mapping[str, Sequence[Sequence[parquet.Column]]] = {
@@ -165,7 +149,7 @@ TABLES: Mapping[str, Sequence[Sequence[parquet.Column]]] = {
     "generate": (parquet.WRITTEN,),
     "cache-teachers": (parquet.CACHE_TEXTS, parquet.STOPS, parquet.STOP_REGRESSIONS),
     "cache-features": (parquet.FEATURES, parquet.STATES),
-    CACHED_TOKENS: (parquet.TOKENS,),
+    paths.CACHED_TOKENS: (parquet.TOKENS,),
     "weigh-teachers": (parquet.WEIGHTS, parquet.LABELLED_WEIGHTS),
     "build-targets": (parquet.TARGETS,),
     "report": (parquet.SIMILARITIES,),
@@ -188,7 +172,7 @@ def _read_header(path: Path) -> None:
 
 READERS: Mapping[str, Callable[[Path], object]] = {
     ".parquet": _read_rows,
-    ".json": lambda path: json.loads(small_content(path) or b""),
+    ".json": lambda path: json.loads(paths.small_content(path) or b""),
     ".npy": lambda path: np.load(path, mmap_mode="r"),
     ".safetensors": _read_header,
 }
@@ -266,19 +250,19 @@ def young_quarantine(run: Run) -> YoungQuarantine:
 
 def _delete(run: Run, garbage: Iterable[Garbage]) -> None:
     """Deletes records before their files, so that an interrupted deletion leaves no record without files."""
-    paths: dict[str, list[str]] = {"loose": [], "stored": [], "local": []}
+    by_place: dict[str, list[str]] = {"loose": [], "stored": [], "local": []}
     for row in garbage:
         place = "local" if Path(row["path"]).is_absolute() else "loose" if row["kind"] == "packed" else "stored"
-        paths[place].append(row["path"])
-    run.store.backend.delete(sorted(paths["stored"], key=lambda path: not path.endswith(".json")))
-    run.store.backend.inner.delete(paths["loose"])
-    for path in map(Path, paths["local"]):
+        by_place[place].append(row["path"])
+    run.store.backend.delete(sorted(by_place["stored"], key=lambda path: not path.endswith(".json")))
+    run.store.backend.inner.delete(by_place["loose"])
+    for path in map(Path, by_place["local"]):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
     if not run.store.backend.is_remote:
-        remove_empty_folders(run.store.root, [*paths["stored"], *paths["loose"]])
+        remove_empty_folders(run.store.root, [*by_place["stored"], *by_place["loose"]])
 
 
 def _row(path: str, size: int, kind: str) -> Garbage:
@@ -287,7 +271,6 @@ def _row(path: str, size: int, kind: str) -> Garbage:
 
 def _leftovers(run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]]) -> Iterator[Garbage]:
     """Yields temporary files of killed processes, quarantine, files of units without a record, and packed ones."""
-    rooms = _rooms()
     folders = {entry.path.rpartition("/")[0] for entry in entries}
     indexes = [run.store.backend.index(folder) for folder in sorted(folders) if may_be_packed(folder)]
     packs = {inside: piece.pack for index in indexes for inside, piece in index.pieces.items()}
@@ -302,18 +285,20 @@ def _leftovers(run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[st
                 yield _row(entry.path, entry.bytes, "packed")
         elif entry.path not in old or entry.path in named:
             continue
-        elif is_unfinished(parts, rooms, OTHER_ROOMS):
+        elif paths.is_unfinished(parts, UNIT_FOLDERS, OTHER_FOLDERS):
             yield _row(entry.path, entry.bytes, "temporary")
         elif _is_quarantined(parts):
             yield _row(entry.path, entry.bytes, "quarantined")
-        elif is_pack(parts, rooms) or (unit_of(parts, rooms) and not _is_in_unit(parts, complete)):
+        elif paths.is_pack(parts, UNIT_FOLDERS) or (
+            paths.unit_of(parts, UNIT_FOLDERS) and not _is_in_unit(parts, complete)
+        ):
             yield _row(entry.path, entry.bytes, "orphan")
         elif result_folder(entry.path) not in with_records and FAMILY_PATH.fullmatch(entry.path):
             yield _row(entry.path, entry.bytes, "family")
 
 
 def _is_quarantined(parts: Sequence[str]) -> bool:
-    return parts[0] == QUARANTINE and len(parts) == 2 and QUARANTINED.fullmatch(parts[1]) is not None
+    return parts[0] == QUARANTINE and len(parts) == 2 and paths.QUARANTINED.fullmatch(parts[1]) is not None
 
 
 def _is_in_unit(parts: Sequence[str], complete: Collection[str]) -> bool:
@@ -327,7 +312,7 @@ def _local_leftovers(run: Run, entries: Sequence[FileInfo]) -> Iterator[Garbage]
     backend, stored = run.store.backend, {entry.path for entry in entries}
     for folder in (run.base / name for name in FOLDERS):
         for path in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
-            sizes = _old_sizes(partial(_below, path)) if TEMPORARY_NAME.fullmatch(path.name) else {}
+            sizes = _old_sizes(partial(_below, path)) if paths.TEMPORARY_NAME.fullmatch(path.name) else {}
             if sizes and not files_of_user(path):
                 yield _row(str(path), sum(sizes.values()), "temporary")
     cache = LocalStorage(backend.unpacked)
@@ -338,9 +323,9 @@ def _local_leftovers(run: Run, entries: Sequence[FileInfo]) -> Iterator[Garbage]
         parts = entry.path.split("/")
         if not _is_old(entry.modified) or entry.path in stored:
             continue
-        if temporary_part(parts) is not None:
+        if paths.temporary_part(parts) is not None:
             yield _row(str(cache.root / entry.path), entry.bytes, "temporary")
-        elif unit_of(parts, _rooms()):
+        elif paths.unit_of(parts, UNIT_FOLDERS):
             yield _row(str(cache.root / entry.path), entry.bytes, "copy")
         elif _is_quarantined(parts):
             yield _row(str(cache.root / entry.path), entry.bytes, "quarantined")
@@ -376,31 +361,25 @@ def _is_old(modified: float) -> bool:
     return time.time() - modified > OLD_SECONDS
 
 
-def _rooms() -> list[str]:
-    """Returns the folders with units."""
-    return [*(stage.name for stage in STAGES), CACHED_TOKENS]
-
-
 def record_paths(entries: Iterable[FileInfo]) -> Iterator[str]:
     """Yields the paths of pins, manifests and of the records of units whose files exist."""
-    rooms, paths = _rooms(), [entry.path for entry in entries]
-    units = {f"{unit}.json" for path in paths if (unit := unit_of(path.split("/"), rooms))}
-    for path in paths:
+    insides = [entry.path for entry in entries]
+    units = {f"{unit}.json" for path in insides if (unit := paths.unit_of(path.split("/"), UNIT_FOLDERS))}
+    for path in insides:
         folder, _, name = path.rpartition("/")
-        is_result = name in {MANIFEST, TIMING} and folder.count("/") == 1 and folder.split("/")[0] in rooms
+        is_result = name in {MANIFEST, TIMING} and folder.count("/") == 1 and folder.split("/")[0] in UNIT_FOLDERS
         if path in units or is_result or (folder == "pins" and PIN.fullmatch(name)):
             yield path
 
 
 def records_in(run: Run, entries: Iterable[FileInfo]) -> Iterator[tuple[str, Record]]:
     """Yields all records of units and results, read in batches."""
-    rooms = _rooms()
     named = [(entry.path, entry.path.split("/")) for entry in entries if entry.path.endswith(".json")]
-    insides = [path for path, parts in named if len(parts) > 2 and parts[0] in rooms]
+    insides = [path for path, parts in named if len(parts) > 2 and parts[0] in UNIT_FOLDERS]
     for start in range(0, len(insides), READ_AT_ONCE):
-        paths = {run.store.root / inside: inside for inside in insides[start : start + READ_AT_ONCE]}
-        for path, record in run.store.records(list(paths), complete=False).items():
-            yield paths[path], record
+        batch = {run.store.root / inside: inside for inside in insides[start : start + READ_AT_ONCE]}
+        for path, record in run.store.records(list(batch), complete=False).items():
+            yield batch[path], record
 
 
 # ---- results that no build uses
@@ -414,8 +393,8 @@ def _unused_records(
     by_path = {entry.path: entry for entry in entries if entry.path not in kept}
     for inside, record in records:
         if inside not in kept:
-            paths = (inside, *(file.path for file in record.files))
-            yield inside, [by_path[path] for path in paths if path in by_path]
+            own = (inside, *(file.path for file in record.files))
+            yield inside, [by_path[path] for path in own if path in by_path]
 
 
 def _young_folders(entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]]) -> set[str]:
@@ -451,7 +430,7 @@ def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
             folders.add(inside.rpartition("/")[0])
     for inside, record in records:
         of_family = inside.rpartition("/")[0] in folders and not inside.endswith((MANIFEST, TIMING))
-        if of_family or (inside.startswith(f"{CACHED_TOKENS}/") and record.facts.get("bucket") in texts):
+        if of_family or (inside.startswith(f"{paths.CACHED_TOKENS}/") and record.facts.get("bucket") in texts):
             kept |= {inside, *(file.path for file in record.files)}
     return kept
 

@@ -23,18 +23,11 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import MANIFEST, Record
 from amalgam.stages.build_targets.labels import with_labels
-from amalgam.stages.common.cached.load import answer_reader, dtype_of, families_of, passes_counted
+from amalgam.stages.common import load
+from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import Bucket, even_groups, group_name, read_bucket
 from amalgam.stages.common.given_labels import FROM_CORPUS
 from amalgam.stages.common.intervals import percent
-from amalgam.stages.common.load import (
-    check_gold,
-    given_labels,
-    label_space,
-    labels_identity,
-    teachers_of,
-    train_part,
-)
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_of
 from amalgam.stages.objective_inputs import reads_texts
@@ -104,25 +97,25 @@ class BuildTargets(Stage):
         return ("read-corpus", "train-teachers", *answers, *by_domain, *weighed)
 
     def resolve_inputs(self, run: Run) -> None:
-        if not teachers_of(run):  # with teachers, cache-teachers has checked it
-            check_gold(run)
+        if not load.teachers_of(run):  # with teachers, cache-teachers has checked it
+            load.check_gold(run)
 
     def identity(self, run: Run) -> Identity:
         """Returns the inputs read from cache-teachers, not its fingerprint: new test parts or passes change nothing."""
-        targets, part = run.experiment.targets, train_part(run)
+        targets, part = run.experiment.targets, load.train_part(run)
         method = target_method(targets)
-        inputs: dict[str, object] = {"texts": part.texts_digest, "labels": list(label_space(run).names)}
+        inputs: dict[str, object] = {"texts": part.texts_digest, "labels": list(load.label_space(run).names)}
         if method.reads_gold:
             inputs["gold"] = part.labels_digest
         if method.reads_teachers:
             run.result("cache-teachers")
-            inputs["families"] = families_of(run)
-            inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
-            inputs["dtype"] = dtype_of(run)
-            if label_space(run).shares_labels and (method.weighted or method.confidence_is_weight):
+            inputs["families"] = cached.families_of(run)
+            inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in load.teachers_of(run)}
+            inputs["dtype"] = cached.dtype_of(run)
+            if load.label_space(run).shares_labels and (method.weighted or method.confidence_is_weight):
                 inputs["compared"] = "answers"  # before, teachers were compared
-            inputs |= passes_counted(run) if method.reads_passes else {}
-        inputs |= labels_identity(run)
+            inputs |= cached.passes_counted(run) if method.reads_passes else {}
+        inputs |= load.labels_identity(run)
         upstream = ["weigh-teachers"] * method.weighs_together + ["fit-statistics"] * method.weighs_by_domain
         fingerprints = {stage: run.fingerprint(stage) for stage in upstream}
         return Identity({"targets": targets.model_dump(include=method.fields)}, inputs, fingerprints)
@@ -130,20 +123,19 @@ class BuildTargets(Stage):
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [
             Unit(group_name(buckets), folder / "units", sum(bucket.rows for bucket in buckets), buckets)
-            for buckets in even_groups(train_part(run).buckets, self.at_once)
+            for buckets in even_groups(load.train_part(run).buckets, self.at_once)
         ]
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
-        """Returns the number of texts."""
-        return float(train_part(run).texts if units is None else sum(unit.size for unit in units))
+        return float(load.train_part(run).texts if units is None else sum(unit.size for unit in units))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         rows = pa.concat_tables(read_bucket(run.store, bucket, ["key", "label"]) for bucket in unit.payload)
         batch = _targets(run, unit.payload, rows, _given_labels(run, rows))
         _check(run, batch, rows)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-            write_table(_table(rows, batch, len(label_space(run).columns)), draft.folder / "unit.parquet")
-            draft.facts = summarise(batch, rows, label_space(run))
+            write_table(_table(rows, batch, len(load.label_space(run).columns)), draft.folder / "unit.parquet")
+            draft.facts = summarise(batch, rows, load.label_space(run))
 
     def finish(self, run: Run, records: Sequence[Record]) -> TargetFacts:
         return {
@@ -176,7 +168,7 @@ def target_facts(run: Run) -> TargetFacts:
 
 
 def _meaning(run: Run) -> TargetMeaning:
-    targets, space = run.experiment.targets, label_space(run)
+    targets, space = run.experiment.targets, load.label_space(run)
     method = target_method(targets)
     return {
         "labels": list(space.names),
@@ -194,7 +186,7 @@ def read_targets(run: Run) -> Iterator[pa.Table]:
     run.store.backend.fetch([file.path for file in files])
     left = iter(files)
     rest: pa.Table | None = None
-    for bucket in train_part(run).buckets:
+    for bucket in load.train_part(run).buckets:
         while rest is None or rest.num_rows < bucket.rows:
             table = read_table(run.store.verified_path(next(left)), READ)
             rest = table if rest is None or not rest.num_rows else pa.concat_tables([rest, table])
@@ -205,29 +197,27 @@ def read_targets(run: Run) -> Iterator[pa.Table]:
 def check_train_gold(run: Run) -> None:
     """Refuses training texts without a gold label if the targets are gold labels."""
     if target_method(run.experiment.targets).reads_gold:
-        part = train_part(run)
+        part = load.train_part(run)
         _refuse_unlabelled(run, part.texts - sum(part.facts["labels"].values()))
 
 
 def _refuse_unlabelled(run: Run, texts: int) -> None:
     """Raises DataError for this number of training texts without a gold label, if it is not 0."""
     if texts:
-        raise DataError(
-            f"{counted(texts, 'training text', 'has', 'have')} no gold label",
-            where=f"targets.mode: {run.experiment.targets.mode} learns from gold labels",
-            fix="label them, or leave them out of corpus.train",
-        )
+        what = f"{counted(texts, 'training text', 'has', 'have')} no gold label"
+        fix = "label them, or leave them out of corpus.train"
+        raise DataError(what, where=f"targets.mode: {run.experiment.targets.mode} learns from gold labels", fix=fix)
 
 
 def _given_labels(run: Run, rows: pa.Table) -> pl.Series | None:
     """Returns the label in `labels` of each text, or None without any label."""
-    given = given_labels(run)
+    given = load.given_labels(run)
     labels = [given.by_key.get(key) for key in rows.column("key").to_pylist()] if given else []
     return pl.Series("label", labels, dtype=pl.String) if any(labels) else None
 
 
 def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table, labels: pl.Series | None) -> TargetBatch:
-    space, method = label_space(run), target_method(run.experiment.targets)
+    space, method = load.label_space(run), target_method(run.experiment.targets)
     gold = pl.Series("label", rows.column("label"), dtype=pl.String)
     if method.reads_gold:  # the corpus may have been read when no label was needed
         _refuse_unlabelled(run, gold.null_count())
@@ -241,8 +231,8 @@ def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table, labels: pl.Ser
 def _predictions(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> list[TeacherPredictions]:
     """Returns the teachers' predictions for some texts of these buckets."""
     keys, prefixes = pl.Series("key", rows.column("key"), dtype=pl.Binary), [bucket.prefix for bucket in buckets]
-    reader = answer_reader(run)
-    predictions = [reader.predictions(name, prefixes, keys) for name in label_space(run).columns]
+    reader = cached.answer_reader(run)
+    predictions = [reader.predictions(name, prefixes, keys) for name in load.label_space(run).columns]
     if target_method(run.experiment.targets).weighs_by_domain:
         return with_domain_confidence(run, predictions, prefixes, key_array(rows.column("key")))
     return predictions
@@ -266,7 +256,7 @@ def unset_targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> UnsetT
     gold, predictions = pl.Series("label", rows.column("label"), dtype=pl.String), _predictions(run, buckets, rows)
 
     def first_labels(weights: pl.Series | None) -> Array:
-        inputs = TargetInputs(label_space(run), gold, predictions, weights)
+        inputs = TargetInputs(load.label_space(run), gold, predictions, weights)
         labels: Array = method.build(inputs).target.to_numpy().argmax(axis=1)
         return labels
 

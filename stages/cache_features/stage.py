@@ -20,27 +20,9 @@ from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common import load
+from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.cached.coverage import UnitFacts, units_for
-from amalgam.stages.common.cached.load import (
-    ENCODER,
-    CachedStates,
-    describe_family,
-    load_encoder,
-    parts_of,
-    requests_of,
-    required_states,
-    units_of,
-)
-from amalgam.stages.common.load import (
-    encoder_digest,
-    encoder_files,
-    extra_parts,
-    teacher_loader,
-    teachers_of,
-    token_cache,
-    train_part,
-    unit_texts,
-)
 from amalgam.stages.common.models.resolve import ModelFiles, width_of
 from amalgam.stages.common.token_cache import TokenizedUnit, tokenizer_digest
 from amalgam.stages.objective_inputs import measure_of, objective_inputs
@@ -76,40 +58,42 @@ class CacheFeatures(Stage):
         return experiment.student.learns and (reads_states or target_method(experiment.targets).reads_features)
 
     def resolve_inputs(self, run: Run) -> None:
-        encoder_files(run, run.experiment.student, ENCODER)
+        load.encoder_files(run, run.experiment.student, cached.ENCODER)
 
     def identity(self, run: Run) -> Identity:
-        inputs: dict[str, object] = {"texts": train_part(run).texts_digest}
-        inputs |= {part.name: part.texts_digest for part in extra_parts(run)}
-        features = next((states.key for states in required_states(run) if states.teacher is None), None)
+        inputs: dict[str, object] = {"texts": load.train_part(run).texts_digest}
+        inputs |= {part.name: part.texts_digest for part in load.extra_parts(run)}
+        features = next((states.key for states in cached.required_states(run) if states.teacher is None), None)
         inputs |= {"features": features} if features else {}
-        of_teachers = [[states.owner, states.key] for states in required_states(run) if states.teacher]
+        of_teachers = [[states.owner, states.key] for states in cached.required_states(run) if states.teacher]
         inputs |= {"states": of_teachers} if of_teachers else {}
         if objective_inputs(run.experiment).states == "tokens":  # as this encoder's tokenizer cuts texts too
             student = run.experiment.student
-            inputs["tokens_of"] = [encoder_digest(run, student, ENCODER), student.max_tokens]
+            inputs["tokens_of"] = [load.encoder_digest(run, student, cached.ENCODER), student.max_tokens]
         return Identity({}, inputs)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
-        requests = {part.name: list(requests_of(run, part)) for part in (train_part(run), *extra_parts(run))}
+        requests = {
+            part.name: list(cached.requests_of(run, part)) for part in (load.train_part(run), *load.extra_parts(run))
+        }
         units: list[Unit] = []
-        for states in {states.family: states for states in required_states(run)}.values():
-            cached = units_of(run, self.name, states.family)
-            for bucket in (bucket for part in parts_of(run, states) for bucket in requests[part.name]):
-                units += units_for(states.owner, bucket, cached, 0)
+        for states in {states.family: states for states in cached.required_states(run)}.values():
+            present = cached.units_of(run, self.name, states.family)
+            for bucket in (bucket for part in cached.parts_of(run, states) for bucket in requests[part.name]):
+                units += units_for(states.owner, bucket, present, 0)
         return units
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of texts, counted once for each kind of states."""
-        expected = train_part(run).texts * len(required_states(run)) if units is None else 0
+        expected = load.train_part(run).texts * len(cached.required_states(run)) if units is None else 0
         return float(expected or sum(unit.size for unit in units or ()))
 
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         """Returns a byte for each number of one state of each text: half of its size in fp16, as for predictions."""
         student = run.experiment.student
         files = [
-            states.teacher.files if states.teacher else encoder_files(run, student, ENCODER)
-            for states in required_states(run)
+            states.teacher.files if states.teacher else load.encoder_files(run, student, cached.ENCODER)
+            for states in cached.required_states(run)
         ]
         sizes = [width_of(model) for model in files]
         return int(self.workload(run, units)) * min(sizes, default=0), 0
@@ -118,7 +102,7 @@ class CacheFeatures(Stage):
         if objective_inputs(run.experiment).states == "tokens":
             _check_tokenizers(run)
         for family, group in groupby(units, key=lambda unit: unit.folder.parent.name):
-            work = _work_on(run, next(states for states in required_states(run) if states.family == family))
+            work = _work_on(run, next(states for states in cached.required_states(run) if states.family == family))
             for unit in group:
                 run.signals.check()
                 with_retries(partial(work, unit), f"{self.name} {unit.name}", run.store, run.console)
@@ -126,9 +110,9 @@ class CacheFeatures(Stage):
 
     def finish(self, run: Run, records: Sequence[Record]) -> FamiliesFacts:  # noqa: ARG002
         families: dict[str, list[str]] = {}
-        for states in required_states(run):
+        for states in cached.required_states(run):
             named = f"states of {states.owner}" if states.teacher else f"features of {run.experiment.student.encoder}"
-            describe_family(run, self.name, states.family, {"teacher": named, **states.key, **states.versions})
+            cached.describe_family(run, self.name, states.family, {"teacher": named, **states.key, **states.versions})
             families.setdefault(states.owner, []).append(states.family)
         return {"families": families}
 
@@ -140,21 +124,21 @@ class CacheFeatures(Stage):
         return f"states of {', '.join(manifest.facts['families'])}"
 
 
-def _work_on(run: Run, states: CachedStates) -> Callable[[Unit], None]:
+def _work_on(run: Run, states: cached.CachedStates) -> Callable[[Unit], None]:
     """Returns the function that computes and commits one unit of these states."""
     if states.teacher is None:
         return partial(_write_features, run)
-    teacher = teacher_loader(run).load(states.teacher, states.key["dtype"], passes=0)
-    tokenize = unit_texts(run, [train_part(run), *extra_parts(run)]).tokenizer(states.teacher, teacher)
+    teacher = load.teacher_loader(run).load(states.teacher, states.key["dtype"], passes=0)
+    tokenize = load.unit_texts(run, [load.train_part(run), *load.extra_parts(run)]).tokenizer(states.teacher, teacher)
     return partial(_write_states, run, states.key, teacher, tokenize)
 
 
 def _write_features(run: Run, unit: Unit) -> None:
     from amalgam.stages.common.inference.states import feature_table
 
-    bucket = next(bucket for bucket in train_part(run).buckets if bucket.prefix == unit.payload.prefix)
-    encoder = load_encoder(run)
-    rows, tokens = token_cache(run, encoder.classifier).read(bucket, unit.payload.rows)
+    bucket = next(bucket for bucket in load.train_part(run).buckets if bucket.prefix == unit.payload.prefix)
+    encoder = cached.load_encoder(run)
+    rows, tokens = load.token_cache(run, encoder.classifier).read(bucket, unit.payload.rows)
     table = feature_table(encoder, rows.column("key"), tokens)
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
         write_table(table, draft.folder / "unit.parquet")
@@ -176,8 +160,8 @@ def _write_states(
 def _check_tokenizers(run: Run) -> None:
     """Tokens are compared one by one, so all must cut a text into the same ones."""
     student = run.experiment.student
-    wanted = _digest(encoder_files(run, student, ENCODER))
-    for teacher in teachers_of(run):
+    wanted = _digest(load.encoder_files(run, student, cached.ENCODER))
+    for teacher in load.teachers_of(run):
         fix = "set objective.states=pooled (layerwise: objective.schedule=joint), or use an encoder with its tokenizer"
         if _digest(teacher.files) != wanted:
             what = f"teacher {teacher.name} and the student's encoder {student.encoder} do not tokenise alike"

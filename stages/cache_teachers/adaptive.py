@@ -14,20 +14,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
+from amalgam.data import parquet
 from amalgam.data.arrays import Array, entropy_nats, softmax
 from amalgam.data.lazy import np, pa
-from amalgam.data.parquet import (
-    STOP_CONFIDENCES,
-    STOP_REGRESSIONS,
-    STOPS,
-    arrow_schema,
-    build_table,
-    key_list,
-    matrix,
-    read_keys,
-    read_table,
-    write_table,
-)
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record, Store
@@ -132,7 +121,7 @@ class CachedPasses:
         rows = np.flatnonzero(unit_keys[places] == keys)
         if not len(rows):
             return rows, np.empty((0, 0), np.float32)
-        values = matrix(read_table(self.store.verified_path(unit.file), [column]).column(0))
+        values = parquet.matrix(parquet.read_table(self.store.verified_path(unit.file), [column]).column(0))
         return rows, values[places[rows]]
 
 
@@ -151,7 +140,7 @@ def stopping_rounds(  # noqa: PLR0913  the texts, the teachers and how units are
     `sample` has every bucket with the number of its first texts that are sampled. `request` lists the units of all
     teachers for a bucket and the number of passes of each of its texts.
     """
-    sampled_keys = [key_list(keys_of(bucket)[:sampled]) for bucket, sampled in sample if sampled]
+    sampled_keys = [parquet.key_list(keys_of(bucket)[:sampled]) for bucket, sampled in sample if sampled]
     regressions = _regressions_unit(store, passes, sample, sampled_keys, families)
     wanted = {bucket.prefix: passes * (np.arange(bucket.rows) < sampled) for bucket, sampled in sample}
 
@@ -211,7 +200,7 @@ def _record(store: Store, unit: Unit) -> Record:
 
 def _passes_in(store: Store, decision: Unit) -> Array:
     path = store.verified_path(_record(store, decision).files[0])
-    passes: Array = read_table(path, ["passes"]).column(0).to_numpy()
+    passes: Array = parquet.read_table(path, ["passes"]).column(0).to_numpy()
     return passes
 
 
@@ -372,7 +361,7 @@ class AdaptivePasses:
     def _fit(self, unit: Unit) -> None:
         parts = list[list[PassAnswers]]()
         for bucket, rows in unit.payload.sample:
-            keys = read_keys(self.cached.store.verified_path(bucket.file))[:rows]
+            keys = parquet.read_keys(self.cached.store.verified_path(bucket.file))[:rows]
             parts.append(self._answers(bucket, keys, self.passes))
         answers = [PassAnswers.joined(own) for own in zip(*parts, strict=True)]
         fitted = fit_all(answers, self.passes, np.arange(len(answers[0].logits)))
@@ -382,14 +371,17 @@ class AdaptivePasses:
             for family, each in zip(self.families, regressions, strict=True)
         ]
         with self.cached.store.draft(unit.folder, unit.name, ".parquet") as draft:
-            write_table(pa.Table.from_pylist(rows, arrow_schema(STOP_REGRESSIONS)), draft.folder / "unit.parquet")
+            parquet.write_table(
+                pa.Table.from_pylist(rows, parquet.arrow_schema(parquet.STOP_REGRESSIONS)),
+                draft.folder / "unit.parquet",
+            )
             draft.facts = {**audit_regressions(answers, self.passes)}
 
     def _regressions(self, stop: StopDecision) -> Fitted:
         """Returns the regressions of the steps up to this decision; none where the audit is against them."""
         record = _record(self.cached.store, stop.regressions)
         fitted: dict[int, list[Regression]] = {}
-        table = read_table(self.cached.store.verified_path(record.files[0]))
+        table = parquet.read_table(self.cached.store.verified_path(record.files[0]))
         for row in table.to_pylist() if is_better(record.facts) else ():
             if stop.step is None or row["step"] <= stop.step:
                 fitted.setdefault(row["step"], []).append(Regression(np.array(row["weights"]), row["deviation"]))
@@ -399,22 +391,22 @@ class AdaptivePasses:
         """Commits a decision: the passes of each text, -1 where it needs more, and at the end the confidences."""
         decision: StopDecision = unit.payload
         store, bucket = self.cached.store, decision.bucket
-        keys = read_keys(store.verified_path(bucket.file))
+        keys = parquet.read_keys(store.verified_path(bucket.file))
         others = np.arange(decision.sampled, len(keys))
         taken = np.full(len(keys), self.passes)
         taken[others], log = stop(
             self._regressions(decision), others, lambda step, rows: self._answers(bucket, keys[rows], step)
         )
         facts: StopFacts = {"rows": len(keys), "settled": int(((taken >= 0) & (taken < self.passes)).sum())}
-        columns: dict[str, Any] = {"key": key_list(keys)}
+        columns: dict[str, Any] = {"key": parquet.key_list(keys)}
         if decision.step is None:
             taken[taken < 0] = self.passes
             columns["confidence"] = self._confidences(bucket, keys, taken, log)
             facts |= {"prefix": bucket.prefix, "passes": int(taken.sum())}
         columns["passes"] = taken.astype(np.int32)
-        schema = STOPS if decision.step is not None else STOP_CONFIDENCES
+        schema = parquet.STOPS if decision.step is not None else parquet.STOP_CONFIDENCES
         with store.draft(unit.folder, unit.name, ".parquet") as draft:
-            write_table(build_table(schema, columns), draft.folder / "unit.parquet")
+            parquet.write_table(parquet.build_table(schema, columns), draft.folder / "unit.parquet")
             draft.facts = facts
 
     def _confidences(self, bucket: Bucket, keys: Any, taken: Array, predicted: Array) -> Array:

@@ -38,38 +38,12 @@ from amalgam.stages.cache_teachers.sample import (
     sampled_rows,
     wanted_passes,
 )
+from amalgam.stages.common import load
+from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.cached.coverage import AnswerFacts, CachedUnits, UnitRequest, family_in, units_for
-from amalgam.stages.common.cached.load import (
-    ADAPTIVE_VERSION,
-    AUTO_PASSES,
-    adaptive_sample,
-    describe_family,
-    dtype_of,
-    families_of,
-    family_key,
-    passes_of,
-    pinned_dtype,
-    requests_of,
-    sample_size,
-    unit_keys,
-    units_folder,
-    units_of,
-)
 from amalgam.stages.common.cached.read import distinct
 from amalgam.stages.common.corpus import Bucket, Part, tables
 from amalgam.stages.common.device import dtype_for, pick_device
-from amalgam.stages.common.load import (
-    check_gold,
-    check_labels,
-    extra_parts,
-    labels_by_teacher,
-    part_of,
-    prepare_teachers,
-    teacher_loader,
-    teachers_of,
-    train_part,
-    unit_texts,
-)
 from amalgam.stages.objective_inputs import reads_texts
 
 
@@ -111,11 +85,11 @@ class CacheTeachers(Stage):
         return bool(experiment.teachers) or experiment.train_teachers is not None
 
     def resolve_inputs(self, run: Run) -> None:
-        prepare_teachers(run)
-        check_gold(run)
-        check_labels(run)
+        load.prepare_teachers(run)
+        load.check_gold(run)
+        load.check_labels(run)
         if run.experiment.cache.dtype == "auto" and run.store.pinned("dtype", "auto") is None:
-            earlier = pinned_dtype(run)
+            earlier = cached.pinned_dtype(run)
             if earlier is None:
                 _choose_dtype(run)
             else:
@@ -124,51 +98,51 @@ class CacheTeachers(Stage):
 
     def identity(self, run: Run) -> Identity:
         parts, sampled = _parts(run), sampled_texts(run)
-        adaptive = adaptive_sample(run)
+        adaptive = cached.adaptive_sample(run)
         return Identity(
-            config={"cache": run.experiment.cache.model_dump() | {"passes": passes_of(run.experiment)}},
+            config={"cache": run.experiment.cache.model_dump() | {"passes": cached.passes_of(run.experiment)}},
             inputs={
-                "teachers": {teacher.name: teacher.identity for teacher in teachers_of(run)},
+                "teachers": {teacher.name: teacher.identity for teacher in load.teachers_of(run)},
                 "texts": {part.name: part.texts_digest for part, _ in parts},
-                "dtype": dtype_of(run),
-                **({"sample": {"texts": sampled, "passes": AUTO_PASSES}} if sampled and not adaptive else {}),
-                **({"adaptive": {"texts": adaptive, "version": ADAPTIVE_VERSION}} if adaptive else {}),
+                "dtype": cached.dtype_of(run),
+                **({"sample": {"texts": sampled, "passes": cached.AUTO_PASSES}} if sampled and not adaptive else {}),
+                **({"adaptive": {"texts": adaptive, "version": cached.ADAPTIVE_VERSION}} if adaptive else {}),
             },
         )
 
     def chosen(self, run: Run) -> dict[str, object]:
-        return {"cache.passes": passes_of(run.experiment)} if run.experiment.cache.passes is None else {}
+        return {"cache.passes": cached.passes_of(run.experiment)} if run.experiment.cache.passes is None else {}
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units are in the families
-        return _adaptive_units(run) if adaptive_sample(run) else _plain_units(run, _parts(run))
+        return _adaptive_units(run) if cached.adaptive_sample(run) else _plain_units(run, _parts(run))
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of text-passes; those of the last layer alone are not counted."""
         if not run.experiment.cache.last_layer:
             return float(_text_passes(run, units))
         if units is None:
-            return float(sum(part.texts for part, _ in _parts(run)) * len(teachers_of(run)))
+            return float(sum(part.texts for part, _ in _parts(run)) * len(load.teachers_of(run)))
         sized = [(unit.size, unit.payload) for unit in units if isinstance(unit.payload, UnitRequest)]
         return sum(size / (request.last - request.first + request.logits) for size, request in sized)
 
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         """Returns a byte for each logit: half of its size in fp16, because the files are compressed."""
-        labels = min(len(teacher.labels) for teacher in teachers_of(run))
+        labels = min(len(teacher.labels) for teacher in load.teachers_of(run))
         return _text_passes(run, units) * labels, 0
 
     def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Lists the next round of adaptive passes, which depends on the answers of the last one."""
-        return self.units(run, folder) if adaptive_sample(run) else ()
+        return self.units(run, folder) if cached.adaptive_sample(run) else ()
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         from amalgam.stages.cache_teachers.ask import CacheInputs, ask_teachers
 
-        families = families_of(run)
+        families = cached.families_of(run)
         inputs = CacheInputs(
-            teachers=teachers_of(run),
-            dtype=dtype_of(run),
-            loader=teacher_loader(run),
-            texts=unit_texts(run, [part for part, _ in _parts(run)]),
+            teachers=load.teachers_of(run),
+            dtype=cached.dtype_of(run),
+            loader=load.teacher_loader(run),
+            texts=load.unit_texts(run, [part for part, _ in _parts(run)]),
             store=run.store,
             console=run.console,
             check_interrupt=run.signals.check,
@@ -176,18 +150,18 @@ class CacheTeachers(Stage):
         )
         _check_new_teachers(run)
         for teacher in inputs.teachers:
-            content = {"teacher": teacher.name, **family_key(run, teacher), "labels": list(teacher.labels)}
-            describe_family(run, self.name, families[teacher.name], content)
+            content = {"teacher": teacher.name, **cached.family_key(run, teacher), "labels": list(teacher.labels)}
+            cached.describe_family(run, self.name, families[teacher.name], content)
         ask_teachers(inputs, [unit for unit in units if isinstance(unit.payload, UnitRequest)])
         decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
         if decisions:
-            adaptive = AdaptivePasses(_cached_passes(run), distinct(families), passes_of(run.experiment))
+            adaptive = AdaptivePasses(_cached_passes(run), distinct(families), cached.passes_of(run.experiment))
             for unit in decisions:
                 with_retries(partial(adaptive.run, unit), f"{self.name} {unit.name}", run.store, run.console)
 
     def text_keys(self, run: Run, unit: Unit) -> list[str]:
         request = unit.payload
-        part = part_of(run, request.part) if isinstance(request, UnitRequest) else None
+        part = load.part_of(run, request.part) if isinstance(request, UnitRequest) else None
         for bucket in part.buckets if part else ():
             if bucket.prefix == request.prefix:
                 keys = read_keys(run.store.verified_path(bucket.file))
@@ -195,7 +169,7 @@ class CacheTeachers(Stage):
         return []
 
     def finish(self, run: Run, records: Sequence[Record]) -> CacheFacts:
-        families = families_of(run)
+        families = cached.families_of(run)
         cut = Counter[str]()
         ranges = dict[str, tuple[int, int]]()
         for record in (record for record in records if "first" in record.facts):
@@ -203,18 +177,18 @@ class CacheTeachers(Stage):
             if record.facts["logits"]:
                 cut[family_in(record.files[0].path)] += int(record.facts["cut"])
         truncated = {teacher: cut[family] for teacher, family in families.items()}
-        facts: CacheFacts = {"families": families, "cut": truncated, "dtype": dtype_of(run), "ranges": ranges}
+        facts: CacheFacts = {"families": families, "cut": truncated, "dtype": cached.dtype_of(run), "ranges": ranges}
         last = [record for record in records if "prefix" in record.facts and "first" not in record.facts]
         if last:
             facts["confidences"] = {record.facts["prefix"]: record.files[0].path for record in last}
             [fitted] = [record.facts for record in records if "halves_same" in record.facts]
-            facts["audit"] = adaptive_audit(fitted, [record.facts for record in last], passes_of(run.experiment))
+            facts["audit"] = adaptive_audit(fitted, [record.facts for record in last], cached.passes_of(run.experiment))
         elif sampled_texts(run):
             facts["audit"] = _pass_audit(run)
         return facts
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:
-        yield from filter(None, [similar_labels_note(labels_by_teacher(run))])
+        yield from filter(None, [similar_labels_note(load.labels_by_teacher(run))])
         for teacher, count in manifest.facts["cut"].items():
             if count:
                 were = "was" if count == 1 else "were"
@@ -238,12 +212,12 @@ class CacheTeachers(Stage):
 @once
 def _check_new_teachers(run: Run) -> None:
     """Loads every teacher without cached answers before hours of work for the first one: a bad one fails now."""
-    families, loader = families_of(run), teacher_loader(run)
-    for teacher in teachers_of(run):
-        folder = units_folder(run, CacheTeachers.name, families[teacher.name])
+    families, loader = cached.families_of(run), load.teacher_loader(run)
+    for teacher in load.teachers_of(run):
+        folder = cached.units_folder(run, CacheTeachers.name, families[teacher.name])
         if not any(run.store.units(folder, [path.stem]) for path in run.store.units_in(folder)):  # ends at the first
-            loaded = loader.load(teacher, dtype_of(run), passes=run.experiment.cache.passes or 0)
-            wanted = passes_of(run.experiment) or sampled_texts(run)
+            loaded = loader.load(teacher, cached.dtype_of(run), passes=run.experiment.cache.passes or 0)
+            wanted = cached.passes_of(run.experiment) or sampled_texts(run)
             if loaded.last_layer and wanted and loaded.keyed_sites != ():
                 _ = loaded.early_sites  # refuses a model whose last layer cannot run alone
 
@@ -253,14 +227,14 @@ def _choose_dtype(run: Run) -> None:
     from amalgam.stages.cache_teachers.half_precision import check_half_precision, sample_texts
 
     dtype, why = dtype_for(pick_device(run.experiment.execution.device)), ""
-    part, passes = part_of(run, "train") or part_of(run, "test"), run.experiment.cache.passes
+    part, passes = load.part_of(run, "train") or load.part_of(run, "test"), run.experiment.cache.passes
     if dtype != "fp32" and part is None and not reads_texts(run.experiment):
         dtype, why = "fp32", "there are no texts to compare it on"
     elif dtype != "fp32":
-        texts, work = tables(run.store, part or train_part(run)), _text_passes(run) // len(teachers_of(run))
+        texts, work = tables(run.store, part or load.train_part(run)), _text_passes(run) // len(load.teachers_of(run))
         passed, why = check_half_precision(
-            teacher_loader(run),
-            teachers_of(run),
+            load.teacher_loader(run),
+            load.teachers_of(run),
             dtype,
             sample_texts(texts, work, passes),
             passes=passes,
@@ -274,32 +248,41 @@ def _choose_dtype(run: Run) -> None:
 
 def _parts(run: Run) -> list[tuple[Part, int]]:
     """Returns the parts that teachers run on, each with its number of passes."""
-    parts = [(train_part(run), passes_of(run.experiment))] if reads_texts(run.experiment) else []
-    parts += [(part, 0) for part in extra_parts(run)]
-    test = part_of(run, "test")
+    parts = [(load.train_part(run), cached.passes_of(run.experiment))] if reads_texts(run.experiment) else []
+    parts += [(part, 0) for part in load.extra_parts(run)]
+    test = load.part_of(run, "test")
     return [*parts, (test, 0)] if test else parts
 
 
 def chooses_no_passes(run: Run) -> bool:
     """Returns whether `auto` runs no passes for a method that compares teachers: a sample audits this choice."""
     experiment = run.experiment
-    chosen = is_audited(experiment) and not passes_of(experiment) and reads_texts(experiment)
-    return chosen and len(teachers_of(run)) > 1
+    chosen = is_audited(experiment) and not cached.passes_of(experiment) and reads_texts(experiment)
+    return chosen and len(load.teachers_of(run)) > 1
 
 
 def sampled_texts(run: Run) -> int:
     """Returns the number of training texts that run all passes although others run none or fewer."""
-    return sample_size(train_part(run).texts, AUTO_PASSES) if chooses_no_passes(run) else adaptive_sample(run)
+    return (
+        cached.sample_size(load.train_part(run).texts, cached.AUTO_PASSES)
+        if chooses_no_passes(run)
+        else cached.adaptive_sample(run)
+    )
 
 
 def _text_passes(run: Run, units: Sequence[Unit] | None = None) -> int:
     """Returns the forward passes of these units, or of all teachers over all texts, with and without dropout."""
     if units is not None:
         return sum(unit.size for unit in units)
-    sampled, others = sampled_texts(run), USUAL_PASSES if adaptive_sample(run) else passes_of(run.experiment)
+    sampled, others = (
+        sampled_texts(run),
+        USUAL_PASSES if cached.adaptive_sample(run) else cached.passes_of(run.experiment),
+    )
     by_part = {part.name: part.texts for part, _ in _parts(run)}
-    passes = (passes_of(run.experiment) or AUTO_PASSES) * sampled + others * (by_part.get("train", sampled) - sampled)
-    return (sum(by_part.values()) + passes) * len(teachers_of(run))
+    passes = (cached.passes_of(run.experiment) or cached.AUTO_PASSES) * sampled + others * (
+        by_part.get("train", sampled) - sampled
+    )
+    return (sum(by_part.values()) + passes) * len(load.teachers_of(run))
 
 
 def pass_prices(run: Run) -> dict[str, int]:
@@ -307,7 +290,7 @@ def pass_prices(run: Run) -> dict[str, int]:
     cache = run.experiment.cache
     if cache.last_layer:  # passes of the last layer cost little, so there is nothing to choose
         return {}
-    most = cache.passes or AUTO_PASSES
+    most = cache.passes or cached.AUTO_PASSES
 
     def price(passes: int | None) -> int:
         settings = cache.model_copy(update={"passes": passes, "adaptive": False})
@@ -317,37 +300,39 @@ def pass_prices(run: Run) -> dict[str, int]:
 
 
 def _cached_passes(run: Run) -> CachedPasses:
-    families = families_of(run).values()
-    by_family = {family: units_of(run, CacheTeachers.name, family) for family in families}
-    return CachedPasses(run.store, by_family, unit_keys(run))
+    families = cached.families_of(run).values()
+    by_family = {family: cached.units_of(run, CacheTeachers.name, family) for family in families}
+    return CachedPasses(run.store, by_family, cached.unit_keys(run))
 
 
 def _pass_audit(run: Run) -> PassAudit:
     """Compares the choice with and without passes on the sampled texts."""
-    part = train_part(run)
+    part = load.train_part(run)
     sample = {
         bucket.prefix: read_keys(run.store.verified_path(bucket.file))[:rows]
         for bucket, rows in sampled_rows(part.buckets, sampled_texts(run))
         if rows
     }
-    return audit_passes(_cached_passes(run), list(families_of(run).values()), sample, part.texts, AUTO_PASSES)
+    return audit_passes(
+        _cached_passes(run), list(cached.families_of(run).values()), sample, part.texts, cached.AUTO_PASSES
+    )
 
 
 def _adaptive_units(run: Run) -> list[Unit]:
     """Returns the units of the training part round by round, and those of the other parts."""
     part, _ = _parts(run)[0]
-    cached = _cached_units(run)
-    requests = {bucket.prefix: bucket for bucket in requests_of(run, part)}
+    present = _cached_units(run)
+    requests = {bucket.prefix: bucket for bucket in cached.requests_of(run, part)}
 
     def request(bucket: Bucket, wanted: Any) -> Iterator[Unit]:
-        for teacher, units in cached.items():
+        for teacher, units in present.items():
             yield from units_for(teacher, requests[bucket.prefix], units, wanted)
 
     rounds = stopping_rounds(
         run.store,
-        passes_of(run.experiment),
-        list(sampled_rows(part.buckets, adaptive_sample(run))),
-        distinct(families_of(run)),
+        cached.passes_of(run.experiment),
+        list(sampled_rows(part.buckets, cached.adaptive_sample(run))),
+        distinct(cached.families_of(run)),
         keys_of=lambda bucket: requests[bucket.prefix].keys,
         request=request,
         pending=partial(pending_units, run),
@@ -357,18 +342,18 @@ def _adaptive_units(run: Run) -> list[Unit]:
 
 def _cached_units(run: Run) -> dict[str, CachedUnits]:
     """Returns the cached units by teacher; teachers of the same model share a family, which one of them computes."""
-    teachers = {family: teacher for teacher, family in families_of(run).items()}
-    return {teacher: units_of(run, CacheTeachers.name, family) for family, teacher in teachers.items()}
+    teachers = {family: teacher for teacher, family in cached.families_of(run).items()}
+    return {teacher: cached.units_of(run, CacheTeachers.name, family) for family, teacher in teachers.items()}
 
 
 def _plain_units(run: Run, parts: Iterable[tuple[Part, int]]) -> list[Unit]:
     """Returns the units teacher by teacher; the keys of a bucket are read at most once for all teachers."""
-    cached = _cached_units(run)
-    by_teacher: dict[str, list[Unit]] = {teacher: [] for teacher in cached}
+    present = _cached_units(run)
+    by_teacher: dict[str, list[Unit]] = {teacher: [] for teacher in present}
     for part, passes in parts:
         sample = sampled_rows(part.buckets, sampled_texts(run) if part.name == "train" else 0)
-        for bucket, (_, sampled) in zip(requests_of(run, part), sample, strict=True):
-            wanted = passes or wanted_passes(bucket.texts, sampled, AUTO_PASSES)
-            for teacher, units in cached.items():
+        for bucket, (_, sampled) in zip(cached.requests_of(run, part), sample, strict=True):
+            wanted = passes or wanted_passes(bucket.texts, sampled, cached.AUTO_PASSES)
+            for teacher, units in present.items():
                 by_teacher[teacher] += units_for(teacher, bucket, units, wanted)
     return [unit for units in by_teacher.values() for unit in units]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import filecmp
 import hashlib
 import os
 import shutil
@@ -100,7 +101,6 @@ def _mark(content: Mapping[str, Any]) -> Mark | None:
 
 
 def page_mark(base: Path, name: str) -> Mark | None:
-    """Returns the mark of a page in reports/."""
     return read_mark(base / REPORTS / PAGES / name)
 
 
@@ -164,8 +164,7 @@ def written_files(folder: Path) -> dict[str, StoredFile]:
 
 def faults(folder: Path, files: Mapping[str, StoredFile], digest_of: Digest = file_digest) -> dict[str, str]:
     """Returns the fault of each delivered file that is missing or differs from its mark."""
-    by_name = {name: _fault(folder, name, file, digest_of) for name, file in files.items()}
-    return {name: fault for name, fault in by_name.items() if fault}
+    return {name: fault for name, file in files.items() if (fault := _fault(folder, name, file, digest_of))}
 
 
 def _fault(folder: Path, name: str, file: StoredFile, digest_of: Digest) -> str | None:
@@ -182,20 +181,15 @@ def check_delivered(folder: Path, file_option: str = "") -> None:
     """Refuses a delivered model with a file that differs from its mark; a folder without a mark is not checked."""
     mark, marks = read_mark(folder), " and ".join(MARKS)
     if mark is None and has_mark(folder):
-        raise ModelError(
-            f"the model has a damaged {METADATA}, so its files cannot be checked",
-            where=str(folder.absolute()),
-            fix=f"run `amalgam run{file_option}`, which writes it again; if the model is yours, delete {marks}",
-        )
+        what = f"the model has a damaged {METADATA}, so its files cannot be checked"
+        fix = f"run `amalgam run{file_option}`, which writes it again; if the model is yours, delete {marks}"
+        raise ModelError(what, where=str(folder.absolute()), fix=fix)
     damaged = faults(folder, mark.files) if mark and mark.files else {}
     if damaged:
         name, fault = next(iter(damaged.items()))
         more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-        raise ModelError(
-            f"the model is damaged: {name} ({fault}){more}",
-            where=str(folder.absolute()),
-            fix=f"run `amalgam verify --repair{file_option}`; if you changed the file yourself, delete {marks}",
-        )
+        fix = f"run `amalgam verify --repair{file_option}`; if you changed the file yourself, delete {marks}"
+        raise ModelError(f"the model is damaged: {name} ({fault}){more}", where=str(folder.absolute()), fix=fix)
 
 
 def has_mark(folder: Path) -> bool:
@@ -400,10 +394,8 @@ def files_of_user(folder: Path) -> list[str]:
     mark = read_mark(folder)
     if mark is None:
         return []
-    ours = {*MARKS, *(mark.files or {})}
-    return [
-        path for path in _entries(folder) if path not in ours and not (mark.files is None and IN_UNIT.fullmatch(path))
-    ]
+    ours, is_old = {*MARKS, *(mark.files or {})}, mark.files is None
+    return [path for path in _entries(folder) if path not in ours and not (is_old and IN_UNIT.fullmatch(path))]
 
 
 def _entries(folder: Path) -> Iterator[str]:
@@ -437,10 +429,9 @@ def _is_same(path: Path, place: Path) -> bool:
     """Returns whether both are equal files, links or folders."""
     if path.is_symlink() or place.is_symlink():
         return path.is_symlink() and place.is_symlink() and path.readlink() == place.readlink()
-    both_files = path.is_file() and place.is_file()
-    return (path.is_dir() and place.is_dir()) or (
-        both_files and (path.samefile(place) or file_digest(path) == file_digest(place))
-    )
+    if path.is_dir() or place.is_dir():
+        return path.is_dir() and place.is_dir()
+    return path.samefile(place) or filecmp.cmp(path, place, shallow=False)
 
 
 def _link(path: Path, place: Path) -> None:

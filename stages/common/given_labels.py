@@ -112,7 +112,9 @@ class LabelFile:
         problems += [row.place for row in unknown[MOST_SHOWN:]]  # only counted: a hint takes a millisecond
         problems += _contradictions(self.rows, keys or {})
         if keys is not None:
-            problems += [f"{row.place}: {self._absent(row)}" for row in self.rows if row.text not in keys]
+            has = "is" if self.column == TEXT else f"has the {self.column}"
+            absent = [row for row in self.rows if row.text not in keys]
+            problems += [f"{row.place}: no training text {has} {row.shown}" for row in absent]
         if problems:
             by_folded = set(map(folded, names or ()))
             in_other_case = [row.label for row in unknown if folded(row.label) in by_folded]
@@ -127,11 +129,6 @@ class LabelFile:
         labels = {keys[row.text]: row.label for row in self.rows}
         blank = frozenset(keys[text] for text in self.blank if text in keys)
         return GivenLabels(labels, self.empty, random, blank - labels.keys())
-
-    def _absent(self, row: LabelRow) -> str:
-        if self.column == TEXT:
-            return f"no training text is {row.shown}"
-        return f"no training text has the {self.column} {row.shown}"
 
     def _error(self, problems: Sequence[str], rename: str, others: int) -> DataError:
         lines = [f"  {problem}" for problem in problems[:MOST_SHOWN]]
@@ -157,7 +154,9 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> Lab
     if column == ID:
         settings = settings.model_copy(update={"text": [], "id": columns[0]})
     rows, problems, blank, empty = [], [], [], 0
-    _check_columns(path, [*columns, label], name)
+    for needed in (*columns, label):  # a label may be absent from rows, but not its column
+        setting = f"rename a column to {shown(needed)}: "
+        next(read_rows(path, corpus=Corpus(text=[needed]), name=name, setting=setting), None)
     unit = "line" if path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
     marked = _has_column(path, why_column(corpus))
     reasons = _column(path, why_column(corpus)) if marked else {}
@@ -179,7 +178,6 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> Lab
 
 
 def why_column(corpus: Corpus) -> str:
-    """Returns the name of the column with how a text was picked."""
     return free_name(WHY, corpus)
 
 
@@ -199,7 +197,6 @@ def picked_in(path: Path, corpus: Corpus) -> dict[bytes, int]:
 
 
 def label_column(corpus: Corpus) -> str:
-    """Returns the name of the column of labels in a file to fill."""
     return corpus.label or free_name(LABEL, corpus)
 
 
@@ -214,7 +211,7 @@ def find_texts(
         return _find_rows(tables(), "key", {text for text in file.texts if isinstance(text, bytes)})
     key_of = _find_rows(tables(), "id", file.texts)
     if file.texts - key_of.keys():
-        keys = keys_in_files(file, paths(), corpus)
+        keys = {identity: key for identity, key in _texts_in(file, paths(), corpus) if identity in file.texts}
         kept = _find_rows(tables(), "key", set(keys.values()))
         key_of |= {text: key for text, key in keys.items() if key in kept}
     return key_of
@@ -230,13 +227,8 @@ def _find_rows(tables: Iterable[pa.Table], name: str, wanted: Collection[bytes |
     return key_of
 
 
-def keys_in_files(file: LabelFile, paths: Iterable[Path], corpus: Corpus) -> dict[bytes | str, bytes]:
-    """Returns the key of each text in the file that is in these files of texts."""
-    return {identity: key for identity, key in _texts_in(file, paths, corpus) if identity in file.texts}
-
-
 def keys_in_corpus(file: LabelFile, paths: Iterable[Path], corpus: Corpus) -> dict[bytes | str, bytes]:
-    """Returns the same without the texts beyond corpus.limit, which keeps those with the lowest keys."""
+    """Returns the key of each text in the file that is in these files; corpus.limit keeps the lowest keys."""
     texts = list(_texts_in(file, paths, corpus))
     kept = set(sorted({key for _, key in texts})[: corpus.limit])
     return {identity: key for identity, key in texts if identity in file.texts and key in kept}
@@ -296,13 +288,6 @@ def _column(path: Path, name: str) -> dict[int, str]:
     """Returns the values of a column by row number; rows without a value are left out."""
     rows = read_rows(path, corpus=Corpus(text=[name]))
     return {row.number: row.fields[0].strip() for row in rows if isinstance(row, Row)}
-
-
-def _check_columns(path: Path, columns: Sequence[str], name: str) -> None:
-    """Refuses a file without the columns; a label may be absent from rows, but not its column."""
-    for column in columns:
-        corpus = Corpus(text=[column])
-        next(read_rows(path, corpus=corpus, name=name, setting=f"rename a column to {shown(column)}: "), None)
 
 
 def _trimmed(path: Path, column: str, corpus: Corpus) -> dict[str, str]:

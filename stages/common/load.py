@@ -253,14 +253,9 @@ def _named_teachers(run: Run) -> Iterable[models.ResolvedTeacher]:
         if models.needs_network(reference):
             raise PendingDependencyError(f"the download of {teacher.model}")
         files = models.resolve(reference)
-        labels = labels_of(run, teacher, files)
-        yield models.ResolvedTeacher(
-            teacher.name,
-            files,
-            tuple(labels),
-            teacher.max_tokens or cache.max_tokens,
-            teacher.dropout if teacher.dropout is not None else cache.rate,
-        )
+        labels, max_tokens = tuple(labels_of(run, teacher, files)), teacher.max_tokens or cache.max_tokens
+        dropout = cache.rate if teacher.dropout is None else teacher.dropout
+        yield models.ResolvedTeacher(teacher.name, files, labels, max_tokens, dropout)
 
 
 def model_reference(run: Run, model: str, revision: str | None = None, *, where: str | None = None) -> models.Reference:
@@ -278,9 +273,7 @@ def labels_by_teacher(run: Run) -> dict[str, list[str]]:
 
     def labels_if_here(teacher: TeacherSection) -> list[str] | None:
         files = models.local_model(teacher_reference(run, teacher))
-        if files is None:
-            return None
-        return labels_of(run, teacher, files)
+        return labels_of(run, teacher, files) if files else None
 
     labels = zip(teachers, models.for_all(labels_if_here, teachers.values(), cannot="be teachers"), strict=True)
     return {name: own for name, own in labels if own}
@@ -297,17 +290,13 @@ def unfetched_models(run: Run) -> list[str]:
     is_here = (run.base / encoder).parent.is_dir() if "/" in encoder else bool(models.folders_like(encoder, run.base))
     if student.learns and teacher_in(student) is None and is_here:
         named[encoder] = model_reference(run, encoder, student.revision)
-    return [
-        name for name, reference in named.items() if not name.startswith("hub:") and models.needs_network(reference)
-    ]
+    return [name for name, model in named.items() if not name.startswith("hub:") and models.needs_network(model)]
 
 
 def labels_of(run: Run, teacher: TeacherSection, files: models.ModelFiles) -> list[str]:
     """Returns the labels of a teacher of the file; the labels of the only teacher may be numbers."""
-    numbers = len(run.experiment.teacher_names) == 1
-    return models.label_names(
-        files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name, numbers=numbers
-    )
+    only = len(run.experiment.teacher_names) == 1
+    return models.label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name, numbers=only)
 
 
 def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:
@@ -324,8 +313,7 @@ def _trained_teachers(run: Run) -> Iterable[models.ResolvedTeacher]:
     if settings is None:
         return
     for name in run.result("train-teachers").facts["teachers"]:
-        folder = run.store.verified_folder(trained_files(run, name))
-        files = models.resolve(model_reference(run, str(folder)))
+        files = models.resolve(model_reference(run, str(run.store.verified_folder(trained_files(run, name)))))
         labels = models.label_names(files, labels=None, rename={}, teacher=name)
         yield models.ResolvedTeacher(name, files, tuple(labels), settings.max_tokens, run.experiment.cache.rate)
 
@@ -402,9 +390,8 @@ def load_new_classifier(
     limit = loading.token_limit(model.config, tokenizer, settings.max_tokens)
     if limit < min(settings.max_tokens, position_limit(model.config)):
         run.console.note(f"{where}: its tokenizer truncates at {limit} tokens, below max_tokens: {settings.max_tokens}")
-    return models.NewClassifier(
-        model, tokenizer, digest, limit, models.has_two_types(model.config), int(tokenizer.pad_token_id)
-    )
+    has_two_types, pad_id = models.has_two_types(model.config), int(tokenizer.pad_token_id)
+    return models.NewClassifier(model, tokenizer, digest, limit, has_two_types, pad_id)
 
 
 def training_services(run: Run) -> TrainingServices:
@@ -434,20 +421,15 @@ def part_of(run: Run, name: str) -> Part | None:
     if facts is None:
         return None
     inside = {file.path.rpartition("/")[2]: file for file in manifest.files if unit_name_of(file) == name}
-    buckets = tuple(
-        Bucket(bucket["prefix"], bucket["rows"], bucket["keys_digest"], inside[bucket["file"]])
-        for bucket in facts["buckets"]
-    )
-    return Part(name, facts, buckets)
+    buckets = (Bucket(own["prefix"], own["rows"], own["keys_digest"], inside[own["file"]]) for own in facts["buckets"])
+    return Part(name, facts, tuple(buckets))
 
 
 def train_part(run: Run) -> Part:
     part = part_of(run, "train")
     if part is None:
-        what = "this experiment has no training texts"
-        raise ExperimentError(
-            what, where="objective.name: as-dfd", fix="choose another method; `amalgam methods` lists them"
-        )
+        fix = "choose another method; `amalgam methods` lists them"
+        raise ExperimentError("this experiment has no training texts", where="objective.name: as-dfd", fix=fix)
     return part
 
 
@@ -536,11 +518,9 @@ def fetch(run: Run, sources: Sequence[str]) -> None:
             record = run.store.record(path)
             if record is not None and run.store.pin("remote", source, record.files[0].sha256) != record.files[0].sha256:
                 run.store.quarantine(path, run.store.path(record.files[0]))
-                raise DataError(
-                    f"{shown(source, 200)} has other content than when this workspace first read it",
-                    where=run.store.where(path),
-                    fix="restore its first content, or put the new content at a new address",
-                )
+                what = f"{shown(source, 200)} has other content than when this workspace first read it"
+                fix = "restore its first content, or put the new content at a new address"
+                raise DataError(what, where=run.store.where(path), fix=fix)
 
 
 def _fetched(run: Run, source: str) -> Path | None:

@@ -20,18 +20,9 @@ from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common import load
 from amalgam.stages.common.cached.load import describe_family
 from amalgam.stages.common.corpus import content_of, texts_file
-from amalgam.stages.common.load import (
-    fetch,
-    local_files,
-    model_digest,
-    model_files,
-    prepare_teachers,
-    teacher_loader,
-    teachers_of,
-    text_inputs,
-)
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.generate.requests import (
     LANGUAGE_MODEL,
@@ -89,8 +80,8 @@ class Generate(Stage):
 
     def resolve_inputs(self, run: Run) -> None:
         settings = generate_config(run)
-        prepare_teachers(run)
-        fetch(run, settings.corpus or [])
+        load.prepare_teachers(run)
+        load.fetch(run, settings.corpus or [])
         if settings.writes:
             language_model_files(run)
 
@@ -162,11 +153,11 @@ def text_plan(run: Run) -> TextPlan:
     """Returns the texts to generate; raises PendingDependencyError while a model or a corpus is not fetched."""
     settings = generate_config(run)
     model, revision = str(settings.language_model), settings.revision
-    own = {file.path: file.sha256 for file in text_inputs(run, settings.corpus or [])}
+    own = {file.path: file.sha256 for file in load.text_inputs(run, settings.corpus or [])}
     return TextPlan(
         settings,
-        teachers_of(run),
-        language_model=model_digest(run, model, revision, LANGUAGE_MODEL) if settings.writes else None,
+        load.teachers_of(run),
+        language_model=load.model_digest(run, model, revision, LANGUAGE_MODEL) if settings.writes else None,
         corpus=sorted(content_of(own.get(path) or run.digest_of(path), path.name) for path in _corpus_files(run)),
         libraries=run.versions.get("libraries"),
     )
@@ -174,7 +165,7 @@ def text_plan(run: Run) -> TextPlan:
 
 def language_model_files(run: Run) -> ModelFiles:
     settings = generate_config(run)
-    return model_files(run, str(settings.language_model), settings.revision, LANGUAGE_MODEL)
+    return load.model_files(run, str(settings.language_model), settings.revision, LANGUAGE_MODEL)
 
 
 def source_inputs(run: Run) -> SourceInputs:
@@ -183,18 +174,18 @@ def source_inputs(run: Run) -> SourceInputs:
     settings = generate_config(run)
     return SourceInputs(
         settings=settings,
-        teachers=teachers_of(run),
+        teachers=load.teachers_of(run),
         language_model=language_model_files(run) if settings.writes else None,
         corpus_files=_corpus_files(run),
-        corpus_inputs=text_inputs(run, settings.corpus or []),
-        loader=teacher_loader(run),
+        corpus_inputs=load.text_inputs(run, settings.corpus or []),
+        loader=load.teacher_loader(run),
         console=run.console,
         stop=run.signals.check,
     )
 
 
 def _corpus_files(run: Run) -> list[Path]:
-    return [path for source in generate_config(run).corpus or [] for path in local_files(run, source)]
+    return [path for source in generate_config(run).corpus or [] for path in load.local_files(run, source)]
 
 
 # ---- units
@@ -230,7 +221,7 @@ def _warn_of_labels(run: Run) -> None:
     settings = generate_config(run)
     if not settings.writes or not any("{label}" in prompt for prompt in sampling_choices(settings)["prompt"]):
         return
-    labels = [(label, teacher.name) for teacher in teachers_of(run) for label in teacher.labels]
+    labels = [(label, teacher.name) for teacher in load.teachers_of(run) for label in teacher.labels]
     strange = [f"{shown_name(label)} ({teacher})" for label, teacher in labels if uninformative_label(label)]
     if strange:
         run.console.note(

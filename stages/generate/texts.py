@@ -31,21 +31,11 @@ from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.inference.teacher import TeacherLoader
 from amalgam.stages.common.models.loading import load_language_model, load_tokenizer
 from amalgam.stages.common.models.resolve import ModelFiles, ResolvedTeacher
-from amalgam.stages.generate.decoding import (
-    GeneratedText,
-    SamplingParams,
-    Scorer,
-    SteeringParams,
-    TextRequest,
-    Writer,
-    draw_option,
-    key64,
-    uniform,
-)
+from amalgam.stages.generate import decoding
 from amalgam.stages.generate.language_model import LanguageModel
 from amalgam.stages.generate.requests import BLOCK, Family, TextPlan
 
-Blocks = Iterator[tuple[Unit, Sequence[GeneratedText]]]
+Blocks = Iterator[tuple[Unit, Sequence[decoding.GeneratedText]]]
 """Units with their texts."""
 
 STEERED = {"cpu": 32, "cuda": 64, "mps": 32}
@@ -94,7 +84,7 @@ def produce(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
 def text_key64(seed: int, family: Family, index: int) -> int:
     """Returns a text's key. It excludes the language model and its settings, so these share the same noise."""
     teacher = family.key.get("teacher")
-    return key64(seed, teacher["content"] if teacher else "", family.label, index)
+    return decoding.key64(seed, teacher["content"] if teacher else "", family.label, index)
 
 
 # ---- a language model
@@ -109,27 +99,29 @@ def _write_texts(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     in_order = sorted(units, key=lambda unit: (teachers.index(unit.payload.family.teacher), unit.payload.first))
     for name, group in groupby(in_order, key=lambda unit: str(unit.payload.family.teacher)):
         teacher = inputs.loader.load(inputs.teachers[teachers.index(name)], "fp32", passes=0)
-        scorer = Scorer(teacher, batch_tokens=inputs.loader.batch_tokens, stop=inputs.stop)
-        steering = SteeringParams(strength, settings.max_tokens, settings.max_scored)
+        scorer = decoding.Scorer(teacher, batch_tokens=inputs.loader.batch_tokens, stop=inputs.stop)
+        steering = decoding.SteeringParams(strength, settings.max_tokens, settings.max_scored)
         own_units = list(group)
-        blocks: dict[int, dict[int, GeneratedText]] = defaultdict(dict)
-        for (position, index), text in Writer(model, scorer, steering).write(_requests(settings, own_units)):
+        blocks: dict[int, dict[int, decoding.GeneratedText]] = defaultdict(dict)
+        for (position, index), text in decoding.Writer(model, scorer, steering).write(_requests(settings, own_units)):
             blocks[position][index] = text
             inputs.console.advance(1)
             if len(blocks[position]) == BLOCK:
                 yield own_units[position], [text for _, text in sorted(blocks.pop(position).items())]
 
 
-def _requests(settings: Generate, units: Sequence[Unit]) -> Iterator[TextRequest]:
+def _requests(settings: Generate, units: Sequence[Unit]) -> Iterator[decoding.TextRequest]:
     """Yields each text's request, with the unit's position and the text's index as its tag."""
     for position, unit in enumerate(units):
         family = unit.payload.family
         for index in unit.payload.indices:
             key = text_key64(settings.seed, family, index)
             options = enumerate(family.choices.items())
-            drawn = {name: draw_option(key, question, values) for question, (name, values) in options}
-            sampling = SamplingParams(drawn["temperature"], drawn["top_k"], drawn["top_p"], settings.candidates)
-            yield TextRequest((position, index), key, family.label, str(drawn["prompt"]), sampling)
+            drawn = {name: decoding.draw_option(key, question, values) for question, (name, values) in options}
+            sampling = decoding.SamplingParams(
+                drawn["temperature"], drawn["top_k"], drawn["top_p"], settings.candidates
+            )
+            yield decoding.TextRequest((position, index), key, family.label, str(drawn["prompt"]), sampling)
 
 
 def _language_model(inputs: SourceInputs, slots: dict[str, int], units: Sequence[Unit]) -> LanguageModel:
@@ -168,10 +160,10 @@ def _draw_words(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
         inputs.console.advance(BLOCK)
 
 
-def _random_words(key: int, words: Sequence[str], most: int) -> GeneratedText:
-    count = draw_option(key, 0, range(FEWEST_WORDS, most + 1))
-    positions = uniform(key, 0, np.arange(count)) * len(words)
-    return GeneratedText(" ".join(words[int(position)] for position in positions), count)
+def _random_words(key: int, words: Sequence[str], most: int) -> decoding.GeneratedText:
+    count = decoding.draw_option(key, 0, range(FEWEST_WORDS, most + 1))
+    positions = decoding.uniform(key, 0, np.arange(count)) * len(words)
+    return decoding.GeneratedText(" ".join(words[int(position)] for position in positions), count)
 
 
 def _vocabulary(teacher: ResolvedTeacher) -> list[str]:
@@ -205,7 +197,7 @@ def _take_corpus(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     for unit in units:
         inputs.stop()
         own = texts[unit.payload.first : unit.payload.first + BLOCK]
-        yield unit, [GeneratedText(text, len(text.split())) for text in own]
+        yield unit, [decoding.GeneratedText(text, len(text.split())) for text in own]
         inputs.console.advance(BLOCK)
 
 
@@ -224,7 +216,7 @@ def _lowest_keys(inputs: SourceInputs, count: int) -> list[str]:
 # ---- tables
 
 
-def block_table(first: int, texts: Sequence[GeneratedText]) -> pa.Table:
+def block_table(first: int, texts: Sequence[decoding.GeneratedText]) -> pa.Table:
     """Returns one block of texts as a table."""
     values = {
         "text": [text.text for text in texts],
@@ -247,7 +239,7 @@ def collected_table(plan: TextPlan, store: Store) -> pa.Table:
         for row in table.to_pylist():
             if row["index"] < family.count:
                 key = text_key64(settings.seed, family, row["index"])
-                draw = float(uniform(key, DRAW, np.zeros(1, np.int64))[0])
+                draw = float(decoding.uniform(key, DRAW, np.zeros(1, np.int64))[0])
                 rows.append((row["index"], numbers[family.name], {**row, **origin, "draw": draw}))
     rows.sort(key=lambda row: row[:2])
     measured = qualities(row["text"] for _, _, row in rows)

@@ -14,24 +14,10 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets, target_facts
+from amalgam.stages.common import load
 from amalgam.stages.common.cached.load import ENCODER, states_of
 from amalgam.stages.common.corpus import Part, corpus_for, hub_datasets, sources_of
 from amalgam.stages.common.deliveries import STUDENTS, Mark, check_deliverable, check_target, deliver, named
-from amalgam.stages.common.load import (
-    delivery_services,
-    encoder_digest,
-    encoder_files,
-    estimation_texts,
-    label_space,
-    load_new_classifier,
-    part_of,
-    teacher_in,
-    teacher_loader,
-    teachers_of,
-    tokenized_buckets,
-    train_part,
-    training_services,
-)
 from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.read_card import Source, Training, source_of
 from amalgam.stages.common.models.resolve import NewClassifier, least_bytes_of, width_of
@@ -84,7 +70,7 @@ class TrainStudent(Stage):
         return ("read-corpus", "train-teachers", *states, *statistics, *weighed, "build-targets", "make-embeddings")
 
     def resolve_inputs(self, run: Run) -> None:
-        encoder_files(run, run.experiment.student, ENCODER)
+        load.encoder_files(run, run.experiment.student, ENCODER)
 
     def check_output(self, run: Run) -> None:
         check_deliverable(run.base, STUDENTS, run.experiment.student.name)
@@ -105,14 +91,14 @@ class TrainStudent(Stage):
         objective = objective_inputs(run.experiment)
         if not reads_texts(run.experiment):
             config["targets"] = {"kd_temperature": run.experiment.targets.kd_temperature}
-            inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
+            inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in load.teachers_of(run)}
         if objective.fields:
             settings = config["objective"] = run.experiment.objective.model_dump(include=objective.fields)
             if objective.states and not objective.weighs_by_domain:
                 settings["weights"] = None  # of the terms: a constant of the method, with a place here
         if objective.states:
             upstream["cache-features"] = run.fingerprint("cache-features")
-        estimates = estimation_texts(run)
+        estimates = load.estimation_texts(run)
         if estimates:
             inputs["estimation texts"] = fingerprint(sorted(key.hex() for key in estimates))
         if reads_evidence(run.experiment):
@@ -136,8 +122,8 @@ class TrainStudent(Stage):
         student = run.experiment.student
         if student.is_static:
             return 0, 0
-        encoder_digest(run, student, ENCODER)  # raises if the next line would send a request
-        size = least_bytes_of(encoder_files(run, student, ENCODER), student.layers)
+        load.encoder_digest(run, student, ENCODER)  # raises if the next line would send a request
+        size = least_bytes_of(load.encoder_files(run, student, ENCODER), student.layers)
         return size, size
 
     def run_unit(self, run: Run, unit: Unit) -> None:
@@ -161,7 +147,7 @@ class TrainStudent(Stage):
     def publish(self, run: Run, manifest: Record) -> None:
         student = run.experiment.student
         about = {
-            "teachers": {teacher.name: list(teacher.labels) for teacher in teachers_of(run)},
+            "teachers": {teacher.name: list(teacher.labels) for teacher in load.teachers_of(run)},
             "max_tokens": manifest.facts["max_tokens"],
             "text": corpus_for(run.experiment, "train").text if reads_texts(run.experiment) else None,
             "sources": [asdict(source) for source in _sources(run)],
@@ -169,13 +155,13 @@ class TrainStudent(Stage):
         }
         files = named(manifest.files)
         target = check_target(run.base, STUDENTS, student.name, files)
-        deliver(delivery_services(run), target, Mark(run.fingerprint(self.name), files, about))
+        deliver(load.delivery_services(run), target, Mark(run.fingerprint(self.name), files, about))
         run.console.say(f"  student: {target.relative_to(run.base)}")
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:
         yield from few_steps(manifest.facts, "student")
         student = run.experiment.student
-        if not student.is_static and reads_padding(encoder_files(run, student, ENCODER).config):
+        if not student.is_static and reads_padding(load.encoder_files(run, student, ENCODER).config):
             yield (
                 "padding changes the student's predictions, because of its encoder: amalgam predicts without padding. "
                 "In other programs, predict one text at a time; or choose another student.encoder"
@@ -207,20 +193,20 @@ def automatic_schedule(run: Run) -> Schedule:
 
 
 def _schedule_for(run: Run, student: Student) -> Schedule:
-    width = width_of(encoder_files(run, student, ENCODER))
-    return schedule_of(student, texts=_examples(run), labels=len(label_space(run).names), width=width)
+    width = width_of(load.encoder_files(run, student, ENCODER))
+    return schedule_of(student, texts=_examples(run), labels=len(load.label_space(run).names), width=width)
 
 
 def _examples(run: Run) -> int:
     """Returns the number of training texts, or of pseudo embeddings."""
     if reads_texts(run.experiment):
-        return train_part(run).texts
-    return run.experiment.pseudo_embeddings.count * sum(len(teacher.labels) for teacher in teachers_of(run))
+        return load.train_part(run).texts
+    return run.experiment.pseudo_embeddings.count * sum(len(teacher.labels) for teacher in load.teachers_of(run))
 
 
 def validation_part(run: Run) -> Part | None:
     """Returns the validation texts if they select the checkpoint: the settings choose them, and they have labels."""
-    part = part_of(run, "validation") if run.experiment.student.select != "held-out" else None
+    part = load.part_of(run, "validation") if run.experiment.student.select != "held-out" else None
     return part if part and part.facts["labels"] else None
 
 
@@ -244,16 +230,16 @@ def _sources(run: Run) -> list[Source]:
     """Returns the cards of the encoder and of all teachers; a teacher that was trained here has that of its encoder."""
     teachers, encoders = {}, encoders_of(run) if run.experiment.train_teachers else {}
     trained = run.result("train-teachers").facts["teachers"] if encoders else {}
-    for teacher in teachers_of(run):
+    for teacher in load.teachers_of(run):
         role = f"teacher {teacher.name}"
         if teacher.name in trained:
             settings, where = encoders.get(teacher.name) or encoders[""]
-            teachers[teacher.name] = source_of(role, encoder_files(run, settings, where), trained=True)
+            teachers[teacher.name] = source_of(role, load.encoder_files(run, settings, where), trained=True)
         else:
             teachers[teacher.name] = source_of(role, teacher.files)
     student = run.experiment.student
-    name = teacher_in(student)
-    encoder = teachers[name] if name else source_of("the encoder", encoder_files(run, student, ENCODER))
+    name = load.teacher_in(student)
+    encoder = teachers[name] if name else source_of("the encoder", load.encoder_files(run, student, ENCODER))
     return [replace(encoder, role="the encoder"), *teachers.values()]
 
 
@@ -296,11 +282,11 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     )
 
     student, objective = run.experiment.student, objective_inputs(run.experiment)
-    facts, part = target_facts(run), train_part(run)
-    new = load_new_classifier(run, student, facts["labels"], ENCODER)
+    facts, part = target_facts(run), load.train_part(run)
+    new = load.load_new_classifier(run, student, facts["labels"], ENCODER)
     validation = _validation(run, new, facts["labels"])
-    texts = tokenized_buckets(run, part, new, ["key"])
-    data = targeted(texts, read_targets(run), held_out=held_out_share(run), unused=estimation_texts(run))
+    texts = load.tokenized_buckets(run, part, new, ["key"])
+    data = targeted(texts, read_targets(run), held_out=held_out_share(run), unused=load.estimation_texts(run))
     targets = targets_objective(facts)
     selected = _by_accuracy(validation, new.pad_id) if validation else selection(data, new.pad_id, targets, facts)
     states = states_of(run, data.keys) if objective.states else []
@@ -313,7 +299,7 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     config = run.experiment.objective
     phases = objective_phases(config, new, states, targets, seed=student.seed, confidence=confidence)
     settings = training_of(student, schedule(run), objective_rate=config.learning_rate)
-    results = train(training_services(run), new, data.learn, phases, settings, selected, checkpoint)
+    results = train(load.training_services(run), new, data.learn, phases, settings, selected, checkpoint)
     unknown = set_unknown_threshold(new, data, validation)
     evidence = largest_evidence(run, data.keys[:UNKNOWN_TEXTS]) if reads_evidence(run.experiment) else None
     fitted = fit_unknown_states(new.model, data.learn.tokens, data.learn.type_ids, pad_id=new.pad_id, evidence=evidence)
@@ -326,9 +312,9 @@ def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, Stu
     from amalgam.stages.common.training.losses import WeightedKL
     from amalgam.stages.train_student.training import projected_embeddings, split_embeddings, train
 
-    experiment, labels = run.experiment, list(label_space(run).names)
+    experiment, labels = run.experiment, list(load.label_space(run).names)
     student, temperature = experiment.student, experiment.targets.kd_temperature
-    new = load_new_classifier(run, student, labels, ENCODER)
+    new = load.load_new_classifier(run, student, labels, ENCODER)
     validation, targets = _validation(run, new, labels), WeightedKL(temperature)
     teachers, tokens = _teacher_embeddings(run), experiment.pseudo_embeddings.tokens
     learned, selection = split_embeddings(
@@ -338,19 +324,19 @@ def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, Stu
     )
     phases, settings = [("", targets)], training_of(student, schedule(run))
     selected = _by_accuracy(validation, new.pad_id) if validation else selection
-    results = train(training_services(run), new, learned, phases, settings, selected, checkpoint)
+    results = train(load.training_services(run), new, learned, phases, settings, selected, checkpoint)
     return new, {**results, "labels": labels, "cut": 0, "texts": 0, "unknown": None}, None
 
 
 def _teacher_embeddings(run: Run) -> Iterator[TeacherEmbeddings]:
     """Yields each teacher with its pseudo embeddings; one teacher is in memory at a time."""
-    manifest, columns = run.result("make-embeddings"), label_space(run).columns
+    manifest, columns = run.result("make-embeddings"), load.label_space(run).columns
     made: EmbeddingFacts = manifest.facts
     files = {file.path: file for file in manifest.files}
-    for teacher in teachers_of(run):
+    for teacher in load.teachers_of(run):
         classes = made["teachers"][teacher.name].values()
         paths = [run.store.verified_path(files[facts["file"]]) for facts in classes]
-        yield teacher_loader(run).load(teacher, "fp32", passes=0), columns[teacher.name], paths
+        yield load.teacher_loader(run).load(teacher, "fp32", passes=0), columns[teacher.name], paths
 
 
 def _validation(run: Run, new: NewClassifier, labels: Sequence[str]) -> Examples | None:
@@ -360,7 +346,7 @@ def _validation(run: Run, new: NewClassifier, labels: Sequence[str]) -> Examples
     part = validation_part(run)
     if part is None:
         return None
-    return labelled(tokenized_buckets(run, part, new, ["key", "label"]), labels).learn
+    return labelled(load.tokenized_buckets(run, part, new, ["key", "label"]), labels).learn
 
 
 def _by_accuracy(validation: Examples, pad_id: int) -> Selection:

@@ -21,19 +21,10 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.pipeline.user_paths import check_writable
+from amalgam.stages.common import load
 from amalgam.stages.common.corpus import Part
 from amalgam.stages.common.deliveries import TEACHERS, Mark, check_deliverable, check_target, deliver, named
 from amalgam.stages.common.intervals import bounds, interval, percent
-from amalgam.stages.common.load import (
-    delivery_services,
-    encoder_digest,
-    encoder_files,
-    load_new_classifier,
-    part_of,
-    tokenized_buckets,
-    trained_files,
-    training_services,
-)
 from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.resolve import least_bytes_of, width_of
 from amalgam.stages.common.training.schedule import (
@@ -69,7 +60,7 @@ class TrainTeachers(Stage):
 
     def resolve_inputs(self, run: Run) -> None:
         for settings, where in encoders_of(run).values():
-            encoder_files(run, settings, where)
+            load.encoder_files(run, settings, where)
 
     def check_output(self, run: Run) -> None:
         check_writable(run.base / TEACHERS, "change its permissions")
@@ -102,7 +93,7 @@ class TrainTeachers(Stage):
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         encoders = encoders_of(run)
         _encoder_digests(run)  # raises if the next line would send a request
-        size = min(least_bytes_of(encoder_files(run, settings, where)) for settings, where in encoders.values())
+        size = min(least_bytes_of(load.encoder_files(run, settings, where)) for settings, where in encoders.values())
         count = len(groups_of(run)) if units is None else len(units)
         return count * size, count * size
 
@@ -120,7 +111,7 @@ class TrainTeachers(Stage):
         settings, checkpoint = settings_of(run), run.store.own_folder(unit.folder / "checkpoint")
         method, units = (co_train, self.units(run, unit.folder)) if settings.co_train else (train, [unit])
         training = training_of(settings, schedule(run, unit.name))
-        trained = method(_encoders(run, unit), unit.payload, training, training_services(run), checkpoint)
+        trained = method(_encoders(run, unit), unit.payload, training, load.training_services(run), checkpoint)
         if run.share.is_leader:
             for own in units:
                 learned, facts = trained[own.name]
@@ -139,9 +130,9 @@ class TrainTeachers(Stage):
 
     def publish(self, run: Run, manifest: Record) -> None:
         for name in manifest.facts["teachers"]:
-            files = named(trained_files(run, name))
+            files = named(load.trained_files(run, name))
             mark = Mark(next(iter(files.values())).path.split("/")[-2], files, {})
-            deliver(delivery_services(run), check_target(run.base, TEACHERS, name, files), mark)
+            deliver(load.delivery_services(run), check_target(run.base, TEACHERS, name, files), mark)
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         for name, facts in manifest.facts["teachers"].items():
@@ -210,7 +201,7 @@ def groups_of(run: Run) -> dict[str, list[str]]:
 def schedule(run: Run, name: str) -> Schedule:
     """Returns a teacher's epochs and learning rate, chosen by texts, labels and encoder where the file sets none."""
     settings, where = next(iter(encoders_of(run).values()))
-    width, labels = width_of(encoder_files(run, settings, where)), len(groups_of(run)[name])
+    width, labels = width_of(load.encoder_files(run, settings, where)), len(groups_of(run)[name])
     return schedule_of(settings, texts=texts_of(run, name), labels=labels, width=width)
 
 
@@ -233,13 +224,13 @@ def _schedules(run: Run) -> dict[str, object]:
 def _encoders(run: Run, unit: Unit) -> Encoders:
     part, encoders = _labelled_part(run), {}
     for name, (settings, where) in encoders_of(run).items():
-        new = load_new_classifier(run, settings, unit.payload, where)
-        encoders[name or unit.name] = new, tokenized_buckets(run, part, new, ["key", "label"])
+        new = load.load_new_classifier(run, settings, unit.payload, where)
+        encoders[name or unit.name] = new, load.tokenized_buckets(run, part, new, ["key", "label"])
     return encoders
 
 
 def _labelled_part(run: Run) -> Part:
-    part = part_of(run, "teachers") or part_of(run, "train")
+    part = load.part_of(run, "teachers") or load.part_of(run, "train")
     if part is None or part.labels_digest is None:
         raise DataError(
             "the training texts of the teachers have no labels",
@@ -256,8 +247,8 @@ def _encoder_digests(run: Run) -> Any:
 
 def trained_digest(run: Run, settings: Student | Settings, where: str) -> str:
     """Returns the encoder's digest for the identity of a training; it marks an encoder whose texts are not padded."""
-    digest = encoder_digest(run, settings, where)
-    return f"{digest} unpadded" if reads_padding(encoder_files(run, settings, where).config) else digest
+    digest = load.encoder_digest(run, settings, where)
+    return f"{digest} unpadded" if reads_padding(load.encoder_files(run, settings, where).config) else digest
 
 
 def _teacher_fingerprint(run: Run, name: str, labels: Sequence[str]) -> str:

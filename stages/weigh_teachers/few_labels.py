@@ -84,14 +84,13 @@ def corrected(weights: Array, kinds: Sequence[Array], answers: Array, has_label:
     design, learned = _Design.of_learned(weights, kinds, answers), has_label[:MOST_LEARNED]
     texts = len(learned)
     before = loss_of(softmax(design.dense[0]), learned)
-    best, chosen, left_out = before, None, weights[:texts]
+    candidates: list[tuple[float, float | None, Array]] = [(before, None, weights[:texts])]
     for strength in STRENGTHS if texts > 1 else ():
         own = _cross_validated(design, learned, strength)
-        loss = loss_of(own, learned)
-        if loss < best:
-            best, chosen, left_out = loss, strength, own
+        candidates.append((loss_of(own, learned), strength, own))
+    best, chosen, left_out = min(candidates, key=lambda candidate: candidate[0])
     if (before - best) * texts <= LEAST_GAIN:
-        best, chosen, left_out = before, None, weights[:texts]
+        best, chosen, left_out = candidates[0]
     correction = Correction(np.empty(0) if chosen is None else _fit(design, learned, chosen), design.biases)
     fitted = correction(weights, kinds, answers)
     return Corrected(correction, chosen, before, best, fitted, np.concatenate([left_out, fitted[texts:]]))

@@ -5,7 +5,7 @@ The weights assume that exactly one teacher is right. Two copies of a teacher wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import np
 from amalgam.stages.weigh_teachers.mixture import standardised
 from amalgam.stages.weigh_teachers.neighbours import Space, mean_of, references_of
-from amalgam.stages.weigh_teachers.signals import Fitted
+from amalgam.stages.weigh_teachers.signals import NOT_KEPT, Fitted
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,6 @@ class LabelSets:
         group_of = {place: number for number, group in enumerate(self.groups) for place in group}
         return evidence[:, [group_of[place] for place in range(len(group_of))]]
 
-    def means(self, kinds: Mapping[str, Array]) -> dict[str, Array]:
-        return {kind: self.mean(evidence) for kind, evidence in kinds.items()}
-
     def predicted(self, labels: Array, answers: Array) -> Array:
         """Returns the label [texts, groups] that the most confident teacher of each group predicts."""
         best = [np.array(group)[answers[:, list(group)].argmax(axis=1)] for group in self.groups]
@@ -62,9 +59,9 @@ class LabelSets:
             for group in self.groups
         ]
 
-    def divided(self, weights: Array, answers: Array, fitted: Fitted | None = None) -> Array:
+    def divided(self, weights: Array, answers: Array, fitted: Fitted = NOT_KEPT) -> Array:
         """Divides the weight of each group [texts, groups] among its teachers, by the evidence of their predictions."""
-        divided, fitted = np.empty(answers.shape), fitted or Fitted()
+        divided = np.empty(answers.shape)
         for group, weight in zip(self.groups, weights.T, strict=True):
             own = standardised(answers[:, list(group)], fitted.part(f"group {group[0]}"))
             divided[:, list(group)] = weight[:, None] * own

@@ -13,17 +13,8 @@ from functools import partial
 
 from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.lazy import np
-from amalgam.stages.weigh_teachers.few_labels import (
-    LEAST_GAIN,
-    MOST_LEARNED,
-    Corrected,
-    Correction,
-    corrected,
-    correction_of,
-    folds,
-    loss_of,
-)
-from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, predicted, preferred, values_of
+from amalgam.stages.weigh_teachers import few_labels
+from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, mean_predicted, preferred
 from amalgam.stages.weigh_teachers.neighbours import Space
 
 ROUNDS = 2
@@ -33,17 +24,23 @@ LEAST_DEVIATION = 1e-9
 
 
 @dataclass(frozen=True)
-class PartlyLabelled:
-    """Texts of one block, of which some have a gold label."""
+class Weighed:
+    """Texts of one block with their weights before labels correct them."""
 
     weights: Array
-    """[texts, teachers], before labels correct them."""
+    """[texts, teachers]."""
     kinds: Sequence[Array]
     """Each kind of evidence: [texts, teachers]."""
     predicted: Array
     """Position of the predicted label in the union: [texts, teachers]."""
     spaces: Sequence[Space]
-    """Empty: the weights use no states."""
+    """States of the encoder, and of each teacher; empty for a single kind of evidence."""
+
+
+@dataclass(frozen=True)
+class PartlyLabelled(Weighed):
+    """Texts of which some have a gold label."""
+
     rows: RowNumbers
     """Positions of the labelled texts."""
     has_label: Array
@@ -71,7 +68,8 @@ class StateMaps:
 
     def __call__(self, spaces: Sequence[Space], answers: Array) -> list[Array]:
         """Returns both kinds of evidence [texts, teachers] of texts that the maps did not learn."""
-        kinds = [_of_teachers(spaces, self.to_teachers), _of_labels(spaces, self.to_labels, answers)] if spaces else []
+        maps = ((self.to_teachers, None), (self.to_labels, answers)) if spaces else ()
+        kinds = [mean_predicted(spaces, *own) for own in maps]
         return [_scaled(values, scale) for values, scale in zip(kinds, self.scales, strict=True)]
 
 
@@ -79,7 +77,7 @@ class StateMaps:
 class Fit:
     weights: Array
     """The corrected weights of the first block."""
-    result: Corrected
+    result: few_labels.Corrected
     """The correction, fitted on all labelled texts."""
     maps: StateMaps
 
@@ -100,9 +98,9 @@ def fit_labels(first: PartlyLabelled, others: Sequence[PartlyLabelled], labels: 
     if result.strength is None:
         return plain
     left_out = _cross_validated(blocks, result.strength)
-    own, has_label = left_out[:MOST_LEARNED], blocks.has_label[:MOST_LEARNED]
-    loss = loss_of(own, has_label)
-    is_better = loss < plain.result.loss_after and (result.loss_before - loss) * len(own) > LEAST_GAIN
+    own, has_label = left_out[: few_labels.MOST_LEARNED], blocks.has_label[: few_labels.MOST_LEARNED]
+    loss = few_labels.loss_of(own, has_label)
+    is_better = loss < plain.result.loss_after and (result.loss_before - loss) * len(own) > few_labels.LEAST_GAIN
     if not is_better:
         return plain
     weights = blocks.after(result.correction, learned.of_first)
@@ -121,21 +119,20 @@ class _Blocks:
     def has_label(self) -> Array:
         return np.concatenate([part.has_label for part in self.parts])
 
-    def corrected(self, more: Sequence[Array]) -> Corrected:
+    def corrected(self, more: Sequence[Array]) -> few_labels.Corrected:
         """Returns the correction with further evidence of the labelled texts; cross-validation chooses its strength."""
         weights, kinds, answers = self._of_labelled()
-        return corrected(weights, [*kinds, *more], answers, self.has_label)
+        return few_labels.corrected(weights, [*kinds, *more], answers, self.has_label)
 
-    def correction(self, more: Sequence[Array], strength: float) -> Correction:
+    def correction(self, more: Sequence[Array], strength: float) -> few_labels.Correction:
         weights, kinds, answers = self._of_labelled()
-        return correction_of(weights, [*kinds, *more], answers, self.has_label, strength)
+        return few_labels.correction_of(weights, [*kinds, *more], answers, self.has_label, strength)
 
-    def after(self, correction: Correction, more: Sequence[Array]) -> Array:
+    def after(self, correction: few_labels.Correction, more: Sequence[Array]) -> Array:
         """Returns the corrected weights of the first block."""
         return correction(self.parts[0].weights, [*self.parts[0].kinds, *more], self.parts[0].predicted)
 
     def only(self, is_used: Array) -> _Blocks:
-        """Returns the blocks with a part of their labels."""
         ends = np.cumsum([len(part.rows) for part in self.parts])[:-1]
         used = np.split(is_used, ends)
         return replace(self, parts=[part.only(own) for part, own in zip(self.parts, used, strict=True)])
@@ -158,7 +155,7 @@ class _Learned:
     """[kinds][labelled texts, teachers]."""
 
 
-def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], Correction]) -> _Learned:
+def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], few_labels.Correction]) -> _Learned:
     first, *others = blocks.parts
     to_teachers, own, left_out = _maps_to_teachers(blocks)
     teacher_scale = _scale_of(own)
@@ -169,7 +166,7 @@ def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], Correction]) 
         to_labels = [one.coefficients(learned, blocks.labels) for one in blocks.maps]
         pairs = zip(blocks.maps, to_labels, strict=True)
         own = np.mean([one.left_out(its, learned, first.predicted) for one, its in pairs], axis=0)
-        elsewhere = [_of_labels(part.states(), to_labels, part.predicted[part.rows]) for part in others]
+        elsewhere = [mean_predicted(part.states(), to_labels, part.predicted[part.rows]) for part in others]
         label_scale = _scale_of(own)
         of_first[1:] = [_scaled(own, label_scale)]
         of_labelled[1:] = [_scaled(np.concatenate([own[first.rows], *elsewhere]), label_scale)]
@@ -180,7 +177,7 @@ def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], Correction]) 
 def _cross_validated(blocks: _Blocks, strength: float) -> Array:
     """Returns the weights of the labelled texts without any label of their fold [labelled texts, teachers]."""
     weights, (first, *others) = np.empty(blocks.has_label.shape), blocks.parts
-    for left_out in folds(len(weights)):
+    for left_out in few_labels.folds(len(weights)):
         used = blocks.only(~left_out)
         learned = _learned(used, partial(used.correction, strength=strength))
         correction = used.correction(learned.of_labelled, strength)
@@ -201,11 +198,11 @@ def _maps_to_teachers(blocks: _Blocks) -> tuple[list[Array], Array, Array]:
     """Returns the coefficients, and the values of the first block's texts and of all labelled texts."""
     first, targets = blocks.parts[0], blocks.has_label.astype(np.float64)
     states = [np.concatenate(own) for own in zip(*(part.states() for part in blocks.parts), strict=True)]
-    learned = slice(0, MOST_LEARNED)
+    learned = slice(0, few_labels.MOST_LEARNED)
     coefficients, left_out = zip(*(ridge(own[learned], targets[learned]) for own in states), strict=True)
-    of_labelled = _of_teachers(states, coefficients)
+    of_labelled = mean_predicted(states, coefficients)
     of_labelled[learned] = np.mean(left_out, axis=0)
-    own = _of_teachers(first.spaces, coefficients)
+    own = mean_predicted(first.spaces, coefficients)
     own[first.rows] = of_labelled[: len(first.rows)]
     return list(coefficients), own, of_labelled
 
@@ -220,18 +217,6 @@ def ridge(states: Array, targets: Array) -> tuple[Array, Array]:
     dual = inverse @ targets
     left_out: Array = targets - dual / np.diag(inverse)[:, None]
     return (inputs.T @ dual).astype(np.float32), left_out
-
-
-def _of_teachers(spaces: Sequence[Space], coefficients: Sequence[Array]) -> Array:
-    pairs = zip(spaces, coefficients, strict=True)
-    values: Array = np.mean([values_of(space, its) for space, its in pairs], axis=0)
-    return values
-
-
-def _of_labels(spaces: Sequence[Space], coefficients: Sequence[Array], answers: Array) -> Array:
-    pairs = zip(spaces, coefficients, strict=True)
-    values: Array = np.mean([predicted(space, its, answers) for space, its in pairs], axis=0)
-    return values
 
 
 def _scale_of(values: Array) -> Array:

@@ -7,6 +7,7 @@ single texts are outvoted. The prediction for a candidate is evidence that is co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,27 +60,27 @@ class LinearMap:
 
     def left_out(self, coefficients: Array, labels: Array, candidates: Array) -> Array:
         """Returns the predictions for candidate labels [texts, teachers] without each text's own label."""
-        is_target = candidates == labels[:, None]
-        leverages = self.leverages[:, None]
+        is_target, leverages = candidates == labels[:, None], self.leverages[:, None]
         predictions: Array = (predicted(self.space, coefficients, candidates) - leverages * is_target) / (1 - leverages)
         return predictions
 
 
-def predicted(space: Space, coefficients: Array, candidates: Array) -> Array:
-    """Returns the prediction of a map for candidate labels [texts, teachers]."""
-    own, predictions = torch.from_numpy(coefficients), np.empty(candidates.shape)
+def predicted(space: Space, coefficients: Array, candidates: Array | None = None) -> Array:
+    """Returns the predictions of a map [texts, columns], or those for candidate labels [texts, teachers]."""
+    own = torch.from_numpy(coefficients)
+    predictions = np.empty((len(space), own.shape[1]) if candidates is None else candidates.shape)
     for rows in blocks_of(space):
-        labels = torch.from_numpy(candidates[rows].astype(np.int64))
-        predictions[rows] = (_inputs(space, rows) @ own).gather(1, labels).numpy()
+        values = _inputs(space, rows) @ own
+        if candidates is not None:
+            values = values.gather(1, torch.from_numpy(candidates[rows].astype(np.int64)))
+        predictions[rows] = values.numpy()
     return predictions
 
 
-def values_of(space: Space, coefficients: Array) -> Array:
-    """Returns the predictions of a map [texts, columns]."""
-    own, values = torch.from_numpy(coefficients), np.empty((len(space), coefficients.shape[1]))
-    for rows in blocks_of(space):
-        values[rows] = (_inputs(space, rows) @ own).numpy()
-    return values
+def mean_predicted(spaces: Sequence[Space], maps: Sequence[Array], candidates: Array | None = None) -> Array:
+    """Returns the mean prediction of the maps, whose coefficients these are, one for each space."""
+    mean: Array = np.mean([predicted(*pair, candidates) for pair in zip(spaces, maps, strict=True)], axis=0)
+    return mean
 
 
 def preferred(weights: Array, candidates: Array) -> Array:
@@ -98,8 +99,7 @@ def label_biases(before: Array, after: Array, candidates: Array, count: int) -> 
     """
 
     def logs_of_parts(weights: Array) -> Array:
-        columns = zip(candidates.T, weights.T, strict=True)
-        sums = np.stack([np.bincount(labels, own, count) for labels, own in columns])
+        sums = np.stack([np.bincount(*column, count) for column in zip(candidates.T, weights.T, strict=True)])
         logs: Array = np.log((sums + HALF_A_TEXT) / sums.sum(axis=1, keepdims=True))
         return logs
 

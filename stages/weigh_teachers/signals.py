@@ -18,6 +18,7 @@ class Fitted:
     values: dict[str, Array] = field(default_factory=dict)
     is_reused: bool = False
     prefix: str = ""
+    is_kept: bool = True
 
     def part(self, name: str) -> Fitted:
         """Returns the same numbers for the names of one step."""
@@ -25,19 +26,19 @@ class Fitted:
 
     def value(self, name: str, fit: Callable[[], Any]) -> Array:
         """Returns the value of this name; on the first block `fit` computes it."""
-        if not self.is_reused:
-            self.store({name: fit()})
-        return self.stored(name)
+        if self.is_reused:
+            return self.stored(name)
+        value = np.ascontiguousarray(fit())
+        self.store({name: value})
+        return value
 
     def store(self, values: Mapping[str, Any]) -> None:
-        """Stores values of the first block by name."""
-        for name, value in values.items():
+        for name, value in values.items() if self.is_kept else ():
             if f"{self.prefix}{name}" in self.values:
                 raise AssertionError(f"{self.prefix}{name} is fitted twice")
             self.values[f"{self.prefix}{name}"] = np.ascontiguousarray(value)
 
     def stored(self, name: str) -> Array:
-        """Returns the value of this name from the first block."""
         return self.values[f"{self.prefix}{name}"]
 
     def save(self, path: Path) -> None:
@@ -52,17 +53,19 @@ class Fitted:
         return cls(load_file(path), is_reused=True)
 
 
-def standard(signal: Array, fitted: Fitted | None = None) -> Array:
+NOT_KEPT = Fitted(is_kept=False)
+"""The default: the numbers are used once, because there is no other block."""
+
+
+def standard(signal: Array, fitted: Fitted = NOT_KEPT) -> Array:
     """Returns each teacher's signal in its own deviations from its own mean over the texts."""
-    values = (fitted or Fitted()).value("scale", lambda: np.stack([signal.mean(axis=0), signal.std(axis=0)]))
-    mean, deviation = values
+    mean, deviation = fitted.value("scale", lambda: np.stack([signal.mean(axis=0), signal.std(axis=0)]))
     scores: Array = (signal - mean) / np.where(deviation > 0, deviation, 1.0)
     return scores
 
 
-def together(signals: Sequence[Array], fitted: Fitted | None = None) -> Array:
+def together(signals: Sequence[Array], fitted: Fitted = NOT_KEPT) -> Array:
     """Returns the standardised sum of standardised signals."""
-    fitted = fitted or Fitted()
     scores = [standard(signal, fitted.part(str(place))) for place, signal in enumerate(signals)]
     return standard(np.sum(scores, axis=0), fitted.part("sum"))
 
@@ -86,19 +89,15 @@ def one_label(predicted: Array) -> Array:
     return np.array([texts >= FEW_TEXTS and count > ONE_LABEL * texts for count in counts], bool)
 
 
-def with_absence(kinds: Mapping[str, Array], predicted: Array, fitted: Fitted | None = None) -> dict[str, Array]:
+def with_absence(kinds: Mapping[str, Array], predicted: Array, fitted: Fitted = NOT_KEPT) -> dict[str, Array]:
     """Adds to each kind of evidence, for teachers with one prediction, that the evidence for all others is low."""
-    fitted = fitted or Fitted()
     teachers = np.flatnonzero(fitted.value("one label", lambda: one_label(predicted).astype(np.uint8)))
     if predicted.shape[1] == 1 or not len(teachers):
         return dict(kinds)
-    return {name: _with_absence(own, teachers, fitted.part(f"absence of {name}")) for name, own in kinds.items()}
-
-
-def _with_absence(signal: Array, teachers: Array, fitted: Fitted) -> Array:
-    result = signal.copy()
-    for teacher in teachers.tolist():
-        others = np.delete(signal, teacher, axis=1).max(axis=1, keepdims=True)
-        own = fitted.part(str(teacher))
-        result[:, teacher] = together([signal[:, [teacher]], -others], own)[:, 0]
+    result = {name: signal.copy() for name, signal in kinds.items()}
+    for name, signal in kinds.items():
+        for teacher in teachers.tolist():
+            others = np.delete(signal, teacher, axis=1).max(axis=1, keepdims=True)
+            part = fitted.part(f"absence of {name}").part(str(teacher))
+            result[name][:, teacher] = together([signal[:, [teacher]], -others], part)[:, 0]
     return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from amalgam.data.arrays import Array, Keys, top_margin
 from amalgam.data.keys import text_key
@@ -21,34 +21,16 @@ from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record, StoredFile
-from amalgam.stages.common.cached.load import (
-    ENCODER,
-    answer_reader,
-    dtype_of,
-    families_of,
-    features_of,
-    last_states,
-    load_encoder,
-    passes_counted,
-    states_of,
-)
+from amalgam.stages.common import load
+from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.corpus import Bucket, are_written, group_name, neighbouring_buckets, read_bucket
 from amalgam.stages.common.intervals import bounds, percent
-from amalgam.stages.common.load import (
-    encoder_digest,
-    generated_file,
-    given_labels,
-    label_space,
-    labels_identity,
-    teachers_of,
-    train_part,
-)
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.few_labels import Correction, Labelled, with_known
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
-from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, StateMaps, fit_labels
+from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, StateMaps, Weighed, fit_labels
 from amalgam.stages.weigh_teachers.neighbours import SideBySide, Space, blocks_of, densities, nearest
 from amalgam.stages.weigh_teachers.signals import Fitted, one_label, together, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
@@ -110,18 +92,20 @@ class WeighTeachers(Stage):
             if targets.weight_signal != "all":
                 settings["smoothing_rounds"] = 1  # neighbours' means replace a single signal once
         run.result("cache-teachers")
-        inputs: dict[str, object] = {"texts": train_part(run).texts_digest, **passes_counted(run)}
-        inputs |= {"families": families_of(run), "dtype": dtype_of(run)}
-        inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in teachers_of(run)}
+        inputs: dict[str, object] = {"texts": load.train_part(run).texts_digest, **cached.passes_counted(run)}
+        inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
+        inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in load.teachers_of(run)}
+        space = load.label_space(run)
+        texts, groups = load.train_part(run).texts, LabelSets.of(space).groups
         if targets.weight_signal == "all" and are_written(run.experiment):
-            inputs["written"] = generated_file(run).sha256
+            inputs["written"] = load.generated_file(run).sha256
             inputs["written shares"] = "means of the weights"  # before, they were a small bias
-        elif targets.weight_signal == "all" and _are_few(run):
+        elif targets.weight_signal == "all" and weigh.are_few(texts, len(space.names), len(groups)):
             inputs["few texts"] = "each text's confidences"  # before, they were compared too
-        if given_labels(run):
-            inputs |= {**labels_identity(run), "labelled weights": "left out"}  # before, they were not kept
+        if load.given_labels(run):
+            inputs |= {**load.labels_identity(run), "labelled weights": "left out"}  # before, they were not kept
             inputs["evidence of labels"] = "states where they help"  # before, it was that without labels
-        if not LabelSets.of(label_space(run)).all_differ:
+        if len(groups) < len(space.columns):
             inputs["combined"] = "teachers with the same labels"  # before, they excluded each other
         if run.experiment.corpus.limit is not None and len(_blocks(run)) > 1:
             inputs["blocks"] = [group_name(block.buckets) for block in _blocks(run)]  # texts beyond the limit move them
@@ -149,14 +133,14 @@ class WeighTeachers(Stage):
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of texts; where the first block is missing, all are."""
         if units is None or any(unit.is_read_by_others for unit in units):
-            return float(train_part(run).texts)
+            return float(load.train_part(run).texts)
         return float(sum(unit.size for unit in units))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         block: Block = unit.payload
         texts, check = Texts.of(run, block), WeightFacts(notes=[])
         fitted = _fitted(run, unit.folder) if block.start else Fitted()
-        weighed = _weigh(run, texts, fitted, check)
+        weighed, largest, of_texts = _weigh(run, texts, fitted, check)
         weights, labelled, apart = weighed.weights, _labelled(run, texts.keys), None
         if labelled is not None:
             if block.start:
@@ -167,14 +151,14 @@ class WeighTeachers(Stage):
         facts = BlockFacts(
             texts=len(weights),
             weights=weights.sum(axis=0).tolist(),
-            largest=weighed.largest,
+            largest=largest,
             moved=int((weights.argmax(axis=1) != weighed.weights.argmax(axis=1)).sum()),
         )
         if not block.start:
             check["notes"] += list(_notes_on_labels(run, weighed.predicted))
             facts["fit"] = {**check, "fitted": len(weights)}
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-            evidence = pa.nulls(len(weights), "float32") if weighed.evidence is None else weighed.evidence.astype("f4")
+            evidence = pa.nulls(len(weights), "float32") if of_texts is None else of_texts.astype(np.float32)
             columns = {"key": texts.keys, "weight": weights.astype(np.float32), "evidence": evidence}
             write_table(build_table(WEIGHTS, columns), draft.folder / "weights.parquet")
             if apart is not None:
@@ -184,7 +168,7 @@ class WeighTeachers(Stage):
             draft.facts = facts
 
     def finish(self, run: Run, records: Sequence[Record]) -> WeightFacts:
-        targets, space = run.experiment.targets, label_space(run)
+        targets, space = run.experiment.targets, load.label_space(run)
         facts: WeightFacts = records[0].facts["fit"] | {}
         texts = sum(record.facts["texts"] for record in records)
         shares = np.sum([record.facts["weights"] for record in records], axis=0) / texts
@@ -198,19 +182,15 @@ class WeighTeachers(Stage):
         return facts
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:
-        shares = ", ".join(
-            f"{teacher} {100 * share:.0f}%" for teacher, share in manifest.facts.get("shares", {}).items()
-        )
-        yield f"estimated shares of the texts: {shares}"
-        fitted, texts = manifest.facts.get("fitted", 0), train_part(run).texts
+        shares = manifest.facts.get("shares", {}).items()
+        yield f"estimated shares of the texts: {', '.join(f'{name} {100 * share:.0f}%' for name, share in shares)}"
+        fitted, texts = manifest.facts.get("fitted", 0), load.train_part(run).texts
         if 0 < fitted < texts and not manifest.facts["fallback"]:
             yield f"ranges and shares were fitted on {fitted:,} random texts of {texts:,}"
         accuracy, labelled = manifest.facts.get("accuracy"), manifest.facts.get("labelled")
         if accuracy:
-            yield (
-                f"estimated accuracy of the targets: {percent(accuracy['value'])} "
-                f"(95 % interval {bounds(accuracy['low'], accuracy['high'])})"
-            )
+            value, interval = percent(accuracy["value"]), bounds(accuracy["low"], accuracy["high"])
+            yield f"estimated accuracy of the targets: {value} (95 % interval {interval})"
         if labelled:
             moved = counted(labelled["moved"], "text", "has", "have")
             yield f"{counted(labelled['texts'], 'label')}; {moved} another teacher than without labels"
@@ -237,12 +217,12 @@ class Block:
 
 
 def _blocks(run: Run) -> list[Block]:
-    return _blocks_of(run, train_part(run).texts_digest)
+    return _blocks_of(run, load.train_part(run).texts_digest)
 
 
 @once
 def _blocks_of(run: Run, _digest: str) -> list[Block]:
-    groups = list(neighbouring_buckets(train_part(run).buckets))
+    groups = list(neighbouring_buckets(load.train_part(run).buckets))
     ends = np.cumsum([sum(bucket.rows for bucket in group) for group in groups]).tolist()
     return [Block(group, start) for group, start in zip(groups, [0, *ends], strict=False)]
 
@@ -261,29 +241,19 @@ class Texts:
         return cls(keys_of(run, block.buckets), [bucket.prefix for bucket in block.buckets], block.start)
 
 
-@dataclass(frozen=True)
-class Weighed:
-    """The weights of some texts, before labels correct them."""
+class Estimate(NamedTuple):
+    """The estimate without labels."""
 
-    weights: Array
-    kinds: Sequence[Array]
-    """Each kind of evidence: [texts, teachers]."""
-    predicted: Array
-    """Position of the predicted label in the union: [texts, teachers]."""
-    spaces: Sequence[Space]
-    """States of the encoder, and of each teacher; empty for a single kind of evidence."""
+    weighed: Weighed
     largest: float
+    """Sum of each text's largest weight; teachers of equal labels count as one."""
     evidence: Array | None
     """The largest scaled evidence of a teacher on each text; None: no kinds of evidence were used."""
 
-    def with_labels(self, labelled: Labelled, gold: Array) -> PartlyLabelled:
-        rows, has_label = labelled.rows, labelled.has_label
-        return PartlyLabelled(self.weights, self.kinds, self.predicted, self.spaces, rows, has_label, gold)
 
-
-def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighed:
+def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Estimate:
     """Returns the weights of these texts; on the first block it adds its numbers to `fitted` and `facts`."""
-    targets, label_sets = run.experiment.targets, LabelSets.of(label_space(run))
+    targets, label_sets = run.experiment.targets, LabelSets.of(load.label_space(run))
     answers = predictions(run, texts.prefixes, texts.keys)
     shares: Array | None = None
     spaces: Sequence[Space] = ()
@@ -307,19 +277,14 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighe
         weights = label_sets.divided(weights, combined, fitted)
         estimated = label_sets.divided_shares(estimated, weights)
     if "separation" in facts:  # the mixture has shares of its own
-        facts["shares"] = dict(zip(label_space(run).columns, estimated.round(4).tolist(), strict=True))
+        facts["shares"] = dict(zip(load.label_space(run).columns, estimated.round(4).tolist(), strict=True))
     kinds = [label_sets.by_teacher(kind) for kind in kinds]
-    return Weighed(weights, kinds, answers.labels, spaces, largest, largest_evidence)
-
-
-def _are_few(run: Run) -> bool:
-    space = label_space(run)
-    return weigh.are_few(train_part(run).texts, len(space.names), len(LabelSets.of(space).groups))
+    return Estimate(Weighed(weights, kinds, answers.labels, spaces), largest, largest_evidence)
 
 
 def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
     """Yields a note for each teacher that predicts one label for nearly all texts."""
-    space = label_space(run)
+    space = load.label_space(run)
     for teacher, own, alone in zip(space.columns, predicted.T, one_label(predicted), strict=True):
         if alone:
             counts = np.bincount(own)
@@ -334,7 +299,7 @@ def _single_signal(  # noqa: PLR0913 - what the choice rests on
     run: Run, texts: Texts, answers: Predictions, combined: Array, fitted: Fitted, facts: WeightFacts
 ) -> Array | None:
     """Returns the signal of one kind of predictions; None: it does not separate the teachers."""
-    targets, label_sets = run.experiment.targets, LabelSets.of(label_space(run))
+    targets, label_sets = run.experiment.targets, LabelSets.of(load.label_space(run))
     signal = label_sets.mean(answers.evidence[str(targets.weight_signal)])
     if not fitted.value("separates", lambda: weigh.exclusive(signal, facts)):
         return None
@@ -381,9 +346,11 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
     for others in _labelled_elsewhere(run):
         labels = _labelled(run, others.keys)
         if labels is not None:
-            parts.append((others, _weigh(run, others, reused, WeightFacts(notes=[])), labels))
-    first, *rest = [own.with_labels(labels, _gold(run, its, labels)) for its, own, labels in parts]
-    fit = fit_labels(first, rest, len(label_space(run).names))
+            parts.append((others, _weigh(run, others, reused, WeightFacts(notes=[])).weighed, labels))
+    first, *rest = [
+        PartlyLabelled(**vars(own), **vars(labels), gold=_gold(run, its, labels)) for its, own, labels in parts
+    ]
+    fit = fit_labels(first, rest, len(load.label_space(run).names))
     result, maps = fit.result, fit.maps
     named = {"correction": result.correction.coefficients, "biases": result.correction.biases, "scales": maps.scales}
     named |= {f"teachers {at}": own for at, own in enumerate(maps.to_teachers)}
@@ -404,7 +371,7 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
 
 def _gold(run: Run, texts: Texts, labelled: Labelled) -> Array:
     """Returns the position of each labelled text's gold label in the union."""
-    given, place = given_labels(run), {name: index for index, name in enumerate(label_space(run).names)}
+    given, place = load.given_labels(run), {name: index for index, name in enumerate(load.label_space(run).names)}
     if given is None:
         raise AssertionError("there are no labels")
     keys = texts.keys.take(pa.array(labelled.rows)).to_pylist()
@@ -413,7 +380,7 @@ def _gold(run: Run, texts: Texts, labelled: Labelled) -> Array:
 
 def _labelled_elsewhere(run: Run) -> Iterator[Texts]:
     """Yields the labelled texts after the first block, in groups of buckets."""
-    given, first, after = given_labels(run), _blocks(run)[0], _blocks(run)[1:]
+    given, first, after = load.given_labels(run), _blocks(run)[0], _blocks(run)[1:]
     bits = {format(int.from_bytes(key[:2], "big"), "016b") for key in given.by_key} if given else set()
     buckets = [bucket for block in after for bucket in block.buckets]
     lengths = {len(bucket.prefix) for bucket in buckets}
@@ -428,16 +395,14 @@ def _labelled_elsewhere(run: Run) -> Iterator[Texts]:
 
 def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
     """Returns the texts with a label in `labels` of the experiment, or None."""
-    given, space = given_labels(run), label_space(run)
+    given, space = load.given_labels(run), load.label_space(run)
     if given is None:
         return None
-    teachers_with = {
-        name: [name in owners for name in space.columns] for name, owners in zip(space.names, space.owners, strict=True)
-    }
-    rows = np.flatnonzero(
-        pc.is_in(keys, value_set=pa.array(list(given.by_key), keys.type)).to_numpy(zero_copy_only=False)
-    )
-    has_label = [teachers_with[given.by_key[key]] for key in keys.take(rows).to_pylist()]
+    owners_of = dict(zip(space.names, space.owners, strict=True))
+    is_given = pc.is_in(keys, value_set=pa.array(list(given.by_key), keys.type))
+    rows = np.flatnonzero(is_given.to_numpy(zero_copy_only=False))
+    owners = [owners_of[given.by_key[key]] for key in keys.take(rows).to_pylist()]
+    has_label = [[teacher in own for teacher in space.columns] for own in owners]
     return Labelled(rows, np.array(has_label, bool).reshape(len(rows), len(space.columns)))
 
 
@@ -456,11 +421,11 @@ class Predictions:
 
 def predictions(run: Run, prefixes: Sequence[str], keys: pa.Array) -> Predictions:
     """Reads the predictions of all teachers on the texts with these keys, which are in these buckets."""
-    reader, in_order = answer_reader(run), pl.Series("key", keys, pl.Binary)
+    reader, in_order = cached.answer_reader(run), pl.Series("key", keys, pl.Binary)
     by_teacher, predicted = [], []
-    for teacher, own in label_space(run).columns.items():
-        cached = reader.predictions(teacher, prefixes, in_order)
-        logits, confidence = cached.logits.to_numpy(), cached.confidence.to_numpy()
+    for teacher, own in load.label_space(run).columns.items():
+        answers = reader.predictions(teacher, prefixes, in_order)
+        logits, confidence = answers.logits.to_numpy(), answers.confidence.to_numpy()
         margin = top_margin(logits.astype(np.float64))
         by_teacher.append(np.stack([confidence, margin, logits.max(axis=1)], axis=1))
         predicted.append(np.array(own)[logits.argmax(axis=1)])
@@ -471,7 +436,7 @@ def predictions(run: Run, prefixes: Sequence[str], keys: pa.Array) -> Prediction
 
 def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> tuple[Evidence, Array]:
     """Reads all kinds of evidence, and that of the predictions by teacher; teachers of equal labels are one."""
-    space, first = label_space(run), Texts.of(run, _blocks(run)[0])  # which has the references
+    space, first = load.label_space(run), Texts.of(run, _blocks(run)[0])  # which has the references
     label_sets, written = LabelSets.of(space), provenance(run, texts.keys)
     features, first_features = _features(run, texts), _features(run, first)
     states, first_states = _states(run, texts), _states(run, first)
@@ -479,14 +444,16 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
     similarity = (features[rows] @ names for rows in blocks_of(features))
     closest = np.concatenate([np.stack([block[:, own].max(axis=1) for own in owned], axis=1) for block in similarity])
     spaces, first_spaces = [features, *states], [first_features, *first_states]
-    density = densities(spaces, len(space.names), first_spaces, texts.start, is_relative=not _encoder_is_a_teacher(run))
+    encoder = load.encoder_digest(run, run.experiment.student, cached.ENCODER)
+    is_relative = encoder not in {teacher.files.digest for teacher in load.teachers_of(run)}
+    density = densities(spaces, len(space.names), first_spaces, texts.start, is_relative=is_relative)
     kinds = weigh.kinds_of(list(answers.evidence.values()), density, closest, fitted)
     joined, first_joined = label_sets.joined(states, first_states), label_sets.joined(first_states)
     first_joint = SideBySide.of([first_features, *first_joined])
     joint = first_joint.of_texts([features, *joined])
     predicted = label_sets.predicted(answers.labels, kinds["answers"])
     evidence = Evidence(
-        kinds=with_absence(label_sets.means(kinds), predicted, fitted),
+        kinds=with_absence({kind: label_sets.mean(own) for kind, own in kinds.items()}, predicted, fitted),
         predicted=predicted,
         labels=len(space.names),
         near=nearest(joint, run.experiment.targets.neighbours, first_joint, texts.start)[0],
@@ -496,23 +463,18 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
     return evidence, kinds["answers"]
 
 
-def _encoder_is_a_teacher(run: Run) -> bool:
-    digest = encoder_digest(run, run.experiment.student, ENCODER)
-    return digest in {teacher.files.digest for teacher in teachers_of(run)}
-
-
 def _features(run: Run, texts: Texts) -> Space:
-    return features_of(run, key_array(texts.keys), texts.prefixes)
+    return cached.features_of(run, key_array(texts.keys), texts.prefixes)
 
 
 def _states(run: Run, texts: Texts) -> list[Space]:
-    return [Pooled(own) for own in states_of(run, key_array(texts.keys), last_states, texts.prefixes)]
+    return [Pooled(own) for own in cached.states_of(run, key_array(texts.keys), cached.last_states, texts.prefixes)]
 
 
 @once
 def _name_states(run: Run) -> Array:
     """Returns the encoder's states of the label names [width, labels]."""
-    return load_encoder(run).name_states(label_space(run).names).T
+    return cached.load_encoder(run).name_states(load.label_space(run).names).T
 
 
 @dataclass(frozen=True)
@@ -535,10 +497,10 @@ def provenance(run: Run, keys: pa.Array) -> Array | None:
 
     None: texts were generated for no teacher, or there is one.
     """
-    teachers = list(label_space(run).columns)
+    teachers = list(load.label_space(run).columns)
     if not are_written(run.experiment) or len(teachers) == 1:
         return None
-    written = _written(run, generated_file(run))
+    written = _written(run, load.generated_file(run))
     probabilities = np.zeros((len(keys), len(teachers)))
     for row, key in enumerate(keys.to_pylist()):
         for place, probability in written.get(key, ()):
@@ -549,7 +511,7 @@ def provenance(run: Run, keys: pa.Array) -> Array | None:
 @once
 def _written(run: Run, file: StoredFile) -> dict[bytes, list[tuple[int, float]]]:
     """Returns the teacher and the class's probability of each generated text, by key; a text may occur repeatedly."""
-    columns, teachers = ["text", "teacher", "class_probability"], list(label_space(run).columns)
+    columns, teachers = ["text", "teacher", "class_probability"], list(load.label_space(run).columns)
     table = read_table(run.store.verified_path(file), columns)
     written: dict[bytes, list[tuple[int, float]]] = {}
     for text, teacher, probability in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
@@ -558,7 +520,6 @@ def _written(run: Run, file: StoredFile) -> dict[bytes, list[tuple[int, float]]]
 
 
 def keys_of(run: Run, buckets: Sequence[Bucket]) -> pa.Array:
-    """Returns the keys of the buckets' texts."""
     table = pa.concat_tables(read_bucket(run.store, bucket, ["key"]) for bucket in buckets)
     return table.column("key").combine_chunks()
 

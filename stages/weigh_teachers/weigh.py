@@ -17,10 +17,10 @@ from amalgam.data.arrays import Array, softmax, top_margin
 from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.intervals import interval
-from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, predicted, preferred
+from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, mean_predicted, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
-from amalgam.stages.weigh_teachers.signals import Fitted, correlation, one_label, standard, together
+from amalgam.stages.weigh_teachers.signals import NOT_KEPT, Fitted, correlation, one_label, standard, together
 
 FALLBACK = "each text's own confidences were used, as muka does"
 
@@ -126,7 +126,7 @@ def weigh(  # noqa: PLR0913 - the parts of a choice
     targets: Targets,
     facts: WeightFacts,
     shares: Array | None,
-    fitted: Fitted | None = None,
+    fitted: Fitted = NOT_KEPT,
 ) -> tuple[Array, Array]:
     """Returns the weights [texts, teachers] and shares; without a signal MUKA's own, by each text's confidences alone.
 
@@ -188,12 +188,11 @@ class Evidence:
     """The inputs of linear maps to the labels: states of length 1 of the encoder, and of each teacher."""
 
 
-def kinds_of(answers: Sequence[Array], density: Array, names: Array, fitted: Fitted | None = None) -> dict[str, Array]:
+def kinds_of(answers: Sequence[Array], density: Array, names: Array, fitted: Fitted = NOT_KEPT) -> dict[str, Array]:
     """Returns the standardised evidence [texts, teachers] of each kind but provenance.
 
     `answers` are confidence, margin and highest logit; `names` is the similarity to the teacher's closest label name.
     """
-    fitted = fitted or Fitted()
     return {
         "answers": together(answers, fitted.part("answers")),
         "states": standard(density, fitted.part("states")),
@@ -202,10 +201,10 @@ def kinds_of(answers: Sequence[Array], density: Array, names: Array, fitted: Fit
 
 
 def agreed_signal(
-    evidence: Evidence, facts: WeightFacts, fitted: Fitted | None = None
+    evidence: Evidence, facts: WeightFacts, fitted: Fitted = NOT_KEPT
 ) -> tuple[Array | None, Array | None]:
     """Returns the signal of all kinds of evidence, and the teachers' shares; None: the kinds do not agree."""
-    fitted, kinds, written = fitted or Fitted(), dict(evidence.kinds), evidence.written
+    kinds, written = dict(evidence.kinds), evidence.written
     if written is not None:
         kinds["provenance"] = standard(written, fitted.part("written"))
     is_kept = fitted.value("kept", lambda: np.isin(list(kinds), list(_kept(evidence, kinds, facts))))
@@ -228,12 +227,12 @@ def agreed_signal(
     return signal, fitted.value("shares", shares)
 
 
-def completed(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -> Array:
+def completed(signal: Array, evidence: Evidence, fitted: Fitted = NOT_KEPT) -> Array:
     """Adds the teachers' shares and the linear maps, which `range` weights have."""
     return with_maps(with_shares(signal, evidence.written, fitted), evidence, fitted)
 
 
-def with_shares(signal: Array, written: Array | None, fitted: Fitted | None = None) -> Array:
+def with_shares(signal: Array, written: Array | None, fitted: Fitted = NOT_KEPT) -> Array:
     """Adds a bias of each teacher for its share of the texts.
 
     The shares of generated texts are given, and the biases give the weights these means. Otherwise, the share is the
@@ -241,7 +240,7 @@ def with_shares(signal: Array, written: Array | None, fitted: Fitted | None = No
     """
     shares = written_shares(written)
     fit = partial(_biases_by_weights, signal) if shares is None else partial(_biases_for, shares, signal)
-    total: Array = signal + (fitted or Fitted()).value("biases of shares", fit)
+    total: Array = signal + fitted.value("biases of shares", fit)
     return total
 
 
@@ -263,7 +262,7 @@ def _biases_for(shares: Array, signal: Array) -> Array:
     return biases
 
 
-def with_maps(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -> Array:
+def with_maps(signal: Array, evidence: Evidence, fitted: Fitted = NOT_KEPT) -> Array:
     """Adds what linear maps of the states predict for each teacher's label, without the text itself.
 
     The maps are trained on the labels that the signal prefers. They correct errors of single texts, and biases let each
@@ -271,11 +270,10 @@ def with_maps(signal: Array, evidence: Evidence, fitted: Fitted | None = None) -
     """
     if signal.shape[1] == 1 or not len(signal):
         return signal
-    fitted = (fitted or Fitted()).part("maps")
+    fitted = fitted.part("maps")
     if fitted.is_reused:
         stored = [fitted.stored(str(place)) for place in range(len(evidence.spaces))]
-        parts = zip(evidence.spaces, stored, strict=True)
-        predictions = np.mean([predicted(space, own, evidence.predicted) for space, own in parts], axis=0)
+        predictions = mean_predicted(evidence.spaces, stored, evidence.predicted)
         return _mapped(signal, predictions, fitted.stored("biases"), evidence)
     coefficients, biases, total = _fitted_maps(signal, evidence)
     fitted.store({"biases": biases, **{str(place): own for place, own in enumerate(coefficients)}})
@@ -302,14 +300,13 @@ def _mapped(signal: Array, predictions: Array, biases: Array, evidence: Evidence
     return total
 
 
-def by_range(signal: Array, predicted: Array, fitted: Fitted | None = None) -> Array:
+def by_range(signal: Array, predicted: Array, fitted: Fitted = NOT_KEPT) -> Array:
     """Scales each teacher's signal to 0 at its lowest values and 1 at the highest of texts with the predicted label.
 
     The ends of a range do not depend on the teacher's share of the texts, as mean and deviation do. Labels differ in
     how confident and how dense their own texts are, so each has an upper end of its own.
     """
-    ends = (fitted or Fitted()).value("ends", lambda: _ends(signal, predicted))
-    return _between(ends, signal, predicted)
+    return _between(fitted.value("ends", lambda: _ends(signal, predicted)), signal, predicted)
 
 
 def _between(ends: Array, signal: Array, predicted: Array) -> Array:
@@ -377,9 +374,8 @@ def _kept(evidence: Evidence, kinds: Mapping[str, Array], facts: WeightFacts) ->
     """Returns the kinds of evidence that are used."""
     texts, teachers = next(iter(kinds.values())).shape
     if evidence.written is None and are_few(texts, evidence.labels, teachers):
-        facts["notes"].append(
-            f"{texts:,} texts are too few to compare teachers on {evidence.labels} labels: {FALLBACK}"
-        )
+        note = f"{texts:,} texts are too few to compare teachers on {evidence.labels} labels: {FALLBACK}"
+        facts["notes"].append(note)
         return {}
     kept = agreeing_kinds({kind: own for kind, own in kinds.items() if kind != "provenance"}, facts)
     if kept is None or "provenance" not in kinds:
@@ -461,9 +457,8 @@ def exclusion(signal: Array) -> float:
     return float(-mean * (teachers - 1))
 
 
-def coherent(signal: Array, near: Array, facts: WeightFacts, fitted: Fitted | None = None) -> Array:
+def coherent(signal: Array, near: Array, facts: WeightFacts, fitted: Fitted = NOT_KEPT) -> Array:
     """Returns the mean over each text's neighbours if it correlates with the signal, else the signal."""
-    fitted = fitted or Fitted()
     smooth = smoothed(signal, near, fitted)
     return smooth if fitted.value("coherent", lambda: _is_coherent(signal, smooth, facts)) else signal
 
@@ -487,11 +482,11 @@ def _relative(signal: Array) -> Array:
     return relative
 
 
-def smoothed(signal: Array, near: Array, fitted: Fitted | None = None) -> Array:
+def smoothed(signal: Array, near: Array, fitted: Fitted = NOT_KEPT) -> Array:
     """Returns the signal's mean over each text's neighbours; a text without any keeps its own."""
     if not near.shape[1]:
         return signal
-    references = (fitted or Fitted()).value("references", lambda: signal[:REFERENCES])
+    references = fitted.value("references", lambda: signal[:REFERENCES])
     blocks = [references[near[start : start + BLOCK]].mean(axis=1) for start in range(0, len(near), BLOCK)]
     means: Array = np.concatenate(blocks) if blocks else signal
     return means

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amalgam.stages.weigh_teachers import labelled_states
+from amalgam.stages.weigh_teachers import few_labels
 from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, fit_labels, ridge
 from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE
 from amalgam.stages.weigh_teachers.neighbours import SideBySide
@@ -88,7 +88,7 @@ def test_a_value_of_the_map_to_teachers_leaves_the_text_out() -> None:
 
 def test_more_labels_than_the_map_learns_have_values_too(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, right = lost_teacher(labelled=200)
-    monkeypatch.setattr(labelled_states, "MOST_LEARNED", 60)
+    monkeypatch.setattr(few_labels, "MOST_LEARNED", 60)
     assert rightly(fit_labels(texts, [], LABELS).weights, right, texts.rows) > 0.85
 
 

@@ -60,7 +60,8 @@ def test_texts_that_no_teacher_knows_can_be_among_the_training_texts() -> None:
     new, classes = states(random, 900)
 
     def auroc(fit: UnknownStates) -> float:
-        quality = unknown_quality(*(fit.scores(new[(classes == 2) == own]) for own in (False, True)), fit.threshold)
+        labelled, others = (fit.scores(new[(classes == 2) == own]) for own in (False, True))
+        quality = unknown_quality(labelled, others, fit.threshold)
         return float(quality["auroc"] or 0)
 
     without = UnknownStates.of(values, predicted, layer=1, weights="")

@@ -264,9 +264,8 @@ def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: 
     for unit in overlapping:
         rows = bucket.rows_of(unit)
         if len(rows) and coverage.add(unit, rows):
-            units.append(
-                ((rows[0], unit.first, unit.last), Unit(unit.name, cached.folder, unit.size, is_complete=True))
-            )
+            complete_unit = Unit(unit.name, cached.folder, unit.size, is_complete=True)
+            units.append(((rows[0], unit.first, unit.last), complete_unit))
         if coverage.is_complete:
             break
     for name, rows, logits, first, last in bucket.missing(coverage):

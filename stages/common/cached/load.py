@@ -246,7 +246,6 @@ def teacher_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
 
 
 def last_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
-    """Returns the pooled states of the last layer."""
     return _states_of_teacher(run, teacher, "pooled", LAST_LAYER)
 
 

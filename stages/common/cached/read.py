@@ -129,10 +129,8 @@ def _aligned(frame: pl.DataFrame, keys: pl.Series, teacher: str) -> pl.DataFrame
         frame = pl.DataFrame({"key": keys}).join(frame, on="key", how="left", maintain_order="left")
         missing = frame[frame.columns[1]].null_count()
     if missing:
-        raise WorkError(
-            f"teacher {teacher}: the cache lacks {missing} of {len(keys)} texts",
-            fix="run `amalgam verify`, then the same command again",
-        )
+        fix = "run `amalgam verify`, then the same command again"
+        raise WorkError(f"teacher {teacher}: the cache lacks {missing} of {len(keys)} texts", fix=fix)
     return frame
 
 
@@ -149,9 +147,8 @@ def _summed(answers: Sequence[Answers], take: int, measure: Measure) -> pl.DataF
         for count, rows in _by_count(frame, total):
             if part.first <= count < last:
                 raw = rows["passes"].to_numpy()[:, (count - part.first) * classes : (last - part.first) * classes]
-                total = _grown(
-                    total, pl.DataFrame({"key": rows["key"], **sums_over_passes(raw, last - count, measure)})
-                )
+                sums = sums_over_passes(raw, last - count, measure)
+                total = _grown(total, pl.DataFrame({"key": rows["key"], **sums}))
     return total if total.is_empty() else total.filter(pl.col(COUNT) == take)
 
 

@@ -112,7 +112,6 @@ def _series(name: str, blocks: list[Array]) -> pl.Series:
 
 
 def confidence(sums: pl.DataFrame, measure: Measure) -> pl.Series:
-    """Computes the confidence from the sums over a text's passes."""
     return 1 - measure.uncertainty(sums) / measure.largest(width(sums["probability"]))
 
 

@@ -61,11 +61,9 @@ def save(folder: Path, snapshot: Checkpoint) -> None:
             raise
         need = sum(tensor.nbytes for table in snapshot.tensors.values() for tensor in table.values())
         free = shutil.disk_usage(folder).free
-        raise DiskFullError(
-            f"disk full: a checkpoint needs {size(need)}, {size(free)} are free",
-            where=str(folder),
-            fix="free some space and run the command again: it resumes from the last checkpoint",
-        ) from error
+        what = f"disk full: a checkpoint needs {size(need)}, {size(free)} are free"
+        fix = "free some space and run the command again: it resumes from the last checkpoint"
+        raise DiskFullError(what, where=str(folder), fix=fix) from error
     sync(folder)
     for _, older in _folders(folder):
         if older != target:

@@ -179,11 +179,9 @@ class TrainingRun:
         self.world: int = self.accelerator.num_processes
         self.main: bool = self.accelerator.is_main_process
         if self.objective.whole_batches and (self.world > 1 or training.accumulate > 1):
-            raise WorkError(
-                "this objective compares the texts of a step with each other",
-                where=f"processes: {self.world}, parts of a batch: {training.accumulate}",
-                fix="set student.accumulate=1 and use one process",
-            )
+            what = "this objective compares the texts of a step with each other"
+            fix = "set student.accumulate=1 and use one process"
+            raise WorkError(what, where=f"processes: {self.world}, parts of a batch: {training.accumulate}", fix=fix)
         self.wrapped = self.accelerator.prepare_model(self.learner)
         self.notes = self._leave_bf16() if self.precision == "bf16" else []
         named = self.learner.named_parameters()
@@ -326,11 +324,9 @@ class TrainingRun:
         rows = ", ".join(map(str, sorted(batch.tolist())[:16])) + (", ..." if len(batch) > 16 else "")
         last = checkpoints.latest(self.checkpoint)[0]
         kept = f"last good checkpoint: step {last.step}" if last else "no checkpoint yet"
-        return WorkError(
-            f"the loss was not finite for {PATIENCE} steps in a row up to step {self.progress.step + 1}",
-            where=f"training rows {rows}; {kept}",
-            fix="check these rows' targets and weights, or lower the learning rate",
-        )
+        what = f"the loss was not finite for {PATIENCE} steps in a row up to step {self.progress.step + 1}"
+        fix = "check these rows' targets and weights, or lower the learning rate"
+        return WorkError(what, where=f"training rows {rows}; {kept}", fix=fix)
 
     # ---- evaluation
 
@@ -344,11 +340,9 @@ class TrainingRun:
         (value,) = self._summed([local_score if self.main else 0.0])
         self.learner.train()
         if not math.isfinite(value):
-            raise WorkError(
-                f"the score after step {step} is not finite: {value}",
-                where="evaluation of the model in training",
-                fix="check the targets for non-finite values, or lower the learning rate",
-            )
+            what = f"the score after step {step} is not finite: {value}"
+            fix = "check the targets for non-finite values, or lower the learning rate"
+            raise WorkError(what, where="evaluation of the model in training", fix=fix)
         entry: ScoredStep = {
             "step": step,
             "epoch": step / self.per_epoch,

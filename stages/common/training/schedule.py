@@ -41,26 +41,14 @@ def schedule_of(section: Student | TrainTeachers, *, texts: int, labels: int, wi
     """Returns the section's own values, and chosen ones for the fields that are not set."""
     per_epoch = max(1, -(-texts // section.batch_size))
     is_static = isinstance(section, Student) and section.is_static
-    epochs = section.epochs or epochs_for(per_epoch, labels, STATIC_STEPS if is_static else 1)
+    fewest_steps = (STATIC_STEPS if is_static else 1) * (MIN_STEPS + STEPS_PER_LABEL * labels)
+    wanted = max(MIN_EPOCHS, -(-fewest_steps // per_epoch))
+    epochs = section.epochs or max(1, min(wanted, MAX_STEPS // per_epoch))
+    rate = STATIC_RATE if is_static else min(MAX_RATE, BASE_RATE * (BASE_WIDTH / width) ** 1.5)
     every = section.evaluate_every if isinstance(section, Student) else None
-    rate = section.learning_rate or (STATIC_RATE if is_static else rate_for(width))
-    return Schedule(epochs, rate, every or evaluate_every_for(epochs * per_epoch, epochs))
-
-
-def epochs_for(per_epoch: int, labels: int, factor: int = 1) -> int:
-    """Returns the epochs, for this number of steps in one; `factor` multiplies the fewest steps."""
-    needed = -(-factor * (MIN_STEPS + STEPS_PER_LABEL * labels) // per_epoch)
-    return max(1, min(max(MIN_EPOCHS, needed), MAX_STEPS // per_epoch))
-
-
-def rate_for(width: int) -> float:
-    """Returns the learning rate for an encoder of this width, rounded to two digits."""
-    return float(f"{min(MAX_RATE, BASE_RATE * (BASE_WIDTH / width) ** 1.5):.1e}")
-
-
-def evaluate_every_for(steps: int, epochs: int) -> int:
-    fewest, most = EVALUATIONS
-    return max(1, steps // min(max(epochs, fewest), most))
+    evaluations = min(max(epochs, EVALUATIONS[0]), EVALUATIONS[1])
+    every = every or max(1, epochs * per_epoch // evaluations)
+    return Schedule(epochs, section.learning_rate or float(f"{rate:.1e}"), every)
 
 
 def chosen_fields(section: str, settings: Student | TrainTeachers, values: Mapping[str, Any]) -> dict[str, object]:

@@ -79,7 +79,7 @@ class BlockFacts(TypedDict):
     weights: list[float]
     """By teacher."""
     largest: float
-    """Sum of each text's largest weight; teachers of equal labels count as one."""
+    """Sum of each text's largest sum of weights for one label; teachers of equal labels count as one."""
     moved: int
     """Texts with another teacher of the largest weight than without labels."""
     fit: NotRequired[WeightFacts]
@@ -88,7 +88,7 @@ class BlockFacts(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 19
+    VERSION = 20  # the estimated accuracy with shared labels, and the least length of a range
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -297,7 +297,7 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Weighe
     facts["fallback"] = signal is None
     confidence = label_sets.mean(answers.evidence["confidence"])
     weights, estimated = weigh.weigh(signal, confidence, targets, facts, shares, fitted)
-    largest = float(weights.max(axis=1).sum())
+    largest = float(weigh.largest_sums(weights, label_sets.predicted(answers.labels, combined)).sum())
     if not label_sets.all_differ:
         weights = label_sets.divided(weights, combined, fitted)
         estimated = label_sets.divided_shares(estimated, weights)

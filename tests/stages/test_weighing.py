@@ -242,6 +242,17 @@ def test_each_label_has_an_upper_end_of_its_own_and_a_teacher_one_lower_end() ->
     assert by_range(signal, np.zeros_like(predicted))[:6, 0] == pytest.approx([0.0, 0.2, 0.4, 0.0, 0.5, 1.0])
 
 
+@pytest.mark.parametrize("values", [[-2.0], [-2.0, 0.0], [1.0, -1.5]])
+def test_a_label_with_few_low_values_has_a_range_of_a_tenth_of_its_teachers(values: list[float]) -> None:
+    """The lower end is 0. A range that ends at the mean of the few values would be about 0, and its values infinite."""
+    others = 5 - len(values)
+    signal = np.array([*values, *[-sum(values) / others] * others, *np.linspace(3.0, 8.0, 200), *[8.0] * 20])
+    predicted = np.array([1] * len(values) + [0] * (len(signal) - len(values)))
+    scaled = by_range(signal[:, None], predicted[:, None])[:, 0]
+    mean_end = (8.0 + np.mean(values)) / 2
+    assert scaled[: len(values)] == pytest.approx(np.array(values) / (0.1 * mean_end))
+
+
 def test_the_ends_of_a_range_do_not_depend_on_the_share_of_own_texts() -> None:
     random = np.random.default_rng(0)
     right = random.choice(2, 6000, p=[0.9, 0.1])

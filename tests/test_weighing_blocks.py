@@ -136,6 +136,19 @@ def test_teachers_that_predict_the_same_label_are_right_together_in_the_estimate
     assert manifest(cached)["facts"]["accuracy"]["value"] > 0.99
 
 
+def test_neighbours_are_at_most_a_quarter_of_the_texts(cached: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+
+    def agreed_signal(evidence: weigh.Evidence, *given: Any) -> Any:
+        shapes.append(evidence.near.shape)
+        return agreed(evidence, *given)
+
+    agreed = weigh.agreed_signal
+    monkeypatch.setattr(weigh, "agreed_signal", agreed_signal)
+    assert cached(*WEIGH, "corpus.limit=20").code == 0
+    assert shapes == [(20, 5)]
+
+
 @pytest.mark.parametrize("encoder", ["./models/encoder", f"teacher:{next(iter(TEACHER_LABELS))}"])
 def test_densities_are_relative_to_the_encoder_unless_it_is_a_teacher(
     cached: Workspace, monkeypatch: pytest.MonkeyPatch, encoder: str

@@ -49,7 +49,7 @@ from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.few_labels import Correction, Labelled, with_known
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, StateMaps, fit_labels
-from amalgam.stages.weigh_teachers.neighbours import SideBySide, Space, blocks_of, densities, nearest
+from amalgam.stages.weigh_teachers.neighbours import SideBySide, Space, blocks_of, densities, similar
 from amalgam.stages.weigh_teachers.signals import Fitted, one_label, together, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
 
@@ -88,7 +88,7 @@ class BlockFacts(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 20  # the estimated accuracy with shared labels, and the least length of a range
+    VERSION = 20  # shared labels in the estimated accuracy, the least range, neighbours of few texts
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -334,7 +334,7 @@ def _single_signal(  # noqa: PLR0913 - what the choice rests on
         return None
     if targets.neighbours:
         features, first = _features(run, texts), _features(run, Texts.of(run, _blocks(run)[0]))
-        near = nearest(features, targets.neighbours, first, texts.start)[0]
+        near = similar(features, targets.neighbours, first, texts.start)
         signal = weigh.coherent(signal, near, facts, fitted)
     if targets.teacher_weights == "range":
         signal = weigh.by_range(signal, label_sets.predicted(answers.labels, combined), fitted)
@@ -483,7 +483,7 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
         kinds=with_absence(label_sets.means(kinds), predicted, fitted),
         predicted=predicted,
         labels=len(space.names),
-        near=nearest(joint, run.experiment.targets.neighbours, first_joint, texts.start)[0],
+        near=similar(joint, run.experiment.targets.neighbours, first_joint, texts.start),
         written=None if written is None else label_sets.mean(written),
         spaces=joint.apart(),
     )

@@ -17,7 +17,7 @@ from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, label_biases, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised
-from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest
+from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest, similar
 from amalgam.stages.weigh_teachers.signals import Fitted, correlation, standard, together
 from amalgam.stages.weigh_teachers.weigh import (
     AGREEING,
@@ -298,8 +298,19 @@ def test_counted_shares_are_of_the_highest_signals_and_never_zero() -> None:
 
 
 def evidence_of(right: Array, kinds: dict[str, Array], count: int = 10) -> Evidence:
-    near = nearest(SideBySide.of([company(right)[1]] * 3), count)[0]
+    near = similar(SideBySide.of([company(right)[1]] * 3), count)
     return Evidence(kinds, np.zeros((len(right), int(right.max()) + 1), int), 1, near)
+
+
+def test_evidence_on_few_texts_does_not_cancel_out() -> None:
+    """Of 11 texts, the mean over the 10 nearest is that over all others: it is high where a text's own value is low."""
+    signals = []
+    for seed in range(40):
+        right = np.random.default_rng(seed).permutation(11) % 2
+        signal, _ = agreed_signal(evidence_of(right, company(right, seed)[0]), WeightFacts(notes=[]))
+        signals += [] if signal is None else [rightly(signal, right)]
+    assert len(signals) > 20
+    assert np.mean(signals) > 0.8
 
 
 def test_the_signal_of_agreeing_kinds_is_better_than_the_best_kind() -> None:

@@ -83,7 +83,7 @@ class Setting:
         features = self.features.astype(np.float32)
         density = neighbours.densities([features, *states], len(self.labels))
         joint = neighbours.SideBySide.of([features, *states])
-        near = neighbours.nearest(joint, NEIGHBOURS)[0]
+        near = neighbours.similar(joint, NEIGHBOURS)
         kinds = weigh.kinds_of(list(self.answers.values()), density, self.names)
         kinds = with_absence(kinds, self.answered)
         return Evidence(kinds, self.answered, len(self.labels), near, spaces=joint.apart())

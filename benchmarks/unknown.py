@@ -3,9 +3,9 @@
 python benchmarks/unknown.py --student FOLDER --known PATH/test.parquet --others A.parquet B.parquet [--limit 500]
     [--train TEXTS.parquet ...] [--json]
 
-Two rows for each file of --others: by the states in unknown.safetensors, and by the logits. The interval is DeLong's.
-lost is the share of known texts whose label is right and that are flagged. --train fits the states to these training
-texts, for a student without the file.
+Two rows for each file of --others: by the states in unknown.safetensors, and by the logits. lost is the share of
+known texts whose label is right and that are flagged. --train fits the states to these training texts, for a student
+without the file.
 """
 
 from __future__ import annotations

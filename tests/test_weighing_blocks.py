@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,32 @@ def test_a_teacher_that_predicts_one_label_for_nearly_all_texts_is_named(
     for teacher in TEACHER_LABELS:
         assert f"teacher {teacher} predicts " in result.err
     assert "amalgam label --count 50 -c other.yaml" in result.err
+
+
+def test_teachers_that_predict_the_same_label_are_right_together_in_the_estimate(
+    cached: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def same(*given: Any) -> stage.Predictions:
+        answers = predictions(*given)
+        return replace(answers, labels=np.zeros_like(answers.labels))
+
+    predictions = stage.predictions
+    monkeypatch.setattr(stage, "predictions", same)
+    by_one(cached)
+    assert manifest(cached)["facts"]["accuracy"]["value"] > 0.99
+
+
+def test_neighbours_are_at_most_a_quarter_of_the_texts(cached: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+
+    def agreed_signal(evidence: weigh.Evidence, *given: Any) -> Any:
+        shapes.append(evidence.near.shape)
+        return agreed(evidence, *given)
+
+    agreed = weigh.agreed_signal
+    monkeypatch.setattr(weigh, "agreed_signal", agreed_signal)
+    assert cached(*WEIGH, "corpus.limit=20").code == 0
+    assert shapes == [(20, 5)]
 
 
 @pytest.mark.parametrize("encoder", ["./models/encoder", f"teacher:{next(iter(TEACHER_LABELS))}"])

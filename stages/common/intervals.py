@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_left
 from statistics import NormalDist
 from typing import NamedTuple
 
 from amalgam.data.arrays import Array
+from amalgam.data.lazy import np
 
 NORMAL_95 = 1.96
 """Standard errors of a 95 % interval."""
@@ -66,6 +68,20 @@ def interval_of_mean(values: Array) -> tuple[float, float]:
     centre = (mean * n + 2) / (n + 4)  # not 0 or 1, where right and wrong answers have no variance
     of_answers = centre * (1 - centre)
     return interval(mean, n * of_answers / max(float(values.var()), of_answers))
+
+
+def interval_of_auroc(wins: Array, losses: Array) -> tuple[float, float]:
+    """Returns the 95 % interval of an AUROC from the shares that each text of one group wins and of the other loses.
+
+    It is Wilson's, for so many texts that a share of them had DeLong's variance. They are at least the smaller group,
+    by the largest possible variance, and at most three times as many.
+    """
+    groups, mean = (wins, losses), float(wins.mean())
+    fewest = min(map(len, groups))
+    centre = (mean * fewest + 2) / (fewest + 4)  # not 0 or 1, where no text varies
+    variance = sum(float(own.var(ddof=1)) / len(own) if len(own) > 1 else 1.0 for own in groups)
+    texts = np.clip(centre * (1 - centre) / max(variance, sys.float_info.min), fewest, 3 * fewest)
+    return interval(mean, float(texts))
 
 
 def paired(gained: float, lost: float, n: int, errors: float = NORMAL_95) -> Difference:

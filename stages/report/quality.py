@@ -22,7 +22,7 @@ from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.common.given_labels import HARD, ORDINARY
-from amalgam.stages.common.intervals import NORMAL_95
+from amalgam.stages.common.intervals import interval_of_auroc
 from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
 from amalgam.stages.report.blocks import (
     CalibrationBin,
@@ -113,15 +113,14 @@ def student_quality(
 
 
 def unknown_quality(labelled: Array, unknown: Array, threshold: float) -> UnknownQuality:
-    """Compares the unknown scores of two groups of texts: AUROC with DeLong's interval, and shares above thresholds."""
+    """Compares the unknown scores of two groups of texts: AUROC with its interval, and shares above thresholds."""
     auroc = low = high = None
     curve: list[FlaggedShares] = []
     if len(labelled) and len(unknown):
         wins = _share_below(np.sort(labelled), unknown)
         losses = 1 - _share_below(np.sort(unknown), labelled)
         auroc = float(wins.mean())
-        error = float(np.sqrt(wins.var() / len(wins) + losses.var() / len(losses)))
-        low, high = max(0.0, auroc - NORMAL_95 * error), min(1.0, auroc + NORMAL_95 * error)
+        low, high = interval_of_auroc(wins, losses)
         thresholds = [np.inf, *np.quantile(labelled, np.linspace(1, 0, CURVE)), -np.inf]
         curve = [
             {"labelled": float((labelled > at).mean()), "unknown": float((unknown > at).mean())} for at in thresholds

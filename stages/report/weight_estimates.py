@@ -14,7 +14,7 @@ import numpy as np
 
 from amalgam.stages.common.intervals import NORMAL_95
 from amalgam.stages.report.verdict_types import EstimatedGap, SystemEstimate, SystemKind, WeightEstimates
-from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate, with_interval
+from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate, largest_sums, with_interval
 
 if TYPE_CHECKING:
     from amalgam.data.arrays import Array
@@ -45,7 +45,7 @@ class WeighedTexts:
     @property
     def largest(self) -> float:
         """Returns the mean of the largest mass, that of the targets."""
-        return float(np.max([self.mass(own) for own in self.predicted.T], axis=0).mean())
+        return float(largest_sums(self.weights, self.predicted).mean())
 
 
 def weight_estimates(

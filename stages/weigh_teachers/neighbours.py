@@ -23,6 +23,9 @@ CLOSEST = 5, 20
 OF_A_LABEL = 10
 """Density is of one in so many of the texts that a label has on average."""
 
+QUARTER = 4
+"""A text has at most this part of the texts as neighbours: the mean of nearly all others is high where it is low."""
+
 AS_GOOD_AS_EQUAL = 1e-3
 """Distance below which texts are not distinguished."""
 
@@ -105,6 +108,12 @@ def nearest(space: Space, count: int, first: Space | None = None, start: int = 0
         places[rows] = closest.indices.numpy()
         alike[rows] = closest.values.numpy()
     return places, alike
+
+
+def similar(space: Space, count: int, first: Space | None = None, start: int = 0) -> Array:
+    """Returns places [texts, count] of the nearest references, of which there are fewer in a small corpus."""
+    references = min(len(space if first is None else first), REFERENCES)
+    return nearest(space, min(count, max(1, references // QUARTER)), first, start)[0]
 
 
 def densities(

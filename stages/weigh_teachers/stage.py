@@ -31,7 +31,7 @@ from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.few_labels import Correction, Labelled, with_known
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, StateMaps, Weighed, fit_labels
-from amalgam.stages.weigh_teachers.neighbours import SideBySide, Space, blocks_of, densities, nearest
+from amalgam.stages.weigh_teachers.neighbours import SideBySide, Space, blocks_of, densities, similar
 from amalgam.stages.weigh_teachers.signals import Fitted, one_label, together, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
 
@@ -61,7 +61,7 @@ class BlockFacts(TypedDict):
     weights: list[float]
     """By teacher."""
     largest: float
-    """Sum of each text's largest weight; teachers of equal labels count as one."""
+    """Sum of each text's largest sum of weights for one label; teachers of equal labels count as one."""
     moved: int
     """Texts with another teacher of the largest weight than without labels."""
     fit: NotRequired[WeightFacts]
@@ -70,7 +70,7 @@ class BlockFacts(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 20  # the largest evidence of each text
+    VERSION = 20  # largest evidence of a text; shared labels in the accuracy, least range, neighbours of few texts
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -272,7 +272,7 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Estima
     facts["fallback"] = signal is None
     confidence = label_sets.mean(answers.evidence["confidence"])
     weights, estimated = weigh.weigh(signal, confidence, targets, facts, shares, fitted)
-    largest = float(weights.max(axis=1).sum())
+    largest = float(weigh.largest_sums(weights, label_sets.predicted(answers.labels, combined)).sum())
     if not label_sets.all_differ:
         weights = label_sets.divided(weights, combined, fitted)
         estimated = label_sets.divided_shares(estimated, weights)
@@ -305,7 +305,7 @@ def _single_signal(  # noqa: PLR0913 - what the choice rests on
         return None
     if targets.neighbours:
         features, first = _features(run, texts), _features(run, Texts.of(run, _blocks(run)[0]))
-        near = nearest(features, targets.neighbours, first, texts.start)[0]
+        near = similar(features, targets.neighbours, first, texts.start)
         signal = weigh.coherent(signal, near, facts, fitted)
     if targets.teacher_weights == "range":
         signal = weigh.by_range(signal, label_sets.predicted(answers.labels, combined), fitted)
@@ -456,7 +456,7 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
         kinds=with_absence({kind: label_sets.mean(own) for kind, own in kinds.items()}, predicted, fitted),
         predicted=predicted,
         labels=len(space.names),
-        near=nearest(joint, run.experiment.targets.neighbours, first_joint, texts.start)[0],
+        near=similar(joint, run.experiment.targets.neighbours, first_joint, texts.start),
         written=None if written is None else label_sets.mean(written),
         spaces=joint.apart(),
     )

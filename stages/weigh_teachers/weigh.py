@@ -85,6 +85,12 @@ ENDS = 5
 TOP = 0.03
 """Part of a label's texts whose mean is the upper end of its range, if it is more than ENDS texts."""
 
+LEAST_PART = 0.1
+"""Least length of a label's range, as a part of the range to the mean upper end of its teacher.
+
+A label with few texts of low values would have a range of almost 0, and its texts values without bounds.
+"""
+
 RANGE_TEMPERATURE = 1 / 4
 """Temperature of the softmax over the scaled evidence."""
 
@@ -110,7 +116,7 @@ CONFIRMED = 2
 """Power of the mean correlation with the other kinds in the weight of a kind of evidence."""
 
 ACCURACY_ODDS, ODDS_FACTOR = 0.8, 2.2
-"""Odds of the targets' accuracy against those of the mean largest weight; factor of a 95 % interval on many texts.
+"""Odds of the targets' accuracy against those of the mean largest sum; factor of a 95 % interval on many texts.
 
 `benchmarks/choice.py accuracy` measures both.
 """
@@ -145,8 +151,15 @@ def weigh(  # noqa: PLR0913 - the parts of a choice
     return weights, weights.mean(axis=0)
 
 
+def largest_sums(weights: Array, predicted: Array) -> Array:
+    """Returns, for each text, the largest sum of the weights of teachers that predict one label."""
+    sums = [(weights * (predicted == own[:, None])).sum(axis=1) for own in predicted.T]
+    largest: Array = np.max(sums, axis=0)
+    return largest
+
+
 def estimated_accuracy(largest: float, texts: int) -> AccuracyEstimate:
-    """Returns the accuracy of the targets of `method: amalgam` without labels, from the mean largest weight of a text.
+    """Returns the accuracy of the targets of `method: amalgam` without labels, from the mean largest sum of weights.
 
     Larger weights mean clearer evidence; they are too large, by about the same odds on every data set.
     """
@@ -321,8 +334,9 @@ def _ends(signal: Array, predicted: Array) -> Array:
     The texts at the ends of a teacher with one prediction need not be its own and those of others. So its scaled signal
     has the mean and deviation of the others' scaled signals.
     """
-    lowest = np.sort(signal, axis=0)[:ENDS].mean(axis=0)
-    ends = np.concatenate([lowest[:, None], _upper_ends(signal, predicted)], axis=1)
+    lowest, highest = np.sort(signal, axis=0)[:ENDS].mean(axis=0)[:, None], _upper_ends(signal, predicted)
+    shortest = lowest + LEAST_PART * (highest[:, -1:] - lowest)
+    ends = np.concatenate([lowest, np.maximum(highest, shortest)], axis=1)
     alone = one_label(predicted)
     if alone.any() and not alone.all():
         others = _between(ends, signal, predicted)[:, ~alone]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -92,10 +93,21 @@ def test_auroc_counts_the_pairs_that_the_unknown_score_orders() -> None:
     assert quality["curve"][-1] == {"labelled": 1, "unknown": 1}
 
 
-def test_the_interval_of_auroc_has_the_true_value_in_95_of_100_samples() -> None:
-    """Unit normals at a distance of 1.5: AUROC is the normal distribution at 1.5 / sqrt(2), 0.856."""
-    random, inside = np.random.default_rng(0), 0
+@pytest.mark.parametrize(
+    ("labelled", "unknown", "distance"), [(80, 40, 1.5), (200, 10, 2.7), (200, 5, 3.6), (5, 200, 2.7)]
+)
+def test_the_interval_of_auroc_has_the_true_value_in_95_of_100_samples(
+    labelled: int, unknown: int, distance: float
+) -> None:
+    """Of unit normals, AUROC is the normal distribution at their distance / sqrt(2): 0.856 to 0.995."""
+    random, inside, auroc = np.random.default_rng(0), 0, NormalDist().cdf(distance / math.sqrt(2))
     for _ in range(200):
-        quality = unknown_quality(random.normal(size=80), random.normal(size=40) + 1.5, 0.0)
-        inside += (quality["low"] or 0.0) <= 0.8556 <= (quality["high"] or 0.0)
-    assert 180 <= inside <= 199
+        quality = unknown_quality(random.normal(size=labelled), random.normal(size=unknown) + distance, 0.0)
+        inside += (quality["low"] or 0.0) <= auroc <= (quality["high"] or 0.0)
+    assert inside >= 180
+
+
+def test_an_auroc_of_1_on_few_texts_is_not_certain_and_one_on_many_is_nearly() -> None:
+    lows = [unknown_quality(np.zeros(500), np.ones(texts), 0.5)["low"] or 0.0 for texts in (1, 5, 500)]
+    assert lows == sorted(lows)
+    assert lows[0] < 0.5 < lows[1] < 0.9 < lows[2]

@@ -80,6 +80,14 @@ def test_no_class_is_lost_whose_texts_have_little_evidence() -> None:
     assert is_flagged[classes == 2].mean() < 0.1
 
 
+def test_labels_of_one_training_text_do_not_raise_the_threshold() -> None:
+    values, groups = states(np.random.default_rng(7), 600)
+    usual = UnknownStates.of(values, groups, layer=1, weights="").threshold
+    values[:10, 5] += 30.0 * np.arange(1, 11)
+    groups[:10] = np.arange(3, 13)
+    assert UnknownStates.of(values, groups, layer=1, weights="").threshold < 1.1 * usual
+
+
 def test_one_text_and_equal_states_can_be_fitted() -> None:
     for texts in (1, 7):
         fit = UnknownStates.of(np.ones((texts, WIDTH)), np.zeros(texts, np.int64), layer=0, weights="")

@@ -17,7 +17,7 @@ from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, label_biases, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised
-from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest
+from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest, similar
 from amalgam.stages.weigh_teachers.signals import Fitted, correlation, standard, together
 from amalgam.stages.weigh_teachers.weigh import (
     AGREEING,
@@ -242,6 +242,17 @@ def test_each_label_has_an_upper_end_of_its_own_and_a_teacher_one_lower_end() ->
     assert by_range(signal, np.zeros_like(predicted))[:6, 0] == pytest.approx([0.0, 0.2, 0.4, 0.0, 0.5, 1.0])
 
 
+@pytest.mark.parametrize("values", [[-2.0], [-2.0, 0.0], [1.0, -1.5]])
+def test_a_label_with_few_low_values_has_a_range_of_a_tenth_of_its_teachers(values: list[float]) -> None:
+    """The lower end is 0. A range that ends at the mean of the few values would be about 0, and its values infinite."""
+    others = 5 - len(values)
+    signal = np.array([*values, *[-sum(values) / others] * others, *np.linspace(3.0, 8.0, 200), *[8.0] * 20])
+    predicted = np.array([1] * len(values) + [0] * (len(signal) - len(values)))
+    scaled = by_range(signal[:, None], predicted[:, None])[:, 0]
+    mean_end = (8.0 + np.mean(values)) / 2
+    assert scaled[: len(values)] == pytest.approx(np.array(values) / (0.1 * mean_end))
+
+
 def test_the_ends_of_a_range_do_not_depend_on_the_share_of_own_texts() -> None:
     random = np.random.default_rng(0)
     right = random.choice(2, 6000, p=[0.9, 0.1])
@@ -287,8 +298,19 @@ def test_counted_shares_are_of_the_highest_signals_and_never_zero() -> None:
 
 
 def evidence_of(right: Array, kinds: dict[str, Array], count: int = 10) -> Evidence:
-    near = nearest(SideBySide.of([company(right)[1]] * 3), count)[0]
+    near = similar(SideBySide.of([company(right)[1]] * 3), count)
     return Evidence(kinds, np.zeros((len(right), int(right.max()) + 1), int), 1, near)
+
+
+def test_evidence_on_few_texts_does_not_cancel_out() -> None:
+    """Of 11 texts, the mean over the 10 nearest is that over all others: it is high where a text's own value is low."""
+    signals = []
+    for seed in range(40):
+        right = np.random.default_rng(seed).permutation(11) % 2
+        signal, _ = agreed_signal(evidence_of(right, company(right, seed)[0]), WeightFacts(notes=[]))
+        signals += [] if signal is None else [rightly(signal, right)]
+    assert len(signals) > 20
+    assert np.mean(signals) > 0.8
 
 
 def test_the_signal_of_agreeing_kinds_is_better_than_the_best_kind() -> None:

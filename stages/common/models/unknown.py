@@ -54,8 +54,8 @@ class UnknownStates:
     ) -> UnknownStates:
         """Fits to states [n, W]; the threshold is a quantile of scores under Gaussians of the other folds.
 
-        A text is nearer to Gaussians fitted on it than a new text is. Texts with little evidence may be unknown to all
-        teachers, and are left out.
+        A text is nearer to Gaussians fitted on it than a new text is. The only text of a class has no such score. Texts
+        with little evidence may have labels of no teacher, and are left out.
         """
         below = KNOWN_SHARE
         if evidence is not None:
@@ -63,9 +63,12 @@ class UnknownStates:
             states, groups = states[clear], groups[clear]
         folds, scores = np.arange(len(states)) % min(FOLDS, len(states)), np.empty(len(states))
         parts = [_moments(states, groups, folds == fold) for fold in range(folds.max() + 1)]
+        has_class = np.empty(len(states), bool)
         for fold in range(len(parts)):
             others = [part for place, part in enumerate(parts) if place != fold] or parts
             scores[folds == fold] = _scores(Gaussians.of(others), states[folds == fold])
+            has_class[folds == fold] = np.isin(groups[folds == fold], groups[folds != fold])
+        scores = scores[has_class] if has_class.any() else scores
         return cls(Gaussians.of(parts), layer, float(np.quantile(scores, below)), weights)
 
     def scores(self, states: Array) -> Array:

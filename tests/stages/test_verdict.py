@@ -288,6 +288,12 @@ def test_every_command_names_the_experiment_file(name: str) -> None:
     assert command.endswith(" -c other.yaml")
 
 
+def test_a_command_of_an_experiment_without_file_comes_after_that_of_the_file() -> None:
+    inputs = CASES["another student is better"][0]()
+    with_file, without = (verdict(replace(inputs, file=file))["next"]["text"] for file in ("amalgam.yaml", ""))
+    assert without == f"{with_file} Call experiment.write() first."
+
+
 def test_the_reason_names_the_rival_and_both_accuracies() -> None:
     [reason] = [text for text in verdict(made(1000, 0.548, 0.624, 0.948))["reasons"] if "shot" in text]
     assert all(number in reason for number in ("94.8 %", "54.8 %", "40.0 points", "n = 1,000"))

@@ -488,6 +488,13 @@ def test_two_files_are_compared_with_overrides(two: tuple[Workspace, CommandResu
     assert workspace.attempt("report", "amalgam.yaml", "warm.yaml", "--force").code == 2
 
 
+def test_equal_students_have_the_same_accuracy(two: tuple[Workspace, CommandResult]) -> None:
+    workspace, _ = two
+    reports = workspace.folder / "reports"
+    (reports / "copy.json").write_bytes((reports / "student.json").read_bytes())
+    assert "student and copy have the same accuracy, " in workspace("report", "student", "copy").out
+
+
 def test_a_missing_run_is_refused_with_the_existing_ones(two: tuple[Workspace, CommandResult]) -> None:
     workspace, _ = two
     result = workspace.attempt("report", "student", "cold")

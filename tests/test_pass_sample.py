@@ -244,7 +244,7 @@ def test_one_teacher_or_a_small_corpus_has_no_sample(auto: Workspace, monkeypatc
 def test_the_interval_is_that_of_the_sample() -> None:
     audit = {"texts": 4000, "sampled": 200, "passes": 16, "runs": 1.8, "same": 194, "halves_same": 196}
     first, second = pass_audit_lines(audit)  # type: ignore[arg-type]
-    assert first.startswith("1.80 passes a text instead of 17")
+    assert first.endswith("16 passes with it for 200 of 4,000 texts, 1.80 passes a text in all")
     assert "97.0 % of them (95 % interval 93.6 to 98.6); 8 passes and 8 others agree for 98.0 %" in second
 
 

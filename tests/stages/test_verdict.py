@@ -67,6 +67,7 @@ def test_probabilities_far_from_the_accuracy_are_a_caution(ece: float | None, n:
     evaluation: Any = {"n": n, "system": "student", "systems": {"student": {"ece": ece}, "ensemble": {"ece": 1.0}}}
     sentences = list(evaluation_cautions(evaluation))
     assert len(sentences) == cautions
+    assert all("page" not in sentence for sentence in sentences), "the model card has them without the page"
     assert all("by 21.0 points on average (ECE)" in sentence for sentence in sentences)
 
 

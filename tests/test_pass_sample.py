@@ -96,7 +96,7 @@ def test_the_sampled_texts_have_all_passes_and_the_others_none(auto: Workspace) 
         "same": int((np.stack(off).argmax(0) == on).sum()),
         "halves_same": int((first == second).sum()),
     }
-    assert f"4 with dropout for {SAMPLED} of {TRAIN} texts" in result.err
+    assert f"4 passes with it for {SAMPLED} of {TRAIN} texts" in result.err
 
 
 def test_the_audit_is_in_the_run_of_the_teachers_in_report_and_audit(auto: Workspace) -> None:

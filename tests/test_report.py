@@ -384,7 +384,7 @@ def test_a_student_trained_again_under_its_name_can_be_made_again(workspace: Wor
     again = workspace(*shlex.split(command)[1:])
     assert "train-student: reused" in again.err
     workspace("run", *file)
-    assert numbers_of(workspace)["verdict"]["next"]["command"].endswith("--student students/better -c other.yaml")
+    assert numbers_of(workspace)["verdict"]["next"]["command"] == "amalgam report better -c other.yaml"
     workspace("report", "better", "student", *file)
 
 

@@ -43,6 +43,8 @@ class InterruptHandler:
     def _arrive(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.arrived == signal.SIGINT:
             os._exit(128 + signal.SIGINT)
+        if number == signal.SIGINT and os.isatty(2):  # written directly: a handler may interrupt a print
+            os.write(2, b"\nstopping at the end of this unit; Ctrl-C again stops at once\n")
         self.arrived = number
 
 

@@ -225,6 +225,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a field": (lambda: Experiment(TEACHERS, ["a"], epochs=3), "student={'epochs': 3}"),  # type: ignore[arg-type]
     "no section": (lambda: Experiment(TEACHERS, ["a"], student="uhc"), "student={'method': 'uhc'}"),  # type: ignore[arg-type]
     "an encoder as a section": (lambda: Experiment(TEACHERS, ["a"], student="m/x"), "student={'encoder': 'm/x'}"),  # type: ignore[arg-type]
+    "a teacher as a section": (lambda: Experiment(TEACHERS, ["a"], student="teacher:x"), "{'encoder': 'teacher:x'}"),  # type: ignore[arg-type]
     "test texts without labels": (lambda: Experiment(TEACHERS, ["a"], test=["b"]), '{"text": [...], "label": [...]}'),
     "NaN among texts": (lambda: Experiment(TEACHERS, ["a", float("nan")]), "a row of the train texts has no text"),
     "no value": (lambda: Experiment(TEACHERS, ["a"], student={"encoder": Model()}), "no plain value"),

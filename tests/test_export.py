@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.app import export_onnx as onnx_export
 from amalgam.stages.app import quantize_onnx
@@ -228,6 +229,12 @@ def int8_facts(before: float | None, after: float | None, same: float) -> quanti
         "accuracy_int8": after,
         "speed": [],
     }
+
+
+def test_the_comparison_of_int8_is_in_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    quantize_onnx.show(Console(), int8_facts(0.9, 0.896, 0.97))
+    assert "97.0 % of 500 texts" in (printed := "".join(capsys.readouterr()))
+    assert "90.0 % in fp32, 89.6 % in int8" in printed
 
 
 def test_an_int8_model_that_loses_accuracy_is_refused_without_force(

@@ -96,7 +96,7 @@ def test_the_sampled_texts_have_all_passes_and_the_others_none(auto: Workspace) 
         "same": int((np.stack(off).argmax(0) == on).sum()),
         "halves_same": int((first == second).sum()),
     }
-    assert f"4 with dropout for {SAMPLED} of {TRAIN} texts" in result.err
+    assert f"4 passes with it for {SAMPLED} of {TRAIN} texts" in result.err
 
 
 def test_the_audit_is_in_the_run_of_the_teachers_in_report_and_audit(auto: Workspace) -> None:
@@ -244,7 +244,7 @@ def test_one_teacher_or_a_small_corpus_has_no_sample(auto: Workspace, monkeypatc
 def test_the_interval_is_that_of_the_sample() -> None:
     audit = {"texts": 4000, "sampled": 200, "passes": 16, "runs": 1.8, "same": 194, "halves_same": 196}
     first, second = pass_audit_lines(audit)  # type: ignore[arg-type]
-    assert first.startswith("1.80 passes a text instead of 17")
+    assert first.endswith("16 passes with it for 200 of 4,000 texts, 1.80 passes a text in all")
     assert "97.0 % of them (95 % interval 93.6 to 98.6); 8 passes and 8 others agree for 98.0 %" in second
 
 

@@ -384,7 +384,7 @@ def test_a_student_trained_again_under_its_name_can_be_made_again(workspace: Wor
     again = workspace(*shlex.split(command)[1:])
     assert "train-student: reused" in again.err
     workspace("run", *file)
-    assert numbers_of(workspace)["verdict"]["next"]["command"].endswith("--student students/better -c other.yaml")
+    assert numbers_of(workspace)["verdict"]["next"]["command"] == "amalgam report better -c other.yaml"
     workspace("report", "better", "student", *file)
 
 
@@ -486,6 +486,13 @@ def test_two_files_are_compared_with_overrides(two: tuple[Workspace, CommandResu
     assert {"field": "targets.temperature", "values": ["0.2", "0.5"]} in numbers_of(workspace, "comparison")["settings"]
     assert numbers_of(workspace)["settings"]["report"]["calibration_bins"] == 9
     assert workspace.attempt("report", "amalgam.yaml", "warm.yaml", "--force").code == 2
+
+
+def test_equal_students_have_the_same_accuracy(two: tuple[Workspace, CommandResult]) -> None:
+    workspace, _ = two
+    reports = workspace.folder / "reports"
+    (reports / "copy.json").write_bytes((reports / "student.json").read_bytes())
+    assert "student and copy have the same accuracy, " in workspace("report", "student", "copy").out
 
 
 def test_a_missing_run_is_refused_with_the_existing_ones(two: tuple[Workspace, CommandResult]) -> None:

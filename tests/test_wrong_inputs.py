@@ -60,6 +60,7 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "report student student", 2, "student is named twice"),
     (nothing, "report student student.seed=1", 2, "overrides do not change reports"),
     (nothing, "report nosuch", 2, "existing: student"),
+    (nothing, "report nosuch", 2, "fix: name an existing one, or run `amalgam report student.name=nosuch` first"),
     (nothing, "report student nosuch", 2, "there is no report of nosuch"),
     (nothing, "report a b --json", 2, "a comparison takes none of"),
     (write("reports/student.json", "{}"), "report student other", 3, "student.json is not a report"),

@@ -67,6 +67,9 @@ def _change(old: Any, new: Any) -> str:
 def _shown(value: Any, limit: int = 40) -> str:
     if value is ABSENT:
         return "nothing"
+    if isinstance(value, list) and value and all(isinstance(each, str) and DIGEST.fullmatch(each) for each in value):
+        first = ", ".join(digest[:8] for digest in value[:3])
+        return first if len(value) < 4 else f"{first} and {len(value) - 3} more"
     text = value if isinstance(value, str) else canonical(value)
     if DIGEST.fullmatch(text):
         return text[:8]

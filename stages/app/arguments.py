@@ -58,7 +58,7 @@ def _section(name: str, fields: Any) -> dict[str, Any]:
     sections = ExperimentConfig.model_fields.items()
     owners = [section for section, info in sections if name in getattr(info.annotation, "model_fields", ())]
     if name in ExperimentConfig.model_fields:
-        field = "FIELD" if name != "student" else "encoder" if "/" in str(fields) else "method"
+        field = "FIELD" if name != "student" else "encoder" if set("/:") & set(str(fields)) else "method"
         example = f"{name}={{{field!r}: {fields!r}}}"
     else:
         example = " or ".join(f"{section}={{{name!r}: {fields!r}}}" for section in owners)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from amalgam.data.keys import shown
-from amalgam.pipeline.config.proposals import file_option
+from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, QualityError
@@ -147,7 +147,7 @@ def report(  # noqa: PLR0913 - the options of a command
         what = "overrides do not change reports that are made"
         raise ExperimentError(what, where=f"amalgam report {shlex.join(arguments)}", fix=fix)
     elif only or force or part or (len(names) > 1 and requirements != Requirements()):
-        fix = "remove these options, or name one file"
+        fix = "remove these options, or name one run"
         what = "a comparison takes none of --no-upstream, --force, --part, --json and --fail-..."
         raise ExperimentError(what, fix=fix)
     elif len(names) == 1:
@@ -265,12 +265,14 @@ def _title(name: str) -> str:
 
 def read_report(path: Path, config: Path) -> ReportJson:
     """Reads and checks a report's JSON, which a user may have edited."""
-    fix = f"run `amalgam report{file_option(config)}` with this student.name first"
+    command = shlex.join(["amalgam", "report", f"student.name={as_yaml(path.stem)}"])
+    fix = f"run `{command}{file_option(config)}` first"
     try:
         content = json.loads(path.read_text("utf-8") if path.is_file() or not path.exists() else "")  # a pipe blocks
     except FileNotFoundError:
         names = sorted(file.stem for file in path.parent.glob("*.json") if file.stem != NAME)
         existing = f" (existing: {', '.join(names)})" if names else ""
+        fix = f"name an existing one, or {fix}" if names else fix
         raise ExperimentError(f"there is no report of {path.stem}{existing}", where=str(path), fix=fix) from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path.name} cannot be read as a report", where=str(path), fix=fix) from error
@@ -379,6 +381,10 @@ def _summary(reports: Mapping[str, ReportJson], *, same_texts: bool) -> str:
     if not same_texts:
         return "The runs have different test texts, so their accuracies cannot be compared."
     (best, name), (second, next_name), *_ = sorted(measured, key=lambda entry: -entry[0]["accuracy"])
+    if best["accuracy"] == second["accuracy"]:
+        return (
+            f"{name} and {next_name} have the same accuracy, {percent(best['accuracy'])} on {best['n']:,} test texts."
+        )
     accuracies = f"{name} has the highest accuracy, {percent(best['accuracy'])} on {best['n']:,} test texts"
     accuracies += f"; {next_name} is next with {percent(second['accuracy'])}"
     lead = difference(reports[name], reports[next_name])

@@ -32,6 +32,7 @@ from amalgam.pipeline.errors import AmalgamError, DataError, ExperimentError, Wo
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.common.inference.batches import Classifier, model_batches, model_inputs, predict
+from amalgam.stages.common.intervals import percent
 from amalgam.stages.methods import load_with_methods
 
 MOST_LOST = 0.004
@@ -234,7 +235,7 @@ def check_loss(facts: Int8Facts, *, force: bool) -> None:
     """Refuses an int8 model that loses more than MOST_LOST, or without gold labels agrees on less than LEAST_SAME."""
     before, after = facts["accuracy_fp32"], facts["accuracy_int8"]
     if before is not None and after is not None:
-        what = f"int8 loses {100 * (before - after):.1f} points of accuracy ({before:.3f} to {after:.3f})"
+        what = f"int8 loses {100 * (before - after):.1f} points of accuracy ({percent(before)} to {percent(after)})"
         where = f"{facts['labelled']:,} labelled texts of {facts['source']}; at most {100 * MOST_LOST:.1f} are allowed"
         is_bad = before - after > MOST_LOST + 1e-12
     else:
@@ -248,9 +249,11 @@ def check_loss(facts: Int8Facts, *, force: bool) -> None:
 
 def show(console: Console, facts: Int8Facts) -> None:
     before, after = facts["accuracy_fp32"], facts["accuracy_int8"]
-    same = f"{facts['same_label']:.3f} of {facts['texts']:,} texts of {facts['source']} have the same label in int8"
+    share = percent(facts["same_label"])
+    same = f"{share} of {facts['texts']:,} texts of {facts['source']} have the same label in int8"
     if before is not None and after is not None:
-        same += f"; accuracy on {facts['labelled']:,} labelled ones {before:.3f} in fp32, {after:.3f} in int8"
+        accuracies = f"{percent(before)} in fp32, {percent(after)} in int8"
+        same += f"; accuracy on {facts['labelled']:,} labelled ones {accuracies}"
     console.say(same)
     for row in facts["speed"]:
         start = f", ready in {row['start_seconds']:.2f} s" if row["start_seconds"] else ""

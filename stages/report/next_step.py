@@ -24,6 +24,15 @@ LABELS = 100
 def next_step(
     inputs: VerdictInputs, decision: Decision, causes: Sequence[Cause], rivals: Sequence[Rival], needed: int | None
 ) -> Next:
+    step = _step(inputs, decision, causes, rivals, needed)
+    if "command" in step and not inputs.file:  # the command reads a file
+        return {**step, "text": f"{step['text']} Call experiment.write() first."}
+    return step
+
+
+def _step(
+    inputs: VerdictInputs, decision: Decision, causes: Sequence[Cause], rivals: Sequence[Rival], needed: int | None
+) -> Next:
     codes = {cause["code"] for cause in causes}
     if decision == "ship":
         student = [] if inputs.page == "student" else ["--student", f"students/{inputs.page}"]
@@ -54,10 +63,12 @@ def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: in
 
 
 def _other_student(inputs: VerdictInputs, name: str) -> Next:
-    """Returns the way to a better student: its folder, or the run that trains it again."""
+    """Returns the way to a better student: its verdict, or the run that trains it again."""
     if name not in inputs.remade:
-        text = f"Use the other student, “{name}”."
-        return {"text": text, "command": _command(inputs, "predict", "a text", "--student", f"students/{name}")}
+        return {
+            "text": f"The other student, “{name}”, is better: see its verdict.",
+            "command": _command(inputs, "report", name),
+        }
     if not inputs.remade[name]:
         why = "its texts, labels, models or version are others, and the report cannot name them"
         again = f"Train the better student ({name}) again: its folder has another student now"

@@ -85,7 +85,7 @@ def evaluation_cautions(evaluation: EvaluatedSystems | None) -> Iterator[str]:
         ece = evaluation["systems"][evaluation["system"]]["ece"]
         if ece is not None and ece > MOST_ECE:
             off = f"The probabilities differ from the accuracy by {100 * ece:.1f} points on average (ECE)"
-            yield f"{off}: before you use a threshold, read the accuracy at it (Coverage, on the report's page)."
+            yield f"{off}: before you use a threshold, measure the accuracy above it."
 
 
 def ratio(count: int, n: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -9,7 +10,7 @@ import time
 import pytest
 
 from amalgam.pipeline.errors import InterruptedRunError
-from amalgam.pipeline.signals import stopping
+from amalgam.pipeline.signals import InterruptHandler, stopping
 
 
 class InterruptedDestructor:
@@ -31,3 +32,16 @@ def test_a_signal_that_arrives_in_a_destructor_stops_the_command(capfd: pytest.C
     assert time.monotonic() - began < 30
     assert sys.unraisablehook is before
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("at_terminal", [True, False])
+def test_ctrl_c_at_a_terminal_is_confirmed_while_the_unit_ends(
+    at_terminal: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "isatty", lambda _: at_terminal)
+    handler = InterruptHandler()
+    with handler.listening():
+        signal.raise_signal(signal.SIGINT)
+        arrived, handler.arrived = handler.arrived, None
+    assert arrived == signal.SIGINT
+    assert ("Ctrl-C again stops at once" in capfd.readouterr().err) == at_terminal

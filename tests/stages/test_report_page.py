@@ -16,7 +16,7 @@ from markupsafe import Markup
 from amalgam.stages.app.compare_reports import difference
 from amalgam.stages.common.intervals import interval, paired
 from amalgam.stages.report.evaluation import Predictions
-from amalgam.stages.report.figures import Axis, Figure, axis, figures
+from amalgam.stages.report.figures import Axis, Figure, axis, figures, spikes
 from amalgam.stages.report.html import CLASSES_SHOWN, TEACHERS_SHOWN, as_html, page
 from amalgam.stages.report.quality import (
     MATRIX,
@@ -313,3 +313,12 @@ def test_the_wheel_takes_the_templates() -> None:
     templates = {path.suffix for path in (root / "stages/report").iterdir()} & {".j2", ".css"}
     assert templates == {".j2", ".css"}
     assert '"stages"' in (root / "pyproject.toml").read_text().split("targets.wheel]")[1].split("\n\n")[0]
+
+
+@pytest.mark.parametrize(("counts", "sentences"), [([0, 0, 0, 9], 0), ([9, 0, 0, 0], 1)])
+def test_targets_of_one_teacher_each_need_no_sentence(counts: list[int], sentences: int) -> None:
+    weights = {"texts": 9, "weight_bins": [3, 2, 2, 2]}
+    largest = {"n": 9, "counts": counts, "low": 0.0, "high": 1.0}
+    quality = {"targets": {"summary": weights, "margin": None}, "mixture": {"largest": largest}}
+    content: Any = {"target_quality": quality}
+    assert len(spikes(content)) == sentences

@@ -67,6 +67,7 @@ def test_probabilities_far_from_the_accuracy_are_a_caution(ece: float | None, n:
     evaluation: Any = {"n": n, "system": "student", "systems": {"student": {"ece": ece}, "ensemble": {"ece": 1.0}}}
     sentences = list(evaluation_cautions(evaluation))
     assert len(sentences) == cautions
+    assert all("page" not in sentence for sentence in sentences), "the model card has them without the page"
     assert all("by 21.0 points on average (ECE)" in sentence for sentence in sentences)
 
 
@@ -286,6 +287,12 @@ def test_a_student_without_folder_is_trained_again() -> None:
 def test_every_command_names_the_experiment_file(name: str) -> None:
     command = verdict(replace(CASES[name][0](), file="other.yaml"))["next"]["command"]
     assert command.endswith(" -c other.yaml")
+
+
+def test_a_command_of_an_experiment_without_file_comes_after_that_of_the_file() -> None:
+    inputs = CASES["another student is better"][0]()
+    with_file, without = (verdict(replace(inputs, file=file))["next"]["text"] for file in ("amalgam.yaml", ""))
+    assert without == f"{with_file} Call experiment.write() first."
 
 
 def test_the_reason_names_the_rival_and_both_accuracies() -> None:

@@ -234,7 +234,7 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         lambda: with_student(made(1000, 0.80, 0.70), 0.90),
         "do not ship",
         set(),
-        "amalgam predict 'a text' --student students/muka-0",
+        "amalgam report muka-0",
     ),
     "a label is never predicted": (
         lambda: made(600, [0.99, 0.99, 0.99, 0.0], 0.70, labels=4),

@@ -269,7 +269,7 @@ class _Table:
         if available.count(name) > 1:
             raise DataError(f"{self.name} has two columns named {shown(name)}", where=where, fix="rename one of them")
         if name not in available:
-            marks = ",;|" if self.path.suffix.lower() == ".tsv" else ";\t|"
+            marks = ",;|" if self.path.suffix.lower() == ".tsv" else "\t|"
             separator = next((mark for mark in marks if len(available) == 1 and mark in available[0]), None)
             own = self.corpus.text if setting != self._setting.replace("{}", "text") else ()
             others = [column for column in available if column not in own]
@@ -402,8 +402,10 @@ class _Lines:
 def _csv_rows(table: _Table) -> Iterator[Row | BadRow]:
     csv.field_size_limit(FIELD_LIMIT)  # the csv module has one limit for all readers, and its default is too short
     with table.path.open("rb") as file:
+        header_line = file.readline()
+        file.seek(0)
         lines = _Lines(file)
-        records = csv.reader(lines, strict=True, delimiter="\t" if table.path.suffix.lower() == ".tsv" else ",")
+        records = csv.reader(lines, strict=True, delimiter=_delimiter(table.path, header_line))
         header = _csv_header(table, lines, records)
         places = [header.index(name) for name in table.columns(header)] if header else []
         while True:
@@ -422,6 +424,13 @@ def _csv_rows(table: _Table) -> Iterator[Row | BadRow]:
             elif record:
                 detail = f"{counted(len(record), 'field')} where the header has {len(header)}"
                 yield table.bad(number, "ragged", lines.raw[0], detail=detail)
+
+
+def _delimiter(path: Path, header: bytes) -> str:
+    """Returns the character between fields; in many countries, spreadsheets save a csv with semicolons."""
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    return ";" if b";" in header and b"," not in header else ","
 
 
 def _csv_header(table: _Table, lines: _Lines, records: Iterator[list[str]]) -> list[str]:

@@ -54,7 +54,7 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (to_label("row,text,label\n1,a text,\n"), LABELLED, 3, "x.to-label.csv row 2, field label: empty"),
     (to_label("row,text,label\n1,a text,nolabel\n"), LABELLED, 3, "column label: x.to-label.csv row 2; the union is"),
     (to_label("row,text,label\n"), LABELLED, 3, "no rows in x.to-label.csv"),
-    (to_label("row;text;label\n1;a;law\n"), LABELLED, 3, "commas instead of"),
+    (to_label("row|text|label\n1|a|law\n"), LABELLED, 3, "commas instead of"),
     (nothing, "report --fail-under nan", 2, "--fail-under"),
     (nothing, "report --fail-if-worse-than \x1b[31m", 2, "name one of ensemble"),
     (nothing, "report student student", 2, "student is named twice"),

@@ -63,6 +63,14 @@ def test_the_same_rows_are_read_from_every_format(tmp_path: Path) -> None:
         assert [row[1:] for row in rows] == expected
 
 
+def test_a_csv_of_a_spreadsheet_may_have_semicolons(tmp_path: Path) -> None:
+    content = '\ufefflabel;text\r\nx;"one; two, three"\r\ny;four, five\r\n'
+    rows = _read(tmp_path / "a.csv", content, label="label")
+    assert _good(rows) == [(2, "one; two, three", None, "x"), (3, "four, five", None, "y")]
+    assert _good(_read(tmp_path / "b.csv", "text\none; two\n")) == [(2, "one; two", None, None)]
+    assert _good(_read(tmp_path / "c.csv", '"a;b",text\nno,one; two\n')) == [(2, "one; two", None, None)]
+
+
 def test_pairs_of_texts_are_read_in_the_order_asked_for(tmp_path: Path) -> None:
     rows = _read(tmp_path / "a.csv", "b,a\nno,yes\n", text=["a", "b"])
     assert _good(rows) == [(2, "yes", "no", None, None)]

@@ -31,8 +31,7 @@ PASSES, COPIES, FEWEST = 12, 4, 10
 @pytest.fixture
 def shop(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A workspace with enough texts for a sample of a twelfth of them, with 12 passes."""
-    for module in (load, stage):
-        monkeypatch.setattr(module, "AUTO_PASSES", PASSES)
+    monkeypatch.setattr(load, "AUTO_PASSES", PASSES)
     monkeypatch.setattr(load, "FEWEST_SAMPLED", FEWEST)
     for module in (adaptive, sample):
         monkeypatch.setattr(module, "is_better", lambda _facts: True)  # random teachers cannot be predicted

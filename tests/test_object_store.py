@@ -116,7 +116,6 @@ def test_gc_cleans_the_local_cache_of_a_remote_workspace(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "STAGES", toy_stages())
-    monkeypatch.setattr(maintenance, "UNIT_FOLDERS", [stage.name for stage in toy_stages()])
     run = toy_run(toy_base(tmp_path / "base"), execution={"workspace": address})
     update(toy_stages(), run)
     copies = [path for path in run.store.root.rglob("*-????????*") if path.is_file()]

@@ -42,8 +42,7 @@ LAYERS: dict[str, Any] = {"num_hidden_layers": 2}
 @pytest.fixture
 def auto(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A workspace whose sample is a quarter of its texts, with 4 passes."""
-    for module in (load, stage):
-        monkeypatch.setattr(module, "AUTO_PASSES", PASSES)
+    monkeypatch.setattr(load, "AUTO_PASSES", PASSES)
     fresh.edit("targets:\n  mode: soft\n", "")
     return fresh
 

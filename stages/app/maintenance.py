@@ -36,9 +36,6 @@ OLD_SECONDS = 24 * 3600.0
 READ_AT_ONCE = 4096
 """Records."""
 
-UNIT_FOLDERS = (*(stage.name for stage in STAGES), paths.CACHED_TOKENS)
-"""Folders of the workspace with units."""
-
 OTHER_FOLDERS = ("pins", QUARANTINE, LOGS, paths.GIVEN, "failed-units", "divergence")
 """Folders of the workspace without units."""
 
@@ -271,7 +268,7 @@ def _row(path: str, size: int, kind: str) -> Garbage:
 
 def _leftovers(run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]]) -> Iterator[Garbage]:
     """Yields temporary files of killed processes, quarantine, files of units without a record, and packed ones."""
-    folders = {entry.path.rpartition("/")[0] for entry in entries}
+    folders, roots = {entry.path.rpartition("/")[0] for entry in entries}, _unit_folders()
     indexes = [run.store.backend.index(folder) for folder in sorted(folders) if may_be_packed(folder)]
     packs = {inside: piece.pack for index in indexes for inside, piece in index.pieces.items()}
     named = {file.path for _, record in records for file in record.files} | set(packs.values())
@@ -285,13 +282,11 @@ def _leftovers(run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[st
                 yield _row(entry.path, entry.bytes, "packed")
         elif entry.path not in old or entry.path in named:
             continue
-        elif paths.is_unfinished(parts, UNIT_FOLDERS, OTHER_FOLDERS):
+        elif paths.is_unfinished(parts, roots, OTHER_FOLDERS):
             yield _row(entry.path, entry.bytes, "temporary")
         elif _is_quarantined(parts):
             yield _row(entry.path, entry.bytes, "quarantined")
-        elif paths.is_pack(parts, UNIT_FOLDERS) or (
-            paths.unit_of(parts, UNIT_FOLDERS) and not _is_in_unit(parts, complete)
-        ):
+        elif paths.is_pack(parts, roots) or (paths.unit_of(parts, roots) and not _is_in_unit(parts, complete)):
             yield _row(entry.path, entry.bytes, "orphan")
         elif result_folder(entry.path) not in with_records and FAMILY_PATH.fullmatch(entry.path):
             yield _row(entry.path, entry.bytes, "family")
@@ -325,7 +320,7 @@ def _local_leftovers(run: Run, entries: Sequence[FileInfo]) -> Iterator[Garbage]
             continue
         if paths.temporary_part(parts) is not None:
             yield _row(str(cache.root / entry.path), entry.bytes, "temporary")
-        elif paths.unit_of(parts, UNIT_FOLDERS):
+        elif paths.unit_of(parts, _unit_folders()):
             yield _row(str(cache.root / entry.path), entry.bytes, "copy")
         elif _is_quarantined(parts):
             yield _row(str(cache.root / entry.path), entry.bytes, "quarantined")
@@ -361,21 +356,26 @@ def _is_old(modified: float) -> bool:
     return time.time() - modified > OLD_SECONDS
 
 
+def _unit_folders() -> list[str]:
+    return [*(stage.name for stage in STAGES), paths.CACHED_TOKENS]
+
+
 def record_paths(entries: Iterable[FileInfo]) -> Iterator[str]:
     """Yields the paths of pins, manifests and of the records of units whose files exist."""
-    insides = [entry.path for entry in entries]
-    units = {f"{unit}.json" for path in insides if (unit := paths.unit_of(path.split("/"), UNIT_FOLDERS))}
+    insides, roots = [entry.path for entry in entries], _unit_folders()
+    units = {f"{unit}.json" for path in insides if (unit := paths.unit_of(path.split("/"), roots))}
     for path in insides:
         folder, _, name = path.rpartition("/")
-        is_result = name in {MANIFEST, TIMING} and folder.count("/") == 1 and folder.split("/")[0] in UNIT_FOLDERS
+        is_result = name in {MANIFEST, TIMING} and folder.count("/") == 1 and folder.split("/")[0] in roots
         if path in units or is_result or (folder == "pins" and PIN.fullmatch(name)):
             yield path
 
 
 def records_in(run: Run, entries: Iterable[FileInfo]) -> Iterator[tuple[str, Record]]:
     """Yields all records of units and results, read in batches."""
+    roots = _unit_folders()
     named = [(entry.path, entry.path.split("/")) for entry in entries if entry.path.endswith(".json")]
-    insides = [path for path, parts in named if len(parts) > 2 and parts[0] in UNIT_FOLDERS]
+    insides = [path for path, parts in named if len(parts) > 2 and parts[0] in roots]
     for start in range(0, len(insides), READ_AT_ONCE):
         batch = {run.store.root / inside: inside for inside in insides[start : start + READ_AT_ONCE]}
         for path, record in run.store.records(list(batch), complete=False).items():

@@ -146,7 +146,6 @@ def test_temporaries_of_the_dead_are_ignored_and_listed_by_gc_after_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "STAGES", toy_stages())
-    monkeypatch.setattr(maintenance, "UNIT_FOLDERS", [stage.name for stage in toy_stages()])
     base = toy_base(tmp_path / "base")
     event = 1
     while not list((base / "artifacts").rglob(f"{TEMPORARY}*/*")):

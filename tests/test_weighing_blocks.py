@@ -170,6 +170,17 @@ def test_densities_are_relative_to_the_encoder_unless_it_is_a_teacher(
     assert set(flags) == {not encoder.startswith("teacher:")}
 
 
+@pytest.mark.parametrize(("bound", "is_named"), [(0.5, True), (-9.0, False)])
+def test_texts_with_little_evidence_are_counted_over_all_blocks(
+    cached: Workspace, monkeypatch: pytest.MonkeyPatch, bound: float, *, is_named: bool
+) -> None:
+    monkeypatch.setattr(stage, "UNCLEAR", bound)
+    notes = cached(*WEIGH).err
+    unclear = sum(value < bound for value in column(cached, "evidence").values())
+    assert (unclear > 0.05 * TEXTS) == is_named
+    assert (f"{unclear:,} of 1,500 texts have little evidence for any teacher" in notes) == is_named
+
+
 @pytest.mark.parametrize(("signal", "is_used"), [("all", True), ("confidence", False)])
 def test_the_fit_of_unknown_texts_reads_the_evidence_on_the_texts_that_the_student_learned(
     cached: Workspace, monkeypatch: pytest.MonkeyPatch, signal: str, *, is_used: bool

@@ -44,6 +44,10 @@ LABELLED = "weights_labelled.parquet"
 """The file with the weights of labelled texts; it exists with `labels` of the experiment."""
 
 
+UNCLEAR, MOST_UNCLEAR = 0.5, 0.05
+"""Evidence for a teacher below which a text is unclear, and the share of such texts above which a note names them."""
+
+
 class WeightSettings(TypedDict):
     teacher_weights: str
 
@@ -64,6 +68,8 @@ class BlockFacts(TypedDict):
     """Sum of each text's largest sum of weights for one label; teachers of equal labels count as one."""
     moved: int
     """Texts with another teacher of the largest weight than without labels."""
+    unclear: int
+    """Texts with little evidence for any teacher."""
     fit: NotRequired[WeightFacts]
     """The results of the checks, from the first block."""
 
@@ -153,6 +159,7 @@ class WeighTeachers(Stage):
             weights=weights.sum(axis=0).tolist(),
             largest=largest,
             moved=int((weights.argmax(axis=1) != weighed.weights.argmax(axis=1)).sum()),
+            unclear=0 if of_texts is None else int((of_texts < UNCLEAR).sum()),
         )
         if not block.start:
             check["notes"] += list(_notes_on_labels(run, weighed.predicted))
@@ -173,6 +180,9 @@ class WeighTeachers(Stage):
         texts = sum(record.facts["texts"] for record in records)
         shares = np.sum([record.facts["weights"] for record in records], axis=0) / texts
         facts.setdefault("shares", dict(zip(space.columns, shares.round(4).tolist(), strict=True)))
+        unclear = sum(record.facts["unclear"] for record in records)
+        if len(space.columns) > 1 and unclear > MOST_UNCLEAR * texts and not are_written(run.experiment):
+            facts["notes"] = [*facts["notes"], _note_on_unclear(unclear, texts)]
         if "labelled" in facts:
             facts["labelled"] = {**facts["labelled"], "moved": sum(record.facts["moved"] for record in records)}
             return facts
@@ -280,6 +290,13 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Estima
         facts["shares"] = dict(zip(load.label_space(run).columns, estimated.round(4).tolist(), strict=True))
     kinds = [label_sets.by_teacher(kind) for kind in kinds]
     return Estimate(Weighed(weights, kinds, answers.labels, spaces), largest, largest_evidence)
+
+
+def _note_on_unclear(unclear: int, texts: int) -> str:
+    return (
+        f"{unclear:,} of {texts:,} texts have little evidence for any teacher (`evidence` below {UNCLEAR} in the files "
+        "of weigh-teachers): their labels may be in no teacher. Remove such texts from corpus.train"
+    )
 
 
 def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:

@@ -53,7 +53,7 @@ CASES = {
     "an empty file": Case(3, ("no rows", "train.csv"), b""),
     "a header alone": Case(3, ("no rows", "train.csv"), b"text,label\n"),
     "a column renamed": Case(3, ("text", "corpus.text: texte"), b"texte,label\none,law\n"),
-    "columns separated otherwise": Case(3, ("';'", ".tsv"), b"text;label\none;law\n"),
+    "columns separated otherwise": Case(3, ("'|'", ".tsv"), b"text|label\none|law\n"),
     "plain text": Case(3, ("train.txt", "csv"), b"one\ntwo\n", "texts/train.txt"),
     "a label that is not allowed": Case(
         3,

@@ -513,7 +513,7 @@ PROPOSED: list[tuple[Callable[[Workspace], object], str, str]] = [
     (remove_cache, "gc --unused", "amalgam gc"),
     (label_wrongly, "build-targets labels=wrong.csv", "amalgam label --count 50"),
     (label_wrongly, "build-targets labels=nosuch.csv", "amalgam label --count 50"),
-    (label_wrongly, "report nosuch student", "amalgam report"),
+    (label_wrongly, "report nosuch student", "amalgam report student.name=nosuch"),
     (label_wrongly, "report --part 0/2 --json", "amalgam report"),
     (label_wrongly, "predict wrong.csv", "amalgam predict --input wrong.csv"),
     (label_wrongly, "push nosuch", "amalgam push YOUR-NAME/a-model"),

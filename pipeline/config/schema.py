@@ -259,7 +259,7 @@ class Corpus(ConfigSection):
     """Map from gold labels in the files to label names of the teachers; several may have the same new name."""
     unknown: Text | None = None
     """Gold label of texts that belong to no label of a teacher, such as none. The report measures whether the student
-    flags such test texts."""
+    flags such test texts. In `labels` it estimates their share, and the student does not learn them."""
     limit: Positive | None = None
     """Largest number of training texts, sampled by content independently of row order; null: all."""
     on_bad_row: Literal["error", "skip"] = "error"

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from amalgam.data.keys import shown_names
+from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.config.load import ON_GENERATED
 from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import Console, counted, size
@@ -272,7 +272,9 @@ def label(  # noqa: PLR0913 - the options of a command
             return
         before = f", after {counted(earlier, 'earlier label')}" if earlier else ""
         console.result(f"{target}: {counted(texts, 'random text')} to label{before}")
-        console.sentence(f"labels: {shown_names(experiment.labels, len(experiment.labels))}")
+        unknown = experiment.config.corpus.unknown
+        outside = f", or {shown_name(unknown)} where no label fits" if unknown else ""
+        console.sentence(f"labels: {shown_names(experiment.labels, len(experiment.labels))}{outside}")
         console.result(f"fill the column {as_yaml(column)}, then run: {command}")
         return
     effect = experiment.compare_labels(files[0])

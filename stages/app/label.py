@@ -25,7 +25,8 @@ from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.given_labels import KEY, RANDOM, GivenLabels, free_name, label_column, why_column
 from amalgam.stages.common.load import given_labels, label_space, part_of, picked_at_random, train_part
 from amalgam.stages.report.stage import estimate_inputs
-from amalgam.stages.report.verdict_types import SystemEstimate
+from amalgam.stages.report.verdict_types import SystemEstimate, UnknownShare
+from amalgam.stages.report.verdict_words import unknown_share_line
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers.stage import keys_of
 
@@ -49,7 +50,7 @@ def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
     left out: a test text with a label in `labels` is learned, and measures nothing.
     """
     keys, given = keys_of(run, train_part(run).buckets), given_labels(run) or GivenLabels({})
-    earlier = _among(keys, pa.array([*given.by_key, *given.blank], keys.type))
+    earlier = _among(keys, pa.array([*given.by_key, *given.unknown, *given.blank], keys.type))
     test = part_of(run, "test")
     is_test = _among(keys, keys_of(run, test.buckets)) if test else np.zeros(len(keys), bool)
     rows = np.flatnonzero(~earlier & ~is_test)
@@ -77,7 +78,8 @@ def _table(run: Run, rows: Array, random: np.random.Generator, given: GivenLabel
     if corpus.id != "auto":
         columns[corpus.id] = texts.column("id").to_pylist()
     columns |= dict(zip(corpus.text, map(list, zip(*fields(texts), strict=True)), strict=True))
-    columns[label_column(corpus)] = [given.by_key.get(key, "") for key in own_keys]
+    labels = {**given.by_key, **dict.fromkeys(given.unknown, corpus.unknown or "")}
+    columns[label_column(corpus)] = [labels.get(key, "") for key in own_keys]
     places = np.unique(np.searchsorted(np.cumsum([bucket.rows for bucket in buckets]), rows, side="right"))
     prefixes, keys = [buckets[place].prefix for place in places], pl.Series("key", texts.column("key"), pl.Binary)
     logits = [answer_reader(run).logits(teacher, prefixes, keys).to_numpy() for teacher in space.columns]
@@ -86,7 +88,7 @@ def _table(run: Run, rows: Array, random: np.random.Generator, given: GivenLabel
     for place in range(max(map(len, hints), default=0)):
         name = free_name(f"{HINT}{place + 1}", corpus)
         columns[name] = [own[place] if place < len(own) else "" for own in hints]
-    unmarked = given.by_key.keys() - (given.random or frozenset())
+    unmarked = labels.keys() - (given.random or frozenset())
     columns[why_column(corpus)] = ["" if key in unmarked else RANDOM for key in own_keys]
     return pl.DataFrame(columns)
 
@@ -122,6 +124,8 @@ class LabelEffect:
     """The changes of the targets by labels."""
 
     labels: int
+    unknown: UnknownShare | None
+    """Labelled texts of no label; None without `corpus.unknown` in the experiment."""
     empty: int
     """Rows of the file without a label."""
     earlier: int
@@ -143,6 +147,7 @@ class LabelEffect:
 
     def lines(self) -> list[str]:
         labels = counted(self.labels, "label") + (f", {counted(self.empty, 'row')} without one" if self.empty else "")
+        unknown = unknown_share_line(self.unknown) if self.unknown else ""
         labels += f"; the experiment has {counted(self.earlier, 'earlier label')}" if self.earlier else ""
         new = self.labels - self.earlier + self.dropped
         texts = "the labelled texts" if not self.earlier else f"the {counted(new, 'newly labelled text')}"
@@ -151,7 +156,7 @@ class LabelEffect:
         targets = f"with them, {_of(self.changed, f'{self.texts:,} training texts')} another target"
         moved = f", {self.moved:,} another teacher" if self.moved is not None else ""
         dropped = f"{counted(self.dropped, 'earlier label')} would no longer be used: the text has no label here"
-        lines = [labels, right if self.right_before is not None else "", targets + moved]
+        lines = [labels, unknown, right if self.right_before is not None else "", targets + moved]
         return [line for line in (*lines, dropped if self.dropped else "") if line]
 
 
@@ -161,6 +166,8 @@ def _of(count: int, texts: str) -> str:
 
 def label_effect(before: Run, after: Run) -> LabelEffect:
     """Compares the targets of a run without labels, or with the earlier ones, and of one with them."""
+    from amalgam.stages.report.label_estimates import unknown_share
+
     given = given_labels(after)
     if given is None:
         raise AssertionError("the second run has labels")
@@ -171,6 +178,7 @@ def label_effect(before: Run, after: Run) -> LabelEffect:
     right = _right(after, old, added) if over_union else None
     return LabelEffect(
         labels=len(given.by_key),
+        unknown=unknown_share(given) if after.experiment.corpus.unknown else None,
         empty=given.empty,
         earlier=len(earlier.by_key),
         dropped=len(earlier.by_key.keys() - given.by_key.keys()),
@@ -193,7 +201,7 @@ def _estimates(run: Run, old: _Targets | None, given: GivenLabels) -> Estimates 
     """Returns the estimates; `old` are targets of which no label is used."""
     from amalgam.stages.report.label_estimates import estimate, right_texts
 
-    keys = given.by_key.keys() if given.random is None else given.random
+    keys = given.sample
     if not keys:
         return None
     right = right_texts(estimate_inputs(run, train_part(run), keys))

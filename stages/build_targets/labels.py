@@ -6,18 +6,27 @@ from dataclasses import replace
 
 from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.keys import LabelSpace
-from amalgam.data.lazy import np, pl
+from amalgam.data.lazy import np, pa, pl
+from amalgam.stages.common.given_labels import GivenLabels
 from amalgam.stages.target_methods import TargetBatch
 
 
-def with_labels(batch: TargetBatch, space: LabelSpace, labels: pl.Series, *, by_teacher: bool) -> TargetBatch:
-    """Returns the targets with the label of each text that has one, with weight 1.
+def with_labels(
+    batch: TargetBatch, space: LabelSpace, given: GivenLabels, texts: pa.Table, *, by_teacher: bool
+) -> TargetBatch:
+    """Returns the targets with the label of each text that has one, with weight 1. Unknown texts get weight 0.
 
     `by_teacher`: a target is one distribution for each teacher, over its own labels.
     """
+    keys = texts.column("key").to_pylist()
+    unknown = [row for row, key in enumerate(keys) if key in given.unknown]
+    if unknown:
+        batch = replace(batch, weight=batch.weight.scatter(unknown, 0.0))
+    rows = np.array([row for row, key in enumerate(keys) if key in given.by_key], np.int64)
+    if not len(rows):
+        return batch
     place = {name: index for index, name in enumerate(space.names)}
-    rows = labels.is_not_null().arg_true().to_numpy()
-    gold = np.array([place[label] for label in labels.drop_nulls()], np.int64)
+    gold = np.array([place[given.by_key[keys[row]]] for row in rows], np.int64)
     target = batch.target.to_numpy().copy()
     if by_teacher:
         _set_distributions(target, space, rows, gold)

@@ -131,7 +131,7 @@ class BuildTargets(Stage):
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         rows = pa.concat_tables(read_bucket(run.store, bucket, ["key", "label"]) for bucket in unit.payload)
-        batch = _targets(run, unit.payload, rows, _given_labels(run, rows))
+        batch = _targets(run, unit.payload, rows)
         _check(run, batch, rows)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             write_table(_table(rows, batch, len(load.label_space(run).columns)), draft.folder / "unit.parquet")
@@ -209,14 +209,7 @@ def _refuse_unlabelled(run: Run, texts: int) -> None:
         raise DataError(what, where=f"targets.mode: {run.experiment.targets.mode} learns from gold labels", fix=fix)
 
 
-def _given_labels(run: Run, rows: pa.Table) -> pl.Series | None:
-    """Returns the label in `labels` of each text, or None without any label."""
-    given = load.given_labels(run)
-    labels = [given.by_key.get(key) for key in rows.column("key").to_pylist()] if given else []
-    return pl.Series("label", labels, dtype=pl.String) if any(labels) else None
-
-
-def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table, labels: pl.Series | None) -> TargetBatch:
+def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> TargetBatch:
     space, method = load.label_space(run), target_method(run.experiment.targets)
     gold = pl.Series("label", rows.column("label"), dtype=pl.String)
     if method.reads_gold:  # the corpus may have been read when no label was needed
@@ -225,7 +218,8 @@ def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table, labels: pl.Ser
         return method.build(TargetInputs(space, gold))
     weights = _weights(run, buckets, rows) if method.weighs_together else None
     batch = method.build(TargetInputs(space, gold, _predictions(run, buckets, rows), weights))
-    return batch if labels is None else with_labels(batch, space, labels, by_teacher=method.loss == "restricted")
+    given = load.given_labels(run)
+    return with_labels(batch, space, given, rows, by_teacher=method.loss == "restricted") if given else batch
 
 
 def _predictions(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> list[TeacherPredictions]:

@@ -45,7 +45,9 @@ class GivenLabels:
     empty: int = 0
     """Rows of the file without a label."""
     random: frozenset[bytes] | None = None
-    """Keys of the labelled texts that the file marks as random; None: it has no reasons."""
+    """Keys of the labelled and unknown texts that the file marks as random; None: it has no reasons."""
+    unknown: frozenset[bytes] = frozenset()
+    """Keys of the texts with the label `corpus.unknown`: no label of a teacher fits."""
     blank: frozenset[bytes] = frozenset()
     """Keys of the texts without a label that the file marks as random."""
 
@@ -56,7 +58,19 @@ class GivenLabels:
         for key, label in sorted(self.by_key.items()):
             data = label.encode()
             digest.update(key + len(data).to_bytes(4, "big") + data)
+        digest.update(b"".join(sorted(self.unknown)))
         return digest.hexdigest()
+
+    @property
+    def sample(self) -> frozenset[bytes]:
+        """Returns the labelled texts that are random ones, or all if the file has no reasons."""
+        keys = frozenset(self.by_key)
+        return keys if self.random is None else keys & self.random
+
+    @property
+    def unknown_sample(self) -> frozenset[bytes]:
+        """Returns the unknown texts among the random ones, or all if the file has no reasons."""
+        return self.unknown if self.random is None else self.unknown & self.random
 
 
 @dataclass(frozen=True)
@@ -107,7 +121,8 @@ class LabelFile:
         `names` are the teachers' labels. `keys` maps the keys or ids of the training texts to keys. None is unknown.
         """
         problems = list(self.problems)
-        unknown = [row for row in self.rows if names is not None and row.label not in names]
+        accepted = {*(names or ()), self.corpus.unknown}
+        unknown = [row for row in self.rows if names is not None and row.label not in accepted]
         problems += [_unknown(row, names or ()) for row in unknown[:MOST_SHOWN]]
         problems += [row.place for row in unknown[MOST_SHOWN:]]  # only counted: a hint takes a millisecond
         problems += _contradictions(self.rows, keys or {})
@@ -119,25 +134,36 @@ class LabelFile:
             by_folded = set(map(folded, names or ()))
             in_other_case = [row.label for row in unknown if folded(row.label) in by_folded]
             rename = rename_fix(dict.fromkeys(in_other_case), names or (), self.corpus) if in_other_case else ""
-            raise self._error(problems, rename, len(problems) - len(in_other_case))
-        if not self.rows:
+            raise self._error(problems, rename, len(problems) - len(in_other_case), self._outside(unknown, names or ()))
+        if all(row.label == self.corpus.unknown for row in self.rows):
             fix = f"write a label into the column {shown(self.label)} of some rows"
-            raise DataError(f"no row of {self.name} has a label", where=self.where, fix=fix)
+            others = " of a teacher" if self.rows else ""
+            raise DataError(f"no row of {self.name} has a label{others}", where=self.where, fix=fix)
 
     def by_key(self, keys: Mapping[bytes | str, bytes]) -> GivenLabels:
         random = frozenset(keys[row.text] for row in self.rows if row.why == RANDOM) if self.marked else None
-        labels = {keys[row.text]: row.label for row in self.rows}
+        outside = self.corpus.unknown
+        labels = {keys[row.text]: row.label for row in self.rows if row.label != outside}
+        unknown = frozenset(keys[row.text] for row in self.rows if row.label == outside)
         blank = frozenset(keys[text] for text in self.blank if text in keys)
-        return GivenLabels(labels, self.empty, random, blank - labels.keys())
+        return GivenLabels(labels, self.empty, random, unknown, blank - labels.keys() - unknown)
 
-    def _error(self, problems: Sequence[str], rename: str, others: int) -> DataError:
+    def _outside(self, unknown: Sequence[LabelRow], names: Sequence[str]) -> str:
+        """Returns a fix if one label, like none of the teachers', may mark all texts of no label; else nothing."""
+        labels = {row.label for row in unknown}
+        if len(labels) != 1 or self.corpus.unknown or _similar(unknown[0].label, names):
+            return ""
+        [label] = labels
+        return f"if {shown_name(label)} marks texts of no label, set corpus.unknown: {shown_name(label)}; else "
+
+    def _error(self, problems: Sequence[str], rename: str, others: int, outside: str) -> DataError:
         lines = [f"  {problem}" for problem in problems[:MOST_SHOWN]]
         lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
         fix = f"correct or remove {'the other' if rename else 'these'} rows; {self.way}"
         if rename:
             fix = f"{rename}; {fix}" if others else f"{rename}, or correct these rows"
-        return DataError("\n".join([f"{self.name}: {count}", *lines]), where=self.where, fix=fix)
+        return DataError("\n".join([f"{self.name}: {count}", *lines]), where=self.where, fix=outside + fix)
 
 
 def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> LabelFile:
@@ -150,7 +176,7 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> Lab
     label = label or label_column(corpus)
     column, columns = _identifying_column(path, corpus)
     rename = corpus.rename | _trimmed(path, label, corpus)
-    settings = Corpus(text=columns, label=label, labels=corpus.labels, rename=rename)
+    settings = Corpus(text=columns, label=label, labels=corpus.labels, rename=rename, unknown=corpus.unknown)
     if column == ID:
         settings = settings.model_copy(update={"text": [], "id": columns[0]})
     rows, problems, blank, empty = [], [], [], 0
@@ -241,11 +267,12 @@ def _texts_in(file: LabelFile, paths: Iterable[Path], corpus: Corpus) -> Iterato
         yield (row.id if file.column == ID else None) or key, key
 
 
-def labels_in(tables: Iterable[pa.Table], names: Sequence[str]) -> GivenLabels:
-    """Returns the labels of the union in the corpus's own column."""
-    pairs = (zip(*(table.column(name).to_pylist() for name in ("key", "label")), strict=True) for table in tables)
-    union = set(names)
-    return GivenLabels({key: label for part in pairs for key, label in part if label in union})
+def labels_in(tables: Iterable[pa.Table], names: Sequence[str], unknown: str | None) -> GivenLabels:
+    """Returns the labels of the union in the corpus's own column; `unknown` is that of unknown texts."""
+    columns = (zip(*(table.column(name).to_pylist() for name in ("key", "label")), strict=True) for table in tables)
+    pairs, union = [pair for part in columns for pair in part if pair[1] is not None], set(names)
+    labels = {key: label for key, label in pairs if label in union}
+    return GivenLabels(labels, unknown=frozenset(key for key, label in pairs if label == unknown))
 
 
 def _identity(column: str, fields: Sequence[str]) -> bytes | str:
@@ -292,7 +319,8 @@ def _column(path: Path, name: str) -> dict[int, str]:
 
 def _trimmed(path: Path, column: str, corpus: Corpus) -> dict[str, str]:
     """Returns the labels with blanks around them as those of corpus.labels or corpus.rename; others are left out."""
-    accepted = {*(corpus.labels or ()), *map(str, range(len(corpus.labels or ()))), *corpus.rename}
+    names, unknown = corpus.labels or (), {corpus.unknown} - {None}
+    accepted = {*names, *map(str, range(len(names))), *corpus.rename, *unknown}
     rows = read_rows(path, corpus=Corpus(text=[column])) if _has_column(path, column) else ()
     pairs = {row.fields[0]: row.fields[0].strip() for row in rows if isinstance(row, Row)}
     return {
@@ -303,10 +331,15 @@ def _trimmed(path: Path, column: str, corpus: Corpus) -> dict[str, str]:
 
 
 def _unknown(row: LabelRow, names: Sequence[str]) -> str:
-    by_folded = {folded(name): name for name in names}
-    close = difflib.get_close_matches(folded(row.label), by_folded, 1, SIMILAR)
-    hint = f"did you mean {shown_name(by_folded[close[0]])}?" if close else f"the labels are {shown_names(names)}"
+    similar = _similar(row.label, names)
+    hint = f"did you mean {shown_name(similar)}?" if similar else f"the labels are {shown_names(names)}"
     return f"{row.place}: no teacher has the label {shown_name(row.label)}; {hint}"
+
+
+def _similar(label: str, names: Sequence[str]) -> str | None:
+    by_folded = {folded(name): name for name in names}
+    close = difflib.get_close_matches(folded(label), by_folded, 1, SIMILAR)
+    return by_folded[close[0]] if close else None
 
 
 def _contradictions(rows: Sequence[LabelRow], keys: Mapping[bytes | str, bytes]) -> Iterator[str]:

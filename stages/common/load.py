@@ -149,7 +149,7 @@ def given_labels(run: Run) -> GivenLabels | None:
         if not part.facts["labels"]:
             fix = "fill the column corpus.label in some rows, or name a file of labels"
             raise DataError("no training text has a label", where="labels: corpus", fix=fix)
-        return labels_in(tables(run.store, part, ["key", "label"]), names)
+        return labels_in(tables(run.store, part, ["key", "label"]), names, run.experiment.corpus.unknown)
     file = label_file(run, source).stripped(names)
     columns, corpus = ["key", "id"] if file.column == "id" else ["key"], corpus_for(run.experiment, "train")
     keys = find_texts(file, partial(tables, run.store, part, columns), partial(part_files, run, "train"), corpus)
@@ -172,7 +172,7 @@ def estimation_texts(run: Run) -> frozenset[bytes]:
     given = given_labels(run)
     if given is None:
         return frozenset()
-    keys = given.by_key.keys() if given.random is None else given.random
+    keys = given.sample
     most = min(MOST_ESTIMATION, int(ESTIMATION_SHARE * train_part(run).texts))
     is_enough = len(keys) >= LEAST_ESTIMATION <= most
     return frozenset(sorted(keys, key=lambda key: key[8:])[:most] if is_enough else ())
@@ -181,7 +181,15 @@ def estimation_texts(run: Run) -> frozenset[bytes]:
 def picked_at_random(run: Run) -> bool:
     """Returns whether the labelled texts are known to be a random sample: marked ones, or all training texts."""
     given = given_labels(run)
-    return given is not None and (given.random is not None or len(given.by_key) == train_part(run).texts)
+    if given is None:
+        return False
+    return given.random is not None or len(given.by_key) + len(given.unknown) == train_part(run).texts
+
+
+def unlearned_texts(run: Run) -> frozenset[bytes]:
+    """Returns the texts of the labels that no student learns: those of the estimates, and unknown ones."""
+    given = given_labels(run)
+    return estimation_texts(run) | (given.unknown if given else frozenset())
 
 
 @once

@@ -91,7 +91,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 15  # the interval of AUROC for few texts
+    VERSION = 16  # the share of texts of no label
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
@@ -132,7 +132,8 @@ class Report(Stage):
             inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in load.teachers_of(run)}
         given = load.given_labels(run)
         if given:
-            inputs["labels"] = {"random": load.picked_at_random(run), "empty": given.empty}
+            unknown = {"unknown": run.experiment.corpus.unknown} if run.experiment.corpus.unknown else {}
+            inputs["labels"] = {"random": load.picked_at_random(run), "empty": given.empty, **unknown}
         config: dict[str, object] = {"report": run.experiment.report.model_dump()}
         if not run.experiment.student.learns:
             return Identity({**config, "method": method_name(run.experiment)}, inputs)
@@ -322,7 +323,7 @@ def _learned(run: Run, test: Part) -> LearnedTexts | None:
 
 
 def _label_estimates(run: Run, train: Part) -> LabelEstimates:
-    from amalgam.stages.report.label_estimates import right_texts
+    from amalgam.stages.report.label_estimates import right_texts, unknown_share
 
     given, keys = load.given_labels(run), load.estimation_texts(run)
     if given is None:
@@ -334,6 +335,7 @@ def _label_estimates(run: Run, train: Part) -> LabelEstimates:
         "n": len(keys),
         "labels": len(given.by_key),
         "empty": given.empty,
+        "unknown": unknown_share(given) if run.experiment.corpus.unknown else None,
         "random": load.picked_at_random(run),
         "weights": target_method(run.experiment.targets).weighs_together,
         "systems": list(right.systems()),

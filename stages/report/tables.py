@@ -19,6 +19,7 @@ from amalgam.stages.report.blocks import (
     UnknownQuality,
 )
 from amalgam.stages.report.verdict_types import LabelEstimates, SystemEstimate
+from amalgam.stages.report.verdict_words import unknown_share_line
 
 Score = Literal["accuracy", "macro_f1", "nll_nats", "ece"]
 SCORES: tuple[Score, ...] = ("accuracy", "macro_f1", "nll_nats", "ece")
@@ -65,7 +66,8 @@ def estimate_line(estimates: LabelEstimates) -> str:
     picked = "picked at random" if estimates["random"] else "a random sample only if you picked them at random"
     have = "has no label and may be a harder one" if estimates["empty"] == 1 else "have no label and may be harder ones"
     empty = f"; {estimates['empty']:,} more {have}" if estimates["empty"] else ""
-    return f"{count}, {picked}{empty}"
+    unknown = f"; {unknown_share_line(estimates['unknown'])}" if estimates["unknown"] else ""
+    return f"{count}, {picked}{empty}{unknown}"
 
 
 def system_name(system: SystemEstimate) -> str:

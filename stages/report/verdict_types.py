@@ -174,6 +174,16 @@ class UnlabelledQuality(TypedDict):
     """None if the weights of the teachers are not those of the default method, or labels chose them."""
 
 
+class UnknownShare(TypedDict):
+    """The share of training texts of no label, by n random labelled texts."""
+
+    n: int
+    unknown: int
+    """Texts with the label `corpus.unknown`."""
+    low: float
+    high: float
+
+
 class LabelEstimates(TypedDict):
     """Estimates on the n labelled training texts that the student was not trained on."""
 
@@ -182,6 +192,8 @@ class LabelEstimates(TypedDict):
     """All labels in `labels` of the experiment."""
     empty: int
     """Rows of the file without a label."""
+    unknown: UnknownShare | None
+    """None without `corpus.unknown` in the experiment."""
     random: bool
     """Whether the texts are known to be a random sample of the training texts."""
     weights: bool

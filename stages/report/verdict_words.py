@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, percent
-from amalgam.stages.report.verdict_types import LabelEstimates, LearnedTexts, Rival, RivalCounts, WeightEstimates
+from amalgam.stages.report.verdict_types import (
+    LabelEstimates,
+    LearnedTexts,
+    Rival,
+    RivalCounts,
+    UnknownShare,
+    WeightEstimates,
+)
 
 if TYPE_CHECKING:
     from amalgam.stages.report.blocks import EvaluatedSystems
@@ -114,4 +121,11 @@ def estimate_sentence(estimates: LabelEstimates) -> str:
         f"{percent(student['mean'])} accuracy (95 % interval {bounds(student['low'], student['high'])})"
     )
     condition = "" if estimates["random"] else " This holds if they are a random sample of the training texts."
-    return f"{sentence}{f'; {also}' if also else ''}.{condition}"
+    unknown = f" {unknown_share_line(estimates['unknown'])}." if estimates["unknown"] else ""
+    return f"{sentence}{f'; {also}' if also else ''}.{condition}{unknown}"
+
+
+def unknown_share_line(share: UnknownShare) -> str:
+    """Returns the share of training texts of no label."""
+    of = f"{share['unknown']:,} of {share['n']:,} texts {'fits' if share['unknown'] == 1 else 'fit'} no label"
+    return f"{of}: {ratio(share['unknown'], share['n'])} ({bounds(share['low'], share['high'])})"

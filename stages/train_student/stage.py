@@ -98,9 +98,9 @@ class TrainStudent(Stage):
                 settings["weights"] = None  # of the terms: a constant of the method, with a place here
         if objective.states:
             upstream["cache-features"] = run.fingerprint("cache-features")
-        estimates = load.estimation_texts(run)
-        if estimates:
-            inputs["estimation texts"] = fingerprint(sorted(key.hex() for key in estimates))
+        unlearned = load.unlearned_texts(run)
+        if unlearned:
+            inputs["estimation texts"] = fingerprint(sorted(key.hex() for key in unlearned))
         if reads_evidence(run.experiment):
             upstream["weigh-teachers"] = run.fingerprint("weigh-teachers")
         if objective.weighs_by_domain:
@@ -286,7 +286,7 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     new = load.load_new_classifier(run, student, facts["labels"], ENCODER)
     validation = _validation(run, new, facts["labels"])
     texts = load.tokenized_buckets(run, part, new, ["key"])
-    data = targeted(texts, read_targets(run), held_out=held_out_share(run), unused=load.estimation_texts(run))
+    data = targeted(texts, read_targets(run), held_out=held_out_share(run), unused=load.unlearned_texts(run))
     targets = targets_objective(facts)
     selected = _by_accuracy(validation, new.pad_id) if validation else selection(data, new.pad_id, targets, facts)
     states = states_of(run, data.keys) if objective.states else []

@@ -123,6 +123,7 @@ def estimated(student: int, ensemble: int, *, gained: int, random: bool = True) 
         "n": 100,
         "labels": 100,
         "empty": 0,
+        "unknown": None,
         "random": random,
         "weights": True,
         "systems": systems,

@@ -407,10 +407,6 @@ class Experiment:
         """Leftovers; `unused`: also results that the last builds do not use. Nothing goes without `delete`."""
         return maintenance.find_garbage(self._run, unused=unused, delete=delete)[0]
 
-    def young_results(self) -> int:
-        """Returns the number of unused results that `find_garbage` keeps because they are younger than a day."""
-        return maintenance.find_garbage(self._run, unused=True)[1]
-
     def young_quarantine(self) -> maintenance.YoungQuarantine:
         """Returns number, bytes and date of the quarantined files that `find_garbage` keeps for a day."""
         return maintenance.young_quarantine(self._run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from amalgam.data.keys import shown_names
+from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.training.schedule import FEW_STEPS
@@ -192,10 +192,10 @@ def _are_many(lost: Sequence[int], labels: Sequence[int], texts: int) -> bool:
 
 
 def never_right_sentence(lost: Sequence[LabelCounts]) -> str:
-    names = [row["label"] for row in lost]
-    labels = counted(len(names), "label", "is", "are")
-    never = f"{labels} never predicted right, with at least {LEAST_OF_LABEL} test texts"
-    return f"{never}: {shown_names(names, SHOWN)}."
+    if len(lost) == 1:
+        return f"The label {shown_name(lost[0]['label'])} is never predicted right, with {lost[0]['n']:,} test texts."
+    never = f"{len(lost):,} labels are never predicted right, each with at least {LEAST_OF_LABEL} test texts"
+    return f"{never}: {shown_names([row['label'] for row in lost], SHOWN)}."
 
 
 class TeachersAlone(Answered):

@@ -214,9 +214,9 @@ def test_rare_labels_that_are_never_right_are_named_together() -> None:
 def test_one_label_of_twenty_may_be_lost_but_not_two() -> None:
     for labels, lost, decision in ((19, 1, "do not ship"), (20, 1, "ship"), (40, 2, "ship"), (40, 3, "do not ship")):
         result = verdict(made(100 * labels, [0.9] * (labels - lost) + [0.0] * lost, 0.6, labels=labels))
-        never = f"{lost} label{'s are' if lost > 1 else ' is'} never predicted right"
+        never = f"{lost} labels are never predicted right, each " if lost > 1 else "is never predicted right, with 100 "
         assert result["decision"] == decision
-        assert any(text.startswith(never) for text in result["cautions" if decision == "ship" else "reasons"])
+        assert any(never in text for text in result["cautions" if decision == "ship" else "reasons"])
     frequent = [0] * 100 + [1 + at % 39 for at in range(900)]
     assert verdict(made(0, [0.0] + [0.9] * 39, 0.5, labels=40, gold=frequent))["decision"] == "do not ship"
 

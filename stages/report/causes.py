@@ -19,7 +19,14 @@ from amalgam.stages.report.verdict_types import (
     UnlabelledQuality,
     VerdictInputs,
 )
-from amalgam.stages.report.verdict_words import SHOWN, difference_sentence, learned_sentence, ratio, selection_sentence
+from amalgam.stages.report.verdict_words import (
+    SHOWN,
+    difference_sentence,
+    learned_sentence,
+    ratio,
+    selection_sentence,
+    unknown_share_line,
+)
 
 LEAST_TEXTS = 50
 """Least labelled test texts of a student to ship."""
@@ -32,6 +39,9 @@ MOST_LOST = 0.05
 
 MOST_LEARNED = 0.02
 """Share of the test texts that may have been learned with their gold labels."""
+
+MANY_UNKNOWN = 0.05
+"""Share of training texts of no label, at the lower end of its interval, from which it is a caution."""
 
 MANY_LONG, SKEWED = 0.2, 0.8
 """Share of truncated texts, and share of the most frequent label, from which they are named as a cause."""
@@ -136,6 +146,9 @@ def cautions_of(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]
         yield selection_sentence(inputs.n, inputs.selected)
     if inputs.learned:
         yield learned_sentence(inputs.learned)
+    share = inputs.by_labels["unknown"] if inputs.by_labels else None
+    if share and share["low"] > MANY_UNKNOWN:
+        yield f"{unknown_share_line(share)}. The student gives such texts one of its labels too."
     frequent = next((rival for rival in rivals if rival["kind"] == "most frequent label"), None)
     if frequent and 2 * frequent["student_right"] < frequent["n"]:
         accuracy = ratio(frequent["student_right"], frequent["n"])

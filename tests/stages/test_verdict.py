@@ -26,7 +26,14 @@ from amalgam.stages.report.labelling import columns_of, select
 from amalgam.stages.report.quality import by_length, coverage
 from amalgam.stages.report.tables import estimate_line
 from amalgam.stages.report.verdict import EQUAL, lines, verdict
-from amalgam.stages.report.verdict_types import LabelEstimates, RivalCounts, SystemEstimate, SystemKind, VerdictInputs
+from amalgam.stages.report.verdict_types import (
+    LabelEstimates,
+    RivalCounts,
+    SystemEstimate,
+    SystemKind,
+    UnknownShare,
+    VerdictInputs,
+)
 from amalgam.stages.report.verdict_words import (
     difference_sentence,
     evaluation_cautions,
@@ -209,6 +216,15 @@ def test_rare_labels_that_are_never_right_are_named_together() -> None:
     assert reason.startswith("20 labels are never predicted right, with ")
     assert "intent-57, " in reason
     assert reason.endswith(" and 15 more.")
+
+
+def test_many_texts_of_no_label_are_a_caution() -> None:
+    for unknown, is_named in ((2, False), (12, True)):
+        low, high = interval(unknown / 50, 50)
+        share: UnknownShare = {"n": 50, "unknown": unknown, "low": low, "high": high}
+        inputs = replace(made(400, [0.9] * 4, 0.6), by_labels={**estimated(85, 70, gained=20), "unknown": share})
+        named = [text for text in verdict(inputs)["cautions"] if "fit no label" in text]
+        assert bool(named) == is_named
 
 
 def test_one_label_of_twenty_may_be_lost_but_not_two() -> None:

@@ -21,21 +21,7 @@ from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.methods import method_name
 from amalgam.stages.read_corpus.stage import train_needs_label
-from amalgam.stages.report.blocks import (
-    AccuracyLoss,
-    DataBlock,
-    Evaluation,
-    EvaluationBlock,
-    Findings,
-    LabelsBlock,
-    ModelSize,
-    PartCounts,
-    ReportJson,
-    StageBlock,
-    StudentBlock,
-    TeacherCost,
-    TeacherLabels,
-)
+from amalgam.stages.report import blocks
 from amalgam.stages.report.causes import MANY_WRONG, tested_on
 from amalgam.stages.report.next_step import free_student
 from amalgam.stages.report.students import (
@@ -106,14 +92,16 @@ class ReportInputs:
         return self.results[stage][1].facts if stage in self.results else None
 
 
-def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: Findings, name: str) -> ReportJson:
+def report_json(
+    inputs: ReportInputs, evaluation: blocks.Evaluation | None, findings: blocks.Findings, name: str
+) -> blocks.ReportJson:
     fingerprint, manifest = inputs.results["report"]
     test, picked = (manifest.identity["inputs"].get(name) for name in ("test", "picked"))
     students = list(other_students(inputs.store, test, picked)) if test else []
     record = inputs.store.record(inputs.store.folder("report", fingerprint) / "report.json")
     history = record.made if record else {}
     counts = [row["n"] for row in findings["student_quality"]["classes"]] if findings["student_quality"] else []
-    numbers: ReportJson = {
+    numbers: blocks.ReportJson = {
         "amalgam_report": FORMAT,
         "name": name,
         "date": history.get("date"),
@@ -171,7 +159,7 @@ def _remade(
 
 def _verdict_inputs(
     inputs: ReportInputs,
-    numbers: ReportJson,
+    numbers: blocks.ReportJson,
     others: list[tuple[str, OtherStudent]],
     remade: Mapping[str, Mapping[str, Any]],
 ) -> VerdictInputs:
@@ -226,7 +214,7 @@ def learned_texts(settings: ExperimentConfig, facts: CorpusFacts) -> LearnedText
     return {"texts": labelled or shared["train"], "of": of, "labelled": bool(labelled)}
 
 
-def _evaluation_block(evaluation: Evaluation) -> EvaluationBlock:
+def _evaluation_block(evaluation: blocks.Evaluation) -> blocks.EvaluationBlock:
     systems = {name: scores.copy() for name, scores in evaluation["systems"].items()}
     for scores in systems.values():
         scores.pop("confusion", None)
@@ -239,9 +227,9 @@ def _evaluation_block(evaluation: Evaluation) -> EvaluationBlock:
     }
 
 
-def _labels(inputs: ReportInputs) -> LabelsBlock:
+def _labels(inputs: ReportInputs) -> blocks.LabelsBlock:
     labels, owners = inputs.labels, inputs.labels.owners
-    teachers: list[TeacherLabels] = [
+    teachers: list[blocks.TeacherLabels] = [
         {
             "teacher": name,
             "n": len(columns),
@@ -255,7 +243,7 @@ def _labels(inputs: ReportInputs) -> LabelsBlock:
     return {"n": len(labels.names), "shared": shared, "teachers": teachers}
 
 
-def _data(inputs: ReportInputs, findings: Findings) -> DataBlock:
+def _data(inputs: ReportInputs, findings: blocks.Findings) -> blocks.DataBlock:
     facts: CorpusFacts = inputs.facts("read-corpus")
     cache: CacheFacts | None = inputs.facts("cache-teachers")
     student: StudentFacts | None = inputs.facts("train-student")
@@ -269,7 +257,7 @@ def _data(inputs: ReportInputs, findings: Findings) -> DataBlock:
     }
 
 
-def _part_counts(name: str, facts: PartRecordFacts) -> PartCounts:
+def _part_counts(name: str, facts: PartRecordFacts) -> blocks.PartCounts:
     return {
         "part": name,
         "rows": facts["rows"],
@@ -282,7 +270,7 @@ def _part_counts(name: str, facts: PartRecordFacts) -> PartCounts:
     }
 
 
-def _student(manifest: Record) -> StudentBlock:
+def _student(manifest: Record) -> blocks.StudentBlock:
     weights = sum(file.bytes for file in manifest.files if PurePosixPath(file.path).match("model*.safetensors"))
     facts: StudentFacts = manifest.facts
     return {
@@ -296,9 +284,9 @@ def _student(manifest: Record) -> StudentBlock:
     }
 
 
-def _models(inputs: ReportInputs, history: Mapping[str, Any]) -> list[ModelSize]:
+def _models(inputs: ReportInputs, history: Mapping[str, Any]) -> list[blocks.ModelSize]:
     """Returns size and speed: texts per second of the student in this evaluation, text-passes of the teachers."""
-    speed, rows = history.get("student") or {}, list[ModelSize]()
+    speed, rows = history.get("student") or {}, list[blocks.ModelSize]()
     costs = {cost["teacher"]: cost for cost in history.get("teacher_costs", ())}
     if inputs.settings.student.learns:
         rate = speed["texts"] / speed["seconds"] if speed.get("seconds") else None
@@ -310,7 +298,7 @@ def _models(inputs: ReportInputs, history: Mapping[str, Any]) -> list[ModelSize]
     return rows
 
 
-def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[StageBlock]:
+def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[blocks.StageBlock]:
     for stage, needs in inputs.needs.items():
         fingerprint, manifest = inputs.results[stage]
         record = inputs.store.record(inputs.store.folder(stage, fingerprint) / TIMING)
@@ -331,15 +319,15 @@ def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[StageBlock]:
         }
 
 
-def total_seconds(numbers: ReportJson) -> float | None:
+def total_seconds(numbers: blocks.ReportJson) -> float | None:
     """Returns the seconds of all stages; None if those of one stage are unknown."""
     seconds = [row["seconds"] for row in numbers["stages"] if row["seconds"] is not None]
     return sum(seconds) if len(seconds) == len(numbers["stages"]) else None
 
 
-def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -> list[TeacherCost]:
+def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -> list[blocks.TeacherCost]:
     """Sums text-passes, tokens and seconds of the cached units of this experiment, by teacher."""
-    costs: dict[str, TeacherCost] = {
+    costs: dict[str, blocks.TeacherCost] = {
         family: {"teacher": teacher, "seconds": 0.0, "text_passes": 0, "tokens": 0}
         for teacher, family in families.items()
     }
@@ -360,7 +348,7 @@ def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -
 # ---- summary: two sentences, the student's accuracy next to others, and the largest loss of accuracy
 
 
-def summary(numbers: ReportJson) -> list[str]:
+def summary(numbers: blocks.ReportJson) -> list[str]:
     evaluation = numbers["evaluation"]
     if evaluation is None and numbers["label_estimates"]:
         return [estimate_sentence(numbers["label_estimates"]), _teacher_choice(numbers)]
@@ -370,7 +358,7 @@ def summary(numbers: ReportJson) -> list[str]:
     return [_accuracy(numbers, evaluation), _largest_loss(numbers)]
 
 
-def _accuracy(numbers: ReportJson, evaluation: EvaluationBlock) -> str:
+def _accuracy(numbers: blocks.ReportJson, evaluation: blocks.EvaluationBlock) -> str:
     system, systems, n = evaluation["system"], evaluation["systems"], evaluation["n"]
     accuracy = systems[system]["accuracy"]
     low, high = interval(accuracy, n)
@@ -395,7 +383,7 @@ def _accuracy(numbers: ReportJson, evaluation: EvaluationBlock) -> str:
     return f"{subject} has {measured}{'; ' if others else ''}{listed}."
 
 
-def accuracy_losses(numbers: ReportJson, *, teachers: int) -> list[AccuracyLoss]:
+def accuracy_losses(numbers: blocks.ReportJson, *, teachers: int) -> list[blocks.AccuracyLoss]:
     """Returns the accuracy lost at each step from the teachers to the student; `lost` may be negative.
 
     The steps: wrong teachers, targets that follow the wrong one of several, a student that does not fit its targets.
@@ -424,7 +412,7 @@ def accuracy_losses(numbers: ReportJson, *, teachers: int) -> list[AccuracyLoss]
     ]
 
 
-def relevant_loss(losses: Sequence[AccuracyLoss]) -> str | None:
+def relevant_loss(losses: Sequence[blocks.AccuracyLoss]) -> str | None:
     """Returns the step with the largest loss that can be a cause: of the teachers, it is an error on many texts."""
     least = {"teachers": MANY_WRONG}
     relevant = [loss for loss in losses if loss["lost"] > 0 and loss["lost"] >= least.get(loss["step"], 0)]
@@ -432,7 +420,7 @@ def relevant_loss(losses: Sequence[AccuracyLoss]) -> str | None:
     return largest["step"] if largest and len(losses) > 1 else None
 
 
-def _supervised(numbers: ReportJson) -> bool:
+def _supervised(numbers: blocks.ReportJson) -> bool:
     """Returns whether the student learned from gold labels alone."""
     return numbers["learns"] and numbers["settings"]["targets"]["mode"] == "supervised"
 
@@ -448,7 +436,7 @@ REASONS = {
 UNTRAINED = "the choice of the teacher: {right} accuracy on the test texts, {before} for the best choice"
 
 
-def _largest_loss(numbers: ReportJson) -> str:
+def _largest_loss(numbers: blocks.ReportJson) -> str:
     losses = numbers["accuracy_losses"]
     if _supervised(numbers):
         return "The student learned from gold labels, not from teachers, so its accuracy losses are its own."
@@ -465,7 +453,7 @@ def _largest_loss(numbers: ReportJson) -> str:
     return f"Largest loss, {100 * loss['lost']:.1f} points of accuracy: {reason}."
 
 
-def _teacher_choice(numbers: ReportJson) -> str:
+def _teacher_choice(numbers: blocks.ReportJson) -> str:
     choice = (numbers["target_quality"] or {}).get("choice")
     if choice and choice["n"]:
         right, oracle = percent(choice["right"] / choice["n"]), percent(choice["oracle"] / choice["n"])

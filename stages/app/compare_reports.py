@@ -23,14 +23,13 @@ from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.deliveries import REPORTS, delivered_students
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores
-from amalgam.stages.report.causes import tested_on
 from amalgam.stages.report.html import place_of, publish, render
 from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost, rival_names
 from amalgam.stages.report.tables import measure, print_evaluation, share
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_types import Estimate, Rival
-from amalgam.stages.report.verdict_words import difference_sentence, evaluation_cautions
+from amalgam.stages.report.verdict_words import difference_sentence, evaluation_cautions, tested_on
 
 SUFFIXES = (".yaml", ".yml")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from amalgam.stages.report.blocks import EvaluationBlock, Histogram, ReportJson, StudentQuality, UnknownQuality
-from amalgam.stages.report.causes import reference_of
+from amalgam.stages.report.conditions import reference_of
 from amalgam.stages.report.verdict_types import Coverage
 
 WIDTH, HEIGHT = 360, 240

@@ -32,7 +32,7 @@ from amalgam.stages.common.deliveries import REPORTS, DeliveryServices, deliver_
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.blocks import Conflicts, LengthGroup, ModelSize, ReportJson
-from amalgam.stages.report.causes import reference_of
+from amalgam.stages.report.conditions import reference_of
 from amalgam.stages.report.figures import coverage_of, figures, spikes
 from amalgam.stages.report.report_json import total_seconds
 from amalgam.stages.report.students import Measures

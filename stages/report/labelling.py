@@ -28,17 +28,9 @@ from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.common.given_labels import DIFFER, KEY, RANDOM, free_name, label_column
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.training.batches import held_out_keys
+from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.evaluation import ensemble, teacher_logits
 from amalgam.stages.report.quality import coverage, first_buckets, rows_at
-from amalgam.stages.report.verdict_types import (
-    MOST_PREDICTED,
-    PREDICTED_COLUMNS,
-    Agreement,
-    Coverage,
-    LabelShare,
-    UnlabelledQuality,
-    WeightEstimates,
-)
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
 from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
 
@@ -57,7 +49,7 @@ LEAST_HELD_OUT = 20
 SELECTED, MOST_DIFFERING = 200, 100
 """Texts to label, and most of them on which student and ensemble differ; the others are random."""
 
-NO_COVERAGE: Coverage = {"thresholds": [], "curve": []}
+NO_COVERAGE: types.Coverage = {"thresholds": [], "curve": []}
 
 
 @dataclass(frozen=True)
@@ -100,7 +92,7 @@ class _Sample:
         return self.ensemble if self.target is None else self.target
 
 
-def unlabelled_quality(inputs: LabellingInputs) -> tuple[UnlabelledQuality, str]:
+def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality, str]:
     """Returns the description, and the texts to label as csv."""
     sample = _sample(inputs)
     keys = key_list(key_array(sample.table.column("key")))
@@ -110,7 +102,7 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[UnlabelledQuality, str]
     has_held_out = sample.held_out.sum() >= LEAST_HELD_OUT
     compared = sample.held_out if has_held_out else np.ones(len(predicted), dtype=bool)
     confidence = sample.student.max(axis=1)
-    quality: UnlabelledQuality = {
+    quality: types.UnlabelledQuality = {
         "n": len(predicted),
         "held_out": int(sample.held_out.sum()),
         "agreement": None if same is None else _agreement(sample, same[compared], everything=bool(compared.all())),
@@ -123,7 +115,7 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[UnlabelledQuality, str]
     return quality, _csv(inputs, sample, chosen)
 
 
-def _agreement(sample: _Sample, same: Array, *, everything: bool) -> Agreement:
+def _agreement(sample: _Sample, same: Array, *, everything: bool) -> types.Agreement:
     return {
         "reference": "ensemble" if sample.target is None else "targets",
         "texts": "training texts" if everything else "held-out texts",
@@ -132,14 +124,14 @@ def _agreement(sample: _Sample, same: Array, *, everything: bool) -> Agreement:
     }
 
 
-def _estimates(inputs: LabellingInputs, sample: _Sample, predicted: Array) -> WeightEstimates | None:
+def _estimates(inputs: LabellingInputs, sample: _Sample, predicted: Array) -> types.WeightEstimates | None:
     if sample.weighed is None or sample.ensemble is None or inputs.accuracy is None:
         return None
     ensemble = sample.ensemble.argmax(axis=1)
     return weight_estimates(sample.weighed, inputs.accuracy, inputs.train.texts, ensemble=ensemble, student=predicted)
 
 
-def _shares(labels: LabelSpace, predicted: Array, sample: _Sample) -> list[LabelShare]:
+def _shares(labels: LabelSpace, predicted: Array, sample: _Sample) -> list[types.LabelShare]:
     reference = sample.reference
     counts = partial(np.bincount, minlength=len(labels.names))
     first = None if reference is None else counts(reference.argmax(axis=1)).tolist()
@@ -168,7 +160,7 @@ def _sample(inputs: LabellingInputs) -> _Sample:
     keys_read = pa.concat_tables(read_bucket(inputs.store, bucket, ["key"]) for bucket in buckets)
     is_held_out = held_out_keys(key_list(key_array(keys_read.column("key"))), inputs.held_out)
     apart = np.flatnonzero(is_held_out)[:MOST_HELD_OUT]
-    chosen = np.sort(np.concatenate([apart, np.flatnonzero(~is_held_out)[: MOST_PREDICTED - len(apart)]]))
+    chosen = np.sort(np.concatenate([apart, np.flatnonzero(~is_held_out)[: types.MOST_PREDICTED - len(apart)]]))
     table = rows_at(inputs.store, buckets, chosen.tolist())
     logits = teacher_logits(inputs.answers, inputs.labels, buckets, table)
     return _Sample(
@@ -219,7 +211,7 @@ def select(student: Array, ensemble: Array | None, labelled: Collection[int] = (
 def columns_of(corpus: Corpus) -> list[str]:
     """Returns the header: the corpus's own columns are named as in its files."""
     own_id = [] if corpus.id == "auto" else [corpus.id]
-    predicted = (free_name(name, corpus) for name in PREDICTED_COLUMNS)
+    predicted = (free_name(name, corpus) for name in types.PREDICTED_COLUMNS)
     return [free_name(KEY, corpus), *own_id, *corpus.text, label_column(corpus), *predicted]
 
 

@@ -7,12 +7,11 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from amalgam.data.keys import shown_names
 from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import counted
-from amalgam.stages.report.causes import LEAST_TEXTS, untested_teachers, were_learned
+from amalgam.stages.report.conditions import LEAST_TEXTS, untested_teachers, were_learned
 from amalgam.stages.report.verdict_types import TO_LABEL, Cause, Decision, Next, Rival, VerdictInputs
-from amalgam.stages.report.verdict_words import SHOWN
+from amalgam.stages.report.verdict_words import listed
 
 TEACHERS_AT_FAULT = {"choice-not-trusted", "teacher-absent", "teacher-loses", "teachers-weak", "teachers-wrong"}
 """Codes of causes after which the teachers need a look."""
@@ -56,7 +55,7 @@ def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: in
     again = f"run `{_again(inputs, 'report')}` again"
     untested = untested_teachers(rivals)
     if untested and inputs.n >= LEAST_TEXTS:
-        return {"text": f"Add labelled test texts of {shown_names(untested, SHOWN)}, and {again}."}
+        return {"text": f"Add labelled test texts of {listed(untested)}, and {again}."}
     random = "random " if inputs.selected else ""
     goal = f"about {needed:,}" if needed else f"at least {4 * LEAST_TEXTS}"
     return {"text": f"Label more {random}test texts, {goal} in all, and {again}."}

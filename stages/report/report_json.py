@@ -22,7 +22,7 @@ from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.methods import method_name
 from amalgam.stages.read_corpus.stage import train_needs_label
 from amalgam.stages.report import blocks
-from amalgam.stages.report.causes import MANY_WRONG, tested_on
+from amalgam.stages.report.causes import MANY_WRONG
 from amalgam.stages.report.next_step import free_student
 from amalgam.stages.report.students import (
     OtherStudent,
@@ -35,7 +35,7 @@ from amalgam.stages.report.students import (
 )
 from amalgam.stages.report.verdict import verdict
 from amalgam.stages.report.verdict_types import LearnedTexts, VerdictInputs
-from amalgam.stages.report.verdict_words import estimate_sentence
+from amalgam.stages.report.verdict_words import estimate_sentence, tested_on
 
 if TYPE_CHECKING:
     from amalgam.stages.common.training.schedule import Schedule, StudentFacts

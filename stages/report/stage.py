@@ -33,19 +33,13 @@ from amalgam.stages.common.given_labels import ORDINARY
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
 from amalgam.stages.objective_inputs import reads_texts
+from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Selected, TeacherCost
 from amalgam.stages.report.html import check_page, page, page_name, place_of, publish, publish_texts
 from amalgam.stages.report.report_json import MEASURES, ReportInputs, learned_texts, report_json, teacher_costs
 from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
-from amalgam.stages.report.verdict_types import (
-    MOST_PREDICTED,
-    TO_LABEL,
-    LabelEstimates,
-    LearnedTexts,
-    UnlabelledQuality,
-)
 from amalgam.stages.report.verdict_words import evaluation_cautions
 from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions, target_method
 from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder
@@ -148,7 +142,7 @@ class Report(Stage):
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of predicted texts, counted once for each evaluation: test texts, else training texts."""
         test, train = load.part_of(run, "test"), load.part_of(run, "train")
-        texts = test.texts if test else min(train.texts, MOST_PREDICTED) if train else 1
+        texts = test.texts if test else min(train.texts, types.MOST_PREDICTED) if train else 1
         return float(texts * (1 if units is None else len(units)))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
@@ -223,7 +217,9 @@ class Report(Stage):
             run.console.verdict(lines(numbers["verdict"], list(evaluation_cautions(scores)), place_of(run.base)))
         to_label = _file(run, TEXTS_TO_LABEL)
         if to_label:
-            run.console.say(publish_texts(run.base, name + TO_LABEL, run.store.verified_path(to_label).read_bytes()))
+            run.console.say(
+                publish_texts(run.base, name + types.TO_LABEL, run.store.verified_path(to_label).read_bytes())
+            )
         mark = run.fingerprint(self.name), load.delivery_services(run)
         run.console.say(f"report{place_of(run.base)}: {publish(run.base, name, page(numbers), numbers, *mark)}")
 
@@ -311,7 +307,7 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Speed 
     return scores, findings, to_label, speed
 
 
-def _learned(run: Run, test: Part) -> LearnedTexts | None:
+def _learned(run: Run, test: Part) -> types.LearnedTexts | None:
     """Returns the test texts that are also learned; those of `labels` are learned with their gold labels."""
     learned, given = learned_texts(run.experiment, run.result("read-corpus").facts), load.given_labels(run)
     if learned is None or given is None:
@@ -322,7 +318,7 @@ def _learned(run: Run, test: Part) -> LearnedTexts | None:
     return {**learned, "texts": texts, "labelled": True} if texts > labelled else learned
 
 
-def _label_estimates(run: Run, train: Part) -> LabelEstimates:
+def _label_estimates(run: Run, train: Part) -> types.LabelEstimates:
     from amalgam.stages.report.label_estimates import right_texts, unknown_share
 
     given, keys = load.given_labels(run), load.estimation_texts(run)
@@ -376,7 +372,7 @@ def estimate_inputs(
     )
 
 
-def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:
+def _unlabelled(run: Run, train: Part) -> tuple[types.UnlabelledQuality, str]:
     from amalgam.stages.report.labelling import LabellingInputs, unlabelled_quality
 
     labels, accuracy = load.label_space(run), None

@@ -21,7 +21,7 @@ from amalgam.stages.common.intervals import (
     texts_needed,
     unpaired,
 )
-from amalgam.stages.report.causes import never_predicted
+from amalgam.stages.report.conditions import never_predicted
 from amalgam.stages.report.labelling import columns_of, select
 from amalgam.stages.report.quality import by_length, coverage
 from amalgam.stages.report.tables import estimate_line

@@ -24,7 +24,7 @@ from amalgam.stages.common.cached.load import answer_reader
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.given_labels import KEY, RANDOM, GivenLabels, free_name, label_column, why_column
 from amalgam.stages.common.load import given_labels, label_space, part_of, picked_at_random, train_part
-from amalgam.stages.report.stage import estimate_inputs
+from amalgam.stages.report.stage import estimate_inputs, unknown_share
 from amalgam.stages.report.verdict_types import SystemEstimate, UnknownShare
 from amalgam.stages.report.verdict_words import unknown_share_line
 from amalgam.stages.target_methods import target_method
@@ -166,8 +166,6 @@ def _of(count: int, texts: str) -> str:
 
 def label_effect(before: Run, after: Run) -> LabelEffect:
     """Compares the targets of a run without labels, or with the earlier ones, and of one with them."""
-    from amalgam.stages.report.label_estimates import unknown_share
-
     given = given_labels(after)
     if given is None:
         raise AssertionError("the second run has labels")
@@ -178,7 +176,7 @@ def label_effect(before: Run, after: Run) -> LabelEffect:
     right = _right(after, old, added) if over_union else None
     return LabelEffect(
         labels=len(given.by_key),
-        unknown=unknown_share(given) if after.experiment.corpus.unknown else None,
+        unknown=unknown_share(after, given),
         empty=given.empty,
         earlier=len(earlier.by_key),
         dropped=len(earlier.by_key.keys() - given.by_key.keys()),
@@ -201,18 +199,18 @@ def _estimates(run: Run, old: _Targets | None, given: GivenLabels) -> Estimates 
     """Returns the estimates; `old` are targets of which no label is used."""
     from amalgam.stages.report.label_estimates import estimate, right_texts
 
-    keys = given.sample
-    if not keys:
+    gold = {key: given.by_key[key] for key in given.sample}
+    if not gold:
         return None
-    right = right_texts(estimate_inputs(run, train_part(run), keys))
+    right = right_texts(estimate_inputs(run, train_part(run), gold))
     systems: list[SystemEstimate] = [
         {**system, "name": "targets with labels"} if system["kind"] == "targets" else system
         for system in right.systems()
     ]
     if right.left_out is not None and old is not None:
-        before = _right(run, old, {key: given.by_key[key] for key in keys})
+        before = _right(run, old, gold)
         systems.insert(0, estimate("targets without labels", "targets", before))
-    return Estimates(len(keys), picked_at_random(run), systems)
+    return Estimates(len(gold), picked_at_random(run), systems)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from amalgam.data.lazy import np, pa
 from amalgam.stages.build_targets.stage import UnsetTargets
 from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
-from amalgam.stages.common.given_labels import GivenLabels
 from amalgam.stages.common.intervals import interval, interval_of_mean
 from amalgam.stages.report.evaluation import ensemble, teacher_logits
-from amalgam.stages.report.verdict_types import SystemEstimate, SystemKind, UnknownShare
+from amalgam.stages.report.verdict_types import SystemEstimate, SystemKind
 
 if TYPE_CHECKING:
     from amalgam.pipeline.storage.store import Store
@@ -81,14 +80,6 @@ def estimate(name: str, kind: SystemKind, right: Array) -> SystemEstimate:
     share = float(right.mean()) if len(right) else 0.0
     low, high = interval(share, len(right))
     return {"name": name, "kind": kind, "n": len(right), "mean": share, "low": low, "high": high}
-
-
-def unknown_share(given: GivenLabels) -> UnknownShare:
-    """Returns the share of texts of no label, with Wilson's interval."""
-    unknown = len(given.unknown_sample)
-    n = len(given.sample) + unknown
-    low, high = interval(unknown / max(n, 1), n)
-    return {"n": n, "unknown": unknown, "low": low, "high": high}
 
 
 def right_texts(inputs: EstimateInputs) -> RightTexts:

@@ -285,8 +285,8 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Estima
     largest = float(weigh.largest_sums(weights, label_sets.predicted(answers.labels, combined)).sum())
     if not label_sets.all_differ:
         weights = label_sets.divided(weights, combined, fitted)
-        estimated = label_sets.divided_shares(estimated, weights)
-    if "separation" in facts:  # the mixture has shares of its own
+        estimated = None if estimated is None else label_sets.divided_shares(estimated, weights)
+    if estimated is not None:
         facts["shares"] = dict(zip(load.label_space(run).columns, estimated.round(4).tolist(), strict=True))
     kinds = [label_sets.by_teacher(kind) for kind in kinds]
     return Estimate(Weighed(weights, kinds, answers.labels, spaces), largest, largest_evidence)

@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from amalgam.data.arrays import Array
 from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import pl
 from amalgam.data.parquet import matrix
@@ -34,9 +35,6 @@ from amalgam.stages.target_methods import (
     WeightedSum,
     target_method,
 )
-
-if TYPE_CHECKING:
-    from amalgam.data.arrays import Array
 
 BLOCK_TEXTS = 4096
 

@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from amalgam.data.arrays import softmax
+from amalgam.data.arrays import Array, softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import SIMILARITIES, arrow_schema, parquet_options
 from amalgam.data.tokens import TokenRows
@@ -30,7 +30,6 @@ from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report.blocks import Scores
 
 if TYPE_CHECKING:
-    from amalgam.data.arrays import Array
     from amalgam.stages.common.inference.states import Encoder
 
 GROUP_TEXTS = 4096
@@ -191,10 +190,10 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     seconds, letters = time.perf_counter() - began, np.array([sum(map(len, text)) for text in texts], np.int64)
     if inputs.student is not None and inputs.unknown_label is not None:
         _, unknown_scores = inputs.student.logits_and_scores(fields(unknown))
-    rows, picked = first + np.flatnonzero(kept), np.full(len(gold), ORDINARY, np.int8)
-    if inputs.picked:
-        picked[:] = [inputs.picked.get(key, ORDINARY) for key in table.column("key").to_pylist()]
-    return TestAnswers(rows, gold, own, systems, letters, seconds, scores, unknown_scores, picked)
+    picked = np.array([inputs.picked.get(key, ORDINARY) for key in table.column("key").to_pylist()], np.int8)
+    return TestAnswers(
+        first + np.flatnonzero(kept), gold, own, systems, letters, seconds, scores, unknown_scores, picked
+    )
 
 
 def teacher_logits(

@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from amalgam.data.arrays import softmax
+from amalgam.data.arrays import Array, softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import key_array, key_list, matrix
 from amalgam.pipeline.config.schema import Corpus
@@ -33,9 +33,6 @@ from amalgam.stages.report.evaluation import ensemble, teacher_logits
 from amalgam.stages.report.quality import coverage, first_buckets, rows_at
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
 from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
-
-if TYPE_CHECKING:
-    from amalgam.data.arrays import Array
 
 MOST_HELD_OUT = 1_000
 """Most held-out texts among those that the student predicts."""

@@ -11,15 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import accumulate, combinations, islice, permutations
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from amalgam.data.arrays import Array
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.storage.store import Store
+from amalgam.stages.build_targets.stage import TargetFacts
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.common.given_labels import HARD, ORDINARY
 from amalgam.stages.common.intervals import interval_of_auroc
@@ -27,10 +28,6 @@ from amalgam.stages.report import blocks
 from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
 from amalgam.stages.report.evaluation import EvaluationInputs, Predictions, TestAnswers, calibration_bin, gold_indices
 from amalgam.stages.report.verdict_types import Coverage, Kind, RivalCounts, Threshold
-
-if TYPE_CHECKING:
-    from amalgam.data.arrays import Array
-    from amalgam.stages.build_targets.stage import TargetFacts
 
 MOST_ERRORS, MOST_PAIRS, MOST_DISPUTED = 12, 15, 12
 
@@ -134,17 +131,16 @@ def rival_counts(answers: TestAnswers, labels: LabelSpace, system: str) -> list[
     kinds: dict[str, Kind] = {"ensemble": "ensemble", "zero-shot": "zero-shot"}
     if len(answers.own) > 1:  # the ensemble of a single teacher is this teacher
         kinds |= {f"{TEACHER}{name}": "teacher" for name in answers.own}
-    everywhere = np.ones(len(gold), dtype=bool)
     counts = [
-        _rival(name.removeprefix(TEACHER), kind, right, answers.systems[name].label == gold, everywhere)
+        _rival(name.removeprefix(TEACHER), kind, right, answers.systems[name].label == gold)
         for name, kind in kinds.items()
         if name in answers.systems and name != system
     ]
     for name, own in answers.own.items() if len(answers.own) > 1 else ():
         inside = np.isin(gold, labels.columns[name])
-        counts.append(_rival(name, "teacher on its own labels", right, own == gold, inside))
+        counts.append(_rival(name, "teacher on its own labels", right[inside], (own == gold)[inside]))
     frequent = int(np.bincount(gold).argmax())
-    counts.append(_rival(labels.names[frequent], "most frequent label", right, gold == frequent, everywhere))
+    counts.append(_rival(labels.names[frequent], "most frequent label", right, gold == frequent))
     return counts
 
 
@@ -161,12 +157,12 @@ def rivals_of_selected(answers: TestAnswers, labels: LabelSpace, system: str) ->
     return [*ensemble, *(rival for rival in counts[1] if rival["kind"] != "ensemble")]
 
 
-def _rival(name: str, kind: Kind, right: Array, rival_right: Array, inside: Array) -> RivalCounts:
-    ours, theirs = right[inside], rival_right[inside]
+def _rival(name: str, kind: Kind, ours: Array, theirs: Array) -> RivalCounts:
+    """Compares the texts that the reported system and the rival predict right."""
     return {
         "name": name,
         "kind": kind,
-        "n": int(inside.sum()),
+        "n": len(ours),
         "student_right": int(ours.sum()),
         "right": int(theirs.sum()),
         "gained": int((ours & ~theirs).sum()),
@@ -194,13 +190,13 @@ def by_length(letters: Array, right: Array) -> list[blocks.LengthGroup]:
     group = np.searchsorted(edges, letters)
     rows: list[blocks.LengthGroup] = [
         {
-            "low": int(letters[group == index].min()),
-            "high": int(letters[group == index].max()),
-            "n": int((group == index).sum()),
-            "right": int(right[group == index].sum()),
+            "low": int(letters[inside].min()),
+            "high": int(letters[inside].max()),
+            "n": int(inside.sum()),
+            "right": int(right[inside].sum()),
         }
         for index in range(len(edges) + 1)
-        if (group == index).any()
+        if (inside := group == index).any()
     ]
     return rows if len(rows) > 1 else []
 
@@ -241,12 +237,7 @@ def confused_pairs(confusion: Array, names: tuple[str, ...]) -> blocks.Confusion
     order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
     pairs = [divmod(int(place), len(names)) for place in order if wrong.flat[place]]
     rows: list[blocks.ConfusedPair] = [
-        {
-            "gold": names[gold],
-            "predicted": names[label],
-            "n": int(wrong[gold, label]),
-            "of": int(confusion[gold].sum()),
-        }
+        {"gold": names[gold], "predicted": names[label], "n": int(wrong[gold, label]), "of": int(confusion[gold].sum())}
         for gold, label in pairs
     ]
     return {"of": int((wrong > 0).sum()), "pairs": rows}

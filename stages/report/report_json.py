@@ -21,18 +21,9 @@ from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.methods import method_name
 from amalgam.stages.read_corpus.stage import train_needs_label
-from amalgam.stages.report import blocks
+from amalgam.stages.report import blocks, students
 from amalgam.stages.report.causes import MANY_WRONG
 from amalgam.stages.report.next_step import free_student
-from amalgam.stages.report.students import (
-    OtherStudent,
-    best_supervised,
-    changed_settings,
-    named_students,
-    other_students,
-    student_rivals,
-    temperature_sweep,
-)
 from amalgam.stages.report.verdict import verdict
 from amalgam.stages.report.verdict_types import LearnedTexts, VerdictInputs
 from amalgam.stages.report.verdict_words import estimate_sentence, tested_on
@@ -97,7 +88,10 @@ def report_json(
 ) -> blocks.ReportJson:
     fingerprint, manifest = inputs.results["report"]
     test, picked = (manifest.identity["inputs"].get(name) for name in ("test", "picked"))
-    students = list(other_students(inputs.store, test, picked)) if test else []
+    measured = list(students.other_students(inputs.store, test, picked)) if test else []
+    n = evaluation["n"] if evaluation else 0
+    others = students.named_students(measured, inputs.fingerprint("train-student"), inputs.names, n)
+    ours = next((student for student in measured if student.scores["fingerprint"] == fingerprint), None)
     record = inputs.store.record(inputs.store.folder("report", fingerprint) / "report.json")
     history = record.made if record else {}
     counts = [row["n"] for row in findings["student_quality"]["classes"]] if findings["student_quality"] else []
@@ -112,9 +106,9 @@ def report_json(
         "student_quality": findings["student_quality"],
         "target_quality": findings["target_quality"],
         "chance": max(counts) / sum(counts) if sum(counts) else None,  # always predicting the most frequent label
-        "supervised": best_supervised(fingerprint, students),
-        "sweep": temperature_sweep(fingerprint, students),
-        "students": [],
+        "supervised": students.best_supervised(fingerprint, measured),
+        "sweep": students.temperature_sweep(fingerprint, measured),
+        "students": [{**student.scores, "name": name, "supervised": student.supervised} for name, student in others],
         "labels": _labels(inputs),
         "data": _data(inputs, findings),
         "stages": list(_stages(inputs, set(history.get("executed", ())))),
@@ -131,12 +125,6 @@ def report_json(
         "label_estimates": findings.get("label_estimates"),
         "notes": [{"stage": stage, "note": note} for stage, notes in inputs.notes.items() for note in notes],
     }
-    n = evaluation["n"] if evaluation else 0
-    others = named_students(students, inputs.fingerprint("train-student"), inputs.names, n)
-    ours = next((student for student in students if student.scores["fingerprint"] == fingerprint), None)
-    numbers["students"] = [
-        {**student.scores, "name": name, "supervised": student.supervised} for name, student in others
-    ]
     numbers["accuracy_losses"] = accuracy_losses(numbers, teachers=len(inputs.labels.columns))
     numbers["summary"] = summary(numbers)
     if numbers["learns"]:
@@ -145,14 +133,14 @@ def report_json(
 
 
 def _remade(
-    inputs: ReportInputs, ours: OtherStudent | None, others: list[tuple[str, OtherStudent]]
+    inputs: ReportInputs, ours: students.OtherStudent | None, others: list[tuple[str, students.OtherStudent]]
 ) -> dict[str, dict[str, Any]]:
     """Returns the overrides that train the students without a folder again, under a free name."""
     names, free = set(inputs.names.values()), free_student("better", inputs.folders)
     remade = {}
     for name, student in others:
         if name not in names:
-            changed = changed_settings(ours, student)
+            changed = students.changed_settings(ours, student)
             remade[name] = {**inputs.overrides, **changed, "student.name": free} if changed else {}
     return remade
 
@@ -160,23 +148,22 @@ def _remade(
 def _verdict_inputs(
     inputs: ReportInputs,
     numbers: blocks.ReportJson,
-    others: list[tuple[str, OtherStudent]],
+    others: list[tuple[str, students.OtherStudent]],
     remade: Mapping[str, Mapping[str, Any]],
 ) -> VerdictInputs:
     quality, losses = numbers["student_quality"], numbers["accuracy_losses"]
     student: StudentFacts = inputs.facts("train-student")
     weights: WeightFacts | None = inputs.facts("weigh-teachers")
-    evaluation, selected = numbers["evaluation"], None
-    if evaluation and "selected" in evaluation:
-        selected = evaluation["selected"]
-    unlabelled = {"corpus.test"} if evaluation is None else set()
-    unlabelled |= set() if inputs.settings.corpus.label else {"corpus.label"}
+    evaluation = numbers["evaluation"]
+    selected = evaluation.get("selected") if evaluation else None
+    missing = {"corpus.test"} if evaluation is None else set()
+    missing |= set() if inputs.settings.corpus.label else {"corpus.label"}
     right = evaluation["n"] - quality["wrong"] if evaluation and quality else 0
     ordinary = evaluation["n"] if evaluation and (not selected or selected["random"]) else 0
-    students = student_rivals(right, quality["right_hex"], others) if quality and ordinary else []
+    other_rivals = students.student_rivals(right, quality["right_hex"], others) if quality and ordinary else []
     return VerdictInputs(
         n=ordinary,
-        rivals=[*quality["rivals"], *students] if quality else (),
+        rivals=[*quality["rivals"], *other_rivals] if quality else (),
         labels=quality["classes"] if quality and ordinary else (),
         unlabelled=numbers["unlabelled"],
         teachers=len(inputs.labels.columns),
@@ -199,7 +186,7 @@ def _verdict_inputs(
         file=inputs.file,
         remade=remade,
         folders=inputs.folders,
-        overrides={field: value for field, value in inputs.overrides.items() if field not in unlabelled},
+        overrides={field: value for field, value in inputs.overrides.items() if field not in missing},
     )
 
 
@@ -219,12 +206,7 @@ def _evaluation_block(evaluation: blocks.Evaluation) -> blocks.EvaluationBlock:
     for scores in systems.values():
         scores.pop("confusion", None)
         scores.pop("label_f1", None)
-    return {
-        **evaluation,
-        "labels": len(evaluation["labels"]),
-        "groups": list(evaluation["groups"]),
-        "systems": systems,
-    }
+    return {**evaluation, "labels": len(evaluation["labels"]), "groups": list(evaluation["groups"]), "systems": systems}
 
 
 def _labels(inputs: ReportInputs) -> blocks.LabelsBlock:

@@ -75,15 +75,29 @@ class Predictions(NamedTuple):
         return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-@dataclass(frozen=True)
-class EvaluationInputs:
-    """Everything that the evaluation reads, resolved from the run by report/stage.py."""
+@dataclass(frozen=True, kw_only=True)
+class TeacherInputs:
+    """The labels and the teachers' cached predictions, resolved from the run by report/stage.py."""
 
     store: Store
-    test: Part
     labels: LabelSpace
     answers: AnswerReader | None
     """Reads the teachers' cached predictions; None without teachers."""
+
+    def teacher_logits(self, buckets: Sequence[Bucket], rows: pa.Table) -> dict[str, Array]:
+        """Returns the cached logits of each teacher on rows of these buckets; empty without teachers."""
+        if self.answers is None:
+            return {}
+        prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", rows.column("key"), pl.Binary)
+        logits = {name: self.answers.logits(name, prefixes, keys) for name in self.labels.columns}
+        return {name: own.to_numpy().astype(np.float64) for name, own in logits.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationInputs(TeacherInputs):
+    """Everything that the evaluation reads."""
+
+    test: Part
     similarities: Path
     system: str
     """The system that the report is about."""
@@ -172,7 +186,7 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     table, gold, similar = table.filter(pa.array(kept)), gold[kept], similar[kept]
     own: dict[str, Array] = {}
     systems: dict[str, Predictions] = {}
-    logits = teacher_logits(inputs.answers, labels, buckets, table)
+    logits = inputs.teacher_logits(buckets, table)
     for name, columns in labels.columns.items():
         own[name] = np.array(columns)[logits[name].argmax(axis=1)]
         # Labels of other teachers get 0, so their NLL is infinite.
@@ -194,16 +208,6 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     return TestAnswers(
         first + np.flatnonzero(kept), gold, own, systems, letters, seconds, scores, unknown_scores, picked
     )
-
-
-def teacher_logits(
-    answers: AnswerReader | None, labels: LabelSpace, buckets: Sequence[Bucket], rows: pa.Table
-) -> dict[str, Array]:
-    """Returns the cached logits of each teacher on rows of these buckets; empty without teachers."""
-    if answers is None:
-        return {}
-    prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", rows.column("key"), pl.Binary)
-    return {name: answers.logits(name, prefixes, keys).to_numpy().astype(np.float64) for name in labels.columns}
 
 
 def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:

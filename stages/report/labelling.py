@@ -22,14 +22,12 @@ from amalgam.data.arrays import Array, softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import key_array, key_list, matrix
 from amalgam.pipeline.config.schema import Corpus
-from amalgam.pipeline.storage.store import Store
-from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.common.given_labels import DIFFER, KEY, RANDOM, free_name, label_column
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.training.batches import held_out_keys
 from amalgam.stages.report import verdict_types as types
-from amalgam.stages.report.evaluation import ensemble, teacher_logits
+from amalgam.stages.report.evaluation import TeacherInputs, ensemble
 from amalgam.stages.report.quality import coverage, first_buckets, rows_at
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
 from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
@@ -49,16 +47,12 @@ SELECTED, MOST_DIFFERING = 200, 100
 NO_COVERAGE: types.Coverage = {"thresholds": [], "curve": []}
 
 
-@dataclass(frozen=True)
-class LabellingInputs:
-    """Everything that is read, resolved from the run by report/stage.py."""
+@dataclass(frozen=True, kw_only=True)
+class LabellingInputs(TeacherInputs):
+    """Everything that the description of the student without test texts reads."""
 
-    store: Store
     train: Part
-    labels: LabelSpace
     student: Classifier
-    answers: AnswerReader | None
-    """Reads the teachers' cached predictions; None without teachers."""
     targets: Iterable[pa.Table] | None
     """One table for each bucket, if a target is a distribution over the labels."""
     held_out: float
@@ -159,7 +153,7 @@ def _sample(inputs: LabellingInputs) -> _Sample:
     apart = np.flatnonzero(is_held_out)[:MOST_HELD_OUT]
     chosen = np.sort(np.concatenate([apart, np.flatnonzero(~is_held_out)[: types.MOST_PREDICTED - len(apart)]]))
     table = rows_at(inputs.store, buckets, chosen.tolist())
-    logits = teacher_logits(inputs.answers, inputs.labels, buckets, table)
+    logits = inputs.teacher_logits(buckets, table)
     return _Sample(
         table,
         is_held_out[chosen],

@@ -69,8 +69,8 @@ def _teacher_causes(inputs: types.VerdictInputs, rivals: Sequence[types.Rival]) 
         absent = [teacher for teacher, own in unpredicted if all(row["expected"] == 0 for row in own)]
         without = {"targets": "no target has a label", "ensemble": "the ensemble predicts no label"}
         if absent:
-            text = f"{without[conditions.reference_of(inputs.unlabelled)]} of {words.listed(absent)}"
-            yield {"code": "teacher-absent", "text": text}
+            reference = inputs.unlabelled["agreement"]["reference"]
+            yield {"code": "teacher-absent", "text": f"{without[reference]} of {words.listed(absent)}"}
     alone = conditions.teachers_alone(rivals)
     if alone and alone["weak"]:
         text = f"the teachers have only {words.ratio(alone['right'], alone['n'])} accuracy on their own labels"
@@ -139,5 +139,4 @@ def _rival_cautions(rivals: Sequence[types.Rival]) -> Iterator[str]:
         if is_better and rival["kind"] == "teacher on its own labels":
             yield f"{difference}. The teacher chooses among its own labels alone, the student among all."
         if rival["kind"] == "teacher on its own labels" and 0 < rival["n"] < conditions.LEAST_OF_LABEL:
-            has = "has" if rival["n"] == 1 else "have"
-            yield f"Only {counted(rival['n'], 'test text')} {has} a label of teacher {rival['name']}."
+            yield f"Only {counted(rival['n'], 'test text', 'has', 'have')} a label of teacher {rival['name']}."

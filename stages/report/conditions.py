@@ -80,21 +80,14 @@ def lost_teachers(rivals: Sequence[types.Rival]) -> list[types.Rival]:
     ]
 
 
-def reference_of(quality: types.UnlabelledQuality) -> types.Reference:
-    """Returns the reference of the student on training texts without gold labels."""
-    return quality["agreement"]["reference"] if quality["agreement"] else "targets"
-
-
 def never_predicted(quality: types.UnlabelledQuality) -> list[str]:
     """Returns the labels that the student never predicts, though LEAST_OF_LABEL texts have them in the reference."""
-    return [
-        row["label"] for row in quality["labels"] if not row["predicted"] and (row["expected"] or 0) >= LEAST_OF_LABEL
-    ]
+    return [row["label"] for row in quality["labels"] if not row["predicted"] and row["expected"] >= LEAST_OF_LABEL]
 
 
 def many_unpredicted(quality: types.UnlabelledQuality) -> bool:
     """Returns whether the labels of `never_predicted` are more than MOST_LOST of the reference's labels or texts."""
-    expected = {row["label"]: row["expected"] or 0 for row in quality["labels"]}
+    expected = {row["label"]: row["expected"] for row in quality["labels"]}
     return _are_many([expected[label] for label in never_predicted(quality)], [*expected.values()], quality["n"])
 
 

@@ -32,7 +32,6 @@ from amalgam.stages.common.deliveries import REPORTS, DeliveryServices, deliver_
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
 from amalgam.stages.methods import method_name
 from amalgam.stages.report.blocks import Conflicts, LengthGroup, ModelSize, ReportJson
-from amalgam.stages.report.conditions import reference_of
 from amalgam.stages.report.figures import coverage_of, figures, spikes
 from amalgam.stages.report.report_json import total_seconds
 from amalgam.stages.report.students import Measures
@@ -232,7 +231,7 @@ def _coverage(numbers: ReportJson) -> Row | None:
     for row in measured["thresholds"]:
         if row["n"] and (not distinct or row["n"] != distinct[-1]["n"]):
             distinct.append(row)
-    outcome = f"with the label of the {reference_of(unlabelled)}" if unlabelled and not quality else "right"
+    outcome = f"with the label of the {unlabelled['agreement']['reference']}" if unlabelled and not quality else "right"
     n, chosen = everything["n"], [row for row in distinct[1:] if row["n"] >= LEAST_ANSWERED]
     sentence = f"{percent(everything['right'] / n)} of all answers are {outcome}."
     if chosen:
@@ -299,8 +298,8 @@ def _shares(unlabelled: UnlabelledQuality | None) -> list[Row]:
         return []
     n, rows = max(unlabelled["n"], 1), list[Row]()
     for row in unlabelled["labels"]:
-        share, reference = row["predicted"] / n, None if row["mass"] is None else row["mass"] / n
-        rows.append({**row, "share": share, "reference": reference, "gap": abs(share - (reference or 0.0))})
+        share, reference = row["predicted"] / n, row["mass"] / n
+        rows.append({**row, "share": share, "reference": reference, "gap": abs(share - reference)})
     return sorted(rows, key=lambda row: (row["predicted"] > 0, -row["gap"], row["label"]))
 
 

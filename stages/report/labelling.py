@@ -44,8 +44,6 @@ LEAST_HELD_OUT = 20
 SELECTED, MOST_DIFFERING = 200, 100
 """Texts to label, and most of them on which student and ensemble differ; the others are random."""
 
-NO_COVERAGE: types.Coverage = {"thresholds": [], "curve": []}
-
 
 @dataclass(frozen=True, kw_only=True)
 class LabellingInputs(TeacherInputs):
@@ -71,16 +69,12 @@ class _Sample:
 
     table: pa.Table
     held_out: Array
-    target: Array | None
-    """Distribution over the labels."""
+    reference: Array
+    """Targets, or the ensemble if targets are no distributions over the labels [texts, labels]."""
+    reference_name: types.Reference
     ensemble: Array | None
     student: Array
     weighed: WeighedTexts | None
-
-    @property
-    def reference(self) -> Array | None:
-        """Returns the targets, or the ensemble if targets are no distributions over the labels."""
-        return self.ensemble if self.target is None else self.target
 
 
 def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality, str]:
@@ -89,30 +83,25 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality
     keys = key_list(key_array(sample.table.column("key")))
     labelled = {row for row, key in enumerate(keys) if key in inputs.labelled}
     predicted, chosen = sample.student.argmax(axis=1), select(sample.student, sample.ensemble, labelled)
-    same = None if sample.reference is None else predicted == sample.reference.argmax(axis=1)
+    same = predicted == sample.reference.argmax(axis=1)
     has_held_out = sample.held_out.sum() >= LEAST_HELD_OUT
     compared = sample.held_out if has_held_out else np.ones(len(predicted), dtype=bool)
-    confidence = sample.student.max(axis=1)
     quality: types.UnlabelledQuality = {
         "n": len(predicted),
         "held_out": int(sample.held_out.sum()),
-        "agreement": None if same is None else _agreement(sample, same[compared], everything=bool(compared.all())),
+        "agreement": {
+            "reference": sample.reference_name,
+            "texts": "training texts" if compared.all() else "held-out texts",
+            "n": int(compared.sum()),
+            "right": int(same[compared].sum()),
+        },
         "ensemble": None if sample.ensemble is None else int((predicted == sample.ensemble.argmax(axis=1)).sum()),
         "labels": _shares(inputs.labels, predicted, sample),
-        "coverage": coverage(confidence[compared], same[compared]) if same is not None else NO_COVERAGE,
+        "coverage": coverage(sample.student.max(axis=1)[compared], same[compared]),
         "to_label": len(chosen),
         "estimates": _estimates(inputs, sample, predicted),
     }
     return quality, _csv(inputs, sample, chosen)
-
-
-def _agreement(sample: _Sample, same: Array, *, everything: bool) -> types.Agreement:
-    return {
-        "reference": "ensemble" if sample.target is None else "targets",
-        "texts": "training texts" if everything else "held-out texts",
-        "n": len(same),
-        "right": int(same.sum()),
-    }
 
 
 def _estimates(inputs: LabellingInputs, sample: _Sample, predicted: Array) -> types.WeightEstimates | None:
@@ -123,17 +112,15 @@ def _estimates(inputs: LabellingInputs, sample: _Sample, predicted: Array) -> ty
 
 
 def _shares(labels: LabelSpace, predicted: Array, sample: _Sample) -> list[types.LabelShare]:
-    reference = sample.reference
     counts = partial(np.bincount, minlength=len(labels.names))
-    first = None if reference is None else counts(reference.argmax(axis=1)).tolist()
-    mass = None if reference is None else reference.sum(axis=0).tolist()
+    first, mass = counts(sample.reference.argmax(axis=1)).tolist(), sample.reference.sum(axis=0).tolist()
     ensemble = None if sample.ensemble is None else counts(sample.ensemble.argmax(axis=1)).tolist()
     return [
         {
             "label": name,
             "predicted": int((predicted == place).sum()),
-            "expected": first and first[place],
-            "mass": mass and mass[place],
+            "expected": first[place],
+            "mass": mass[place],
             "ensemble": ensemble and ensemble[place],
             "teachers": teachers,
         }
@@ -154,11 +141,16 @@ def _sample(inputs: LabellingInputs) -> _Sample:
     chosen = np.sort(np.concatenate([apart, np.flatnonzero(~is_held_out)[: types.MOST_PREDICTED - len(apart)]]))
     table = rows_at(inputs.store, buckets, chosen.tolist())
     logits = inputs.teacher_logits(buckets, table)
+    of_ensemble = ensemble(logits, inputs.labels) if logits else None
+    reference = matrix(pa.concat_tables(targets).column("target"))[chosen] if targets else of_ensemble
+    if reference is None:
+        raise AssertionError("without teachers, targets are distributions over the labels")
     return _Sample(
         table,
         is_held_out[chosen],
-        matrix(pa.concat_tables(targets).column("target"))[chosen] if targets else None,
-        ensemble(logits, inputs.labels) if logits else None,
+        reference,
+        "targets" if targets else "ensemble",
+        of_ensemble,
         softmax(inputs.student.logits(fields(table))),
         _weighed(inputs, buckets, table, chosen, is_held_out[chosen]),
     )

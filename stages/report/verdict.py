@@ -119,13 +119,11 @@ def _decided(
     inputs: types.VerdictInputs, rivals: Sequence[types.Rival]
 ) -> tuple[types.Decision, list[str], int | None]:
     """Compares the student with the baseline: the decision, its reason, and the texts that would decide."""
-    by_kind = {rival["kind"]: rival for rival in rivals}
-    baseline = next((by_kind[kind] for kind in BASELINES if kind in by_kind), None)
-    untested = conditions.untested_teachers(rivals)
     if inputs.n < conditions.LEAST_TEXTS:
         return "cannot say", [_too_few_sentence(inputs)], None
-    if baseline is None:
-        return "cannot say", ["There is nothing to compare the student with."], None
+    by_kind = {rival["kind"]: rival for rival in rivals}
+    baseline = next(by_kind[kind] for kind in BASELINES if kind in by_kind)  # of test texts the last one always exists
+    untested = conditions.untested_teachers(rivals)
     if untested:
         return "cannot say", [f"No test text has a label of {words.teachers_named(untested)}."], None
     if baseline["student_is"] == "better":
@@ -143,9 +141,8 @@ def _decided(
 
 def _too_few_sentence(inputs: types.VerdictInputs) -> str:
     random = "random " if inputs.selected else ""
-    are = "is" if inputs.n == 1 else "are"
-    texts = counted(inputs.n, f"{random}labelled test text")
-    return f"{texts} {are} too few: a verdict needs at least {conditions.LEAST_TEXTS}."
+    texts = counted(inputs.n, f"{random}labelled test text", "is", "are")
+    return f"{texts} too few: a verdict needs at least {conditions.LEAST_TEXTS}."
 
 
 # ---- do not ship
@@ -233,7 +230,7 @@ def _without_labels(inputs: types.VerdictInputs) -> types.Verdict:
         (faults if inputs.by_labels["random"] else cautions).extend([worse] if worse else [])
     if quality:
         faults += _unlabelled_faults(quality)
-        reasons += [*_agreement(quality), *_shares(quality)]
+        reasons += [_agreement(quality), *_shares(quality)]
         cautions += [] if conditions.many_unpredicted(quality) else _unpredicted(quality)
         both = "Agreement and estimates are" if quality["estimates"] else "Agreement is"
         cautions.append(f"{both} no accuracy: the student repeats the teachers' errors too.")
@@ -266,15 +263,15 @@ def _unlabelled_faults(quality: types.UnlabelledQuality) -> Iterator[str]:
         yield from _unpredicted(quality)
     yield from _lost_without_labels(quality)
     yield from _below_ensemble(quality)
-    if agreement and interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])[1] < LEAST_AGREEMENT:
-        missed = ["The student did not learn its targets."] if conditions.reference_of(quality) == "targets" else []
-        yield " ".join([*missed, *_agreement(quality)])
+    if interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])[1] < LEAST_AGREEMENT:
+        missed = ["The student did not learn its targets."] if agreement["reference"] == "targets" else []
+        yield " ".join([*missed, _agreement(quality)])
 
 
 def _unpredicted(quality: types.UnlabelledQuality) -> Iterator[str]:
     missing = conditions.never_predicted(quality)
     if missing:
-        count, though = counted(len(missing), "label", "is", "are"), HAVE[conditions.reference_of(quality)]
+        count, though = counted(len(missing), "label", "is", "are"), HAVE[quality["agreement"]["reference"]]
         them = "it" if len(missing) == 1 else "them"
         yield f"{count} never predicted, though {though} {them}: {words.listed(missing)}."
 
@@ -300,30 +297,28 @@ def _below_ensemble(quality: types.UnlabelledQuality) -> Iterator[str]:
         )
 
 
-def _agreement(quality: types.UnlabelledQuality) -> Iterator[str]:
+def _agreement(quality: types.UnlabelledQuality) -> str:
     agreement = quality["agreement"]
-    if agreement:
-        right, n = agreement["right"], agreement["n"]
-        yield (
-            f"The student agrees with the {agreement['reference']} on {words.ratio(right, n)} of "
-            f"{counted(n, agreement['texts'].removesuffix('s'))} "
-            f"(95 % interval {bounds(*interval(right / max(n, 1), n))})."
-        )
+    right, n = agreement["right"], agreement["n"]
+    return (
+        f"The student agrees with the {agreement['reference']} on {words.ratio(right, n)} of "
+        f"{counted(n, agreement['texts'].removesuffix('s'))} (95 % interval {bounds(*interval(right / max(n, 1), n))})."
+    )
 
 
 def _shares(quality: types.UnlabelledQuality) -> Iterator[str]:
     """Yields the labels that neither reference nor student have, and the label with the largest difference."""
-    n, labels, reference = quality["n"], quality["labels"], conditions.reference_of(quality)
+    n, labels, reference = quality["n"], quality["labels"], quality["agreement"]["reference"]
     absent = [row["label"] for row in labels if not row["predicted"] and row["expected"] == 0]
     if absent:
         count = counted(len(absent), "label")
         yield f"Neither {reference} nor student have {count}: {words.listed(absent)}."
-    gaps = [(abs(row["predicted"] - row["expected"]), row) for row in labels if row["expected"] is not None]
+    gaps = [(abs(row["predicted"] - row["expected"]), row) for row in labels]
     gap, row = max(gaps, key=lambda entry: entry[0], default=(0, None))
     if row and gap >= SHARE_GAP * n:
         yield (
             f"The student predicts {row['label']} on {words.ratio(row['predicted'], n)} of the texts; "
-            f"{HAVE[reference]} it on {words.ratio(row['expected'] or 0, n)}."
+            f"{HAVE[reference]} it on {words.ratio(row['expected'], n)}."
         )
 
 

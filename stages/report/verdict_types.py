@@ -120,9 +120,9 @@ class LabelShare(TypedDict):
 
     label: str
     predicted: int
-    expected: int | None
+    expected: int
     """Texts whose reference has the label first."""
-    mass: float | None
+    mass: float
     """Sum of the label's probabilities in the reference."""
     ensemble: int | None
     """Texts whose ensemble has the label first."""
@@ -162,7 +162,7 @@ class UnlabelledQuality(TypedDict):
     n: int
     held_out: int
     """Texts that the student was not trained on."""
-    agreement: Agreement | None
+    agreement: Agreement
     ensemble: int | None
     """Texts on which the ensemble has the same label."""
     labels: list[LabelShare]

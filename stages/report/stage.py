@@ -47,7 +47,6 @@ from amalgam.stages.train_student.stage import automatic_schedule, held_out_shar
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
-    from amalgam.stages.cache_teachers.sample import PassAudit
     from amalgam.stages.common.cached.read import AnswerReader
     from amalgam.stages.common.inference.batches import Classifier
     from amalgam.stages.report.audit import AuditInputs
@@ -551,11 +550,5 @@ def _audit_inputs(run: Run) -> AuditInputs:
         store=run.store,
         read_predictions=read_predictions,
         given=given.by_key if (given := load.given_labels(run)) else (),
-        passes=_pass_audit(run),
+        passes=run.result("cache-teachers").facts.get("audit") if load.teachers_of(run) else None,
     )
-
-
-def _pass_audit(run: Run) -> PassAudit | None:
-    """Returns the counts on sampled texts, which ran passes that the others did not; None without a sample."""
-    audit: PassAudit | None = run.result("cache-teachers").facts.get("audit") if load.teachers_of(run) else None
-    return audit

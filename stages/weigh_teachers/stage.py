@@ -144,15 +144,16 @@ class WeighTeachers(Stage):
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         block: Block = unit.payload
-        texts, check = Texts.of(run, block), WeightFacts(notes=[])
-        fitted = _fitted(run, unit.folder) if block.start else Fitted()
-        weighed, largest, evidence = _weigh(run, texts, fitted, check)
-        weights, labelled, apart = weighed.weights, _labelled(run, texts.keys), None
+        is_first = not block.start
+        texts, checks = Texts.of(run, block), WeightFacts(notes=[])
+        fitted = Fitted() if is_first else _fitted(run, unit.folder)
+        weighed, largest, evidence = _weigh(run, texts, fitted, checks)
+        weights, labelled, labelled_weights = weighed.weights, _labelled(run, texts.keys), None
         if labelled is not None:
-            if block.start:
-                weights = _corrected(weighed, fitted.part("labels"))
+            if is_first:
+                weights, labelled_weights = _fit_labels(run, texts, weighed, labelled, fitted, checks)
             else:
-                weights, apart = _fit_labels(run, texts, weighed, labelled, fitted, check)
+                weights = _corrected(weighed, fitted.part("labels"))
             weights = with_known(weights, labelled.rows, labelled.has_label)
         facts = BlockFacts(
             texts=len(weights),
@@ -161,16 +162,16 @@ class WeighTeachers(Stage):
             moved=int((weights.argmax(axis=1) != weighed.weights.argmax(axis=1)).sum()),
             unclear=0 if evidence is None else int((evidence < UNCLEAR).sum()),
         )
-        if not block.start:
-            check["notes"] += list(_notes_on_labels(run, weighed.predicted))
-            facts["fit"] = {**check, "fitted": len(weights)}
+        if is_first:
+            checks["notes"] += list(_notes_on_labels(run, weighed.predicted))
+            facts["fit"] = {**checks, "fitted": len(weights)}
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             column = pa.nulls(len(weights), "float32") if evidence is None else evidence.astype(np.float32)
             columns = {"key": texts.keys, "weight": weights.astype(np.float32), "evidence": column}
             write_table(build_table(WEIGHTS, columns), draft.folder / "weights.parquet")
-            if apart is not None:
-                write_table(apart, draft.folder / LABELLED)
-            if not block.start and len(_blocks(run)) > 1:
+            if labelled_weights is not None:
+                write_table(labelled_weights, draft.folder / LABELLED)
+            if is_first and len(_blocks(run)) > 1:
                 fitted.save(draft.folder / "fitted.safetensors")
             draft.facts = facts
 

@@ -166,10 +166,7 @@ def _of(count: int, texts: str) -> str:
 
 def label_effect(before: Run, after: Run) -> LabelEffect:
     """Compares the targets of a run without labels, or with the earlier ones, and of one with them."""
-    given = given_labels(after)
-    if given is None:
-        raise AssertionError("the second run has labels")
-    earlier = given_labels(before) or GivenLabels({})
+    earlier, given = (given_labels(run) or GivenLabels({}) for run in (before, after))
     old, new = _targets(before, given), _targets(after, given)
     compared, over_union = not old.teachers.null_count(), target_facts(after)["objective"] == "kl"
     added = {key: label for key, label in given.by_key.items() if key not in earlier.by_key}

@@ -23,7 +23,8 @@ from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.deliveries import REPORTS, delivered_students
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores
-from amalgam.stages.report.html import place_of, publish, render
+from amalgam.stages.report.html import render
+from amalgam.stages.report.publish import place_of, publish
 from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost, rival_names
 from amalgam.stages.report.tables import measure, print_evaluation, share

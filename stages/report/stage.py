@@ -36,7 +36,8 @@ from amalgam.stages.methods import method_name
 from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Selected, StudentQuality, TeacherCost
-from amalgam.stages.report.html import check_page, page, page_name, place_of, publish, publish_texts
+from amalgam.stages.report.html import page
+from amalgam.stages.report.publish import check_page, page_name, place_of, publish, publish_texts
 from amalgam.stages.report.report_json import MEASURES, ReportInputs, learned_texts, report_json, teacher_costs
 from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
@@ -221,8 +222,8 @@ class Report(Stage):
             run.console.say(
                 publish_texts(run.base, name + types.TO_LABEL, run.store.verified_path(to_label).read_bytes())
             )
-        mark = run.fingerprint(self.name), load.delivery_services(run)
-        run.console.say(f"report{place_of(run.base)}: {publish(run.base, name, page(numbers), numbers, *mark)}")
+        path = publish(run.base, name, page(numbers), numbers, load.delivery_services(run))
+        run.console.say(f"report{place_of(run.base)}: {path}")
 
     def describe(self, manifest: Record) -> str:
         return str(manifest.facts["method"])

@@ -24,9 +24,9 @@ from amalgam.stages.common.cached.load import answer_reader
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.given_labels import KEY, RANDOM, GivenLabels, free_name, label_column, why_column
 from amalgam.stages.common.load import given_labels, label_space, part_of, picked_at_random, train_part
-from amalgam.stages.report.stage import estimate_inputs, unknown_share
-from amalgam.stages.report.verdict_types import SystemEstimate, UnknownShare
-from amalgam.stages.report.verdict_words import unknown_share_line
+from amalgam.stages.report.stage import estimate_inputs, share_of_unknown
+from amalgam.stages.report.verdict_types import ShareOfUnknown, SystemEstimate
+from amalgam.stages.report.verdict_words import share_of_unknown_line
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers.stage import keys_of
 
@@ -124,7 +124,7 @@ class LabelEffect:
     """The changes of the targets by labels."""
 
     labels: int
-    unknown: UnknownShare | None
+    unknown: ShareOfUnknown | None
     """Labelled texts of no label; None without `corpus.unknown` in the experiment."""
     empty: int
     """Rows of the file without a label."""
@@ -147,7 +147,7 @@ class LabelEffect:
 
     def lines(self) -> list[str]:
         labels = counted(self.labels, "label") + (f", {counted(self.empty, 'row')} without one" if self.empty else "")
-        unknown = unknown_share_line(self.unknown) if self.unknown else ""
+        unknown = share_of_unknown_line(self.unknown) if self.unknown else ""
         labels += f"; the experiment has {counted(self.earlier, 'earlier label')}" if self.earlier else ""
         new = self.labels - self.earlier + self.dropped
         texts = "the labelled texts" if not self.earlier else f"the {counted(new, 'newly labelled text')}"
@@ -173,7 +173,7 @@ def label_effect(before: Run, after: Run) -> LabelEffect:
     right = _right(after, old, added) if over_union else None
     return LabelEffect(
         labels=len(given.by_key),
-        unknown=unknown_share(after, given),
+        unknown=share_of_unknown(after, given),
         empty=given.empty,
         earlier=len(earlier.by_key),
         dropped=len(earlier.by_key.keys() - given.by_key.keys()),

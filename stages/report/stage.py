@@ -335,7 +335,7 @@ def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEs
         "n": len(gold),
         "labels": len(given.by_key),
         "empty": given.empty,
-        "unknown": unknown_share(run, given),
+        "unknown": share_of_unknown(run, given),
         "random": load.picked_at_random(run),
         "weights": target_method(run.experiment.targets).weighs_together,
         "systems": list(right.systems()),
@@ -344,7 +344,7 @@ def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEs
     }
 
 
-def unknown_share(run: Run, given: GivenLabels) -> types.UnknownShare | None:
+def share_of_unknown(run: Run, given: GivenLabels) -> types.ShareOfUnknown | None:
     """Returns the share of training texts of no label; None without `corpus.unknown`, which marks such texts."""
     if not run.experiment.corpus.unknown:
         return None

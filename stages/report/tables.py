@@ -11,7 +11,7 @@ from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.intervals import bounds, nats, percent, points
 from amalgam.stages.report import blocks
 from amalgam.stages.report.verdict_types import LabelEstimates, SystemEstimate
-from amalgam.stages.report.verdict_words import unknown_share_line
+from amalgam.stages.report.verdict_words import share_of_unknown_line
 
 Score = Literal["accuracy", "macro_f1", "nll_nats", "ece"]
 SCORES: tuple[Score, ...] = ("accuracy", "macro_f1", "nll_nats", "ece")
@@ -58,7 +58,7 @@ def estimate_line(estimates: LabelEstimates) -> str:
     picked = "picked at random" if estimates["random"] else "a random sample only if you picked them at random"
     have = "has no label and may be a harder one" if estimates["empty"] == 1 else "have no label and may be harder ones"
     empty = f"; {estimates['empty']:,} more {have}" if estimates["empty"] else ""
-    unknown = f"; {unknown_share_line(estimates['unknown'])}" if estimates["unknown"] else ""
+    unknown = f"; {share_of_unknown_line(estimates['unknown'])}" if estimates["unknown"] else ""
     return f"{count}, {picked}{empty}{unknown}"
 
 

@@ -174,7 +174,7 @@ class UnlabelledQuality(TypedDict):
     """None if the weights of the teachers are not those of the default method, or labels chose them."""
 
 
-class UnknownShare(TypedDict):
+class ShareOfUnknown(TypedDict):
     """The share of training texts of no label, by n random labelled texts."""
 
     n: int
@@ -192,7 +192,7 @@ class LabelEstimates(TypedDict):
     """All labels in `labels` of the experiment."""
     empty: int
     """Rows of the file without a label."""
-    unknown: UnknownShare | None
+    unknown: ShareOfUnknown | None
     """None without `corpus.unknown` in the experiment."""
     random: bool
     """Whether the texts are known to be a random sample of the training texts."""

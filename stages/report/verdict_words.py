@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.report import verdict_types as types
+from amalgam.stages.report.blocks import EvaluatedSystems
 from amalgam.stages.report.conditions import LEAST_OF_LABEL, untested_teachers
-
-if TYPE_CHECKING:
-    from amalgam.stages.report.blocks import EvaluatedSystems
 
 SHOWN = 5
 """Most names in a sentence."""
@@ -121,11 +118,11 @@ def estimate_sentence(estimates: types.LabelEstimates) -> str:
         f"{percent(student['mean'])} accuracy (95 % interval {bounds(student['low'], student['high'])})"
     )
     condition = "" if estimates["random"] else " This holds if they are a random sample of the training texts."
-    unknown = f" {unknown_share_line(estimates['unknown'])}." if estimates["unknown"] else ""
+    unknown = f" {share_of_unknown_line(estimates['unknown'])}." if estimates["unknown"] else ""
     return f"{sentence}{f'; {also}' if also else ''}.{condition}{unknown}"
 
 
-def unknown_share_line(share: types.UnknownShare) -> str:
+def share_of_unknown_line(share: types.ShareOfUnknown) -> str:
     """Returns the share of training texts of no label."""
     of = f"{share['unknown']:,} of {share['n']:,} texts {'fits' if share['unknown'] == 1 else 'fit'} no label"
     return f"{of}: {ratio(share['unknown'], share['n'])} ({bounds(share['low'], share['high'])})"

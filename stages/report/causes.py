@@ -71,9 +71,9 @@ def _teacher_causes(inputs: types.VerdictInputs, rivals: Sequence[types.Rival]) 
         if absent:
             reference = inputs.unlabelled["agreement"]["reference"]
             yield {"code": "teacher-absent", "text": f"{without[reference]} of {words.listed(absent)}"}
-    alone = conditions.teachers_alone(rivals)
-    if alone and alone["weak"]:
-        text = f"the teachers have only {words.ratio(alone['right'], alone['n'])} accuracy on their own labels"
+    weak = conditions.weak_teachers(rivals)
+    if weak:
+        text = f"the teachers have only {words.ratio(weak['right'], weak['n'])} accuracy on their own labels"
         yield {"code": "teachers-weak", "text": text}
     if inputs.weights_unused:
         text = "the evidence for a choice of teachers was dropped"

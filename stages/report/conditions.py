@@ -44,20 +44,12 @@ def _are_many(lost: Sequence[int], labels: Sequence[int], texts: int) -> bool:
     return len(lost) > MOST_LOST * sum(n > 0 for n in labels) or sum(lost) > MOST_LOST * texts
 
 
-class TeachersAlone(types.Answered):
-    """The teachers together, each on the texts with its own labels."""
-
-    weak: bool
-
-
-def teachers_alone(rivals: Sequence[types.Rival]) -> TeachersAlone | None:
-    """Returns the teachers' accuracy on their own labels; of a single teacher it is that of the ensemble."""
+def weak_teachers(rivals: Sequence[types.Rival]) -> types.Answered | None:
+    """Returns the teachers' accuracy on their own labels if they are weak; of a single teacher it is the ensemble's."""
     own = [rival for rival in rivals if rival["kind"] == "teacher on its own labels"]
     own = own or [rival for rival in rivals if rival["kind"] == "ensemble" and not rival.get("selected")]
     n, right = sum(rival["n"] for rival in own), sum(rival["right"] for rival in own)
-    if not n:
-        return None
-    return {"n": n, "right": right, "weak": interval(right / n, n)[1] < WEAK_TEACHERS}
+    return {"n": n, "right": right} if n and interval(right / n, n)[1] < WEAK_TEACHERS else None
 
 
 def most_frequent(rivals: Sequence[types.Rival]) -> types.Rival | None:

@@ -211,8 +211,8 @@ def _useless(rivals: Sequence[types.Rival]) -> Iterator[str]:
         much = "little" if frequent["student_is"] == "better" else "no"
         yield f"The student is {much} better than {words.name_of(frequent)} ({words.figures_of(frequent)})."
     low, high = interval(right / n, n)
-    teachers = conditions.teachers_alone(rivals)
-    if teachers and teachers["weak"] and high < LEAST_ACCURACY:
+    teachers = conditions.weak_teachers(rivals)
+    if teachers and high < LEAST_ACCURACY:
         yield (
             f"The student has only {words.ratio(right, n)} accuracy (95 % interval {bounds(low, high)}). "
             f"The teachers have only {words.ratio(teachers['right'], teachers['n'])} accuracy on their own labels."

@@ -10,9 +10,31 @@ from typing import Any, Literal, NotRequired, TypedDict
 from amalgam.stages.build_targets.stage import TargetSummary
 from amalgam.stages.cache_teachers.sample import PassAudit
 from amalgam.stages.report import verdict_types as types
-from amalgam.stages.report.students import Measures, StudentScores, SweepPoint
 
 # ---- the evaluation
+
+
+class Measures(TypedDict):
+    n: int
+    accuracy: float
+    macro_f1: float
+    nll_nats: float | None
+    nll_infinite: NotRequired[int]
+    """Texts whose gold label has probability 0."""
+    ece: float | None
+
+
+class StudentScores(Measures):
+    """The scores of a report, as its manifest has them: without `nll_infinite`."""
+
+    fingerprint: str
+    method: str
+
+
+class SweepPoint(StudentScores):
+    temperature: float
+    ours: bool
+    """Whether it is the student of the page."""
 
 
 class Scores(Measures):

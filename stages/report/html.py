@@ -19,10 +19,9 @@ from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import duration, printable, size
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
-from amalgam.stages.report.blocks import Conflicts, LengthGroup, ModelSize, ReportJson
+from amalgam.stages.report.blocks import Conflicts, LengthGroup, Measures, ModelSize, ReportJson
 from amalgam.stages.report.figures import coverage_of, figures, spikes
 from amalgam.stages.report.report_json import total_seconds
-from amalgam.stages.report.students import Measures
 from amalgam.stages.report.tables import advice, estimate_line, system_name, unknown_line
 from amalgam.stages.report.verdict_types import Threshold, UnlabelledQuality
 

@@ -29,7 +29,7 @@ from amalgam.benchmarks.estimates import ridge
 from amalgam.benchmarks.protocol import row, show
 from amalgam.benchmarks.uncertain_texts import Candidates, pick
 from amalgam.stages.report.label_estimates import RightTexts
-from amalgam.stages.weigh_teachers.few_labels import Corrected, Labelled, with_known
+from amalgam.stages.weigh_teachers.few_labels import Corrected, with_known
 from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, fit_labels
 
 if TYPE_CHECKING:
@@ -94,11 +94,11 @@ def measure(setting: Setting, counts: Sequence[int], draws: int) -> Iterator[Mea
 def _figures(  # noqa: PLR0913 - a draw
     setting: Setting, weights: Array, rows: Array, unlabelled: Array, draw: int, *, random: bool
 ) -> dict[str, float]:
-    evidence, labelled = setting.evidence, Labelled(rows, setting.has_gold[rows])
+    evidence, has_label = setting.evidence, setting.has_gold[rows]
     kinds, gold = list(evidence.kinds.values()), setting.gold[rows]
-    texts = PartlyLabelled(weights, kinds, setting.answered, evidence.spaces, rows, labelled.has_label, gold)
+    texts = PartlyLabelled(weights, kinds, setting.answered, evidence.spaces, rows, has_label, gold)
     fit = fit_labels(texts, [], len(setting.labels))
-    after, result = with_known(fit.weights, labelled), fit.result
+    after, result = with_known(fit.weights, rows, has_label), fit.result
     targets = setting.answered[np.arange(len(after)), after.argmax(axis=1)]
     targets[rows] = setting.gold[rows]
     others = np.setdiff1d(np.arange(len(after)), rows)

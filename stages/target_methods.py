@@ -10,16 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypedDict
 
-from amalgam.data.arrays import (
-    Array,
-    columns_of,
-    first_label,
-    side_by_side,
-    softmax_column,
-    top_margin,
-    total,
-    width,
-)
+from amalgam.data.arrays import Array, columns_of, first_label, side_by_side, softmax_column, top_margin, total, width
 from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import np, pl
 from amalgam.pipeline.config.schema import Checks, ExperimentConfig, Targets
@@ -165,9 +156,14 @@ class WeightedSum(TargetMethod):
         raise NotImplementedError
 
     def ranking(self, inputs: TargetInputs, answers: Array | None = None) -> Ranking:
-        """Compares the teachers; `answers` are their first labels, if they are computed already."""
-        given = self.confidence_is_weight or inputs.weights is not None
-        return rank(inputs, _scores(inputs), probabilities=given, answers=answers)
+        """Compares the teachers by the given weights, else by the confidences.
+
+        `answers` are their first labels, if they are computed already.
+        """
+        confidences = side_by_side([one.confidence for one in inputs.predictions])
+        scores = confidences if inputs.weights is None else inputs.weights
+        probabilities = self.confidence_is_weight or inputs.weights is not None
+        return rank(inputs, scores, probabilities=probabilities, answers=answers)
 
     def shares(self, ranking: Ranking, inputs: TargetInputs) -> pl.Series:
         """Returns w_i of each text."""
@@ -405,13 +401,6 @@ def add_up(entries: Iterable[tuple[int, pl.Series]], space: LabelSpace) -> pl.Se
     for label, values in entries:
         columns[label].append(values)
     return side_by_side([total(parts) for parts in columns])
-
-
-def _scores(inputs: TargetInputs) -> pl.Series:
-    """Returns one number for each text and teacher: the given weight, else the confidence."""
-    if inputs.weights is not None:
-        return inputs.weights
-    return side_by_side([one.confidence for one in inputs.predictions])
 
 
 def _cross_entropy(one: TeacherPredictions, gold: pl.Series, own: Sequence[int]) -> pl.Series:

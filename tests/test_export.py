@@ -15,7 +15,7 @@ import pytest
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.app import export_onnx as onnx_export
-from amalgam.stages.app import quantize_onnx
+from amalgam.stages.app import int8
 from amalgam.stages.app.predict import StudentFolder, finished_in
 from amalgam.tests.forking import BARE, Forked
 from amalgam.tests.test_bad_input import assert_three_lines
@@ -203,7 +203,7 @@ def test_the_int8_model_computes_in_int8_and_agrees_with_the_student(exported: W
 
     classifier = finished_in(exported.folder / "students/student").load()
     onnx_export.write_model(classifier, tmp_path / "fp32.onnx")
-    quantize_onnx.write_int8(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
+    int8.write_int8(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
     operators = {node.op_type for node in onnx.load(tmp_path / "int8.onnx").graph.node}
     assert "MatMulInteger" in operators
     options = onnxruntime.SessionOptions()
@@ -219,7 +219,7 @@ def test_the_int8_model_computes_in_int8_and_agrees_with_the_student(exported: W
     assert np.abs(logits - expected).max() < 0.1 * np.abs(expected).max()
 
 
-def int8_facts(before: float | None, after: float | None, same: float) -> quantize_onnx.Int8Facts:
+def int8_facts(before: float | None, after: float | None, same: float) -> int8.Int8Facts:
     return {
         "texts": 500,
         "source": "corpus.test",
@@ -232,7 +232,7 @@ def int8_facts(before: float | None, after: float | None, same: float) -> quanti
 
 
 def test_the_comparison_of_int8_is_in_percent(capsys: pytest.CaptureFixture[str]) -> None:
-    quantize_onnx.show(Console(), int8_facts(0.9, 0.896, 0.97))
+    int8.show(Console(), int8_facts(0.9, 0.896, 0.97))
     assert "97.0 % of 500 texts" in (printed := "".join(capsys.readouterr()))
     assert "90.0 % in fp32, 89.6 % in int8" in printed
 
@@ -240,14 +240,14 @@ def test_the_comparison_of_int8_is_in_percent(capsys: pytest.CaptureFixture[str]
 def test_an_int8_model_that_loses_accuracy_is_refused_without_force(
     exported: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quantize_onnx.check_loss(int8_facts(0.9, 0.896, 0.97), force=False)
-    quantize_onnx.check_loss(int8_facts(None, None, 0.98), force=False)
-    quantize_onnx.check_loss(int8_facts(0.9, 0.5, 0.5), force=True)
+    int8.check_loss(int8_facts(0.9, 0.896, 0.97), force=False)
+    int8.check_loss(int8_facts(None, None, 0.98), force=False)
+    int8.check_loss(int8_facts(0.9, 0.5, 0.5), force=True)
     with pytest.raises(WorkError, match=r"loses 0\.6 points"):
-        quantize_onnx.check_loss(int8_facts(0.9, 0.894, 0.99), force=False)
+        int8.check_loss(int8_facts(0.9, 0.894, 0.99), force=False)
     with pytest.raises(WorkError, match="another label"):
-        quantize_onnx.check_loss(int8_facts(None, None, 0.97), force=False)
-    monkeypatch.setattr(quantize_onnx, "MOST_LOST", -1.0)
+        int8.check_loss(int8_facts(None, None, 0.97), force=False)
+    monkeypatch.setattr(int8, "MOST_LOST", -1.0)
     refused = exported.attempt("export", "--onnx", "--int8", "--out", "refused")
     assert refused.code != 0
     assert_three_lines(refused.err)

@@ -50,7 +50,7 @@ from amalgam.stages.common.given_labels import FROM_CORPUS
 from amalgam.stages.common.load import check_labels, labels_by_teacher
 from amalgam.stages.methods import load_with_methods, method_name
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.html import page_name
+from amalgam.stages.report.publish import page_name
 from amalgam.stages.report.stage import audit
 
 # ---- runs

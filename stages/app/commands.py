@@ -254,30 +254,35 @@ def label(  # noqa: PLR0913 - the options of a command
         fix = f"omit {' and '.join(given)}; for texts after these labels, write {shlex.quote(f'labels={files[0]}')}"
         raise ExperimentError(what, where=f"amalgam label {shlex.quote(files[0])}", fix=fix)
     overrides = [argument for argument in arguments if "=" in argument]
-    console, experiment = _looking(config, overrides)
-    if not files:
-        target = out or config.parent / LABELS_FILE
-        if target.suffix.lower() != ".csv":
-            fix = f"--out {shlex.quote(str(target.parent / f'{target.stem or Path(LABELS_FILE).stem}.csv'))}"
-            raise ExperimentError(f"--out {target} does not end in .csv", where="amalgam label", fix=fix)
-        check_new(target)
-        table = experiment.label(count or NEW_TEXTS, seed=seed or 0)
-        write_labels_file(target, table)
-        command = f"amalgam label {shlex.join([str(target), *overrides])}{file_option(config)}"
-        column = label_column(experiment.config.corpus)
-        earlier = sum(label != "" for label in table[column])
-        texts, labels = table.height - earlier, list(experiment.labels)
-        if as_json:
-            console.json({"file": str(target), "texts": texts, "earlier": earlier, "labels": labels, "next": command})
-            return
-        before = f", after {counted(earlier, 'earlier label')}" if earlier else ""
-        console.result(f"{target}: {counted(texts, 'random text')} to label{before}")
-        unknown = experiment.config.corpus.unknown
-        outside = f", or {shown_name(unknown)} where no label fits" if unknown else ""
-        console.sentence(f"labels: {shown_names(experiment.labels, len(experiment.labels))}{outside}")
-        console.result(f"fill the column {as_yaml(column)}, then run: {command}")
+    if files:
+        _show_label_effect(files[0], config, overrides, as_json=as_json)
         return
-    effect = experiment.compare_labels(files[0])
+    console, experiment = _looking(config, overrides)
+    target = out or config.parent / LABELS_FILE
+    if target.suffix.lower() != ".csv":
+        fix = f"--out {shlex.quote(str(target.parent / f'{target.stem or Path(LABELS_FILE).stem}.csv'))}"
+        raise ExperimentError(f"--out {target} does not end in .csv", where="amalgam label", fix=fix)
+    check_new(target)
+    table = experiment.label(count or NEW_TEXTS, seed=seed or 0)
+    write_labels_file(target, table)
+    command = f"amalgam label {shlex.join([str(target), *overrides])}{file_option(config)}"
+    corpus, labels = experiment.config.corpus, experiment.labels
+    column = label_column(corpus)
+    earlier = sum(label != "" for label in table[column])
+    texts = table.height - earlier
+    if as_json:
+        console.json({"file": str(target), "texts": texts, "earlier": earlier, "labels": labels, "next": command})
+        return
+    before = f", after {counted(earlier, 'earlier label')}" if earlier else ""
+    console.result(f"{target}: {counted(texts, 'random text')} to label{before}")
+    outside = f", or {shown_name(corpus.unknown)} where no label fits" if corpus.unknown else ""
+    console.sentence(f"labels: {shown_names(labels, len(labels))}{outside}")
+    console.result(f"fill the column {as_yaml(column)}, then run: {command}")
+
+
+def _show_label_effect(file: str, config: Path, overrides: list[str], *, as_json: bool) -> None:
+    console, experiment = _looking(config, overrides)
+    effect = experiment.compare_labels(file)
     if as_json:
         console.json(asdict(effect))
         return
@@ -289,8 +294,7 @@ def label(  # noqa: PLR0913 - the options of a command
     if rows:
         share = "share with earlier labels" if effect.earlier else "share without labels"
         console.table("", ["teacher", share, "share with labels"], rows)
-    base = config.absolute().parent
-    source = files[0] if files[0] == FROM_CORPUS else local_path(Path(files[0]).absolute(), base)
+    source = file if file == FROM_CORPUS else local_path(Path(file).absolute(), config.absolute().parent)
     console.result(next_step(source, overrides, config))
 
 

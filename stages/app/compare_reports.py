@@ -23,14 +23,14 @@ from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.deliveries import REPORTS, delivered_students
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores
-from amalgam.stages.report.causes import tested_on
-from amalgam.stages.report.html import place_of, publish, render
+from amalgam.stages.report.html import render
+from amalgam.stages.report.publish import place_of, publish
 from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost, rival_names
 from amalgam.stages.report.tables import measure, print_evaluation, share
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_types import Estimate, Rival
-from amalgam.stages.report.verdict_words import difference_sentence, evaluation_cautions
+from amalgam.stages.report.verdict_words import difference_sentence, evaluation_cautions, tested_on
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -125,9 +125,9 @@ def report(  # noqa: PLR0913 - the options of a command
     _check_share(requirements.fail_under)
     overrides = [argument for argument in arguments if "=" in argument]
     names = [argument for argument in arguments if "=" not in argument]
+    judged = requirements != Requirements()
     if not names or (len(names) == 1 and names[0].endswith(SUFFIXES)):
         file, tables = Path(names[0]) if names else config, not requirements.as_json
-        judged = requirements != Requirements()
         if judged and part:
             fix = f"run `amalgam report{file_option(file)}` with these options and without --part after the parts"
             raise ExperimentError("--json and --fail-... need the whole report", where=f"--part {part}", fix=fix)
@@ -137,23 +137,31 @@ def report(  # noqa: PLR0913 - the options of a command
         )
         if judged:
             _check(experiment.report.with_suffix(".json"), file, requirements)
-    elif len(names) > MOST_RUNS:
-        raise ExperimentError(f"a comparison takes 2 to {MOST_RUNS} runs, got {len(names)}", fix="name fewer runs")
-    elif len(titles := [_title(name) for name in names]) > len(set(titles)):
-        twice = shown(next(title for title in titles if titles.count(title) > 1))
-        raise ExperimentError(f"{twice} is named twice", where="amalgam report", fix="name each run once")
-    elif overrides and not any(name.endswith(SUFFIXES) for name in names):
-        fix = "remove them, or the names: `amalgam report FIELD=VALUE` makes the report of the experiment file"
-        what = "overrides do not change reports that are made"
-        raise ExperimentError(what, where=f"amalgam report {shlex.join(arguments)}", fix=fix)
-    elif only or force or part or (len(names) > 1 and requirements != Requirements()):
-        fix = "remove these options, or name one run"
-        what = "a comparison takes none of --no-upstream, --force, --part, --json and --fail-..."
-        raise ExperimentError(what, fix=fix)
-    elif len(names) == 1:
+        return
+    _check_arguments(arguments, has_options=bool(only or force or part or (len(names) > 1 and judged)))
+    if len(names) == 1:
         _print_stored(config.parent / REPORTS / f"{names[0]}.json", config, requirements)
     else:
         _compare(config, names, overrides, quiet=quiet)
+
+
+def _check_arguments(arguments: Sequence[str], *, has_options: bool) -> None:
+    """Refuses arguments and options of runs that cannot be compared, or of a report that is made already."""
+    names = [argument for argument in arguments if "=" not in argument]
+    titles = [_title(name) for name in names]
+    if len(names) > MOST_RUNS:
+        raise ExperimentError(f"a comparison takes 2 to {MOST_RUNS} runs, got {len(names)}", fix="name fewer runs")
+    if len(titles) > len(set(titles)):
+        twice = shown(next(title for title in titles if titles.count(title) > 1))
+        raise ExperimentError(f"{twice} is named twice", where="amalgam report", fix="name each run once")
+    if len(names) < len(arguments) and not any(name.endswith(SUFFIXES) for name in names):
+        fix = "remove them, or the names: `amalgam report FIELD=VALUE` makes the report of the experiment file"
+        what = "overrides do not change reports that are made"
+        raise ExperimentError(what, where=f"amalgam report {shlex.join(arguments)}", fix=fix)
+    if has_options:
+        fix = "remove these options, or name one run"
+        what = "a comparison takes none of --no-upstream, --force, --part, --json and --fail-..."
+        raise ExperimentError(what, fix=fix)
 
 
 def _check_share(accuracy: float | None) -> None:

@@ -19,19 +19,10 @@ from amalgam.data.arrays import Array
 from amalgam.data.tokens import encode
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, WorkError
-from amalgam.stages.app import classify
+from amalgam.stages.app import classify, int8
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.export_onnx import MOST_APART, TEXTS, parity_texts
 from amalgam.stages.app.predict import StudentFolder
-from amalgam.stages.app.quantize_onnx import (
-    SINGLE_TEXTS,
-    ComparedTexts,
-    Int8Facts,
-    Speed,
-    agreement,
-    texts_of,
-    weight_bytes,
-)
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.models.model_folder import STATIC
 from amalgam.stages.common.models.resolve import read_model
@@ -96,7 +87,7 @@ def _kept_tokens(classifier: Classifier, config: Path) -> Array:
     except AmalgamError:
         texts = None
     if texts is not None:
-        tokens = encode(classifier.tokenizer, texts_of(texts), classifier.limit, types=False)
+        tokens = encode(classifier.tokenizer, int8.texts_of(texts), classifier.limit, types=False)
         for ids in tokens.ids:
             np.add.at(counts, ids, 1)
     return np.sort(np.argsort(-counts, kind="stable")[:MOST_TOKENS])
@@ -117,29 +108,28 @@ def _check_parity(classifier: Classifier, folder: Path) -> dict[str, Any]:
     return {"labels": classifier.labels, "parity_texts": TEXTS, "largest_difference": largest}
 
 
-def quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, config: Path) -> Int8Facts:
+def quantise(classifier: Classifier, folder: Path, texts: int8.ComparedTexts, config: Path) -> int8.Int8Facts:
     """Replaces the arrays of the folder by their int8 form, and returns its comparison with the student."""
     inputs = [fields[0] if len(fields) == 1 else fields for fields in texts.texts]
-    form = (TORCH, weight_bytes(classifier))
-    expected, torch_speed = _timed(form, lambda: _by_torch(classifier), inputs)
-    _, fp32_speed = _timed(_form(FP32, folder), lambda: classify.Classifier(folder).logits, inputs)
+    arrays = folder / classify.ARRAYS
+
+    def by_torch(texts: Sequence[Any]) -> Array:
+        return classifier.logits([(text,) if isinstance(text, str) else text for text in texts])
+
+    def by_numpy() -> Logits:
+        return classify.Classifier(folder).logits
+
+    expected, torch_speed = _timed(TORCH, int8.weight_bytes(classifier), lambda: by_torch, inputs)
+    _, fp32_speed = _timed(FP32, arrays.stat().st_size, by_numpy, inputs)
     _write_arrays(classifier, folder, _kept_tokens(classifier, config))
-    logits, int8_speed = _timed(_form(INT8, folder), lambda: classify.Classifier(folder).logits, inputs)
+    logits, int8_speed = _timed(INT8, arrays.stat().st_size, by_numpy, inputs)
     return {
-        **agreement(classifier.labels, texts, expected.argmax(axis=1), logits.argmax(axis=1)),
+        **int8.agreement(classifier.labels, texts, expected.argmax(axis=1), logits.argmax(axis=1)),
         "speed": [torch_speed, fp32_speed, int8_speed],
     }
 
 
-def _by_torch(classifier: Classifier) -> Logits:
-    return lambda texts: classifier.logits([(text,) if isinstance(text, str) else text for text in texts])
-
-
-def _form(name: str, folder: Path) -> tuple[str, int]:
-    return name, (folder / classify.ARRAYS).stat().st_size
-
-
-def _timed(form: tuple[str, int], start: Callable[[], Logits], inputs: Sequence[Any]) -> tuple[Array, Speed]:
+def _timed(form: str, size: int, start: Callable[[], Logits], inputs: Sequence[Any]) -> tuple[Array, int8.Speed]:
     """Returns the logits of the texts, and the speed with tokenising."""
     began = time.perf_counter()
     logits_of = start()
@@ -148,13 +138,13 @@ def _timed(form: tuple[str, int], start: Callable[[], Logits], inputs: Sequence[
     began = time.perf_counter()
     logits_of(inputs)
     together = time.perf_counter() - began
-    alone = inputs[:SINGLE_TEXTS]
+    alone = inputs[: int8.SINGLE_TEXTS]
     began = time.perf_counter()
     for text in alone:
         logits_of([text])
     return logits, {
-        "form": form[0],
-        "bytes": form[1],
+        "form": form,
+        "bytes": size,
         "texts_per_second": len(inputs) / together,
         "one_text_seconds": (time.perf_counter() - began) / len(alone),
         "start_seconds": started,

@@ -24,9 +24,9 @@ from amalgam.stages.common.cached.load import answer_reader
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.given_labels import KEY, RANDOM, GivenLabels, free_name, label_column, why_column
 from amalgam.stages.common.load import given_labels, label_space, part_of, picked_at_random, train_part
-from amalgam.stages.report.stage import estimate_inputs
-from amalgam.stages.report.verdict_types import SystemEstimate, UnknownShare
-from amalgam.stages.report.verdict_words import unknown_share_line
+from amalgam.stages.report.stage import estimate_inputs, share_of_unknown
+from amalgam.stages.report.verdict_types import ShareOfUnknown, SystemEstimate
+from amalgam.stages.report.verdict_words import share_of_unknown_line
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers.stage import keys_of
 
@@ -124,7 +124,7 @@ class LabelEffect:
     """The changes of the targets by labels."""
 
     labels: int
-    unknown: UnknownShare | None
+    unknown: ShareOfUnknown | None
     """Labelled texts of no label; None without `corpus.unknown` in the experiment."""
     empty: int
     """Rows of the file without a label."""
@@ -147,7 +147,7 @@ class LabelEffect:
 
     def lines(self) -> list[str]:
         labels = counted(self.labels, "label") + (f", {counted(self.empty, 'row')} without one" if self.empty else "")
-        unknown = unknown_share_line(self.unknown) if self.unknown else ""
+        unknown = share_of_unknown_line(self.unknown) if self.unknown else ""
         labels += f"; the experiment has {counted(self.earlier, 'earlier label')}" if self.earlier else ""
         new = self.labels - self.earlier + self.dropped
         texts = "the labelled texts" if not self.earlier else f"the {counted(new, 'newly labelled text')}"
@@ -166,19 +166,14 @@ def _of(count: int, texts: str) -> str:
 
 def label_effect(before: Run, after: Run) -> LabelEffect:
     """Compares the targets of a run without labels, or with the earlier ones, and of one with them."""
-    from amalgam.stages.report.label_estimates import unknown_share
-
-    given = given_labels(after)
-    if given is None:
-        raise AssertionError("the second run has labels")
-    earlier = given_labels(before) or GivenLabels({})
+    earlier, given = (given_labels(run) or GivenLabels({}) for run in (before, after))
     old, new = _targets(before, given), _targets(after, given)
     compared, over_union = not old.teachers.null_count(), target_facts(after)["objective"] == "kl"
     added = {key: label for key, label in given.by_key.items() if key not in earlier.by_key}
     right = _right(after, old, added) if over_union else None
     return LabelEffect(
         labels=len(given.by_key),
-        unknown=unknown_share(given) if after.experiment.corpus.unknown else None,
+        unknown=share_of_unknown(after, given),
         empty=given.empty,
         earlier=len(earlier.by_key),
         dropped=len(earlier.by_key.keys() - given.by_key.keys()),
@@ -201,18 +196,18 @@ def _estimates(run: Run, old: _Targets | None, given: GivenLabels) -> Estimates 
     """Returns the estimates; `old` are targets of which no label is used."""
     from amalgam.stages.report.label_estimates import estimate, right_texts
 
-    keys = given.sample
-    if not keys:
+    gold = {key: given.by_key[key] for key in given.sample}
+    if not gold:
         return None
-    right = right_texts(estimate_inputs(run, train_part(run), keys))
+    right = right_texts(estimate_inputs(run, train_part(run), gold))
     systems: list[SystemEstimate] = [
         {**system, "name": "targets with labels"} if system["kind"] == "targets" else system
         for system in right.systems()
     ]
     if right.left_out is not None and old is not None:
-        before = _right(run, old, {key: given.by_key[key] for key in keys})
+        before = _right(run, old, gold)
         systems.insert(0, estimate("targets without labels", "targets", before))
-    return Estimates(len(keys), picked_at_random(run), systems)
+    return Estimates(len(gold), picked_at_random(run), systems)
 
 
 @dataclass(frozen=True)

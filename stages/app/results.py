@@ -24,7 +24,7 @@ from amalgam.stages.app import frames
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, page_mark
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.blocks import AuditBlock, AuditedTeacher
-from amalgam.stages.report.html import page_name
+from amalgam.stages.report.publish import page_name
 from amalgam.stages.report.stage import evaluation_if_any
 from amalgam.stages.report.tables import advice, print_audit
 from amalgam.stages.report.verdict_types import Verdict

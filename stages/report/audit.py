@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from amalgam.data.arrays import Array
 from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import pl
 from amalgam.data.parquet import matrix
@@ -24,15 +25,7 @@ from amalgam.stages.cache_teachers.sample import PassAudit
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
 from amalgam.stages.common.intervals import errors_of
 from amalgam.stages.common.models.resolve import ModelFiles, same_models
-from amalgam.stages.report.blocks import (
-    AuditBlock,
-    AuditedGold,
-    AuditedLabel,
-    AuditedTeacher,
-    Duplicates,
-    LeftOut,
-    SharedLabels,
-)
+from amalgam.stages.report import blocks
 from amalgam.stages.report.evaluation import gold_indices
 from amalgam.stages.target_methods import (
     MukaSoft,
@@ -42,9 +35,6 @@ from amalgam.stages.target_methods import (
     WeightedSum,
     target_method,
 )
-
-if TYPE_CHECKING:
-    from amalgam.data.arrays import Array
 
 BLOCK_TEXTS = 4096
 
@@ -154,13 +144,13 @@ def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[Au
             yield AuditedTexts(given, inputs.targets, gold[block])
 
 
-def audit_texts(inputs: AuditInputs, blocks: Iterable[AuditedTexts]) -> AuditBlock:
+def audit_texts(inputs: AuditInputs, parts: Iterable[AuditedTexts]) -> blocks.AuditBlock:
     labels, targets = inputs.labels, inputs.targets
     counts = AuditCounts(labels)
-    for texts in blocks:
+    for texts in parts:
         counts.add(texts)
     conflicts = (counts.conflicts / max(counts.texts, 1)).tolist()
-    block: AuditBlock = {
+    block: blocks.AuditBlock = {
         "texts": counts.texts,
         "labelled": counts.labelled,
         "weights": "muka" if inputs.weights is None else targets.teacher_weights,
@@ -276,7 +266,7 @@ class AuditCounts:
 # ---- from sums to shares
 
 
-def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iterator[AuditedTeacher]:
+def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iterator[blocks.AuditedTeacher]:
     for index, (name, own) in enumerate(labels.columns.items()):
         yield {
             "teacher": name,
@@ -288,7 +278,7 @@ def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iter
         }
 
 
-def left_out(counts: AuditCounts, index: int) -> LeftOut:
+def left_out(counts: AuditCounts, index: int) -> blocks.LeftOut:
     """Returns the effect of leaving out a teacher; `harmful` is None where no text can decide it."""
     gained, lost, comparable = counts.gained[index], counts.lost[index], counts.comparable[index]
     harmful = None
@@ -315,7 +305,7 @@ def _significant(better: int, worse: int, teachers: int) -> bool:
     return bool(better - worse > errors_of(teachers) * math.sqrt(better + worse))
 
 
-def _shared(counts: AuditCounts, labels: LabelSpace) -> Iterator[SharedLabels]:
+def _shared(counts: AuditCounts, labels: LabelSpace) -> Iterator[blocks.SharedLabels]:
     teachers = list(labels.columns)
     for (a, b), shared in counts.shared.items():
         if shared:
@@ -327,7 +317,7 @@ def _shared(counts: AuditCounts, labels: LabelSpace) -> Iterator[SharedLabels]:
             }
 
 
-def _labels(counts: AuditCounts, labels: LabelSpace) -> Iterator[AuditedLabel]:
+def _labels(counts: AuditCounts, labels: LabelSpace) -> Iterator[blocks.AuditedLabel]:
     for teacher, (name, own) in enumerate(labels.columns.items()):
         for label in own:
             predicted = int(counts.predicted[teacher, label])
@@ -335,7 +325,7 @@ def _labels(counts: AuditCounts, labels: LabelSpace) -> Iterator[AuditedLabel]:
             yield {"teacher": name, "label": labels.names[label], "predicted": predicted, "wins": wins}
 
 
-def _gold(counts: AuditCounts, labels: LabelSpace) -> Iterator[AuditedGold]:
+def _gold(counts: AuditCounts, labels: LabelSpace) -> Iterator[blocks.AuditedGold]:
     for label, texts in enumerate(counts.gold_texts.tolist()):
         if texts:
             won = {name: _share(counts.gold_won[label, index], texts) for index, name in enumerate(labels.columns)}
@@ -343,7 +333,9 @@ def _gold(counts: AuditCounts, labels: LabelSpace) -> Iterator[AuditedGold]:
             yield {"label": labels.names[label], "texts": texts, "won": won, "right": right}
 
 
-def _duplicates(models: Mapping[str, ModelFiles], counts: AuditCounts, labels: LabelSpace) -> Iterator[Duplicates]:
+def _duplicates(
+    models: Mapping[str, ModelFiles], counts: AuditCounts, labels: LabelSpace
+) -> Iterator[blocks.Duplicates]:
     names = list(labels.columns)
     identical = [set(group) for group in same_models(dict(models))]
     for a, b in counts.shared:

@@ -9,19 +9,32 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from amalgam.stages.build_targets.stage import TargetSummary
 from amalgam.stages.cache_teachers.sample import PassAudit
-from amalgam.stages.report.students import Measures, StudentScores, SweepPoint
-from amalgam.stages.report.verdict_types import (
-    Answered,
-    Coverage,
-    LabelCounts,
-    LabelEstimates,
-    LearnedTexts,
-    RivalCounts,
-    UnlabelledQuality,
-    Verdict,
-)
+from amalgam.stages.report import verdict_types as types
 
 # ---- the evaluation
+
+
+class Measures(TypedDict):
+    n: int
+    accuracy: float
+    macro_f1: float
+    nll_nats: float | None
+    nll_infinite: NotRequired[int]
+    """Texts whose gold label has probability 0."""
+    ece: float | None
+
+
+class StudentScores(Measures):
+    """The scores of a report, as its manifest has them: without `nll_infinite`."""
+
+    fingerprint: str
+    method: str
+
+
+class SweepPoint(StudentScores):
+    temperature: float
+    ours: bool
+    """Whether it is the student of the page."""
 
 
 class Scores(Measures):
@@ -49,7 +62,7 @@ class EvaluatedSystems(TypedDict):
     selected_by: str
     selected: NotRequired[Selected]
     """Only with selected test texts."""
-    learned: NotRequired[LearnedTexts]
+    learned: NotRequired[types.LearnedTexts]
     """Only with test texts that are also learned."""
 
 
@@ -71,7 +84,7 @@ class EvaluationBlock(EvaluatedSystems):
 # ---- the reported system on the test texts
 
 
-class LabelQuality(LabelCounts):
+class LabelQuality(types.LabelCounts):
     teachers: list[str]
     """The teachers of the label."""
     teachers_right: int | None
@@ -123,7 +136,7 @@ class TeachersQuality(TypedDict):
     n: int
     oracle: int | None
     """Texts that a teacher predicts right: the best possible choice of a teacher."""
-    own: dict[str, Answered]
+    own: dict[str, types.Answered]
     """By teacher: the texts with one of its labels, predicted among its labels."""
 
 
@@ -148,7 +161,7 @@ class UnknownQuality(TypedDict):
     curve: list[FlaggedShares]
 
 
-class LengthGroup(Answered):
+class LengthGroup(types.Answered):
     """Texts of `low` to `high` letters."""
 
     low: int
@@ -167,8 +180,8 @@ class StudentQuality(TypedDict):
     right_hex: str | None
     """Bits of the texts with a right prediction; None for very many texts."""
     teachers: TeachersQuality
-    rivals: list[RivalCounts]
-    coverage: Coverage
+    rivals: list[types.RivalCounts]
+    coverage: types.Coverage
     lengths: list[LengthGroup]
     unknown: UnknownQuality | None
     """None if the student has no threshold."""
@@ -351,9 +364,9 @@ class Findings(TypedDict):
 
     student_quality: StudentQuality | None
     target_quality: TargetQuality | None
-    unlabelled: UnlabelledQuality | None
+    unlabelled: types.UnlabelledQuality | None
     scripts: dict[str, ScriptCounts]
-    label_estimates: NotRequired[LabelEstimates]
+    label_estimates: NotRequired[types.LabelEstimates]
     """Only with labelled training texts that the student was not trained on."""
 
 
@@ -489,10 +502,10 @@ class ReportJson(TypedDict):
     settings: dict[str, Any]
     accuracy_losses: list[AccuracyLoss]
     summary: list[str]
-    verdict: Verdict | None
+    verdict: types.Verdict | None
     """None if no student was trained."""
-    unlabelled: UnlabelledQuality | None
+    unlabelled: types.UnlabelledQuality | None
     """Without labelled test texts."""
-    label_estimates: LabelEstimates | None
+    label_estimates: types.LabelEstimates | None
     """Accuracies on labelled training texts that the student was not trained on."""
     notes: list[Note]

@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from amalgam.data.arrays import softmax
+from amalgam.data.arrays import Array, softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import SIMILARITIES, arrow_schema, parquet_options
 from amalgam.data.tokens import TokenRows
@@ -30,7 +30,6 @@ from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report.blocks import Scores
 
 if TYPE_CHECKING:
-    from amalgam.data.arrays import Array
     from amalgam.stages.common.inference.states import Encoder
 
 GROUP_TEXTS = 4096
@@ -76,15 +75,29 @@ class Predictions(NamedTuple):
         return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-@dataclass(frozen=True)
-class EvaluationInputs:
-    """Everything that the evaluation reads, resolved from the run by report/stage.py."""
+@dataclass(frozen=True, kw_only=True)
+class TeacherInputs:
+    """The labels and the teachers' cached predictions, resolved from the run by report/stage.py."""
 
     store: Store
-    test: Part
     labels: LabelSpace
     answers: AnswerReader | None
     """Reads the teachers' cached predictions; None without teachers."""
+
+    def teacher_logits(self, buckets: Sequence[Bucket], rows: pa.Table) -> dict[str, Array]:
+        """Returns the cached logits of each teacher on rows of these buckets; empty without teachers."""
+        if self.answers is None:
+            return {}
+        prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", rows.column("key"), pl.Binary)
+        logits = {name: self.answers.logits(name, prefixes, keys) for name in self.labels.columns}
+        return {name: own.to_numpy().astype(np.float64) for name, own in logits.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationInputs(TeacherInputs):
+    """Everything that the evaluation reads."""
+
+    test: Part
     similarities: Path
     system: str
     """The system that the report is about."""
@@ -173,7 +186,7 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     table, gold, similar = table.filter(pa.array(kept)), gold[kept], similar[kept]
     own: dict[str, Array] = {}
     systems: dict[str, Predictions] = {}
-    logits = teacher_logits(inputs.answers, labels, buckets, table)
+    logits = inputs.teacher_logits(buckets, table)
     for name, columns in labels.columns.items():
         own[name] = np.array(columns)[logits[name].argmax(axis=1)]
         # Labels of other teachers get 0, so their NLL is infinite.
@@ -191,20 +204,10 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     seconds, letters = time.perf_counter() - began, np.array([sum(map(len, text)) for text in texts], np.int64)
     if inputs.student is not None and inputs.unknown_label is not None:
         _, unknown_scores = inputs.student.logits_and_scores(fields(unknown))
-    rows, picked = first + np.flatnonzero(kept), np.full(len(gold), ORDINARY, np.int8)
-    if inputs.picked:
-        picked[:] = [inputs.picked.get(key, ORDINARY) for key in table.column("key").to_pylist()]
-    return TestAnswers(rows, gold, own, systems, letters, seconds, scores, unknown_scores, picked)
-
-
-def teacher_logits(
-    answers: AnswerReader | None, labels: LabelSpace, buckets: Sequence[Bucket], rows: pa.Table
-) -> dict[str, Array]:
-    """Returns the cached logits of each teacher on rows of these buckets; empty without teachers."""
-    if answers is None:
-        return {}
-    prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", rows.column("key"), pl.Binary)
-    return {name: answers.logits(name, prefixes, keys).to_numpy().astype(np.float64) for name in labels.columns}
+    picked = np.array([inputs.picked.get(key, ORDINARY) for key in table.column("key").to_pylist()], np.int8)
+    return TestAnswers(
+        first + np.flatnonzero(kept), gold, own, systems, letters, seconds, scores, unknown_scores, picked
+    )
 
 
 def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from amalgam.stages.report.blocks import EvaluationBlock, Histogram, ReportJson, StudentQuality, UnknownQuality
-from amalgam.stages.report.causes import reference_of
 from amalgam.stages.report.verdict_types import Coverage
 
 WIDTH, HEIGHT = 360, 240
@@ -62,7 +61,7 @@ def figures(numbers: ReportJson) -> dict[str, Markup]:
 
 def _measure(numbers: ReportJson) -> str:
     unlabelled = None if numbers["student_quality"] else numbers["unlabelled"]
-    return f"agreement with the {reference_of(unlabelled)}" if unlabelled else "accuracy"
+    return f"agreement with the {unlabelled['agreement']['reference']}" if unlabelled else "accuracy"
 
 
 def coverage_of(numbers: ReportJson) -> Coverage | None:

@@ -1,15 +1,9 @@
-"""Renders report.json as one HTML page without scripts or requests, and publishes both in reports/.
-
-Every text is escaped. A file that amalgam did not write is never replaced, and links are not followed.
-"""
+"""Renders report.json as one HTML page without scripts or requests; every text is escaped."""
 
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import combinations
@@ -20,24 +14,16 @@ import jinja2
 import yaml
 from markupsafe import Markup, escape
 
-from amalgam.data.keys import shown, shown_names
-from amalgam.pipeline.config.schema import TEACHER, ExperimentConfig
+from amalgam.data.keys import shown_names
+from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import duration, printable, size
-from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.storage.local import atomic_write
-from amalgam.pipeline.storage.paths import is_regular
-from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
-from amalgam.stages.common.deliveries import REPORTS, DeliveryServices, deliver_page, page_mark, refuse_links
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
-from amalgam.stages.methods import method_name
-from amalgam.stages.report.blocks import Conflicts, LengthGroup, ModelSize, ReportJson
-from amalgam.stages.report.causes import reference_of
+from amalgam.stages.report.blocks import Conflicts, LengthGroup, Measures, ModelSize, ReportJson
 from amalgam.stages.report.figures import coverage_of, figures, spikes
 from amalgam.stages.report.report_json import total_seconds
-from amalgam.stages.report.students import Measures
 from amalgam.stages.report.tables import advice, estimate_line, system_name, unknown_line
-from amalgam.stages.report.verdict_types import PREDICTED_COLUMNS, Threshold, UnlabelledQuality
+from amalgam.stages.report.verdict_types import Threshold, UnlabelledQuality
 
 TEMPLATES = Path(__file__).parent
 
@@ -60,11 +46,6 @@ MILLION = 10**6
 STUDENT = "student "
 """Start of another student's row."""
 
-MARKERS = {".html": '<meta name="generator" content="amalgam report">', ".json": '"amalgam_report": '}
-"""Text near the start of every file that amalgam writes here."""
-
-MARKER_BYTES = 400
-
 JOINERS = "\u200c\u200d"
 """Persian, Indic scripts and emoji need these letters."""
 
@@ -83,19 +64,6 @@ def render(template: str, **values: Any) -> str:
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return _environment().get_template(template).render(style=Markup(style), policy=policy, **values)  # noqa: S704 - our file
-
-
-LONGEST_FOLDER = 300
-"""Characters that are printed of the experiment's folder."""
-
-
-def place_of(base: Path) -> str:
-    """Returns the folder of the experiment, in which paths and commands are, unless it is the current one."""
-    here = Path.cwd()
-    if base.resolve() == here.resolve():
-        return ""
-    folder = base.relative_to(here) if base.is_relative_to(here) else base
-    return f" (in {shown(str(folder), LONGEST_FOLDER)})"
 
 
 @cache
@@ -232,7 +200,7 @@ def _coverage(numbers: ReportJson) -> Row | None:
     for row in measured["thresholds"]:
         if row["n"] and (not distinct or row["n"] != distinct[-1]["n"]):
             distinct.append(row)
-    outcome = f"with the label of the {reference_of(unlabelled)}" if unlabelled and not quality else "right"
+    outcome = f"with the label of the {unlabelled['agreement']['reference']}" if unlabelled and not quality else "right"
     n, chosen = everything["n"], [row for row in distinct[1:] if row["n"] >= LEAST_ANSWERED]
     sentence = f"{percent(everything['right'] / n)} of all answers are {outcome}."
     if chosen:
@@ -299,8 +267,8 @@ def _shares(unlabelled: UnlabelledQuality | None) -> list[Row]:
         return []
     n, rows = max(unlabelled["n"], 1), list[Row]()
     for row in unlabelled["labels"]:
-        share, reference = row["predicted"] / n, None if row["mass"] is None else row["mass"] / n
-        rows.append({**row, "share": share, "reference": reference, "gap": abs(share - (reference or 0.0))})
+        share, reference = row["predicted"] / n, row["mass"] / n
+        rows.append({**row, "share": share, "reference": reference, "gap": abs(share - reference)})
     return sorted(rows, key=lambda row: (row["predicted"] > 0, -row["gap"], row["label"]))
 
 
@@ -336,85 +304,3 @@ def _conflicts(conflicts: Conflicts) -> list[Row]:
         {"teachers": (name_a, name_b), "share": conflicts["shares"][a][b]} for (a, name_a), (b, name_b) in pairs
     ]
     return sorted(rows, key=lambda row: -row["share"])
-
-
-# ---- publishing
-
-
-def page_name(settings: ExperimentConfig) -> str:
-    """Returns the student's name, or the method's name for a method without training."""
-    student = settings.student
-    return student.name if student.learns else method_name(settings).replace(":", "-")
-
-
-def check_page(base: Path, name: str) -> None:
-    """Refuses, before any work, a page that `publish` could not write."""
-    check_writable(base / REPORTS, "change its permissions")
-    for suffix in MARKERS:
-        _check_file(base, name, suffix, marked=True)
-
-
-def publish(  # noqa: PLR0913 - a page and its mark
-    base: Path,
-    name: str,
-    page: str,
-    numbers: Mapping[str, Any],
-    fingerprint: str = "",
-    services: DeliveryServices | None = None,
-) -> str:
-    """Writes reports/NAME.html and NAME.json, leaves equal files untouched, and returns the page's path."""
-    texts = {".html": page, ".json": json.dumps(numbers, indent=1) + "\n"}
-    for suffix in texts:
-        _check_file(base, name, suffix, marked=services is not None)
-    contents = {name + suffix: text.encode() for suffix, text in texts.items()}
-    deliver_page(base / REPORTS, name, fingerprint, contents, services)
-    return f"{REPORTS}/{name}.html"
-
-
-def publish_texts(base: Path, name: str, content: bytes) -> str:
-    """Writes the texts to label as reports/NAME and returns a line about it; a file with labels is kept."""
-    target = base / REPORTS / name
-    refuse_links(base, target.parent)
-    if target.is_symlink() or (target.exists() and not _without_labels(target, content)):
-        return f"  texts to label: {REPORTS}/{name} has labels or other columns, so it was kept"
-    if not target.exists() or target.read_bytes() != content:
-        with atomic_write(target) as temporary:
-            temporary.write_bytes(content)
-    return f"  texts to label: {REPORTS}/{name}"
-
-
-def _without_labels(path: Path, content: bytes) -> bool:
-    """Returns whether the file has the columns of `content`, perhaps with other names, and not a single label."""
-    header = next(csv.reader(io.StringIO(content.decode())))
-    label = -1 - len(PREDICTED_COLUMNS)
-    if not is_regular(path):
-        return False
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file)
-            own = next(rows, [])
-            is_ours = len(own) == len(header) and own[0] == header[0] and own[label + 1 :] == header[label + 1 :]
-            return is_ours and not any(len(row) != len(header) or row[label].strip() for row in rows)
-    except (OSError, ValueError, csv.Error):
-        return False
-
-
-def _check_file(base: Path, page: str, suffix: str, *, marked: bool) -> None:
-    """Refuses a file that does not look like one of amalgam; with `marked`, also a damaged one of the same size may."""
-    name = page + suffix
-    target, mark = base / REPORTS / name, page_mark(base, page) if marked else None
-    refuse_links(base, target)
-    written = (mark.files or {}).get(name) if mark else None
-    if target.exists() and not _is_ours(target) and not (written and target.stat().st_size == written.bytes):
-        what = f"{REPORTS}/{name} exists and was not made by amalgam"
-        raise ExperimentError(what, where=str(target), fix="move it away, or choose another student.name")
-
-
-def _is_ours(path: Path) -> bool:
-    if not is_regular(path):  # a pipe would block
-        return False
-    try:
-        with path.open("rb") as file:
-            return MARKERS[path.suffix].encode() in file.read(MARKER_BYTES)
-    except OSError:
-        return False

@@ -6,35 +6,24 @@ teachers, so the targets are those of cross-validation, and the student's share 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from amalgam.data.arrays import Array
-from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import np, pa
 from amalgam.stages.build_targets.stage import UnsetTargets
-from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
-from amalgam.stages.common.given_labels import GivenLabels
+from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.intervals import interval, interval_of_mean
-from amalgam.stages.report.evaluation import ensemble, teacher_logits
-from amalgam.stages.report.verdict_types import SystemEstimate, SystemKind, UnknownShare
-
-if TYPE_CHECKING:
-    from amalgam.pipeline.storage.store import Store
-    from amalgam.stages.common.inference.batches import Classifier
+from amalgam.stages.report.evaluation import TeacherInputs, ensemble
+from amalgam.stages.report.verdict_types import SystemEstimate, SystemKind
 
 
-@dataclass(frozen=True)
-class EstimateInputs:
-    store: Store
+@dataclass(frozen=True, kw_only=True)
+class EstimateInputs(TeacherInputs):
     train: Part
-    labels: LabelSpace
     gold: Mapping[bytes, str]
     """The labels of the texts by key."""
-    answers: AnswerReader | None
-    """Reads the teachers' cached predictions; None without teachers."""
     targets: Callable[[Sequence[Bucket], pa.Table], UnsetTargets | None]
     student: Classifier | None = None
 
@@ -83,19 +72,11 @@ def estimate(name: str, kind: SystemKind, right: Array) -> SystemEstimate:
     return {"name": name, "kind": kind, "n": len(right), "mean": share, "low": low, "high": high}
 
 
-def unknown_share(given: GivenLabels) -> UnknownShare:
-    """Returns the share of texts of no label, with Wilson's interval."""
-    unknown = len(given.unknown_sample)
-    n = len(given.sample) + unknown
-    low, high = interval(unknown / max(n, 1), n)
-    return {"n": n, "unknown": unknown, "low": low, "high": high}
-
-
 def right_texts(inputs: EstimateInputs) -> RightTexts:
-    buckets, table = _rows(inputs.store, inputs.train, inputs.gold.keys())
+    buckets, table = _rows(inputs)
     position = {name: place for place, name in enumerate(inputs.labels.names)}
     gold = np.array([position[inputs.gold[key]] for key in table.column("key").to_pylist()])
-    logits = teacher_logits(inputs.answers, inputs.labels, buckets, table)
+    logits = inputs.teacher_logits(buckets, table)
     columns = {name: np.array(own) for name, own in inputs.labels.columns.items()}
     teachers = {name: columns[name][own.argmax(axis=1)] == gold for name, own in logits.items()}
     targets = inputs.targets(buckets, table)
@@ -110,13 +91,13 @@ def right_texts(inputs: EstimateInputs) -> RightTexts:
     )
 
 
-def _rows(store: Store, train: Part, keys: Collection[bytes]) -> tuple[list[Bucket], pa.Table]:
-    """Returns the texts with these keys in key order, and their buckets."""
+def _rows(inputs: EstimateInputs) -> tuple[list[Bucket], pa.Table]:
+    """Returns the labelled texts in key order, and their buckets."""
     buckets, parts = [], []
-    for bucket in train.buckets:
-        own = read_bucket(store, bucket, ["key"]).column("key").to_pylist()
-        rows = [row for row, key in enumerate(own) if key in keys]
+    for bucket in inputs.train.buckets:
+        keys = read_bucket(inputs.store, bucket, ["key"]).column("key").to_pylist()
+        rows = [row for row, key in enumerate(keys) if key in inputs.gold]
         if rows:
             buckets.append(bucket)
-            parts.append(read_bucket(store, bucket).take(rows))
+            parts.append(read_bucket(inputs.store, bucket).take(rows))
     return buckets, pa.concat_tables(parts)

@@ -12,38 +12,25 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from amalgam.data.arrays import softmax
+from amalgam.data.arrays import Array, softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import key_array, key_list, matrix
 from amalgam.pipeline.config.schema import Corpus
-from amalgam.pipeline.storage.store import Store
-from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.common.given_labels import DIFFER, KEY, RANDOM, free_name, label_column
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.training.batches import held_out_keys
-from amalgam.stages.report.evaluation import ensemble, teacher_logits
+from amalgam.stages.report import verdict_types as types
+from amalgam.stages.report.evaluation import TeacherInputs, ensemble
 from amalgam.stages.report.quality import coverage, first_buckets, rows_at
-from amalgam.stages.report.verdict_types import (
-    MOST_PREDICTED,
-    PREDICTED_COLUMNS,
-    Agreement,
-    Coverage,
-    LabelShare,
-    UnlabelledQuality,
-    WeightEstimates,
-)
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
 from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
-
-if TYPE_CHECKING:
-    from amalgam.data.arrays import Array
 
 MOST_HELD_OUT = 1_000
 """Most held-out texts among those that the student predicts."""
@@ -57,19 +44,13 @@ LEAST_HELD_OUT = 20
 SELECTED, MOST_DIFFERING = 200, 100
 """Texts to label, and most of them on which student and ensemble differ; the others are random."""
 
-NO_COVERAGE: Coverage = {"thresholds": [], "curve": []}
 
+@dataclass(frozen=True, kw_only=True)
+class LabellingInputs(TeacherInputs):
+    """Everything that the description of the student without test texts reads."""
 
-@dataclass(frozen=True)
-class LabellingInputs:
-    """Everything that is read, resolved from the run by report/stage.py."""
-
-    store: Store
     train: Part
-    labels: LabelSpace
     student: Classifier
-    answers: AnswerReader | None
-    """Reads the teachers' cached predictions; None without teachers."""
     targets: Iterable[pa.Table] | None
     """One table for each bucket, if a target is a distribution over the labels."""
     held_out: float
@@ -88,69 +69,58 @@ class _Sample:
 
     table: pa.Table
     held_out: Array
-    target: Array | None
-    """Distribution over the labels."""
+    reference: Array
+    """Targets, or the ensemble if targets are no distributions over the labels [texts, labels]."""
+    reference_name: types.Reference
     ensemble: Array | None
     student: Array
     weighed: WeighedTexts | None
 
-    @property
-    def reference(self) -> Array | None:
-        """Returns the targets, or the ensemble if targets are no distributions over the labels."""
-        return self.ensemble if self.target is None else self.target
 
-
-def unlabelled_quality(inputs: LabellingInputs) -> tuple[UnlabelledQuality, str]:
+def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality, str]:
     """Returns the description, and the texts to label as csv."""
     sample = _sample(inputs)
     keys = key_list(key_array(sample.table.column("key")))
     labelled = {row for row, key in enumerate(keys) if key in inputs.labelled}
     predicted, chosen = sample.student.argmax(axis=1), select(sample.student, sample.ensemble, labelled)
-    same = None if sample.reference is None else predicted == sample.reference.argmax(axis=1)
+    same = predicted == sample.reference.argmax(axis=1)
     has_held_out = sample.held_out.sum() >= LEAST_HELD_OUT
     compared = sample.held_out if has_held_out else np.ones(len(predicted), dtype=bool)
-    confidence = sample.student.max(axis=1)
-    quality: UnlabelledQuality = {
+    quality: types.UnlabelledQuality = {
         "n": len(predicted),
         "held_out": int(sample.held_out.sum()),
-        "agreement": None if same is None else _agreement(sample, same[compared], everything=bool(compared.all())),
+        "agreement": {
+            "reference": sample.reference_name,
+            "texts": "training texts" if compared.all() else "held-out texts",
+            "n": int(compared.sum()),
+            "right": int(same[compared].sum()),
+        },
         "ensemble": None if sample.ensemble is None else int((predicted == sample.ensemble.argmax(axis=1)).sum()),
         "labels": _shares(inputs.labels, predicted, sample),
-        "coverage": coverage(confidence[compared], same[compared]) if same is not None else NO_COVERAGE,
+        "coverage": coverage(sample.student.max(axis=1)[compared], same[compared]),
         "to_label": len(chosen),
         "estimates": _estimates(inputs, sample, predicted),
     }
     return quality, _csv(inputs, sample, chosen)
 
 
-def _agreement(sample: _Sample, same: Array, *, everything: bool) -> Agreement:
-    return {
-        "reference": "ensemble" if sample.target is None else "targets",
-        "texts": "training texts" if everything else "held-out texts",
-        "n": len(same),
-        "right": int(same.sum()),
-    }
-
-
-def _estimates(inputs: LabellingInputs, sample: _Sample, predicted: Array) -> WeightEstimates | None:
+def _estimates(inputs: LabellingInputs, sample: _Sample, predicted: Array) -> types.WeightEstimates | None:
     if sample.weighed is None or sample.ensemble is None or inputs.accuracy is None:
         return None
     ensemble = sample.ensemble.argmax(axis=1)
     return weight_estimates(sample.weighed, inputs.accuracy, inputs.train.texts, ensemble=ensemble, student=predicted)
 
 
-def _shares(labels: LabelSpace, predicted: Array, sample: _Sample) -> list[LabelShare]:
-    reference = sample.reference
+def _shares(labels: LabelSpace, predicted: Array, sample: _Sample) -> list[types.LabelShare]:
     counts = partial(np.bincount, minlength=len(labels.names))
-    first = None if reference is None else counts(reference.argmax(axis=1)).tolist()
-    mass = None if reference is None else reference.sum(axis=0).tolist()
+    first, mass = counts(sample.reference.argmax(axis=1)).tolist(), sample.reference.sum(axis=0).tolist()
     ensemble = None if sample.ensemble is None else counts(sample.ensemble.argmax(axis=1)).tolist()
     return [
         {
             "label": name,
             "predicted": int((predicted == place).sum()),
-            "expected": first and first[place],
-            "mass": mass and mass[place],
+            "expected": first[place],
+            "mass": mass[place],
             "ensemble": ensemble and ensemble[place],
             "teachers": teachers,
         }
@@ -168,14 +138,19 @@ def _sample(inputs: LabellingInputs) -> _Sample:
     keys_read = pa.concat_tables(read_bucket(inputs.store, bucket, ["key"]) for bucket in buckets)
     is_held_out = held_out_keys(key_list(key_array(keys_read.column("key"))), inputs.held_out)
     apart = np.flatnonzero(is_held_out)[:MOST_HELD_OUT]
-    chosen = np.sort(np.concatenate([apart, np.flatnonzero(~is_held_out)[: MOST_PREDICTED - len(apart)]]))
+    chosen = np.sort(np.concatenate([apart, np.flatnonzero(~is_held_out)[: types.MOST_PREDICTED - len(apart)]]))
     table = rows_at(inputs.store, buckets, chosen.tolist())
-    logits = teacher_logits(inputs.answers, inputs.labels, buckets, table)
+    logits = inputs.teacher_logits(buckets, table)
+    of_ensemble = ensemble(logits, inputs.labels) if logits else None
+    reference = matrix(pa.concat_tables(targets).column("target"))[chosen] if targets else of_ensemble
+    if reference is None:
+        raise AssertionError("without teachers, targets are distributions over the labels")
     return _Sample(
         table,
         is_held_out[chosen],
-        matrix(pa.concat_tables(targets).column("target"))[chosen] if targets else None,
-        ensemble(logits, inputs.labels) if logits else None,
+        reference,
+        "targets" if targets else "ensemble",
+        of_ensemble,
         softmax(inputs.student.logits(fields(table))),
         _weighed(inputs, buckets, table, chosen, is_held_out[chosen]),
     )
@@ -219,7 +194,7 @@ def select(student: Array, ensemble: Array | None, labelled: Collection[int] = (
 def columns_of(corpus: Corpus) -> list[str]:
     """Returns the header: the corpus's own columns are named as in its files."""
     own_id = [] if corpus.id == "auto" else [corpus.id]
-    predicted = (free_name(name, corpus) for name in PREDICTED_COLUMNS)
+    predicted = (free_name(name, corpus) for name in types.PREDICTED_COLUMNS)
     return [free_name(KEY, corpus), *own_id, *corpus.text, label_column(corpus), *predicted]
 
 

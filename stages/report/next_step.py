@@ -7,12 +7,11 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from amalgam.data.keys import shown_names
 from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import counted
-from amalgam.stages.report.causes import LEAST_TEXTS, untested_teachers, were_learned
+from amalgam.stages.report.conditions import LEAST_TEXTS, untested_teachers, were_learned
 from amalgam.stages.report.verdict_types import TO_LABEL, Cause, Decision, Next, Rival, VerdictInputs
-from amalgam.stages.report.verdict_words import SHOWN
+from amalgam.stages.report.verdict_words import listed
 
 TEACHERS_AT_FAULT = {"choice-not-trusted", "teacher-absent", "teacher-loses", "teachers-weak", "teachers-wrong"}
 """Codes of causes after which the teachers need a look."""
@@ -24,19 +23,10 @@ LABELS = 100
 def next_step(
     inputs: VerdictInputs, decision: Decision, causes: Sequence[Cause], rivals: Sequence[Rival], needed: int | None
 ) -> Next:
-    step = _step(inputs, decision, causes, rivals, needed)
-    if "command" in step and not inputs.file:  # the command reads a file
-        return {**step, "text": f"{step['text']} Call experiment.write() first."}
-    return step
-
-
-def _step(
-    inputs: VerdictInputs, decision: Decision, causes: Sequence[Cause], rivals: Sequence[Rival], needed: int | None
-) -> Next:
     codes = {cause["code"] for cause in causes}
     if decision == "ship":
         student = [] if inputs.page == "student" else ["--student", f"students/{inputs.page}"]
-        return {"text": "Use the student.", "command": _command(inputs, "predict", "a text", *student)}
+        return _with_command(inputs, "Use the student.", _command(inputs, "predict", "a text", *student))
     if decision == "cannot say" and not inputs.n and not inputs.selected:
         return _label_texts(inputs)
     if decision == "cannot say" and "tie" in codes:
@@ -49,6 +39,11 @@ def _step(
     return _remedy(inputs, codes, rivals)
 
 
+def _with_command(inputs: VerdictInputs, text: str, command: str) -> Next:
+    """Returns a step whose command reads the experiment file, which an experiment from Python has to write first."""
+    return {"text": text if inputs.file else f"{text} Call experiment.write() first.", "command": command}
+
+
 def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: int | None) -> Next:
     if were_learned(inputs):
         again = f"run `{_again(inputs, 'run')}` again"
@@ -56,7 +51,7 @@ def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: in
     again = f"run `{_again(inputs, 'report')}` again"
     untested = untested_teachers(rivals)
     if untested and inputs.n >= LEAST_TEXTS:
-        return {"text": f"Add labelled test texts of {shown_names(untested, SHOWN)}, and {again}."}
+        return {"text": f"Add labelled test texts of {listed(untested)}, and {again}."}
     random = "random " if inputs.selected else ""
     goal = f"about {needed:,}" if needed else f"at least {4 * LEAST_TEXTS}"
     return {"text": f"Label more {random}test texts, {goal} in all, and {again}."}
@@ -65,15 +60,13 @@ def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: in
 def _other_student(inputs: VerdictInputs, name: str) -> Next:
     """Returns the way to a better student: its verdict, or the run that trains it again."""
     if name not in inputs.remade:
-        return {
-            "text": f"The other student, “{name}”, is better: see its verdict.",
-            "command": _command(inputs, "report", name),
-        }
+        text = f"The other student, “{name}”, is better: see its verdict."
+        return _with_command(inputs, text, _command(inputs, "report", name))
     if not inputs.remade[name]:
         why = "its texts, labels, models or version are others, and the report cannot name them"
         again = f"Train the better student ({name}) again: its folder has another student now"
         return {"text": f"{again}. Repeat the command that trained it, with an unused student.name: {why}."}
-    return {"text": "Train the better student again.", "command": _run({}, inputs.remade[name], inputs)}
+    return _with_command(inputs, "Train the better student again.", _run({}, inputs.remade[name], inputs))
 
 
 def _remedy(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Rival]) -> Next:
@@ -83,18 +76,18 @@ def _remedy(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Rival]) -> 
     if automatic and "teacher-absent" not in codes:
         long = "Train long enough." if "student.epochs" in automatic else "Use the automatic learning rate."
         name = {"student.name": "longer" if "student.epochs" in automatic else "auto-rate"}
-        return {"text": long, "command": _run(inputs.overrides, {**automatic, **name}, inputs)}
+        return _with_command(inputs, long, _run(inputs.overrides, {**automatic, **name}, inputs))
     if inputs.teachers and codes & TEACHERS_AT_FAULT:
         return _look_at_teachers(inputs)
     if "wrong-choice" in codes and inputs.method == "amalgam":
         text = f"Label {LABELS} training texts; they correct the choice of the teacher."
-        return {"text": text, "command": _again(inputs, "label", "--count", str(LABELS))}
+        return _with_command(inputs, text, _again(inputs, "label", "--count", str(LABELS)))
     if "wrong-choice" in codes:
         method = {"student.method": "amalgam", "student.name": "amalgam"}
-        return {"text": "Use another rule.", "command": _run(inputs.overrides, method, inputs)}
+        return _with_command(inputs, "Use another rule.", _run(inputs.overrides, method, inputs))
     if "long-texts" in codes:
         longer = {"student.max_tokens": 256, "student.name": "long"}
-        return {"text": "Read more of each text.", "command": _run(inputs.overrides, longer, inputs)}
+        return _with_command(inputs, "Read more of each text.", _run(inputs.overrides, longer, inputs))
     return _without_cause(inputs, codes, rivals)
 
 
@@ -102,10 +95,10 @@ def _without_cause(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Riva
     """Returns the next step where training as `auto` does is the only remedy, or where it was no remedy."""
     if not _is_long(inputs):
         longer = {"student.epochs": "auto", "student.name": "longer"}
-        return {"text": "Train longer.", "command": _run(inputs.overrides, longer, inputs)}
+        return _with_command(inputs, "Train longer.", _run(inputs.overrides, longer, inputs))
     if any(rival["kind"] == "zero-shot" and rival["student_is"] == "worse" for rival in rivals):
         text = "Use zero-shot: it is better and needs no training."
-        return {"text": text, "command": _run(inputs.overrides, {"student.method": "zero-shot"}, inputs)}
+        return _with_command(inputs, text, _run(inputs.overrides, {"student.method": "zero-shot"}, inputs))
     if "few-texts" in codes:
         return {"text": f"Add training texts: the student learned {counted(inputs.texts or 0, 'text')}."}
     if inputs.teachers:
@@ -119,7 +112,7 @@ def _is_long(inputs: VerdictInputs) -> bool:
 
 
 def _look_at_teachers(inputs: VerdictInputs) -> Next:
-    return {"text": "Look at the teachers: one may be wrong or not needed.", "command": _again(inputs, "audit")}
+    return _with_command(inputs, "Look at the teachers: one may be wrong or not needed.", _again(inputs, "audit"))
 
 
 def _label_texts(inputs: VerdictInputs) -> Next:
@@ -131,7 +124,7 @@ def _label_texts(inputs: VerdictInputs) -> Next:
         return {"text": f"Rename {file}, also in `labels`; the next run then writes other texts to label there."}
     new = {"corpus.test": file, **({} if inputs.label else {"corpus.label": "label"})}
     text = f"Label the {counted(count, 'text')} of {file}, then run the command."
-    return {"text": text, "command": _run(inputs.overrides, new, inputs)}
+    return _with_command(inputs, text, _run(inputs.overrides, new, inputs))
 
 
 # ---- commands, which are entered in the folder of the experiment file

@@ -11,43 +11,23 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import accumulate, combinations, islice, permutations
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from amalgam.data.arrays import Array
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.storage.store import Store
+from amalgam.stages.build_targets.stage import TargetFacts
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.common.given_labels import HARD, ORDINARY
 from amalgam.stages.common.intervals import interval_of_auroc
+from amalgam.stages.report import blocks
 from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
-from amalgam.stages.report.blocks import (
-    CalibrationBin,
-    ConfidentError,
-    ConfusedPair,
-    ConfusionMatrix,
-    Confusions,
-    DisputedText,
-    FlaggedShares,
-    Histogram,
-    LabelQuality,
-    LengthGroup,
-    ScriptCounts,
-    StudentQuality,
-    TargetCounts,
-    TargetQuality,
-    TeacherUncertainty,
-    UnknownQuality,
-)
 from amalgam.stages.report.evaluation import EvaluationInputs, Predictions, TestAnswers, calibration_bin, gold_indices
 from amalgam.stages.report.verdict_types import Coverage, Kind, RivalCounts, Threshold
-
-if TYPE_CHECKING:
-    from amalgam.data.arrays import Array
-    from amalgam.stages.build_targets.stage import TargetFacts
 
 MOST_ERRORS, MOST_PAIRS, MOST_DISPUTED = 12, 15, 12
 
@@ -84,7 +64,7 @@ ROUNDING = 1e-3
 
 def student_quality(
     inputs: EvaluationInputs, answers: TestAnswers, confusion_counts: list[list[int]]
-) -> StudentQuality:
+) -> blocks.StudentQuality:
     predictions, labels, gold = answers.systems[inputs.system], inputs.labels, answers.gold
     confusion = np.array(confusion_counts)
     calibrated = [name for name in ("ensemble", inputs.system) if name in answers.systems and name != "zero-shot"]
@@ -112,10 +92,10 @@ def student_quality(
     }
 
 
-def unknown_quality(labelled: Array, unknown: Array, threshold: float) -> UnknownQuality:
+def unknown_quality(labelled: Array, unknown: Array, threshold: float) -> blocks.UnknownQuality:
     """Compares the unknown scores of two groups of texts: AUROC with its interval, and shares above thresholds."""
     auroc = low = high = None
-    curve: list[FlaggedShares] = []
+    curve: list[blocks.FlaggedShares] = []
     if len(labelled) and len(unknown):
         wins = _share_below(np.sort(labelled), unknown)
         losses = 1 - _share_below(np.sort(unknown), labelled)
@@ -151,17 +131,16 @@ def rival_counts(answers: TestAnswers, labels: LabelSpace, system: str) -> list[
     kinds: dict[str, Kind] = {"ensemble": "ensemble", "zero-shot": "zero-shot"}
     if len(answers.own) > 1:  # the ensemble of a single teacher is this teacher
         kinds |= {f"{TEACHER}{name}": "teacher" for name in answers.own}
-    everywhere = np.ones(len(gold), dtype=bool)
     counts = [
-        _rival(name.removeprefix(TEACHER), kind, right, answers.systems[name].label == gold, everywhere)
+        _rival(name.removeprefix(TEACHER), kind, right, answers.systems[name].label == gold)
         for name, kind in kinds.items()
         if name in answers.systems and name != system
     ]
     for name, own in answers.own.items() if len(answers.own) > 1 else ():
         inside = np.isin(gold, labels.columns[name])
-        counts.append(_rival(name, "teacher on its own labels", right, own == gold, inside))
+        counts.append(_rival(name, "teacher on its own labels", right[inside], (own == gold)[inside]))
     frequent = int(np.bincount(gold).argmax())
-    counts.append(_rival(labels.names[frequent], "most frequent label", right, gold == frequent, everywhere))
+    counts.append(_rival(labels.names[frequent], "most frequent label", right, gold == frequent))
     return counts
 
 
@@ -178,12 +157,12 @@ def rivals_of_selected(answers: TestAnswers, labels: LabelSpace, system: str) ->
     return [*ensemble, *(rival for rival in counts[1] if rival["kind"] != "ensemble")]
 
 
-def _rival(name: str, kind: Kind, right: Array, rival_right: Array, inside: Array) -> RivalCounts:
-    ours, theirs = right[inside], rival_right[inside]
+def _rival(name: str, kind: Kind, ours: Array, theirs: Array) -> RivalCounts:
+    """Compares the texts that the reported system and the rival predict right."""
     return {
         "name": name,
         "kind": kind,
-        "n": int(inside.sum()),
+        "n": len(ours),
         "student_right": int(ours.sum()),
         "right": int(theirs.sum()),
         "gained": int((ours & ~theirs).sum()),
@@ -203,26 +182,26 @@ def coverage(confidence: Array, right: Array) -> Coverage:
     return {"thresholds": thresholds, "curve": [{"n": int(n), "right": int(sums[n - 1])} for n in places]}
 
 
-def by_length(letters: Array, right: Array) -> list[LengthGroup]:
+def by_length(letters: Array, right: Array) -> list[blocks.LengthGroup]:
     """Counts the right predictions in four groups of texts of similar length; no rows for few texts."""
     if len(letters) < 4 * LEAST_GROUP:
         return []
     edges = np.unique(np.quantile(letters, (0.25, 0.5, 0.75)).round().astype(int))
     group = np.searchsorted(edges, letters)
-    rows: list[LengthGroup] = [
+    rows: list[blocks.LengthGroup] = [
         {
-            "low": int(letters[group == index].min()),
-            "high": int(letters[group == index].max()),
-            "n": int((group == index).sum()),
-            "right": int(right[group == index].sum()),
+            "low": int(letters[inside].min()),
+            "high": int(letters[inside].max()),
+            "n": int(inside.sum()),
+            "right": int(right[inside].sum()),
         }
         for index in range(len(edges) + 1)
-        if (group == index).any()
+        if (inside := group == index).any()
     ]
     return rows if len(rows) > 1 else []
 
 
-def calibration(predictions: Predictions, gold: Array, bins: int) -> list[CalibrationBin]:
+def calibration(predictions: Predictions, gold: Array, bins: int) -> list[blocks.CalibrationBin]:
     """Returns the non-empty bins of confidence, (low, high], with the edges that ECE uses."""
     place, right = calibration_bin(predictions.confidence, bins), predictions.label == gold
     return [
@@ -238,7 +217,7 @@ def calibration(predictions: Predictions, gold: Array, bins: int) -> list[Calibr
     ]
 
 
-def _classes(confusion: Array, labels: LabelSpace, gold: Array, oracle: Array | None) -> list[LabelQuality]:
+def _classes(confusion: Array, labels: LabelSpace, gold: Array, oracle: Array | None) -> list[blocks.LabelQuality]:
     return [
         {
             "label": name,
@@ -253,23 +232,18 @@ def _classes(confusion: Array, labels: LabelSpace, gold: Array, oracle: Array | 
     ]
 
 
-def confused_pairs(confusion: Array, names: tuple[str, ...]) -> Confusions:
+def confused_pairs(confusion: Array, names: tuple[str, ...]) -> blocks.Confusions:
     wrong = confusion * ~np.eye(len(names), dtype=bool)
     order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
     pairs = [divmod(int(place), len(names)) for place in order if wrong.flat[place]]
-    rows: list[ConfusedPair] = [
-        {
-            "gold": names[gold],
-            "predicted": names[label],
-            "n": int(wrong[gold, label]),
-            "of": int(confusion[gold].sum()),
-        }
+    rows: list[blocks.ConfusedPair] = [
+        {"gold": names[gold], "predicted": names[label], "n": int(wrong[gold, label]), "of": int(confusion[gold].sum())}
         for gold, label in pairs
     ]
     return {"of": int((wrong > 0).sum()), "pairs": rows}
 
 
-def confusion_matrix(confusion: Array, names: tuple[str, ...]) -> ConfusionMatrix:
+def confusion_matrix(confusion: Array, names: tuple[str, ...]) -> blocks.ConfusionMatrix:
     """Returns the counts; with many labels, those with the most errors and one last row and column for the rest."""
     if len(names) <= MATRIX:
         return {"labels": list(names), "others": 0, "counts": confusion.tolist()}
@@ -281,7 +255,7 @@ def confusion_matrix(confusion: Array, names: tuple[str, ...]) -> ConfusionMatri
     return {"labels": [names[index] for index in kept], "others": len(rest), "counts": counts.tolist()}
 
 
-def _errors(inputs: EvaluationInputs, answers: TestAnswers) -> list[ConfidentError]:
+def _errors(inputs: EvaluationInputs, answers: TestAnswers) -> list[blocks.ConfidentError]:
     """Returns the wrong predictions with the highest confidence."""
     predictions, names = answers.systems[inputs.system], inputs.labels.names
     wrong = np.flatnonzero(predictions.label != answers.gold)
@@ -326,21 +300,23 @@ def shortened(texts: tuple[str, ...]) -> str:
 # ---- the targets on a sample of the training texts
 
 
-def target_quality(inputs: AuditInputs, train: Part, targets: Iterable[pa.Table], facts: TargetFacts) -> TargetQuality:
+def target_quality(
+    inputs: AuditInputs, train: Part, targets: Iterable[pa.Table], facts: TargetFacts
+) -> blocks.TargetQuality:
     """Describes the targets, one table for each bucket of `train`."""
     work = max(len(inputs.labels.columns) ** 3 * len(inputs.labels.names), 1)
     buckets = first_buckets(train, min(SAMPLE, max(LEAST_SAMPLE, MOST_WORK / work)))
     keys = pa.concat_tables(read_bucket(inputs.store, bucket, ["key"]) for bucket in buckets).column("key")
     unset = np.array([key not in inputs.given for key in keys.to_pylist()], dtype=bool)
-    quality: TargetQuality = {
+    quality: blocks.TargetQuality = {
         "texts": train.texts,
         "sample": sum(bucket.rows for bucket in buckets),
         "targets": _targets(inputs, buckets, pa.concat_tables(islice(targets, len(buckets))), facts, unset),
     }
     if inputs.labels.columns:
-        blocks = list(audited_texts(inputs, buckets))
-        quality["audit"] = audit_texts(inputs, blocks)
-        quality |= _teachers(inputs, train, blocks, unset)
+        parts = list(audited_texts(inputs, buckets))
+        quality["audit"] = audit_texts(inputs, parts)
+        quality |= _teachers(inputs, train, parts, unset)
     return quality
 
 
@@ -352,14 +328,14 @@ def first_buckets(part: Part, texts: float) -> list[Bucket]:
 
 def _targets(
     inputs: AuditInputs, buckets: Sequence[Bucket], table: pa.Table, facts: TargetFacts, unset: Array
-) -> TargetCounts:
+) -> blocks.TargetCounts:
     """Returns the margins, and how often the target's first label is the gold label.
 
     `unset`: texts whose target and teacher are not set by a label in `labels`; only these count as labelled.
     """
     labels, store = inputs.labels, inputs.store
     right: int | None = None
-    margins: dict[str, Histogram] | None = None
+    margins: dict[str, blocks.Histogram] | None = None
     gold = gold_indices(labels, pa.concat_tables(read_bucket(store, bucket, ["label"]) for bucket in buckets))
     labelled = (gold >= 0) & unset
     if facts["objective"] == "kl" and labelled.any():  # the target is a distribution over the labels
@@ -375,14 +351,14 @@ def _targets(
     return {"labelled": int(labelled.sum()), "right": right, "margin": margins, "summary": facts["summary"]}
 
 
-def _teachers(inputs: AuditInputs, train: Part, blocks: Sequence[AuditedTexts], unset: Array) -> TargetQuality:
+def _teachers(inputs: AuditInputs, train: Part, parts: Sequence[AuditedTexts], unset: Array) -> blocks.TargetQuality:
     """Compares the teachers' confidences and weights with the gold labels."""
     columns = [np.array(own) for own in inputs.labels.columns.values()]
-    predicted = np.concatenate([texts.predicted_NT for texts in blocks])
-    confidence = np.concatenate([texts.confidence_NT for texts in blocks])
-    weights = np.concatenate([texts.shares_NT for texts in blocks])
-    leading = np.concatenate([texts.leader_N for texts in blocks])
-    gold = np.concatenate([texts.gold_N for texts in blocks])
+    predicted = np.concatenate([texts.predicted_NT for texts in parts])
+    confidence = np.concatenate([texts.confidence_NT for texts in parts])
+    weights = np.concatenate([texts.shares_NT for texts in parts])
+    leading = np.concatenate([texts.leader_N for texts in parts])
+    gold = np.concatenate([texts.gold_N for texts in parts])
     owns = np.stack([np.isin(gold, own) for own in columns], axis=1)
     labelled = owns.any(axis=1)
     counted = labelled & unset
@@ -404,7 +380,9 @@ def _teachers(inputs: AuditInputs, train: Part, blocks: Sequence[AuditedTexts], 
     }
 
 
-def _disputed(inputs: AuditInputs, train: Part, predicted: Array, confidence: Array, gold: Array) -> list[DisputedText]:
+def _disputed(
+    inputs: AuditInputs, train: Part, predicted: Array, confidence: Array, gold: Array
+) -> list[blocks.DisputedText]:
     """Returns the texts on which two teachers with different labels have the highest lower confidence."""
     strength = np.full(len(predicted), -np.inf)
     pair = np.zeros((len(predicted), 2), np.int64)
@@ -433,7 +411,7 @@ def _disputed(inputs: AuditInputs, train: Part, predicted: Array, confidence: Ar
     ]
 
 
-def _uncertainty(confidence: Array, owns: Array) -> TeacherUncertainty | None:
+def _uncertainty(confidence: Array, owns: Array) -> blocks.TeacherUncertainty | None:
     """Splits uncertainty, 1 - confidence, by whether the teacher has the text's gold label."""
     if not owns.any():
         return None
@@ -442,7 +420,7 @@ def _uncertainty(confidence: Array, owns: Array) -> TeacherUncertainty | None:
     return {"right": right, "wrong": wrong, "separation": separation(values, owns)}
 
 
-def _split(values: Array, right: Array, wrong: Array) -> tuple[Histogram, Histogram]:
+def _split(values: Array, right: Array, wrong: Array) -> tuple[blocks.Histogram, blocks.Histogram]:
     limits = _limits(values)
     return histogram(values[right], limits), histogram(values[wrong], limits)
 
@@ -464,7 +442,7 @@ def separation(values: Array, owns: Array) -> float | None:
     return wins / pairs if pairs else None
 
 
-def histogram(values: Array, limits: tuple[float, float]) -> Histogram:
+def histogram(values: Array, limits: tuple[float, float]) -> blocks.Histogram:
     """Counts all values; one that is outside the limits by rounding counts in the outer bin."""
     counts, _ = np.histogram(values.clip(*limits), bins=BINS, range=limits)
     mean = float(values.mean()) if len(values) else None
@@ -482,7 +460,7 @@ SCRIPT_LETTERS = 300
 SCRIPTS = {"CJK": "Han", "HIRAGANA": "Japanese kana", "KATAKANA": "Japanese kana", "FULLWIDTH": "Latin"}
 
 
-def script_counts(store: Store, part: Part) -> ScriptCounts:
+def script_counts(store: Store, part: Part) -> blocks.ScriptCounts:
     """Counts the first texts in key order by writing system."""
     texts: list[str] = []
     for bucket in part.buckets:

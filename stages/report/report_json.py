@@ -21,35 +21,12 @@ from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.methods import method_name
 from amalgam.stages.read_corpus.stage import train_needs_label
-from amalgam.stages.report.blocks import (
-    AccuracyLoss,
-    DataBlock,
-    Evaluation,
-    EvaluationBlock,
-    Findings,
-    LabelsBlock,
-    ModelSize,
-    PartCounts,
-    ReportJson,
-    StageBlock,
-    StudentBlock,
-    TeacherCost,
-    TeacherLabels,
-)
-from amalgam.stages.report.causes import MANY_WRONG, tested_on
+from amalgam.stages.report import blocks, students
+from amalgam.stages.report.causes import MANY_WRONG
 from amalgam.stages.report.next_step import free_student
-from amalgam.stages.report.students import (
-    OtherStudent,
-    best_supervised,
-    changed_settings,
-    named_students,
-    other_students,
-    student_rivals,
-    temperature_sweep,
-)
 from amalgam.stages.report.verdict import verdict
 from amalgam.stages.report.verdict_types import LearnedTexts, VerdictInputs
-from amalgam.stages.report.verdict_words import estimate_sentence
+from amalgam.stages.report.verdict_words import estimate_sentence, tested_on
 
 if TYPE_CHECKING:
     from amalgam.stages.common.training.schedule import Schedule, StudentFacts
@@ -106,14 +83,19 @@ class ReportInputs:
         return self.results[stage][1].facts if stage in self.results else None
 
 
-def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: Findings, name: str) -> ReportJson:
+def report_json(
+    inputs: ReportInputs, evaluation: blocks.Evaluation | None, findings: blocks.Findings, name: str
+) -> blocks.ReportJson:
     fingerprint, manifest = inputs.results["report"]
     test, picked = (manifest.identity["inputs"].get(name) for name in ("test", "picked"))
-    students = list(other_students(inputs.store, test, picked)) if test else []
+    measured = list(students.other_students(inputs.store, test, picked)) if test else []
+    n = evaluation["n"] if evaluation else 0
+    others = students.named_students(measured, inputs.fingerprint("train-student"), inputs.names, n)
+    ours = next((student for student in measured if student.scores["fingerprint"] == fingerprint), None)
     record = inputs.store.record(inputs.store.folder("report", fingerprint) / "report.json")
     history = record.made if record else {}
     counts = [row["n"] for row in findings["student_quality"]["classes"]] if findings["student_quality"] else []
-    numbers: ReportJson = {
+    numbers: blocks.ReportJson = {
         "amalgam_report": FORMAT,
         "name": name,
         "date": history.get("date"),
@@ -124,9 +106,9 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
         "student_quality": findings["student_quality"],
         "target_quality": findings["target_quality"],
         "chance": max(counts) / sum(counts) if sum(counts) else None,  # always predicting the most frequent label
-        "supervised": best_supervised(fingerprint, students),
-        "sweep": temperature_sweep(fingerprint, students),
-        "students": [],
+        "supervised": students.best_supervised(fingerprint, measured),
+        "sweep": students.temperature_sweep(fingerprint, measured),
+        "students": [{**student.scores, "name": name, "supervised": student.supervised} for name, student in others],
         "labels": _labels(inputs),
         "data": _data(inputs, findings),
         "stages": list(_stages(inputs, set(history.get("executed", ())))),
@@ -143,12 +125,6 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
         "label_estimates": findings.get("label_estimates"),
         "notes": [{"stage": stage, "note": note} for stage, notes in inputs.notes.items() for note in notes],
     }
-    n = evaluation["n"] if evaluation else 0
-    others = named_students(students, inputs.fingerprint("train-student"), inputs.names, n)
-    ours = next((student for student in students if student.scores["fingerprint"] == fingerprint), None)
-    numbers["students"] = [
-        {**student.scores, "name": name, "supervised": student.supervised} for name, student in others
-    ]
     numbers["accuracy_losses"] = accuracy_losses(numbers, teachers=len(inputs.labels.columns))
     numbers["summary"] = summary(numbers)
     if numbers["learns"]:
@@ -157,38 +133,37 @@ def report_json(inputs: ReportInputs, evaluation: Evaluation | None, findings: F
 
 
 def _remade(
-    inputs: ReportInputs, ours: OtherStudent | None, others: list[tuple[str, OtherStudent]]
+    inputs: ReportInputs, ours: students.OtherStudent | None, others: list[tuple[str, students.OtherStudent]]
 ) -> dict[str, dict[str, Any]]:
     """Returns the overrides that train the students without a folder again, under a free name."""
     names, free = set(inputs.names.values()), free_student("better", inputs.folders)
     remade = {}
     for name, student in others:
         if name not in names:
-            changed = changed_settings(ours, student)
+            changed = students.changed_settings(ours, student)
             remade[name] = {**inputs.overrides, **changed, "student.name": free} if changed else {}
     return remade
 
 
 def _verdict_inputs(
     inputs: ReportInputs,
-    numbers: ReportJson,
-    others: list[tuple[str, OtherStudent]],
+    numbers: blocks.ReportJson,
+    others: list[tuple[str, students.OtherStudent]],
     remade: Mapping[str, Mapping[str, Any]],
 ) -> VerdictInputs:
     quality, losses = numbers["student_quality"], numbers["accuracy_losses"]
     student: StudentFacts = inputs.facts("train-student")
     weights: WeightFacts | None = inputs.facts("weigh-teachers")
-    evaluation, selected = numbers["evaluation"], None
-    if evaluation and "selected" in evaluation:
-        selected = evaluation["selected"]
-    unlabelled = {"corpus.test"} if evaluation is None else set()
-    unlabelled |= set() if inputs.settings.corpus.label else {"corpus.label"}
+    evaluation = numbers["evaluation"]
+    selected = evaluation.get("selected") if evaluation else None
+    missing = {"corpus.test"} if evaluation is None else set()
+    missing |= set() if inputs.settings.corpus.label else {"corpus.label"}
     right = evaluation["n"] - quality["wrong"] if evaluation and quality else 0
     ordinary = evaluation["n"] if evaluation and (not selected or selected["random"]) else 0
-    students = student_rivals(right, quality["right_hex"], others) if quality and ordinary else []
+    other_rivals = students.student_rivals(right, quality["right_hex"], others) if quality and ordinary else []
     return VerdictInputs(
         n=ordinary,
-        rivals=[*quality["rivals"], *students] if quality else (),
+        rivals=[*quality["rivals"], *other_rivals] if quality else (),
         labels=quality["classes"] if quality and ordinary else (),
         unlabelled=numbers["unlabelled"],
         teachers=len(inputs.labels.columns),
@@ -211,7 +186,7 @@ def _verdict_inputs(
         file=inputs.file,
         remade=remade,
         folders=inputs.folders,
-        overrides={field: value for field, value in inputs.overrides.items() if field not in unlabelled},
+        overrides={field: value for field, value in inputs.overrides.items() if field not in missing},
     )
 
 
@@ -226,22 +201,17 @@ def learned_texts(settings: ExperimentConfig, facts: CorpusFacts) -> LearnedText
     return {"texts": labelled or shared["train"], "of": of, "labelled": bool(labelled)}
 
 
-def _evaluation_block(evaluation: Evaluation) -> EvaluationBlock:
+def _evaluation_block(evaluation: blocks.Evaluation) -> blocks.EvaluationBlock:
     systems = {name: scores.copy() for name, scores in evaluation["systems"].items()}
     for scores in systems.values():
         scores.pop("confusion", None)
         scores.pop("label_f1", None)
-    return {
-        **evaluation,
-        "labels": len(evaluation["labels"]),
-        "groups": list(evaluation["groups"]),
-        "systems": systems,
-    }
+    return {**evaluation, "labels": len(evaluation["labels"]), "groups": list(evaluation["groups"]), "systems": systems}
 
 
-def _labels(inputs: ReportInputs) -> LabelsBlock:
+def _labels(inputs: ReportInputs) -> blocks.LabelsBlock:
     labels, owners = inputs.labels, inputs.labels.owners
-    teachers: list[TeacherLabels] = [
+    teachers: list[blocks.TeacherLabels] = [
         {
             "teacher": name,
             "n": len(columns),
@@ -255,7 +225,7 @@ def _labels(inputs: ReportInputs) -> LabelsBlock:
     return {"n": len(labels.names), "shared": shared, "teachers": teachers}
 
 
-def _data(inputs: ReportInputs, findings: Findings) -> DataBlock:
+def _data(inputs: ReportInputs, findings: blocks.Findings) -> blocks.DataBlock:
     facts: CorpusFacts = inputs.facts("read-corpus")
     cache: CacheFacts | None = inputs.facts("cache-teachers")
     student: StudentFacts | None = inputs.facts("train-student")
@@ -269,7 +239,7 @@ def _data(inputs: ReportInputs, findings: Findings) -> DataBlock:
     }
 
 
-def _part_counts(name: str, facts: PartRecordFacts) -> PartCounts:
+def _part_counts(name: str, facts: PartRecordFacts) -> blocks.PartCounts:
     return {
         "part": name,
         "rows": facts["rows"],
@@ -282,7 +252,7 @@ def _part_counts(name: str, facts: PartRecordFacts) -> PartCounts:
     }
 
 
-def _student(manifest: Record) -> StudentBlock:
+def _student(manifest: Record) -> blocks.StudentBlock:
     weights = sum(file.bytes for file in manifest.files if PurePosixPath(file.path).match("model*.safetensors"))
     facts: StudentFacts = manifest.facts
     return {
@@ -296,9 +266,9 @@ def _student(manifest: Record) -> StudentBlock:
     }
 
 
-def _models(inputs: ReportInputs, history: Mapping[str, Any]) -> list[ModelSize]:
+def _models(inputs: ReportInputs, history: Mapping[str, Any]) -> list[blocks.ModelSize]:
     """Returns size and speed: texts per second of the student in this evaluation, text-passes of the teachers."""
-    speed, rows = history.get("student") or {}, list[ModelSize]()
+    speed, rows = history.get("student") or {}, list[blocks.ModelSize]()
     costs = {cost["teacher"]: cost for cost in history.get("teacher_costs", ())}
     if inputs.settings.student.learns:
         rate = speed["texts"] / speed["seconds"] if speed.get("seconds") else None
@@ -310,7 +280,7 @@ def _models(inputs: ReportInputs, history: Mapping[str, Any]) -> list[ModelSize]
     return rows
 
 
-def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[StageBlock]:
+def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[blocks.StageBlock]:
     for stage, needs in inputs.needs.items():
         fingerprint, manifest = inputs.results[stage]
         record = inputs.store.record(inputs.store.folder(stage, fingerprint) / TIMING)
@@ -331,15 +301,15 @@ def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[StageBlock]:
         }
 
 
-def total_seconds(numbers: ReportJson) -> float | None:
+def total_seconds(numbers: blocks.ReportJson) -> float | None:
     """Returns the seconds of all stages; None if those of one stage are unknown."""
     seconds = [row["seconds"] for row in numbers["stages"] if row["seconds"] is not None]
     return sum(seconds) if len(seconds) == len(numbers["stages"]) else None
 
 
-def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -> list[TeacherCost]:
+def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -> list[blocks.TeacherCost]:
     """Sums text-passes, tokens and seconds of the cached units of this experiment, by teacher."""
-    costs: dict[str, TeacherCost] = {
+    costs: dict[str, blocks.TeacherCost] = {
         family: {"teacher": teacher, "seconds": 0.0, "text_passes": 0, "tokens": 0}
         for teacher, family in families.items()
     }
@@ -360,7 +330,7 @@ def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -
 # ---- summary: two sentences, the student's accuracy next to others, and the largest loss of accuracy
 
 
-def summary(numbers: ReportJson) -> list[str]:
+def summary(numbers: blocks.ReportJson) -> list[str]:
     evaluation = numbers["evaluation"]
     if evaluation is None and numbers["label_estimates"]:
         return [estimate_sentence(numbers["label_estimates"]), _teacher_choice(numbers)]
@@ -370,7 +340,7 @@ def summary(numbers: ReportJson) -> list[str]:
     return [_accuracy(numbers, evaluation), _largest_loss(numbers)]
 
 
-def _accuracy(numbers: ReportJson, evaluation: EvaluationBlock) -> str:
+def _accuracy(numbers: blocks.ReportJson, evaluation: blocks.EvaluationBlock) -> str:
     system, systems, n = evaluation["system"], evaluation["systems"], evaluation["n"]
     accuracy = systems[system]["accuracy"]
     low, high = interval(accuracy, n)
@@ -395,7 +365,7 @@ def _accuracy(numbers: ReportJson, evaluation: EvaluationBlock) -> str:
     return f"{subject} has {measured}{'; ' if others else ''}{listed}."
 
 
-def accuracy_losses(numbers: ReportJson, *, teachers: int) -> list[AccuracyLoss]:
+def accuracy_losses(numbers: blocks.ReportJson, *, teachers: int) -> list[blocks.AccuracyLoss]:
     """Returns the accuracy lost at each step from the teachers to the student; `lost` may be negative.
 
     The steps: wrong teachers, targets that follow the wrong one of several, a student that does not fit its targets.
@@ -424,7 +394,7 @@ def accuracy_losses(numbers: ReportJson, *, teachers: int) -> list[AccuracyLoss]
     ]
 
 
-def relevant_loss(losses: Sequence[AccuracyLoss]) -> str | None:
+def relevant_loss(losses: Sequence[blocks.AccuracyLoss]) -> str | None:
     """Returns the step with the largest loss that can be a cause: of the teachers, it is an error on many texts."""
     least = {"teachers": MANY_WRONG}
     relevant = [loss for loss in losses if loss["lost"] > 0 and loss["lost"] >= least.get(loss["step"], 0)]
@@ -432,7 +402,7 @@ def relevant_loss(losses: Sequence[AccuracyLoss]) -> str | None:
     return largest["step"] if largest and len(losses) > 1 else None
 
 
-def _supervised(numbers: ReportJson) -> bool:
+def _supervised(numbers: blocks.ReportJson) -> bool:
     """Returns whether the student learned from gold labels alone."""
     return numbers["learns"] and numbers["settings"]["targets"]["mode"] == "supervised"
 
@@ -448,7 +418,7 @@ REASONS = {
 UNTRAINED = "the choice of the teacher: {right} accuracy on the test texts, {before} for the best choice"
 
 
-def _largest_loss(numbers: ReportJson) -> str:
+def _largest_loss(numbers: blocks.ReportJson) -> str:
     losses = numbers["accuracy_losses"]
     if _supervised(numbers):
         return "The student learned from gold labels, not from teachers, so its accuracy losses are its own."
@@ -465,7 +435,7 @@ def _largest_loss(numbers: ReportJson) -> str:
     return f"Largest loss, {100 * loss['lost']:.1f} points of accuracy: {reason}."
 
 
-def _teacher_choice(numbers: ReportJson) -> str:
+def _teacher_choice(numbers: blocks.ReportJson) -> str:
     choice = (numbers["target_quality"] or {}).get("choice")
     if choice and choice["n"]:
         right, oracle = percent(choice["right"] / choice["n"]), percent(choice["oracle"] / choice["n"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -29,30 +29,26 @@ from amalgam.stages.common import load
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import Part, read_bucket
 from amalgam.stages.common.deliveries import STUDENTS, delivered_students
-from amalgam.stages.common.given_labels import ORDINARY
+from amalgam.stages.common.given_labels import ORDINARY, GivenLabels
+from amalgam.stages.common.intervals import interval
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
 from amalgam.stages.objective_inputs import reads_texts
-from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Selected, TeacherCost
-from amalgam.stages.report.html import check_page, page, page_name, place_of, publish, publish_texts
+from amalgam.stages.report import verdict_types as types
+from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Selected, StudentQuality, TeacherCost
+from amalgam.stages.report.html import page
+from amalgam.stages.report.publish import check_page, page_name, place_of, publish, publish_texts
 from amalgam.stages.report.report_json import MEASURES, ReportInputs, learned_texts, report_json, teacher_costs
 from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
-from amalgam.stages.report.verdict_types import (
-    MOST_PREDICTED,
-    TO_LABEL,
-    LabelEstimates,
-    LearnedTexts,
-    UnlabelledQuality,
-)
 from amalgam.stages.report.verdict_words import evaluation_cautions
 from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions, target_method
 from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
-    from amalgam.stages.cache_teachers.sample import PassAudit
+    from amalgam.stages.common.cached.read import AnswerReader
     from amalgam.stages.common.inference.batches import Classifier
     from amalgam.stages.report.audit import AuditInputs
     from amalgam.stages.report.evaluation import EvaluationInputs
@@ -148,7 +144,7 @@ class Report(Stage):
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of predicted texts, counted once for each evaluation: test texts, else training texts."""
         test, train = load.part_of(run, "test"), load.part_of(run, "train")
-        texts = test.texts if test else min(train.texts, MOST_PREDICTED) if train else 1
+        texts = test.texts if test else min(train.texts, types.MOST_PREDICTED) if train else 1
         return float(texts * (1 if units is None else len(units)))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
@@ -223,9 +219,11 @@ class Report(Stage):
             run.console.verdict(lines(numbers["verdict"], list(evaluation_cautions(scores)), place_of(run.base)))
         to_label = _file(run, TEXTS_TO_LABEL)
         if to_label:
-            run.console.say(publish_texts(run.base, name + TO_LABEL, run.store.verified_path(to_label).read_bytes()))
-        mark = run.fingerprint(self.name), load.delivery_services(run)
-        run.console.say(f"report{place_of(run.base)}: {publish(run.base, name, page(numbers), numbers, *mark)}")
+            run.console.say(
+                publish_texts(run.base, name + types.TO_LABEL, run.store.verified_path(to_label).read_bytes())
+            )
+        path = publish(run.base, name, page(numbers), numbers, load.delivery_services(run))
+        run.console.say(f"report{place_of(run.base)}: {path}")
 
     def describe(self, manifest: Record) -> str:
         return str(manifest.facts["method"])
@@ -266,52 +264,57 @@ def _file(run: Run, name: str) -> StoredFile | None:
 
 def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Speed | None]:
     """Returns the evaluation and the student's speed with labelled test texts, else the texts to label as csv."""
-    from amalgam.stages.report.evaluation import evaluate_systems, ordinary_texts, predict_test
-    from amalgam.stages.report.quality import rivals_of_selected, script_counts, student_quality, target_quality
+    from amalgam.stages.report.quality import script_counts, target_quality
 
-    test, train = load.part_of(run, "test"), _train_part(run)
-    scores, quality, targets, unlabelled, to_label, speed = None, None, None, None, None, None
-    if test:
-        inputs = evaluation_inputs(run, test)
-        every, names = predict_test(inputs), inputs.labels.names
-        answers = ordinary_texts(every)
-        learns = run.experiment.student.learns
-        scores = Evaluation(
-            n=len(answers.gold),
-            left_out=test.texts - len(every.gold) - len(every.unknown_scores),
-            labels=list(names),
-            groups={name: [names[column] for column in own] for name, own in inputs.labels.columns.items()},
-            systems=evaluate_systems(inputs, answers),
-            system=inputs.system,
-            selected_by=run.result("train-student").facts["selected_by"] if learns else "no student was trained",
-        )
-        learned = _learned(run, test)
-        if learned:
-            scores["learned"] = learned
-        selected = int((every.picked != ORDINARY).sum())
-        if selected:
-            scores["selected"] = Selected(texts=selected, random=len(every.picked) - selected)
-        quality = student_quality(inputs, answers, scores["systems"][inputs.system]["confusion"])
-        if selected:
-            quality["rivals"] = rivals_of_selected(every, inputs.labels, inputs.system)
-        speed = Speed(texts=len(answers.gold), seconds=round(answers.seconds, 3)) if learns else None
-    elif train:
-        unlabelled, to_label = _unlabelled(run, train)
-    if train:
-        audit_inputs = _audit_inputs(replace(run, experiment=_compared(run.experiment)))
-        targets = target_quality(audit_inputs, train, read_targets(run), target_facts(run))
+    test, train, given = load.part_of(run, "test"), _train_part(run), load.given_labels(run)
+    scores, to_label, speed = None, None, None
     findings: Findings = {
-        "student_quality": quality,
-        "target_quality": targets,
-        "unlabelled": unlabelled,
+        "student_quality": None,
+        "target_quality": None,
+        "unlabelled": None,
         "scripts": {part.name: script_counts(run.store, part) for part in (train, test) if part},
     }
-    if train and load.estimation_texts(run):
-        findings["label_estimates"] = _label_estimates(run, train)
+    if test:
+        scores, findings["student_quality"], speed = _measured(run, test)
+    elif train:
+        findings["unlabelled"], to_label = _unlabelled(run, train)
+    if train:
+        audit_inputs = _audit_inputs(replace(run, experiment=_compared(run.experiment)))
+        findings["target_quality"] = target_quality(audit_inputs, train, read_targets(run), target_facts(run))
+    if train and given and load.estimation_texts(run):
+        findings["label_estimates"] = _label_estimates(run, train, given)
     return scores, findings, to_label, speed
 
 
-def _learned(run: Run, test: Part) -> LearnedTexts | None:
+def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, Speed | None]:
+    """Evaluates every system on the labelled test texts, and describes the reported one."""
+    from amalgam.stages.report.evaluation import evaluate_systems, ordinary_texts, predict_test
+    from amalgam.stages.report.quality import rivals_of_selected, student_quality
+
+    inputs, learns = evaluation_inputs(run, test), run.experiment.student.learns
+    every, names = predict_test(inputs), inputs.labels.names
+    answers = ordinary_texts(every)
+    scores = Evaluation(
+        n=len(answers.gold),
+        left_out=test.texts - len(every.gold) - len(every.unknown_scores),
+        labels=list(names),
+        groups={name: [names[column] for column in own] for name, own in inputs.labels.columns.items()},
+        systems=evaluate_systems(inputs, answers),
+        system=inputs.system,
+        selected_by=run.result("train-student").facts["selected_by"] if learns else "no student was trained",
+    )
+    learned = _learned(run, test)
+    if learned:
+        scores["learned"] = learned
+    quality = student_quality(inputs, answers, scores["systems"][inputs.system]["confusion"])
+    selected = int((every.picked != ORDINARY).sum())
+    if selected:
+        scores["selected"] = Selected(texts=selected, random=len(every.picked) - selected)
+        quality["rivals"] = rivals_of_selected(every, inputs.labels, inputs.system)
+    return scores, quality, Speed(texts=len(answers.gold), seconds=round(answers.seconds, 3)) if learns else None
+
+
+def _learned(run: Run, test: Part) -> types.LearnedTexts | None:
     """Returns the test texts that are also learned; those of `labels` are learned with their gold labels."""
     learned, given = learned_texts(run.experiment, run.result("read-corpus").facts), load.given_labels(run)
     if learned is None or given is None:
@@ -322,26 +325,33 @@ def _learned(run: Run, test: Part) -> LearnedTexts | None:
     return {**learned, "texts": texts, "labelled": True} if texts > labelled else learned
 
 
-def _label_estimates(run: Run, train: Part) -> LabelEstimates:
-    from amalgam.stages.report.label_estimates import right_texts, unknown_share
+def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEstimates:
+    from amalgam.stages.report.label_estimates import right_texts
 
-    given, keys = load.given_labels(run), load.estimation_texts(run)
-    if given is None:
-        raise AssertionError("there are no labels")
-    student = load.load_student(run, student_folder(run), load.label_space(run).names, where="the student")
-    right = right_texts(estimate_inputs(run, train, keys, student))
+    gold = {key: given.by_key[key] for key in load.estimation_texts(run)}
+    right = right_texts(estimate_inputs(run, train, gold, _student(run)))
     both = None if right.student is None or right.ensemble is None else (right.student, right.ensemble)
     return {
-        "n": len(keys),
+        "n": len(gold),
         "labels": len(given.by_key),
         "empty": given.empty,
-        "unknown": unknown_share(given) if run.experiment.corpus.unknown else None,
+        "unknown": share_of_unknown(run, given),
         "random": load.picked_at_random(run),
         "weights": target_method(run.experiment.targets).weighs_together,
         "systems": list(right.systems()),
         "gained": int((both[0] & ~both[1]).sum()) if both else None,
         "lost": int((both[1] & ~both[0]).sum()) if both else None,
     }
+
+
+def share_of_unknown(run: Run, given: GivenLabels) -> types.ShareOfUnknown | None:
+    """Returns the share of training texts of no label; None without `corpus.unknown`, which marks such texts."""
+    if not run.experiment.corpus.unknown:
+        return None
+    unknown = len(given.unknown_sample)
+    n = len(given.sample) + unknown
+    low, high = interval(unknown / max(n, 1), n)
+    return {"n": n, "unknown": unknown, "low": low, "high": high}
 
 
 def _print_estimates(run: Run, findings: Findings) -> None:
@@ -359,35 +369,33 @@ def _print_estimates(run: Run, findings: Findings) -> None:
 
 
 def estimate_inputs(
-    run: Run, train: Part, keys: Collection[bytes], student: Classifier | None = None
+    run: Run, train: Part, gold: Mapping[bytes, str], student: Classifier | None = None
 ) -> EstimateInputs:
-    """Returns the inputs of the estimates on the texts with these keys, which have labels."""
+    """Returns the inputs of the estimates on the texts with these gold labels by key."""
     from amalgam.stages.report.label_estimates import EstimateInputs
 
-    given, labels = load.given_labels(run), load.label_space(run)
     return EstimateInputs(
         store=run.store,
         train=train,
-        labels=labels,
-        gold={key: given.by_key[key] for key in keys} if given else {},
-        answers=cached.answer_reader(run) if labels.columns else None,
+        labels=load.label_space(run),
+        gold=gold,
+        answers=_answers(run),
         targets=partial(unset_targets, run),
         student=student,
     )
 
 
-def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:
+def _unlabelled(run: Run, train: Part) -> tuple[types.UnlabelledQuality, str]:
     from amalgam.stages.report.labelling import LabellingInputs, unlabelled_quality
 
-    labels, accuracy = load.label_space(run), None
-    if "weigh-teachers" in run.results:
-        accuracy = run.result("weigh-teachers").facts.get("accuracy")
+    weighed = "weigh-teachers" in run.results
+    accuracy = run.result("weigh-teachers").facts.get("accuracy") if weighed else None
     inputs = LabellingInputs(
         store=run.store,
         train=train,
-        labels=labels,
-        student=load.load_student(run, student_folder(run), labels.names, where="the student"),
-        answers=cached.answer_reader(run) if labels.columns else None,
+        labels=load.label_space(run),
+        student=_student(run),
+        answers=_answers(run),
         targets=read_targets(run) if target_facts(run)["objective"] == "kl" else None,
         held_out=held_out_share(run),
         corpus=run.experiment.corpus,
@@ -401,22 +409,31 @@ def _unlabelled(run: Run, train: Part) -> tuple[UnlabelledQuality, str]:
 def evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
     from amalgam.stages.report.evaluation import EvaluationInputs
 
-    labels, learns, system = load.label_space(run), run.experiment.student.learns, method_name(run.experiment)
+    learns, system = run.experiment.student.learns, method_name(run.experiment)
     similarities = run.store.record(_zero_shot_unit(run, test).record_path)
     if similarities is None:
         raise AssertionError("the zero-shot unit is complete before the report")
     return EvaluationInputs(
         store=run.store,
         test=test,
-        labels=labels,
-        answers=cached.answer_reader(run) if labels.columns else None,
+        labels=load.label_space(run),
+        answers=_answers(run),
         similarities=run.store.verified_path(similarities.files[0]),
         system=f"student ({system})" if learns else system,
-        student=load.load_student(run, student_folder(run), labels.names, where="the student") if learns else None,
+        student=_student(run) if learns else None,
         calibration_bins=run.experiment.report.calibration_bins,
         unknown_label=run.experiment.corpus.unknown,
         picked=load.picked_texts(run),
     )
+
+
+def _answers(run: Run) -> AnswerReader | None:
+    """Returns the reader of the teachers' cached predictions; None without teachers."""
+    return cached.answer_reader(run) if load.label_space(run).columns else None
+
+
+def _student(run: Run) -> Classifier:
+    return load.load_student(run, student_folder(run), load.label_space(run).names, where="the student")
 
 
 # ---- the training texts
@@ -518,8 +535,7 @@ def _audit_inputs(run: Run) -> AuditInputs:
 
     labels, targets = load.label_space(run), run.experiment.targets
     by_domain = target_method(targets).weighs_by_domain and {"fit-statistics", "cache-features"} <= run.results.keys()
-
-    reader = cached.answer_reader(run) if labels.columns else None
+    reader = _answers(run)
 
     def read_predictions(prefixes: Sequence[str], keys: Any) -> Sequence[TeacherPredictions]:
         column = pl.Series("key", keys, pl.Binary)
@@ -535,11 +551,5 @@ def _audit_inputs(run: Run) -> AuditInputs:
         store=run.store,
         read_predictions=read_predictions,
         given=given.by_key if (given := load.given_labels(run)) else (),
-        passes=_pass_audit(run),
+        passes=run.result("cache-teachers").facts.get("audit") if load.teachers_of(run) else None,
     )
-
-
-def _pass_audit(run: Run) -> PassAudit | None:
-    """Returns the counts on sampled texts, which ran passes that the others did not; None without a sample."""
-    audit: PassAudit | None = run.result("cache-teachers").facts.get("audit") if load.teachers_of(run) else None
-    return audit

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.storage.small_files import canonical
 from amalgam.pipeline.storage.store import MANIFEST, Record, Store
+from amalgam.stages.report.blocks import StudentScores, SweepPoint
 from amalgam.stages.report.verdict_types import RivalCounts
 from amalgam.stages.target_methods import TARGET_METHODS, TargetMethod
 
@@ -17,29 +18,6 @@ SUPERVISED = "supervised"
 
 TARGET_STAGES = {"build-targets", "weigh-teachers"}
 """Stages between the teachers' predictions and the student: their settings are compared, not their results."""
-
-
-class Measures(TypedDict):
-    n: int
-    accuracy: float
-    macro_f1: float
-    nll_nats: float | None
-    nll_infinite: NotRequired[int]
-    """Texts whose gold label has probability 0."""
-    ece: float | None
-
-
-class StudentScores(Measures):
-    """The scores of a report, as its manifest has them: without `nll_infinite`."""
-
-    fingerprint: str
-    method: str
-
-
-class SweepPoint(StudentScores):
-    temperature: float
-    ours: bool
-    """Whether it is the student of the page."""
 
 
 @dataclass(frozen=True)

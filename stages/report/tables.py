@@ -9,17 +9,9 @@ from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.console import Console, counted
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.intervals import bounds, nats, percent, points
-from amalgam.stages.report.blocks import (
-    AuditBlock,
-    AuditedLabel,
-    AuditedTeacher,
-    EvaluatedSystems,
-    LeftOut,
-    Scores,
-    UnknownQuality,
-)
+from amalgam.stages.report import blocks
 from amalgam.stages.report.verdict_types import LabelEstimates, SystemEstimate
-from amalgam.stages.report.verdict_words import unknown_share_line
+from amalgam.stages.report.verdict_words import share_of_unknown_line
 
 Score = Literal["accuracy", "macro_f1", "nll_nats", "ece"]
 SCORES: tuple[Score, ...] = ("accuracy", "macro_f1", "nll_nats", "ece")
@@ -39,7 +31,7 @@ def measure(score: Score, value: float | None) -> str:
 # ---- evaluation
 
 
-def print_evaluation(console: Console, scores: EvaluatedSystems, labels: int, groups: Collection[str]) -> None:
+def print_evaluation(console: Console, scores: blocks.EvaluatedSystems, labels: int, groups: Collection[str]) -> None:
     """Prints the last systems and the reported one; evaluation.json has all."""
     names = list(scores["systems"])
     names = [name for name in names[:-MOST_SYSTEMS] if name == scores["system"]] + names[-MOST_SYSTEMS:]
@@ -66,7 +58,7 @@ def estimate_line(estimates: LabelEstimates) -> str:
     picked = "picked at random" if estimates["random"] else "a random sample only if you picked them at random"
     have = "has no label and may be a harder one" if estimates["empty"] == 1 else "have no label and may be harder ones"
     empty = f"; {estimates['empty']:,} more {have}" if estimates["empty"] else ""
-    unknown = f"; {unknown_share_line(estimates['unknown'])}" if estimates["unknown"] else ""
+    unknown = f"; {share_of_unknown_line(estimates['unknown'])}" if estimates["unknown"] else ""
     return f"{count}, {picked}{empty}{unknown}"
 
 
@@ -79,7 +71,7 @@ def system_name(system: SystemEstimate) -> str:
     return names.get(system["kind"], system["name"])
 
 
-def unknown_line(unknown: UnknownQuality) -> str:
+def unknown_line(unknown: blocks.UnknownQuality) -> str:
     """Returns how many texts the student flags as unknown, for the terminal and the page."""
     labelled = f"{percent(unknown['labelled_flagged'] / max(unknown['labelled'], 1))} of {unknown['labelled']:,}"
     if unknown["auroc"] is None:
@@ -93,7 +85,7 @@ def header(groups: Iterable[str]) -> list[str]:
     return ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in groups)]
 
 
-def row(name: str, system: Scores, groups: Iterable[str]) -> list[str]:
+def row(name: str, system: blocks.Scores, groups: Iterable[str]) -> list[str]:
     """Returns the cells of one system: its name, four measures and the accuracy on each group of labels."""
     measures = (measure(score, system[score]) for score in SCORES)
     return [name, *measures, *(share(system["slice_accuracy"][group]) for group in groups)]
@@ -102,7 +94,7 @@ def row(name: str, system: Scores, groups: Iterable[str]) -> list[str]:
 # ---- audit
 
 
-def print_audit(console: Console, audit: AuditBlock) -> None:
+def print_audit(console: Console, audit: blocks.AuditBlock) -> None:
     gold = f"{audit['labelled']:,} with gold labels" if audit["labelled"] else "no gold labels (corpus.label)"
     title = f"{audit['texts']:,} texts, {gold}; weights {audit['weights']}, confidence by {audit['uncertainty']}"
     if audit["accuracy"] is not None:
@@ -134,7 +126,7 @@ def print_audit(console: Console, audit: AuditBlock) -> None:
         console.result(line)
 
 
-def _teacher_row(teacher: AuditedTeacher, audit: AuditBlock) -> list[str]:
+def _teacher_row(teacher: blocks.AuditedTeacher, audit: blocks.AuditBlock) -> list[str]:
     left_out, effect = teacher["left_out"], ["-", "-", "-", ""]
     if left_out is not None:
         agreement, gain = left_out["held_out_agreement"], left_out["gain"]
@@ -149,7 +141,7 @@ def _teacher_row(teacher: AuditedTeacher, audit: AuditBlock) -> list[str]:
     return [teacher["teacher"], str(teacher["labels"]), *map(share, shares), *effect]
 
 
-def _label_row(label: AuditedLabel, audit: AuditBlock) -> list[str]:
+def _label_row(label: blocks.AuditedLabel, audit: blocks.AuditBlock) -> list[str]:
     texts = next((gold for gold in audit["gold"] if gold["label"] == label["label"]), None)
     shares = ["-"] * 3
     if texts:
@@ -157,7 +149,7 @@ def _label_row(label: AuditedLabel, audit: AuditBlock) -> list[str]:
     return [shown_name(label["label"]), label["teacher"], f"{label['predicted']:,}", share(label["wins"]), *shares]
 
 
-def advice(audit: AuditBlock) -> list[str]:
+def advice(audit: blocks.AuditBlock) -> list[str]:
     """Returns one line per harmful teacher and per pair of duplicates, with the action to take."""
     lines = [
         f"harmful teacher: {teacher['teacher']} (without it {_effect(teacher['left_out'])}); "
@@ -178,7 +170,7 @@ def advice(audit: AuditBlock) -> list[str]:
     return lines or ["no harmful or duplicate teacher was found"]
 
 
-def _effect(left_out: LeftOut) -> str:
+def _effect(left_out: blocks.LeftOut) -> str:
     if left_out["gain"] is not None:
         change = f"{points(left_out['gain'])} ± {100 * (left_out['gain_error'] or 0.0):.1f} points"
         return f"accuracy {share(left_out['accuracy'])}, {change}"

@@ -9,61 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from amalgam.data.keys import shown_names
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, errors_of, interval, paired, texts_needed, unpaired
-from amalgam.stages.report.causes import (
-    LEAST_OF_LABEL,
-    LEAST_TEXTS,
-    causes_of,
-    cautions_of,
-    lost_teachers,
-    many_lost,
-    many_unpredicted,
-    never_predicted,
-    never_right,
-    never_right_sentence,
-    reference_of,
-    teachers_alone,
-    teachers_named,
-    tested_on,
-    too_few,
-    unpredicted_teachers,
-    untested_teachers,
-    were_learned,
-)
+from amalgam.stages.report import conditions
+from amalgam.stages.report import verdict_types as types
+from amalgam.stages.report import verdict_words as words
+from amalgam.stages.report.causes import causes_of, cautions_of, too_few
 from amalgam.stages.report.next_step import next_step
-from amalgam.stages.report.verdict_types import (
-    Decision,
-    Kind,
-    LabelCounts,
-    LabelEstimates,
-    Reference,
-    Rival,
-    RivalCounts,
-    Standing,
-    UnlabelledQuality,
-    Verdict,
-    VerdictInputs,
-)
-from amalgam.stages.report.verdict_words import (
-    SHOWN,
-    difference_sentence,
-    estimate_sentence,
-    figures_of,
-    learned_sentence,
-    name_of,
-    ratio,
-    weight_estimate_sentence,
-)
 
-BLOCKING: tuple[Kind, ...] = ("ensemble", "zero-shot", "teacher", "student", "most frequent label")
+BLOCKING: tuple[types.Kind, ...] = ("ensemble", "zero-shot", "teacher", "student", "most frequent label")
 """Rivals that cost nothing more than the student: a significantly better one decides against the student."""
 
-BASELINES: tuple[Kind, ...] = ("ensemble", "zero-shot", "most frequent label")
+BASELINES: tuple[types.Kind, ...] = ("ensemble", "zero-shot", "most frequent label")
 """The first of these that exists is the baseline, which a student must beat or equal."""
 
-FAVOURED: tuple[Kind, ...] = ("teacher", "ensemble", "student")
+FAVOURED: tuple[types.Kind, ...] = ("teacher", "ensemble", "student")
 """Rivals that may be better only because the test texts have no label of some teacher."""
 
 EQUAL = 0.01
@@ -93,7 +53,7 @@ ESTIMATED_LEAD = 0.1
 SHARE_GAP = 0.1
 """Difference of a label's shares in predictions and targets from which it is a reason."""
 
-HAVE: Mapping[Reference, str] = {"targets": "the targets have", "ensemble": "the ensemble has"}
+HAVE: Mapping[types.Reference, str] = {"targets": "the targets have", "ensemble": "the ensemble has"}
 
 PRINTED = 4
 """Most reasons that `amalgam run` prints."""
@@ -102,14 +62,14 @@ PRINTED = 4
 # ---- the verdict
 
 
-def verdict(inputs: VerdictInputs) -> Verdict:
+def verdict(inputs: types.VerdictInputs) -> types.Verdict:
     if not inputs.n and not inputs.selected:
         return _without_labels(inputs)
     rivals = [_compared(counts, inputs.rivals) for counts in inputs.rivals]
     faults = list(_faults(inputs, rivals))
     decision, reasons, needed = _decided(inputs, rivals)
-    if decision == "ship" and inputs.learned and were_learned(inputs):
-        decision, reasons = "cannot say", [learned_sentence(inputs.learned)]
+    if decision == "ship" and inputs.learned and conditions.were_learned(inputs):
+        decision, reasons = "cannot say", [words.learned_sentence(inputs.learned)]
     if faults:
         decision, reasons, needed = "do not ship", faults, None
     causes = list(causes_of(inputs, rivals)) if decision != "ship" else []
@@ -126,7 +86,7 @@ def verdict(inputs: VerdictInputs) -> Verdict:
     }
 
 
-def lines(verdict: Verdict, cautions: Sequence[str] = (), place: str = "") -> list[str]:
+def lines(verdict: types.Verdict, cautions: Sequence[str] = (), place: str = "") -> list[str]:
     """Returns the end of `amalgam run`: the decision with its reasons, cautions, the causes, and the next step.
 
     `place` follows the word "next": the folder of its command.
@@ -143,7 +103,7 @@ def lines(verdict: Verdict, cautions: Sequence[str] = (), place: str = "") -> li
     return printed
 
 
-def _compared(counts: RivalCounts, rivals: Sequence[RivalCounts]) -> Rival:
+def _compared(counts: types.RivalCounts, rivals: Sequence[types.RivalCounts]) -> types.Rival:
     """Adds the difference; of several rivals of one kind the interval holds for all together."""
     errors = errors_of(sum(rival["kind"] == counts["kind"] for rival in rivals))
     gained, lost, n = counts["gained"], counts["lost"], counts["n"]
@@ -151,117 +111,118 @@ def _compared(counts: RivalCounts, rivals: Sequence[RivalCounts]) -> Rival:
         mean, low, high = unpaired(counts["student_right"] / max(n, 1), counts["right"] / max(n, 1), n, errors)
     else:
         mean, low, high = paired(gained, lost, n, errors)
-    student_is: Standing = "better" if low > 0 else "worse" if high < 0 else "not clearly different"
+    student_is: types.Standing = "better" if low > 0 else "worse" if high < 0 else "not clearly different"
     return {**counts, "mean": mean, "low": low, "high": high, "student_is": student_is}
 
 
-def _decided(inputs: VerdictInputs, rivals: Sequence[Rival]) -> tuple[Decision, list[str], int | None]:
+def _decided(
+    inputs: types.VerdictInputs, rivals: Sequence[types.Rival]
+) -> tuple[types.Decision, list[str], int | None]:
     """Compares the student with the baseline: the decision, its reason, and the texts that would decide."""
-    by_kind = {rival["kind"]: rival for rival in rivals}
-    baseline = next((by_kind[kind] for kind in BASELINES if kind in by_kind), None)
-    untested = untested_teachers(rivals)
-    if inputs.n < LEAST_TEXTS:
+    if inputs.n < conditions.LEAST_TEXTS:
         return "cannot say", [_too_few_sentence(inputs)], None
-    if baseline is None:
-        return "cannot say", ["There is nothing to compare the student with."], None
+    by_kind = {rival["kind"]: rival for rival in rivals}
+    baseline = next(by_kind[kind] for kind in BASELINES if kind in by_kind)  # of test texts the last one always exists
+    untested = conditions.untested_teachers(rivals)
     if untested:
-        return "cannot say", [f"No test text has a label of {teachers_named(untested)}."], None
+        return "cannot say", [f"No test text has a label of {words.teachers_named(untested)}."], None
     if baseline["student_is"] == "better":
-        reason = f"{difference_sentence(baseline)}{tested_on(rivals)}, and no rival is significantly better."
+        reason = (
+            f"{words.difference_sentence(baseline)}{words.tested_on(rivals)}, and no rival is significantly better."
+        )
         return "ship", [reason], None
     if baseline["low"] > -EQUAL:
-        reason = f"The student is at most 1 point worse than {name_of(baseline)} ({figures_of(baseline)})"
+        reason = f"The student is at most 1 point worse than {words.name_of(baseline)} ({words.figures_of(baseline)})"
         return "ship", [f"{reason}, and no rival is significantly better."], None
-    reason = f"The student and {name_of(baseline)} are not clearly different ({figures_of(baseline)})."
+    reason = f"The student and {words.name_of(baseline)} are not clearly different ({words.figures_of(baseline)})."
     n, gained, lost = baseline["n"], baseline["gained"] or 0, baseline["lost"] or 0
     return "cannot say", [reason], None if inputs.selected else texts_needed(gained, lost, n, EQUAL)
 
 
-def _too_few_sentence(inputs: VerdictInputs) -> str:
+def _too_few_sentence(inputs: types.VerdictInputs) -> str:
     random = "random " if inputs.selected else ""
-    are = "is" if inputs.n == 1 else "are"
-    texts = counted(inputs.n, f"{random}labelled test text")
-    return f"{texts} {are} too few: a verdict needs at least {LEAST_TEXTS}."
+    texts = counted(inputs.n, f"{random}labelled test text", "is", "are")
+    return f"{texts} too few: a verdict needs at least {conditions.LEAST_TEXTS}."
 
 
 # ---- do not ship
 
 
-def _faults(inputs: VerdictInputs, rivals: Sequence[Rival]) -> Iterator[str]:
+def _faults(inputs: types.VerdictInputs, rivals: Sequence[types.Rival]) -> Iterator[str]:
     yield from _better_rivals(rivals)
     yield from _missed_labels(inputs)
-    for rival in lost_teachers(rivals):
+    for rival in conditions.lost_teachers(rivals):
+        own, of_teacher = (words.ratio(count, rival["n"]) for count in (rival["student_right"], rival["right"]))
         yield (
-            f"On the labels of teacher {rival['name']} the student has {ratio(rival['student_right'], rival['n'])} "
-            f"accuracy, less than half of the teacher's {ratio(rival['right'], rival['n'])} (n = {rival['n']:,}). "
-            "The teacher chooses among these labels alone."
+            f"On the labels of teacher {rival['name']} the student has {own} accuracy, less than half of the teacher's "
+            f"{of_teacher} (n = {rival['n']:,}). The teacher chooses among these labels alone."
         )
     yield from _useless(rivals)
 
 
-def _better_rivals(rivals: Sequence[Rival]) -> Iterator[str]:
+def _better_rivals(rivals: Sequence[types.Rival]) -> Iterator[str]:
     """Yields the rivals that are better. Texts without a label of some teacher favour those that follow another one."""
-    favoured = FAVOURED if untested_teachers(rivals) else ()
+    favoured = FAVOURED if conditions.untested_teachers(rivals) else ()
     blocking = [rival for rival in rivals if rival["kind"] in BLOCKING and rival["kind"] not in favoured]
     better = [rival for rival in blocking if rival["student_is"] == "worse"]
-    best: dict[Kind, list[Rival]] = {}
+    best: dict[types.Kind, list[types.Rival]] = {}
     for rival in sorted(better, key=lambda rival: rival["mean"]):
         best.setdefault(rival["kind"], []).append(rival)
     for kind, (rival, *more) in best.items():
         also = f"; {len(more)} more {kind}{'s are' if len(more) > 1 else ' is'} better too" if more else ""
-        yield f"{difference_sentence(rival)}{tested_on(rivals)}{also}."
+        yield f"{words.difference_sentence(rival)}{words.tested_on(rivals)}{also}."
 
 
-def _missed_labels(inputs: VerdictInputs) -> Iterator[str]:
-    lost = never_right(inputs)
-    if many_lost(lost, inputs):
-        yield never_right_sentence(lost)
+def _missed_labels(inputs: types.VerdictInputs) -> Iterator[str]:
+    lost = conditions.never_right(inputs)
+    if conditions.many_lost(lost, inputs):
+        yield words.never_right_sentence(lost)
     rare = _missed_rare_labels(inputs)
     if rare:
         names, n = [row["label"] for row in rare], sum(row["n"] for row in rare)
         never = f"{counted(len(names), 'label', 'is', 'are')} never predicted right, with {n:,} test texts together"
-        yield f"{never}: {shown_names(names, SHOWN)}."
+        yield f"{never}: {words.listed(names)}."
 
 
-def _missed_rare_labels(inputs: VerdictInputs) -> list[LabelCounts]:
+def _missed_rare_labels(inputs: types.VerdictInputs) -> list[types.LabelCounts]:
     """Returns the rare labels that are never predicted right, if they are too many and chance does not explain it.
 
     Chance: the student predicts each text of a rare label right with half of its accuracy.
     """
-    rows = [row for row in inputs.labels if 0 < row["n"] < LEAST_OF_LABEL]
+    rows = [row for row in inputs.labels if 0 < row["n"] < conditions.LEAST_OF_LABEL]
     missed = [row for row in rows if not row["right"]]
     right = sum(row["right"] for row in inputs.labels) / max(inputs.n, 1) / 2
     chances = [(row["n"], (1 - right) ** row["n"]) for row in rows]
     expected = sum(n * chance for n, chance in chances)
     error = math.sqrt(sum(n**2 * chance * (1 - chance) for n, chance in chances))
     texts = sum(row["n"] for row in missed)
-    by_chance = texts < LEAST_OF_LABEL or texts <= expected + CHANCE_ERRORS * error
-    return [] if by_chance or not many_lost(missed, inputs) else missed
+    by_chance = texts < conditions.LEAST_OF_LABEL or texts <= expected + CHANCE_ERRORS * error
+    return [] if by_chance or not conditions.many_lost(missed, inputs) else missed
 
 
-def _useless(rivals: Sequence[Rival]) -> Iterator[str]:
+def _useless(rivals: Sequence[types.Rival]) -> Iterator[str]:
     """Yields why a student is of no use even if all rivals are worse: the absolute bar."""
-    frequent = next((rival for rival in rivals if rival["kind"] == "most frequent label"), None)
+    frequent = conditions.most_frequent(rivals)
     if frequent is None or not frequent["n"]:
         return
     n, right = frequent["n"], frequent["student_right"]
     least = LEAST_GAIN if frequent["student_is"] == "better" else LEAST_UNCLEAR_GAIN
     if frequent["student_is"] != "worse" and frequent["high"] < least * (1 - frequent["right"] / n):
         much = "little" if frequent["student_is"] == "better" else "no"
-        yield f"The student is {much} better than {name_of(frequent)} ({figures_of(frequent)})."
+        yield f"The student is {much} better than {words.name_of(frequent)} ({words.figures_of(frequent)})."
     low, high = interval(right / n, n)
-    teachers = teachers_alone(rivals)
-    if teachers and teachers["weak"] and high < LEAST_ACCURACY:
+    teachers = conditions.weak_teachers(rivals)
+    if teachers and high < LEAST_ACCURACY:
         yield (
-            f"The student has only {ratio(right, n)} accuracy (95 % interval {bounds(low, high)}). "
-            f"The teachers have only {ratio(teachers['right'], teachers['n'])} accuracy on their own labels."
+            f"The student has only {words.ratio(right, n)} accuracy (95 % interval {bounds(low, high)}). "
+            f"The teachers have only {words.ratio(teachers['right'], teachers['n'])} accuracy on their own labels."
         )
 
 
 # ---- without labels
 
 
-def _without_labels(inputs: VerdictInputs) -> Verdict:
+def _without_labels(inputs: types.VerdictInputs) -> types.Verdict:
     quality, faults, cautions = inputs.unlabelled, list[str](), list[str]()
     reasons = ["There are no labelled test texts.", *_estimates(inputs)]
     if inputs.by_labels:
@@ -269,11 +230,11 @@ def _without_labels(inputs: VerdictInputs) -> Verdict:
         (faults if inputs.by_labels["random"] else cautions).extend([worse] if worse else [])
     if quality:
         faults += _unlabelled_faults(quality)
-        reasons += [*_agreement(quality), *_shares(quality)]
-        cautions += [] if many_unpredicted(quality) else _unpredicted(quality)
+        reasons += [_agreement(quality), *_shares(quality)]
+        cautions += [] if conditions.many_unpredicted(quality) else _unpredicted(quality)
         both = "Agreement and estimates are" if quality["estimates"] else "Agreement is"
         cautions.append(f"{both} no accuracy: the student repeats the teachers' errors too.")
-    decision: Decision = "do not ship" if faults else "cannot say"
+    decision: types.Decision = "do not ship" if faults else "cannot say"
     causes = list(causes_of(inputs, []))
     unknown = "the accuracy is unknown without labelled test texts"
     causes.append({"code": "no-labels", "text": "there are no labelled test texts" if inputs.by_labels else unknown})
@@ -288,45 +249,45 @@ def _without_labels(inputs: VerdictInputs) -> Verdict:
     }
 
 
-def _estimates(inputs: VerdictInputs) -> Iterator[str]:
+def _estimates(inputs: types.VerdictInputs) -> Iterator[str]:
     """Yields the estimated accuracy: by labelled training texts, else without labels."""
     if inputs.by_labels:
-        yield estimate_sentence(inputs.by_labels)
+        yield words.estimate_sentence(inputs.by_labels)
     elif inputs.unlabelled and inputs.unlabelled["estimates"]:
-        yield weight_estimate_sentence(inputs.unlabelled["estimates"])
+        yield words.weight_estimate_sentence(inputs.unlabelled["estimates"])
 
 
-def _unlabelled_faults(quality: UnlabelledQuality) -> Iterator[str]:
+def _unlabelled_faults(quality: types.UnlabelledQuality) -> Iterator[str]:
     agreement = quality["agreement"]
-    if many_unpredicted(quality):
+    if conditions.many_unpredicted(quality):
         yield from _unpredicted(quality)
     yield from _lost_without_labels(quality)
     yield from _below_ensemble(quality)
-    if agreement and interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])[1] < LEAST_AGREEMENT:
-        missed = ["The student did not learn its targets."] if reference_of(quality) == "targets" else []
-        yield " ".join([*missed, *_agreement(quality)])
+    if interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])[1] < LEAST_AGREEMENT:
+        missed = ["The student did not learn its targets."] if agreement["reference"] == "targets" else []
+        yield " ".join([*missed, _agreement(quality)])
 
 
-def _unpredicted(quality: UnlabelledQuality) -> Iterator[str]:
-    missing = never_predicted(quality)
+def _unpredicted(quality: types.UnlabelledQuality) -> Iterator[str]:
+    missing = conditions.never_predicted(quality)
     if missing:
-        count, though = counted(len(missing), "label", "is", "are"), HAVE[reference_of(quality)]
+        count, though = counted(len(missing), "label", "is", "are"), HAVE[quality["agreement"]["reference"]]
         them = "it" if len(missing) == 1 else "them"
-        yield f"{count} never predicted, though {though} {them}: {shown_names(missing, SHOWN)}."
+        yield f"{count} never predicted, though {though} {them}: {words.listed(missing)}."
 
 
-def _lost_without_labels(quality: UnlabelledQuality) -> Iterator[str]:
+def _lost_without_labels(quality: types.UnlabelledQuality) -> Iterator[str]:
     """Yields the teachers whose labels the student never predicts, though the ensemble often does."""
-    for teacher, own in unpredicted_teachers(quality).items():
+    for teacher, own in conditions.unpredicted_teachers(quality).items():
         texts = sum(row["ensemble"] or 0 for row in own)
-        if texts >= max(RELEVANT * quality["n"], LEAST_OF_LABEL):
+        if texts >= max(RELEVANT * quality["n"], conditions.LEAST_OF_LABEL):
             yield (
                 f"The student never predicts a label of teacher {teacher}; the ensemble does on "
-                f"{ratio(texts, quality['n'])} of {counted(quality['n'], 'training text')}."
+                f"{words.ratio(texts, quality['n'])} of {counted(quality['n'], 'training text')}."
             )
 
 
-def _below_ensemble(quality: UnlabelledQuality) -> Iterator[str]:
+def _below_ensemble(quality: types.UnlabelledQuality) -> Iterator[str]:
     """Yields the estimated lead of the ensemble if it is clear."""
     gap = quality["estimates"] and quality["estimates"]["gap"]
     if gap and gap["low"] > ESTIMATED_LEAD:
@@ -336,34 +297,32 @@ def _below_ensemble(quality: UnlabelledQuality) -> Iterator[str]:
         )
 
 
-def _agreement(quality: UnlabelledQuality) -> Iterator[str]:
+def _agreement(quality: types.UnlabelledQuality) -> str:
     agreement = quality["agreement"]
-    if agreement:
-        right, n = agreement["right"], agreement["n"]
-        yield (
-            f"The student agrees with the {agreement['reference']} on {ratio(right, n)} of "
-            f"{counted(n, agreement['texts'].removesuffix('s'))} "
-            f"(95 % interval {bounds(*interval(right / max(n, 1), n))})."
-        )
+    right, n = agreement["right"], agreement["n"]
+    return (
+        f"The student agrees with the {agreement['reference']} on {words.ratio(right, n)} of "
+        f"{counted(n, agreement['texts'].removesuffix('s'))} (95 % interval {bounds(*interval(right / max(n, 1), n))})."
+    )
 
 
-def _shares(quality: UnlabelledQuality) -> Iterator[str]:
+def _shares(quality: types.UnlabelledQuality) -> Iterator[str]:
     """Yields the labels that neither reference nor student have, and the label with the largest difference."""
-    n, labels, reference = quality["n"], quality["labels"], reference_of(quality)
+    n, labels, reference = quality["n"], quality["labels"], quality["agreement"]["reference"]
     absent = [row["label"] for row in labels if not row["predicted"] and row["expected"] == 0]
     if absent:
         count = counted(len(absent), "label")
-        yield f"Neither {reference} nor student have {count}: {shown_names(absent, SHOWN)}."
-    gaps = [(abs(row["predicted"] - row["expected"]), row) for row in labels if row["expected"] is not None]
+        yield f"Neither {reference} nor student have {count}: {words.listed(absent)}."
+    gaps = [(abs(row["predicted"] - row["expected"]), row) for row in labels]
     gap, row = max(gaps, key=lambda entry: entry[0], default=(0, None))
     if row and gap >= SHARE_GAP * n:
         yield (
-            f"The student predicts {row['label']} on {ratio(row['predicted'], n)} of the texts; "
-            f"{HAVE[reference]} it on {ratio(row['expected'] or 0, n)}."
+            f"The student predicts {row['label']} on {words.ratio(row['predicted'], n)} of the texts; "
+            f"{HAVE[reference]} it on {words.ratio(row['expected'], n)}."
         )
 
 
-def _worse_than_ensemble(estimates: LabelEstimates) -> str | None:
+def _worse_than_ensemble(estimates: types.LabelEstimates) -> str | None:
     """Returns a sentence if the student is significantly worse than the ensemble on the labelled training texts."""
     if estimates["gained"] is None or estimates["lost"] is None:
         return None

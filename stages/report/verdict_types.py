@@ -120,9 +120,9 @@ class LabelShare(TypedDict):
 
     label: str
     predicted: int
-    expected: int | None
+    expected: int
     """Texts whose reference has the label first."""
-    mass: float | None
+    mass: float
     """Sum of the label's probabilities in the reference."""
     ensemble: int | None
     """Texts whose ensemble has the label first."""
@@ -162,7 +162,7 @@ class UnlabelledQuality(TypedDict):
     n: int
     held_out: int
     """Texts that the student was not trained on."""
-    agreement: Agreement | None
+    agreement: Agreement
     ensemble: int | None
     """Texts on which the ensemble has the same label."""
     labels: list[LabelShare]
@@ -174,7 +174,7 @@ class UnlabelledQuality(TypedDict):
     """None if the weights of the teachers are not those of the default method, or labels chose them."""
 
 
-class UnknownShare(TypedDict):
+class ShareOfUnknown(TypedDict):
     """The share of training texts of no label, by n random labelled texts."""
 
     n: int
@@ -192,7 +192,7 @@ class LabelEstimates(TypedDict):
     """All labels in `labels` of the experiment."""
     empty: int
     """Rows of the file without a label."""
-    unknown: UnknownShare | None
+    unknown: ShareOfUnknown | None
     """None without `corpus.unknown` in the experiment."""
     random: bool
     """Whether the texts are known to be a random sample of the training texts."""

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
+from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, percent
-from amalgam.stages.report.verdict_types import (
-    LabelEstimates,
-    LearnedTexts,
-    Rival,
-    RivalCounts,
-    UnknownShare,
-    WeightEstimates,
-)
-
-if TYPE_CHECKING:
-    from amalgam.stages.report.blocks import EvaluatedSystems
+from amalgam.stages.report import verdict_types as types
+from amalgam.stages.report.blocks import EvaluatedSystems
+from amalgam.stages.report.conditions import LEAST_OF_LABEL, untested_teachers
 
 SHOWN = 5
-"""Labels named in a sentence."""
+"""Most names in a sentence."""
 
 LEAST_CALIBRATED, MOST_ECE = 50, 0.2
 """Of at least so many test texts, a larger calibration error is a caution; of few texts it is always large."""
 
 
-def name_of(rival: RivalCounts) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Returns labels or teachers as a part of a sentence."""
+    return shown_names(names, SHOWN)
+
+
+def name_of(rival: types.RivalCounts) -> str:
     """Returns the rival as the object of a sentence."""
     return {
         "ensemble": "the ensemble",
@@ -39,7 +36,7 @@ def name_of(rival: RivalCounts) -> str:
     }[rival["kind"]]
 
 
-def difference_sentence(rival: Rival) -> str:
+def difference_sentence(rival: types.Rival) -> str:
     """Returns the better of the two as the subject; the interval is that of the stated difference."""
     name, points = name_of(rival), f"{100 * abs(rival['mean']):.1f} points better than"
     if rival["mean"] >= 0:
@@ -47,7 +44,7 @@ def difference_sentence(rival: Rival) -> str:
     return f"{name[0].upper()}{name[1:]} is {points} the student ({figures_of(rival, rival_first=True)})"
 
 
-def figures_of(rival: Rival, *, rival_first: bool = False) -> str:
+def figures_of(rival: types.Rival, *, rival_first: bool = False) -> str:
     n, low, high = rival["n"], rival["low"], rival["high"]
     sign, texts = -1 if rival_first else 1, ""
     if rival.get("selected"):
@@ -72,7 +69,7 @@ def selection_sentence(n: int, selected: int) -> str:
     )
 
 
-def learned_sentence(learned: LearnedTexts) -> str:
+def learned_sentence(learned: types.LearnedTexts) -> str:
     part = f"{learned['texts']:,} of {counted(learned['of'], 'test text')}"
     if learned["labelled"]:
         points = 100 * learned["texts"] / learned["of"]
@@ -99,7 +96,7 @@ def ratio(count: int, n: int) -> str:
     return percent(count / max(n, 1))
 
 
-def weight_estimate_sentence(estimates: WeightEstimates) -> str:
+def weight_estimate_sentence(estimates: types.WeightEstimates) -> str:
     """Returns the accuracies that are estimated without labels; the interval is that of the first system."""
     first, *others = (system for system in estimates["systems"] if system["kind"] != "muka")
     also = ", ".join(f"that of the {other['name']} at {percent(other['mean'])}" for other in others)
@@ -111,7 +108,7 @@ def weight_estimate_sentence(estimates: WeightEstimates) -> str:
     )
 
 
-def estimate_sentence(estimates: LabelEstimates) -> str:
+def estimate_sentence(estimates: types.LabelEstimates) -> str:
     """Returns the estimated accuracies on labelled training texts, and the condition under which they hold."""
     systems = {system["kind"]: system for system in estimates["systems"]}
     student, *others = (systems[kind] for kind in ("student", "targets", "ensemble") if kind in systems)
@@ -121,11 +118,31 @@ def estimate_sentence(estimates: LabelEstimates) -> str:
         f"{percent(student['mean'])} accuracy (95 % interval {bounds(student['low'], student['high'])})"
     )
     condition = "" if estimates["random"] else " This holds if they are a random sample of the training texts."
-    unknown = f" {unknown_share_line(estimates['unknown'])}." if estimates["unknown"] else ""
+    unknown = f" {share_of_unknown_line(estimates['unknown'])}." if estimates["unknown"] else ""
     return f"{sentence}{f'; {also}' if also else ''}.{condition}{unknown}"
 
 
-def unknown_share_line(share: UnknownShare) -> str:
+def share_of_unknown_line(share: types.ShareOfUnknown) -> str:
     """Returns the share of training texts of no label."""
     of = f"{share['unknown']:,} of {share['n']:,} texts {'fits' if share['unknown'] == 1 else 'fit'} no label"
     return f"{of}: {ratio(share['unknown'], share['n'])} ({bounds(share['low'], share['high'])})"
+
+
+def never_right_sentence(lost: Sequence[types.LabelCounts]) -> str:
+    if len(lost) == 1:
+        return f"The label {shown_name(lost[0]['label'])} is never predicted right, with {lost[0]['n']:,} test texts."
+    never = f"{len(lost):,} labels are never predicted right, each with at least {LEAST_OF_LABEL} test texts"
+    return f"{never}: {listed([row['label'] for row in lost])}."
+
+
+def tested_on(rivals: Sequence[types.RivalCounts]) -> str:
+    """Returns the end of a sentence with a difference: that no or few test texts have a label of some teacher."""
+    counts = {rival["name"]: rival["n"] for rival in rivals if rival["kind"] == "teacher on its own labels"}
+    untested, few = untested_teachers(rivals), [name for name, n in counts.items() if n < LEAST_OF_LABEL]
+    if untested:
+        return f", on texts without a label of {teachers_named(untested)}"
+    return f", on texts of which fewer than {LEAST_OF_LABEL} have a label of {teachers_named(few)}" if few else ""
+
+
+def teachers_named(names: Sequence[str]) -> str:
+    return f"{'teacher' if len(names) == 1 else 'the teachers'} {listed(names)}"

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from amalgam.data.arrays import Array
 from amalgam.stages.common.intervals import NORMAL_95
 from amalgam.stages.report.verdict_types import EstimatedGap, SystemEstimate, SystemKind, WeightEstimates
 from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate, largest_sums, with_interval
-
-if TYPE_CHECKING:
-    from amalgam.data.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -56,19 +53,20 @@ def weight_estimates(
     `targets`: the estimated accuracy of the targets of `trained` texts.
     """
     factor, held_out = targets["value"] / texts.largest, texts.held_out
-    masses = {"ensemble": texts.mass(ensemble), "student": texts.mass(student)[held_out]}
-    kinds: dict[SystemKind, Array] = {"student": masses["student"]} if held_out.any() else {}
-    kinds |= {"ensemble": masses["ensemble"], "muka": texts.mass(texts.muka)}
-    rows = {
-        kind: _estimate(kind, with_interval(factor * float(own.mean()), len(own)), len(own))
-        for kind, own in kinds.items()
-    }
-    rows["targets"] = _estimate("targets", targets, trained)
-    order: tuple[SystemKind, ...] = ("student", "targets", "ensemble", "muka")
-    return {
-        "systems": [rows[kind] for kind in order if kind in rows],
-        "gap": _gap(factor * (masses["ensemble"][held_out] - masses["student"])) if held_out.any() else None,
-    }
+    of_student, of_ensemble = texts.mass(student)[held_out], texts.mass(ensemble)
+
+    def estimate(kind: SystemKind, mass: Array) -> SystemEstimate:
+        return _estimate(kind, with_interval(factor * float(mass.mean()), len(mass)), len(mass))
+
+    systems = [
+        _estimate("targets", targets, trained),
+        estimate("ensemble", of_ensemble),
+        estimate("muka", texts.mass(texts.muka)),
+    ]
+    if not held_out.any():
+        return {"systems": systems, "gap": None}
+    gap = _gap(factor * (of_ensemble[held_out] - of_student))
+    return {"systems": [estimate("student", of_student), *systems], "gap": gap}
 
 
 def _estimate(kind: SystemKind, estimate: AccuracyEstimate, n: int) -> SystemEstimate:

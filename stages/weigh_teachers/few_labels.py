@@ -36,16 +36,6 @@ LEAST_PROBABILITY = 1e-4
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """The texts with a gold label."""
-
-    rows: RowNumbers
-    """Positions of the texts."""
-    has_label: Array
-    """Whether each teacher has the label [labelled texts, teachers]."""
-
-
-@dataclass(frozen=True)
 class Correction:
     """The effect of the labels on the weights of all texts."""
 
@@ -104,11 +94,11 @@ def correction_of(
     return Correction(_fit(design, has_label[:MOST_LEARNED], strength), design.biases)
 
 
-def with_known(weights: Array, labelled: Labelled) -> Array:
-    """Divides the weight of a labelled text among the teachers that know its label, in proportion to their weights."""
+def with_known(weights: Array, rows: RowNumbers, has_label: Array) -> Array:
+    """Divides the weight of the labelled texts `rows` among the teachers that have the label, in proportion."""
     result = weights.copy()
-    own = np.maximum(weights[labelled.rows], LEAST_WEIGHT) * labelled.has_label
-    result[labelled.rows] = own / own.sum(axis=1, keepdims=True)
+    own = np.maximum(weights[rows], LEAST_WEIGHT) * has_label
+    result[rows] = own / own.sum(axis=1, keepdims=True)
     return result
 
 

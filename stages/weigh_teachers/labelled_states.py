@@ -38,8 +38,8 @@ class Weighed:
 
 
 @dataclass(frozen=True)
-class PartlyLabelled(Weighed):
-    """Texts of which some have a gold label."""
+class Labelled:
+    """The gold labels of some texts of a block."""
 
     rows: RowNumbers
     """Positions of the labelled texts."""
@@ -47,6 +47,11 @@ class PartlyLabelled(Weighed):
     """Whether each teacher has the gold label: [labelled texts, teachers]."""
     gold: Array
     """Position of the gold label in the union: [labelled texts]."""
+
+
+@dataclass(frozen=True)
+class PartlyLabelled(Labelled, Weighed):
+    """Texts of which some have a gold label."""
 
     def only(self, is_used: Array) -> PartlyLabelled:
         """Returns the same texts with a part of their labels."""

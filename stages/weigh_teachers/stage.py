@@ -28,9 +28,9 @@ from amalgam.stages.common.corpus import Bucket, are_written, group_name, neighb
 from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
-from amalgam.stages.weigh_teachers.few_labels import Correction, Labelled, with_known
+from amalgam.stages.weigh_teachers.few_labels import Correction, with_known
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
-from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, StateMaps, Weighed, fit_labels
+from amalgam.stages.weigh_teachers.labelled_states import Labelled, PartlyLabelled, StateMaps, Weighed, fit_labels
 from amalgam.stages.weigh_teachers.neighbours import SideBySide, Space, blocks_of, densities, similar
 from amalgam.stages.weigh_teachers.signals import Fitted, one_label, together, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
@@ -144,16 +144,17 @@ class WeighTeachers(Stage):
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         block: Block = unit.payload
-        texts, check = Texts.of(run, block), WeightFacts(notes=[])
-        fitted = _fitted(run, unit.folder) if block.start else Fitted()
-        weighed, largest, evidence = _weigh(run, texts, fitted, check)
-        weights, labelled, apart = weighed.weights, _labelled(run, texts.keys), None
+        is_first = not block.start
+        texts, checks = Texts.of(run, block), WeightFacts(notes=[])
+        fitted = Fitted() if is_first else _fitted(run, unit.folder)
+        weighed, largest, evidence = _weigh(run, texts, fitted, checks)
+        weights, labelled, labelled_weights = weighed.weights, _labelled(run, texts.keys), None
         if labelled is not None:
-            if block.start:
-                weights = _corrected(weighed, fitted.part("labels"))
+            if is_first:
+                weights, labelled_weights = _fit_labels(run, texts, weighed, labelled, fitted, checks)
             else:
-                weights, apart = _fit_labels(run, texts, weighed, labelled, fitted, check)
-            weights = with_known(weights, labelled)
+                weights = _corrected(weighed, fitted.part("labels"))
+            weights = with_known(weights, labelled.rows, labelled.has_label)
         facts = BlockFacts(
             texts=len(weights),
             weights=weights.sum(axis=0).tolist(),
@@ -161,16 +162,16 @@ class WeighTeachers(Stage):
             moved=int((weights.argmax(axis=1) != weighed.weights.argmax(axis=1)).sum()),
             unclear=0 if evidence is None else int((evidence < UNCLEAR).sum()),
         )
-        if not block.start:
-            check["notes"] += list(_notes_on_labels(run, weighed.predicted))
-            facts["fit"] = {**check, "fitted": len(weights)}
+        if is_first:
+            checks["notes"] += list(_notes_on_labels(run, weighed.predicted))
+            facts["fit"] = {**checks, "fitted": len(weights)}
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             column = pa.nulls(len(weights), "float32") if evidence is None else evidence.astype(np.float32)
             columns = {"key": texts.keys, "weight": weights.astype(np.float32), "evidence": column}
             write_table(build_table(WEIGHTS, columns), draft.folder / "weights.parquet")
-            if apart is not None:
-                write_table(apart, draft.folder / LABELLED)
-            if not block.start and len(_blocks(run)) > 1:
+            if labelled_weights is not None:
+                write_table(labelled_weights, draft.folder / LABELLED)
+            if is_first and len(_blocks(run)) > 1:
                 fitted.save(draft.folder / "fitted.safetensors")
             draft.facts = facts
 
@@ -285,8 +286,8 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Estima
     largest = float(weigh.largest_sums(weights, label_sets.predicted(answers.labels, combined)).sum())
     if not label_sets.all_differ:
         weights = label_sets.divided(weights, combined, fitted)
-        estimated = label_sets.divided_shares(estimated, weights)
-    if "separation" in facts:  # the mixture has shares of its own
+        estimated = None if estimated is None else label_sets.divided_shares(estimated, weights)
+    if estimated is not None:
         facts["shares"] = dict(zip(load.label_space(run).columns, estimated.round(4).tolist(), strict=True))
     kinds = [label_sets.by_teacher(kind) for kind in kinds]
     return Estimate(Weighed(weights, kinds, answers.labels, spaces), largest, largest_evidence)
@@ -359,14 +360,11 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
 
     Texts of other blocks are read for it.
     """
-    reused, parts = replace(fitted, is_reused=True), [(texts, weighed, labelled)]
-    for others in _labelled_elsewhere(run):
-        labels = _labelled(run, others.keys)
-        if labels is not None:
-            parts.append((others, _weigh(run, others, reused, WeightFacts(notes=[])).weighed, labels))
-    first, *rest = [
-        PartlyLabelled(**vars(own), **vars(labels), gold=_gold(run, its, labels)) for its, own, labels in parts
-    ]
+    reused, parts = replace(fitted, is_reused=True), [(texts, PartlyLabelled(**vars(weighed), **vars(labelled)))]
+    for others, labels in _labelled_elsewhere(run):
+        own = _weigh(run, others, reused, WeightFacts(notes=[])).weighed
+        parts.append((others, PartlyLabelled(**vars(own), **vars(labels))))
+    first, *rest = [own for _, own in parts]
     fit = fit_labels(first, rest, len(load.label_space(run).names))
     result, maps = fit.result, fit.maps
     named = {"correction": result.correction.coefficients, "biases": result.correction.biases, "scales": maps.scales}
@@ -381,21 +379,12 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
         "loss_before": round(result.loss_before, 4),
         "loss_after": round(result.loss_after, 4),
     }
-    keys = pa.concat_arrays([own.keys.take(pa.array(labels.rows)) for own, _, labels in parts])
+    keys = pa.concat_arrays([its.keys.take(pa.array(own.rows)) for its, own in parts])
     columns = {"fitted": result.fitted.astype(np.float32), "left_out": result.left_out.astype(np.float32)}
     return fit.weights, build_table(LABELLED_WEIGHTS, {"key": keys, **columns})
 
 
-def _gold(run: Run, texts: Texts, labelled: Labelled) -> Array:
-    """Returns the position of each labelled text's gold label in the union."""
-    given, place = load.given_labels(run), {name: index for index, name in enumerate(load.label_space(run).names)}
-    if given is None:
-        raise AssertionError("there are no labels")
-    keys = texts.keys.take(pa.array(labelled.rows)).to_pylist()
-    return np.array([place[given.by_key[key]] for key in keys], np.int64)
-
-
-def _labelled_elsewhere(run: Run) -> Iterator[Texts]:
+def _labelled_elsewhere(run: Run) -> Iterator[tuple[Texts, Labelled]]:
     """Yields the labelled texts after the first block, in groups of buckets."""
     given, first, after = load.given_labels(run), _blocks(run)[0], _blocks(run)[1:]
     bits = {format(int.from_bytes(key[:2], "big"), "016b") for key in given.by_key} if given else set()
@@ -407,20 +396,20 @@ def _labelled_elsewhere(run: Run) -> Iterator[Texts]:
         keys = keys_of(run, group)
         labelled = _labelled(run, keys)
         if labelled is not None and len(labelled.rows):
-            yield Texts(keys.take(labelled.rows), [bucket.prefix for bucket in group], start)
+            texts = Texts(keys.take(labelled.rows), [bucket.prefix for bucket in group], start)
+            yield texts, replace(labelled, rows=np.arange(len(labelled.rows)))
 
 
 def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
-    """Returns the texts with a label in `labels` of the experiment, or None."""
+    """Returns the texts with a label in `labels` of the experiment; None without `labels`."""
     given, space = load.given_labels(run), load.label_space(run)
     if given is None:
         return None
-    owners_of = dict(zip(space.names, space.owners, strict=True))
     is_given = pc.is_in(keys, value_set=pa.array(list(given.by_key), keys.type))
     rows = np.flatnonzero(is_given.to_numpy(zero_copy_only=False))
-    owners = [owners_of[given.by_key[key]] for key in keys.take(rows).to_pylist()]
-    has_label = [[teacher in own for teacher in space.columns] for own in owners]
-    return Labelled(rows, np.array(has_label, bool).reshape(len(rows), len(space.columns)))
+    place = {name: index for index, name in enumerate(space.names)}
+    gold = np.array([place[given.by_key[key]] for key in keys.take(rows).to_pylist()], np.int64)
+    return Labelled(rows, np.stack([np.isin(gold, own) for own in space.columns.values()], axis=1), gold)
 
 
 # ---- the evidence

@@ -133,22 +133,20 @@ def weigh(  # noqa: PLR0913 - the parts of a choice
     facts: WeightFacts,
     shares: Array | None,
     fitted: Fitted = NOT_KEPT,
-) -> tuple[Array, Array]:
-    """Returns the weights [texts, teachers] and shares; without a signal MUKA's own, by each text's confidences alone.
+) -> tuple[Array, Array | None]:
+    """Returns the weights [texts, teachers], without a signal MUKA's own, by each text's confidences alone.
 
-    `shares` are the teachers' shares of the texts for the mixture; None: it estimates them.
+    The mixture also has the teachers' shares of the texts; it estimates them if `shares` is None.
     """
     if signal is None:
-        weights = softmax(confidence / targets.temperature)
-    elif targets.teacher_weights == "range":
-        weights = softmax(signal / RANGE_TEMPERATURE)
-    elif targets.teacher_weights == "standardised" or signal.shape[1] == 1:
-        weights = standardised(signal, fitted)
-    else:
-        weights, estimated = mixture(signal, shares, fitted)
-        facts["separation"] = float(estimated.separations.mean())
-        return weights, estimated.shares
-    return weights, weights.mean(axis=0)
+        return softmax(confidence / targets.temperature), None
+    if targets.teacher_weights == "range":
+        return softmax(signal / RANGE_TEMPERATURE), None
+    if targets.teacher_weights == "standardised" or signal.shape[1] == 1:
+        return standardised(signal, fitted), None
+    weights, estimated = mixture(signal, shares, fitted)
+    facts["separation"] = float(estimated.separations.mean())
+    return weights, estimated.shares
 
 
 def largest_sums(weights: Array, predicted: Array) -> Array:

@@ -11,7 +11,6 @@ from amalgam.stages.weigh_teachers import few_labels
 from amalgam.stages.weigh_teachers.few_labels import (
     Corrected,
     Correction,
-    Labelled,
     corrected,
     correction_of,
     loss_of,
@@ -41,7 +40,7 @@ def correct(
 ) -> tuple[Corrected, Array]:
     """The fit by some labelled texts, and the weights of all texts after it."""
     fit = corrected(weights[rows], [kind[rows] for kind in kinds], answers[rows], has_label)
-    return fit, with_known(fit.correction(weights, kinds, answers), Labelled(rows, has_label))
+    return fit, with_known(fit.correction(weights, kinds, answers), rows, has_label)
 
 
 def test_a_few_labels_correct_wrong_shares() -> None:

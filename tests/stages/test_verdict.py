@@ -21,7 +21,7 @@ from amalgam.stages.common.intervals import (
     texts_needed,
     unpaired,
 )
-from amalgam.stages.report.causes import never_predicted
+from amalgam.stages.report.conditions import never_predicted
 from amalgam.stages.report.labelling import columns_of, select
 from amalgam.stages.report.quality import by_length, coverage
 from amalgam.stages.report.tables import estimate_line
@@ -29,9 +29,9 @@ from amalgam.stages.report.verdict import EQUAL, lines, verdict
 from amalgam.stages.report.verdict_types import (
     LabelEstimates,
     RivalCounts,
+    ShareOfUnknown,
     SystemEstimate,
     SystemKind,
-    UnknownShare,
     VerdictInputs,
 )
 from amalgam.stages.report.verdict_words import (
@@ -221,7 +221,7 @@ def test_rare_labels_that_are_never_right_are_named_together() -> None:
 def test_many_texts_of_no_label_are_a_caution() -> None:
     for unknown, is_named in ((2, False), (12, True)):
         low, high = interval(unknown / 50, 50)
-        share: UnknownShare = {"n": 50, "unknown": unknown, "low": low, "high": high}
+        share: ShareOfUnknown = {"n": 50, "unknown": unknown, "low": low, "high": high}
         inputs = replace(made(400, [0.9] * 4, 0.6), by_labels={**estimated(85, 70, gained=20), "unknown": share})
         named = [text for text in verdict(inputs)["cautions"] if "fit no label" in text]
         assert bool(named) == is_named

@@ -1,7 +1,7 @@
-"""Quantises an ONNX export to int8 (`amalgam export --onnx --int8`) and compares it with the student.
+"""Compares an int8 export with the student (`amalgam export --int8`), and quantises ONNX exports.
 
-Weights are int8 with one scale per output; activations are quantised while the model runs. A model that loses accuracy
-is refused.
+A model that loses accuracy is refused. Of ONNX, weights are int8 with one scale per output; activations are quantised
+while the model runs.
 """
 
 from __future__ import annotations

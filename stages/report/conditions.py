@@ -1,0 +1,91 @@
+"""Conditions on the counts of the verdict, which its rule, the causes and the sentences share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from amalgam.stages.common.intervals import interval
+from amalgam.stages.report import verdict_types as types
+
+LEAST_TEXTS = 50
+"""Least labelled test texts of a student to ship."""
+
+LEAST_OF_LABEL = 10
+"""Least texts of a label or of a teacher's labels that are looked at alone."""
+
+MOST_LOST = 0.05
+"""Share of the labels, and of the texts, that a student to ship may lose: one label of 20."""
+
+MOST_LEARNED = 0.02
+"""Share of the test texts that may have been learned with their gold labels."""
+
+WEAK_TEACHERS = 2 / 3
+"""Accuracy of the teachers on their own labels below which they are weak, at the upper end of the interval."""
+
+
+def were_learned(inputs: types.VerdictInputs) -> bool:
+    """Returns whether so many test texts were learned with their gold labels that no student can be shipped."""
+    learned = inputs.learned
+    return learned is not None and learned["labelled"] and learned["texts"] > MOST_LEARNED * learned["of"]
+
+
+def never_right(inputs: types.VerdictInputs) -> list[types.LabelCounts]:
+    """Returns the labels with at least LEAST_OF_LABEL test texts that the student never predicts right."""
+    return [row for row in inputs.labels if row["n"] >= LEAST_OF_LABEL and not row["right"]]
+
+
+def many_lost(lost: Sequence[types.LabelCounts], inputs: types.VerdictInputs) -> bool:
+    """Returns whether lost labels are more than MOST_LOST of the tested labels or of the test texts."""
+    return _are_many([row["n"] for row in lost], [row["n"] for row in inputs.labels], inputs.n)
+
+
+def _are_many(lost: Sequence[int], labels: Sequence[int], texts: int) -> bool:
+    """Compares lost labels with all labels that have texts, and their texts with all texts."""
+    return len(lost) > MOST_LOST * sum(n > 0 for n in labels) or sum(lost) > MOST_LOST * texts
+
+
+def weak_teachers(rivals: Sequence[types.Rival]) -> types.Answered | None:
+    """Returns the teachers' accuracy on their own labels if they are weak; of a single teacher it is the ensemble's."""
+    own = [rival for rival in rivals if rival["kind"] == "teacher on its own labels"]
+    own = own or [rival for rival in rivals if rival["kind"] == "ensemble" and not rival.get("selected")]
+    n, right = sum(rival["n"] for rival in own), sum(rival["right"] for rival in own)
+    return {"n": n, "right": right} if n and interval(right / n, n)[1] < WEAK_TEACHERS else None
+
+
+def most_frequent(rivals: Sequence[types.Rival]) -> types.Rival | None:
+    """Returns the rival that always predicts the most frequent label."""
+    return next((rival for rival in rivals if rival["kind"] == "most frequent label"), None)
+
+
+def untested_teachers(rivals: Sequence[types.RivalCounts]) -> list[str]:
+    return [rival["name"] for rival in rivals if rival["kind"] == "teacher on its own labels" and not rival["n"]]
+
+
+def lost_teachers(rivals: Sequence[types.Rival]) -> list[types.Rival]:
+    """Returns the teachers on whose labels the student's interval ends below half of the teacher's accuracy."""
+    return [
+        rival
+        for rival in rivals
+        if rival["kind"] == "teacher on its own labels"
+        and rival["n"] >= LEAST_OF_LABEL
+        and interval(rival["student_right"] / rival["n"], rival["n"])[1] < rival["right"] / rival["n"] / 2
+    ]
+
+
+def never_predicted(quality: types.UnlabelledQuality) -> list[str]:
+    """Returns the labels that the student never predicts, though LEAST_OF_LABEL texts have them in the reference."""
+    return [row["label"] for row in quality["labels"] if not row["predicted"] and row["expected"] >= LEAST_OF_LABEL]
+
+
+def many_unpredicted(quality: types.UnlabelledQuality) -> bool:
+    """Returns whether the labels of `never_predicted` are more than MOST_LOST of the reference's labels or texts."""
+    expected = {row["label"]: row["expected"] for row in quality["labels"]}
+    return _are_many([expected[label] for label in never_predicted(quality)], [*expected.values()], quality["n"])
+
+
+def unpredicted_teachers(quality: types.UnlabelledQuality) -> dict[str, list[types.LabelShare]]:
+    """Returns the teachers of whose labels the student predicts none, with their labels."""
+    labels = quality["labels"]
+    teachers = dict.fromkeys(name for row in labels for name in row["teachers"])
+    own = {teacher: [row for row in labels if teacher in row["teachers"]] for teacher in teachers}
+    return {teacher: rows for teacher, rows in own.items() if not any(row["predicted"] for row in rows)}

@@ -270,39 +270,34 @@ def _training(run: Run, manifest: Record) -> Training:
 def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts, UnknownStates | None]:
     from amalgam.stages.common.training.loop import training_of
     from amalgam.stages.common.training.losses import targets_objective
-    from amalgam.stages.train_student.training import (
-        UNKNOWN_TEXTS,
-        check_lengths,
-        fit_unknown_states,
-        objective_phases,
-        selection,
-        set_unknown_threshold,
-        targeted,
-        train,
-    )
+    from amalgam.stages.train_student import training
 
     student, objective = run.experiment.student, objective_inputs(run.experiment)
     facts, part = target_facts(run), load.train_part(run)
     new = load.load_new_classifier(run, student, facts["labels"], ENCODER)
     validation = _validation(run, new, facts["labels"])
     texts = load.tokenized_buckets(run, part, new, ["key"])
-    data = targeted(texts, read_targets(run), held_out=held_out_share(run), unused=load.unlearned_texts(run))
+    data = training.targeted(texts, read_targets(run), held_out=held_out_share(run), unused=load.unlearned_texts(run))
     targets = targets_objective(facts)
-    selected = _by_accuracy(validation, new.pad_id) if validation else selection(data, new.pad_id, targets, facts)
+    if validation:
+        selection = _by_accuracy(validation, new.pad_id)
+    else:
+        selection = training.selection(data, new.pad_id, targets, facts)
     states = states_of(run, data.keys) if objective.states else []
     if objective.states == "tokens":
-        check_lengths(states, data.learn)
+        training.check_lengths(states, data.learn)
     confidence = None
     if objective.weighs_by_domain:
         prefixes = [bucket.prefix for bucket in part.buckets]
         confidence = domain_confidences(run, data.keys, prefixes).astype("float32")
     config = run.experiment.objective
-    phases = objective_phases(config, new, states, targets, seed=student.seed, confidence=confidence)
+    phases = training.objective_phases(config, new, states, targets, seed=student.seed, confidence=confidence)
     settings = training_of(student, schedule(run), objective_rate=config.learning_rate)
-    results = train(load.training_services(run), new, data.learn, phases, settings, selected, checkpoint)
-    unknown = set_unknown_threshold(new, data, validation)
-    evidence = largest_evidence(run, data.keys[:UNKNOWN_TEXTS]) if reads_evidence(run.experiment) else None
-    fitted = fit_unknown_states(new.model, data.learn.tokens, data.learn.type_ids, pad_id=new.pad_id, evidence=evidence)
+    results = training.train(load.training_services(run), new, data.learn, phases, settings, selection, checkpoint)
+    unknown = training.set_unknown_threshold(new, data, validation)
+    evidence = largest_evidence(run, data.keys[: training.UNKNOWN_TEXTS]) if reads_evidence(run.experiment) else None
+    ids, types = data.learn.tokens, data.learn.type_ids
+    fitted = training.fit_unknown_states(new.model, ids, types, pad_id=new.pad_id, evidence=evidence)
     labels, cut = facts["labels"], data.truncated
     return new, {**results, "labels": labels, "cut": cut, "texts": len(data.learn), "unknown": unknown}, fitted
 
@@ -310,21 +305,21 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
 def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts, None]:
     from amalgam.stages.common.training.loop import training_of
     from amalgam.stages.common.training.losses import WeightedKL
-    from amalgam.stages.train_student.training import projected_embeddings, split_embeddings, train
+    from amalgam.stages.train_student import training
 
     experiment, labels = run.experiment, list(load.label_space(run).names)
     student, temperature = experiment.student, experiment.targets.kd_temperature
     new = load.load_new_classifier(run, student, labels, ENCODER)
     validation, targets = _validation(run, new, labels), WeightedKL(temperature)
     teachers, tokens = _teacher_embeddings(run), experiment.pseudo_embeddings.tokens
-    learned, selection = split_embeddings(
-        *projected_embeddings(new, teachers, labels=len(labels), tokens=tokens, temperature=temperature),
+    learned, selection = training.split_embeddings(
+        *training.projected_embeddings(new, teachers, labels=len(labels), tokens=tokens, temperature=temperature),
         targets,
         held_out=held_out_share(run),
     )
     phases, settings = [("", targets)], training_of(student, schedule(run))
-    selected = _by_accuracy(validation, new.pad_id) if validation else selection
-    results = train(load.training_services(run), new, learned, phases, settings, selected, checkpoint)
+    selection = _by_accuracy(validation, new.pad_id) if validation else selection
+    results = training.train(load.training_services(run), new, learned, phases, settings, selection, checkpoint)
     return new, {**results, "labels": labels, "cut": 0, "texts": 0, "unknown": None}, None
 
 

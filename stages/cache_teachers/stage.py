@@ -34,8 +34,6 @@ from amalgam.stages.objective_inputs import reads_texts
 
 
 class CacheFacts(TypedDict):
-    """The facts of cache-teachers."""
-
     families: dict[str, str]
     cut: dict[str, int]
     """Number of truncated texts by teacher."""
@@ -135,7 +133,8 @@ class CacheTeachers(Stage):
         )
         _check_new_teachers(run)
         for teacher in inputs.teachers:
-            content = {"teacher": teacher.name, **cached.family_key(run, teacher), "labels": list(teacher.labels)}
+            key = cached.family_key(run, teacher, inputs.dtype)
+            content = {"teacher": teacher.name, **key, "labels": list(teacher.labels)}
             cached.describe_family(run, self.name, families[teacher.name], content)
         ask_teachers(inputs, [unit for unit in units if isinstance(unit.payload, UnitRequest)])
         decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]

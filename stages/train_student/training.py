@@ -220,7 +220,6 @@ def split_embeddings(
 
 
 def _negative_loss(embeddings: torch.Tensor, targets: torch.Tensor, objective: WeightedKL, model: Any) -> float:
-    """Returns minus the mean loss on the embeddings."""
     device, total = next(model.parameters()).device, 0.0
     with torch.no_grad():
         for inputs, predicted in zip(torch.split(embeddings, SCORED), torch.split(targets, SCORED), strict=True):

@@ -21,15 +21,8 @@ from amalgam.stages.common.deliveries import STUDENTS, Mark, check_deliverable, 
 from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.read_card import Source, Training, source_of
 from amalgam.stages.common.models.resolve import NewClassifier, least_bytes_of, width_of
-from amalgam.stages.common.training.schedule import (
-    Schedule,
-    StudentFacts,
-    StudentRecordFacts,
-    chosen_fields,
-    few_steps,
-    kept,
-    schedule_of,
-)
+from amalgam.stages.common.training import schedule as schedules
+from amalgam.stages.common.training.schedule import Schedule, StudentFacts, StudentRecordFacts
 from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.methods import method_name
 from amalgam.stages.objective_inputs import measure_of, objective_inputs, reads_texts
@@ -109,7 +102,7 @@ class TrainStudent(Stage):
         return Identity(config, inputs, upstream)
 
     def chosen(self, run: Run) -> dict[str, object]:
-        return chosen_fields("student", run.experiment.student, asdict(schedule(run)))
+        return schedules.chosen_fields("student", run.experiment.student, asdict(schedule(run)))
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
         return [Unit("student", folder)]
@@ -142,7 +135,7 @@ class TrainStudent(Stage):
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         facts: StudentFacts = manifest.facts
-        yield f"{kept(facts)} ({facts['selected_by']})"
+        yield f"{schedules.kept(facts)} ({facts['selected_by']})"
 
     def publish(self, run: Run, manifest: Record) -> None:
         student = run.experiment.student
@@ -159,7 +152,7 @@ class TrainStudent(Stage):
         run.console.say(f"  student: {target.relative_to(run.base)}")
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:
-        yield from few_steps(manifest.facts, "student")
+        yield from schedules.few_steps(manifest.facts, "student")
         student = run.experiment.student
         if not student.is_static and reads_padding(load.encoder_files(run, student, ENCODER).config):
             yield (
@@ -172,7 +165,7 @@ class TrainStudent(Stage):
 
     def describe(self, manifest: Record) -> str:
         facts: StudentFacts = manifest.facts
-        return f"{len(facts['labels'])} labels, {kept(facts)} ({facts['selected_by']})"
+        return f"{len(facts['labels'])} labels, {schedules.kept(facts)} ({facts['selected_by']})"
 
 
 def reads_evidence(experiment: ExperimentConfig) -> bool:
@@ -194,7 +187,7 @@ def automatic_schedule(run: Run) -> Schedule:
 
 def _schedule_for(run: Run, student: Student) -> Schedule:
     width = width_of(load.encoder_files(run, student, ENCODER))
-    return schedule_of(student, texts=_examples(run), labels=len(load.label_space(run).names), width=width)
+    return schedules.schedule_of(student, texts=_examples(run), labels=len(load.label_space(run).names), width=width)
 
 
 def _examples(run: Run) -> int:

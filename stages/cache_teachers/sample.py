@@ -9,12 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from amalgam.data.lazy import np
-from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.stages.cache_teachers.adaptive import CachedPasses, RegressionFacts, StopFacts, is_better
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.corpus import Bucket
 from amalgam.stages.common.intervals import bounds, interval, percent
-from amalgam.stages.target_methods import target_method
 
 
 class PassAudit(TypedDict):
@@ -32,12 +30,6 @@ class PassAudit(TypedDict):
     """Sampled texts with the same most confident teacher in the first and in the second half of the passes."""
     stopped: NotRequired[int]
     """Texts with fewer than all passes, where each text stops by itself; elsewhere others than the sample run none."""
-
-
-def is_audited(experiment: ExperimentConfig) -> bool:
-    """Returns whether the number of passes is chosen for a method that compares teachers by their predictions."""
-    method = target_method(experiment.targets)
-    return experiment.cache.passes is None and method.weighted and not method.weighs_by_domain
 
 
 def sampled_rows(buckets: Sequence[Bucket], size: int) -> Iterator[tuple[Bucket, int]]:

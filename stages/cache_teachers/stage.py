@@ -31,6 +31,7 @@ from amalgam.stages.common.cached.read import distinct
 from amalgam.stages.common.corpus import Bucket, Part, tables
 from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.objective_inputs import reads_texts
+from amalgam.stages.target_methods import target_method
 
 
 class CacheFacts(TypedDict):
@@ -242,11 +243,12 @@ def _parts(run: Run) -> list[tuple[Part, int]]:
 def sampled_texts(run: Run) -> int:
     """Returns the number of training texts that run all passes although others run none or fewer.
 
-    They audit the choice of `auto` to run no passes, or decide on the passes of the others.
+    They audit `auto`, which runs no passes for a method that compares teachers by predictions, or decide on the others.
     """
-    experiment = run.experiment
-    chosen = sample.is_audited(experiment) and not cached.passes_of(experiment) and reads_texts(experiment)
-    if chosen and len(load.teachers_of(run)) > 1:
+    experiment, method = run.experiment, target_method(run.experiment.targets)
+    compares = method.weighted and not method.weighs_by_domain and reads_texts(experiment)
+    chooses_none = experiment.cache.passes is None and not cached.passes_of(experiment)
+    if compares and chooses_none and len(load.teachers_of(run)) > 1:
         return cached.sample_size(load.train_part(run).texts, cached.AUTO_PASSES)
     return cached.adaptive_sample(run)
 

@@ -145,7 +145,6 @@ def shaped(numbers: pl.Series, classes: int) -> pl.Series:
 
 
 def softmax_column(logits: pl.Series) -> pl.Series:
-    """Returns the softmax of each array."""
     classes = width(logits)
     raised = shaped(flat(logits - logits.arr.max()).exp(), classes)
     return raised / raised.arr.sum()
@@ -169,7 +168,6 @@ def total(columns: Iterable[pl.Series]) -> pl.Series:
 
 
 def columns_of(arrays: pl.Series) -> list[pl.Series]:
-    """Returns one column for each position in the arrays."""
     return [arrays.arr.get(index) for index in range(width(arrays))]
 
 

@@ -77,7 +77,8 @@ def fetch_texts(url: str, target: Path, *, where: str) -> None:
         fix = "write hf://datasets/OWNER/NAME/PATH, with @REVISION after NAME if it is not main"
         raise DataError(f"{where} is no address of a file on the Hub", where=where, fix=fix)
     kind: Kind = "dataset" if match["kind"] == "dataset" else "space"
-    name, revision = match["name"], _branch(match["revision"])
+    name, branch = match["name"], match["revision"] or DEFAULT_REVISION
+    revision = "refs/convert/parquet" if branch == "~parquet" else unquote(branch)
     try:
         with silent(), tempfile.TemporaryDirectory(dir=target.parent) as folder:
             files = _download(name, kind, revision, match["path"], Path(folder))
@@ -121,10 +122,6 @@ def _download(name: str, kind: Kind, revision: str, path: str, folder: Path) -> 
     return [Path(download(file, etag_timeout=SECONDS_TO_ANSWER)) for file in sorted(chosen)]
 
 
-def _branch(revision: str | None) -> str:
-    return "refs/convert/parquet" if revision == "~parquet" else unquote(revision or DEFAULT_REVISION)
-
-
 def _fits(file: str, pattern: str) -> bool:
     """Returns whether a file matches; only ** goes through folders."""
     return fnmatch.fnmatchcase(file, pattern) and ("**" in pattern or file.count("/") == pattern.count("/"))
@@ -134,7 +131,6 @@ def _fits(file: str, pattern: str) -> bool:
 
 
 def silent() -> AbstractContextManager[None]:
-    """Silences the Hub's client."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     show_bars = None if are_progress_bars_disabled() else enable_progress_bars

@@ -13,7 +13,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -25,7 +25,6 @@ from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, nearest
-from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.user_paths import expanded, readable, user_path
 
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
@@ -116,12 +115,6 @@ def _pattern(source: str, base: Path) -> str:
     depth = next(level for level, folder in enumerate((path.parent, *path.parent.parents)) if (base / folder).is_dir())
     folder = path.parents[depth]
     return str(Path(glob.escape(str(folder))) / path.relative_to(folder))
-
-
-def text_file(path: Path, digest_of: Callable[[Path], str]) -> InputFile:
-    """Returns a file of texts with its digest."""
-    with readable(path, DataError):
-        return InputFile.of(path, digest_of)
 
 
 def _no_files(source: str, path: Path) -> DataError:

@@ -77,21 +77,17 @@ class Console:
     def __init__(self, *, quiet: bool = False, err: TextIO | None = None, out: TextIO | None = None) -> None:
         self._err = err or sys.stderr
         self._out = out or sys.stdout
-        self._quiet = quiet
+        self.is_quiet = quiet
         self._live = self._err.isatty() and not quiet and os.environ.get("TERM") != "dumb"
         self._progress: Progress | None = None
         self._done: Progress | None = None
         """The work of the stage so far, for the line at its end."""
         self._every_seconds = 0.2 if self._live else EVERY_SECONDS
 
-    @property
-    def is_quiet(self) -> bool:
-        return self._quiet
-
     # ---- lines
 
     def say(self, text: str) -> None:
-        if not self._quiet:
+        if not self.is_quiet:
             self._clear()
             self._write(self._err, masked(text))
 
@@ -184,7 +180,7 @@ class Console:
 
     def _show(self, progress: Progress, done: int, more: str = "") -> None:
         parts = progress.reach(done, self._every_seconds)
-        if parts and not self._quiet:
+        if parts and not self.is_quiet:
             self._draw([part for part in (*parts, more) if part])
 
     def _draw(self, parts: Sequence[str]) -> None:

@@ -15,8 +15,6 @@ from typing import Any
 from amalgam.pipeline.console import Console, printable
 from amalgam.pipeline.secrets import masked
 
-LEFT, RIGHT = "left", "right"
-
 
 def kernel() -> Any:
     """Returns the shell of the notebook in which this code runs; None outside of one."""
@@ -40,7 +38,7 @@ def table_html(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]])
     """Returns a table without styles of its own, except that columns of text are aligned at the left."""
     cells = [[str(cell) for cell in row] for row in rows]
     columns = list(zip(*cells, strict=True)) or [()] * len(header)
-    sides = [RIGHT if _is_number_column(column) else LEFT for column in columns]
+    sides = ["right" if _is_number_column(column) else "left" for column in columns]
     lines = [_row("th", header, sides), "</thead>", "<tbody>", *(_row("td", row, sides) for row in cells)]
     caption = f"<p>{escape(printable(title.strip()))}</p>\n" if title else ""
     return caption + "\n".join(["<table>", "<thead>", *lines, "</tbody>", "</table>"])

@@ -96,18 +96,14 @@ def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[No
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
-    handled = [number for number in STOPPING if not _is_ignored_hangup(number)]
+    nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # the process survives the end of its terminal
+    handled = [number for number in STOPPING if not (nohup and number == signal.SIGHUP)]
     before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
-
-
-def _is_ignored_hangup(number: int) -> bool:
-    """Returns whether nohup started the process: it survives the end of its terminal."""
-    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 @contextlib.contextmanager

@@ -71,7 +71,6 @@ class GivenExperiment:
 
 
 ExperimentSource = Path | GivenExperiment
-"""An experiment file, or an experiment without one."""
 
 GIVEN = "Experiment(...)"
 """Name of an experiment without a file in messages."""

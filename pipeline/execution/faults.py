@@ -15,19 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from amalgam.pipeline import errors
 from amalgam.pipeline.console import Console, size
-from amalgam.pipeline.errors import (
-    AmalgamError,
-    DiskFullError,
-    FaultError,
-    ModelError,
-    WorkError,
-    first_line,
-    fix_of,
-    is_disk_full,
-    reason_of,
-    short_path,
-)
+from amalgam.pipeline.errors import AmalgamError, DiskFullError, FaultError, ModelError, WorkError
 from amalgam.pipeline.secrets import masked
 from amalgam.pipeline.signals import interrupted
 from amalgam.pipeline.storage.backend import TEMPORARY
@@ -57,11 +47,11 @@ def with_retries(work: Callable[[], T], what: str, store: Store, console: Consol
             return work()
         except Exception as error:
             transient = isinstance(error, OSError) and error.errno in PASSING
-            if is_disk_full(error) or (transient and attempt == ATTEMPTS):
+            if errors.is_disk_full(error) or (transient and attempt == ATTEMPTS):
                 raise storage_error(error, what, store.root) from error
             if not transient:
                 raise
-            console.note(f"{what}: {reason_of(error)}; trying again ({attempt} of {ATTEMPTS - 1})")
+            console.note(f"{what}: {errors.reason_of(error)}; trying again ({attempt} of {ATTEMPTS - 1})")
             time.sleep(0.1 * 4**attempt)
             attempt += 1
 
@@ -71,12 +61,12 @@ def with_retries(work: Callable[[], T], what: str, store: Store, console: Consol
 
 def storage_error(error: Exception, what: str, folder: Path) -> WorkError:
     """Returns the error with a fix; `what` names the work that failed, and `folder` has its files."""
-    kind, reason, where = WorkError, reason_of(error), getattr(error, "filename", None) or folder
-    if is_disk_full(error):
+    kind, reason, where = WorkError, errors.reason_of(error), getattr(error, "filename", None) or folder
+    if errors.is_disk_full(error):
         present = next(level for level in (folder, *folder.parents) if level.exists())
         free = size(shutil.disk_usage(present).free)
         kind, reason, where = DiskFullError, f"the disk is full ({free} free)", folder
-    return kind(f"{what}: {reason}", where=short_path(where), fix=f"{fix_of(error)}, {AGAIN}")
+    return kind(f"{what}: {reason}", where=errors.short_path(where), fix=f"{errors.fix_of(error)}, {AGAIN}")
 
 
 def as_error(error: BaseException) -> AmalgamError:
@@ -85,7 +75,7 @@ def as_error(error: BaseException) -> AmalgamError:
     if expected is not None:
         return expected
     fix = "report it with this file; --debug prints the traceback instead"
-    what = f"this is a fault of amalgam: {masked(first_line(error, named=True))}"
+    what = f"this is a fault of amalgam: {masked(errors.first_line(error, named=True))}"
     return FaultError(what, where=_write_traceback(error), fix=fix)
 
 
@@ -100,18 +90,18 @@ def expected_error(error: BaseException) -> AmalgamError | None:
         return interrupted(signal.SIGINT)
     if is_out_of_memory(error):
         fix = f"close other programs, or lower execution.batch_tokens or student.batch_size, {AGAIN}"
-        return WorkError(f"out of memory: {first_line(error)}", fix=fix)
+        return WorkError(f"out of memory: {errors.first_line(error)}", fix=fix)
     if isinstance(error, OSError) and error.errno is not None:
         is_ours = TEMPORARY in str(error.filename)  # a temporary file that was renamed or copied
-        path = error.filename2 if error.filename2 and (is_ours or is_disk_full(error)) else error.filename
-        place = None if path is None else short_path(path)
+        path = error.filename2 if error.filename2 and (is_ours or errors.is_disk_full(error)) else error.filename
+        place = None if path is None else errors.short_path(path)
         name = f"{place.rpartition('/')[2]}: " if place else ""
-        kind = DiskFullError if is_disk_full(error) else WorkError
-        return kind(f"{name}{reason_of(error)}", where=place, fix=f"{fix_of(error)}, {AGAIN}")
+        kind = DiskFullError if errors.is_disk_full(error) else WorkError
+        return kind(f"{name}{errors.reason_of(error)}", where=place, fix=f"{errors.fix_of(error)}, {AGAIN}")
     model = _model_of(error)
     if model is None:
         return None
-    what = f"{type(model).__name__} fails in its own code: {masked(first_line(error, named=True))}"
+    what = f"{type(model).__name__} fails in its own code: {masked(errors.first_line(error, named=True))}"
     fix = "lower max_tokens, update transformers, or use another model; --debug prints the traceback"
     return ModelError(what, where=model.name_or_path, fix=fix)
 

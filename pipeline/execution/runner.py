@@ -13,14 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from amalgam.pipeline.errors import (
-    AmalgamError,
-    DamagedError,
-    DiskFullError,
-    ExperimentError,
-    InputChangedError,
-    all_of,
-)
+from amalgam.pipeline import errors
+from amalgam.pipeline.errors import AmalgamError, DamagedError, DiskFullError, ExperimentError, InputChangedError
 from amalgam.pipeline.execution.disk_space import add_need, check_disk_space
 from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.execution.plan import StageState, identity_of, plan, shown_choices, stage_state
@@ -209,18 +203,18 @@ def _resolve_inputs(stages: list[Stage], run: Run) -> set[str]:
 
 def _check_outputs(stages: list[Stage], run: Run) -> None:
     """Refuses folders of results that cannot be written, unless the results there are current."""
-    errors = {}
+    refused = {}
     for stage in stages:
         try:
             stage.check_output(run)
         except PendingDependencyError:  # the names of the folders come from an earlier stage
             continue
         except ExperimentError as error:
-            errors[stage.name] = error
-    current = {state.stage for state in plan(stages, run) if state.state == "current"} if errors else set()
-    problems = [error for name, error in errors.items() if name not in current]
+            refused[stage.name] = error
+    current = {state.stage for state in plan(stages, run) if state.state == "current"} if refused else set()
+    problems = [error for name, error in refused.items() if name not in current]
     if problems:
-        raise all_of(problems)
+        raise errors.all_of(problems)
 
 
 def _forced(stage: Stage, run: Run, state: StageState) -> StageState:

@@ -23,8 +23,6 @@ QUARANTINE = "quarantine"
 
 @dataclass(frozen=True)
 class FileInfo:
-    """Describes one listed file."""
-
     path: str
     bytes: int
     modified: float

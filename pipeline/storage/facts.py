@@ -6,22 +6,11 @@ A workspace may come from a stranger, whose records have valid digests; facts of
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
-from typing import (
-    Any,
-    Literal,
-    NamedTuple,
-    NotRequired,
-    Required,
-    TypedDict,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Any, Literal, NamedTuple, NotRequired, Required, TypedDict, Union
 
 LARGEST = 2**53
 """Limit of every number: JSON has no larger integer exactly, and no count is larger."""
@@ -74,21 +63,21 @@ def fits(value: object, kind: Any) -> bool:
 @cache
 def check_of(kind: Any) -> Check:
     """Returns the function that checks values of the type; a plan checks a hundred thousand of them."""
-    origin = get_origin(kind) or kind
+    origin = typing.get_origin(kind) or kind
     if origin in PLAIN:
         return PLAIN[origin]
     if origin in NESTED:
-        parts = get_args(kind)
+        parts = typing.get_args(kind)
         return NESTED[origin](parts if origin is Literal else [check_of(part) for part in parts])
-    if is_typeddict(kind):
+    if typing.is_typeddict(kind):
         return _has_fields(kind)
     return lambda value: type(value) is kind
 
 
 def _has_fields(kind: Any) -> Check:
-    hints = get_type_hints(kind, include_extras=True)
-    marks = {name: get_origin(hint) for name, hint in hints.items()}  # __required_keys__ ignores marks in strings
-    required = {name for name, mark in marks.items() if mark is Required}
+    hints = typing.get_type_hints(kind, include_extras=True)
+    marks = {name: typing.get_origin(hint) for name, hint in hints.items()}
+    required = {name for name, mark in marks.items() if mark is Required}  # __required_keys__ ignores marks in strings
     required |= {name for name in kind.__required_keys__ if marks[name] is not NotRequired}
     checks = [(name, check_of(hint)) for name, hint in hints.items()]
 
@@ -106,10 +95,6 @@ def _is_integer(value: object) -> bool:
     return type(value) is int and abs(value) < LARGEST
 
 
-def _is_list_of(checks: Sequence[Check]) -> Check:
-    return lambda value: isinstance(value, list) and all(map(checks[0], value))
-
-
 Check = Callable[[Any], bool]
 
 PLAIN: Mapping[Any, Check] = {
@@ -121,8 +106,8 @@ PLAIN: Mapping[Any, Check] = {
 }
 
 NESTED: Mapping[Any, Callable[[Sequence[Any]], Check]] = {
-    list: _is_list_of,
-    Sequence: _is_list_of,
+    list: lambda checks: lambda value: isinstance(value, list) and all(map(checks[0], value)),
+    Sequence: lambda checks: lambda value: isinstance(value, list) and all(map(checks[0], value)),
     tuple: lambda checks: (
         lambda value: (
             isinstance(value, list)

@@ -12,13 +12,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 from amalgam.pipeline.errors import ExperimentError, fix_of, is_disk_full
 from amalgam.pipeline.storage.backend import TEMPORARY, FileInfo
 from amalgam.pipeline.storage.paths import MOST_BYTES, inside, is_below
-
-T = TypeVar("T")
 
 LOCK_SECONDS, POLL_SECONDS = 5.0, 0.005
 

@@ -31,17 +31,8 @@ FOLDER = "packs"
 ENDPOINTS = {"s3://": "AWS_ENDPOINT_URL", "gs://": "GOOGLE_BASE_URL", "az://": "AZURE_STORAGE_ENDPOINT"}
 """Environment variables that name a server other than the provider's own."""
 
-UNREADABLE = (
-    OSError,
-    EOFError,
-    zlib.error,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-)
+UNREADABLE = (zlib.error, ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError)
+"""Errors of a damaged index."""
 
 LARGEST = 1 << 40
 """Limit of a pack's size in bytes."""
@@ -53,8 +44,6 @@ T = TypeVar("T")
 
 
 class PackEntry(NamedTuple):
-    """Locates a file in a pack."""
-
     pack: str
     offset: int
     bytes: int
@@ -270,10 +259,6 @@ class PackedStorage:
             self.inner.put({record: text})
         self._forget([record, path])
 
-    def keep_packed(self, path: str) -> None:
-        """Moves the loose file to quarantine."""
-        self._quarantine_loose([path])
-
     def names(self, folder: str) -> list[str]:
         """Returns the names of the files and folders in a folder, sorted."""
         names = self.inner.names(folder) - {FOLDER}
@@ -328,9 +313,9 @@ class PackedStorage:
                 self.inner.put({_quarantined(path): content})
                 inside(self.unpacked, path).unlink(missing_ok=True)
         self._forget(paths)
-        self._quarantine_loose(paths)
+        self.quarantine_loose(paths)
 
-    def _quarantine_loose(self, paths: Sequence[str]) -> None:
+    def quarantine_loose(self, paths: Sequence[str]) -> None:
         """Moves files, links and pipes; a file behind a link out of the workspace stays."""
         ours = [path for path in map(check_path, paths) if is_below((self.root / path).parent, self.root)]
         self.inner.get([path for path in ours if not os.path.lexists(self.root / path)])

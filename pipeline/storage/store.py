@@ -73,6 +73,14 @@ class Record:
         return cls(str(raw["name"]), files, dict(raw["facts"]), dict(raw["made"]), dict(raw["identity"]))
 
 
+def content_fault(path: Path, file: StoredFile, digest_of: Callable[[Path], str] = file_digest) -> str | None:
+    """Returns how the content at a path differs from that of the file, or None."""
+    size = path.stat().st_size
+    if size != file.bytes:
+        return f"size {size}, expected {file.bytes}"
+    return None if digest_of(path) == file.sha256 else "its content does not match its digest"
+
+
 class HeadEntry(TypedDict):
     """The last result of a stage, in HEAD.json."""
 
@@ -107,7 +115,7 @@ class Store:
     def __init__(self, root: Path, backend: StorageBackend | None = None) -> None:
         self.backend = PackedStorage(backend or LocalStorage(root))
         self.root = self.backend.root
-        self.notify: Callable[[str], None] = _ignored  # a command prints the notes
+        self.notify: Callable[[str], None] = lambda _note: None  # a command prints the notes
         self.verified_files: set[str] = set()  # paths of the files that this process may have read
 
     # ---- paths
@@ -124,7 +132,6 @@ class Store:
         return f"{self.backend.address}/{self.inside(path)}" if self.backend.is_remote else str(path)
 
     def inside(self, path: Path) -> str:
-        """Returns the path inside the workspace."""
         return path.relative_to(self.root).as_posix()
 
     def own_folder(self, folder: Path) -> Path:
@@ -249,17 +256,14 @@ class Store:
             self.backend.keep_loose(file.path, file.path.rpartition("-")[0] + ".json")
             self.notify(f"{file.path} is damaged in its pack; its loose file is used")
         else:
-            self.backend.keep_packed(file.path)
+            self.backend.quarantine_loose([file.path])
 
     def _fault(self, file: StoredFile) -> str | None:
         path = self.backend.local_path(file.path)
         if path is None:
             return "no regular file in the workspace" if os.path.lexists(self.path(file)) else "missing"
         try:
-            size = path.stat().st_size
-            if size != file.bytes:
-                return f"size {size}, expected {file.bytes}"
-            return None if file_digest(path) == file.sha256 else "its content does not match its digest"
+            return content_fault(path, file)
         except (FileNotFoundError, NotADirectoryError):  # other errors come from the mount: the file is not quarantined
             return "missing"
 
@@ -461,9 +465,6 @@ class Store:
 
     def _pin(self, kind: str, name: str) -> Path:
         return self.root / "pins" / f"{kind}-{fingerprint(name)}.json"
-
-
-def _ignored(note: str) -> None: ...
 
 
 def _entries(content: Mapping[str, Any]) -> dict[str, HeadEntry]:

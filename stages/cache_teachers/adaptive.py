@@ -8,7 +8,7 @@ the errors. If two halves of the K passes agree more often on the sample than fe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -60,14 +60,6 @@ class StopFacts(TypedDict):
 
 
 @dataclass(frozen=True)
-class Regressions:
-    """The payload of the unit that fits the regressions on the sampled texts."""
-
-    sample: tuple[tuple[Bucket, int], ...]
-    """Buckets, each with the number of its first texts in the sample."""
-
-
-@dataclass(frozen=True)
 class StopDecision:
     """The payload of a unit that decides after `step` passes which texts of a bucket stop; None: the last decision."""
 
@@ -89,40 +81,40 @@ class CachedPasses:
     def read(self, family: str, prefix: str, keys: Any, passes: range) -> Array:
         """Returns the logits [texts, passes, labels], gathered by key from all units of the family that have them."""
         logits: Array | None = None
-        for unit in self.families[family].overlapping([prefix]):
-            low, high = max(passes.start, unit.first), min(passes.stop, unit.last)
-            if low >= high or not len(keys):
-                continue
-            rows, raw = self._gathered(unit, keys, "passes")
-            if not len(rows):
-                continue
-            raw = raw.reshape(len(rows), unit.last - unit.first, -1)
+        units = [unit for unit in self.families[family].overlapping([prefix]) if _shared(unit, passes)]
+        for unit, rows, flat in self._gathered(units, keys, "passes"):
+            shared, raw = _shared(unit, passes), flat.reshape(len(rows), unit.last - unit.first, -1)
             if logits is None:
                 logits = np.zeros((len(keys), len(passes), raw.shape[2]), raw.dtype)
-            logits[rows, low - passes.start : high - passes.start] = raw[:, low - unit.first : high - unit.first]
+            read = raw[:, shared.start - unit.first : shared.stop - unit.first]
+            logits[rows, shared.start - passes.start : shared.stop - passes.start] = read
         return np.zeros((len(keys), len(passes), 2), np.float16) if logits is None else logits
 
     def logits(self, family: str, prefix: str, keys: Any) -> Array:
         """Returns the logits with dropout off [texts, labels]."""
         logits: Array | None = None
-        for unit in self.families[family].overlapping([prefix]):
-            if not unit.logits:
-                continue
-            rows, raw = self._gathered(unit, keys, "logits")
-            if len(rows):
-                logits = np.zeros((len(keys), raw.shape[1]), raw.dtype) if logits is None else logits
-                logits[rows] = raw
+        units = [unit for unit in self.families[family].overlapping([prefix]) if unit.logits]
+        for _, rows, raw in self._gathered(units, keys, "logits"):
+            logits = np.zeros((len(keys), raw.shape[1]), raw.dtype) if logits is None else logits
+            logits[rows] = raw
         return np.zeros((len(keys), 2), np.float32) if logits is None else logits
 
-    def _gathered(self, unit: CachedUnit, keys: Any, column: str) -> tuple[Array, Array]:
-        """Returns the rows of `keys` that the unit has, and their values of a column."""
-        unit_keys = self.keys_of(unit)
-        places = np.minimum(np.searchsorted(unit_keys, keys), len(unit_keys) - 1)
-        rows = np.flatnonzero(unit_keys[places] == keys)
-        if not len(rows):
-            return rows, np.empty((0, 0), np.float32)
-        values = parquet.matrix(parquet.read_table(self.store.verified_path(unit.file), [column]).column(0))
-        return rows, values[places[rows]]
+    def _gathered(
+        self, units: Iterable[CachedUnit], keys: Any, column: str
+    ) -> Iterator[tuple[CachedUnit, Array, Array]]:
+        """Yields each unit that has some of the keys, with their rows and their values of the column."""
+        for unit in units:
+            unit_keys = self.keys_of(unit)
+            places = np.minimum(np.searchsorted(unit_keys, keys), len(unit_keys) - 1)
+            rows = np.flatnonzero(unit_keys[places] == keys)
+            if len(rows):
+                values = parquet.matrix(parquet.read_table(self.store.verified_path(unit.file), [column]).column(0))
+                yield unit, rows, values[places[rows]]
+
+
+def _shared(unit: CachedUnit, passes: range) -> range:
+    """Returns the passes that the unit has of these."""
+    return range(max(passes.start, unit.first), min(passes.stop, unit.last))
 
 
 def stopping_rounds(  # noqa: PLR0913  the texts, the teachers and how units are found
@@ -180,7 +172,7 @@ def _regressions_unit(
     name = fingerprint({"adaptive": ADAPTIVE_VERSION, "families": list(families), "passes": passes})
     digest = fingerprint([key.hex() for of_bucket in keys for key in of_bucket])[:10]
     sampled = tuple((bucket, rows) for bucket, rows in sample if rows)
-    return Unit(f"all-{digest}-regressions", store.folder("cache-teachers", name) / "units", 0, Regressions(sampled))
+    return Unit(f"all-{digest}-regressions", store.folder("cache-teachers", name) / "units", 0, sampled)
 
 
 def _stop_unit(stop: StopDecision) -> Unit:
@@ -346,10 +338,10 @@ class AdaptivePasses:
     passes: int
 
     def run(self, unit: Unit) -> None:
-        if isinstance(unit.payload, Regressions):
-            self._fit(unit)
-        else:
+        if isinstance(unit.payload, StopDecision):
             self._decide(unit)
+        else:
+            self._fit(unit)
 
     def _answers(self, bucket: Bucket, keys: Any, count: int) -> list[PassAnswers]:
         prefix = bucket.prefix
@@ -359,8 +351,9 @@ class AdaptivePasses:
         ]
 
     def _fit(self, unit: Unit) -> None:
+        """Commits the regressions; the payload has the buckets with sampled texts, and the number of each."""
         parts = list[list[PassAnswers]]()
-        for bucket, rows in unit.payload.sample:
+        for bucket, rows in unit.payload:
             keys = parquet.read_keys(self.cached.store.verified_path(bucket.file))[:rows]
             parts.append(self._answers(bucket, keys, self.passes))
         answers = [PassAnswers.joined(own) for own in zip(*parts, strict=True)]

@@ -37,13 +37,9 @@ POOL_LAUNCHES = 64
 POOL_TEXTS = 8192
 UNITS_AHEAD = 16
 
-NO_KEYS = "its dropout cannot be keyed"
-
 
 @dataclass(frozen=True)
 class CacheInputs:
-    """The inputs of the inference of cache-teachers."""
-
     teachers: Sequence[ResolvedTeacher]
     dtype: str
     loader: TeacherLoader
@@ -64,7 +60,8 @@ def ask_teachers(inputs: CacheInputs, units: Sequence[Unit]) -> None:
             teacher = inputs.loader.load(resolved, inputs.dtype, passes=0 if inputs.auto else passes)
             if inputs.auto and passes and not teacher.has_active_dropout:
                 where = " in its last layer and head" if teacher.last_layer else ""
-                why = f"it has no active dropout{where}" if teacher.keyed_sites is not None else NO_KEYS
+                is_keyed = teacher.keyed_sites is not None
+                why = f"it has no active dropout{where}" if is_keyed else "its dropout cannot be keyed"
                 what = f"{why}, so its prediction without dropout counts as every pass"
                 inputs.console.note(f"teacher {teacher.name}: {what}")
             _run_pooled(inputs, teacher, requests, inputs.texts.tokenizer(resolved, teacher))

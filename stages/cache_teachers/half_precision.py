@@ -7,9 +7,9 @@ confident one. Otherwise fp32 is used, and a note gives the figures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from amalgam.data.arrays import Array
 from amalgam.pipeline.errors import WorkError, first_line
@@ -19,9 +19,6 @@ from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.teacher import TeacherLoader
 from amalgam.stages.common.models.resolve import ResolvedTeacher
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 TEXTS = 256
 """Most texts of a check."""

@@ -9,12 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from amalgam.data.lazy import np
-from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.stages.cache_teachers.adaptive import CachedPasses, RegressionFacts, StopFacts, is_better
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.corpus import Bucket
 from amalgam.stages.common.intervals import bounds, interval, percent
-from amalgam.stages.target_methods import target_method
 
 
 class PassAudit(TypedDict):
@@ -32,12 +30,6 @@ class PassAudit(TypedDict):
     """Sampled texts with the same most confident teacher in the first and in the second half of the passes."""
     stopped: NotRequired[int]
     """Texts with fewer than all passes, where each text stops by itself; elsewhere others than the sample run none."""
-
-
-def is_audited(experiment: ExperimentConfig) -> bool:
-    """Returns whether the number of passes is chosen for a method that compares teachers by their predictions."""
-    method = target_method(experiment.targets)
-    return experiment.cache.passes is None and method.weighted and not method.weighs_by_domain
 
 
 def sampled_rows(buckets: Sequence[Bucket], size: int) -> Iterator[tuple[Bucket, int]]:
@@ -58,11 +50,11 @@ def audit_passes(
 ) -> PassAudit:
     """Compares the most confident teacher of sampled texts with and without passes; `sample` is keys by bucket."""
     sampled = same = halves_same = 0
+    parts = slice(None), slice(passes // 2), slice(passes // 2, 2 * (passes // 2))
     for prefix, keys in sample.items():
-        off, whole, first, second = (
-            np.stack([summarise_passes(logits[:, part]).confidence for logits in by_teacher]).argmax(0)
-            for by_teacher, part in _compared(cached, families, prefix, keys, passes)
-        )
+        off = _most_confident([cached.logits(family, prefix, keys)[:, None] for family in families])
+        raw = [cached.read(family, prefix, keys, range(passes)) for family in families]
+        whole, first, second = (_most_confident([logits[:, part] for logits in raw]) for part in parts)
         sampled += len(keys)
         same += int((off == whole).sum())
         halves_same += int((first == second).sum())
@@ -76,18 +68,12 @@ def audit_passes(
     }
 
 
-def _compared(
-    cached: CachedPasses, families: Sequence[str], prefix: str, keys: Any, passes: int
-) -> Iterator[tuple[list[Any], slice]]:
-    """Yields logits [texts, passes, labels] of all teachers: without dropout, of all passes, and of each half."""
-    yield [cached.logits(family, prefix, keys)[:, None] for family in families], slice(None)
-    raw = [cached.read(family, prefix, keys, range(passes)) for family in families]
-    for part in (slice(None), slice(passes // 2), slice(passes // 2, 2 * (passes // 2))):
-        yield raw, part
+def _most_confident(logits: Sequence[Any]) -> Any:
+    """Returns the teacher of each text that is the most confident by its logits [texts, passes, labels]."""
+    return np.stack([summarise_passes(own).confidence for own in logits]).argmax(0)
 
 
 def adaptive_audit(fitted: RegressionFacts, last: Sequence[StopFacts], passes: int) -> PassAudit:
-    """Returns the audit of adaptive passes from their regressions and last decisions."""
     texts = sum(facts["rows"] for facts in last)
     return {
         "texts": texts,

@@ -21,23 +21,9 @@ from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.cache_teachers.adaptive import (
-    USUAL_PASSES,
-    AdaptivePasses,
-    CachedPasses,
-    RegressionFacts,
-    StopFacts,
-    stopping_rounds,
-)
-from amalgam.stages.cache_teachers.sample import (
-    PassAudit,
-    adaptive_audit,
-    audit_passes,
-    is_audited,
-    pass_audit_lines,
-    sampled_rows,
-    wanted_passes,
-)
+from amalgam.stages.cache_teachers import adaptive, sample
+from amalgam.stages.cache_teachers.adaptive import RegressionFacts, StopFacts
+from amalgam.stages.cache_teachers.sample import PassAudit
 from amalgam.stages.common import load
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.cached.coverage import AnswerFacts, CachedUnits, UnitRequest, family_in, units_for
@@ -45,11 +31,10 @@ from amalgam.stages.common.cached.read import distinct
 from amalgam.stages.common.corpus import Bucket, Part, tables
 from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.objective_inputs import reads_texts
+from amalgam.stages.target_methods import target_method
 
 
 class CacheFacts(TypedDict):
-    """The facts of cache-teachers."""
-
     families: dict[str, str]
     cut: dict[str, int]
     """Number of truncated texts by teacher."""
@@ -97,16 +82,15 @@ class CacheTeachers(Stage):
                 run.console.note(f"cache.dtype auto is {earlier}, as in the results that exist")
 
     def identity(self, run: Run) -> Identity:
-        parts, sampled = _parts(run), sampled_texts(run)
-        adaptive = cached.adaptive_sample(run)
+        parts, sampled, deciding = _parts(run), sampled_texts(run), cached.adaptive_sample(run)
         return Identity(
             config={"cache": run.experiment.cache.model_dump() | {"passes": cached.passes_of(run.experiment)}},
             inputs={
                 "teachers": {teacher.name: teacher.identity for teacher in load.teachers_of(run)},
                 "texts": {part.name: part.texts_digest for part, _ in parts},
                 "dtype": cached.dtype_of(run),
-                **({"sample": {"texts": sampled, "passes": cached.AUTO_PASSES}} if sampled and not adaptive else {}),
-                **({"adaptive": {"texts": adaptive, "version": cached.ADAPTIVE_VERSION}} if adaptive else {}),
+                **({"sample": {"texts": sampled, "passes": cached.AUTO_PASSES}} if sampled and not deciding else {}),
+                **({"adaptive": {"texts": deciding, "version": cached.ADAPTIVE_VERSION}} if deciding else {}),
             },
         )
 
@@ -150,14 +134,15 @@ class CacheTeachers(Stage):
         )
         _check_new_teachers(run)
         for teacher in inputs.teachers:
-            content = {"teacher": teacher.name, **cached.family_key(run, teacher), "labels": list(teacher.labels)}
+            key = cached.family_key(run, teacher, inputs.dtype)
+            content = {"teacher": teacher.name, **key, "labels": list(teacher.labels)}
             cached.describe_family(run, self.name, families[teacher.name], content)
         ask_teachers(inputs, [unit for unit in units if isinstance(unit.payload, UnitRequest)])
         decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
         if decisions:
-            adaptive = AdaptivePasses(_cached_passes(run), distinct(families), cached.passes_of(run.experiment))
+            passes = adaptive.AdaptivePasses(_cached_passes(run), distinct(families), cached.passes_of(run.experiment))
             for unit in decisions:
-                with_retries(partial(adaptive.run, unit), f"{self.name} {unit.name}", run.store, run.console)
+                with_retries(partial(passes.run, unit), f"{self.name} {unit.name}", run.store, run.console)
 
     def text_keys(self, run: Run, unit: Unit) -> list[str]:
         request = unit.payload
@@ -182,7 +167,8 @@ class CacheTeachers(Stage):
         if last:
             facts["confidences"] = {record.facts["prefix"]: record.files[0].path for record in last}
             [fitted] = [record.facts for record in records if "halves_same" in record.facts]
-            facts["audit"] = adaptive_audit(fitted, [record.facts for record in last], cached.passes_of(run.experiment))
+            decided, passes = [record.facts for record in last], cached.passes_of(run.experiment)
+            facts["audit"] = sample.adaptive_audit(fitted, decided, passes)
         elif sampled_texts(run):
             facts["audit"] = _pass_audit(run)
         return facts
@@ -196,7 +182,7 @@ class CacheTeachers(Stage):
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002
         if "audit" in manifest.facts:
-            yield from pass_audit_lines(manifest.facts["audit"])
+            yield from sample.pass_audit_lines(manifest.facts["audit"])
 
     def recomputed(self, unit: Record | None, teacher: str) -> str:
         texts = counted(unit.facts["rows"], "text") if unit and "rows" in unit.facts else "one unit"
@@ -254,35 +240,29 @@ def _parts(run: Run) -> list[tuple[Part, int]]:
     return [*parts, (test, 0)] if test else parts
 
 
-def chooses_no_passes(run: Run) -> bool:
-    """Returns whether `auto` runs no passes for a method that compares teachers: a sample audits this choice."""
-    experiment = run.experiment
-    chosen = is_audited(experiment) and not cached.passes_of(experiment) and reads_texts(experiment)
-    return chosen and len(load.teachers_of(run)) > 1
-
-
 def sampled_texts(run: Run) -> int:
-    """Returns the number of training texts that run all passes although others run none or fewer."""
-    return (
-        cached.sample_size(load.train_part(run).texts, cached.AUTO_PASSES)
-        if chooses_no_passes(run)
-        else cached.adaptive_sample(run)
-    )
+    """Returns the number of training texts that run all passes although others run none or fewer.
+
+    They audit `auto`, which runs no passes for a method that compares teachers by predictions, or decide on the others.
+    """
+    experiment, method = run.experiment, target_method(run.experiment.targets)
+    compares = method.weighted and not method.weighs_by_domain and reads_texts(experiment)
+    chooses_none = experiment.cache.passes is None and not cached.passes_of(experiment)
+    if compares and chooses_none and len(load.teachers_of(run)) > 1:
+        return cached.sample_size(load.train_part(run).texts, cached.AUTO_PASSES)
+    return cached.adaptive_sample(run)
 
 
 def _text_passes(run: Run, units: Sequence[Unit] | None = None) -> int:
     """Returns the forward passes of these units, or of all teachers over all texts, with and without dropout."""
     if units is not None:
         return sum(unit.size for unit in units)
-    sampled, others = (
-        sampled_texts(run),
-        USUAL_PASSES if cached.adaptive_sample(run) else cached.passes_of(run.experiment),
-    )
-    by_part = {part.name: part.texts for part, _ in _parts(run)}
-    passes = (cached.passes_of(run.experiment) or cached.AUTO_PASSES) * sampled + others * (
-        by_part.get("train", sampled) - sampled
-    )
-    return (sum(by_part.values()) + passes) * len(load.teachers_of(run))
+    passes, sampled = cached.passes_of(run.experiment), sampled_texts(run)
+    texts = {part.name: part.texts for part, _ in _parts(run)}
+    others = texts.get("train", sampled) - sampled
+    of_sample = sampled * (passes or cached.AUTO_PASSES)
+    of_others = others * (adaptive.USUAL_PASSES if cached.adaptive_sample(run) else passes)
+    return (sum(texts.values()) + of_sample + of_others) * len(load.teachers_of(run))
 
 
 def pass_prices(run: Run) -> dict[str, int]:
@@ -299,23 +279,21 @@ def pass_prices(run: Run) -> dict[str, int]:
     return {"0": price(0), "auto": price(None), str(most): price(most)}
 
 
-def _cached_passes(run: Run) -> CachedPasses:
+def _cached_passes(run: Run) -> adaptive.CachedPasses:
     families = cached.families_of(run).values()
     by_family = {family: cached.units_of(run, CacheTeachers.name, family) for family in families}
-    return CachedPasses(run.store, by_family, cached.unit_keys(run))
+    return adaptive.CachedPasses(run.store, by_family, cached.unit_keys(run))
 
 
 def _pass_audit(run: Run) -> PassAudit:
     """Compares the choice with and without passes on the sampled texts."""
-    part = load.train_part(run)
-    sample = {
+    part, families = load.train_part(run), list(cached.families_of(run).values())
+    keys = {
         bucket.prefix: read_keys(run.store.verified_path(bucket.file))[:rows]
-        for bucket, rows in sampled_rows(part.buckets, sampled_texts(run))
+        for bucket, rows in sample.sampled_rows(part.buckets, sampled_texts(run))
         if rows
     }
-    return audit_passes(
-        _cached_passes(run), list(cached.families_of(run).values()), sample, part.texts, cached.AUTO_PASSES
-    )
+    return sample.audit_passes(_cached_passes(run), families, keys, part.texts, cached.AUTO_PASSES)
 
 
 def _adaptive_units(run: Run) -> list[Unit]:
@@ -328,10 +306,10 @@ def _adaptive_units(run: Run) -> list[Unit]:
         for teacher, units in present.items():
             yield from units_for(teacher, requests[bucket.prefix], units, wanted)
 
-    rounds = stopping_rounds(
+    rounds = adaptive.stopping_rounds(
         run.store,
         cached.passes_of(run.experiment),
-        list(sampled_rows(part.buckets, cached.adaptive_sample(run))),
+        list(sample.sampled_rows(part.buckets, cached.adaptive_sample(run))),
         distinct(cached.families_of(run)),
         keys_of=lambda bucket: requests[bucket.prefix].keys,
         request=request,
@@ -351,9 +329,9 @@ def _plain_units(run: Run, parts: Iterable[tuple[Part, int]]) -> list[Unit]:
     present = _cached_units(run)
     by_teacher: dict[str, list[Unit]] = {teacher: [] for teacher in present}
     for part, passes in parts:
-        sample = sampled_rows(part.buckets, sampled_texts(run) if part.name == "train" else 0)
-        for bucket, (_, sampled) in zip(cached.requests_of(run, part), sample, strict=True):
-            wanted = passes or wanted_passes(bucket.texts, sampled, cached.AUTO_PASSES)
+        rows = sample.sampled_rows(part.buckets, sampled_texts(run) if part.name == "train" else 0)
+        for bucket, (_, sampled) in zip(cached.requests_of(run, part), rows, strict=True):
+            wanted = passes or sample.wanted_passes(bucket.texts, sampled, cached.AUTO_PASSES)
             for teacher, units in present.items():
                 by_teacher[teacher] += units_for(teacher, bucket, units, wanted)
     return [unit for units in by_teacher.values() for unit in units]

@@ -24,7 +24,7 @@ from amalgam.pipeline.storage.backend import QUARANTINE
 from amalgam.pipeline.storage.local import alone_in, atomic_write, make_folder, sync, temporary_path
 from amalgam.pipeline.storage.paths import IN_UNIT, TEMPORARY_NAME, check_path, regular, small_content
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
-from amalgam.pipeline.storage.store import Store, StoredFile
+from amalgam.pipeline.storage.store import Store, StoredFile, content_fault
 from amalgam.pipeline.user_paths import check_writable
 
 METADATA = ".amalgam.json"
@@ -171,10 +171,7 @@ def _fault(folder: Path, name: str, file: StoredFile, digest_of: Digest) -> str 
     path = regular(folder, name)
     if path is None:
         return "no regular file" if os.path.lexists(folder / name) else "missing"
-    size = path.stat().st_size
-    if size != file.bytes:
-        return f"size {size}, expected {file.bytes}"
-    return None if digest_of(path) == file.sha256 else "its content does not match its digest"
+    return content_fault(path, file, digest_of)
 
 
 def check_delivered(folder: Path, file_option: str = "") -> None:

@@ -39,8 +39,6 @@ SIMILAR = 0.7
 
 @dataclass(frozen=True)
 class GivenLabels:
-    """Gold labels of some training texts."""
-
     by_key: Mapping[bytes, str]
     empty: int = 0
     """Rows of the file without a label."""
@@ -184,15 +182,14 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> Lab
         setting = f"rename a column to {shown(needed)}: "
         next(read_rows(path, corpus=Corpus(text=[needed]), name=name, setting=setting), None)
     unit = "line" if path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
-    marked = _has_column(path, why_column(corpus))
-    reasons = _column(path, why_column(corpus)) if marked else {}
+    reasons = _column(path, why_column(corpus))
     for row in read_rows(path, corpus=settings, name=name):
         place = f"{unit} {row.number}"
         if not isinstance(row, Row):
             problems.append(f"{place}: {row.fault}; {row.fix}")
             continue
         fields = row.fields if row.id is None else (row.id,)
-        identity, why = _identity(column, fields), reasons.get(row.number)
+        identity, why = _identity(column, fields), (reasons or {}).get(row.number)
         if row.label is None:
             empty += 1
             blank += [identity] if why == RANDOM else []
@@ -200,7 +197,7 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> Lab
             rows.append(LabelRow(place, identity, shown(fields[0]), row.label, why))
     where = WHERE if name else f"{WHERE}: {shown(str(path), 200)}"
     name = name or shown(path.name, 200)
-    return LabelFile(name, where, column, rows, problems, corpus, empty, marked, way, blank, label)
+    return LabelFile(name, where, column, rows, problems, corpus, empty, reasons is not None, way, blank, label)
 
 
 def why_column(corpus: Corpus) -> str:
@@ -214,8 +211,7 @@ def free_name(name: str, corpus: Corpus) -> str:
 
 def picked_in(path: Path, corpus: Corpus) -> dict[bytes, int]:
     """Returns how the texts were picked, by key, if the file has the column; only of those that are not ordinary."""
-    column = why_column(corpus)
-    reasons = _column(path, column) if _has_column(path, column) else {}
+    reasons = _column(path, why_column(corpus)) or {}
     if not SELECTED & set(reasons.values()):
         return {}
     rows = ((reasons.get(row.number), row) for row in read_rows(path, corpus=corpus) if isinstance(row, Row))
@@ -311,8 +307,10 @@ def _has_column(path: Path, name: str) -> bool:
     return True
 
 
-def _column(path: Path, name: str) -> dict[int, str]:
-    """Returns the values of a column by row number; rows without a value are left out."""
+def _column(path: Path, name: str) -> dict[int, str] | None:
+    """Returns the values of a column by row number, without rows that lack one; None if the file has no such column."""
+    if not _has_column(path, name):
+        return None
     rows = read_rows(path, corpus=Corpus(text=[name]))
     return {row.number: row.fields[0].strip() for row in rows if isinstance(row, Row)}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from amalgam.data.keys import LabelSpace, shown, shown_names, union_of
 from amalgam.data.lazy import pa
 from amalgam.data.remote import fetch_remote, remote_name
-from amalgam.data.rows import find_files, text_file
+from amalgam.data.rows import find_files
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import STATIC, TEACHER, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
@@ -21,7 +21,8 @@ from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.paths import GIVEN
 from amalgam.pipeline.storage.store import StoredFile
-from amalgam.pipeline.user_paths import user_path
+from amalgam.pipeline.user_paths import readable, user_path
+from amalgam.stages.common import given_labels as label_files
 from amalgam.stages.common.corpus import (
     FETCHED,
     GENERATED,
@@ -44,18 +45,7 @@ from amalgam.stages.common.corpus import (
 )
 from amalgam.stages.common.deliveries import DeliveryServices
 from amalgam.stages.common.device import pick_device
-from amalgam.stages.common.given_labels import (
-    FRAME,
-    FROM_CORPUS,
-    GivenLabels,
-    LabelFile,
-    find_texts,
-    keys_in_corpus,
-    labels_in,
-    picked_in,
-    read_label_file,
-)
-from amalgam.stages.common.given_labels import WHERE as LABELS
+from amalgam.stages.common.given_labels import FROM_CORPUS, GivenLabels, LabelFile
 from amalgam.stages.common.models import resolve as models
 from amalgam.stages.common.models.model_folder import position_limit
 from amalgam.stages.common.token_cache import TokenCache, UnitTexts, tokenizer_digest
@@ -149,10 +139,11 @@ def given_labels(run: Run) -> GivenLabels | None:
         if not part.facts["labels"]:
             fix = "fill the column corpus.label in some rows, or name a file of labels"
             raise DataError("no training text has a label", where="labels: corpus", fix=fix)
-        return labels_in(tables(run.store, part, ["key", "label"]), names, run.experiment.corpus.unknown)
+        return label_files.labels_in(tables(run.store, part, ["key", "label"]), names, run.experiment.corpus.unknown)
     file = label_file(run, source).stripped(names)
     columns, corpus = ["key", "id"] if file.column == "id" else ["key"], corpus_for(run.experiment, "train")
-    keys = find_texts(file, partial(tables, run.store, part, columns), partial(part_files, run, "train"), corpus)
+    read, paths = partial(tables, run.store, part, columns), partial(part_files, run, "train")
+    keys = label_files.find_texts(file, read, paths, corpus)
     file.check(names, keys)
     return file.by_key(keys)
 
@@ -197,22 +188,23 @@ def picked_texts(run: Run) -> dict[bytes, int]:
     """Returns how the test texts were picked, by key; only of selected ones, which a file of texts to label marks."""
     corpus, picked = corpus_for(run.experiment, "test"), dict[bytes, int]()
     for path in part_files(run, "test"):
-        picked |= picked_in(path, corpus) if path.stat().st_size <= MOST_SCANNED else {}
+        picked |= label_files.picked_in(path, corpus) if path.stat().st_size <= MOST_SCANNED else {}
     return picked
 
 
 @once
 def label_file(run: Run, source: str) -> LabelFile:
-    path = user_path(source, run.base, DataError, where=LABELS)
+    where = label_files.WHERE
+    path = user_path(source, run.base, DataError, where=where)
     is_frame = path.parent == run.store.root / GIVEN
     way = f"`amalgam label --count 50{run.file_option}` writes a file of texts to label"
     if is_frame or run.file is None:
         way = "`experiment.label(50)` returns texts to label"
     if not path.is_file():
         fix = f"name a csv, tsv, jsonl or parquet file, or `corpus`; {way}"
-        raise DataError(f"{shown(source)} {'is no file' if path.exists() else 'does not exist'}", where=LABELS, fix=fix)
+        raise DataError(f"{shown(source)} {'is no file' if path.exists() else 'does not exist'}", where=where, fix=fix)
     file = find_files(source, run.base)[0]
-    return read_label_file(file, run.experiment.corpus, way, FRAME if is_frame else "")
+    return label_files.read_label_file(file, run.experiment.corpus, way, label_files.FRAME if is_frame else "")
 
 
 def check_labels(run: Run) -> None:
@@ -237,7 +229,7 @@ def _keys_in_sources(run: Run, file: LabelFile) -> dict[bytes | str, bytes] | No
         return None
     files = [path for source in sources for path in source_files(run, source)]
     are_small = sum(path.stat().st_size for path in files) <= MOST_SCANNED
-    return keys_in_corpus(file, files, corpus_for(run.experiment, "train")) if are_small else None
+    return label_files.keys_in_corpus(file, files, corpus_for(run.experiment, "train")) if are_small else None
 
 
 def check_one_label_set(teachers: Sequence[models.ResolvedTeacher], mode: str) -> None:
@@ -474,7 +466,11 @@ def part_identity(run: Run, part: str) -> list[str]:
 @once
 def _own_files(run: Run, source: str) -> tuple[InputFile, ...]:
     """Returns the files of a local source with their digests, the same for all readers in this run."""
-    return tuple(text_file(path, run.digest_of) for path in source_files(run, source))
+    files = []
+    for path in source_files(run, source):
+        with readable(path, DataError):
+            files.append(InputFile.of(path, run.digest_of))
+    return tuple(files)
 
 
 def source_files(run: Run, source: str) -> list[Path]:
@@ -544,7 +540,6 @@ def _fetched_record(run: Run, source: str) -> Path:
 
 @once
 def teacher_loader(run: Run) -> TeacherLoader:
-    """Returns the loader that all stages of the run share."""
     from amalgam.stages.common.inference.teacher import TeacherLoader
 
     cache, execution = run.experiment.cache, run.experiment.execution

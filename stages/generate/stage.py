@@ -46,8 +46,6 @@ SHOWN_LABELS = 5
 
 
 class BlockFacts(TypedDict):
-    """The facts of a block of a family."""
-
     first: int
     rows: int
     tokens: int

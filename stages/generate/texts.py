@@ -36,7 +36,6 @@ from amalgam.stages.generate.language_model import LanguageModel
 from amalgam.stages.generate.requests import BLOCK, Family, TextPlan
 
 Blocks = Iterator[tuple[Unit, Sequence[decoding.GeneratedText]]]
-"""Units with their texts."""
 
 STEERED = {"cpu": 32, "cuda": 64, "mps": 32}
 """Texts generated at once with steering, if the cache has room: most of the time goes to the teacher."""
@@ -62,8 +61,6 @@ DRAW = 1 << 33
 
 @dataclass(frozen=True)
 class SourceInputs:
-    """Everything that the sources read."""
-
     settings: Generate
     teachers: Sequence[ResolvedTeacher]
     language_model: ModelFiles | None
@@ -217,7 +214,6 @@ def _lowest_keys(inputs: SourceInputs, count: int) -> list[str]:
 
 
 def block_table(first: int, texts: Sequence[decoding.GeneratedText]) -> pa.Table:
-    """Returns one block of texts as a table."""
     values = {
         "text": [text.text for text in texts],
         "index": list(range(first, first + len(texts))),

@@ -38,8 +38,6 @@ GUARD = 1.0
 
 @dataclass(frozen=True)
 class ObjectiveContext:
-    """Everything that an objective is built from."""
-
     config: ObjectiveConfig
     targets: Objective
     """The loss on the targets alone."""

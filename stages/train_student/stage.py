@@ -21,15 +21,8 @@ from amalgam.stages.common.deliveries import STUDENTS, Mark, check_deliverable, 
 from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.read_card import Source, Training, source_of
 from amalgam.stages.common.models.resolve import NewClassifier, least_bytes_of, width_of
-from amalgam.stages.common.training.schedule import (
-    Schedule,
-    StudentFacts,
-    StudentRecordFacts,
-    chosen_fields,
-    few_steps,
-    kept,
-    schedule_of,
-)
+from amalgam.stages.common.training import schedule as schedules
+from amalgam.stages.common.training.schedule import Schedule, StudentFacts, StudentRecordFacts
 from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.methods import method_name
 from amalgam.stages.objective_inputs import measure_of, objective_inputs, reads_texts
@@ -109,7 +102,7 @@ class TrainStudent(Stage):
         return Identity(config, inputs, upstream)
 
     def chosen(self, run: Run) -> dict[str, object]:
-        return chosen_fields("student", run.experiment.student, asdict(schedule(run)))
+        return schedules.chosen_fields("student", run.experiment.student, asdict(schedule(run)))
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
         return [Unit("student", folder)]
@@ -142,7 +135,7 @@ class TrainStudent(Stage):
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         facts: StudentFacts = manifest.facts
-        yield f"{kept(facts)} ({facts['selected_by']})"
+        yield f"{schedules.kept(facts)} ({facts['selected_by']})"
 
     def publish(self, run: Run, manifest: Record) -> None:
         student = run.experiment.student
@@ -159,7 +152,7 @@ class TrainStudent(Stage):
         run.console.say(f"  student: {target.relative_to(run.base)}")
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:
-        yield from few_steps(manifest.facts, "student")
+        yield from schedules.few_steps(manifest.facts, "student")
         student = run.experiment.student
         if not student.is_static and reads_padding(load.encoder_files(run, student, ENCODER).config):
             yield (
@@ -172,7 +165,7 @@ class TrainStudent(Stage):
 
     def describe(self, manifest: Record) -> str:
         facts: StudentFacts = manifest.facts
-        return f"{len(facts['labels'])} labels, {kept(facts)} ({facts['selected_by']})"
+        return f"{len(facts['labels'])} labels, {schedules.kept(facts)} ({facts['selected_by']})"
 
 
 def reads_evidence(experiment: ExperimentConfig) -> bool:
@@ -194,7 +187,7 @@ def automatic_schedule(run: Run) -> Schedule:
 
 def _schedule_for(run: Run, student: Student) -> Schedule:
     width = width_of(load.encoder_files(run, student, ENCODER))
-    return schedule_of(student, texts=_examples(run), labels=len(load.label_space(run).names), width=width)
+    return schedules.schedule_of(student, texts=_examples(run), labels=len(load.label_space(run).names), width=width)
 
 
 def _examples(run: Run) -> int:
@@ -270,39 +263,34 @@ def _training(run: Run, manifest: Record) -> Training:
 def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts, UnknownStates | None]:
     from amalgam.stages.common.training.loop import training_of
     from amalgam.stages.common.training.losses import targets_objective
-    from amalgam.stages.train_student.training import (
-        UNKNOWN_TEXTS,
-        check_lengths,
-        fit_unknown_states,
-        objective_phases,
-        selection,
-        set_unknown_threshold,
-        targeted,
-        train,
-    )
+    from amalgam.stages.train_student import training
 
     student, objective = run.experiment.student, objective_inputs(run.experiment)
     facts, part = target_facts(run), load.train_part(run)
     new = load.load_new_classifier(run, student, facts["labels"], ENCODER)
     validation = _validation(run, new, facts["labels"])
     texts = load.tokenized_buckets(run, part, new, ["key"])
-    data = targeted(texts, read_targets(run), held_out=held_out_share(run), unused=load.unlearned_texts(run))
+    data = training.targeted(texts, read_targets(run), held_out=held_out_share(run), unused=load.unlearned_texts(run))
     targets = targets_objective(facts)
-    selected = _by_accuracy(validation, new.pad_id) if validation else selection(data, new.pad_id, targets, facts)
+    if validation:
+        selection = _by_accuracy(validation, new.pad_id)
+    else:
+        selection = training.selection(data, new.pad_id, targets, facts)
     states = states_of(run, data.keys) if objective.states else []
     if objective.states == "tokens":
-        check_lengths(states, data.learn)
+        training.check_lengths(states, data.learn)
     confidence = None
     if objective.weighs_by_domain:
         prefixes = [bucket.prefix for bucket in part.buckets]
         confidence = domain_confidences(run, data.keys, prefixes).astype("float32")
     config = run.experiment.objective
-    phases = objective_phases(config, new, states, targets, seed=student.seed, confidence=confidence)
+    phases = training.objective_phases(config, new, states, targets, seed=student.seed, confidence=confidence)
     settings = training_of(student, schedule(run), objective_rate=config.learning_rate)
-    results = train(load.training_services(run), new, data.learn, phases, settings, selected, checkpoint)
-    unknown = set_unknown_threshold(new, data, validation)
-    evidence = largest_evidence(run, data.keys[:UNKNOWN_TEXTS]) if reads_evidence(run.experiment) else None
-    fitted = fit_unknown_states(new.model, data.learn.tokens, data.learn.type_ids, pad_id=new.pad_id, evidence=evidence)
+    results = training.train(load.training_services(run), new, data.learn, phases, settings, selection, checkpoint)
+    unknown = training.set_unknown_threshold(new, data, validation)
+    evidence = largest_evidence(run, data.keys[: training.UNKNOWN_TEXTS]) if reads_evidence(run.experiment) else None
+    ids, types = data.learn.tokens, data.learn.type_ids
+    fitted = training.fit_unknown_states(new.model, ids, types, pad_id=new.pad_id, evidence=evidence)
     labels, cut = facts["labels"], data.truncated
     return new, {**results, "labels": labels, "cut": cut, "texts": len(data.learn), "unknown": unknown}, fitted
 
@@ -310,21 +298,21 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
 def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts, None]:
     from amalgam.stages.common.training.loop import training_of
     from amalgam.stages.common.training.losses import WeightedKL
-    from amalgam.stages.train_student.training import projected_embeddings, split_embeddings, train
+    from amalgam.stages.train_student import training
 
     experiment, labels = run.experiment, list(load.label_space(run).names)
     student, temperature = experiment.student, experiment.targets.kd_temperature
     new = load.load_new_classifier(run, student, labels, ENCODER)
     validation, targets = _validation(run, new, labels), WeightedKL(temperature)
     teachers, tokens = _teacher_embeddings(run), experiment.pseudo_embeddings.tokens
-    learned, selection = split_embeddings(
-        *projected_embeddings(new, teachers, labels=len(labels), tokens=tokens, temperature=temperature),
+    learned, selection = training.split_embeddings(
+        *training.projected_embeddings(new, teachers, labels=len(labels), tokens=tokens, temperature=temperature),
         targets,
         held_out=held_out_share(run),
     )
     phases, settings = [("", targets)], training_of(student, schedule(run))
-    selected = _by_accuracy(validation, new.pad_id) if validation else selection
-    results = train(load.training_services(run), new, learned, phases, settings, selected, checkpoint)
+    selection = _by_accuracy(validation, new.pad_id) if validation else selection
+    results = training.train(load.training_services(run), new, learned, phases, settings, selection, checkpoint)
     return new, {**results, "labels": labels, "cut": 0, "texts": 0, "unknown": None}, None
 
 

@@ -24,13 +24,7 @@ from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
 from amalgam.pipeline.errors import ExperimentError, ModelError, WorkError
 from amalgam.stages.build_targets.stage import TargetFacts
 from amalgam.stages.common.cached.read import States
-from amalgam.stages.common.inference.batches import (
-    middle_layer,
-    model_inputs,
-    predict,
-    predict_with_states,
-    weights_digest,
-)
+from amalgam.stages.common.inference import batches
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.common.models.loading import aligned
 from amalgam.stages.common.models.resolve import NewClassifier
@@ -82,7 +76,7 @@ def set_unknown_threshold(new: NewClassifier, data: TrainingData, validation: Ex
     """
     texts = validation or data.held_out or data.learn
     source = "validation texts" if validation else "held-out texts" if data.held_out else "training texts"
-    logits = predict(new.model, texts.tokens, pad_id=new.pad_id, type_ids=texts.type_ids)
+    logits = batches.predict(new.model, texts.tokens, pad_id=new.pad_id, type_ids=texts.type_ids)
     threshold = float(np.quantile(unknown_score(logits.astype(np.float64)), KNOWN_SHARE))
     new.model.config.unknown_threshold = threshold
     return {"threshold": threshold, "texts": len(texts), "source": source}
@@ -103,14 +97,15 @@ def fit_unknown_states(
     """
     rows = np.arange(min(len(tokens), UNKNOWN_TEXTS))
     tokens, type_ids = Ragged.of(tokens).take(rows), None if type_ids is None else Ragged.of(type_ids).take(rows)
-    layer = middle_layer(model, model_inputs(tokens, type_ids, rows[:1], pad_id))
+    layer = batches.middle_layer(model, batches.model_inputs(tokens, type_ids, rows[:1], pad_id))
     if layer is None:
         return None
-    logits, states = predict_with_states(model, tokens, pad_id=pad_id, layer=layer, type_ids=type_ids)
+    logits, states = batches.predict_with_states(model, tokens, pad_id=pad_id, layer=layer, type_ids=type_ids)
     if not np.isfinite(states).all():
         return None
     groups = logits.argmax(axis=1)
-    return UnknownStates.of(states.astype(np.float64), groups, evidence, layer=layer, weights=weights_digest(model))
+    weights = batches.weights_digest(model)
+    return UnknownStates.of(states.astype(np.float64), groups, evidence, layer=layer, weights=weights)
 
 
 def targeted(
@@ -220,7 +215,6 @@ def split_embeddings(
 
 
 def _negative_loss(embeddings: torch.Tensor, targets: torch.Tensor, objective: WeightedKL, model: Any) -> float:
-    """Returns minus the mean loss on the embeddings."""
     device, total = next(model.parameters()).device, 0.0
     with torch.no_grad():
         for inputs, predicted in zip(torch.split(embeddings, SCORED), torch.split(targets, SCORED), strict=True):

@@ -27,15 +27,8 @@ from amalgam.stages.common.deliveries import TEACHERS, Mark, check_deliverable, 
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.resolve import least_bytes_of, width_of
-from amalgam.stages.common.training.schedule import (
-    Schedule,
-    TeacherFacts,
-    TeachersFacts,
-    chosen_fields,
-    few_steps,
-    kept,
-    schedule_of,
-)
+from amalgam.stages.common.training import schedule as schedules
+from amalgam.stages.common.training.schedule import Schedule, TeacherFacts, TeachersFacts
 
 if TYPE_CHECKING:
     from amalgam.stages.train_teachers.training import Encoders
@@ -77,7 +70,7 @@ class TrainTeachers(Stage):
         return Identity({"train_teachers": settings}, inputs)
 
     def chosen(self, run: Run) -> dict[str, object]:
-        return chosen_fields("train_teachers", settings_of(run), _schedules(run))
+        return schedules.chosen_fields("train_teachers", settings_of(run), _schedules(run))
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - all experiments share a teacher
         return [
@@ -126,7 +119,7 @@ class TrainTeachers(Stage):
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         for name, facts in manifest.facts["teachers"].items():
             yield f"{name}: {shown_names(facts['labels'])} -> teachers/{name}"
-            yield f"  {_accuracy(facts)}; {kept(facts)} ({facts['selected_by']})"
+            yield f"  {_accuracy(facts)}; {schedules.kept(facts)} ({facts['selected_by']})"
 
     def publish(self, run: Run, manifest: Record) -> None:
         for name in manifest.facts["teachers"]:
@@ -136,7 +129,7 @@ class TrainTeachers(Stage):
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
         for name, facts in manifest.facts["teachers"].items():
-            yield from (f"{name}: {note}" for note in few_steps(facts, "train_teachers"))
+            yield from (f"{name}: {note}" for note in schedules.few_steps(facts, "train_teachers"))
 
     def recomputed(self, unit: Record | None, teacher: str) -> str:  # noqa: ARG002 - the base class's arguments
         return f"trained again: teacher {unit.name}" if unit else "trained again: one teacher"
@@ -202,7 +195,7 @@ def schedule(run: Run, name: str) -> Schedule:
     """Returns a teacher's epochs and learning rate, chosen by texts, labels and encoder where the file sets none."""
     settings, where = next(iter(encoders_of(run).values()))
     width, labels = width_of(load.encoder_files(run, settings, where)), len(groups_of(run)[name])
-    return schedule_of(settings, texts=texts_of(run, name), labels=labels, width=width)
+    return schedules.schedule_of(settings, texts=texts_of(run, name), labels=labels, width=width)
 
 
 def texts_of(run: Run, name: str) -> int:

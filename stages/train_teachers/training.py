@@ -42,7 +42,6 @@ Trained = dict[str, tuple[NewClassifier, TeacherFacts]]
 def train(
     encoders: Encoders, labels: list[str], settings: Training, services: TrainingServices, checkpoint: Path
 ) -> Trained:
-    """Fine-tunes one teacher alone."""
     [(name, (new, texts))] = encoders.items()
     data = labelled(texts, labels, held_out=HELD_OUT)
     selection = _selection(accuracy_on(data.held_out or data.learn, new.pad_id), data)
@@ -53,7 +52,6 @@ def train(
 def co_train(
     encoders: Encoders, labels: list[str], settings: Training, services: TrainingServices, checkpoint: Path
 ) -> Trained:
-    """Fine-tunes all teachers jointly."""
     news = {name: new for name, (new, _) in encoders.items()}
     first = next(iter(news.values()))
     _check_widths(news)
@@ -90,7 +88,6 @@ def _facts(facts: TrainingFacts, labels: list[str], data: TrainingData) -> Teach
 
 
 def _accuracies(model: Any, examples: Examples, teachers: int) -> list[float]:
-    """Returns each teacher's accuracy."""
     logits = predict(model, examples.tokens, pad_id=model.pad_id, type_ids=examples.type_ids)
     predicted = logits.reshape(len(logits), teachers, -1).argmax(axis=2)
     gold = examples.targets.reshape(len(logits), teachers, -1)[:, 0].argmax(axis=1)

@@ -148,20 +148,17 @@ def _dtype_of_results(run: Run) -> str | None:
     dtypes = {each["inputs"]["dtype"] for each in identities if each["config"]["cache"]["dtype"] == "auto"}
     names = {folder.name for folder in folders}
     for dtype in () if dtypes else DTYPES:
-        if any(coverage.family_name(_key_of(run, teacher, dtype)) in names for teacher in load.teachers_of(run)):
+        if any(coverage.family_name(family_key(run, teacher, dtype)) in names for teacher in load.teachers_of(run)):
             dtypes.add(dtype)
     return dtypes.pop() if len(dtypes) == 1 else None
 
 
 def families_of(run: Run) -> dict[str, str]:
-    return {teacher.name: coverage.family_name(family_key(run, teacher)) for teacher in load.teachers_of(run)}
+    dtype = dtype_of(run)
+    return {teacher.name: coverage.family_name(family_key(run, teacher, dtype)) for teacher in load.teachers_of(run)}
 
 
-def family_key(run: Run, teacher: ResolvedTeacher) -> dict[str, object]:
-    return _key_of(run, teacher, dtype_of(run))
-
-
-def _key_of(run: Run, teacher: ResolvedTeacher, dtype: str) -> dict[str, object]:
+def family_key(run: Run, teacher: ResolvedTeacher, dtype: str) -> dict[str, object]:
     key: dict[str, object] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype}
     if run.experiment.cache.last_layer:
         key["passes"] = "last-layer"

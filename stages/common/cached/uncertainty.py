@@ -75,7 +75,6 @@ MEASURES = {
     "max-probability": Measure(lambda sums: 1 - mean(sums, "probability").arr.max(), _one_less_share),
     "energy": Measure(lambda sums: mean(sums, "energy"), lambda _classes: 1.0, {"energy": _bounded_energy}),
 }
-"""The measures by their names in `targets.uncertainty`."""
 
 
 def sums_over_passes(raw: Array, passes: int, measure: Measure) -> dict[str, pl.Series]:

@@ -13,18 +13,16 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from amalgam.pipeline.errors import ModelError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 Words: TypeAlias = NDArray[np.uint64]
 

@@ -70,10 +70,6 @@ class LayerInputs:
     hidden: torch.Tensor
     mask: torch.Tensor | None
 
-    def repeated(self, passes: int) -> torch.Tensor:
-        """Returns the states with each text once for each pass."""
-        return self.hidden if passes == 1 else self.hidden.repeat_interleave(passes, 0)
-
 
 @dataclass(eq=False)
 class Buffers:
@@ -162,7 +158,7 @@ class FastEncoder:
         return LayerInputs(three, hidden, mask)
 
     def _layer(self, layer: Layer, inputs: LayerInputs, dropout: KeyedDropout | None, passes: int = 1) -> torch.Tensor:
-        hidden = inputs.repeated(passes)
+        hidden = inputs.hidden if passes == 1 else inputs.hidden.repeat_interleave(passes, 0)
         shape = hidden.shape
         rows, _, width = shape
         mixed = self.buffers.take("mixed", *shape)

@@ -7,18 +7,14 @@ starts, as in `dropout.Bank.at`. They are for half precision on a GPU; sums are 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
 
 import torch
 import triton
 import triton.language as tl
+from torch import nn
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from torch import nn
-
-    from amalgam.stages.common.inference.dropout import Attention, MaskClaim
+from amalgam.stages.common.inference.dropout import Attention, MaskClaim
 
 HEAD_WIDTHS = {16, 32, 64, 128}
 WIDEST = 1 << 14

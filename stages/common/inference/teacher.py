@@ -537,7 +537,6 @@ class TeacherLoader:
     last_layer: bool = False
     _key: tuple[str, str] | None = None
     _teacher: Teacher | None = None
-    _dropout_checked: bool = False
     _notes: set[str] = field(default_factory=set)
 
     def load(self, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
@@ -545,11 +544,10 @@ class TeacherLoader:
         if self._teacher is None or self._key != (resolved.name, dtype):
             self._teacher = None  # frees the memory before the next one is loaded
             self._teacher = self._load(resolved, dtype)
-            self._key, self._dropout_checked = (resolved.name, dtype), False
+            self._key = resolved.name, dtype
             self.log_notes(self._teacher)
-        if passes and not self._dropout_checked:
+        if passes:
             self._teacher.check_dropout_active()
-            self._dropout_checked = True
         return self._teacher
 
     def _load(self, resolved: ResolvedTeacher, dtype: str) -> Teacher:

@@ -27,13 +27,8 @@ from transformers.utils import logging
 
 from amalgam.data.hub import silenced
 from amalgam.data.keys import shown_names
-from amalgam.pipeline.errors import AmalgamError, ModelError
-from amalgam.stages.common.models.model_folder import (
-    ABSURD_LENGTH,
-    ATTENTIVE,
-    POSITIONS_AFTER_PADDING,
-    position_limit,
-)
+from amalgam.pipeline.errors import AmalgamError, ModelError, first_line
+from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.resolve import ModelFiles, auto_config, has_two_types
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -79,7 +74,7 @@ def load_student(
     """Loads an encoder, or its first layers, under a new head for these labels; depends on files and arguments only."""
     files = replace(files, trust_remote_code=False)  # a student loads without code
     config = _config(files)
-    if config.model_type == ATTENTIVE:  # the body alone, under its own architecture's head
+    if config.model_type == model_folder.ATTENTIVE:  # the body alone, under its own architecture's head
         config = config.text_config
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: index for index, label in enumerate(labels)}
@@ -103,7 +98,9 @@ def load_student(
         raise ModelError(what, where=str(files.folder), fix="save the encoder again, or use another one")
     if layers is None:
         _refuse_left_over(files, model, loading["unexpected_keys"])
-    _refuse_not_finite(files, model, new)
+    faulty = not_finite(model, new)
+    if faulty:  # no student can learn from it
+        raise ModelError(faulty, where=str(files.folder), fix="download or save the encoder again, or use another one")
     weights, initial = model.state_dict(), fresh.state_dict()
     if not str((files.config.get("architectures") or [""])[0]).endswith(PRETRAINED_HEADS):
         new.update(key for key in weights if not _in_body(model, key))  # another classifier's head
@@ -115,8 +112,8 @@ def load_student(
 
 def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
     """Returns the longest text in tokens, with special ones, for which the model has positions."""
-    limits = [wanted, position_limit(config)]
-    if 0 < tokenizer.model_max_length < ABSURD_LENGTH:
+    limits = [wanted, model_folder.position_limit(config)]
+    if 0 < tokenizer.model_max_length < model_folder.ABSURD_LENGTH:
         limits.append(int(tokenizer.model_max_length))
     special = tokenizer.num_special_tokens_to_add(pair=False)
     if min(limits) <= special:
@@ -173,7 +170,7 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, 
         tokenizer.pad_token = tokenizer.eos_token
         notes.append(f"{name} has no pad token: {tokenizer.eos_token!r} is used instead")
     config = model.config.get_text_config()
-    if config.pad_token_id is None or config.model_type not in POSITIONS_AFTER_PADDING:
+    if config.pad_token_id is None or config.model_type not in model_folder.POSITIONS_AFTER_PADDING:
         config.pad_token_id = tokenizer.pad_token_id
     if not has_two_types(model.config):
         names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
@@ -294,13 +291,6 @@ def not_finite(model: PreTrainedModel, ignored: Collection[str] = ()) -> str:
     return f"weights are NaN or infinite: {_few(sorted(faulty))}" if faulty else ""
 
 
-def _refuse_not_finite(files: ModelFiles, model: PreTrainedModel, new: Collection[str]) -> None:
-    """Refuses an encoder from which no student can learn; the weights of `new` names are not from its files."""
-    faulty = not_finite(model, new)
-    if faulty:
-        raise ModelError(faulty, where=str(files.folder), fix="download or save the encoder again, or use another one")
-
-
 def _in_body(model: PreTrainedModel, key: str) -> bool:
     return key.startswith(f"{model.base_model_prefix}.")
 
@@ -329,8 +319,7 @@ def _as_model_error(files: ModelFiles, part: str) -> Iterator[None]:
     except (AmalgamError, MemoryError):
         raise
     except Exception as error:
-        message = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        what = f"the {part} of {files.given} cannot be loaded: {message[:200]}"
+        what = f"the {part} of {files.given} cannot be loaded: {first_line(error)[:200]}"
         raise ModelError(what, where=str(files.folder), fix="try it with transformers alone to see more") from error
 
 

@@ -201,15 +201,15 @@ def _check_values(config: Mapping[str, Any], *, where: str) -> None:
 
 
 def choose_weights(
-    present: Collection[str], config: dict[str, Any], *, where: str, allow_pickle: bool
-) -> tuple[str, Literal["safetensors", "pickle"]]:
-    """Returns the file that transformers would load first, and its kind."""
+    folder: Path, present: Collection[str], config: dict[str, Any], *, where: str, allow_pickle: bool
+) -> tuple[list[str], Literal["safetensors", "pickle"]]:
+    """Returns the file that transformers would load first with the files that it names, and their kind."""
     if any(DISTRIBUTED_SHARD.fullmatch(name) for name in present):
         raise ModelError("the weights are a distributed checkpoint", where=where, fix="save them with save_pretrained")
     explicit = config.get("transformers_weights")
     for name in (explicit,) if explicit else SAFETENSORS:
         if name in present and str(name).endswith((".safetensors", SAFETENSORS[1])):
-            return str(name), "safetensors"
+            return [str(name), *_shards(folder / str(name), where=where)], "safetensors"
     pickles = [name for name in PICKLES if name in present]
     if explicit or not pickles:
         fix = "restore the file that config.json names" if explicit else "save it with save_pretrained"
@@ -218,10 +218,10 @@ def choose_weights(
     if not allow_pickle:
         fix = "convert them (load once, then save_pretrained), or, if you made the file yourself, allow_pickle: true"
         raise ModelError("the model has only pickle weights, which can run code when loaded", where=where, fix=fix)
-    return pickles[0], "pickle"
+    return [pickles[0], *_shards(folder / pickles[0], where=where)], "pickle"
 
 
-def shards(index: Path, *, where: str) -> list[str]:
+def _shards(index: Path, *, where: str) -> list[str]:
     """Returns the files that a weight index names; none for a single file."""
     if index.suffix != ".json":
         return []

@@ -265,8 +265,8 @@ def _check_light(reference: Reference, model: model_hub.HubModel, revision: str 
     light += [name for name in model.names if name == model_folder.CARD]  # for the card of the student
     folder = model_hub.fetch(model, light, where=where, revision=revision or DEFAULT_REVISION)
     config = model_folder.read_config(folder, where=where, trust_remote_code=trusted)
-    chosen, _ = model_folder.choose_weights(model.names, config, where=where, allow_pickle=reference.allow_pickle)
-    weights = [chosen, *model_folder.shards(folder / chosen, where=where)]
+    pickles = reference.allow_pickle
+    weights, _ = model_folder.choose_weights(folder, model.names, config, where=where, allow_pickle=pickles)
     return lambda: _identify(reference, model_hub.fetch(model, weights, where=where), commit=model.commit)
 
 
@@ -297,8 +297,7 @@ def read_model(
         marks = {path.name: FileMark.of(path) for path in folder.iterdir() if path.is_file()}  # before a file is read
         config = model_folder.read_config(folder, where=where, trust_remote_code=trust_remote_code)
         present = list(marks)
-        chosen, kind = model_folder.choose_weights(present, config, where=where, allow_pickle=allow_pickle)
-        weights = [chosen, *model_folder.shards(folder / chosen, where=where)]
+        weights, kind = model_folder.choose_weights(folder, present, config, where=where, allow_pickle=allow_pickle)
         for name in weights:
             model_folder.check_weights(folder / name, where=where)
         if not any(model_folder.matches(name, model_folder.VOCABULARIES) for name in present):
@@ -550,7 +549,7 @@ def _check_named(names: list[str], rename: dict[str, str], where: str, *, number
         raise ModelError(what, where=where, fix=f"{fix}; if the numbers are the names, write labels: [{same}]")
 
 
-def _check_label_ids(files: ModelFiles, names: list[str], *, teacher: str) -> None:
+def _check_label_ids(files: ModelFiles, names: list[str], where: str) -> None:
     """Refuses a label2id that gives a label of id2label another position: one of them is wrong."""
     label2id = files.config.get("label2id")
     if not isinstance(label2id, dict) or any(map(PLACEHOLDER.fullmatch, names)):
@@ -558,7 +557,6 @@ def _check_label_ids(files: ModelFiles, names: list[str], *, teacher: str) -> No
     for index, name in enumerate(names):
         if label2id.get(name, index) not in {index, str(index)}:
             what = f"id2label and label2id contradict: {name!r} is output {index} and {label2id[name]}"
-            where = f"teacher {teacher}: {files.folder / 'config.json'}"
             raise ModelError(what, where=where, fix="correct the wrong one; predictions show which")
 
 
@@ -567,10 +565,12 @@ def own_labels(files: ModelFiles, *, teacher: str) -> tuple[list[str], bool]:
     id2label = files.config.get("id2label")
     if id2label is None:
         return [f"LABEL_{index}" for index in range(int(files.config.get("num_labels") or 2))], False
-    names = [id2label.get(str(index)) for index in range(len(id2label))] if isinstance(id2label, dict) else [None]
+    where = f"teacher {teacher}: {files.folder / 'config.json'}"
+    names: list[Any] = [None]
+    if isinstance(id2label, dict):
+        names = [id2label.get(str(index)) for index in range(len(id2label))]
     if not all(isinstance(name, str) and name for name in names):
         fix = "give labels: the names by position; or mend id2label to count 0, 1, 2, ..."
-        where = f"teacher {teacher}: {files.folder / 'config.json'}"
         raise ModelError("id2label does not name every output, from 0 on, by a text", where=where, fix=fix)
-    _check_label_ids(files, [str(name) for name in names], teacher=teacher)
-    return [str(name) for name in names], not any(PLACEHOLDER.fullmatch(str(name)) for name in names)
+    _check_label_ids(files, names, where)
+    return names, not any(map(PLACEHOLDER.fullmatch, names))

@@ -51,9 +51,13 @@ def test_texts_with_one_opening_cost_little_more_than_others() -> None:
             opening + " ".join(f"w{(number * 7919 + place) % 9973}x{number}" for place in range(20))
             for number in range(count)
         ]
-        began = process_time()
-        qualities(texts)
-        return process_time() - began
+
+        def once() -> float:
+            began = process_time()
+            qualities(texts)
+            return process_time() - began
+
+        return min(once() for _ in range(2))  # on a busy machine one time may be three times as long
 
     began = process_time()
     for _ in range(count // 10):

@@ -376,7 +376,9 @@ def test_labels_of_hard_texts_estimate_nothing(estimating: Workspace) -> None:
     effect = estimating("label", "labels.csv", *AMALGAM)
     assert "accuracy on 3 labelled texts, picked at random" in effect.out
     write(estimating, rows[3:], ("text", "label", "why"))
-    assert "picked" not in estimating("label", "labels.csv", *AMALGAM).out
+    effect = estimating("label", "labels.csv", NO_LABEL, *AMALGAM)
+    assert "picked" not in effect.out
+    assert "no label" not in effect.out
 
 
 def test_a_method_without_a_choice_of_teachers_has_estimates_too(estimating: Workspace) -> None:

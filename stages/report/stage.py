@@ -345,12 +345,15 @@ def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEs
 
 
 def share_of_unknown(run: Run, given: GivenLabels) -> types.ShareOfUnknown | None:
-    """Returns the share of training texts of no label; None without `corpus.unknown`, which marks such texts."""
-    if not run.experiment.corpus.unknown:
-        return None
+    """Returns the share of training texts of no label; None without `corpus.unknown`, which marks such texts.
+
+    It is that of the random labelled texts; None without any.
+    """
     unknown = len(given.unknown_sample)
     n = len(given.sample) + unknown
-    low, high = interval(unknown / max(n, 1), n)
+    if not (run.experiment.corpus.unknown and n):
+        return None
+    low, high = interval(unknown / n, n)
     return {"n": n, "unknown": unknown, "low": low, "high": high}
 
 

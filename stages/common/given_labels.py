@@ -120,9 +120,9 @@ class LabelFile:
         """
         problems = list(self.problems)
         accepted = {*(names or ()), self.corpus.unknown}
-        unknown = [row for row in self.rows if names is not None and row.label not in accepted]
-        problems += [_unknown(row, names or ()) for row in unknown[:MOST_SHOWN]]
-        problems += [row.place for row in unknown[MOST_SHOWN:]]  # only counted: a hint takes a millisecond
+        refused = [row for row in self.rows if names is not None and row.label not in accepted]
+        problems += [_refusal(row, names or ()) for row in refused[:MOST_SHOWN]]
+        problems += [row.place for row in refused[MOST_SHOWN:]]  # only counted: a hint takes a millisecond
         problems += _contradictions(self.rows, keys or {})
         if keys is not None:
             has = "is" if self.column == TEXT else f"has the {self.column}"
@@ -130,9 +130,10 @@ class LabelFile:
             problems += [f"{row.place}: no training text {has} {row.shown}" for row in absent]
         if problems:
             by_folded = set(map(folded, names or ()))
-            in_other_case = [row.label for row in unknown if folded(row.label) in by_folded]
+            in_other_case = [row.label for row in refused if folded(row.label) in by_folded]
             rename = rename_fix(dict.fromkeys(in_other_case), names or (), self.corpus) if in_other_case else ""
-            raise self._error(problems, rename, len(problems) - len(in_other_case), self._outside(unknown, names or ()))
+            start = self._unknown_fix(refused, names or ())
+            raise self._error(problems, rename, len(problems) - len(in_other_case), start)
         if all(row.label == self.corpus.unknown for row in self.rows):
             fix = f"write a label into the column {shown(self.label)} of some rows"
             others = " of a teacher" if self.rows else ""
@@ -146,22 +147,22 @@ class LabelFile:
         blank = frozenset(keys[text] for text in self.blank if text in keys)
         return GivenLabels(labels, self.empty, random, unknown, blank - labels.keys() - unknown)
 
-    def _outside(self, unknown: Sequence[LabelRow], names: Sequence[str]) -> str:
-        """Returns a fix if one label, like none of the teachers', may mark all texts of no label; else nothing."""
-        labels = {row.label for row in unknown}
-        if len(labels) != 1 or self.corpus.unknown or _similar(unknown[0].label, names):
+    def _unknown_fix(self, refused: Sequence[LabelRow], names: Sequence[str]) -> str:
+        """Returns the start of a fix if the refused rows have one label, which may mark texts of no label; else ""."""
+        labels = {row.label for row in refused}
+        if len(labels) != 1 or self.corpus.unknown or _similar(refused[0].label, names):
             return ""
         [label] = labels
         return f"if {shown_name(label)} marks texts of no label, set corpus.unknown: {shown_name(label)}; else "
 
-    def _error(self, problems: Sequence[str], rename: str, others: int, outside: str) -> DataError:
+    def _error(self, problems: Sequence[str], rename: str, others: int, start: str) -> DataError:
         lines = [f"  {problem}" for problem in problems[:MOST_SHOWN]]
         lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
         fix = f"correct or remove {'the other' if rename else 'these'} rows; {self.way}"
         if rename:
             fix = f"{rename}; {fix}" if others else f"{rename}, or correct these rows"
-        return DataError("\n".join([f"{self.name}: {count}", *lines]), where=self.where, fix=outside + fix)
+        return DataError("\n".join([f"{self.name}: {count}", *lines]), where=self.where, fix=start + fix)
 
 
 def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> LabelFile:
@@ -328,7 +329,7 @@ def _trimmed(path: Path, column: str, corpus: Corpus) -> dict[str, str]:
     }
 
 
-def _unknown(row: LabelRow, names: Sequence[str]) -> str:
+def _refusal(row: LabelRow, names: Sequence[str]) -> str:
     similar = _similar(row.label, names)
     hint = f"did you mean {shown_name(similar)}?" if similar else f"the labels are {shown_names(names)}"
     return f"{row.place}: no teacher has the label {shown_name(row.label)}; {hint}"

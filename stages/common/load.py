@@ -177,8 +177,8 @@ def picked_at_random(run: Run) -> bool:
     return given.random is not None or len(given.by_key) + len(given.unknown) == train_part(run).texts
 
 
-def unlearned_texts(run: Run) -> frozenset[bytes]:
-    """Returns the texts of the labels that no student learns: those of the estimates, and unknown ones."""
+def excluded_texts(run: Run) -> frozenset[bytes]:
+    """Returns the labelled texts that no student learns: those of the estimates, and unknown ones."""
     given = given_labels(run)
     return estimation_texts(run) | (given.unknown if given else frozenset())
 

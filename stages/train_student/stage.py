@@ -91,9 +91,10 @@ class TrainStudent(Stage):
                 settings["weights"] = None  # of the terms: a constant of the method, with a place here
         if objective.states:
             upstream["cache-features"] = run.fingerprint("cache-features")
-        unlearned = load.unlearned_texts(run)
-        if unlearned:
-            inputs["estimation texts"] = fingerprint(sorted(key.hex() for key in unlearned))
+        excluded = load.excluded_texts(run)
+        if excluded:
+            # before, the estimates alone excluded texts
+            inputs["estimation texts"] = fingerprint(sorted(key.hex() for key in excluded))
         if reads_evidence(run.experiment):
             upstream["weigh-teachers"] = run.fingerprint("weigh-teachers")
         if objective.weighs_by_domain:
@@ -270,7 +271,7 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     new = load.load_new_classifier(run, student, facts["labels"], ENCODER)
     validation = _validation(run, new, facts["labels"])
     texts = load.tokenized_buckets(run, part, new, ["key"])
-    data = training.targeted(texts, read_targets(run), held_out=held_out_share(run), unused=load.unlearned_texts(run))
+    data = training.targeted(texts, read_targets(run), held_out=held_out_share(run), unused=load.excluded_texts(run))
     targets = targets_objective(facts)
     if validation:
         selection = _by_accuracy(validation, new.pad_id)

@@ -57,7 +57,7 @@ def test_texts_with_one_opening_cost_little_more_than_others() -> None:
             qualities(texts)
             return process_time() - began
 
-        return min(once() for _ in range(2))  # on a busy machine one time may be three times as long
+        return min(once() for _ in range(2))  # on a busy machine one may take twice as long
 
     began = process_time()
     for _ in range(count // 10):

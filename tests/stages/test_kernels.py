@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from amalgam.benchmarks.check_gpu import RACED
-from amalgam.stages.common.inference.dropout import Attention, MaskClaim, attended
+from amalgam.stages.common.inference.dropout import Attention, MaskClaim, attended, scattered
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.tests.stages.tiny_models import WORDS, tiny
 from amalgam.tests.workspaces import quiet_environment
@@ -48,6 +48,9 @@ class Steps:
 
     def multiply(self, rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
         return self._result("multiply", lambda: rows * claim.whole())
+
+    def offsets(self, words: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return scattered(words.unsqueeze(-1) + places.flatten())
 
     def _result(self, name: str, work: Any) -> torch.Tensor | None:
         if name in self.refused:

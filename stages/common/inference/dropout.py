@@ -92,8 +92,17 @@ def bank_values(seed: int, rate: float, device: torch.device, dtype: torch.dtype
     return mask.to(dtype).mul_(1 / (1 - share) if share < 1 else 0.0)
 
 
+@lru_cache(maxsize=2)
+@torch.inference_mode(mode=False)
+def bank_bits(seed: int, rate: float, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
+    """Returns the same masks with 32 units in an int32, and the value of a unit that is kept."""
+    values = bank_values(seed, rate, device, dtype)
+    words = (values > 0).view(-1, 32).long() << torch.arange(32, device=device)
+    return torch.cat([words.sum(1), words.new_zeros(2)]).to(torch.int32), float(values.max())
+
+
 class Kernels(Protocol):
-    """Dropout together with the steps around it: module `kernels`. Each returns None for a call it does not support."""
+    """Dropout together with the steps around it: module `kernels`. None: the call is not supported."""
 
     def attend(
         self, attention: Attention, claim: MaskClaim, out: torch.Tensor | None = None
@@ -104,6 +113,8 @@ class Kernels(Protocol):
     ) -> torch.Tensor | None: ...
 
     def multiply(self, rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None: ...
+
+    def offsets(self, words: torch.Tensor, places: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(eq=False)
@@ -116,6 +127,7 @@ class Bank:
     kernels: Kernels | None = None
     """Used instead of separate steps, if there are any for this device."""
     _masks: dict[float, torch.Tensor] = field(default_factory=dict)
+    _bits: dict[float, tuple[torch.Tensor, float]] = field(default_factory=dict)
     _steps: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, words: torch.Tensor, axes: Sequence[Axis], rate: float, shape: Sequence[int]) -> torch.Tensor:
@@ -134,7 +146,20 @@ class Bank:
                 f"a dropout site is {length} wide; the widest that can be keyed is {LONGEST_WINDOW}",
                 fix="set a lower max_tokens for this teacher, cache.passes: 0, or leave it out",
             )
-        return scattered(self._spread(words, axes[:lead], shape[:lead]))
+        sizes: list[int] = []
+        view: list[int] = []
+        for axis, size in zip(axes[:lead], shape[:lead], strict=True):
+            rows = axis.role == "rows"
+            sizes += [1, axis.size] if rows else [size]
+            view += [-1, 1] if rows else [1]
+        start = words.reshape(len(words), *view)
+        terms = [self._step(i, size, len(sizes)) for i, size in enumerate(sizes) if size > 1]
+        if not terms:
+            return scattered(start)
+        places = sum(terms[1:], terms[0])  # the small terms first: only the last sum has a row axis
+        if self.kernels is not None and view[0] == -1 and -1 not in view[1:]:
+            return self.kernels.offsets(words, places).view(len(words), -1, *sizes[1:])
+        return scattered(places + start)
 
     def at(
         self,
@@ -156,18 +181,11 @@ class Bank:
             self._masks[rate] = bank_values(self.seed, rate, self.device, self.dtype)
         return self._masks[rate]
 
-    def _spread(self, words: torch.Tensor, axes: Sequence[Axis], shape: Sequence[int]) -> torch.Tensor:
-        """A word for each place on the leading axes, site by site. Rows that carry heads are spread over two axes."""
-        sizes: list[int] = []
-        view: list[int] = []
-        for axis, size in zip(axes, shape, strict=True):
-            rows = axis.role == "rows"
-            sizes += [1, axis.size] if rows else [size]
-            view += [-1, 1] if rows else [1]
-        places = [self._step(i, size, len(sizes)) for i, size in enumerate(sizes) if size > 1]
-        start = words.reshape(len(words), *view)
-        # The small terms first: only the last sum has a row axis.
-        return sum(places[1:], places[0]) + start if places else start
+    def bits(self, rate: float) -> tuple[torch.Tensor, float]:
+        """The bank at a rate with 32 units in an int32, and the value of a unit that is kept."""
+        if rate not in self._bits:
+            self._bits[rate] = bank_bits(self.seed, rate, self.device, self.dtype)
+        return self._bits[rate]
 
     def _step(self, number: int, size: int, dims: int) -> torch.Tensor:
         """Axis `number` of `dims`: place * an odd constant of the axis, wrapping."""
@@ -421,6 +439,11 @@ class ComparedKernels:
     def multiply(self, rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
         expected = rows * claim.whole()
         return self._checked(self._kernels.multiply(rows, claim), expected, 0.02)
+
+    def offsets(self, words: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        expected = scattered(words.unsqueeze(-1) + places.flatten())
+        self.agree &= torch.equal(self._kernels.offsets(words, places), expected)
+        return expected
 
     def _checked(self, result: torch.Tensor | None, expected: torch.Tensor, bound: float) -> torch.Tensor | None:
         """The bounds are far above rounding, and below what a wrong mask changes."""

@@ -296,7 +296,8 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Estima
 def _note_on_unclear(unclear: int, texts: int) -> str:
     return (
         f"{unclear:,} of {texts:,} texts have little evidence for any teacher (`evidence` below {UNCLEAR} in the files "
-        "of weigh-teachers): their labels may be in no teacher. Remove such texts from corpus.train"
+        "of weigh-teachers): their labels may be in no teacher. Remove such texts from corpus.train, or set "
+        "corpus.unknown: none and label them none (`amalgam label`)"
     )
 
 

@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=2048, help="number of texts for the benchmark")
     parser.add_argument("--passes", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--without", nargs="*", choices=RIVALS, default=(), help="rivals to leave out")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--sizes", type=json.loads, default={}, help="settings of a smaller model, as JSON")
     options = parser.parse_args()
@@ -255,6 +256,7 @@ def race(shape: str, device: torch.device, options: argparse.Namespace) -> list[
         candidates["tuned, compiled"] = partial(passes_one_by_one, compiled, bench, by_length, batch)
         if shape == "bert":
             candidates["tuned, packed, compiled"] = partial(Packed(low).run, bench)
+    candidates = {name: run for name, run in candidates.items() if name not in options.without}
     seconds = interleaved(candidates, options.repeats)
     rate = matrix_rate(bench, seconds.pop("matrix rate"))
     flop = sum(flop_of(bench.teacher.model.config, int(length)) for length in bench.lengths)

@@ -101,3 +101,16 @@ def test_the_race_has_a_row_for_each_candidate(
     assert rows["training: amalgam"]["mfu"] > 0
     assert rows["bert: tuned"]["ratio_to_tuned"] == 1
     assert rows["bert: amalgam"]["dropout_price"] > 0
+
+
+def test_a_rival_can_be_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}'
+    monkeypatch.setattr(check_gpu, "KINDS", ())
+    monkeypatch.setattr(check_gpu, "dtype_for", lambda _device: "fp32")
+    options = ["--device", "cpu", "--texts", "8", "--passes", "2", "--repeats", "1", "--sizes", sizes, "--json"]
+    monkeypatch.setattr(sys, "argv", ["check_gpu", *options, "--race", "bert", "--without", "tuned"])
+    check_gpu.main()
+    rows = {row["row"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert "bert: tuned" not in rows
+    assert "ratio_to_tuned" not in rows["bert: amalgam"]
+    assert rows["bert: amalgam"]["ratio_to_naive"] > 0

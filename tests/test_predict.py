@@ -102,7 +102,10 @@ def plain_student(desk: Workspace, tmp_path: Path, *without: str) -> Path:
 
 
 def test_unknown_texts_are_far_from_the_states_of_each_class(desk: Workspace) -> None:
-    """Compares with transformers and the file alone: the least distance of the layer's mean state from a class."""
+    """Compares with transformers and the file alone: the least distance of the layer's mean state from a class.
+
+    Two linear maps of the states of this layer and of the last one are added.
+    """
     import torch
     from safetensors import safe_open
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -110,16 +113,17 @@ def test_unknown_texts_are_far_from_the_states_of_each_class(desk: Workspace) ->
     folder = desk.folder / "students/student"
     model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
     with safe_open(folder / UNKNOWN, framework="pt") as file:
-        about, means, whiten = (
-            json.loads(file.metadata()["amalgam"]),
-            file.get_tensor("means"),
-            file.get_tensor("whiten"),
-        )
+        about = json.loads(file.metadata()["amalgam"])
+        means, whiten, slope = (file.get_tensor(name) for name in ("means", "whiten", "slope"))
     with torch.no_grad():
         outputs = [model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True) for text in TEXTS]
-    states = torch.stack([output.hidden_states[int(about["layer"])][0].mean(0) for output in outputs])
+    states, last = (
+        torch.stack([output.hidden_states[layer][0].mean(0) for output in outputs])
+        for layer in (int(about["layer"]), -1)
+    )
     white = (states[:, None] - means) @ whiten.T
-    scores = (white.square().sum(-1).min(1).values / means.shape[1]).sqrt().tolist()
+    added = torch.cat([states, last], 1) @ slope - float(about["constant"])
+    scores = ((white.square().sum(-1).min(1).values / means.shape[1]).sqrt() + added).tolist()
     threshold = float(about["threshold"])
     for entry, score in zip(desk("predict", *TEXTS, "--unknown", "--json").json, scores, strict=True):
         assert entry["unknown"]["score"] == pytest.approx(score, rel=1e-3)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.inference.batches import middle_layer, model_inputs, predict, predict_with_states
@@ -19,12 +22,12 @@ WIDTH = 24
 
 
 def states(random: np.random.Generator, texts: int, *, moved: float = 0.0) -> tuple[Any, Any]:
-    """Returns states of three classes in directions of very different variance, and the classes."""
+    """Returns states of three classes in directions of very different variance, twice, and the classes."""
     groups = np.arange(texts) % 3
     scale = np.geomspace(3.0, 0.5, WIDTH)
     values = 100.0 + np.eye(WIDTH)[groups] * 20 + random.normal(size=(texts, WIDTH)) * scale
     values[:, -1] += moved  # in the direction of the least variance
-    return values, groups
+    return np.stack([values, values], 1), groups
 
 
 def test_texts_outside_the_covariance_are_flagged_and_few_new_texts_of_the_classes() -> None:
@@ -70,6 +73,41 @@ def test_texts_that_no_teacher_knows_can_be_among_the_training_texts() -> None:
     assert auroc(fit) > 0.95
 
 
+def with_evidence(random: np.random.Generator, texts: int, *, followed: bool) -> tuple[Any, Any, Any]:
+    """Returns states, classes and evidence; one unit of the last layer follows the evidence or not."""
+    values, groups = states(random, texts)
+    evidence = random.uniform(0.2, 0.9, size=texts)
+    if followed:
+        values[:, 1, 10] += 20 * evidence
+    return values, groups, evidence
+
+
+def test_texts_like_those_with_little_evidence_have_higher_scores() -> None:
+    random = np.random.default_rng(8)
+    values, groups, evidence = with_evidence(random, 900, followed=True)
+    fit = UnknownStates.of(values, groups, evidence, layer=1, weights="")
+    without = replace(fit, slope=0 * fit.slope, constant=0.0)
+    usual, little = states(random, 900)[0], states(random, 900)[0]
+    usual[:, 1, 10] += 20 * 0.8
+    little[:, 1, 10] += 20 * 0.1
+
+    def auroc(own: UnknownStates) -> float:
+        return float(unknown_quality(own.scores(usual), own.scores(little), own.threshold)["auroc"] or 0)
+
+    assert auroc(without) == pytest.approx(0.5, abs=0.05)
+    assert auroc(fit) > 0.75
+    assert (fit.scores(usual) > fit.threshold).mean() < 0.02
+    assert fit.scores(values).mean() == pytest.approx(without.scores(values).mean(), abs=1e-6)
+
+
+def test_evidence_that_states_do_not_follow_adds_next_to_nothing() -> None:
+    random = np.random.default_rng(9)
+    fit = UnknownStates.of(*with_evidence(random, 900, followed=False), layer=1, weights="")
+    assert (states(random, 900)[0].reshape(900, -1) @ fit.slope).std() < 0.02
+    same = UnknownStates.of(*states(random, 60), np.full(60, 0.5), layer=1, weights="")
+    assert not same.slope.any()
+
+
 def test_no_class_is_lost_whose_texts_have_little_evidence() -> None:
     values, groups = states(np.random.default_rng(4), 300)
     evidence = np.where(groups == 2, 0.0, 1.0) + 0.1 * np.random.default_rng(5).random(300)
@@ -83,29 +121,41 @@ def test_no_class_is_lost_whose_texts_have_little_evidence() -> None:
 def test_labels_of_one_training_text_do_not_raise_the_threshold() -> None:
     values, groups = states(np.random.default_rng(7), 600)
     usual = UnknownStates.of(values, groups, layer=1, weights="").threshold
-    values[:10, 5] += 30.0 * np.arange(1, 11)
+    values[:10, :, 5] += 30.0 * np.arange(1, 11)[:, None]
     groups[:10] = np.arange(3, 13)
     assert UnknownStates.of(values, groups, layer=1, weights="").threshold < 1.1 * usual
 
 
 def test_one_text_and_equal_states_can_be_fitted() -> None:
     for texts in (1, 7):
-        fit = UnknownStates.of(np.ones((texts, WIDTH)), np.zeros(texts, np.int64), layer=0, weights="")
-        assert fit.scores(np.ones((2, WIDTH))) == pytest.approx([0.0, 0.0], abs=1e-6)
-        assert fit.scores(np.full((1, WIDTH), 2.0))[0] > fit.threshold
+        fit = UnknownStates.of(np.ones((texts, 2, WIDTH)), np.zeros(texts, np.int64), layer=0, weights="")
+        assert fit.scores(np.ones((2, 2, WIDTH))) == pytest.approx([0.0, 0.0], abs=1e-6)
+        assert fit.scores(np.full((1, 2, WIDTH), 2.0))[0] > fit.threshold
 
 
 def test_the_file_gives_the_same_scores(tmp_path: Path) -> None:
     values, groups = states(np.random.default_rng(2), 200)
-    fit = UnknownStates.of(values, groups, layer=2, weights="ab")
+    evidence = np.random.default_rng(3).random(200) + values[:, 0, 0] / 100
+    fit = UnknownStates.of(values, groups, evidence, layer=2, weights="ab")
     fit.save(tmp_path)
     read = read_unknown(tmp_path, width=WIDTH, layers=2, weights="ab")
     assert (read.layer, read.threshold) == (fit.layer, fit.threshold)
+    assert fit.slope.any()
     assert read.scores(values) == pytest.approx(fit.scores(values), rel=1e-3)
     with pytest.raises(ModelError, match="belongs to other weights"):
         read_unknown(tmp_path, width=WIDTH, layers=2, weights="cd")
     with pytest.raises(ModelError, match="is damaged"):
         read_unknown(tmp_path, width=WIDTH, layers=1, weights="ab")
+
+
+def test_a_fit_without_a_slope_is_read(tmp_path: Path) -> None:
+    values, groups = states(np.random.default_rng(2), 200)
+    fit = UnknownStates.of(values, groups, layer=2, weights="ab")
+    tensors = {name: getattr(fit.gaussians, name).astype(np.float32) for name in ("means", "whiten")}
+    about = {"format": "1", "layer": "2", "threshold": repr(fit.threshold), "weights": "ab"}
+    save_file(tensors, tmp_path / "unknown.safetensors", metadata={"amalgam": json.dumps(about)})
+    read = read_unknown(tmp_path, width=WIDTH, layers=2, weights="ab")
+    assert read.scores(values) == pytest.approx(fit.scores(values), rel=1e-3)
 
 
 TOKENS = [np.array([2, *range(9, 9 + size), 3]) for size in (1, 4, 9, 30)]
@@ -123,8 +173,9 @@ def test_the_states_are_the_mean_of_the_middle_layer_for_any_batch(kind: str, la
     assert logits == pytest.approx(predict(model, TOKENS, pad_id=0), abs=1e-4)
     for row, ids in enumerate(TOKENS):
         with torch.no_grad():
-            own = model(input_ids=torch.from_numpy(ids)[None], output_hidden_states=True).hidden_states[1][0].mean(0)
-        assert values[row] == pytest.approx(own.numpy(), abs=1e-4)
+            states = model(input_ids=torch.from_numpy(ids)[None], output_hidden_states=True).hidden_states
+        for place, layer in enumerate((1, -1)):
+            assert values[row, place] == pytest.approx(states[layer][0].mean(0).numpy(), abs=1e-4)
 
 
 def test_a_model_without_a_state_per_token_has_no_middle_layer() -> None:

@@ -286,19 +286,19 @@ def predict(
 def predict_with_states(
     model: torch.nn.Module, tokens: Sequence[Ids], *, pad_id: int, layer: int, type_ids: Sequence[Ids] | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Returns logits [n, C] and the mean over tokens of a layer's states [n, W], without dropout."""
+    """Returns logits [n, C] and the means over tokens [n, 2, W] of a layer's states and the last one's."""
     tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
     config: Any = model.config
     width, device = int(config.get_text_config().hidden_size), next(model.parameters()).device
     all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
-    all_states = np.zeros((len(tokens), width), dtype=np.float32)
+    all_states = np.zeros((len(tokens), 2, width), dtype=np.float32)
     with _without_dropout(model):
         for rows in model_batches(config, tokens, tokens_at_once(device, width)):
             inputs = put_on(device, model_inputs(tokens, type_ids, rows, pad_id))
             output = model(**inputs, output_hidden_states=True)
-            means = mean_over_tokens(output.hidden_states[layer].float(), inputs["attention_mask"])
             all_logits[rows] = output.logits.float().cpu().numpy()
-            all_states[rows] = means.cpu().numpy()
+            for place, states in enumerate((output.hidden_states[layer], output.hidden_states[-1])):
+                all_states[rows, place] = mean_over_tokens(states.float(), inputs["attention_mask"]).cpu().numpy()
     return all_logits, all_states
 
 

@@ -310,6 +310,9 @@ def test_random_words_are_drawn_from_each_teacher_s_vocabulary(workspace: Worksp
 
 def test_another_corpus_gives_a_sample_by_content(workspace: Workspace) -> None:
     options = ("generate.source=cross-domain", "generate.corpus=texts/test.csv")
+    part = workspace("generate", *options, "generate.texts=4", "--part", "0/2")
+    assert "1 of 2 units" in part.err
+    assert "has only" not in part.err
     workspace("generate", *options, "generate.texts=2")
     few = [row["text"] for row in rows(workspace)]
     assert len(few) == 2 * len(CLASSES)

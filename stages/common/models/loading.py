@@ -117,8 +117,10 @@ def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wa
         limits.append(int(tokenizer.model_max_length))
     special = tokenizer.num_special_tokens_to_add(pair=False)
     if min(limits) <= special:
-        what = f"max_tokens: {min(limits)} tokens leave no room for text next to {special} special ones"
-        raise ModelError(what, where=_name_of(tokenizer), fix=f"set max_tokens to at least {special + 1}")
+        what = f"{min(limits)} tokens leave no room for text next to {special} special ones"
+        fix = "correct model_max_length in tokenizer_config.json, or use another model"
+        fix = f"set max_tokens to at least {special + 1}" if wanted <= special else fix
+        raise ModelError(what, where=_name_of(tokenizer), fix=fix)
     return min(limits)
 
 

@@ -130,7 +130,8 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
     for part, values in launcher.run(chain(*launches)):
         dropped = part.passes != DROPOUT_OFF
         what = "logits are beyond 65504, the largest number the cache keeps"
-        launcher.refuse(part, (np.abs(values) > np.finfo(np.float16).max) & dropped[:, None], what)
+        broken = (np.abs(values) > np.finfo(np.float16).max) & dropped[:, None]
+        launcher.refuse(part, broken, what, torch.float32)  # the cache has 16 bits in any dtype
         raw[part.texts[dropped], part.passes[dropped] - passes.start] = values[dropped].astype(np.float16)
         if logits is not None:
             logits[part.texts[~dropped]] = values[~dropped]
@@ -181,7 +182,7 @@ class _Launcher:
             values = transfer.wait().numpy()
             if self.last_layer_passes is not None:
                 part = part.with_passes(self.last_layer_passes)
-            self.refuse(part, np.logical_not(np.isfinite(values)), "logits are NaN or infinite")
+            self.refuse(part, ~np.isfinite(values), "logits are NaN or infinite", self.teacher.dtype)
             self.teacher.has_predicted = True
             yield part, values
 
@@ -212,8 +213,8 @@ class _Launcher:
         self.teacher.oom_splits += 1
         self.ceiling = (len(part) + 1) // 2 * length
 
-    def refuse(self, part: Launch, broken: NDArray[np.bool_], what: str) -> None:
-        """Raises an error that names the texts and passes whose logits are broken."""
+    def refuse(self, part: Launch, broken: NDArray[np.bool_], what: str, dtype: torch.dtype) -> None:
+        """Raises an error that names the texts and passes whose logits are broken; fp32 may mend another `dtype`."""
         rows = broken.any(axis=1)
         if not rows.any():
             return
@@ -223,7 +224,7 @@ class _Launcher:
         where, fix = f"texts {shown_names(texts, KEYS_SHOWN)}", "leave the texts or this teacher out"
         if rows.all() and len(texts) > 1 and not self.teacher.has_predicted:
             where, fix = f"all {len(texts)} texts so far", "leave this teacher out"
-        damage, dtype = not_finite(self.teacher.model), self.teacher.dtype
+        damage = not_finite(self.teacher.model)
         if damage:
             what, fix = f"{what}, since its {damage}", "download or save this teacher again, or leave it out"
         if dtype == torch.float16 or (dtype != torch.float32 and not damage):

@@ -28,6 +28,7 @@ from amalgam.stages.common.corpus import (
     GENERATED,
     HELD_OUT,
     IN_MEMORY,
+    LABELS_SHOWN,
     REMOTE,
     Bucket,
     CorpusFacts,
@@ -57,8 +58,6 @@ if TYPE_CHECKING:
     from amalgam.stages.common.inference.teacher import TeacherLoader
     from amalgam.stages.common.training.run import TrainingServices
 
-
-LABELS_SHOWN = 5
 
 MOST_SCANNED = 50_000_000
 """Most bytes of texts that `plan` and `doctor` read to look up the texts of given labels, or of a file to label."""

@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicLayer
 
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.common.inference.fast_encoder import close_enough
-from amalgam.stages.common.models.loading import token_limit
+from amalgam.stages.common.models.loading import token_limit, vocabulary_of
 from amalgam.stages.generate.requests import LANGUAGE_MODEL
 
 BEGINNINGS = ("\n", " ", "The")
@@ -54,7 +54,7 @@ class LanguageModel:
         self.device = torch.device(device)
         self.notes: list[str] = []
         self.longest = token_limit(model.config, tokenizer, longest)
-        self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self.vocabulary = vocabulary_of(model, name="the language model")
         end_ids = self._end_ids()
         self.begin = self._begin(end_ids)
         self.ends = frozenset(token for token in end_ids if 0 <= token < self.vocabulary)

@@ -54,7 +54,7 @@ def load_classifier(files: ModelFiles, *, dropout: float | None, dtype: str) -> 
     config = _config(files)
     if dropout is not None:
         apply_rate(config, dropout)
-    model, loading = _load(files, config, dtype=DTYPES.get(dtype, dtype))
+    model, loading = _load(files, config, dtype=DTYPES[dtype])
     fix = "name a fine-tuned classifier; an encoder alone has no labels"
     _refuse_incomplete(files, model, loading, head="classification head", fix=fix)
     return model

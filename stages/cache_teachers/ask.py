@@ -47,7 +47,7 @@ class CacheInputs:
     store: Store
     console: Console
     check_interrupt: Callable[[], None]
-    auto: bool = False
+    auto: bool
     """Whether the number of passes is amalgam's own choice: then a teacher without dropout is no error."""
 
 

@@ -79,7 +79,7 @@ class LabelRow:
     """The key of the text, or its id."""
     shown: str
     label: str
-    why: str | None = None
+    why: str | None
     """How the text was picked, if the file has the column."""
 
 
@@ -93,13 +93,13 @@ class LabelFile:
     problems: Sequence[str]
     corpus: Corpus
     empty: int
-    marked: bool = False
+    marked: bool
     """Whether the file has the column WHY."""
-    way: str = ""
+    way: str
     """How texts to label are made, as the end of a fix."""
-    blank: Sequence[bytes | str] = ()
+    blank: Sequence[bytes | str]
     """Key or id of each text without a label that is marked as random."""
-    label: str = LABEL
+    label: str
     """The column of labels."""
 
     @cached_property
@@ -165,14 +165,14 @@ class LabelFile:
         return DataError("\n".join([f"{self.name}: {count}", *lines]), where=self.where, fix=start + fix)
 
 
-def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> LabelFile:
+def read_label_file(path: Path, corpus: Corpus, way: str, name: str) -> LabelFile:
     """Reads the rows with a label; the columns have the names of the corpus, or key, id, text and label.
 
     `name` is that of a frame in messages; a file has its own.
     """
     names = (corpus.label, free_name(LABEL, corpus), LABEL)
-    label = next((name for name in names if name and name not in corpus.text and _has_column(path, name)), None)
-    label = label or label_column(corpus)
+    present = (name for name in names if name and name not in corpus.text and _has_column(path, name))
+    label = next(present, label_column(corpus))
     column, columns = _identifying_column(path, corpus)
     rename = corpus.rename | _trimmed(path, label, corpus)
     settings = Corpus(text=columns, label=label, labels=corpus.labels, rename=rename, unknown=corpus.unknown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -195,8 +195,8 @@ class CachedStates:
     """The identity of one family of states: the student's encoder where `teacher` is None, else that teacher."""
 
     key: Mapping[str, Any]
-    teacher: ResolvedTeacher | None = None
-    versions: Mapping[str, Any] = field(default_factory=dict)
+    teacher: ResolvedTeacher | None
+    versions: Mapping[str, Any]
     """`Run.versions`, which the identity of every stage has already."""
 
     @property
@@ -229,7 +229,7 @@ def encoder_states(run: Run) -> CachedStates:
     if config.get("is_encoder_decoder"):
         key["part"] = "encoder"
     key |= _without_padding(config)
-    return CachedStates(key, versions=run.versions)
+    return CachedStates(key, None, run.versions)
 
 
 def teacher_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:

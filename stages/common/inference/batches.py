@@ -147,7 +147,7 @@ class _Launcher:
     tokens: Sequence[Tokens]
     keys: Sequence[bytes]
     stop: Callable[[], None]
-    last_layer_passes: range | None = None
+    last_layer_passes: range | None
     """Passes that follow each launch without dropout, in the last layer alone."""
     ceiling: int | None = None
 

@@ -534,7 +534,7 @@ class TeacherLoader:
     device: str
     batch_tokens: int | None
     console: Console
-    last_layer: bool = False
+    last_layer: bool
     _key: tuple[str, str] | None = None
     _teacher: Teacher | None = None
     _notes: set[str] = field(default_factory=set)

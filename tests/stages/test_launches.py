@@ -218,6 +218,18 @@ def test_a_launch_too_large_for_memory_is_halved_and_gives_the_same(error: type[
     assert max(asked[len(asked) // 2 :]) <= 5
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_a_lack_of_memory_says_nothing_on_the_model(error: type[Exception]) -> None:
+    teacher = teacher_of()
+    starve(teacher, rows=0, error=error)
+    with pytest.raises(error, match="out of memory"):
+        _ = teacher.sites
+    with pytest.raises(error, match="out of memory"):
+        _ = teacher.fast_encoder
+    with pytest.raises(error, match="out of memory"):
+        _ = teacher.ignores_padding
+
+
 def test_one_text_too_large_for_memory_is_named_with_its_tokens() -> None:
     teacher = teacher_of()
     _ = teacher.sites

@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from amalgam.data.tokens import Ragged, TokenRows, Tokens, encode
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ModelError, first_line
+from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, start_transfer, to_device, tokens_at_once
 from amalgam.stages.common.inference import dropout
 from amalgam.stages.common.inference.fast_encoder import (
@@ -119,10 +120,10 @@ class Teacher:
                 plain, padded = (
                     self.forward(self.inputs(replace(rows, width=width)), None) for width in (0, PROBE_TOKENS[1])
                 )
-        except torch.OutOfMemoryError:
-            raise
-        except (ModelError, IndexError, RuntimeError, TypeError, ValueError):  # it does not read random tokens
-            return False
+        except (ModelError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
+            return False  # it does not read random tokens
         return close_enough(padded.float(), plain.float(), self.dtype)
 
     def _choose_pad(self) -> int:
@@ -435,7 +436,7 @@ class Teacher:
             with torch.inference_mode():
                 self.forward_with_dropout(self.inputs(rows, sites), sites)
         except (IndexError, RuntimeError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if is_out_of_memory(error):
                 raise
             what = f"teacher {self.name} cannot read {length} tokens: {first_line(error)}"
             raise ModelError(what, fix="set a lower max_tokens for this teacher") from error
@@ -460,10 +461,10 @@ def build_fast_encoder(teacher: Teacher) -> FastEncoder | None:
             return None
         try:
             agrees = _agrees(teacher, encoder)
-        except torch.OutOfMemoryError:
-            raise
-        except (ModelError, IndexError, RuntimeError, TypeError, ValueError):  # another model under the same names
-            continue
+        except (ModelError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
+            continue  # another model under the same names
         encoder.buffers.drop()
         if agrees:
             return encoder

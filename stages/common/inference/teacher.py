@@ -392,10 +392,10 @@ class Teacher:
 
     def _probe(self, length: int) -> Tokens:
         [tokens] = encode(self.tokenizer, [(PROBE_TEXT * (length // 10 + 1),)], length, types=self.takes_types)
-        if len(tokens) != length:
+        if not 0 < length == len(tokens):
             raise ModelError(
                 f"teacher {self.name}: its tokenizer cannot make a text of {length} tokens",
-                fix="use the tokenizer that the model was trained with",
+                fix="set a larger max_tokens for this teacher, or use the tokenizer that the model was trained with",
             )
         self.check_vocabulary(int(tokens.ids.max()))
         return tokens

@@ -150,6 +150,7 @@ class _Launcher:
     last_layer_passes: range | None
     """Passes that follow each launch without dropout, in the last layer alone."""
     ceiling: int | None = None
+    """Most tokens of a launch with several rows, once memory did not suffice."""
 
     def run(self, launches: Iterable[Launch]) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
         """Yields the launches' logits, in parts if memory does not suffice. On a GPU, the next ones are under way."""
@@ -266,7 +267,7 @@ def model_inputs(
 
 
 def predict(
-    model: torch.nn.Module,
+    model: Any,
     tokens: Sequence[Ids],
     *,
     pad_id: int,
@@ -275,26 +276,24 @@ def predict(
 ) -> NDArray[np.float32]:
     """Returns logits [n, C] in the order of `tokens`, without dropout."""
     tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
-    config: Any = model.config
-    all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
+    all_logits = np.zeros((len(tokens), model.config.num_labels), dtype=np.float32)
     with _without_dropout(model):
-        for rows in model_batches(config, tokens, batch_tokens):
+        for rows in model_batches(model.config, tokens, batch_tokens):
             inputs = put_on(next(model.parameters()).device, model_inputs(tokens, type_ids, rows, pad_id))
             all_logits[rows] = model(**inputs).logits.float().cpu().numpy()
     return all_logits
 
 
 def predict_with_states(
-    model: torch.nn.Module, tokens: Sequence[Ids], *, pad_id: int, layer: int, type_ids: Sequence[Ids] | None = None
+    model: Any, tokens: Sequence[Ids], *, pad_id: int, layer: int, type_ids: Sequence[Ids] | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Returns logits [n, C] and the mean over tokens of a layer's states [n, W], without dropout."""
     tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
-    config: Any = model.config
-    width, device = int(config.get_text_config().hidden_size), next(model.parameters()).device
-    all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
+    width, device = int(model.config.get_text_config().hidden_size), next(model.parameters()).device
+    all_logits = np.zeros((len(tokens), model.config.num_labels), dtype=np.float32)
     all_states = np.zeros((len(tokens), width), dtype=np.float32)
     with _without_dropout(model):
-        for rows in model_batches(config, tokens, tokens_at_once(device, width)):
+        for rows in model_batches(model.config, tokens, tokens_at_once(device, width)):
             inputs = put_on(device, model_inputs(tokens, type_ids, rows, pad_id))
             output = model(**inputs, output_hidden_states=True)
             means = mean_over_tokens(output.hidden_states[layer].float(), inputs["attention_mask"])
@@ -303,13 +302,12 @@ def predict_with_states(
     return all_logits, all_states
 
 
-def middle_layer(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> int | None:
+def middle_layer(model: Any, inputs: dict[str, torch.Tensor]) -> int | None:
     """Returns the position of the middle layer among the hidden states; None if these inputs get no state per token."""
-    config: Any = model.config
     with _without_dropout(model):
         output = model(**put_on(next(model.parameters()).device, inputs), output_hidden_states=True)
     states = getattr(output, "hidden_states", None) or ()
-    shape = (*inputs["input_ids"].shape, getattr(config.get_text_config(), "hidden_size", None))
+    shape = (*inputs["input_ids"].shape, getattr(model.config.get_text_config(), "hidden_size", None))
     middle = len(states) // 2
     return middle if len(states) > 1 and tuple(states[middle].shape) == shape else None
 

@@ -13,6 +13,7 @@ from amalgam.data.keys import KEY_BYTES, shown, shown_name, shown_names, text_ke
 from amalgam.data.lazy import pa, pc
 from amalgam.data.rows import MissingColumnError, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, folded
 from amalgam.stages.common.corpus import rename_fix
 
@@ -156,13 +157,13 @@ class LabelFile:
         return f"if {shown_name(label)} marks texts of no label, set corpus.unknown: {shown_name(label)}; else "
 
     def _error(self, problems: Sequence[str], rename: str, others: int, start: str) -> DataError:
-        lines = [f"  {problem}" for problem in problems[:MOST_SHOWN]]
+        lines = [f"{self.name}: {counted(len(problems), 'problem')}"]
+        lines += [f"  {problem}" for problem in problems[:MOST_SHOWN]]
         lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
-        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
         fix = f"correct or remove {'the other' if rename else 'these'} rows; {self.way}"
         if rename:
             fix = f"{rename}; {fix}" if others else f"{rename}, or correct these rows"
-        return DataError("\n".join([f"{self.name}: {count}", *lines]), where=self.where, fix=start + fix)
+        return DataError("\n".join(lines), where=self.where, fix=start + fix)
 
 
 def read_label_file(path: Path, corpus: Corpus, way: str, name: str) -> LabelFile:
@@ -317,7 +318,7 @@ def _column(path: Path, name: str) -> dict[int, str] | None:
 
 
 def _trimmed(path: Path, column: str, corpus: Corpus) -> dict[str, str]:
-    """Returns the labels with blanks around them as those of corpus.labels or corpus.rename; others are left out."""
+    """Maps labels with blanks around them to the accepted labels that they equal without blanks."""
     names, unknown = corpus.labels or (), {corpus.unknown} - {None}
     accepted = {*names, *map(str, range(len(names))), *corpus.rename, *unknown}
     rows = read_rows(path, corpus=Corpus(text=[column])) if _has_column(path, column) else ()

@@ -300,11 +300,11 @@ def labels_of(run: Run, teacher: TeacherSection, files: models.ModelFiles) -> li
 
 def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:
     """Refuses an encoder on this machine that cannot be loaded; a trained teacher is no model yet."""
-    own = [teacher for teacher in run.experiment.teachers if teacher.name == teacher_in(settings)]
-    named = model_reference(run, _encoder_of(settings), settings.revision, where=where)
-    model = teacher_reference(run, own[0]) if own else None if teacher_in(settings) else named
-    if model and (files := models.local_model(model)):
-        models.checked_encoder(files, getattr(settings, "layers", None))
+    name = teacher_in(settings)
+    own = [teacher_reference(run, teacher) for teacher in run.experiment.teachers if teacher.name == name]
+    for model in own if name else [model_reference(run, _encoder_of(settings), settings.revision, where=where)]:
+        if files := models.local_model(model):
+            models.checked_encoder(files, getattr(settings, "layers", None))
 
 
 def _trained_teachers(run: Run) -> Iterable[models.ResolvedTeacher]:

@@ -92,7 +92,7 @@ class Teacher:
         self.last_layer = last_layer
         """Whether passes drop units in the last layer and the head alone."""
         self.prefetch = 1 if self.device.type == "cuda" else 0
-        """Launches that are started before the answer of an earlier one is looked at."""
+        """Launches that start before the logits of an earlier one are read."""
         self.oom_splits = 0
         """Launches of the latest call that were halved for lack of memory."""
         self.has_predicted = False

@@ -91,6 +91,12 @@ def test_texts_stop_early_and_others_have_the_confidence_of_all_passes(shop: Wor
     assert f"{audit['runs']:.2f} passes a text instead of {PASSES + 1}" in result.err
 
 
+def test_a_single_pass_has_no_halves_so_every_text_runs_it(shop: Workspace) -> None:
+    result = shop("cache-teachers", *AUTO, "cache.passes=1")
+    assert "Warning" not in result.err
+    assert "audit" not in facts(shop)
+
+
 def test_targets_have_the_confidences_of_the_decisions(shop: Workspace) -> None:
     shop("build-targets", *AUTO)
     frame = decisions(shop)

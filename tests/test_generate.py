@@ -282,7 +282,9 @@ def test_a_long_prompt_takes_no_token_from_the_text(fresh: Workspace) -> None:
     assert "the prompt has 141 tokens, and the language model reads 100" in result.err
 
 
-def test_labels_that_are_no_words_give_a_note_if_prompts_name_them(workspace: Workspace) -> None:
+def test_labels_that_are_no_words_give_a_note_if_prompts_name_them(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = workspace("generate", "generate.source=prompted", "teachers.0.rename={banking: c1}", "generate.texts=2")
     assert "c1 (first)" in result.err
     quiet = workspace("generate", "teachers.0.rename={banking: c1}")
@@ -291,6 +293,11 @@ def test_labels_that_are_no_words_give_a_note_if_prompts_name_them(workspace: Wo
         "generate", "teachers.0.rename={banking: c1}", "generate.prompt=On {label}, ", "generate.texts=2"
     )
     assert "c1 (first)" in steered.err
+    monkeypatch.setattr("amalgam.stages.generate.stage.SHOWN_LABELS", 1)
+    more = workspace(
+        "generate", "generate.source=prompted", "teachers.0.rename={banking: c1, cooking: c2}", "generate.texts=2"
+    )
+    assert re.search(r"interpret c\d \(first\) and 1 more: ", more.err)
 
 
 def test_random_words_are_drawn_from_each_teacher_s_vocabulary(workspace: Workspace) -> None:
@@ -310,6 +317,9 @@ def test_random_words_are_drawn_from_each_teacher_s_vocabulary(workspace: Worksp
 
 def test_another_corpus_gives_a_sample_by_content(workspace: Workspace) -> None:
     options = ("generate.source=cross-domain", "generate.corpus=texts/test.csv")
+    part = workspace("generate", *options, "generate.texts=4", "--part", "0/2")
+    assert "1 of 2 units" in part.err
+    assert "has only" not in part.err
     workspace("generate", *options, "generate.texts=2")
     few = [row["text"] for row in rows(workspace)]
     assert len(few) == 2 * len(CLASSES)

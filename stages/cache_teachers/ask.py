@@ -33,9 +33,11 @@ from amalgam.stages.common.inference.teacher import Teacher, TeacherLoader
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.stages.common.token_cache import TokenizedUnit, UnitTexts
 
-POOL_LAUNCHES = 64
-POOL_TEXTS = 8192
+POOL_LAUNCHES, POOL_TEXTS = 64, 8192
+"""Full launches, or texts, after which a pool takes no further unit."""
+
 UNITS_AHEAD = 16
+"""Units whose texts are tokenised before their pool is computed."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class CacheInputs:
     store: Store
     console: Console
     check_interrupt: Callable[[], None]
-    auto: bool = False
+    auto: bool
     """Whether the number of passes is amalgam's own choice: then a teacher without dropout is no error."""
 
 

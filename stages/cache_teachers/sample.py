@@ -92,13 +92,13 @@ def pass_audit_lines(audit: PassAudit) -> Iterator[str]:
     same = f"{percent(audit['same'] / sampled)} of"
     within = f"(95 % interval {bounds(*interval(audit['same'] / sampled, sampled))})"
     halves = f"; {passes // 2} passes and {passes // 2} others agree for {percent(audit['halves_same'] / sampled)}"
-    halves, instead = halves if passes > 1 else "", f"{audit['runs']:.2f} passes a text instead of {1 + passes}"
     if "stopped" not in audit:
         mean = f"{audit['runs']:.2f} passes a text in all"
         yield f"a sample shows the effect of dropout: {passes} passes with it for {sampled:,} of {texts}, {mean}"
         yield f"one pass and {passes} passes have the same most confident teacher for {same} them {within}{halves}"
         return
     if is_better(audit):
+        instead = f"{audit['runs']:.2f} passes a text instead of {1 + passes}"
         yield f"{instead}: one without dropout, at most {passes} with it; {audit['stopped']:,} of {texts} stopped early"
     else:
         yield f"all {texts} run {passes} passes: fewer change the most confident teacher more often than another seed"

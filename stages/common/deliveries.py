@@ -174,7 +174,7 @@ def _fault(folder: Path, name: str, file: StoredFile, digest_of: Digest) -> str 
     return content_fault(path, file, digest_of)
 
 
-def check_delivered(folder: Path, file_option: str = "") -> None:
+def check_delivered(folder: Path, file_option: str) -> None:
     """Refuses a delivered model with a file that differs from its mark; a folder without a mark is not checked."""
     mark, marks = read_mark(folder), " and ".join(MARKS)
     if mark is None and has_mark(folder):

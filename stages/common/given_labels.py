@@ -13,6 +13,7 @@ from amalgam.data.keys import KEY_BYTES, shown, shown_name, shown_names, text_ke
 from amalgam.data.lazy import pa, pc
 from amalgam.data.rows import MissingColumnError, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, folded
 from amalgam.stages.common.corpus import rename_fix
 
@@ -79,7 +80,7 @@ class LabelRow:
     """The key of the text, or its id."""
     shown: str
     label: str
-    why: str | None = None
+    why: str | None
     """How the text was picked, if the file has the column."""
 
 
@@ -93,13 +94,13 @@ class LabelFile:
     problems: Sequence[str]
     corpus: Corpus
     empty: int
-    marked: bool = False
+    marked: bool
     """Whether the file has the column WHY."""
-    way: str = ""
+    way: str
     """How texts to label are made, as the end of a fix."""
-    blank: Sequence[bytes | str] = ()
+    blank: Sequence[bytes | str]
     """Key or id of each text without a label that is marked as random."""
-    label: str = LABEL
+    label: str
     """The column of labels."""
 
     @cached_property
@@ -156,23 +157,23 @@ class LabelFile:
         return f"if {shown_name(label)} marks texts of no label, set corpus.unknown: {shown_name(label)}; else "
 
     def _error(self, problems: Sequence[str], rename: str, others: int, start: str) -> DataError:
-        lines = [f"  {problem}" for problem in problems[:MOST_SHOWN]]
+        lines = [f"{self.name}: {counted(len(problems), 'problem')}"]
+        lines += [f"  {problem}" for problem in problems[:MOST_SHOWN]]
         lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
-        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
         fix = f"correct or remove {'the other' if rename else 'these'} rows; {self.way}"
         if rename:
             fix = f"{rename}; {fix}" if others else f"{rename}, or correct these rows"
-        return DataError("\n".join([f"{self.name}: {count}", *lines]), where=self.where, fix=start + fix)
+        return DataError("\n".join(lines), where=self.where, fix=start + fix)
 
 
-def read_label_file(path: Path, corpus: Corpus, way: str, name: str = "") -> LabelFile:
+def read_label_file(path: Path, corpus: Corpus, way: str, name: str) -> LabelFile:
     """Reads the rows with a label; the columns have the names of the corpus, or key, id, text and label.
 
     `name` is that of a frame in messages; a file has its own.
     """
     names = (corpus.label, free_name(LABEL, corpus), LABEL)
-    label = next((name for name in names if name and name not in corpus.text and _has_column(path, name)), None)
-    label = label or label_column(corpus)
+    present = (name for name in names if name and name not in corpus.text and _has_column(path, name))
+    label = next(present, label_column(corpus))
     column, columns = _identifying_column(path, corpus)
     rename = corpus.rename | _trimmed(path, label, corpus)
     settings = Corpus(text=columns, label=label, labels=corpus.labels, rename=rename, unknown=corpus.unknown)
@@ -317,7 +318,7 @@ def _column(path: Path, name: str) -> dict[int, str] | None:
 
 
 def _trimmed(path: Path, column: str, corpus: Corpus) -> dict[str, str]:
-    """Returns the labels with blanks around them as those of corpus.labels or corpus.rename; others are left out."""
+    """Maps labels with blanks around them to the accepted labels that they equal without blanks."""
     names, unknown = corpus.labels or (), {corpus.unknown} - {None}
     accepted = {*names, *map(str, range(len(names))), *corpus.rename, *unknown}
     rows = read_rows(path, corpus=Corpus(text=[column])) if _has_column(path, column) else ()

@@ -51,7 +51,7 @@ def errors_of(comparisons: int) -> float:
 
 
 def interval(share: float, n: float, errors: float = NORMAL_95) -> tuple[float, float]:
-    """Returns the 95 % Wilson interval of a share."""
+    """Returns the Wilson interval of a share; `errors` are the standard errors at its confidence."""
     if not n:
         return 0.0, 1.0
     middle = (share + errors**2 / (2 * n)) / (1 + errors**2 / n)

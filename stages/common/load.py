@@ -28,6 +28,7 @@ from amalgam.stages.common.corpus import (
     GENERATED,
     HELD_OUT,
     IN_MEMORY,
+    LABELS_SHOWN,
     REMOTE,
     Bucket,
     CorpusFacts,
@@ -57,8 +58,6 @@ if TYPE_CHECKING:
     from amalgam.stages.common.inference.teacher import TeacherLoader
     from amalgam.stages.common.training.run import TrainingServices
 
-
-LABELS_SHOWN = 5
 
 MOST_SCANNED = 50_000_000
 """Most bytes of texts that `plan` and `doctor` read to look up the texts of given labels, or of a file to label."""
@@ -301,11 +300,11 @@ def labels_of(run: Run, teacher: TeacherSection, files: models.ModelFiles) -> li
 
 def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:
     """Refuses an encoder on this machine that cannot be loaded; a trained teacher is no model yet."""
-    own = [teacher for teacher in run.experiment.teachers if teacher.name == teacher_in(settings)]
-    named = model_reference(run, _encoder_of(settings), settings.revision, where=where)
-    model = teacher_reference(run, own[0]) if own else None if teacher_in(settings) else named
-    if model and (files := models.local_model(model)):
-        models.checked_encoder(files, getattr(settings, "layers", None))
+    name = teacher_in(settings)
+    own = [teacher_reference(run, teacher) for teacher in run.experiment.teachers if teacher.name == name]
+    for model in own if name else [model_reference(run, _encoder_of(settings), settings.revision, where=where)]:
+        if files := models.local_model(model):
+            models.checked_encoder(files, getattr(settings, "layers", None))
 
 
 def _trained_teachers(run: Run) -> Iterable[models.ResolvedTeacher]:

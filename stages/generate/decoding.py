@@ -315,8 +315,8 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True)
 class SteeringParams:
-    strength: float = 1.0
-    max_tokens: int = 128
+    strength: float
+    max_tokens: int
     max_scored: int | None = None
     """Candidates scored per token; with a limit the sample is inexact."""
 

@@ -18,8 +18,9 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from amalgam.pipeline.errors import ModelError, WorkError
+from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.inference.fast_encoder import close_enough
-from amalgam.stages.common.models.loading import token_limit
+from amalgam.stages.common.models.loading import token_limit, vocabulary_of
 from amalgam.stages.generate.requests import LANGUAGE_MODEL
 
 BEGINNINGS = ("\n", " ", "The")
@@ -54,7 +55,7 @@ class LanguageModel:
         self.device = torch.device(device)
         self.notes: list[str] = []
         self.longest = token_limit(model.config, tokenizer, longest)
-        self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self.vocabulary = vocabulary_of(model, name="the language model")
         end_ids = self._end_ids()
         self.begin = self._begin(end_ids)
         self.ends = frozenset(token for token in end_ids if 0 <= token < self.vocabulary)
@@ -90,7 +91,9 @@ class LanguageModel:
         try:
             with torch.inference_mode():
                 yield
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             raise WorkError(
                 f"the language model is out of memory with {texts} of up to {self.longest} tokens",
                 where=LANGUAGE_MODEL,
@@ -176,7 +179,7 @@ class LanguageModel:
             expected = self._logits(rows)[:, -1]
             return close_enough(logits.T, expected[: len(logits)].T, torch.float32)
         except UNSHARED as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if is_out_of_memory(error):
                 raise
             return False
 

@@ -80,11 +80,11 @@ class TextPlan:
 
     settings: Generate
     teachers: Sequence[ResolvedTeacher]
-    language_model: str | None = None
+    language_model: str | None
     """Digest; None where the source needs no language model."""
-    corpus: Sequence[str] = ()
+    corpus: Sequence[str]
     """Digests of the source texts of `cross-domain`."""
-    libraries: Mapping[str, str] | None = None
+    libraries: Mapping[str, str] | None
     """Library versions, where they are part of the identity."""
 
     @cached_property

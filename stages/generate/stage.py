@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from amalgam.data.keys import shown_name
+from amalgam.data.keys import shown_names
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.config.schema import Generate as GenerateConfig
@@ -220,9 +220,9 @@ def _warn_of_labels(run: Run) -> None:
     if not settings.writes or not any("{label}" in prompt for prompt in sampling_choices(settings)["prompt"]):
         return
     labels = [(label, teacher.name) for teacher in load.teachers_of(run) for label in teacher.labels]
-    strange = [f"{shown_name(label)} ({teacher})" for label, teacher in labels if uninformative_label(label)]
+    strange = [f"{label} ({teacher})" for label, teacher in labels if uninformative_label(label)]
     if strange:
         run.console.note(
-            f"prompts name the class, but a language model cannot interpret {', '.join(strange[:SHOWN_LABELS])}: "
+            f"prompts name the class, but a language model cannot interpret {shown_names(strange, SHOWN_LABELS)}: "
             "rename such labels (teachers: rename), or remove {label} from the prompts and steer"
         )

@@ -189,7 +189,7 @@ def _take_corpus(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     """Takes the texts with the lowest keys: a sample by content that a larger sample extends."""
     count = max(unit.payload.first for unit in units) + BLOCK
     texts, requested = _lowest_keys(inputs, count), units[0].payload.family.count
-    if len(texts) < requested:
+    if len(texts) < min(count, requested):  # these units may be a part of the work
         inputs.console.note(f"generate.corpus has only {counted(len(texts), 'text')}; {requested:,} were requested")
     for unit in units:
         inputs.stop()

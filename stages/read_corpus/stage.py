@@ -162,7 +162,7 @@ def _part_fingerprint(run: Run, part: str) -> str:
 
 
 def check_texts(run: Run, *, part: str | None = None) -> None:
-    """Reads the header and the first row of each local file; checks that both exist, and the columns."""
+    """Refuses local files without a row or a needed column; reads their headers and first rows alone."""
     sources = sources_of(run.experiment)
     for name in [part] if part else sources:
         corpus = corpus_for(run.experiment, name)

@@ -93,7 +93,7 @@ class TrainStudent(Stage):
             upstream["cache-features"] = run.fingerprint("cache-features")
         excluded = load.excluded_texts(run)
         if excluded:
-            # before, the estimates alone excluded texts
+            # The key is older than excluded unknown texts; another one would train every such student again.
             inputs["estimation texts"] = fingerprint(sorted(key.hex() for key in excluded))
         if reads_evidence(run.experiment):
             upstream["weigh-teachers"] = run.fingerprint("weigh-teachers")

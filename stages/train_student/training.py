@@ -39,8 +39,7 @@ from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext
 
 SCORE_NAMES = {"scores": "difference from", "mt-bert": "cross-entropy to"}
 
-
-KNOWN_SHARE = 0.95
+ACCEPTED_SHARE = 0.95
 """Share of the texts that the threshold of the logits' score is set on, and that it accepts."""
 UNKNOWN_TEXTS = 20_000
 """Largest number of texts to which the states of unknown texts are fitted."""
@@ -70,14 +69,14 @@ def train(  # noqa: PLR0913 - the training's inputs, by name
 
 
 def set_unknown_threshold(new: NewClassifier, data: TrainingData, validation: Examples | None) -> UnknownThreshold:
-    """Sets config.unknown_threshold, so that KNOWN_SHARE of the texts have a lower score; reads no label.
+    """Sets config.unknown_threshold, so that ACCEPTED_SHARE of the texts have a lower score; reads no label.
 
     The texts are those of the validation, or held-out ones; texts that were learned have lower scores than new texts.
     """
     texts = validation or data.held_out or data.learn
     source = "validation texts" if validation else "held-out texts" if data.held_out else "training texts"
     logits = batches.predict(new.model, texts.tokens, pad_id=new.pad_id, type_ids=texts.type_ids)
-    threshold = float(np.quantile(unknown_score(logits.astype(np.float64)), KNOWN_SHARE))
+    threshold = float(np.quantile(unknown_score(logits.astype(np.float64)), ACCEPTED_SHARE))
     new.model.config.unknown_threshold = threshold
     return {"threshold": threshold, "texts": len(texts), "source": source}
 

@@ -124,9 +124,15 @@ def test_a_special_token_that_goes_by_no_name_is_never_written_either() -> None:
     assert bool(LanguageModel(model, tokenizer, slots=4, longest=LONGEST, device="cpu").banned[unnamed])
 
 
-def test_out_of_memory_in_the_language_model_is_an_error_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+)
+def test_out_of_memory_in_the_language_model_is_an_error_with_a_fix(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def starved(_: BatchedCache, at: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     model = language_model()
     monkeypatch.setattr(BatchedCache, "step", starved)

@@ -218,6 +218,18 @@ def test_a_launch_too_large_for_memory_is_halved_and_gives_the_same(error: type[
     assert max(asked[len(asked) // 2 :]) <= 5
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_a_lack_of_memory_says_nothing_on_the_model(error: type[Exception]) -> None:
+    teacher = teacher_of()
+    starve(teacher, rows=0, error=error)
+    with pytest.raises(error, match="out of memory"):
+        _ = teacher.sites
+    with pytest.raises(error, match="out of memory"):
+        _ = teacher.fast_encoder
+    with pytest.raises(error, match="out of memory"):
+        _ = teacher.ignores_padding
+
+
 def test_one_text_too_large_for_memory_is_named_with_its_tokens() -> None:
     teacher = teacher_of()
     _ = teacher.sites
@@ -294,8 +306,10 @@ def test_a_teacher_that_gives_no_number_is_refused_as_such_and_its_damaged_weigh
 def test_logits_that_16_bits_cannot_hold_are_refused_with_the_fix() -> None:
     teacher = teacher_of()
     teacher.model.classifier.weight.data.mul_(1e7)
-    with pytest.raises(WorkError, match="beyond 65504"):
-        passes_of(teacher, range(2))
+    for teacher.dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(WorkError, match="beyond 65504") as error:
+            passes_of(teacher, range(2))
+        assert error.value.fix == "leave the texts or this teacher out"  # the cache has 16 bits in any dtype
     half = teacher_of()
     half.model.classifier.weight.data[:] = float("nan")
     half.dtype = torch.float16

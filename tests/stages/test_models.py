@@ -407,7 +407,9 @@ def test_a_tokenizers_own_limit_counts_unless_it_is_absurd(tmp_path: Path) -> No
     assert token_limit(model.config, tokenizer, 1000) == 32
     tokenizer.save_pretrained(files.folder)
     assert longest_text(files.folder, files.config) == 32
-    assert "max_tokens" in refusal(lambda: token_limit(model.config, tokenizer, 2)).what
+    assert "set max_tokens" in str(refusal(lambda: token_limit(model.config, tokenizer, 2)).fix)
+    tokenizer.model_max_length = 2
+    assert "model_max_length" in str(refusal(lambda: token_limit(model.config, tokenizer, 1000)).fix)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:

@@ -138,6 +138,12 @@ def test_a_limit_beyond_the_models_positions_is_refused() -> None:
         teacher_of(limit=100).check_dropout_active()
 
 
+@pytest.mark.parametrize(("kind", "limit"), [("bert", 3), ("gpt2", 2), ("gpt2", 1)])
+def test_a_limit_too_small_for_the_probes_is_refused(kind: str, limit: int) -> None:
+    with pytest.raises(ModelError, match=r"cannot make a text of [\s\S]*larger max_tokens"):
+        teacher_of(kind, limit=limit).check_dropout_active()
+
+
 def test_a_python_tokenizer_reports_truncated_texts() -> None:
     class Slow:
         """The interface of a tokenizer without Rust inside: no encodings to look into."""

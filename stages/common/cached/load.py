@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -106,13 +106,14 @@ def passes_counted(run: Run) -> dict[str, int]:
 def adaptive_sample(run: Run) -> int:
     """Returns the number of sampled texts that decide on the passes of the others; 0: every text has the same number.
 
-    Confidences are predicted by the measure of MUKA's paper. Means of the passes need all of them.
+    Confidences are predicted by the measure of MUKA's paper. Means of the passes need all of them. A single pass cannot
+    be halved, and the halves decide whether fewer passes suffice.
     """
     experiment, targets = run.experiment, run.experiment.targets
     usable = targets.uncertainty == "entropy" and targets.distribution != "mc-mean" and targets.passes is None
     usable = usable and target_method(targets).reads_passes and reads_texts(experiment)
     passes = passes_of(experiment) if experiment.cache.adaptive and usable and not experiment.cache.last_layer else 0
-    return adaptive_size(load.train_part(run).texts, passes) if passes else 0
+    return adaptive_size(load.train_part(run).texts, passes) if passes > 1 else 0
 
 
 def adaptive_size(texts: int, passes: int) -> int:
@@ -195,8 +196,8 @@ class CachedStates:
     """The identity of one family of states: the student's encoder where `teacher` is None, else that teacher."""
 
     key: Mapping[str, Any]
-    teacher: ResolvedTeacher | None = None
-    versions: Mapping[str, Any] = field(default_factory=dict)
+    teacher: ResolvedTeacher | None
+    versions: Mapping[str, Any]
     """`Run.versions`, which the identity of every stage has already."""
 
     @property
@@ -229,7 +230,7 @@ def encoder_states(run: Run) -> CachedStates:
     if config.get("is_encoder_decoder"):
         key["part"] = "encoder"
     key |= _without_padding(config)
-    return CachedStates(key, versions=run.versions)
+    return CachedStates(key, None, run.versions)
 
 
 def teacher_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:

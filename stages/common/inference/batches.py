@@ -130,7 +130,8 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
     for part, values in launcher.run(chain(*launches)):
         dropped = part.passes != DROPOUT_OFF
         what = "logits are beyond 65504, the largest number the cache keeps"
-        launcher.refuse(part, (np.abs(values) > np.finfo(np.float16).max) & dropped[:, None], what)
+        broken = (np.abs(values) > np.finfo(np.float16).max) & dropped[:, None]
+        launcher.refuse(part, broken, what, torch.float32)  # the cache has 16 bits in any dtype
         raw[part.texts[dropped], part.passes[dropped] - passes.start] = values[dropped].astype(np.float16)
         if logits is not None:
             logits[part.texts[~dropped]] = values[~dropped]
@@ -146,9 +147,10 @@ class _Launcher:
     tokens: Sequence[Tokens]
     keys: Sequence[bytes]
     stop: Callable[[], None]
-    last_layer_passes: range | None = None
+    last_layer_passes: range | None
     """Passes that follow each launch without dropout, in the last layer alone."""
     ceiling: int | None = None
+    """Most tokens of a launch with several rows, once memory did not suffice."""
 
     def run(self, launches: Iterable[Launch]) -> Iterator[tuple[Launch, NDArray[np.float32]]]:
         """Yields the launches' logits, in parts if memory does not suffice. On a GPU, the next ones are under way."""
@@ -181,7 +183,7 @@ class _Launcher:
             values = transfer.wait().numpy()
             if self.last_layer_passes is not None:
                 part = part.with_passes(self.last_layer_passes)
-            self.refuse(part, np.logical_not(np.isfinite(values)), "logits are NaN or infinite")
+            self.refuse(part, ~np.isfinite(values), "logits are NaN or infinite", self.teacher.dtype)
             self.teacher.has_predicted = True
             yield part, values
 
@@ -212,8 +214,8 @@ class _Launcher:
         self.teacher.oom_splits += 1
         self.ceiling = (len(part) + 1) // 2 * length
 
-    def refuse(self, part: Launch, broken: NDArray[np.bool_], what: str) -> None:
-        """Raises an error that names the texts and passes whose logits are broken."""
+    def refuse(self, part: Launch, broken: NDArray[np.bool_], what: str, dtype: torch.dtype) -> None:
+        """Raises an error that names the texts and passes whose logits are broken; fp32 may mend another `dtype`."""
         rows = broken.any(axis=1)
         if not rows.any():
             return
@@ -223,7 +225,7 @@ class _Launcher:
         where, fix = f"texts {shown_names(texts, KEYS_SHOWN)}", "leave the texts or this teacher out"
         if rows.all() and len(texts) > 1 and not self.teacher.has_predicted:
             where, fix = f"all {len(texts)} texts so far", "leave this teacher out"
-        damage, dtype = not_finite(self.teacher.model), self.teacher.dtype
+        damage = not_finite(self.teacher.model)
         if damage:
             what, fix = f"{what}, since its {damage}", "download or save this teacher again, or leave it out"
         if dtype == torch.float16 or (dtype != torch.float32 and not damage):
@@ -265,7 +267,7 @@ def model_inputs(
 
 
 def predict(
-    model: torch.nn.Module,
+    model: Any,
     tokens: Sequence[Ids],
     *,
     pad_id: int,
@@ -274,26 +276,24 @@ def predict(
 ) -> NDArray[np.float32]:
     """Returns logits [n, C] in the order of `tokens`, without dropout."""
     tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
-    config: Any = model.config
-    all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
+    all_logits = np.zeros((len(tokens), model.config.num_labels), dtype=np.float32)
     with _without_dropout(model):
-        for rows in model_batches(config, tokens, batch_tokens):
+        for rows in model_batches(model.config, tokens, batch_tokens):
             inputs = put_on(next(model.parameters()).device, model_inputs(tokens, type_ids, rows, pad_id))
             all_logits[rows] = model(**inputs).logits.float().cpu().numpy()
     return all_logits
 
 
 def predict_with_states(
-    model: torch.nn.Module, tokens: Sequence[Ids], *, pad_id: int, layer: int, type_ids: Sequence[Ids] | None = None
+    model: Any, tokens: Sequence[Ids], *, pad_id: int, layer: int, type_ids: Sequence[Ids] | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Returns logits [n, C] and the means over tokens [n, 2, W] of a layer's states and the last one's."""
     tokens, type_ids = Ragged.of(tokens), None if type_ids is None else Ragged.of(type_ids)
-    config: Any = model.config
-    width, device = int(config.get_text_config().hidden_size), next(model.parameters()).device
-    all_logits = np.zeros((len(tokens), config.num_labels), dtype=np.float32)
+    width, device = int(model.config.get_text_config().hidden_size), next(model.parameters()).device
+    all_logits = np.zeros((len(tokens), model.config.num_labels), dtype=np.float32)
     all_states = np.zeros((len(tokens), 2, width), dtype=np.float32)
     with _without_dropout(model):
-        for rows in model_batches(config, tokens, tokens_at_once(device, width)):
+        for rows in model_batches(model.config, tokens, tokens_at_once(device, width)):
             inputs = put_on(device, model_inputs(tokens, type_ids, rows, pad_id))
             output = model(**inputs, output_hidden_states=True)
             all_logits[rows] = output.logits.float().cpu().numpy()
@@ -302,13 +302,12 @@ def predict_with_states(
     return all_logits, all_states
 
 
-def middle_layer(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> int | None:
+def middle_layer(model: Any, inputs: dict[str, torch.Tensor]) -> int | None:
     """Returns the position of the middle layer among the hidden states; None if these inputs get no state per token."""
-    config: Any = model.config
     with _without_dropout(model):
         output = model(**put_on(next(model.parameters()).device, inputs), output_hidden_states=True)
     states = getattr(output, "hidden_states", None) or ()
-    shape = (*inputs["input_ids"].shape, getattr(config.get_text_config(), "hidden_size", None))
+    shape = (*inputs["input_ids"].shape, getattr(model.config.get_text_config(), "hidden_size", None))
     middle = len(states) // 2
     return middle if len(states) > 1 and tuple(states[middle].shape) == shape else None
 

@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from amalgam.data.tokens import Ragged, TokenRows, Tokens, encode
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ModelError, first_line
+from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, start_transfer, to_device, tokens_at_once
 from amalgam.stages.common.inference import dropout
 from amalgam.stages.common.inference.fast_encoder import (
@@ -91,7 +92,7 @@ class Teacher:
         self.last_layer = last_layer
         """Whether passes drop units in the last layer and the head alone."""
         self.prefetch = 1 if self.device.type == "cuda" else 0
-        """Launches that are started before the answer of an earlier one is looked at."""
+        """Launches that start before the logits of an earlier one are read."""
         self.oom_splits = 0
         """Launches of the latest call that were halved for lack of memory."""
         self.has_predicted = False
@@ -119,10 +120,10 @@ class Teacher:
                 plain, padded = (
                     self.forward(self.inputs(replace(rows, width=width)), None) for width in (0, PROBE_TOKENS[1])
                 )
-        except torch.OutOfMemoryError:
-            raise
-        except (ModelError, IndexError, RuntimeError, TypeError, ValueError):  # it does not read random tokens
-            return False
+        except (ModelError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
+            return False  # it does not read random tokens
         return close_enough(padded.float(), plain.float(), self.dtype)
 
     def _choose_pad(self) -> int:
@@ -391,10 +392,10 @@ class Teacher:
 
     def _probe(self, length: int) -> Tokens:
         [tokens] = encode(self.tokenizer, [(PROBE_TEXT * (length // 10 + 1),)], length, types=self.takes_types)
-        if len(tokens) != length:
+        if not 0 < length == len(tokens):
             raise ModelError(
                 f"teacher {self.name}: its tokenizer cannot make a text of {length} tokens",
-                fix="use the tokenizer that the model was trained with",
+                fix="set a larger max_tokens for this teacher, or use the tokenizer that the model was trained with",
             )
         self.check_vocabulary(int(tokens.ids.max()))
         return tokens
@@ -435,7 +436,7 @@ class Teacher:
             with torch.inference_mode():
                 self.forward_with_dropout(self.inputs(rows, sites), sites)
         except (IndexError, RuntimeError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if is_out_of_memory(error):
                 raise
             what = f"teacher {self.name} cannot read {length} tokens: {first_line(error)}"
             raise ModelError(what, fix="set a lower max_tokens for this teacher") from error
@@ -460,10 +461,10 @@ def build_fast_encoder(teacher: Teacher) -> FastEncoder | None:
             return None
         try:
             agrees = _agrees(teacher, encoder)
-        except torch.OutOfMemoryError:
-            raise
-        except (ModelError, IndexError, RuntimeError, TypeError, ValueError):  # another model under the same names
-            continue
+        except (ModelError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
+            continue  # another model under the same names
         encoder.buffers.drop()
         if agrees:
             return encoder
@@ -534,7 +535,7 @@ class TeacherLoader:
     device: str
     batch_tokens: int | None
     console: Console
-    last_layer: bool = False
+    last_layer: bool
     _key: tuple[str, str] | None = None
     _teacher: Teacher | None = None
     _notes: set[str] = field(default_factory=set)

@@ -54,7 +54,7 @@ def load_classifier(files: ModelFiles, *, dropout: float | None, dtype: str) -> 
     config = _config(files)
     if dropout is not None:
         apply_rate(config, dropout)
-    model, loading = _load(files, config, dtype=DTYPES.get(dtype, dtype))
+    model, loading = _load(files, config, dtype=DTYPES[dtype])
     fix = "name a fine-tuned classifier; an encoder alone has no labels"
     _refuse_incomplete(files, model, loading, head="classification head", fix=fix)
     return model
@@ -117,8 +117,10 @@ def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wa
         limits.append(int(tokenizer.model_max_length))
     special = tokenizer.num_special_tokens_to_add(pair=False)
     if min(limits) <= special:
-        what = f"max_tokens: {min(limits)} tokens leave no room for text next to {special} special ones"
-        raise ModelError(what, where=_name_of(tokenizer), fix=f"set max_tokens to at least {special + 1}")
+        what = f"{min(limits)} tokens leave no room for text next to {special} special ones"
+        fix = "correct model_max_length in tokenizer_config.json, or use another model"
+        fix = f"set max_tokens to at least {special + 1}" if wanted <= special else fix
+        raise ModelError(what, where=_name_of(tokenizer), fix=fix)
     return min(limits)
 
 

@@ -15,7 +15,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -117,9 +117,7 @@ def position_limit(config: Any) -> int:
 
     `config` is the model's configuration, or the content of its config.json.
     """
-    is_content = isinstance(config, dict)
-    own = config.get("text_config", config) if is_content else config.get_text_config()
-    get = own.get if is_content else lambda name, default=None: getattr(own, name, default)
+    get = _getter(config.get("text_config", config) if isinstance(config, dict) else config.get_text_config())
     positions, kind = get("max_position_embeddings") or get("n_positions"), get("model_type")
     is_relative = get("relative_attention") and not get("position_biased_input", True)
     if get("relative_attention_num_buckets") is not None:
@@ -132,9 +130,7 @@ def position_limit(config: Any) -> int:
 
 def reads_padding(config: Any) -> bool:
     """Returns whether padding changes the logits, by the model's configuration or the content of its config.json."""
-    if isinstance(config, dict):
-        return config.get("text_config", config).get("model_type") in READS_PADDING
-    return getattr(getattr(config, "text_config", config), "model_type", None) in READS_PADDING
+    return _getter(_getter(config)("text_config", config))("model_type") in READS_PADDING
 
 
 def end_token(config: Any) -> int | None:
@@ -143,9 +139,14 @@ def end_token(config: Any) -> int | None:
     Such a head refuses texts together, or mixes them up, if one has more end tokens, as its words. `config` is the
     model's configuration, or the content of its config.json.
     """
-    get: Any = config.get if isinstance(config, dict) else lambda name: getattr(config, name, None)
+    get = _getter(config)
     end = get("eos_token_id") if get("is_encoder_decoder") else None
     return end if isinstance(end, int) else None
+
+
+def _getter(config: Any) -> Callable[..., Any]:
+    """Returns `get` of a model's configuration, or of the content of its config.json."""
+    return config.get if isinstance(config, dict) else lambda name, default=None: getattr(config, name, default)
 
 
 def check_encoder_kind(config: Mapping[str, Any], *, where: str) -> None:

@@ -440,8 +440,7 @@ def depth_of(files: ModelFiles) -> int:
 def checked_encoder(files: ModelFiles, layers: int | None) -> ModelFiles:
     """Returns the files; refuses a model that is no encoder of a student, or has fewer layers than these."""
     model_folder.check_encoder_kind(files.config, where=str(files.folder / "config.json"))
-    here = depth_of(files) if layers is not None else 0
-    if layers is not None and layers > here:
+    if layers is not None and layers > (here := depth_of(files)):
         what = f"student.layers: {layers} is more than the encoder has, {here}"
         raise ModelError(what, where=str(files.folder), fix=f"set student.layers={here} or less")
     return files

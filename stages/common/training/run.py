@@ -77,8 +77,8 @@ class TrainingServices:
     workspace: Path
     """Root of the store: logs are written below it, and checkpoints are inside."""
     checkpoint_seconds: float
-    trackers: Sequence[str] = ()
-    cpu: bool = False
+    trackers: Sequence[str]
+    cpu: bool
 
 
 def learn(  # noqa: PLR0913 - the loop's inputs, by name

@@ -127,8 +127,8 @@ def test_labels_of_one_training_text_do_not_raise_the_threshold() -> None:
 
 
 def test_one_text_and_equal_states_can_be_fitted() -> None:
-    for texts in (1, 7):
-        fit = UnknownStates.of(np.ones((texts, 2, WIDTH)), np.zeros(texts, np.int64), layer=0, weights="")
+    for texts, evidence in ((1, None), (7, None), (1, np.ones(1)), (2, np.array([0.2, 0.9])), (7, np.ones(7))):
+        fit = UnknownStates.of(np.ones((texts, 2, WIDTH)), np.zeros(texts, np.int64), evidence, layer=0, weights="")
         assert fit.scores(np.ones((2, 2, WIDTH))) == pytest.approx([0.0, 0.0], abs=1e-6)
         assert fit.scores(np.full((1, 2, WIDTH), 2.0))[0] > fit.threshold
 

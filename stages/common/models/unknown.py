@@ -87,7 +87,7 @@ class UnknownStates:
             has_class[folds == fold] = np.isin(groups[folds == fold], groups[folds != fold])
         scores = scores[has_class] if has_class.any() else scores
         threshold, slope = float(np.quantile(scores, below)), np.zeros(states[0].size)
-        if evidence is not None:
+        if evidence is not None and len(states) > 1:
             slope, added = _lack_of_evidence(states, evidence, float(scores.std()))
             threshold += float(np.quantile(added[clear], ADDED_SHARE))
         constant = float(states.reshape(len(states), -1).mean(axis=0) @ slope)

@@ -95,7 +95,7 @@ class UnknownStates:
 
     def scores(self, states: Array) -> Array:
         """Returns the score [n] of each text."""
-        added: Array = states.reshape(len(states), -1) @ self.slope - self.constant
+        added: Array = states.reshape(len(states), len(self.slope)) @ self.slope - self.constant
         return _scores(self.gaussians, states[:, 0]) + added
 
     def save(self, folder: Path) -> None:

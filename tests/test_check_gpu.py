@@ -85,16 +85,21 @@ def test_kernels_that_differ_from_separate_steps_are_found(
     assert [fault in message for message in faults] == [True] if fault else faults == []
 
 
-def test_the_race_has_a_row_for_each_candidate(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def race_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
+    """Returns the rows of the races with tiny models on the CPU, without the checks of correctness."""
     sizes = '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}'
     monkeypatch.setattr(check_gpu, "KINDS", ())
     monkeypatch.setattr(check_gpu, "dtype_for", lambda _device: "fp32")
     options = ["--device", "cpu", "--texts", "16", "--passes", "2", "--repeats", "1", "--sizes", sizes, "--json"]
-    monkeypatch.setattr(sys, "argv", ["check_gpu", *options])
+    monkeypatch.setattr(sys, "argv", ["check_gpu", *options, *more])
     check_gpu.main()
-    rows = {row["row"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    return {row["row"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+
+
+def test_the_race_has_a_row_for_each_candidate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = race_rows(monkeypatch, capsys)
     candidates = ("amalgam", "amalgam, separate steps", "deterministic", "one run", "tuned", "naive")
     assert {f"{shape}: {name}" for shape in check_gpu.RACED for name in candidates} <= set(rows)
     assert {"training: amalgam", "training: supervised", "training: trainer", "training: trainer-grouped"} <= set(rows)
@@ -104,13 +109,7 @@ def test_the_race_has_a_row_for_each_candidate(
 
 
 def test_a_rival_can_be_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}'
-    monkeypatch.setattr(check_gpu, "KINDS", ())
-    monkeypatch.setattr(check_gpu, "dtype_for", lambda _device: "fp32")
-    options = ["--device", "cpu", "--texts", "8", "--passes", "2", "--repeats", "1", "--sizes", sizes, "--json"]
-    monkeypatch.setattr(sys, "argv", ["check_gpu", *options, "--race", "bert", "--without", "tuned"])
-    check_gpu.main()
-    rows = {row["row"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    rows = race_rows(monkeypatch, capsys, "--race", "bert", "--without", "tuned")
     assert "bert: tuned" not in rows
     assert "ratio_to_tuned" not in rows["bert: amalgam"]
     assert rows["bert: amalgam"]["ratio_to_naive"] > 0

@@ -219,7 +219,7 @@ def test_a_launch_too_large_for_memory_is_halved_and_gives_the_same(error: type[
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
-def test_a_lack_of_memory_says_nothing_on_the_model(error: type[Exception]) -> None:
+def test_a_lack_of_memory_is_no_property_of_the_model(error: type[Exception]) -> None:
     teacher = teacher_of()
     starve(teacher, rows=0, error=error)
     with pytest.raises(error, match="out of memory"):

@@ -149,7 +149,7 @@ class Bank:
         sizes: list[int] = []
         view: list[int] = []
         for axis, size in zip(axes[:lead], shape[:lead], strict=True):
-            rows = axis.role == "rows"
+            rows = axis.role == "rows"  # rows that carry heads are spread over two axes
             sizes += [1, axis.size] if rows else [size]
             view += [-1, 1] if rows else [1]
         start = words.reshape(len(words), *view)

@@ -56,7 +56,7 @@ def _kept(bits, windows, word: tl.constexpr):
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def _attend(
-    query, key, value, mask, bits, offsets, out, queries, keys, scale, grown,
+    query, key, value, mask, bits, offsets, out, queries, keys, scale, kept_value,
     query_row, query_head, query_token, key_row, key_head, key_token, value_row, value_head, value_token,
     out_row, out_head, out_token, mask_row, mask_head, mask_query, mask_key,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
@@ -84,11 +84,11 @@ def _attend(
             mask=is_key[:, None], other=0.0,
         )  # fmt: skip
         bias = tl.where(is_key, 0.0, float("-inf"))
-        if MASKED == 1:
+        if MASKED == 1:  # BY_KEY
             places = mask + row * mask_row + head * mask_head + key_places * mask_key
             bias = tl.where(is_key & (tl.load(places, mask=is_key, other=1) == 0), HIDDEN, bias)
         scores = tl.dot(query_block, tl.trans(key_block)) * (scale * LOG2_E) + bias[None, :]
-        if MASKED == 2:
+        if MASKED == 2:  # BY_QUERY
             visible = tl.load(
                 mask + row * mask_row + head * mask_head
                 + query_places[:, None] * mask_query + key_places[None, :] * mask_key,
@@ -111,27 +111,27 @@ def _attend(
         highest = new_highest
     tl.store(
         out + row * out_row + head * out_head + query_places[:, None] * out_token + units[None, :],
-        (mixed * (grown / total)[:, None]).to(out.dtype.element_ty), mask=is_query[:, None],
+        (mixed * (kept_value / total)[:, None]).to(out.dtype.element_ty), mask=is_query[:, None],
     )  # fmt: skip
 
 
 @triton.jit
-def _dropped(rows, bits, offsets, row, words, units, is_unit, width, grown):
+def _dropped(rows, bits, offsets, row, words, units, is_unit, width, kept_value):
     """32 units of a row x mask for each of these words."""
     window = tl.load(offsets + row)
     kept = (_kept(bits, window + 32 * words, 0)[:, None] >> tl.arange(0, 32)[None, :]) & 1
     values = tl.load(rows + row * width + units, mask=is_unit, other=0.0).to(tl.float32)
-    return tl.where(kept != 0, values * grown, 0.0)
+    return tl.where(kept != 0, values * kept_value, 0.0)
 
 
 @triton.jit
-def _add_norm(hidden, rows, bits, offsets, weight, bias, out, width, eps, grown, WORDS: tl.constexpr):
+def _add_norm(hidden, rows, bits, offsets, weight, bias, out, width, eps, kept_value, WORDS: tl.constexpr):
     """One program: norm(hidden + rows x mask) of one row."""
     row = tl.program_id(0).to(tl.int64)
     words = tl.arange(0, WORDS)
     units = words[:, None] * 32 + tl.arange(0, 32)[None, :]
     is_unit = units < width
-    added = _dropped(rows, bits, offsets, row, words, units, is_unit, width, grown)
+    added = _dropped(rows, bits, offsets, row, words, units, is_unit, width, kept_value)
     added += tl.load(hidden + row * width + units, mask=is_unit, other=0.0).to(tl.float32)
     centred = tl.where(is_unit, added - tl.sum(added) / width, 0.0)
     normed = centred * tl.rsqrt(tl.sum(centred * centred) / width + eps)
@@ -141,13 +141,13 @@ def _add_norm(hidden, rows, bits, offsets, weight, bias, out, width, eps, grown,
 
 
 @triton.jit
-def _multiply(rows, bits, offsets, out, width, grown, WORDS: tl.constexpr):
+def _multiply(rows, bits, offsets, out, width, kept_value, WORDS: tl.constexpr):
     """One program: 32 * WORDS units of one row x mask."""
     row = tl.program_id(0).to(tl.int64)
     words = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
     units = words[:, None] * 32 + tl.arange(0, 32)[None, :]
     is_unit = units < width
-    product = _dropped(rows, bits, offsets, row, words, units, is_unit, width, grown)
+    product = _dropped(rows, bits, offsets, row, words, units, is_unit, width, kept_value)
     tl.store(out + row * width + units, product.to(out.dtype.element_ty), mask=is_unit)
 
 
@@ -179,10 +179,10 @@ def attend(attention: Attention, claim: MaskClaim, out: torch.Tensor | None = No
     visible = query if mask is None else mask.expand(rows, heads, queries, keys).view(torch.uint8)
     form = NOT_MASKED if mask is None else BY_QUERY if visible.stride(2) else BY_KEY
     block = 16 if queries == 1 else _block(queries, 128)
-    bits, grown = claim.bank.bits(claim.site.rate)
+    bits, kept_value = claim.bank.bits(claim.site.rate)
     with _on_device_of(query):
         _attend[rows * heads, triton.cdiv(queries, block)](
-            query, key, value, visible, bits, claim.offsets, out, queries, keys, attention.scale, grown,
+            query, key, value, visible, bits, claim.offsets, out, queries, keys, attention.scale, kept_value,
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3], *visible.stride(),
             HEADS=heads, WIDTH=width, QUERIES=block, KEYS=_block(keys, 64), MASKED=form,
             num_warps=8 if block == 128 else 4,
@@ -205,10 +205,10 @@ def add_norm(norm: nn.LayerNorm, hidden: torch.Tensor, rows: torch.Tensor, claim
     if not _fits(rows, claim) or not hidden.is_contiguous() or width > WIDEST or norm.bias is None:
         return None
     out = torch.empty_like(hidden)
-    bits, grown = claim.bank.bits(claim.site.rate)
+    bits, kept_value = claim.bank.bits(claim.site.rate)
     with _on_device_of(rows):
         _add_norm[(rows.numel() // width,)](
-            hidden, rows, bits, claim.offsets, norm.weight, norm.bias, out, width, norm.eps, grown,
+            hidden, rows, bits, claim.offsets, norm.weight, norm.bias, out, width, norm.eps, kept_value,
             WORDS=_words(width), num_warps=4,
         )  # fmt: skip
     return out
@@ -220,10 +220,10 @@ def multiply(rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
         return None
     width, out = rows.shape[-1], torch.empty_like(rows)
     words = min(_words(width), 32)
-    bits, grown = claim.bank.bits(claim.site.rate)
+    bits, kept_value = claim.bank.bits(claim.site.rate)
     with _on_device_of(rows):
         _multiply[rows.numel() // width, triton.cdiv(width, 32 * words)](
-            rows, bits, claim.offsets, out, width, grown, WORDS=words, num_warps=4
+            rows, bits, claim.offsets, out, width, kept_value, WORDS=words, num_warps=4
         )
     return out
 

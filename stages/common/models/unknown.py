@@ -120,8 +120,8 @@ def _lack_of_evidence(states: Array, evidence: Array, deviation: float) -> tuple
         for fold in range(folds.max() + 1):
             chosen = folds != fold
             values[~chosen] = inputs[~chosen] @ _ridge(inputs[chosen], evidence[chosen])
-        spread = float(values.std() * evidence.std())
-        follows = float(np.cov(values, evidence, bias=True)[0, 1]) / spread if spread else 0.0
+        differ = values.std() > 0 and evidence.std() > 0
+        follows = float(np.corrcoef(values, evidence)[0, 1]) if differ else 0.0
         if follows > 0:
             strength = -STRENGTH * follows * deviation / float(values.std())
             slope, added = strength * _ridge(inputs, evidence) / scale, added + strength * values

@@ -111,6 +111,14 @@ def test_an_input_without_permission_is_an_error_of_plan_and_run(fresh: Workspac
 
 
 @permissions
+@pytest.mark.parametrize("source", ["texts/trian.csv", "texts/*.csv"])
+def test_a_folder_that_cannot_be_listed_is_an_error_if_a_file_is_looked_up_there(fresh: Workspace, source: str) -> None:
+    code, err = denied(fresh, mode("texts", 0o111), "plan", f"corpus.train={source}")
+    assert (code, "texts cannot be read: Permission denied" in err, "chmod" in err) == (3, True, True), err
+    assert_three_lines(err)
+
+
+@permissions
 @pytest.mark.parametrize("bits", [0o555, 0])
 @pytest.mark.parametrize("folder", ["students", "reports", "artifacts"])
 def test_a_result_that_could_not_be_written_is_an_error_before_any_work(

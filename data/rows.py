@@ -396,7 +396,7 @@ class _Lines:
 def _csv_rows(table: _Table) -> Iterator[Row | BadRow]:
     csv.field_size_limit(FIELD_LIMIT)  # the csv module has one limit for all readers, and its default is too short
     with table.path.open("rb") as file:
-        header_line = file.readline()
+        header_line = next((line for line in file if line.strip(BOM + b"\r\n")), b"")
         file.seek(0)
         lines = _Lines(file)
         records = csv.reader(lines, strict=True, delimiter=_delimiter(table.path, header_line))

@@ -67,6 +67,7 @@ def test_a_csv_of_a_spreadsheet_may_have_semicolons(tmp_path: Path) -> None:
     content = '\ufefflabel;text\r\nx;"one; two, three"\r\ny;four, five\r\n'
     rows = _read(tmp_path / "a.csv", content, label="label")
     assert _good(rows) == [(2, "one; two, three", None, "x"), (3, "four, five", None, "y")]
+    assert _good(_read(tmp_path / "a.csv", "\ufeff\r\nlabel;text\r\nx;one\r\n")) == [(3, "one", None, None)]
     assert _good(_read(tmp_path / "b.csv", "text\none; two\n")) == [(2, "one; two", None, None)]
     assert _good(_read(tmp_path / "c.csv", '"a;b",text\nno,one; two\n')) == [(2, "one; two", None, None)]
 

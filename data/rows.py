@@ -520,14 +520,16 @@ def _parquet_rows(table: _Table) -> Iterator[Row | BadRow]:
         with table.path.open("rb") as opened, pq.ParquetFile(opened, pre_buffer=False, buffer_size=1 << 20) as file:
             names = table.columns(file.schema_arrow.names)
             for batch in file.iter_batches(BATCH_ROWS, columns=list(dict.fromkeys(names)), use_threads=False):
-                columns, decoded = zip(*(_decoded(batch.column(name)) for name in names), strict=True)
+                columns, decoded = zip(*(_values(table, name, batch.column(name)) for name in names), strict=True)
                 for values in zip(*columns, strict=True):
                     number += 1
                     if not all(decoded) and any(map(has_surrogate, values)):
                         yield table.undecoded(number, dict(zip(names, values, strict=True)))
                     else:
                         yield table.row(number, values)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system; Arrow's own have no number
+            raise
         fix = _text_kind(table.path) or "write it again from where it came"
         raise DataError(f"{table.name} is not a whole parquet file", where=shown(str(error), 200), fix=fix) from error
 
@@ -540,6 +542,15 @@ def _text_kind(path: Path) -> str | None:
         return None
     suffix = ".jsonl" if start.lstrip().startswith(b"{") else ".tsv" if b"\t" in start else ".csv"
     return f"it looks like {suffix[1:]}: name it {path.stem}{suffix}"
+
+
+def _values(table: _Table, name: str, column: Any) -> tuple[list[Any], bool]:
+    """Returns the column's values and whether all are UTF-8; refuses a type whose values Python cannot hold."""
+    try:
+        return _decoded(column)
+    except (OverflowError, ValueError, pa.ArrowException) as error:  # a date after the year 9999, or bytes in a list
+        what = f"the column {shown(name)} of {table.name} has values of type {column.type}, not text"
+        raise DataError(what, where=shown(str(error), 200), fix="store it as text, or name another column") from error
 
 
 def _decoded(column: Any) -> tuple[list[Any], bool]:

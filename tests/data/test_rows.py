@@ -333,8 +333,26 @@ def test_whole_numbers_without_a_list_become_their_text_and_nothing_else_does(tm
 
 
 def test_a_damaged_parquet_file_is_an_error_of_data(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="parquet"):
-        _read(tmp_path / "a.parquet", b"PAR1 and then nothing")
+    pq.write_table(pa.table({"text": ["hello"] * 1000}), whole := io.BytesIO())
+    data = whole.getvalue()
+    footer = int.from_bytes(data[-8:-4], "little") + 8
+    no_footer, no_page = data[:-footer] + bytes(footer - 8) + data[-8:], data[:4] + b"\xff" * 10 + data[14:]
+    for damaged in (b"PAR1 and then nothing", no_footer, no_page):
+        with pytest.raises(DataError, match=r"a\.parquet is not a whole parquet file") as caught:
+            _read(tmp_path / "a.parquet", damaged)
+        assert caught.value.fix == "write it again from where it came"
+
+
+def test_a_column_of_values_that_python_cannot_hold_is_named_with_its_type(tmp_path: Path) -> None:
+    texts_in_lists = pa.ListArray.from_arrays([0, 1], pa.array([b"caf\xe9"], pa.binary()).view(pa.string()))
+    for values in (
+        pa.array([10**8], pa.int32()).cast(pa.date32()),
+        pa.array([10**15], pa.timestamp("s")),
+        pa.array([1], pa.timestamp("us", tz="Mars/Base")),
+        texts_in_lists,
+    ):
+        with pytest.raises(DataError, match=r"the column day of a\.parquet has values of type .*, not text"):
+            _read(tmp_path / "a.parquet", pa.table({"text": ["a"], "day": values}), label="day")
 
 
 def test_a_file_that_cannot_be_opened_is_an_error_of_data(tmp_path: Path) -> None:

@@ -64,7 +64,6 @@ INSTEAD = {
     ".json": "run: python -c 'import polars, sys; polars.read_json(sys.argv[1]).write_ndjson(sys.argv[2])'"
     " {file} {stem}.jsonl",
     ".xlsx": "save the sheet as csv, UTF-8",
-    ".gz": "run: gunzip --keep {file}",
 }
 """Fixes by suffix."""
 
@@ -74,14 +73,28 @@ MAGIC = {
     b"\xfe\xff": ("is UTF-16, not UTF-8", UTF_16),
     b"PAR1": ("is a Parquet file", "give it a name that ends in .parquet: mv {file} {stem}.parquet"),
     b"PK\x03\x04": ("is a spreadsheet or a zip file", "save the sheet as csv, UTF-8; or unpack the file"),
-    b"\x1f\x8b": ("is packed by gzip", "unpack it: gunzip < {file} > {copy}"),
 }
 """First bytes of files that are no text in UTF-8, with the message and the fix."""
+
+PACKERS = {
+    "gzip": (".gz", b"\x1f\x8b"),
+    "bzip2": (".bz2", b"BZh91AY&SY"),
+    "xz": (".xz", b"\xfd7zXZ\0"),
+    "zstd": (".zst", b"\x28\xb5\x2f\xfd"),
+}
+"""Programs that pack files: the suffix, and the first bytes of a packed file."""
+INSTEAD |= {suffix: f"run: {packer} -dk {{file}}" for packer, (suffix, _) in PACKERS.items()}
+MAGIC |= {
+    magic: (f"is packed by {packer}", f"unpack it: {packer} -dc < {{file}} > {{copy}}")
+    for packer, (_, magic) in PACKERS.items()
+}
 
 JSON_LINES = (".jsonl", ".ndjson")
 ARRAY = re.compile(rb"\s*\[\s*\{")
 """Start of a JSON file that is one list of objects."""
 UNPACK = INSTEAD[".json"].replace(".jsonl", "-lines.jsonl")
+OBJECT = re.compile(rb"\s*\{.*\}\s*")
+"""A line of a file that has an object on each line."""
 
 
 def find_files(source: str, base: Path) -> list[Path]:
@@ -99,14 +112,24 @@ def find_files(source: str, base: Path) -> list[Path]:
         raise _no_files(source, path)
     suffixes = sorted({file.suffix.lower() for file in files})
     if not set(suffixes) <= set(SUFFIXES):
-        file = next(file for file in files if file.suffix.lower() == suffixes[0])
-        fix = INSTEAD.get(suffixes[0], f"name files of these kinds: {KINDS}").format(**_in_commands(file))
-        raise DataError(f"{shown(source)} is of no kind that can be read", where=shown(str(files[0]), 200), fix=fix)
+        file = next(file for file in files if file.suffix.lower() not in SUFFIXES)
+        raise DataError(f"{shown(source)} is of no kind that can be read", where=shown(str(file), 200), fix=_fix(file))
     if len(suffixes) > 1:
         fix = f"name one kind, such as {shown(source.rstrip('/'))}/*{suffixes[0]}" if path.is_dir() else "name one kind"
         what = f"{shown(source)} holds files of several kinds: {', '.join(suffixes)}"
         raise DataError(what, where=shown(str(path), 200), fix=fix)
     return files
+
+
+def _fix(file: Path) -> str:
+    """Returns the fix for a file of a kind that cannot be read."""
+    suffix = file.suffix.lower()
+    fix = INSTEAD.get(suffix, f"name files of these kinds: {KINDS}")
+    if suffix == ".json":
+        with readable(file, DataError), file.open("rb") as opened:
+            if OBJECT.fullmatch(opened.readline(FIELD_LIMIT).removeprefix(BOM)):
+                fix = "it has an object on each line, so name it .jsonl: mv {file} {stem}.jsonl"
+    return fix.format(**_in_commands(file))
 
 
 def _pattern(source: str, base: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import lzma
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -122,6 +123,7 @@ def test_the_fix_for_a_file_of_another_kind_works_when_pasted(
         "is UTF-16": text.encode("utf-16"),
         "is a Parquet file": parquet.getvalue(),
         "is packed by gzip": gzip.compress(text.encode()),
+        "is packed by xz": lzma.compress(text.encode()),
         "old Mac line ends": b"text\rhello\r",
     }
     for message, content in contents.items():
@@ -145,17 +147,26 @@ def test_a_json_array_is_no_jsonl_and_the_fix_works_when_pasted(tmp_path: Path, 
     assert [row[1] for row in _good(list(read_rows(made, corpus=Corpus(train=["x"]))))] == ["yes"]
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.txt", '"hello" he said,\n\nyes\n'), ("a.json", '[{"text":"yes"}]')])
-def test_the_fix_for_a_suffix_works_when_pasted(tmp_path: Path, name: str, content: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "made"),
+    [
+        ("a.txt", b'"hello" he said,\n\nyes\n', "a.csv"),
+        ("a.json", b'[{"text":"\\"hello\\" he said,"}, {"text":"yes"}]', "a.jsonl"),
+        ("a.json", b'{"text":"\\"hello\\" he said,"}\n{"text":"yes"}\n', "a.jsonl"),
+        ("a.csv.gz", gzip.compress(b'text\n"""hello"" he said,"\nyes\n'), "a.csv"),
+        ("a.csv.xz", lzma.compress(b'text\n"""hello"" he said,"\nyes\n'), "a.csv"),
+    ],
+    ids=["txt", "JSON array", "JSON lines", "gzip", "xz"],
+)
+def test_the_fix_for_a_suffix_works_when_pasted(tmp_path: Path, name: str, content: bytes, made: str) -> None:
     (tmp_path / "in 1").mkdir()
-    (tmp_path / "in 1" / name).write_text(content)
+    (tmp_path / "in 1" / name).write_bytes(content)
     with pytest.raises(DataError, match=name) as caught:
         find_files(f"in 1/{name}", tmp_path)
-    command = str(caught.value.fix).removeprefix("run: ").replace("python", sys.executable)
+    command = str(caught.value.fix).rpartition(": ")[2].replace("python", sys.executable)
     subprocess.run(["/bin/sh", "-c", command], check=True)
-    made = tmp_path / "in 1" / name.replace(".txt", ".csv").replace(".json", ".jsonl")
-    texts = [row[1] for row in _good(list(read_rows(made, corpus=Corpus(train=["x"]))))]
-    assert texts == (['"hello" he said,', "yes"] if name == "a.txt" else ["yes"])
+    rows = list(read_rows(tmp_path / "in 1" / made, corpus=Corpus(train=["x"])))
+    assert [row[1] for row in _good(rows)] == ['"hello" he said,', "yes"]
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,10 @@ def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
     _make(tmp_path, "a.xlsx")
     with pytest.raises(DataError, match=r"a\.xlsx"):
         find_files("a.xlsx", tmp_path)
+    _make(tmp_path, "a.csv")
+    with pytest.raises(DataError) as caught:
+        find_files("a.*", tmp_path)
+    assert (caught.value.where, caught.value.fix) == (str(tmp_path / "a.xlsx"), "save the sheet as csv, UTF-8")
 
 
 def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:

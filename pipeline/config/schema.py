@@ -297,9 +297,7 @@ class TrainTeachers(ConfigSection):
     """Encoder from which every teacher starts: a folder, a Hub id, or package:module/folder. co_train names encoders
     instead."""
     revision: Revision = None
-    groups: Annotated[int, Field(ge=1, le=10_000)] | Annotated[dict[Name, list[Text]], Field(min_length=1)] | None = (
-        None
-    )
+    groups: Annotated[int, Field(ge=1, le=10_000)] | Annotated[dict[Name, Labels], Field(min_length=1)] | None = None
     """Label groups, one teacher each. A number: the sorted labels are cut into this many groups, the remainder in the
     last. A map: name: [labels]."""
     co_train: Annotated[dict[Name, Text], Field(min_length=1)] | None = None

@@ -148,6 +148,7 @@ def test_fields_that_contradict_each_other_are_all_named_with_their_lines(tmp_pa
         ("schema_version: 99", "line 3, schema_version", "CHANGELOG.md"),
         ("generate: {sauce: steered}", "line 3, generate.sauce", "'source'"),
         ("train_teachers: {encoder: e, groups: {a b: [x]}}", "line 3, train_teachers.groups", "'a b'"),
+        ("train_teachers: {encoder: e, groups: {a: [x, y, x]}}", "line 3, train_teachers.groups", "'x' twice"),
         ("student: {method: wram}", "line 3, student.method", "'warm'"),
         ("student: {method: zzz}", "line 3, student.method", "warm"),
     ],

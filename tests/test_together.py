@@ -21,6 +21,8 @@ cache:
 """
 METHOD = "student.method=mt-bert"
 
+GROUPS = "train_teachers={encoder: ./models/encoder, groups: 1, co_train: null}"
+
 
 @pytest.fixture
 def together(fresh: Workspace) -> Workspace:
@@ -98,6 +100,13 @@ def test_contradicting_fields_are_refused(together: Workspace, override: str, pi
     refused = together.attempt("plan", override)
     assert refused.code == 2
     assert piece in refused.err
+
+
+def test_texts_of_one_label_train_no_teacher(together: Workspace) -> None:
+    together.write([(text, "law") for text, _ in together.texts()])
+    for override in ("train_teachers.co_train={one: ./models/encoder}", GROUPS):
+        refused = together.attempt("train-teachers", override, "corpus.test=null")
+        assert (refused.code, "have 1 label" in refused.err, "where: corpus.label" in refused.err) == (3, True, True)
 
 
 def test_encoders_of_different_width_are_refused(together: Workspace) -> None:

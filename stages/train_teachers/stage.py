@@ -168,6 +168,10 @@ def groups_of(run: Run) -> dict[str, list[str]]:
     """Returns each teacher's labels."""
     settings, outside = settings_of(run), run.experiment.corpus.unknown
     known_labels = [label for label in _labelled_part(run).labels if label != outside]
+    if len(known_labels) < 2:
+        what = f"the training texts of the teachers have {counted(len(known_labels), 'label')}; a teacher needs two"
+        fix = "set corpus.label to the column of their labels, or add texts of other labels"
+        raise DataError(what, where="corpus.label", fix=fix)
     groups = settings.groups or dict.fromkeys(settings.co_train or {}, known_labels)
     if isinstance(groups, int):
         if groups * 2 > len(known_labels):

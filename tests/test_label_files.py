@@ -248,3 +248,14 @@ def test_texts_to_label_are_no_test_texts(workspace: Workspace) -> None:
     refused = workspace.attempt("label", "--count", "5", "--out", "more.csv", *AMALGAM)
     assert refused.code == 2
     assert "every training text has a label or is a test text" in refused.err
+
+
+def test_labels_of_the_corpus_that_no_teacher_has_are_noted_if_bad_rows_are_skipped(fresh: Workspace) -> None:
+    rows = fresh.texts()
+    fresh.write([(text, "maths" if row < 3 else label) for row, (text, label) in enumerate(rows)])
+    result = fresh("build-targets", "labels=corpus", "corpus.on_bad_row=skip")
+    note = "note: 3 train texts learned without a label: no teacher has the label maths"
+    assert result.err.count(note) == 1
+    assert "train texts" not in fresh("build-targets", "corpus.on_bad_row=skip").err
+    plan = fresh("plan", "labels=corpus", "corpus.on_bad_row=skip", "targets.temperature=0.5")
+    assert (plan.out + plan.err).count("maths") == 1

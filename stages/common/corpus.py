@@ -238,8 +238,10 @@ SIMILARITY = 0.85
 LABELS_SHOWN, MOST_RENAMES = 5, 20
 
 
-def check_gold_labels(part: Part, corpus: Corpus, union: set[str], files: Callable[[], Sequence[Path]]) -> str | None:
-    """Refuses gold labels outside the union; returns a note where the corpus settings skip such texts."""
+def check_gold_labels(
+    part: Part, corpus: Corpus, union: set[str], files: Callable[[], Sequence[Path]], fate: str
+) -> str | None:
+    """Refuses gold labels outside the union; returns a note on such texts and their fate if the settings skip them."""
     counts = part.facts["labels"]
     expected = union | {corpus.unknown}
     unknown = {label: int(count) for label, count in sorted(counts.items()) if label not in expected}
@@ -263,7 +265,7 @@ def check_gold_labels(part: Part, corpus: Corpus, union: set[str], files: Callab
             f"the union is {shown_names(sorted(union), len(union))}",
             fix=fix,
         )
-    note = f"{counted(count, f'{part.name} text')} left out: no teacher has the label {names}"
+    note = f"{counted(count, f'{part.name} text')} {fate}: no teacher has the label {names}"
     return f"{note}; to keep texts of a similar label, {rename_fix(unknown, union, corpus)}" if similar else note
 
 

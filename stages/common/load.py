@@ -65,6 +65,9 @@ MOST_SCANNED = 50_000_000
 MOST_ESTIMATION, ESTIMATION_SHARE = 500, 0.1
 """Most labelled texts that estimate accuracies, and their largest share of the training texts."""
 
+LEARNED_WITHOUT = "learned without a label"
+"""What happens to training texts whose label no teacher has, with `labels: corpus`."""
+
 LEAST_ESTIMATION = 20
 """Fewer labelled texts are too few to estimate an accuracy; students learn them."""
 
@@ -105,9 +108,12 @@ def check_gold(run: Run) -> None:
     method = target_method(run.experiment.targets)
     if method.one_label_set:
         check_one_label_set(teachers_of(run), run.experiment.targets.mode)
-    for name in ("test", "validation", *(["train"] if method.reads_gold else [])):
+    fates = dict.fromkeys(["test", "validation", *(["train"] if method.reads_gold else [])], "left out")
+    if run.experiment.labels == FROM_CORPUS and _takes_labels(run):
+        fates["train"] = LEARNED_WITHOUT
+    for name, fate in fates.items():
         part = part_of(run, name)
-        if part and (note := _check_labels_of(run, part, label_space(run).names)):
+        if part and (note := _check_labels_of(run, part, fate)):
             run.console.note(note)
     check_unknown(run)
 
@@ -122,19 +128,25 @@ def check_unknown(run: Run) -> None:
         raise ExperimentError(what, where="corpus.unknown", fix=fix)
 
 
-def _check_labels_of(run: Run, part: Part, names: Sequence[str]) -> str | None:
-    return check_gold_labels(part, run.experiment.corpus, set(names), lambda: part_files(run, part.name))
+def _check_labels_of(run: Run, part: Part, fate: str) -> str | None:
+    union = set(label_space(run).names)
+    return check_gold_labels(part, run.experiment.corpus, union, lambda: part_files(run, part.name), fate)
+
+
+def _takes_labels(run: Run) -> bool:
+    """Returns whether the targets use `labels` of the experiment."""
+    return target_method(run.experiment.targets).takes_labels and reads_texts(run.experiment)
 
 
 @once
 def given_labels(run: Run) -> GivenLabels | None:
     """Returns the labels of `labels` in the experiment; None without them, or if the targets do not use them."""
-    source, method = run.experiment.labels, target_method(run.experiment.targets)
-    if source is None or not (method.takes_labels and reads_texts(run.experiment)):
+    source = run.experiment.labels
+    if source is None or not _takes_labels(run):
         return None
     part, names = train_part(run), label_space(run).names
     if source == FROM_CORPUS:
-        _check_labels_of(run, part, names)
+        _check_labels_of(run, part, LEARNED_WITHOUT)
         if not part.facts["labels"]:
             fix = "fill the column corpus.label in some rows, or name a file of labels"
             raise DataError("no training text has a label", where="labels: corpus", fix=fix)

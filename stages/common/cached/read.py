@@ -51,7 +51,7 @@ class AnswerReader:
         paths = self.store.verified_paths(self._files(teacher, prefixes))
         # Polars decodes no column but the key for other texts.
         cached = scan(paths, schema).filter(pl.col("key").is_in(keys.implode())).collect().drop_nulls("logits")
-        return _aligned(cached.unique("key", keep="last", maintain_order=True), keys, teacher)["logits"]
+        return _aligned(_one_of_each(cached), keys, teacher)["logits"]
 
     def predictions(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> TeacherPredictions:
         """Returns logits, distribution and confidence, a row for each key."""
@@ -72,20 +72,20 @@ class AnswerReader:
 
     def _answers(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> list[Answers]:
         """Returns the rows of these keys in the order of pass ranges; a text occurs once in each."""
-        ranges = self.manifest.facts["ranges"]  # a unit's own record may be lost
         files = self._files(teacher, prefixes)
         groups: dict[tuple[Any, ...], list[pa.Table]] = {}
         for file, path in zip(files, self.store.verified_paths(files), strict=True):
             table = read_table(path, ("key", "logits", "passes"))
-            first, last = ranges[file.path]
+            first, last = self.manifest.facts["ranges"][file.path]
             groups.setdefault((int(first), int(last), *table.column_names), []).append(table)
         answers = [Answers(kind[0], kind[1], _rows_of(pa.concat_tables(group), keys)) for kind, group in groups.items()]
-        with_rows = [part for part in answers if len(part.frame)]  # files of test texts have none of the keys
-        return sorted(with_rows, key=lambda part: (part.first, part.last))
+        return [part for part in answers if len(part.frame)]  # files of test texts have none of the keys
 
     def _files(self, teacher: str, prefixes: Sequence[str]) -> list[StoredFile]:
-        family = self.families[teacher]
-        return self.indexes[family].overlapping(prefixes) if family in self.indexes else []
+        """Returns the files of these buckets in the order of pass ranges."""
+        family, ranges = self.families[teacher], self.manifest.facts["ranges"]  # a unit's own record may be lost
+        files = self.indexes[family].overlapping(prefixes) if family in self.indexes else []
+        return sorted(files, key=lambda file: ranges[file.path])
 
     def _stored(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
         """Returns the confidences that the last decisions about adaptive passes contain."""
@@ -111,14 +111,19 @@ def _rows_of(table: pa.Table, keys: pl.Series) -> pl.DataFrame:
     frame = pl.DataFrame(table)
     if frame["key"].equals(keys):  # the usual case: one unit covers the whole bucket
         return frame
-    return frame.filter(pl.col("key").is_in(keys.implode())).unique("key", maintain_order=True)
+    return _one_of_each(frame.filter(pl.col("key").is_in(keys.implode())))
+
+
+def _one_of_each(rows: pl.DataFrame) -> pl.DataFrame:
+    """Returns the first row of each text: a text of two parts is in two units, whose logits differ in the last bits."""
+    return rows.unique("key", keep="first", maintain_order=True)
 
 
 def _logits(answers: Sequence[Answers]) -> pl.DataFrame:
     frames = [part.frame.select("key", "logits") for part in answers if "logits" in part.frame.columns]
     if len(frames) == 1:
         return frames[0]
-    return pl.concat(frames).unique("key", keep="first", maintain_order=True) if frames else pl.DataFrame()
+    return _one_of_each(pl.concat(frames)) if frames else pl.DataFrame()
 
 
 def _aligned(frame: pl.DataFrame, keys: pl.Series, teacher: str) -> pl.DataFrame:

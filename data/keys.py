@@ -20,8 +20,8 @@ KEY_BYTES = 16
 
 ALL = "all"
 
-BUCKETS, MOST_BITS = 64, 13
-"""Number of buckets from which they grow with the corpus, and the most bits."""
+BUCKETS, MOST_BITS, MOST_ROWS = 64, 13, 2048
+"""Number of buckets from which they grow with the corpus, the most bits, and the most rows of fewer bits."""
 
 _length = Struct("<Q").pack
 
@@ -44,12 +44,12 @@ def prefix_name(number: int, bits: int) -> str:
     return format(number, f"0{bits}b") if bits else ALL
 
 
-def bits_for(rows: int, most: int = 2048) -> int:
+def bits_for(rows: int) -> int:
     """Returns the bits of the buckets: up to 512 rows in each, from 64 buckets on more, up to 2,048.
 
     Small buckets cost little if they are computed again. Large ones need fewer files, at most 2^MOST_BITS.
     """
-    rows_per_bucket = min(max(-(-rows // BUCKETS), 512), most)
+    rows_per_bucket = min(max(-(-rows // BUCKETS), 512), MOST_ROWS)
     return min(MOST_BITS, (max(rows - 1, 0) // rows_per_bucket).bit_length())
 
 

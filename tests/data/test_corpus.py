@@ -7,7 +7,6 @@ import json
 import random
 import subprocess
 import sys
-from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import pytest
 
 from amalgam.data import corpus as corpus_module
 from amalgam.data.corpus import PartFacts, leaks, places_of, read_part
-from amalgam.data.keys import bits_for, prefix_name, text_key
+from amalgam.data.keys import prefix_name, text_key
 from amalgam.data.parquet import read_table
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
@@ -95,7 +94,7 @@ def test_a_part_is_written_by_bucket_in_key_order(tmp_path: Path) -> None:
 def test_the_files_do_not_depend_on_order_copies_names_or_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, buckets: int
 ) -> None:
-    monkeypatch.setattr(corpus_module, "bits_for", partial(bits_for, most=max(2, 40 // buckets)))
+    monkeypatch.setattr("amalgam.data.keys.MOST_ROWS", max(2, 40 // buckets))
     texts = [(text, label) for _, text, label in _rows(rows)]
     mixed = texts + texts[: rows // 2]
     mixed.sort(key=lambda row: text_key(row[0][::-1]))

@@ -61,9 +61,17 @@ def fetch_remote(url: str, folder: Path) -> Path:
             fix = f"{fix_of(error)}, then run the same command again"
             raise DiskFullError(f"the disk is full: {address} cannot be stored", where=str(folder), fix=fix) from error
         reason = shown(str(error).replace(url, address), 200)
-        fix = "check the address and your access (AWS_PROFILE, AWS_ACCESS_KEY_ID), or fetch it and name the local file"
-        raise DataError(f"{address} cannot be read", where=reason, fix=fix) from error
+        raise DataError(f"{address} cannot be read", where=reason, fix=_fix(error)) from error
     return target
+
+
+def _fix(error: Exception) -> str:
+    """Returns the fix for an address that cannot be read."""
+    if isinstance(error, (pl.exceptions.SchemaError, pl.exceptions.ColumnNotFoundError)):
+        return "name files with the same columns, or fetch them and name the local folder"
+    if "invalid utf8" in str(error):
+        return "fetch it, re-encode it (iconv -f cp1252 -t utf-8) and name the local file"
+    return "check the address and your access (AWS_PROFILE, AWS_ACCESS_KEY_ID), or fetch it and name the local file"
 
 
 def remote_name(url: str) -> Path:

@@ -92,6 +92,14 @@ def test_the_lines_of_a_pattern_are_joined(read: Reader) -> None:
     assert read.texts() == ["line 0", "line 1"]
 
 
+def test_files_of_a_pattern_with_different_columns_are_refused_with_a_way_to_read_them(read: Reader) -> None:
+    read.push()
+    pl.DataFrame({"text": ["more"], "id": [1]}).write_parquet(read.folder / "files/parts/2.parquet")
+    read.hub.push(DATA, read.folder / "files")
+    result = read(f"hf://{DATA}/parts/*.parquet")
+    assert (result.code, "fix: name files with the same columns, or fetch them" in result.err) == (3, True), result.err
+
+
 REFUSALS = {
     "no such data set": ("hf://datasets/someone/nwes/a.csv", {}, "no data set someone/nwes", "hf auth login"),
     "no such revision": (f"hf://{DATA}@v9/my texts.csv", {}, "no revision 'v9'", "branches and tags"),

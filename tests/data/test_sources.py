@@ -269,10 +269,11 @@ def test_csv_files_of_a_pattern_are_refused_as_each_has_a_header(
 
 def test_a_failed_download_leaves_nothing_and_prints_no_secret(tmp_path: Path, bucket: type[_Bucket]) -> None:
     bucket.objects["/texts/bad.csv"] = b"text\ncaf\xe9\n"
-    for url in ("s3://texts/none.parquet", "s3://texts/bad.csv"):
+    for url, fix in (("s3://texts/none.parquet", "check the address"), ("s3://texts/bad.csv", "re-encode it")):
         with pytest.raises(DataError, match="texts/") as caught:
             fetch_remote(url, tmp_path)
         assert "a-secret" not in str(caught.value)
+        assert fix in str(caught.value.fix)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED, ExperimentSource, LoadedExperiment, load_experiment
-from amalgam.pipeline.config.schema import STATIC, TEACHER, Checks, ExperimentConfig
+from amalgam.pipeline.config.schema import FROM_CORPUS, STATIC, TEACHER, Checks, ExperimentConfig
 from amalgam.stages.objective_inputs import OBJECTIVE_INPUTS, objective_inputs, reads_texts
 from amalgam.stages.target_methods import TARGET_METHODS, target_method
 
@@ -223,6 +223,7 @@ def _corpus_checks(experiment: ExperimentConfig) -> Checks:
         "train_teachers": experiment.train_teachers is not None,
         "corpus.validation": corpus.validation is not None,
         "corpus.test": corpus.test is not None,
+        f"labels: {FROM_CORPUS}": experiment.labels == FROM_CORPUS,
         f"targets.mode: {targets.mode}": target_method(targets).reads_gold,
     }
     for reader, reads in readers.items():
@@ -261,6 +262,8 @@ def _generate_checks(experiment: ExperimentConfig) -> Checks:
     yield not experiment.teachers, "teachers", "name at least one that is finished, for generate to write texts for"
     yield trains, "train_teachers", "make teachers in an experiment of their own, and name their folders as teachers"
     yield gold, "targets.mode", f"{mode} needs gold labels, and generated texts have none"
+    message = f"{FROM_CORPUS} needs gold labels, and generated texts have none: name a file of labels"
+    yield experiment.labels == FROM_CORPUS, "labels", message
     yield no_model, "generate.language_model", f"{section.source} needs one"
     yield crosses and section.corpus is None, "generate.corpus", "cross-domain needs texts"
     yield not crosses and section.corpus is not None, "generate.corpus", "only cross-domain reads texts"

@@ -232,6 +232,9 @@ UNTRAINED = ("ensemble", "zero-shot")
 TEACHER = "teacher:"
 """Prefix of the method that evaluates a single teacher, and of a student encoder taken from one."""
 
+FROM_CORPUS = "corpus"
+"""Value of `labels` that takes the labels in the column corpus.label of the training texts."""
+
 STATIC = "static:"
 """Prefix of the encoder from which a student without a transformer has its token vectors."""
 

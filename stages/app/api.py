@@ -16,7 +16,7 @@ from typing import Any, Self, TypedDict
 from amalgam.data.keys import shown, similar_labels_note
 from amalgam.data.lazy import pl, torch
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource, GivenExperiment
-from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
 from amalgam.pipeline.console import Console, aligned
 from amalgam.pipeline.errors import (
     AmalgamError,
@@ -46,7 +46,6 @@ from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
 from amalgam.stages.build_targets.stage import target_facts
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, page_mark
 from amalgam.stages.common.device import ON_EVERY_MACHINE
-from amalgam.stages.common.given_labels import FROM_CORPUS
 from amalgam.stages.common.load import check_labels, labels_by_teacher
 from amalgam.stages.methods import load_with_methods, method_name
 from amalgam.stages.registry import STAGES

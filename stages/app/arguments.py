@@ -12,12 +12,11 @@ from typing import Any
 
 from amalgam.data.rows import SUFFIXES, find_files
 from amalgam.pipeline.config.load import GIVEN, GivenExperiment
-from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, ModelError, nearest
 from amalgam.stages.app.in_memory_texts import store_labels, store_texts
 from amalgam.stages.app.init import SCHEMA_LINE, write_with_schema
 from amalgam.stages.common.corpus import IN_MEMORY
-from amalgam.stages.common.given_labels import FROM_CORPUS
 from amalgam.stages.common.models.hub import is_model_id
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.config.load import ON_GENERATED
 from amalgam.pipeline.config.proposals import as_yaml, file_option
+from amalgam.pipeline.config.schema import FROM_CORPUS
 from amalgam.pipeline.console import Console, counted, size
 from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
 from amalgam.pipeline.execution.plan import StageState, shown_choices
@@ -27,7 +28,7 @@ from amalgam.stages.app.label import next_step, write_labels_file
 from amalgam.stages.app.maintenance import find_garbage, young_quarantine
 from amalgam.stages.app.verify import REPAIR, RUN, Damage
 from amalgam.stages.common.deliveries import FOLDERS
-from amalgam.stages.common.given_labels import FROM_CORPUS, label_column
+from amalgam.stages.common.given_labels import label_column
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.methods import METHODS, NAMES, method_name
 from amalgam.stages.registry import STAGES

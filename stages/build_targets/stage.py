@@ -16,7 +16,7 @@ from amalgam.data.arrays import Array, width
 from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import pa, pl
 from amalgam.data.parquet import TARGETS, arrow_schema, key_array, read_table, write_table
-from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DamagedError, DataError, WorkError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
@@ -26,7 +26,6 @@ from amalgam.stages.build_targets.labels import with_labels
 from amalgam.stages.common import load
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import Bucket, even_groups, group_name, read_bucket
-from amalgam.stages.common.given_labels import FROM_CORPUS
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_of

@@ -17,9 +17,6 @@ from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, folded
 from amalgam.stages.common.corpus import rename_fix
 
-FROM_CORPUS = "corpus"
-"""Value of `labels` that takes the labels in the column corpus.label of the training texts."""
-
 WHERE, FRAME = "labels", "the frame of labels"
 KEY, ID, TEXT = "key", "id", "text"
 LABEL = "label"

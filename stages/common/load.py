@@ -13,7 +13,7 @@ from amalgam.data.lazy import pa
 from amalgam.data.remote import fetch_remote, remote_name
 from amalgam.data.rows import find_files
 from amalgam.data.tokens import TokenRows
-from amalgam.pipeline.config.schema import STATIC, TEACHER, Student, TrainTeachers
+from amalgam.pipeline.config.schema import FROM_CORPUS, STATIC, TEACHER, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
@@ -46,7 +46,7 @@ from amalgam.stages.common.corpus import (
 )
 from amalgam.stages.common.deliveries import DeliveryServices
 from amalgam.stages.common.device import pick_device
-from amalgam.stages.common.given_labels import FROM_CORPUS, GivenLabels, LabelFile
+from amalgam.stages.common.given_labels import GivenLabels, LabelFile
 from amalgam.stages.common.models import resolve as models
 from amalgam.stages.common.models.model_folder import position_limit
 from amalgam.stages.common.token_cache import TokenCache, UnitTexts, tokenizer_digest

@@ -111,6 +111,15 @@ def test_a_teacher_without_a_name_has_that_of_its_model(tmp_path: Path) -> None:
         teachers("teachers: [{revision: main}]\n")
 
 
+def test_labels_of_the_corpus_need_a_column_and_texts_that_are_not_generated(tmp_path: Path) -> None:
+    assert _problems(tmp_path, f"{GOOD}labels: corpus\n") == [
+        "line 1, corpus.label: labels: corpus needs it: write the name of the label column"
+    ]
+    text = "corpus: {label: y}\nteachers: [./a]\ngenerate: {language_model: ./lm}\nlabels: corpus\n"
+    [problem] = _problems(tmp_path, text)
+    assert problem.startswith("line 4, labels: corpus needs gold labels, and generated texts have none")
+
+
 def test_fields_that_contradict_each_other_are_all_named_with_their_lines(tmp_path: Path) -> None:
     text = (
         "corpus: {train: a.csv, test: b.csv}\n"

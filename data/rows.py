@@ -488,13 +488,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _jsonl_rows(table: _Table) -> Iterator[Row | BadRow]:
     columns = table.columns(_jsonl_columns(table))
-    start = 0
+    end = 0
     with table.path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            raw = line.removeprefix(BOM) if number == 1 else line
+            raw, end = line.removeprefix(BOM), end + len(line)  # joined files may have the mark before any line
             if raw.strip():
-                yield _jsonl_row(table, number, raw, start, columns)
-            start += len(line)
+                yield _jsonl_row(table, number, raw, end - len(raw), columns)
 
 
 def _jsonl_row(table: _Table, number: int, raw: bytes, start: int, columns: list[str]) -> Row | BadRow:

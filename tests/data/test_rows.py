@@ -81,7 +81,10 @@ def test_pairs_of_texts_are_read_in_the_order_asked_for(tmp_path: Path) -> None:
 
 def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path) -> None:
     assert _good(_read(tmp_path / "a.csv", b"\xef\xbb\xbftext\nhello\n")) == [(2, "hello", None, None)]
-    assert _good(_read(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"text": "hello"}')) == [(1, "hello", None, None)]
+    line = b'\xef\xbb\xbf{"text": "hello"}\n'
+    hello = [(1, "hello", None, None), (2, "hello", None, None)]  # two joined files
+    assert _good(_read(tmp_path / "a.jsonl", line + line)) == hello
+    assert "line 1 (byte 14)" in _bad(_read(tmp_path / "a.jsonl", line.replace(b"hello", b"\xe9"))).where
 
 
 def test_control_characters_are_data(tmp_path: Path) -> None:

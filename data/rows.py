@@ -198,10 +198,10 @@ def read_rows(
 ) -> Iterator[Row | BadRow]:
     """Yields every row of one local file; `setting` is the format of a column's name in messages.
 
-    A missing label column is an error only with `require_label`.
+    A missing label column is an error only with `require_label`. A .txt file has no columns, but a text on each line.
     """
     table = _Table(path, shown(name or path.name, 200), corpus, require_label, setting)
-    readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".parquet": _parquet_rows}
+    readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".parquet": _parquet_rows, ".txt": _txt_rows}
     with readable(path, DataError):
         if path.suffix.lower() != ".parquet":
             _check_magic(path, table.name)
@@ -232,6 +232,11 @@ def no_rows(path: Path, name: str = "") -> DataError:
     """Returns the error of a file that is empty or has a header alone."""
     what, fix = f"no rows in {shown(name or path.name)}", "fill it or leave it out"
     return DataError(what, where=shown(str(path), 200), fix=fix)
+
+
+def _txt_rows(table: _Table) -> Iterator[Row | BadRow]:
+    with table.path.open("rb") as file:
+        yield from read_lines(file, table.name)
 
 
 def read_lines(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:

@@ -186,8 +186,10 @@ def test_predictions_that_could_not_be_written_are_an_error_before_the_student_l
         assert code == 2, err
         assert_three_lines(err)
         assert "--out" in err
-    code, err = denied(workspace, mode("texts/test.csv", 0), "predict", "--input", "texts/test.csv")
-    assert (code, "test.csv cannot be read" in err) == (3, True), err
+    (workspace.folder / "texts/lines.txt").write_text("one\n")
+    for text_file in ("test.csv", "lines.txt"):
+        code, err = denied(workspace, mode(f"texts/{text_file}", 0), "predict", "--input", f"texts/{text_file}")
+        assert (code, f"{text_file} cannot be read" in err) == (3, True), err
 
 
 # ---- paths

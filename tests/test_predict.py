@@ -316,6 +316,10 @@ def latin(desk: Workspace) -> None:
     (desk.folder / "bad.txt").write_bytes(b"fine\ncaf\xe9\n")
 
 
+def wide(desk: Workspace) -> None:
+    (desk.folder / "bad.txt").write_bytes("fine\nalso fine\n".encode("utf-16"))
+
+
 def empty(desk: Workspace) -> None:
     (desk.folder / "empty.csv").write_text("text\n")
 
@@ -353,6 +357,8 @@ def unmarked(desk: Workspace) -> None:
         (break_nothing, ["a text", "-c", "other.yaml"], 2, "amalgam init"),
         (blank, ["--input", "bad.csv"], 3, "bad.csv row 3, field text: empty"),
         (latin, ["--input", "bad.txt"], 3, "bad.txt line 2: not UTF-8"),
+        (wide, ["--input", "bad.txt"], 3, "iconv -f utf-16 -t utf-8 bad.txt"),
+        (wide, ["--input", "bad.txt", "--skip-bad-rows"], 3, "bad.txt is UTF-16"),
         (empty, ["--input", "empty.csv"], 3, "no rows in empty.csv"),
         (taken, ["--input", "texts/test.csv", "--out", "taken.csv"], 2, "--force"),
         (break_nothing, ["--input", "texts/test.csv", "--out", "./texts/test.csv", "--force"], 2, "is the input"),

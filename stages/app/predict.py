@@ -446,15 +446,11 @@ class InputTexts:
             yield row
 
     def _read(self) -> Iterator[Row | BadRow]:
-        path = Path(self.source)
         if self.source == PIPE:
             yield from read_lines(sys.stdin.buffer, "the pipe")
-        elif path.suffix.lower() == ".txt":
-            with path.open("rb") as file:
-                yield from read_lines(file, shown(path.name, 200))
         else:
             corpus = Corpus(train=None, text=list(self.columns), id=self.id_column or "auto")
-            yield from read_rows(path, corpus=corpus, setting="--{} ")
+            yield from read_rows(Path(self.source), corpus=corpus, setting="--{} ")
 
 
 # ---- texts from Python

@@ -8,6 +8,12 @@ from typing import Any
 
 import pytest
 
+from amalgam.pipeline.console import Console
+from amalgam.pipeline.execution.runner import update
+from amalgam.stages.app.api import open_run
+from amalgam.stages.cache_features.stage import CacheFeatures
+from amalgam.stages.common.load import part_of, train_part
+from amalgam.stages.registry import STAGES
 from amalgam.tests.workspaces import PASSES, TEST, TRAIN, Workspace
 
 FIGURES = ("seconds", "memory_mb", "disk_mb")
@@ -161,6 +167,19 @@ def test_states_and_statistics_are_priced_by_text(workspace: Workspace) -> None:
     workspace("read-corpus")
     cost = cost_of(workspace, *overrides)["stages"]["cache-features"]
     assert cost["seconds"] == pytest.approx(2 * 7 / recorded["workload"] * recorded["seconds"])
+
+
+def test_statistics_of_held_out_texts_are_priced_by_these_texts(generated: Workspace, tmp_path: Path) -> None:
+    workspace = generated.copy(tmp_path / "workspace")
+    overrides = ("student.method=stratanet", "targets.mode=stratanet", "generate.held_out=0.3")
+    workspace("fit-statistics", *overrides)
+    run = open_run(workspace.config, list(overrides), console=Console(quiet=True))
+    update(STAGES, run, target="fit-statistics")
+    part = part_of(run, "held-out")
+    held_out = part.texts if part else 0
+    assert timing(workspace, "fit-statistics")["workload"] == 2 * held_out > 0
+    features, both = CacheFeatures(), 2 * (held_out + train_part(run).texts)
+    assert features.workload(run, None) == features.workload(run, features.units(run, tmp_path)) == both
 
 
 def test_more_generated_texts_cost_the_recorded_seconds_of_a_text(generated: Workspace, tmp_path: Any) -> None:

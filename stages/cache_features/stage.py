@@ -77,7 +77,7 @@ class CacheFeatures(Stage):
             part.name: list(cached.requests_of(run, part)) for part in (load.train_part(run), *load.extra_parts(run))
         }
         units: list[Unit] = []
-        for states in {states.family: states for states in cached.required_states(run)}.values():
+        for states in _families(run):
             present = cached.units_of(run, self.name, states.family)
             for bucket in (bucket for part in cached.parts_of(run, states) for bucket in requests[part.name]):
                 units += units_for(states.owner, bucket, present, 0)
@@ -85,8 +85,9 @@ class CacheFeatures(Stage):
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of texts, counted once for each kind of states."""
-        expected = load.train_part(run).texts * len(cached.required_states(run)) if units is None else 0
-        return float(expected or sum(unit.size for unit in units or ()))
+        if units is not None:
+            return float(sum(unit.size for unit in units))
+        return float(sum(part.texts for states in _families(run) for part in cached.parts_of(run, states)))
 
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         """Returns a byte for each number of one state of each text: half of its size in fp16, as for predictions."""
@@ -102,7 +103,7 @@ class CacheFeatures(Stage):
         if objective_inputs(run.experiment).states == "tokens":
             _check_tokenizers(run)
         for family, group in groupby(units, key=lambda unit: unit.folder.parent.name):
-            work = _work_on(run, next(states for states in cached.required_states(run) if states.family == family))
+            work = _work_on(run, next(states for states in _families(run) if states.family == family))
             for unit in group:
                 run.signals.check()
                 with_retries(partial(work, unit), f"{self.name} {unit.name}", run.store, run.console)
@@ -122,6 +123,11 @@ class CacheFeatures(Stage):
 
     def describe(self, manifest: Record) -> str:
         return f"states of {', '.join(manifest.facts['families'])}"
+
+
+def _families(run: Run) -> list[cached.CachedStates]:
+    """Returns the required states, those of teachers of one model once."""
+    return list({states.family: states for states in cached.required_states(run)}.values())
 
 
 def _work_on(run: Run, states: cached.CachedStates) -> Callable[[Unit], None]:

@@ -20,7 +20,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.load import answer_reader, state_of, states_of, statistics_states
-from amalgam.stages.common.load import generated_file, reference_part, teachers_of, train_part
+from amalgam.stages.common.load import generated_file, reference_part, teachers_of
 from amalgam.stages.objective_inputs import measure_of
 from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions
 
@@ -79,7 +79,7 @@ class FitStatistics(Stage):
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of texts, counted once for each teacher."""
-        return float(train_part(run).texts * len(teachers_of(run) if units is None else units))
+        return float(reference_part(run).texts * len(teachers_of(run) if units is None else units))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.fit_statistics.fit import Statistics, most_confident

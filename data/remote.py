@@ -42,7 +42,8 @@ def fetch_remote(url: str, folder: Path) -> Path:
     suffix = name.suffix.lower()
     is_pattern = "*" in url or (glob.has_magic(url) and not url.startswith(HUB))  # a file of the Hub may be a[1].csv
     if suffix not in SUFFIXES or (is_pattern and suffix in WITH_HEADER):
-        fix = f"end it in one of {KINDS}; {ONE_AT_A_TIME}"
+        kinds = f"name a file of one of these kinds: {KINDS}; or fetch it and name the local file"
+        fix = ONE_AT_A_TIME if suffix in SUFFIXES else kinds
         raise DataError(f"{address} does not name a file that can be read", where=address, fix=fix)
     target = folder / blake2b(url.encode(), digest_size=6).hexdigest() / name  # two addresses may end in one name
     target.parent.mkdir(exist_ok=True)

@@ -299,8 +299,13 @@ def test_an_address_that_names_no_file_is_refused_without_its_secrets(tmp_path: 
     with pytest.raises(DataError, match="file") as caught:
         fetch_remote("s3://key:canary@texts/folder?token=canary", tmp_path)
     assert "canary" not in str(caught.value)
-    with pytest.raises(DataError, match="one file"):
-        fetch_remote("hf://datasets/a/b/*.csv", tmp_path)
+    for url, fix in {
+        "hf://datasets/a/b/*.csv": "of csv and tsv, name one file at a time",
+        "hf://datasets/a/b/c.csv.gz": "fetch it and name the local file",  # whose fix unpacks it
+    }.items():
+        with pytest.raises(DataError) as caught:
+            fetch_remote(url, tmp_path)
+        assert str(caught.value.fix).endswith(fix)
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,8 @@ def _generate_checks(experiment: ExperimentConfig) -> Checks:
         yield no_texts, "corpus.train", "is required, or a generate section that makes texts"
         return
     trains, gold = experiment.train_teachers is not None, target_method(experiment.targets).reads_gold
-    crosses, no_model = section.source == "cross-domain", section.writes and section.language_model is None
+    no_model = section.writes and section.language_model is None
+    no_corpus = section.reads_corpus and section.corpus is None
     yield bool(corpus.train), "corpus.train", "leave it out, or the generate section"
     yield len(corpus.text) > 1, "corpus.text", "generated texts are single, so name one column"
     yield not experiment.teachers, "teachers", "name at least one that is finished, for generate to write texts for"
@@ -265,5 +266,6 @@ def _generate_checks(experiment: ExperimentConfig) -> Checks:
     message = f"{FROM_CORPUS} needs gold labels, and generated texts have none: name a file of labels"
     yield experiment.labels == FROM_CORPUS, "labels", message
     yield no_model, "generate.language_model", f"{section.source} needs one"
-    yield crosses and section.corpus is None, "generate.corpus", "cross-domain needs texts"
-    yield not crosses and section.corpus is not None, "generate.corpus", "only cross-domain reads texts"
+    yield no_corpus, "generate.corpus", f"{section.source} needs texts"
+    unread = section.corpus is not None and not section.reads_corpus
+    yield unread, "generate.corpus", "only cross-domain and recombined read texts"

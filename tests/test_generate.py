@@ -332,6 +332,28 @@ def test_another_corpus_gives_a_sample_by_content(workspace: Workspace) -> None:
     assert sorted(row["text"] for row in rows(workspace)) == sorted(given)
 
 
+def test_recombined_texts_follow_those_of_the_corpus_and_have_their_words(workspace: Workspace) -> None:
+    given = [text for text, _ in workspace.texts("test")]
+    per_class = len(given) // len(CLASSES) + 4
+    options = ("generate.source=recombined", "generate.corpus=texts/test.csv")
+    workspace("generate", *options, f"generate.texts={per_class}")
+    few = [row["text"] for row in rows(workspace)]
+    assert len(few) == per_class * len(CLASSES)
+    assert sorted(few[: len(given)]) == sorted(given)
+    new = few[len(given) :]
+    assert {word for text in new for word in text.split()} <= {word for text in given for word in text.split()}
+    assert len(set(new) - set(given)) > len(new) / 2
+    workspace("read-corpus", *options, f"generate.texts={per_class + 8}")
+    assert [row["text"] for row in rows(workspace)][: len(few)] == few
+
+
+def test_a_corpus_without_texts_cannot_be_recombined(workspace: Workspace) -> None:
+    (workspace.folder / "texts/empty.csv").write_text('text\n" "\n')
+    result = workspace.attempt("generate", "generate.source=recombined", "generate.corpus=texts/empty.csv")
+    assert result.code == 3
+    assert "fix: " in result.err
+
+
 # ---- errors and unreached classes
 
 

@@ -324,10 +324,10 @@ class Generate(ConfigSection):
     value.
     """
 
-    source: Literal["steered", "prompted", "random-words", "cross-domain"] = "steered"
+    source: Literal["steered", "prompted", "random-words", "cross-domain", "recombined"] = "steered"
     """Source of the texts. steered: a language model whose tokens are weighted by the teacher. prompted: a language
     model with a prompt for each class. random-words: words from the teachers' vocabularies. cross-domain: another
-    corpus."""
+    corpus. recombined: texts of a corpus, then texts made of their words."""
     texts: Positive = 200
     """Number of texts for each teacher and class; a larger number extends the existing set."""
     language_model: Text | None = None
@@ -355,9 +355,9 @@ class Generate(ConfigSection):
     no limit."""
     seed: Seed = 0
     corpus: Texts | None = None
-    """Source texts of cross-domain, from which a sample is drawn."""
+    """Source texts of cross-domain and recombined."""
     column: Text = "text"
-    """Name of the text column of cross-domain."""
+    """Name of the text column of generate.corpus."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the texts that no student trains on, kept to fit statistics of the teachers."""
     min_class_probability: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -374,6 +374,10 @@ class Generate(ConfigSection):
     def writes(self) -> bool:
         """Returns whether a language model writes the texts."""
         return self.source in {"steered", "prompted"}
+
+    @property
+    def reads_corpus(self) -> bool:
+        return self.source in {"cross-domain", "recombined"}
 
 
 class Cache(ConfigSection):

@@ -133,7 +133,7 @@ class FitStatistics(Stage):
 def _generated_for(run: Run, teacher: str, keys: Keys) -> Array:
     """Returns which texts were generated for the teacher; all False where this is unknown."""
     settings = run.experiment.generate
-    if settings is None or settings.source == "cross-domain":
+    if settings is None or settings.reads_corpus:
         return np.zeros(len(keys), bool)
     table = read_table(run.store.verified_path(generated_file(run)), ["text", "teacher"])
     texts, names = (table.column(name).to_pylist() for name in table.column_names)

@@ -44,6 +44,7 @@ IDENTITY_FIELDS: Mapping[str, set[str]] = {
     "prompted": {"candidates", "max_tokens", "seed"},
     "random-words": {"max_tokens", "seed"},
     "cross-domain": {"column", "seed"},
+    "recombined": {"column", "seed"},
 }
 """The settings that each source's texts depend on."""
 
@@ -83,7 +84,7 @@ class TextPlan:
     language_model: str | None
     """Digest; None where the source needs no language model."""
     corpus: Sequence[str]
-    """Digests of the source texts of `cross-domain`."""
+    """Digests of the texts of generate.corpus."""
     libraries: Mapping[str, str] | None
     """Library versions, where they are part of the identity."""
 
@@ -94,7 +95,7 @@ class TextPlan:
         common = {"engine": ENGINE, **fingerprint_config(settings)}
         if self.libraries is not None:
             common["libraries"] = dict(self.libraries)
-        if settings.source == "cross-domain":
+        if settings.reads_corpus:
             count = settings.texts * sum(len(teacher.labels) for teacher in self.teachers)
             return [Family({**common, "texts": list(self.corpus)}, None, None, count)]
         return [family for teacher in self.teachers for family in self._of_teacher(teacher, common)]

@@ -91,7 +91,7 @@ class Generate(Stage):
         inputs: dict[str, object] = {"teachers": teachers}
         if plan.settings.writes:
             inputs["language_model"] = plan.language_model
-        if plan.settings.source == "cross-domain":
+        if plan.settings.reads_corpus:
             inputs["texts"] = list(plan.corpus)
         return Identity({"generate": {**fingerprint_config(plan.settings), "texts": plan.settings.texts}}, inputs)
 

@@ -23,7 +23,7 @@ from amalgam.data.parquet import GENERATED, WRITTEN, arrow_schema, build_table, 
 from amalgam.data.rows import Row, read_rows
 from amalgam.pipeline.config.schema import Corpus, Generate
 from amalgam.pipeline.console import Console, counted
-from amalgam.pipeline.errors import DamagedError, ModelError
+from amalgam.pipeline.errors import DamagedError, DataError, ModelError
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.input_files import InputFile, unchanged
 from amalgam.pipeline.storage.store import Store
@@ -33,6 +33,7 @@ from amalgam.stages.common.models.loading import load_language_model, load_token
 from amalgam.stages.common.models.resolve import ModelFiles, ResolvedTeacher
 from amalgam.stages.generate import decoding
 from amalgam.stages.generate.language_model import LanguageModel
+from amalgam.stages.generate.recombined import Recombiner
 from amalgam.stages.generate.requests import BLOCK, Family, TextPlan
 
 Blocks = Iterator[tuple[Unit, Sequence[decoding.GeneratedText]]]
@@ -55,6 +56,9 @@ SMALLEST_VOCABULARY = 50
 NGRAM = 3
 """Words per n-gram."""
 
+RECOMBINED = 1 << 15
+"""Most texts of the corpus that are recombined."""
+
 DRAW = 1 << 33
 """A position beyond the end of any text and beyond the draws of its settings."""
 
@@ -74,7 +78,7 @@ class SourceInputs:
 
 def produce(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     """Yields each unit with its texts in the order of their index."""
-    sources = {"cross-domain": _take_corpus, "random-words": _draw_words}
+    sources = {"cross-domain": _take_corpus, "random-words": _draw_words, "recombined": _recombine}
     return sources.get(inputs.settings.source, _write_texts)(inputs, units)
 
 
@@ -195,6 +199,27 @@ def _take_corpus(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
         inputs.stop()
         own = texts[unit.payload.first : unit.payload.first + BLOCK]
         yield unit, [decoding.GeneratedText(text, len(text.split())) for text in own]
+        inputs.console.advance(BLOCK)
+
+
+def _recombine(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
+    """Takes texts of the corpus like cross-domain; the units after the last of them are texts of their words."""
+    texts = _lowest_keys(inputs, RECOMBINED)
+    if not texts:
+        raise DataError("generate.corpus has no text", where="generate.source: recombined", fix="name a file of texts")
+    recombiner = Recombiner(texts)
+    for unit in units:
+        inputs.stop()
+        family = unit.payload.family
+        yield (
+            unit,
+            [
+                decoding.GeneratedText(texts[index], len(texts[index].split()))
+                if index < len(texts)
+                else recombiner.text(index, text_key64(inputs.settings.seed, family, index))
+                for index in unit.payload.indices
+            ],
+        )
         inputs.console.advance(BLOCK)
 
 

@@ -147,7 +147,7 @@ def _correct(base: Path, kind: Kind, options: argparse.Namespace) -> list[int]:
     """Returns 1 for each test text whose label the finished model predicts, else 0."""
     import polars as pl
 
-    from amalgam.stages.app.predict import StudentFolder
+    from amalgam.stages.app.student import StudentFolder
 
     test = pl.read_parquet(base / "test.parquet")
     classifier = StudentFolder(base / kind.model, {}, options.max_tokens).load()

@@ -77,7 +77,7 @@ def main() -> None:
 def _rows(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import polars as pl
 
-    from amalgam.stages.app.predict import StudentFolder
+    from amalgam.stages.app.student import StudentFolder
 
     base = options.folder / name
     base.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ import polars as pl
 from amalgam.benchmarks.protocol import row, show
 from amalgam.data.arrays import unknown_score
 from amalgam.data.tokens import encode
-from amalgam.stages.app.predict import finished_in
+from amalgam.stages.app.student import finished_in
 from amalgam.stages.common.inference.batches import Classifier, predict_with_states
 from amalgam.stages.common.models.unknown import UnknownStates
 from amalgam.stages.report.quality import unknown_quality

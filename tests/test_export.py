@@ -16,7 +16,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.app import export_onnx as onnx_export
 from amalgam.stages.app import int8
-from amalgam.stages.app.predict import StudentFolder, finished_in
+from amalgam.stages.app.student import StudentFolder, finished_in
 from amalgam.tests.forking import BARE, Forked
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_errors import LONG, denied, mode, permissions, raising

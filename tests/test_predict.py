@@ -21,7 +21,8 @@ from amalgam.data.keys import text_key
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.stages.app import predict as predict_module
 from amalgam.stages.app.api import Experiment
-from amalgam.stages.app.predict import Predictions, Student, checked_texts
+from amalgam.stages.app.frames import checked_texts
+from amalgam.stages.app.student import Predictions, Student
 from amalgam.stages.common.deliveries import COPY_OF_MARK, MARKS, METADATA
 from amalgam.stages.common.models.model_folder import UNKNOWN
 from amalgam.tests.forking import Forked

@@ -18,8 +18,8 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from amalgam.stages.app import classify, export_numpy
-from amalgam.stages.app.predict import finished_in
 from amalgam.stages.app.serve import read_export
+from amalgam.stages.app.student import finished_in
 from amalgam.stages.common.models.static import StaticForSequenceClassification
 from amalgam.tests.test_export import ALONE, printed_by
 from amalgam.tests.test_predict import write_pairs

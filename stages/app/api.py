@@ -41,8 +41,8 @@ from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import check_stored, store_labels, store_texts
 from amalgam.stages.app.label import LabelEffect, check_takes_labels, label_effect, texts_to_label
 from amalgam.stages.app.oracle import show_divergence
-from amalgam.stages.app.predict import Student, StudentFolder, changes_since, finished_in
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
+from amalgam.stages.app.student import Student, StudentFolder, changes_since, finished_in
 from amalgam.stages.build_targets.stage import target_facts
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, page_mark
 from amalgam.stages.common.device import ON_EVERY_MACHINE

@@ -22,7 +22,7 @@ from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.user_paths import check_writable, user_path
 from amalgam.stages.app import classify, export_numpy, export_onnx
 from amalgam.stages.app.int8 import ComparedTexts, Int8Facts, check_loss, compared_texts, show
-from amalgam.stages.app.predict import StudentFolder, finished_student, name_student
+from amalgam.stages.app.student import StudentFolder, finished_student, name_student
 from amalgam.stages.common.deliveries import EXPORT, Mark, replace_folder, write_mark, written_files
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, light_names

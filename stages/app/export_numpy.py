@@ -22,7 +22,7 @@ from amalgam.pipeline.errors import AmalgamError, ExperimentError, WorkError
 from amalgam.stages.app import classify, int8
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.export_onnx import MOST_APART, TEXTS, parity_texts
-from amalgam.stages.app.predict import StudentFolder
+from amalgam.stages.app.student import StudentFolder
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.models.model_folder import STATIC
 from amalgam.stages.common.models.resolve import read_model

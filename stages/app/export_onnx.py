@@ -16,7 +16,7 @@ from amalgam.data.keys import shown
 from amalgam.data.tokens import encode, uses_token_types
 from amalgam.pipeline.errors import MOST_LINE, WorkError, first_line
 from amalgam.stages.app.int8 import ComparedTexts, Int8Facts, compare, silent, write_int8
-from amalgam.stages.app.predict import StudentFolder
+from amalgam.stages.app.student import StudentFolder
 from amalgam.stages.common.device import check_libraries
 from amalgam.stages.common.inference.batches import Classifier, model_inputs
 from amalgam.stages.common.models.model_folder import ONNX_MODEL

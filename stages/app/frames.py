@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from amalgam.data.keys import shown
 from amalgam.data.lazy import pl
 from amalgam.data.parquet import predictions as prediction_columns
-from amalgam.pipeline.errors import ExperimentError
+from amalgam.data.rows import has_surrogate
+from amalgam.pipeline.console import counted
+from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.predict import Student, checked_texts
+from amalgam.stages.app.student import Student
 from amalgam.stages.common.cached.coverage import family_in
 from amalgam.stages.common.cached.load import families_of
 from amalgam.stages.common.cached.read import scan
@@ -94,3 +98,30 @@ def _files(run: Run, name: str) -> tuple[dict[Path, tuple[int, int]], int]:
     files = [file for file in manifest.files if file.path in ranges and family_in(file.path) == family]
     spans = [(int(first), int(last)) for first, last in (ranges[file.path] for file in files)]
     return dict(zip(run.store.verified_paths(files), spans, strict=True)), len(teachers[name].labels)
+
+
+def checked_texts(texts: Any) -> list[tuple[str, ...]]:
+    """Returns the fields of each text; refuses anything but non-empty texts, or pairs of them."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        fix = 'pass a list: experiment.predict(["a text"])'
+        raise DataError(f"predict takes a list of texts, got {type(texts).__name__}", where="predict", fix=fix)
+    if isinstance(texts, Mapping) or hasattr(texts, "columns"):
+        fix = 'pass one column: experiment.predict(frame["text"])'
+        raise DataError(f"predict takes a list of texts, got {type(texts).__name__}", where="predict", fix=fix)
+    rows = [tuple(text) if isinstance(text, tuple | list) else (text,) for text in texts]
+    for number, row in enumerate(rows):
+        fault = next(filter(None, map(_fault, row)), None)
+        if fault is None and (len(row) not in (1, 2) or len(row) != len(rows[0])):
+            fault = f"the entry has {counted(len(row), 'text')}, the first has {len(rows[0])}"
+        if fault:
+            fix = "pass non-empty texts, or pairs (text, text_2), but not both"
+            raise DataError(fault, where=f"predict, texts[{number}]", fix=fix)
+    return rows
+
+
+def _fault(text: Any) -> str | None:
+    if not isinstance(text, str):
+        return f"{shown(repr(text))} is no text"
+    if not text.strip():
+        return "the text is empty"
+    return "the text has a lone surrogate" if has_surrogate(text) else None

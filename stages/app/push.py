@@ -28,7 +28,7 @@ from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app.api import open_run, working
 from amalgam.stages.app.licences import LICENCES, warnings
 from amalgam.stages.app.model_card import CardInfo, Numbers, card, numbers_of
-from amalgam.stages.app.predict import StudentFolder, finished_student
+from amalgam.stages.app.student import StudentFolder, finished_student
 from amalgam.stages.common.deliveries import COPY_OF_MARK
 from amalgam.stages.common.load import part_of
 from amalgam.stages.common.models import hub

@@ -16,7 +16,7 @@ import torch
 from amalgam.data.arrays import softmax
 from amalgam.data.tokens import encode
 from amalgam.stages.app.export_onnx import check_parity, write_model
-from amalgam.stages.app.predict import finished_in
+from amalgam.stages.app.student import finished_in
 from amalgam.stages.common.inference.batches import model_inputs, predict
 from amalgam.stages.common.models.loading import (
     check_tokens,

@@ -277,6 +277,12 @@ def test_a_faulty_request_is_refused_and_nothing_behind_it_is_read(running: Runn
     assert b".py" not in answer
 
 
+def test_a_faulty_request_after_a_head_request_is_refused_with_a_body(running: Running) -> None:
+    answer = running.send(b"HEAD /health HTTP/1.1\r\nHost: here\r\n\r\nnonsense\r\n\r\n")
+    assert statuses(answer) == [200, 400]
+    assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["fix"]
+
+
 def test_a_huge_body_is_refused_before_it_is_read(running: Running) -> None:
     with running.connect() as client:
         client.sendall(post(b"")[:-4].replace(b"Length: 0", b"Length: 99999999999") + b"\r\n\r\n" + b"x" * 100_000)

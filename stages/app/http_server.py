@@ -410,7 +410,7 @@ class Connection:
 
     async def _exchange(self) -> bool:
         """Answers one request; returns whether another one may follow."""
-        self.is_idle, self._path = not self._http.trailing_data[0], OTHER
+        self.is_idle, self._path, self._has_body = not self._http.trailing_data[0], OTHER, True
         if self.is_idle and not await self._receive(IDLE_SECONDS):
             return False
         self.is_idle, began = False, time.monotonic()

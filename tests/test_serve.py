@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -543,6 +544,18 @@ def test_an_address_that_others_reach_has_a_note(capsys: pytest.CaptureFixture[s
             shown = capsys.readouterr()
             assert shown.out == f"http://{host}:{unused.getsockname()[1]}\n"
             assert ("no authentication" in shown.err) == noted
+
+
+def test_the_server_predicts_on_after_the_reader_of_its_messages_has_left() -> None:
+    reader, messages = os.pipe()
+    os.close(reader)
+    with os.fdopen(messages, "w") as err:
+        faults = Faults(Console(err=err))
+        batcher = Batcher(by_length, batch_size=4, most_waiting=16, on_error=faults.show)
+        with pytest.raises(RuntimeError):
+            batcher.submit([("poison",)]).result(20)
+        assert len(batcher.submit([("a",)]).result(20)) == 1
+        batcher.end()
 
 
 def test_the_same_fault_is_printed_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:

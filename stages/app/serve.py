@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import ipaddress
 import json
@@ -268,4 +269,5 @@ class Faults:
         if now - self._shown.get(kind, -QUIET_SECONDS) < QUIET_SECONDS:
             return
         self._shown[kind] = now
-        self._console.say(f"error: {as_error(error)}")
+        with contextlib.suppress(BrokenPipeError):  # the reader of the messages has left
+            self._console.say(f"error: {as_error(error)}")

@@ -100,6 +100,18 @@ def test_an_override_is_no_folder(
     assert runs == [(Path(folder), overrides)]
 
 
+@pytest.mark.parametrize("override", ["student.method=ensemble", "student.name=mine"])
+def test_the_demo_names_the_report_of_its_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str
+) -> None:
+    with_texts(monkeypatch, 100)
+    monkeypatch.setattr(demo, "METHODS_SHOWN", ("vanilla-kd",))
+    quick = ["train_teachers.epochs=1", "student.epochs=1", "cache.passes=0"]
+    result = amalgam("demo", "--quiet", override, *quick, folder=tmp_path)
+    assert result.code == 0, result.err
+    assert (tmp_path / result.out.split()[-1]).is_file()
+
+
 def test_a_demo_stopped_while_it_was_written_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_texts(monkeypatch, 40)
     write_texts(tmp_path)

@@ -16,11 +16,14 @@ import pyarrow.parquet as pq
 from amalgam.data.demo_corpus import PartName, generate, mixture
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.stages.app.api import run_without_tables
 from amalgam.stages.app.demo_models import tiny_encoder, tiny_language_model
 from amalgam.stages.app.init import SCHEMA_FILE, SCHEMA_LINE, write_with_schema
+from amalgam.stages.common.deliveries import REPORTS
 from amalgam.stages.report.blocks import Evaluation
+from amalgam.stages.report.publish import page_name
 from amalgam.stages.report.stage import evaluation
 from amalgam.stages.report.tables import header, row
 
@@ -56,8 +59,8 @@ def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
         name = "supervised student (saw labels)" if method == "supervised" else f"{method} student"
         settings = [f"student.method={method}", f"student.name={method}", *overrides]
         students[name] = folder / "amalgam.yaml", settings
-    _compare(folder, students, overrides, quiet=quiet)
-    Console(quiet=quiet).result(f"Its student on one page: {folder}/reports/student.html")
+    run = _compare(folder, students, overrides, quiet=quiet)
+    Console(quiet=quiet).result(f"Its report: {folder}/{REPORTS}/{page_name(run.experiment)}.html")
 
 
 def run_data_free(folder: Path, overrides: list[str], *, quiet: bool) -> None:
@@ -81,22 +84,23 @@ Student = tuple[Path, list[str]]
 """The experiment file of a student, and its overrides."""
 
 
-def _compare(folder: Path, students: Mapping[str, Student], overrides: list[str], *, quiet: bool) -> None:
-    """Prints the teachers and baselines of the first evaluation, and the student of each, in one table."""
+def _compare(folder: Path, students: Mapping[str, Student], overrides: list[str], *, quiet: bool) -> Run:
+    """Prints the teachers and baselines of the first evaluation, and the student of each; returns the file's run."""
     console, evaluations = Console(quiet=quiet), dict[str, Evaluation]()
     for name, (config, settings) in students.items():
         console.say(f"== {name}")
         evaluations[name] = evaluation(run_without_tables(config, settings, quiet=quiet))
     # HEAD is the experiment of the file, from which later commands continue.
-    run_without_tables(folder / "amalgam.yaml", overrides, quiet=True)
+    run = run_without_tables(folder / "amalgam.yaml", overrides, quiet=True)
     first = next(iter(evaluations.values()))
     systems = {name: system for name, system in first["systems"].items() if "student" not in name}
     for name, scores in evaluations.items():
-        systems[name] = next(system for key, system in scores["systems"].items() if "student" in key)
+        systems[name] = scores["systems"][scores["system"]]
     rows = [row(name, system, first["groups"]) for name, system in systems.items()]
     title = f"\n{first['n']:,} test texts, {len(first['labels'])} labels; accuracy over all labels"
     console.table(title, header(first["groups"]), rows)
     console.result(f"\nAn ordinary experiment is in {folder}: cd {shlex.quote(str(folder))} && amalgam plan")
+    return run
 
 
 # ---- files

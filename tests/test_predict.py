@@ -27,6 +27,7 @@ from amalgam.stages.common.deliveries import COPY_OF_MARK, MARKS, METADATA
 from amalgam.stages.common.models.model_folder import UNKNOWN
 from amalgam.tests.forking import Forked
 from amalgam.tests.stages.tiny_models import save_tiny
+from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.workspaces import (
     TEACHER_LABELS,
     TEST,
@@ -472,6 +473,29 @@ def test_a_student_of_an_older_amalgam_gets_its_teachers_labels_without_training
     workspace("train-student")
     assert json.loads(path.read_text()) == mark
     assert (workspace.folder / "students/student/model.safetensors").stat().st_ino == weights
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--input", "texts/test.csv", "--text", ""), "--text has no name of a column"),
+        (("--input", "texts/test.csv", *("--text", "a", "--text", "b", "--text", "c")), "--text is given 3 times"),
+        (("--input", "-", "--text", "a", "--text", "b"), "a pipe has no columns"),
+        (("--input", "-", "--id", "number"), "a pipe has no columns"),
+        (("--input", "lines.txt", "--id", "number"), "a .txt file has no columns"),
+    ],
+)
+@pytest.mark.parametrize("learned", [["text"], ["text", "second"]])
+def test_columns_that_the_input_cannot_have_are_refused(
+    desk: Workspace, learned: list[str], words: Sequence[str], message: str
+) -> None:
+    student = desk.folder / "students/other"
+    shutil.copytree(desk.folder / "students/student", student)
+    rewrite_mark(student, text=learned)
+    refused = desk.attempt("predict", "--student", "students/other", *words)
+    shutil.rmtree(student)
+    assert (refused.code, refused.err.partition("\n")[0]) == (2, f"error: {message}"), refused.err
+    assert_three_lines(refused.err)
 
 
 def write_pairs(workspace: Workspace) -> None:

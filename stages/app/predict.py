@@ -84,8 +84,9 @@ def predict(  # noqa: PLR0913 - the options of the command
         raise ExperimentError("--json is for texts that are typed", where="amalgam predict", fix="--out FILE.parquet")
     _check_output(out, source, force=force)
     finished = finished_student(config, student)
-    lines = source == PIPE or source.lower().endswith(".txt")
-    inputs = InputTexts(source, columns or (["text"] if lines else finished.columns), id_column, skip_bad_rows)
+    _check_columns(columns, id_column, source)
+    columns = columns or (["text"] if _has_lines(source) else finished.columns)
+    inputs = InputTexts(source, columns, id_column, skip_bad_rows)
     finished.check_pairs(len(inputs.columns), f"--input {shown(source)}")
     signals, console = InterruptHandler(), Console(quiet=quiet)
     # A read that waits for a pipe continues after a signal, unless the handler raises.
@@ -169,8 +170,6 @@ class InputTexts:
         if path.suffix.lower() not in (*SUFFIXES, ".txt"):
             fix = f"name a file of type {', '.join(SUFFIXES)} or .txt (one text per line)"
             raise DataError(f"{shown(path.name)} has no supported file type", where=str(path), fix=fix)
-        if path.suffix.lower() == ".txt" and (self.id_column or len(self.columns) > 1):
-            raise ExperimentError("a .txt file has no columns", where=str(path), fix="omit --id, and give --text once")
         count = sum(isinstance(row, Row) for row in self._rows())
         if not count:
             raise DataError(f"no rows in {shown(path.name)}", where=str(path), fix="fill it, or name another")
@@ -208,7 +207,7 @@ class InputTexts:
             yield from read_rows(Path(self.source), corpus=corpus, setting="--{} ")
 
 
-# ---- predictions to a file
+# ---- checks
 
 
 def _check_typed(texts: Sequence[str], config: Path, of_files: Sequence[str]) -> None:
@@ -238,6 +237,22 @@ def _check_typed(texts: Sequence[str], config: Path, of_files: Sequence[str]) ->
         raise ExperimentError(what, where="amalgam predict", fix=fix)
 
 
+def _has_lines(source: str) -> bool:
+    """Returns whether each line of the input is a text."""
+    return source == PIPE or source.lower().endswith(".txt")
+
+
+def _check_columns(columns: Sequence[str], id_column: str | None, source: str) -> None:
+    """Refuses columns of lines, an empty name, and more columns than a pair of texts has."""
+    if _has_lines(source) and (id_column or len(columns) > 1):
+        what = "a pipe has no columns" if source == PIPE else "a .txt file has no columns"
+        raise ExperimentError(what, where=f"--input {shown(source)}", fix="omit --id, and give --text once")
+    if len(columns) > 2 or not all(columns):
+        what = "--text has no name of a column" if not all(columns) else f"--text is given {len(columns)} times"
+        fix = "name one column, or two for pairs of texts: --text FIRST --text SECOND"
+        raise ExperimentError(what, where="amalgam predict", fix=fix)
+
+
 def _check_output(out: Path | None, source: str, *, force: bool) -> None:
     """Refuses an output file that could not be written or that is the input, before the model loads."""
     if out is None:
@@ -256,6 +271,9 @@ def _check_output(out: Path | None, source: str, *, force: bool) -> None:
         raise ExperimentError("the output is the input", where=f"--out {out}", fix="name another file")
     if out.exists() and not force:
         raise ExperimentError(f"{shown(out.name)} exists", where=f"--out {out}", fix="add --force, or name another")
+
+
+# ---- predictions to a file
 
 
 Values = Sequence[Sequence[Any]]

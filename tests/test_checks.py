@@ -216,6 +216,13 @@ def test_good_experiments_pass(fresh: Workspace) -> None:
     assert all(check["ok"] for check in fresh("doctor", "--json").json)
 
 
+def test_doctor_fails_for_a_named_file_that_does_not_exist(tmp_path: Path) -> None:
+    assert amalgam("doctor", folder=tmp_path).code == 0
+    refused = amalgam("doctor", "-c", "elsewhere/amalgam.yaml", folder=tmp_path)
+    assert (refused.code, "checks failed: experiment" in refused.err) == (2, True), refused.err
+    assert "amalgam.yaml does not exist" in refused.out
+
+
 def test_plan_counts_the_training_texts_without_a_gold_label_after_the_texts_are_read(fresh: Workspace) -> None:
     path = fresh.folder / "texts/train.csv"
     texts = [row.rsplit(",", 1)[0] for row in path.read_text().splitlines()]

@@ -48,7 +48,7 @@ def diagnose(config: Path, overrides: list[str]) -> Iterator[Row]:
 
 def _experiment(config: Path, overrides: list[str]) -> Iterator[Row]:
     """Yields a check of the file and of each input that it names; loads no weights and fetches no texts."""
-    if not config.exists() and config.name == DEFAULT_FILE.name:
+    if not config.exists() and config == DEFAULT_FILE:
         yield Row("experiment", f"no {config.name} here", "amalgam init")
         yield Row("disk", f"{size(shutil.disk_usage(Path.cwd()).free)} free")
         return

@@ -536,7 +536,7 @@ app.command(rich_help_panel=STUDENT, epilog=serve_command.EPILOG)(serve_command.
 def push(  # noqa: PLR0913 - the options of a command
     repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="Repository on the Hub, such as me/a-model.")],
     student: Student = None,
-    public: Annotated[bool, typer.Option("--public", help="Make the repository public; default: private.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public; default: private.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Upload. Without it, only list.")] = False,
     card: Annotated[bool, typer.Option("--card", help="Print the model card only.")] = False,
     licence: Annotated[

@@ -234,6 +234,13 @@ def test_a_public_repository_is_written_to_only_with_public(desk: Workspace, hub
     assert set(hub.repositories[NAME].commits["main"]) == FILES
 
 
+def test_a_private_repository_is_not_written_to_as_a_public_one(desk: Workspace, hub: FakeHub) -> None:
+    desk("push", NAME, "--yes")
+    refused = desk.attempt("push", NAME, "--yes", "--public")
+    assert (refused.code, f"{NAME} is private" in refused.err, "omit --public" in refused.err) == (2, True, True)
+    assert hub.repositories[NAME].private
+
+
 @pytest.mark.parametrize(("token", "piece"), [("reader", "token"), (None, "hf auth login")])
 def test_missing_write_permission_is_an_error_without_the_token(
     desk: Workspace, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, token: str | None, piece: str

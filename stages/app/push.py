@@ -149,7 +149,7 @@ def _own_test(config: Path) -> str | None:
 
 
 def _upload(repo_id: str, files: dict[str, Path], written: str | None, *, public: bool) -> str:
-    """Uploads the files in one commit; creates the repository, or refuses a public one unless --public agrees."""
+    """Uploads the files in one commit; creates the repository, or refuses one that --public does not agree with."""
     if get_token() is None:
         raise ModelError("no Hub token is set", where="amalgam push", fix="run `hf auth login`, or set HF_TOKEN")
     operations: list[Any] = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
@@ -163,9 +163,10 @@ def _upload(repo_id: str, files: dict[str, Path], written: str | None, *, public
                 existing = api.model_info(repo_id, timeout=SECONDS_TO_ANSWER)
             if existing is None:
                 api.create_repo(repo_id, private=not public, repo_type="model")
-            elif not existing.private and not public:
-                fix = "add --public, or name another repository"
-                raise ExperimentError(f"{repo_id} is public", where=address(repo_id), fix=fix)
+            elif bool(existing.private) is public:
+                kind, option = ("private", "omit --public") if public else ("public", "add --public")
+                fix = f"{option}, or name another repository"
+                raise ExperimentError(f"{repo_id} is {kind}", where=address(repo_id), fix=fix)
             commit = api.create_commit(repo_id, operations, commit_message="amalgam push", repo_type="model")
     except HfHubHTTPError as error:
         status = error.response.status_code

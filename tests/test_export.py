@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from amalgam.stages.app.student import StudentFolder, finished_in
 from amalgam.tests.forking import BARE, Forked
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_errors import LONG, denied, mode, permissions, raising
-from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, build_once, finish, quiet_environment
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, build_once, finish, quiet_environment, rewrite_mark
 
 ROOT = Path(__file__).resolve().parents[1]
 UNION = [label for own in TEACHER_LABELS.values() for label in own]
@@ -253,6 +254,24 @@ def test_an_int8_model_that_loses_accuracy_is_refused_without_force(
     assert_three_lines(refused.err)
     assert "--force" in refused.err
     assert not (exported.folder / "refused").exists()
+
+
+def test_int8_is_compared_on_the_columns_that_the_student_learned(exported: Workspace) -> None:
+    student = exported.folder / "students/of-pairs"
+    shutil.copytree(exported.folder / "students/student", student)
+    rewrite_mark(student, text=["body", "reply"])
+    given = ("export", "--onnx", "--int8", "--force", "--student", "students/of-pairs", "--out", "of-pairs")
+    refused = exported.attempt(*given)
+    assert (refused.code, "classifies pairs of texts" in refused.err, "--input FILE" in refused.err) == (2, True, True)
+    (exported.folder / "pairs.csv").write_text("text,reply\nthe chef fried the onion,the court heard the nurse\n")
+    refused = exported.attempt(*given, "--input", "pairs.csv", "-c", "absent.yaml")
+    assert (refused.code, refused.err.splitlines()[1]) == (3, "error: no column body in pairs.csv"), refused.err
+    assert "fix: rename the columns of texts in the file: body and reply" in refused.err
+    (exported.folder / "pairs.csv").write_text("body,reply\nthe chef fried the onion,the court heard the nurse\n")
+    texts = int8.compared_texts(finished_in(student), exported.config, exported.folder / "pairs.csv", int8=True)
+    assert texts is not None
+    assert texts.texts == [("the chef fried the onion", "the court heard the nurse")]
+    shutil.rmtree(student)
 
 
 def test_int8_is_compared_on_the_texts_of_a_file_with_and_without_labels(exported: Workspace) -> None:

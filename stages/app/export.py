@@ -61,7 +61,7 @@ def export(  # noqa: PLR0913 - the options of the command
     form, finished, console = FORMATS[name], finished_student(config, student), Console(quiet=quiet)
     name_student(console, finished, config, chosen=student is not None)
     form.check(finished, finished.file_option if student is None else f" --student {shlex.quote(str(student))}")
-    texts = compared_texts(config, source, int8=int8)
+    texts = compared_texts(finished, config, source, int8=int8)
     folder = out or finished.folder.with_name(f"{finished.folder.name}-{name}{'-int8' if int8 else ''}")
     check_folder(folder, form.file, force=force)
     classifier = finished.load()

@@ -23,7 +23,7 @@ import torch
 from amalgam.data.arrays import Array
 from amalgam.data.keys import shown
 from amalgam.data.lazy import pl
-from amalgam.data.rows import Row, find_files, read_rows
+from amalgam.data.rows import MissingColumnError, Row, find_files, read_rows
 from amalgam.data.tokens import encode
 from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.config.schema import Corpus
@@ -31,6 +31,7 @@ from amalgam.pipeline.console import Console, size
 from amalgam.pipeline.errors import AmalgamError, DataError, ExperimentError, WorkError
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.app.api import Experiment
+from amalgam.stages.app.student import StudentFolder
 from amalgam.stages.common.inference.batches import Classifier, model_batches, model_inputs, predict
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.methods import load_with_methods
@@ -78,25 +79,34 @@ class ComparedTexts:
     source: str
 
 
-def compared_texts(config: Path, source: Path | None, *, int8: bool) -> ComparedTexts | None:
+def compared_texts(student: StudentFolder, config: Path, source: Path | None, *, int8: bool) -> ComparedTexts | None:
     """Returns at most MOST_TEXTS texts for int8: of the file, else of corpus.test, else of the training texts."""
     if not int8:
         if source is not None:
             fix = "add --int8, or omit --input"
             raise ExperimentError("--input names texts that int8 is compared on", where="amalgam export", fix=fix)
         return None
-    return _of_file(config, source) if source is not None else _of_experiment(config)
+    if source is not None:
+        return _of_file(student, config, source)
+    compared = _of_experiment(config)
+    fix = "name a file of texts for this student with --input FILE"
+    student.check_pairs(len(compared.texts[0]), compared.source, fix, fix)
+    return compared
 
 
-def _of_file(config: Path, source: Path) -> ComparedTexts:
+def _of_file(student: StudentFolder, config: Path, source: Path) -> ComparedTexts:
     path = user_path(str(source), kind=DataError, where="--input")
     if not path.is_file():
         raise DataError("the input file does not exist", where=str(path.absolute()), fix="set --input FILE")
     find_files(str(path), Path.cwd())  # refuses a kind of file that cannot be read
     corpus = load_with_methods(config).experiment.corpus if config.is_file() else Corpus()
-    corpus = corpus.model_copy(update={"label": corpus.label or "label", "id": "auto"})
-    usable = (row for row in read_rows(path, corpus=corpus) if isinstance(row, Row))
-    rows = list(islice(usable, MOST_TEXTS))
+    columns = list(student.learned or corpus.text)
+    corpus = corpus.model_copy(update={"text": columns, "label": corpus.label or "label", "id": "auto"})
+    try:
+        rows = list(islice((row for row in read_rows(path, corpus=corpus) if isinstance(row, Row)), MOST_TEXTS))
+    except MissingColumnError as error:
+        error.fix = f"rename the columns of texts in the file: {' and '.join(map(shown, columns))}"
+        raise
     if not rows:
         raise DataError(f"no rows in {shown(path.name)}", where=str(path), fix="fill it, or name another")
     return ComparedTexts([row.fields for row in rows], [row.label for row in rows], path.name)

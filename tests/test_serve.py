@@ -405,6 +405,17 @@ def test_a_client_without_a_request_or_one_that_leaves_is_no_fault(monkeypatch: 
     assert server.errors == []
 
 
+def test_the_seconds_of_a_prediction_are_without_those_of_a_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def drain(_writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(1)
+
+    monkeypatch.setattr(asyncio.StreamWriter, "drain", drain)
+    with Running() as server:
+        assert server.request("POST", "/predict", {"texts": ["a"]})[0] == 200
+        until(lambda: sum(server.server.metrics.seconds.counts))
+        assert server.server.metrics.seconds.sum < 1
+
+
 def test_a_client_that_reads_no_answer_is_closed() -> None:
     limits = Limits(texts=8, characters=200, body=2000, seconds=0.5, grace=10.0)
     with Running(limits=limits) as server, server.connect() as client:

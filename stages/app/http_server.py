@@ -415,13 +415,14 @@ class Connection:
             return False
         self.is_idle, began = False, time.monotonic()
         answer = await self._answer()
+        seconds = time.monotonic() - began
         if answer is None:
             return False
         await self._send(answer, ends=answer.ends or self._server.ending)
         self.is_accepted = False
         self._server.metrics.requests[answer.path, int(answer.status)] += 1
         if answer.path == "/predict" and answer.status == HTTPStatus.OK:
-            self._server.metrics.seconds.add(time.monotonic() - began)
+            self._server.metrics.seconds.add(seconds)
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
     async def _answer(self) -> Answer | None:

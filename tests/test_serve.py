@@ -557,6 +557,14 @@ def test_an_address_that_others_reach_has_a_note(capsys: pytest.CaptureFixture[s
             assert ("no authentication" in shown.err) == noted
 
 
+def test_a_student_without_a_fingerprint_is_announced_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    facts: Any = {"labels": LABELS, "inputs": [], "max_tokens": 32, "fingerprint": "", "unknown_threshold": None}
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        announce(Console(), ExportFolder(folder=Path("model"), pad_id=0, **facts), unused)
+    assert capsys.readouterr().err == "student: model (2 labels)\n"
+
+
 def test_the_server_predicts_on_after_the_reader_of_its_messages_has_left() -> None:
     reader, messages = os.pipe()
     os.close(reader)

@@ -241,9 +241,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def announce(console: Console, export: ExportFolder, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
-    console.say(
-        f"student: {os.path.relpath(export.folder)} ({len(export.labels)} labels, fingerprint {export.fingerprint})"
-    )
+    made = f", fingerprint {export.fingerprint}" if export.fingerprint else ""
+    console.say(f"student: {os.path.relpath(export.folder)} ({len(export.labels)} labels{made})")
     if not ipaddress.ip_address(host).is_loopback:
         console.note(
             "the server has no authentication and no TLS: every machine that reaches it may use it. Put a proxy that "

@@ -445,7 +445,9 @@ def test_a_quiet_experiment_prints_nothing_and_another_prints_the_report(
         (lambda one: one.predict(["the onion"], top=-1), "top is -1"),
         (lambda one: one.predict(["the onion"], top="2"), "top is '2'"),
         (lambda one: one.predict("the onion"), "takes a list of texts"),
+        (lambda one: one.label(5, seed=-1), "seed is -1"),
         (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", "a=b"), "['a=b']"),
+        (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", [("student.seed", 1)]), "a list of texts"),  # type: ignore[list-item]
         (
             lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", {"student.epochs": {3}}),
             "the value of student.epochs is a set",

@@ -195,9 +195,7 @@ class Experiment:
         `texts`: {"train": ..., "test": ...}, instead of the file's own, as in `Experiment(texts=...)`. Each is written
         once as Parquet into the workspace, under a name made of its content.
         """
-        if isinstance(overrides, str):
-            raise ExperimentError("overrides are a mapping or a list", where=overrides, fix=f"[{overrides!r}]")
-        assignments = arguments.assignments_of(overrides) if isinstance(overrides, Mapping) else list(overrides)
+        assignments = arguments.assignments_of(overrides)
         if texts is not None and not isinstance(texts, Mapping):
             fix = 'texts={"train": ..., "test": ...}'
             raise ExperimentError(f"texts is a mapping of parts, not a {type(texts).__name__}", where="texts", fix=fix)
@@ -342,8 +340,9 @@ class Experiment:
         Fill the column label, and give the frame to `compare_labels` or as `labels`; a file of it will do too.
         The texts of the experiment's own labels come first, with their labels.
         """
-        if count < 1:
-            raise ExperimentError(f"count is {count}", where="label", fix="give the number of texts, such as 50")
+        for name, value, least in (("count", count, 1), ("seed", seed, 0)):
+            if value < least:
+                raise ExperimentError(f"{name} is {value}", where="label", fix=f"give a number from {least} on")
         check_takes_labels(self.config)
         self.run("build-targets")
         with working(self._run):

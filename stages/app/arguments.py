@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from amalgam.data.keys import shown
 from amalgam.data.rows import SUFFIXES, find_files
 from amalgam.pipeline.config.load import GIVEN, GivenExperiment
 from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
@@ -94,8 +95,14 @@ def in_python(error: ExperimentError) -> ExperimentError:
     return error
 
 
-def assignments_of(values: Mapping[str, Any]) -> list[str]:
-    """Returns a mapping of overrides as assignments, like those of the command line."""
+def assignments_of(values: Mapping[str, Any] | Iterable[str]) -> list[str]:
+    """Returns overrides as assignments, like those of the command line; refuses other values than they have."""
+    if not isinstance(values, Mapping):
+        assignments = [values] if isinstance(values, str) else list(values)
+        if isinstance(values, str) or not all(isinstance(assignment, str) for assignment in assignments):
+            fix = f"[{values!r}]" if isinstance(values, str) else '{"student.seed": 1}, or ["student.seed=1"]'
+            raise ExperimentError("overrides are a mapping, or a list of texts", where=shown(repr(values)), fix=fix)
+        return assignments
     assignments = []
     for field, value in values.items():
         try:

@@ -88,7 +88,7 @@ def working(run: Run) -> Iterator[None]:
             is_of_system = isinstance(cause, OSError) and cause.errno is not None  # pyarrow's on a content have none
             if is_of_system or (isinstance(error, AmalgamError) and not isinstance(cause, OSError)):
                 raise
-            unreadable = maintenance.unreadable_files(run.store)
+            unreadable = verification.unreadable_files(run.store)
             if not unreadable:
                 raise
             run.store.quarantine(*(run.store.root / path for path in unreadable))

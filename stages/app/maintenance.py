@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import time
@@ -12,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
-from amalgam.data import parquet
-from amalgam.data.lazy import np, pq
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import plan
@@ -22,9 +19,8 @@ from amalgam.pipeline.storage import compaction, paths
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.local import LocalStorage, remove_empty_folders
 from amalgam.pipeline.storage.packing import may_be_packed
-from amalgam.pipeline.storage.store import HEAD, MANIFEST, TIMING, HeadEntry, Record, Store
+from amalgam.pipeline.storage.store import HEAD, MANIFEST, TIMING, HeadEntry, Record
 from amalgam.stages.app.cost import RATES
-from amalgam.stages.common.corpus import FETCHED
 from amalgam.stages.common.deliveries import FOLDERS, files_of_user
 from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import newer_revision
@@ -120,60 +116,6 @@ class Packing(TypedDict):
     units: int
     folders: list[str]
     loose: bool
-
-
-def unreadable_files(store: Store) -> list[str]:
-    """Returns the files that this process may have read, and that have not the format of their suffix and stage."""
-    unreadable = []
-    for path in sorted(store.verified_files):
-        local = store.backend.local_path(path)
-        kind = READERS.get(Path(path).suffix)
-        try:
-            if kind is not None and local is not None:
-                kind(local)
-                stage, result, _ = path.split("/", 2)
-                tables = TABLES.get(stage, ()) if local.suffix == ".parquet" and result != FETCHED else ()
-                columns = set(pq.read_schema(local).names) if tables else set()
-                if tables and not any({column.name for column in table} <= columns for table in tables):
-                    unreadable.append(path)
-        except Exception:  # noqa: BLE001 - each library has exceptions of its own
-            unreadable.append(path)
-    return unreadable
-
-
-TABLES: Mapping[str, Sequence[Sequence[parquet.Column]]] = {
-    "read-corpus": (parquet.CORPUS, parquet.SKIPPED),
-    "generate": (parquet.WRITTEN,),
-    "cache-teachers": (parquet.CACHE_TEXTS, parquet.STOPS, parquet.STOP_REGRESSIONS),
-    "cache-features": (parquet.FEATURES, parquet.STATES),
-    paths.CACHED_TOKENS: (parquet.TOKENS,),
-    "weigh-teachers": (parquet.WEIGHTS, parquet.LABELLED_WEIGHTS),
-    "build-targets": (parquet.TARGETS,),
-    "report": (parquet.SIMILARITIES,),
-}
-"""The tables of each stage's files."""
-
-
-def _read_rows(path: Path) -> None:
-    with pq.ParquetFile(path) as file:  # its footer may be readable, and its pages not
-        for _ in file.iter_batches():
-            pass
-
-
-def _read_header(path: Path) -> None:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="np"):
-        pass
-
-
-READERS: Mapping[str, Callable[[Path], object]] = {
-    ".parquet": _read_rows,
-    ".json": lambda path: json.loads(paths.small_content(path) or b""),
-    ".npy": lambda path: np.load(path, mmap_mode="r"),
-    ".safetensors": _read_header,
-}
-"""Reads the structure of a file of each kind; raises an exception if it is another kind."""
 
 
 def compact(run: Run, *, write: bool) -> Packing:

@@ -6,24 +6,28 @@ again; delivered files are copied from the workspace with `repair`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TypedDict
 
+from amalgam.data import parquet
+from amalgam.data.lazy import np, pq
 from amalgam.pipeline.console import duration
 from amalgam.pipeline.execution.stage import Run, Stage
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.packing import may_be_packed
-from amalgam.pipeline.storage.paths import CACHED_TOKENS, GIVEN, GIVEN_NAME, is_regular, unit_of
+from amalgam.pipeline.storage.paths import CACHED_TOKENS, GIVEN, GIVEN_NAME, is_regular, small_content, unit_of
 from amalgam.pipeline.storage.small_files import COPY, verified, without_digest
 from amalgam.pipeline.storage.store import MANIFEST, TIMING, Record, Store, StoredFile
 from amalgam.stages.app.maintenance import FAMILY_PATH, PIN, SMALL_FILES, record_paths, records_in, result_folder
 from amalgam.stages.common import deliveries
+from amalgam.stages.common.corpus import FETCHED
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, TEACHERS, DeliveryServices, Mark
 from amalgam.stages.common.load import delivery_services
 from amalgam.stages.common.training.checkpoint_files import LOGS, checkpoint_folders, damaged_files, damaged_logs
@@ -344,3 +348,60 @@ class _Deliveries:
 
     def _shown(self, path: Path) -> str:
         return path.relative_to(self.run.base).as_posix()
+
+
+# ---- contents that no digest contradicts
+
+
+def unreadable_files(store: Store) -> list[str]:
+    """Returns the files that this process may have read, and that have not the format of their suffix and stage."""
+    unreadable = []
+    for path in sorted(store.verified_files):
+        local = store.backend.local_path(path)
+        kind = READERS.get(Path(path).suffix)
+        try:
+            if kind is not None and local is not None:
+                kind(local)
+                stage, result, _ = path.split("/", 2)
+                tables = TABLES.get(stage, ()) if local.suffix == ".parquet" and result != FETCHED else ()
+                columns = set(pq.read_schema(local).names) if tables else set()
+                if tables and not any({column.name for column in table} <= columns for table in tables):
+                    unreadable.append(path)
+        except Exception:  # noqa: BLE001 - each library has exceptions of its own
+            unreadable.append(path)
+    return unreadable
+
+
+TABLES: Mapping[str, Sequence[Sequence[parquet.Column]]] = {
+    "read-corpus": (parquet.CORPUS, parquet.SKIPPED),
+    "generate": (parquet.WRITTEN,),
+    "cache-teachers": (parquet.CACHE_TEXTS, parquet.STOPS, parquet.STOP_REGRESSIONS),
+    "cache-features": (parquet.FEATURES, parquet.STATES),
+    CACHED_TOKENS: (parquet.TOKENS,),
+    "weigh-teachers": (parquet.WEIGHTS, parquet.LABELLED_WEIGHTS),
+    "build-targets": (parquet.TARGETS,),
+    "report": (parquet.SIMILARITIES,),
+}
+"""The tables of each stage's files."""
+
+
+def _read_rows(path: Path) -> None:
+    with pq.ParquetFile(path) as file:  # its footer may be readable, and its pages not
+        for _ in file.iter_batches():
+            pass
+
+
+def _read_header(path: Path) -> None:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np"):
+        pass
+
+
+READERS: Mapping[str, Callable[[Path], object]] = {
+    ".parquet": _read_rows,
+    ".json": lambda path: json.loads(small_content(path) or b""),
+    ".npy": lambda path: np.load(path, mmap_mode="r"),
+    ".safetensors": _read_header,
+}
+"""Reads the structure of a file of each kind; raises an exception if it is another kind."""

@@ -46,13 +46,14 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     quiet: bool = False,
     oracle: Path | None = None,
     tables: bool = True,
-    check: Callable[[Run], object] = lambda _: None,
+    check: Callable[[Run], object] | None = None,
 ) -> Experiment:
     """Runs the stages up to `target`; `check` refuses an experiment before any stage runs."""
     console = Console(quiet=quiet) if tables else QuietTables(quiet=quiet)
     repeated = _remembered(config, overrides, target, console) if target else []
     fields = [*repeated, *overrides]
-    check(open_run(config, fields, console=Console(quiet=True)))
+    if check is not None:
+        check(open_run(config, fields, console=Console(quiet=True)))
     experiment = Experiment.open(config, fields, console, part)
     if experiment.run(target, only=only, force=force).is_complete and oracle is not None:
         experiment.compare_targets(oracle)
@@ -86,7 +87,7 @@ def _remembered(config: Path, overrides: list[str], target: str, console: Consol
 # ---- looking
 
 
-def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: bool, tree: bool = False) -> None:
+def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: bool, tree: bool) -> None:
     console, experiment = _looking(config, overrides)
     states = experiment.plan()
     costs = experiment.estimate_cost(states, measure=measure)

@@ -12,10 +12,12 @@ import accelerate.tracking
 import pytest
 
 from amalgam.cli import main
+from amalgam.stages.report.report_json import FORMAT
 from amalgam.tests.test_errors import on_a_full_device
 from amalgam.tests.workspaces import Workspace
 
 Change = Callable[[Workspace], object]
+PART_OF_REPORT = f'{{"amalgam_report": {FORMAT}, "evaluation": null}}'
 
 
 def nothing(_: Workspace) -> None: ...
@@ -64,6 +66,7 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "report student nosuch", 2, "there is no report of nosuch"),
     (nothing, "report a b --json", 2, "a comparison takes none of"),
     (write("reports/student.json", "{}"), "report student other", 3, "student.json is not a report"),
+    (write("reports/student.json", PART_OF_REPORT), "report student", 3, "student.json is not a report of this"),
     (write("reports/other.json", "[1,2"), "report other student", 3, "other.json cannot be read as a report"),
     # verify and gc
     (nothing, f"verify {FILE}", 2, "amalgam.yaml is a file, not a folder"),

@@ -284,7 +284,8 @@ def read_report(path: Path, config: Path) -> ReportJson:
         raise ExperimentError(f"there is no report of {path.stem}{existing}", where=str(path), fix=fix) from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path.name} cannot be read as a report", where=str(path), fix=fix) from error
-    if not isinstance(content, dict) or content.get("amalgam_report") != FORMAT or "evaluation" not in content:
+    is_report = isinstance(content, dict) and content.get("amalgam_report") == FORMAT
+    if not is_report or not ReportJson.__required_keys__ <= content.keys():
         raise DataError(f"{path.name} is not a report of this amalgam version", where=str(path), fix=fix)
     return cast("ReportJson", content)
 

@@ -337,6 +337,9 @@ def gc(  # noqa: PLR0913 - the options of a command
     as_json: AsJson = False,
 ) -> None:
     """List, and with --yes delete, leftovers: old temporary files, quarantine, files of no record."""
+    if compact and unused:
+        fix = "run `amalgam gc --compact`, then `amalgam gc --unused`"
+        raise ExperimentError("--compact packs units, and --unused lists results", where="amalgam gc", fix=fix)
     if compact:
         commands.compact_workspace(config, overrides or [], yes=yes, as_json=as_json)
     else:

@@ -56,6 +56,12 @@ def test_the_file_names_each_model_and_comments_its_labels(folder: Path) -> None
     assert "student:" in text
 
 
+def test_a_second_folder_is_refused(tmp_path: Path) -> None:
+    refused = init(tmp_path, "here", "--into", "there")
+    assert (refused.code, "--into is a second one" in refused.err) == (2, True), refused.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_labels_that_a_list_would_tear_apart_are_quoted(tmp_path: Path) -> None:
     small_model(tmp_path / "mail", labels=("returns, swaps", " lost "))
     init(tmp_path, "--from-teachers", "mail")

@@ -71,6 +71,7 @@ WRONG: list[tuple[Change, str, int, str]] = [
     # verify and gc
     (nothing, f"verify {FILE}", 2, "amalgam.yaml is a file, not a folder"),
     (nothing, f"verify --repair --json {FILE}", 2, "amalgam.yaml is a file, not a folder"),
+    (nothing, "gc --compact --unused", 2, "--compact packs units, and --unused lists results"),
     (nothing, f"gc --yes {FILE}", 2, "amalgam.yaml is a file, not a folder"),
     (nothing, f"status {FILE}", 2, "amalgam.yaml is a file, not a folder"),
     (nothing, "verify students/student", 2, "write field=value"),

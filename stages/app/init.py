@@ -47,6 +47,9 @@ class DetectedTeacher:
 def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -> str:
     """Writes the file and returns the message for the user."""
     if not from_teachers:
+        if names and into != Path():
+            what, fix = "`init` takes one folder, and --into is a second one", "name one of them"
+            raise ExperimentError(what, where=f"--into {into}", fix=fix)
         if len(names) > 1:
             what, fix = f"`init` takes one folder, got {len(names)}", "name one folder; for models add --from-teachers"
             raise ExperimentError(what, where=shown(" ".join(names)), fix=fix)

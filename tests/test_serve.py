@@ -369,6 +369,7 @@ def test_more_connections_than_allowed_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 2)
     with Running() as server, server.connect(), server.connect(), server.connect() as third:
         assert statuses(received(third)) == [503]
+        until(lambda: server.server.metrics.requests == {("other", 503): 1})
 
 
 # ---- slow clients

@@ -420,7 +420,6 @@ class Connection:
             return False
         await self._send(answer, ends=answer.ends or self._server.ending)
         self.is_accepted = False
-        self._server.metrics.requests[answer.path, int(answer.status)] += 1
         if answer.path == "/predict" and answer.status == HTTPStatus.OK:
             self._server.metrics.seconds.add(seconds)
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
@@ -494,6 +493,7 @@ class Connection:
         self._write(head, h11.Data(data=answer.body if self._has_body else b""), h11.EndOfMessage())
         async with asyncio.timeout(self._server.limits.seconds):
             await self._writer.drain()
+        self._server.metrics.requests[answer.path, int(answer.status)] += 1
         if ends:
             await self._discard_rest()
 

@@ -56,6 +56,14 @@ def test_the_file_names_each_model_and_comments_its_labels(folder: Path) -> None
     assert "student:" in text
 
 
+def test_paths_start_from_the_folder_behind_a_link(folder: Path) -> None:
+    (folder / "deep/here").mkdir(parents=True)
+    (folder / "link").symlink_to("deep/here")
+    assert init(folder, "--from-teachers", "models/desk", "models/study", "--into", "link").code == 0
+    places = [folder / "link" / str(teacher["model"]) for teacher in teachers_in(folder / "link/amalgam.yaml")]
+    assert [place.is_dir() for place in places] == [True, True]
+
+
 def test_a_second_folder_is_refused(tmp_path: Path) -> None:
     refused = init(tmp_path, "here", "--into", "there")
     assert (refused.code, "--into is a second one" in refused.err) == (2, True), refused.err

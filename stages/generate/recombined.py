@@ -8,8 +8,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from amalgam.stages.generate.decoding import GeneratedText
-
 END = ""
 """The word before the first and after the last word of each text; no other word is empty."""
 
@@ -18,8 +16,9 @@ REPLACED, REPLACED_BETWEEN = 0.25, 0.5
 
 
 class Recombiner:
-    """Makes texts of the words of other texts. Each new text begins with a given one and changes it in one of four
-    ways. Texts without spaces are divided into characters.
+    """Makes texts of the words of other texts: each is one of them, changed in one of four ways.
+
+    Texts without spaces are divided into characters.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -38,13 +37,13 @@ class Recombiner:
             for before, word, behind in zip(around, around[1:], around[2:], strict=False):
                 self.between[before, behind].append(word)
 
-    def text(self, place: int, key: int) -> GeneratedText:
-        """Returns a new text that begins with the text at the place; the key determines all draws."""
+    def text(self, place: int, key: int) -> str:
+        """Returns the text at the place, changed; the key determines all draws."""
         random = np.random.default_rng(key)
         ways: Sequence[Callable[[list[str], np.random.Generator], list[str]]]
         ways = (self.joined, self.continued, self.replaced_between, self.replaced)
         words = ways[int(random.integers(len(ways)))](self.texts[place % len(self.texts)], random)
-        return GeneratedText(self.space.join(words), len(words))
+        return self.space.join(words)
 
     def joined(self, words: list[str], random: np.random.Generator) -> list[str]:
         """Joins the first words with the last words of another text."""

@@ -203,23 +203,18 @@ def _take_corpus(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
 
 
 def _recombine(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
-    """Takes texts of the corpus like cross-domain; the units after the last of them are texts of their words."""
+    """Takes the texts of the corpus like cross-domain, and then texts made of their words."""
     texts = _lowest_keys(inputs, RECOMBINED)
     if not texts:
         raise DataError("generate.corpus has no text", where="generate.source: recombined", fix="name a file of texts")
     recombiner = Recombiner(texts)
     for unit in units:
         inputs.stop()
-        family = unit.payload.family
-        yield (
-            unit,
-            [
-                decoding.GeneratedText(texts[index], len(texts[index].split()))
-                if index < len(texts)
-                else recombiner.text(index, text_key64(inputs.settings.seed, family, index))
-                for index in unit.payload.indices
-            ],
-        )
+        own = texts[unit.payload.first : unit.payload.first + BLOCK]
+        new = unit.payload.indices[len(own) :]
+        keys = [text_key64(inputs.settings.seed, unit.payload.family, index) for index in new]
+        made = [*own, *map(recombiner.text, new, keys)]
+        yield unit, [decoding.GeneratedText(text, len(text.split())) for text in made]
         inputs.console.advance(BLOCK)
 
 

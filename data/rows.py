@@ -59,11 +59,20 @@ FIXES: dict[Reason, str] = {
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 KINDS = ", ".join(SUFFIXES)
 
+PACKERS = {
+    "gzip": (".gz", b"\x1f\x8b"),
+    "bzip2": (".bz2", b"BZh91AY&SY"),
+    "xz": (".xz", b"\xfd7zXZ\0"),
+    "zstd": (".zst", b"\x28\xb5\x2f\xfd"),
+}
+"""Programs that pack files: the suffix, and the first bytes of a packed file."""
+
 INSTEAD = {
     ".txt": """run: {{ echo text; sed '/[^[:space:]]/!d; s/"/""/g; s/.*/"&"/' {file}; }} > {stem}.csv""",
     ".json": "run: python -c 'import polars, sys; polars.read_json(sys.argv[1]).write_ndjson(sys.argv[2])'"
     " {file} {stem}.jsonl",
     ".xlsx": "save the sheet as csv, UTF-8",
+    **{suffix: f"run: {packer} -dk {{file}}" for packer, (suffix, _) in PACKERS.items()},
 }
 """Fixes by suffix."""
 
@@ -73,21 +82,12 @@ MAGIC = {
     b"\xfe\xff": ("is UTF-16, not UTF-8", UTF_16),
     b"PAR1": ("is a Parquet file", "give it a name that ends in .parquet: mv {file} {stem}.parquet"),
     b"PK\x03\x04": ("is a spreadsheet or a zip file", "save the sheet as csv, UTF-8; or unpack the file"),
+    **{
+        magic: (f"is packed by {packer}", f"unpack it: {packer} -dc < {{file}} > {{copy}}")
+        for packer, (_, magic) in PACKERS.items()
+    },
 }
 """First bytes of files that are no text in UTF-8, with the message and the fix."""
-
-PACKERS = {
-    "gzip": (".gz", b"\x1f\x8b"),
-    "bzip2": (".bz2", b"BZh91AY&SY"),
-    "xz": (".xz", b"\xfd7zXZ\0"),
-    "zstd": (".zst", b"\x28\xb5\x2f\xfd"),
-}
-"""Programs that pack files: the suffix, and the first bytes of a packed file."""
-INSTEAD |= {suffix: f"run: {packer} -dk {{file}}" for packer, (suffix, _) in PACKERS.items()}
-MAGIC |= {
-    magic: (f"is packed by {packer}", f"unpack it: {packer} -dc < {{file}} > {{copy}}")
-    for packer, (_, magic) in PACKERS.items()
-}
 
 JSON_LINES = (".jsonl", ".ndjson")
 ARRAY = re.compile(rb"\s*\[\s*\{")

@@ -377,6 +377,7 @@ class Generate(ConfigSection):
 
     @property
     def reads_corpus(self) -> bool:
+        """Returns whether the texts are those of generate.corpus, or made of their words."""
         return self.source in {"cross-domain", "recombined"}
 
 

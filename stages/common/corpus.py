@@ -239,9 +239,9 @@ LABELS_SHOWN, MOST_RENAMES = 5, 20
 
 
 def check_gold_labels(
-    part: Part, corpus: Corpus, union: set[str], files: Callable[[], Sequence[Path]], fate: str
+    part: Part, corpus: Corpus, union: set[str], files: Callable[[], Sequence[Path]], treatment: str
 ) -> str | None:
-    """Refuses gold labels outside the union; returns a note on such texts and their fate if the settings skip them."""
+    """Refuses gold labels outside the union; returns a note on such texts if the settings skip them."""
     counts = part.facts["labels"]
     expected = union | {corpus.unknown}
     unknown = {label: int(count) for label, count in sorted(counts.items()) if label not in expected}
@@ -265,7 +265,7 @@ def check_gold_labels(
             f"the union is {shown_names(sorted(union), len(union))}",
             fix=fix,
         )
-    note = f"{counted(count, f'{part.name} text')} {fate}: no teacher has the label {names}"
+    note = f"{counted(count, f'{part.name} text')} {treatment}: no teacher has the label {names}"
     return f"{note}; to keep texts of a similar label, {rename_fix(unknown, union, corpus)}" if similar else note
 
 

@@ -65,9 +65,6 @@ MOST_SCANNED = 50_000_000
 MOST_ESTIMATION, ESTIMATION_SHARE = 500, 0.1
 """Most labelled texts that estimate accuracies, and their largest share of the training texts."""
 
-LEARNED_WITHOUT = "learned without a label"
-"""What happens to training texts whose label no teacher has, with `labels: corpus`."""
-
 LEAST_ESTIMATION = 20
 """Fewer labelled texts are too few to estimate an accuracy; students learn them."""
 
@@ -108,13 +105,14 @@ def check_gold(run: Run) -> None:
     method = target_method(run.experiment.targets)
     if method.one_label_set:
         check_one_label_set(teachers_of(run), run.experiment.targets.mode)
-    fates = dict.fromkeys(["test", "validation", *(["train"] if method.reads_gold else [])], "left out")
+    treatments = dict.fromkeys(["test", "validation", *(["train"] if method.reads_gold else [])], "left out")
     if run.experiment.labels == FROM_CORPUS and _takes_labels(run):
-        fates["train"] = LEARNED_WITHOUT
-    for name, fate in fates.items():
-        part = part_of(run, name)
-        if part and (note := _check_labels_of(run, part, fate)):
-            run.console.note(note)
+        treatments["train"] = "learned without a label"
+    for name, treatment in treatments.items():
+        if part := part_of(run, name):
+            union, files = set(label_space(run).names), partial(part_files, run, name)
+            if note := check_gold_labels(part, run.experiment.corpus, union, files, treatment):
+                run.console.note(note)
     check_unknown(run)
 
 
@@ -126,11 +124,6 @@ def check_unknown(run: Run) -> None:
         what = f"corpus.unknown: {shown(str(unknown))} is a label of teacher {' and '.join(owners)}"
         fix = "name a label that no teacher has, such as none, or remove corpus.unknown"
         raise ExperimentError(what, where="corpus.unknown", fix=fix)
-
-
-def _check_labels_of(run: Run, part: Part, fate: str) -> str | None:
-    union = set(label_space(run).names)
-    return check_gold_labels(part, run.experiment.corpus, union, lambda: part_files(run, part.name), fate)
 
 
 def _takes_labels(run: Run) -> bool:
@@ -146,7 +139,6 @@ def given_labels(run: Run) -> GivenLabels | None:
         return None
     part, names = train_part(run), label_space(run).names
     if source == FROM_CORPUS:
-        _check_labels_of(run, part, LEARNED_WITHOUT)
         if not part.facts["labels"]:
             fix = "fill the column corpus.label in some rows, or name a file of labels"
             raise DataError("no training text has a label", where="labels: corpus", fix=fix)

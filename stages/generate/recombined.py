@@ -1,9 +1,9 @@
-"""Recombines the texts of a corpus to new texts, for students that learn from few."""
+"""Recombines the texts of a corpus into new texts, for students that learn from few."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -40,10 +40,9 @@ class Recombiner:
     def text(self, place: int, key: int) -> str:
         """Returns the text at the place, changed; the key determines all draws."""
         random = np.random.default_rng(key)
-        ways: Sequence[Callable[[list[str], np.random.Generator], list[str]]]
-        ways = (self.joined, self.continued, self.replaced_between, self.replaced)
-        words = ways[int(random.integers(len(ways)))](self.texts[place % len(self.texts)], random)
-        return self.space.join(words)
+        ways = [self.joined, self.continued, self.replaced_between, self.replaced]
+        change = ways[random.integers(len(ways))]
+        return self.space.join(change(self.texts[place % len(self.texts)], random))
 
     def joined(self, words: list[str], random: np.random.Generator) -> list[str]:
         """Joins the first words with the last words of another text."""
@@ -69,5 +68,5 @@ class Recombiner:
         return [_one_of(self.words, random) if random.random() < REPLACED else word for word in words]
 
 
-def _one_of(words: Sequence[str], random: np.random.Generator) -> str:
-    return words[int(random.integers(len(words)))]
+def _one_of(words: list[str], random: np.random.Generator) -> str:
+    return words[random.integers(len(words))]

@@ -197,8 +197,7 @@ def _take_corpus(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
         inputs.console.note(f"generate.corpus has only {counted(len(texts), 'text')}; {requested:,} were requested")
     for unit in units:
         inputs.stop()
-        own = texts[unit.payload.first : unit.payload.first + BLOCK]
-        yield unit, [decoding.GeneratedText(text, len(text.split())) for text in own]
+        yield unit, _counted(texts[unit.payload.first : unit.payload.first + BLOCK])
         inputs.console.advance(BLOCK)
 
 
@@ -213,9 +212,13 @@ def _recombine(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
         own = texts[unit.payload.first : unit.payload.first + BLOCK]
         new = unit.payload.indices[len(own) :]
         keys = [text_key64(inputs.settings.seed, unit.payload.family, index) for index in new]
-        made = [*own, *map(recombiner.text, new, keys)]
-        yield unit, [decoding.GeneratedText(text, len(text.split())) for text in made]
+        yield unit, _counted([*own, *map(recombiner.text, new, keys)])
         inputs.console.advance(BLOCK)
+
+
+def _counted(texts: Sequence[str]) -> list[decoding.GeneratedText]:
+    """Returns the texts with their numbers of words."""
+    return [decoding.GeneratedText(text, len(text.split())) for text in texts]
 
 
 def _lowest_keys(inputs: SourceInputs, count: int) -> list[str]:

@@ -179,9 +179,13 @@ def _figures(  # noqa: PLR0913  a row needs all arguments
 
 def flop_of(config: Any, tokens: int) -> int:
     """Returns the FLOP of a forward pass on a text. A token has L (8 h^2 + 4 h f) + 4 L T h, or 6 h f if gated."""
-    layers, width, wide = config.num_hidden_layers, config.hidden_size, config.intermediate_size
-    products = 6 if config.model_type == "modernbert" else 4
-    return int(layers * (8 * width**2 + products * width * wide + 4 * tokens * width) * tokens)
+    layers, width = config.num_hidden_layers, config.hidden_size
+    return int(layers * (8 * width**2 + _flop_of_wide(config) + 4 * tokens * width) * tokens)
+
+
+def _flop_of_wide(config: Any) -> int:
+    """Returns the FLOP per token of a layer's products with its wide states."""
+    return (6 if config.model_type == "modernbert" else 4) * config.hidden_size * config.intermediate_size  # type: ignore[no-any-return]
 
 
 def not_computed(bench: Bench) -> int:
@@ -189,8 +193,8 @@ def not_computed(bench: Bench) -> int:
     if bench.teacher.fast_encoder is None or not bench.teacher.fast_encoder.first_token:
         return 0
     config = bench.teacher.model.config
-    width, wide = config.hidden_size, config.intermediate_size
-    each = [(4 * width**2 + 4 * width * wide + 4 * length * width) * (length - 1) for length in bench.lengths]
+    width, of_wide = config.hidden_size, _flop_of_wide(config)
+    each = [(4 * width**2 + of_wide + 4 * length * width) * (length - 1) for length in bench.lengths]
     return int(sum(each)) * bench.passes
 
 

@@ -29,7 +29,9 @@ def pick_device(wanted: str) -> torch.device:
         raise ExperimentError(
             f"execution.device is {wanted}, but this machine offers {offered.type}", fix="set execution.device=auto"
         )
-    return torch.device("cpu") if wanted == "cpu" else offered
+    device = torch.device("cpu") if wanted == "cpu" else offered
+    avoid_plans(device)
+    return device
 
 
 def check_device(wanted: str) -> str:
@@ -53,6 +55,12 @@ def _offered() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def avoid_plans(device: torch.device) -> None:
+    """Leaves out cuDNN's attention on a GPU: a plan for each new shape takes it as long as ten steps."""
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
 
 
 def dtype_for(device: torch.device) -> str:

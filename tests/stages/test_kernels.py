@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from amalgam.benchmarks.check_gpu import RACED
-from amalgam.stages.common.inference.dropout import Attention, MaskClaim, attended, scattered
+from amalgam.stages.common.inference.attention import Attention, attended, gated
+from amalgam.stages.common.inference.dropout import MaskClaim, scattered
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.tests.stages.tiny_models import WORDS, tiny
 from amalgam.tests.workspaces import quiet_environment
@@ -31,20 +32,37 @@ class Steps:
     """The kernels' results, in separate steps, times `factor`. `taken`: the number of calls of each."""
 
     def __init__(self, factor: float = 1.0, *, refused: tuple[str, ...] = ()) -> None:
-        self.taken = {"attend": 0, "add_norm": 0, "multiply": 0}
+        self.taken = {"attend": 0, "add_norm": 0, "gate": 0, "multiply": 0}
         self.factor = factor
         self.refused = refused
 
-    def attend(self, attention: Attention, claim: MaskClaim, out: torch.Tensor | None = None) -> torch.Tensor | None:
-        mixed = self._result("attend", lambda: attended(attention, claim.whole()))
+    def attend(
+        self, attention: Attention, claim: MaskClaim | None, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        mask = claim.whole() if claim else attention.query.new_ones(attention.scores_shape)
+        mixed = self._result("attend", lambda: attended(attention, mask))
         if mixed is None or out is None:
             return mixed
         return out.copy_(mixed)
 
     def add_norm(
-        self, norm: torch.nn.LayerNorm, hidden: torch.Tensor, rows: torch.Tensor, claim: MaskClaim
+        self,
+        norm: torch.nn.LayerNorm,
+        hidden: torch.Tensor,
+        rows: torch.Tensor,
+        claim: MaskClaim | None,
+        *,
+        keep: bool,
     ) -> torch.Tensor | None:
-        return self._result("add_norm", lambda: norm(hidden + rows * claim.whole()))
+        added = hidden + (rows * claim.whole() if claim else rows)
+        result = self._result("add_norm", lambda: norm(added))
+        if keep and result is not None:
+            hidden.copy_(added)
+        return result
+
+    def gate(self, wide: torch.Tensor, claim: MaskClaim | None, out: torch.Tensor) -> torch.Tensor | None:
+        result = self._result("gate", lambda: gated(wide) * (claim.whole() if claim else 1))
+        return None if result is None else out.copy_(result)
 
     def multiply(self, rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
         return self._result("multiply", lambda: rows * claim.whole())
@@ -93,13 +111,14 @@ def test_logits_are_those_of_separate_steps(kind: str, dtype: torch.dtype) -> No
     assert teacher.notes == ()
     assert kernels.taken["multiply"] > 0
     assert (kernels.taken["attend"] >= LAYERS) == (kind != "mpnet")  # whose scores have a bias
-    assert (kernels.taken["add_norm"] >= LAYERS) == (kind in {"bert", "roberta", "distilbert"})
+    assert (kernels.taken["add_norm"] >= LAYERS) == (kind != "mpnet")
+    assert (kernels.taken["gate"] >= LAYERS) == (kind == "modernbert")
 
 
-@pytest.mark.parametrize("name", ["attend", "add_norm", "multiply"])
+@pytest.mark.parametrize("name", ["attend", "add_norm", "gate", "multiply"])
 def test_a_call_that_a_kernel_refuses_runs_in_separate_steps(name: str) -> None:
     kernels = Steps(refused=(name,))
-    teacher, plain = teacher_of(kernels=kernels), teacher_of()
+    teacher, plain = teacher_of("modernbert", kernels=kernels), teacher_of("modernbert")
     for rows in batches(teacher):
         assert torch.allclose(teacher.run(rows), plain.run(rows), rtol=1e-6)
     assert [other for other, count in kernels.taken.items() if not count] == [name]
@@ -114,12 +133,19 @@ def test_the_last_layer_alone_runs_in_kernels_too() -> None:
     assert kernels.taken["add_norm"] > 0
 
 
-def test_without_dropout_no_kernel_runs() -> None:
+@pytest.mark.parametrize(
+    ("kind", "taken"),
+    [("bert", (LAYERS, 2 * LAYERS, 0)), ("modernbert", (LAYERS, 2 * LAYERS, LAYERS)), ("mpnet", (0, 0, 0))],
+)
+def test_layers_run_in_kernels_without_dropout_too(kind: str, taken: tuple[int, ...]) -> None:
     kernels = Steps()
-    teacher, plain = teacher_of(kernels=kernels), teacher_of()
+    teacher, plain = teacher_of(kind, kernels=kernels), teacher_of(kind)
     rows = rows_of(teacher, [0, 1, 2], [DROPOUT_OFF] * 3)
-    assert torch.equal(teacher.run(rows), plain.run(rows))
-    assert set(kernels.taken.values()) == {0}
+    assert torch.allclose(teacher.run(rows), plain.run(rows), rtol=1e-6)
+    before = dict(kernels.taken)
+    teacher.run(rows)
+    counts = {name: count - before[name] for name, count in kernels.taken.items()}
+    assert counts == dict(zip(("attend", "add_norm", "gate"), taken, strict=True)) | {"multiply": 0}
 
 
 def test_kernels_with_other_numbers_are_not_used() -> None:
@@ -137,10 +163,12 @@ class OtherMasks(Steps):
         super().__init__()
         self.wrong = wrong
 
-    def attend(self, attention: Attention, claim: MaskClaim, out: torch.Tensor | None = None) -> torch.Tensor | None:
+    def attend(
+        self, attention: Attention, claim: MaskClaim | None, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
         if self.wrong != "attend":
             return super().attend(attention, claim, out)
-        mixed = attended(attention, torch.ones_like(claim.whole()))
+        mixed = attended(attention, attention.query.new_ones(attention.scores_shape))
         return mixed if out is None else out.copy_(mixed)
 
     def multiply(self, rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:

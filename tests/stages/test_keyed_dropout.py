@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amalgam.data.tokens import Tokens
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.common.inference import dropout
-from amalgam.stages.common.inference.dropout import Attention, Axis, Bank, KeyedDropout, Site, attended
+from amalgam.stages.common.inference.attention import SCORES_AT_ONCE, Attention, attended
+from amalgam.stages.common.inference.dropout import Axis, Bank, KeyedDropout, Site
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.tests.stages.tiny_models import ENCODERS, WORDS, tiny
 
@@ -236,7 +236,7 @@ def attention_of(kind: str) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Ten
 def test_keyed_attention_is_attention_with_masked_probabilities(
     kind: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(dropout.SCORES_AT_ONCE, "cpu", at_once)
+    monkeypatch.setitem(SCORES_AT_ONCE, "cpu", at_once)
     (query, key, value), options = attention_of(kind)
     bank, words = Bank(0, device=CPU, dtype=torch.float32), WORDS_OF_SIX
     with KeyedDropout(bank, [Site("attention", 0.25, HEADS)], words) as mode:

@@ -23,6 +23,14 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from amalgam.pipeline.errors import ModelError
+from amalgam.stages.common.inference.attention import (
+    Attention,
+    attended,
+    attention_call,
+    gated,
+    plain_attention,
+    scores_at_once,
+)
 
 Words: TypeAlias = NDArray[np.uint64]
 
@@ -102,15 +110,20 @@ def bank_bits(seed: int, rate: float, device: torch.device, dtype: torch.dtype) 
 
 
 class Kernels(Protocol):
-    """Dropout together with the steps around it: module `kernels`. None: the call is not supported."""
+    """Steps of a layer together with their dropout: module `kernels`. A result of None: the call is not supported.
+
+    A claim of None drops nothing.
+    """
 
     def attend(
-        self, attention: Attention, claim: MaskClaim, out: torch.Tensor | None = None
+        self, attention: Attention, claim: MaskClaim | None, out: torch.Tensor | None = None
     ) -> torch.Tensor | None: ...
 
     def add_norm(
-        self, norm: nn.LayerNorm, hidden: torch.Tensor, rows: torch.Tensor, claim: MaskClaim
+        self, norm: nn.LayerNorm, hidden: torch.Tensor, rows: torch.Tensor, claim: MaskClaim | None, *, keep: bool
     ) -> torch.Tensor | None: ...
+
+    def gate(self, wide: torch.Tensor, claim: MaskClaim | None, out: torch.Tensor) -> torch.Tensor | None: ...
 
     def multiply(self, rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None: ...
 
@@ -214,9 +227,6 @@ def scattered(words: torch.Tensor) -> torch.Tensor:
     return words.mul_(MIX_B - (1 << 64)).bitwise_right_shift_(64 - BANK_BITS).bitwise_and_(BANK_SIZE - 1)
 
 
-SCORES_AT_ONCE = {"cpu": 1 << 19, "accelerator": 1 << 27}
-"""On a CPU a block stays in cache and in mapped memory, which plain attention does not."""
-
 WITHOUT_DROPOUT = "set cache.passes: 0 (uncertainty from the dropout-off pass alone), or leave this teacher out"
 
 
@@ -263,72 +273,6 @@ def _dropout_call(
     return input, p if (training if train is None else train) else 0.0, inplace
 
 
-def _attention_call(  # noqa: PLR0913  torch's own signature
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Attention:
-    if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    if is_causal:
-        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return Attention(query, key, value, attn_mask, dropout_p, scale)
-
-
-class Attention(NamedTuple):
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    mask: torch.Tensor | None
-    rate: float
-    scale: float
-
-    @property
-    def scores_shape(self) -> tuple[int, ...]:
-        return (*self.query.shape[:-1], self.key.shape[-2])
-
-    def rows(self, first: int, end: int) -> Attention:
-        mask = self.mask
-        if mask is not None and mask.dim() == self.query.dim() and mask.shape[0] > 1:
-            mask = mask[first:end]
-        query, key, value = (part[first:end] for part in (self.query, self.key, self.value))
-        return Attention(query, key, value, mask, self.rate, self.scale)
-
-
-def attended(attention: Attention, dropped: torch.Tensor) -> torch.Tensor:
-    """Softmax attention whose probabilities are multiplied by a mask; torch.softmax accumulates in float32 itself."""
-    scores = torch.matmul(attention.query * attention.scale, attention.key.transpose(-1, -2))
-    if attention.mask is not None:
-        hide(scores, attention.mask)
-    return torch.matmul(dropped.mul_(torch.softmax(scores, -1)), attention.value)
-
-
-def _plain_attention(attention: Attention) -> torch.Tensor:
-    query, key, value, mask = attention[:4]
-    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=attention.scale)
-
-
-def hide(scores: torch.Tensor, mask: torch.Tensor) -> None:
-    """Hidden keys get the lowest finite score instead of -inf: a row without any key then stays finite."""
-    lowest = torch.finfo(scores.dtype).min
-    if mask.dtype == torch.bool:
-        scores.masked_fill_(mask.logical_not(), lowest)
-    else:
-        scores.add_(mask).clamp_(min=lowest)
-
-
-def scores_at_once(device: torch.device) -> int:
-    return SCORES_AT_ONCE.get(device.type, SCORES_AT_ONCE["accelerator"])
-
-
 DROPOUT = {functional.dropout, torch.dropout, torch.dropout_}
 
 CHANNEL_DROPOUT: set[Any] = {functional.dropout1d, functional.dropout2d, functional.dropout3d}
@@ -364,7 +308,7 @@ class DropoutMode(TorchFunctionMode):
             return x
         if func is functional.scaled_dot_product_attention:
             rate = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-            return self.attention(_attention_call(*args, **kwargs)) if rate else func(*args, **kwargs)
+            return self.attention(attention_call(*args, **kwargs)) if rate else func(*args, **kwargs)
         if func in REFUSED:
             raise unsupported_dropout(getattr(func, "__name__", str(func)))
         return func(*args, **kwargs)
@@ -398,7 +342,7 @@ class Recorder(DropoutMode):
 
     def attention(self, attention: Attention) -> torch.Tensor:
         self.calls.append(Call(self._inside(), attention.rate, attention.scores_shape))
-        return _plain_attention(attention)
+        return plain_attention(attention)
 
 
 class MaskClaim(NamedTuple):
@@ -426,15 +370,25 @@ class ComparedKernels:
         self._kernels = kernels
         self.agree = True
 
-    def attend(self, attention: Attention, claim: MaskClaim, out: torch.Tensor | None = None) -> torch.Tensor | None:
-        expected = attended(attention, claim.whole())
+    def attend(
+        self, attention: Attention, claim: MaskClaim | None, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        mask = claim.whole() if claim else attention.query.new_ones(attention.scores_shape)
+        expected = attended(attention, mask)
         return self._checked(self._kernels.attend(attention, claim, out), expected, 0.1)
 
     def add_norm(
-        self, norm: nn.LayerNorm, hidden: torch.Tensor, rows: torch.Tensor, claim: MaskClaim
+        self, norm: nn.LayerNorm, hidden: torch.Tensor, rows: torch.Tensor, claim: MaskClaim | None, *, keep: bool
     ) -> torch.Tensor | None:
-        expected = norm(torch.addcmul(hidden, rows, claim.whole()))
-        return self._checked(self._kernels.add_norm(norm, hidden, rows, claim), expected, 0.02)
+        added = hidden + rows if claim is None else torch.addcmul(hidden, rows, claim.whole())
+        result = self._checked(self._kernels.add_norm(norm, hidden, rows, claim, keep=keep), norm(added), 0.02)
+        if keep and result is not None:
+            self._checked(hidden, added, 0.02)
+        return result
+
+    def gate(self, wide: torch.Tensor, claim: MaskClaim | None, out: torch.Tensor) -> torch.Tensor | None:
+        expected = gated(wide) if claim is None else gated(wide) * claim.whole()
+        return self._checked(self._kernels.gate(wide, claim, out), expected, 0.02)
 
     def multiply(self, rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
         expected = rows * claim.whole()
@@ -493,7 +447,7 @@ class KeyedDropout(DropoutMode):
 
     def attention(self, attention: Attention) -> torch.Tensor:
         if self._is_early():
-            return _plain_attention(attention)
+            return plain_attention(attention)
         shape = attention.scores_shape
         claim = self.claim(shape, attention.rate)
         mixed = self._bank.kernels.attend(attention, claim) if self._bank.kernels is not None else None

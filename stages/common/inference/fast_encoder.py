@@ -18,11 +18,15 @@ from torch import nn
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from amalgam.stages.common.inference.dropout import Attention, KeyedDropout, hide, scores_at_once
+from amalgam.stages.common.inference.attention import Attention, Turn, hide, scores_at_once
+from amalgam.stages.common.inference.dropout import Kernels, KeyedDropout
 
 CLOSE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 
 HALF = {torch.bfloat16, torch.float16}
+
+LONGEST_PLAIN = 512
+"""Of longer texts, torch computes attention without dropout faster than the kernel."""
 
 SAFE = 60.0
 """exp(60) summed over any row, and exp(-60), are well inside float32."""
@@ -69,6 +73,12 @@ class LayerInputs:
     """Query, key and value."""
     hidden: torch.Tensor
     mask: torch.Tensor | None
+    turn: Turn | None = None
+    window: int = 0
+
+    def attention(self, layer: Any, rate: float = 0.0) -> Attention:
+        query, key, value = (part.transpose(1, 2) for part in self.three)
+        return Attention(query, key, value, self.mask, rate, layer.scaling, self.turn, self.window)
 
 
 @dataclass(eq=False)
@@ -94,13 +104,25 @@ class Buffers:
 class FastEncoder:
     """Replaces a model's encoder while `patched` or `last_layer` is active."""
 
-    def __init__(self, encoder: nn.Module, layers: list[Layer], *, first_token: bool) -> None:
+    kernels: Kernels | None = None
+    """Used instead of separate steps."""
+    longest_trial = 0
+    """Length of the texts, if not short ones, on which this form of a model has to agree with another one."""
+
+    def __init__(self, encoder: Any, layers: list[Layer], *, first_token: bool) -> None:
         self.encoder = encoder
-        self.last_block: Any = encoder.layer[-1]  # type: ignore[index]
+        self.last_block: Any = self.encoder.layer[-1]
         self.layers = layers
         self.first_token = first_token
         weight = layers[0].weight
         self.buffers = Buffers(weight.device, weight.dtype)
+
+    def mask_input(self, mask: torch.Tensor) -> torch.Tensor:
+        """Returns the model's attention mask, as the model takes it without looking into it.
+
+        For a mask of two dimensions it first checks whether a token is hidden: a GPU's host would wait for the result.
+        """
+        return mask.bool()[:, None, None, :]
 
     def patched(
         self, dropout: KeyedDropout | None, kept: list[LayerInputs] | None = None
@@ -165,13 +187,13 @@ class FastEncoder:
         if passes > 1 and dropout is not None:
             self._first_token_attention(layer, inputs, dropout, mixed.view(-1, passes, width))
         else:
-            self._attention(layer, inputs.three, inputs.mask, dropout, mixed)
+            self._attention(layer, inputs, dropout, mixed)
         flat = (-1, width)
         out = self.buffers.take("out", *shape)
-        _linear(layer.attended, mixed.view(flat), out.view(flat))
+        product(layer.attended, mixed.view(flat), out.view(flat))
         hidden = self._added(layer.attended_norm, hidden, out, layer.attended_rate, dropout)
         wide = _widened(layer, hidden.view(flat), self.buffers.take("wide", rows * shape[1], layer.up.out_features))
-        _linear(layer.down, wide, out.view(flat))
+        product(layer.down, wide, out.view(flat))
         return self._added(layer.norm, hidden, out, layer.rate, dropout)
 
     def _projected(self, layer: Layer, hidden: torch.Tensor, *, first_token: bool) -> tuple[torch.Tensor, ...]:
@@ -186,48 +208,43 @@ class FastEncoder:
             query = [first.view(rows, 1, layer.heads, -1)]
         return query[0], key, value
 
-    def _attention(
-        self,
-        layer: Layer,
-        three: tuple[torch.Tensor, ...],
-        mask: torch.Tensor | None,
-        dropout: KeyedDropout | None,
-        mixed: torch.Tensor,
-    ) -> None:
-        query, key, value = three
-        if dropout is None or not layer.score_rate:
-            q, k, v = (heads.transpose(1, 2) for heads in three)
-            attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scaling)
-            mixed.view(query.shape).copy_(attended.transpose(1, 2))
+    def _attention(self, layer: Any, inputs: LayerInputs, dropout: KeyedDropout | None, mixed: torch.Tensor) -> None:
+        heads_last = inputs.three[0].shape
+        rows, queries, heads, _ = heads_last
+        attention = inputs.attention(layer, layer.score_rate if dropout is not None else 0.0)
+        claim = dropout.claim(attention.scores_shape, attention.rate) if dropout and attention.rate else None
+        is_long = claim is None and inputs.turn is None and attention.key.shape[2] > LONGEST_PLAIN
+        kernels = None if is_long else self.kernels
+        if kernels is not None and kernels.attend(attention, claim, mixed.view(heads_last).transpose(1, 2)) is not None:
             return
-        rows, queries, heads, _ = query.shape
-        masks = dropout.claim((rows, heads, queries, key.shape[1]), layer.score_rate)
-        if masks.bank.kernels is not None:
-            q, k, v = (heads.transpose(1, 2) for heads in three)
-            attention = Attention(q, k, v, mask, layer.score_rate, layer.scaling)
-            if masks.bank.kernels.attend(attention, masks, mixed.view(query.shape).transpose(1, 2)) is not None:
-                return
-        at_once = max(1, scores_at_once(query.device) // (heads * queries * key.shape[1]))
+        q, k, v, mask = attention.plain()[:4]
+        if claim is None:
+            attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scaling)
+            mixed.view(heads_last).copy_(attended.transpose(1, 2))
+            return
+        at_once = max(1, scores_at_once(q.device) // (heads * queries * k.shape[2]))
         for first in range(0, rows, at_once):
             part = slice(first, min(first + at_once, rows))
             hidden_keys = mask if mask is None or mask.shape[0] == 1 else mask[part]
-            scores = self._scores(layer, query[part], key[part], hidden_keys)
+            scores = self._scores(layer, q[part], k[part], hidden_keys)
             total = exponentials(scores)
-            weights = scores.mul_(masks.of(part, self.buffers.take("score mask", *scores.shape)))
-            v = self._heads_first("v", value[part])
-            into = self.buffers.take("q", *v.shape[:2], queries, v.shape[3])
-            attended = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=into.flatten(0, 1))
+            weights = scores.mul_(claim.of(part, self.buffers.take("score mask", *scores.shape)))
+            values = self._copied("v", v[part])
+            into = self.buffers.take("q", *values.shape[:2], queries, values.shape[3])
+            attended = torch.bmm(weights.flatten(0, 1), values.flatten(0, 1), out=into.flatten(0, 1))
             if total is not None:
                 attended.div_(total.view(*attended.shape[:2], 1))
-            mixed[part].view(query[part].shape).copy_(attended.view(-1, heads, *attended.shape[1:]).transpose(1, 2))
+            mixed[part].view(-1, queries, heads, v.shape[3]).copy_(
+                attended.view(-1, heads, *attended.shape[1:]).transpose(1, 2)
+            )
 
     def _first_token_attention(
-        self, layer: Layer, inputs: LayerInputs, dropout: KeyedDropout, mixed: torch.Tensor
+        self, layer: Any, inputs: LayerInputs, dropout: KeyedDropout, mixed: torch.Tensor
     ) -> None:
         """Mixes values for the first token, all passes of a text in one product: [texts, passes, width]."""
-        query, key, value = inputs.three
+        query, key, value, mask = inputs.attention(layer).plain()[:4]
         texts, passes, width = mixed.shape
-        weights = torch.softmax(self._scores(layer, query, key, inputs.mask), -1)  # [texts, heads, 1, keys]
+        weights = torch.softmax(self._scores(layer, query, key, mask), -1)  # [texts, heads, 1, keys]
         heads, keys = weights.shape[1], weights.shape[3]
         if layer.score_rate:
             masks = dropout.claim((texts * passes, heads, 1, keys), layer.score_rate).whole()
@@ -235,36 +252,34 @@ class FastEncoder:
         else:
             weights = weights.expand(-1, -1, passes, -1)
         into = mixed.view(texts, passes, heads, width // heads)
-        into.copy_(torch.matmul(weights, value.transpose(1, 2)).transpose(1, 2))
+        into.copy_(torch.matmul(weights, value).transpose(1, 2))
 
-    def _scores(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        rows, queries, heads, _ = query.shape
-        q, k = self._heads_first("q", query, layer.scaling), self._heads_first("k", key)
-        scores = self.buffers.take("scores", rows * heads, queries, key.shape[1])
+    def _scores(self, layer: Any, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        rows, heads, queries, _ = query.shape
+        q, k = self._copied("q", query, layer.scaling), self._copied("k", key)
+        scores = self.buffers.take("scores", rows * heads, queries, key.shape[2])
         torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), out=scores)
         scores = scores.view(rows, heads, queries, -1)
         if mask is not None:
             hide(scores, mask)
         return scores
 
-    def _heads_first(self, name: str, tensor: torch.Tensor, scale: float | None = None) -> torch.Tensor:
-        """Returns a contiguous copy [rows, heads, tokens, width], multiplied by `scale` if given."""
-        turned = tensor.transpose(1, 2)
-        into = self.buffers.take(name, *turned.shape)
-        return into.copy_(turned) if scale is None else torch.mul(turned, scale, out=into)
+    def _copied(self, name: str, heads: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+        """Returns a contiguous copy of [rows, heads, tokens, width], multiplied by `scale` if given."""
+        into = self.buffers.take(name, *heads.shape)
+        return into.copy_(heads) if scale is None else torch.mul(heads, scale, out=into)
 
     def _added(
         self, norm: nn.LayerNorm, hidden: torch.Tensor, out: torch.Tensor, rate: float, dropout: KeyedDropout | None
     ) -> torch.Tensor:
-        if dropout is None or not rate:
+        claim = dropout.claim(tuple(out.shape), rate) if dropout is not None and rate else None
+        normed = self.kernels.add_norm(norm, hidden, out, claim, keep=False) if self.kernels else None
+        if normed is not None:
+            return normed
+        if claim is None:
             return norm(out.add_(hidden))  # type: ignore[no-any-return]
-        claim = dropout.claim(tuple(out.shape), rate)
-        kernels = claim.bank.kernels
-        normed = kernels.add_norm(norm, hidden, out, claim) if kernels is not None else None
-        if normed is None:
-            mask = claim.of(slice(None), self.buffers.take("mask", *out.shape))
-            normed = norm(torch.addcmul(hidden, out, mask, out=out))
-        return normed
+        mask = claim.of(slice(None), self.buffers.take("mask", *out.shape))
+        return norm(torch.addcmul(hidden, out, mask, out=out))  # type: ignore[no-any-return]
 
 
 def exponentials(scores: torch.Tensor) -> torch.Tensor | None:
@@ -280,7 +295,9 @@ def exponentials(scores: torch.Tensor) -> torch.Tensor | None:
     return None
 
 
-def _linear(linear: nn.Linear, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+def product(linear: nn.Linear, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    if linear.bias is None:
+        return torch.mm(rows, linear.weight.t(), out=out)
     return torch.addmm(linear.bias, rows, linear.weight.t(), out=out)
 
 
@@ -290,10 +307,10 @@ def _widened(layer: Layer, rows: torch.Tensor, out: torch.Tensor) -> torch.Tenso
     In half precision, a GPU computes GELU inside the product, in its tanh form: within 5e-4 of the exact form.
     """
     if getattr(layer.activation, "act", None) is not functional.gelu:
-        return layer.activation(_linear(layer.up, rows, out))  # type: ignore[no-any-return]
+        return layer.activation(product(layer.up, rows, out))  # type: ignore[no-any-return]
     if rows.is_cuda and rows.dtype in HALF:
         return torch._addmm_activation(layer.up.bias, rows, layer.up.weight.t(), use_gelu=True, out=out)  # noqa: SLF001
-    return torch.ops.aten.gelu_(_linear(layer.up, rows, out))  # type: ignore[no-any-return]
+    return torch.ops.aten.gelu_(product(layer.up, rows, out))  # type: ignore[no-any-return]
 
 
 def describe_fast_encoder(model: Any, *, first_token: bool) -> FastEncoder | None:

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,6 +30,7 @@ from amalgam.stages.common.inference.fast_encoder import (
     close_enough,
     describe_fast_encoder,
 )
+from amalgam.stages.common.inference.modern_encoder import describe_modern_encoder
 from amalgam.stages.common.models import loading
 from amalgam.stages.common.models.model_folder import states_body
 from amalgam.stages.common.models.resolve import ResolvedTeacher
@@ -160,10 +161,10 @@ class Teacher:
     def start(self, rows: Rows) -> PendingTransfer:
         """Starts `run`; on a GPU the host continues while the device computes."""
         with torch.inference_mode():
+            self._adopt_kernels()
             if int(rows.passes[0]) == DROPOUT_OFF:
                 logits = self.forward(self.inputs(rows), self.fast_encoder)
             else:
-                self._adopt_kernels()
                 logits = self.forward_with_dropout(self.inputs(rows, self.sites), self.sites, self.fast_encoder)
             return start_transfer(logits.float())
 
@@ -238,13 +239,13 @@ class Teacher:
         return counts[0]
 
     def _adopt_kernels(self) -> None:
-        """From here on dropout runs in the kernels of this device, if they give the numbers of separate steps."""
+        """From here on layers run in the kernels of this device, if they give the numbers of separate steps."""
         kernels, self.kernels = self.kernels, None
-        if kernels is None or not self.sites:
+        if kernels is None or (self.fast_encoder is None and not self.keyed_sites):
             return
         try:
             if _kernels_agree(self, kernels):
-                self._bank.kernels = kernels
+                self.use_kernels(kernels)
                 return
             why = "their numbers are not the model's"
         except torch.OutOfMemoryError:
@@ -255,6 +256,12 @@ class Teacher:
             if self.fast_encoder is not None:
                 self.fast_encoder.buffers.drop()  # they are larger without kernels
         self.notes += (f"teacher {self.name}: dropout runs in separate, slower steps: {why}",)
+
+    def use_kernels(self, kernels: dropout.Kernels | None) -> None:
+        """Runs layers and their dropout in these kernels; None: in separate steps."""
+        self._bank.kernels = kernels
+        if self.fast_encoder is not None:
+            self.fast_encoder.kernels = kernels
 
     def forward(self, inputs: Inputs, encoder: FastEncoder | None) -> torch.Tensor:
         self._switch(training=False)
@@ -275,9 +282,7 @@ class Teacher:
     def _logits(self, inputs: Inputs, encoder: FastEncoder | None) -> torch.Tensor:
         named = {name: tensor for name, tensor in inputs.items() if name != WORDS}
         if encoder and "attention_mask" in named:
-            # The model uses a mask of four dimensions directly. For one of two it first checks whether a token is
-            # hidden, and a GPU's host would wait for the result.
-            named["attention_mask"] = named["attention_mask"].bool()[:, None, None, :]
+            named["attention_mask"] = encoder.mask_input(named["attention_mask"])
         return self.model(**named).logits  # type: ignore[no-any-return]
 
     @cached_property
@@ -455,8 +460,10 @@ def find_kernels() -> dropout.Kernels | None:
 
 
 def build_fast_encoder(teacher: Teacher) -> FastEncoder | None:
+    is_modern = getattr(teacher.model.config, "model_type", "") == "modernbert"
+    describe = describe_modern_encoder if is_modern else describe_fast_encoder
     for first_token in (True, False):
-        encoder = describe_fast_encoder(teacher.model, first_token=first_token)
+        encoder: FastEncoder | None = describe(teacher.model, first_token=first_token)
         if encoder is None:
             return None
         try:
@@ -472,43 +479,48 @@ def build_fast_encoder(teacher: Teacher) -> FastEncoder | None:
 
 
 def _agrees(teacher: Teacher, encoder: FastEncoder) -> bool:
-    for rows in teacher.trials():
-        with torch.inference_mode():
-            inputs = teacher.inputs(rows)
-            pairs = [(teacher.forward(inputs, None), teacher.forward(inputs, encoder))]
-            try:
-                sites = teacher.sites
-            except ModelError:  # a model whose dropout cannot be keyed may still run with dropout off
-                sites = ()
-            if sites:
-                inputs = teacher.inputs(rows, sites)
-                keyed = partial(teacher.forward_with_dropout, inputs, sites)
-                pairs.append((keyed(None), keyed(encoder)))
-        if not all(close_enough(ours.float(), theirs.float(), teacher.dtype) for ours, theirs in pairs):
+    for rows in _trials(teacher, encoder):
+        plain, fast = (_logits_with(teacher, rows, chosen) for chosen in (None, encoder))
+        if not all(close_enough(ours, theirs, teacher.dtype) for ours, theirs in zip(fast, plain, strict=True)):
             return False
     return True
 
 
+def _trials(teacher: Teacher, encoder: FastEncoder | None) -> Iterator[Rows]:
+    yield from teacher.trials()
+    if encoder is not None and encoder.longest_trial:
+        longest = min(encoder.longest_trial, teacher.limit)
+        yield from teacher.trials((longest // 2 + 1, longest), number=2)
+
+
 def _kernels_agree(teacher: Teacher, kernels: dropout.Kernels) -> bool:
     """Compares each kernel's results, on short texts and on the longest, and the logits of the short ones."""
-    compared = dropout.ComparedKernels(kernels)
-    for rows in teacher.trials():
-        plain, fast = (_logits_with(teacher, rows, chosen) for chosen in (None, compared))
-        if not close_enough(fast, plain, teacher.dtype):
-            return False
-    longest = min(teacher.limit, LONGEST_PROBE)
-    for rows in teacher.trials((longest // 2 + 1, longest), number=2):
-        _logits_with(teacher, rows, compared)
+    compared, encoder = dropout.ComparedKernels(kernels), teacher.fast_encoder
+    with torch.inference_mode():
+        try:
+            for rows in teacher.trials():
+                teacher.use_kernels(None)
+                plain = _logits_with(teacher, rows, encoder)
+                teacher.use_kernels(compared)
+                fast = _logits_with(teacher, rows, encoder)
+                if not all(close_enough(a, b, teacher.dtype) for a, b in zip(fast, plain, strict=True)):
+                    return False
+            longest = min(teacher.limit, LONGEST_PROBE)
+            for rows in teacher.trials((longest // 2 + 1, longest), number=2):
+                _logits_with(teacher, rows, encoder)
+        finally:
+            teacher.use_kernels(None)
     return compared.agree
 
 
-def _logits_with(teacher: Teacher, rows: Rows, kernels: dropout.Kernels | None) -> torch.Tensor:
-    bank, inputs = teacher._bank, teacher.inputs(rows, teacher.sites)  # noqa: SLF001  a part of the teacher
-    bank.kernels = kernels
-    try:
-        return teacher.forward_with_dropout(inputs, teacher.sites, teacher.fast_encoder).float()
-    finally:
-        bank.kernels = None
+def _logits_with(teacher: Teacher, rows: Rows, encoder: FastEncoder | None) -> list[torch.Tensor]:
+    """Returns the logits without dropout, and those with it if it can be keyed."""
+    sites = teacher.keyed_sites or ()
+    with torch.inference_mode():
+        logits = [teacher.forward(teacher.inputs(rows), encoder)]
+        if sites:
+            logits.append(teacher.forward_with_dropout(teacher.inputs(rows, sites), sites, encoder))
+    return [one.float() for one in logits]
 
 
 def _last_layer_agrees(teacher: Teacher, early: int) -> bool:

@@ -2,6 +2,7 @@
 
 Masks must equal those of the CPU bit for bit. Logits must agree with the CPU, with and without dropout.
 Half precision must keep the variance between passes. Kernels must give the logits of separate steps.
+Training steps in CUDA graphs must give the gradients of plain ones, and stop where a model cannot be recorded.
 The benchmark then compares BERT-base and ModernBERT-base with their rivals (bf16, K = 16).
 Last it compares the training of BERT-base with Trainer, which needs all libraries of amalgam.
 Exit code 1 means an error, 4 no GPU.
@@ -40,13 +41,14 @@ from amalgam.benchmarks.cache_teachers import (
 )
 from amalgam.benchmarks.protocol import interleaved, median, paired, row, show, spread
 from amalgam.data.tokens import Ragged, Tokens
-from amalgam.stages.common.device import dtype_for, tokens_at_once
+from amalgam.stages.common.device import dtype_for, put_on, tokens_at_once
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.dropout import Axis, Bank, row_words, site_words
 from amalgam.stages.common.inference.teacher import Rows, Teacher
+from amalgam.stages.common.training.step_graphs import StepGraphs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 NO_GPU = 4
 KINDS = ("bert", "roberta", "distilbert", "electra", "mpnet", "modernbert")
@@ -62,8 +64,9 @@ TRAINING_BATCH = 64
 SHAPE = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
 SHAPES: dict[str, dict[str, Any]] = {
     "distilbert": {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 128},
-    "modernbert": {**SHAPE, **RATES},
+    "modernbert": {**SHAPE, **RATES, "num_attention_heads": 2},
 }
+GRADIENTS_APART = 1e-3
 TOLERANCE = {"fp32": 2e-4, "bf16": 0.06, "fp16": 0.01}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 AG_NEWS_LENGTHS = (28, 34, 37, 40, 42, 43, 45, 47, 48, 50, 51, 53, 54, 56, 58, 60, 63, 66, 73, 99)
@@ -112,6 +115,8 @@ def main() -> None:
         faults += logit_faults(kind, device)
         apart, summaries[kind] = kernel_faults(kind, device)
         faults += apart
+    if device.type == "cuda":
+        faults += graph_faults(device)
     for fault in faults:
         print(f"WRONG: {fault}", file=sys.stderr)  # noqa: T201
     if faults:
@@ -197,6 +202,51 @@ def kernel_faults(kind: str, device: torch.device) -> tuple[list[str], str]:
     return faults, f"within {apart:.1e} of the spread of logits"
 
 
+def graph_faults(device: torch.device) -> list[str]:
+    """Compares gradients of a recorded step with those of a plain one, with the same dropout and with another."""
+    model = _model("bert").to(device).train()
+    random = np.random.default_rng(2)
+    ids = torch.from_numpy(random.integers(5, 200, (16, 24)))
+    ids[::2, 17:] = 0
+    batch = {
+        "input_ids": ids,
+        "attention_mask": (ids > 0).long(),
+        "labels": torch.from_numpy(random.integers(0, 3, 16)),
+    }
+    weights = [*model.parameters()]
+
+    def loss_of(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss: torch.Tensor = model(**inputs).loss
+        return loss
+
+    def looking(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        return loss_of(inputs) if float(inputs["attention_mask"].sum()) else loss_of(inputs) * 0
+
+    def gradients(run: Callable[[], object], seed: int) -> torch.Tensor:
+        for weight in weights:
+            weight.grad = None if weight.grad is None else weight.grad.zero_()
+        torch.manual_seed(seed)
+        run()
+        return torch.cat([weight.grad.flatten() for weight in weights if weight.grad is not None]).clone()
+
+    graphs, refused, later = (StepGraphs(weights, of, device) for of in (loss_of, looking, loss_of))
+    expected = gradients(lambda: torch.autograd.backward(loss_of(put_on(device, batch)) * 0.5), 1)
+    faults = []
+    for what, of, seed in (
+        ("a recorded step", graphs, 1),
+        ("the same step again", graphs, 1),
+        ("a step with other dropout", graphs, 2),
+        ("a step that cannot be recorded", refused, 1),
+        ("a step recorded after it", later, 1),
+    ):
+        apart = float((gradients(partial(of.backward, batch, 0.5), seed) - expected).norm() / expected.norm())
+        if (apart < GRADIENTS_APART) is not (seed == 1):
+            faults.append(f"{what}: gradients differ from those of a plain step by {apart:.3g} of their norm")
+    if graphs.note or later.note or not refused.note:
+        faults.append(f"graphs: {graphs.note or later.note or 'a step that waits for the device was recorded'}")
+    return faults
+
+
 def _batches() -> Iterator[Rows]:
     random = np.random.default_rng(1)
     keys = [i.to_bytes(16, "big") for i in range(BATCH_ROWS)]
@@ -252,10 +302,9 @@ def race(shape: str, device: torch.device, options: argparse.Namespace) -> list[
         "matrix rate": partial(matrix_seconds, bench),
     }
     if device.type == "cuda":
-        compiled = torch.compile(low, dynamic=True)
+        compiled = by_layer(copy.deepcopy(low))
         candidates["tuned, compiled"] = partial(passes_one_by_one, compiled, bench, by_length, batch)
-        if shape == "bert":
-            candidates["tuned, packed, compiled"] = partial(Packed(low).run, bench)
+        candidates["tuned, packed, compiled"] = partial(Packed(low).run, bench)
     candidates = {name: run for name, run in candidates.items() if name not in options.without}
     seconds = interleaved(candidates, options.repeats)
     rate = matrix_rate(bench, seconds.pop("matrix rate"))
@@ -340,45 +389,73 @@ def _in_separate_steps(bench: Bench) -> None:
 @contextmanager
 def plainly(teacher: Teacher) -> Iterator[None]:
     """Runs without kernels."""
-    bank = teacher._bank  # noqa: SLF001  a part of the teacher
-    before = teacher.kernels, bank.kernels
-    teacher.kernels = bank.kernels = None
+    before = teacher.kernels, teacher._bank.kernels  # noqa: SLF001  a part of the teacher
+    teacher.kernels = None
+    teacher.use_kernels(None)
     try:
         yield
     finally:
-        teacher.kernels, bank.kernels = before
+        teacher.kernels = before[0]
+        teacher.use_kernels(before[1])
+
+
+def layers_of(model: Any) -> Any:
+    return model.bert.encoder.layer if hasattr(model, "bert") else model.model.layers
+
+
+def by_layer(model: Any) -> Any:
+    """Compiles each layer by itself: layers of one kind share their code, so this takes seconds and not minutes."""
+    for layer in layers_of(model):
+        layer.compile(dynamic=True)
+    return model
 
 
 class Packed:
-    """BERT without padding: all texts of a batch in one row, FlashAttention with dropout over their own lengths."""
+    """A model without padding: all texts of a batch in one row, FlashAttention with dropout over their own lengths."""
 
     def __init__(self, model: Any) -> None:
         AttentionInterface.register("packed", _packed_attention)
-        self.model = copy.deepcopy(model)
+        self.model = by_layer(copy.deepcopy(model))
         self.model.config._attn_implementation = "packed"  # noqa: SLF001  no public way for a model that is built
-        self.encode: Any = torch.compile(self._encode, dynamic=True)
 
     def _encode(self, ids: Any, places: Any, starts: Any) -> Any:
-        hidden = self.model.bert.embeddings(input_ids=ids, position_ids=places)
-        for layer in self.model.bert.encoder.layer:
-            hidden = layer(hidden, None, starts=starts)
-            hidden = hidden[0] if isinstance(hidden, tuple) else hidden
-        return hidden
+        if hasattr(self.model, "bert"):
+            hidden = self.model.bert.embeddings(input_ids=ids, position_ids=places)
+            for layer in layers_of(self.model):
+                hidden = layer(hidden, None, starts=starts)
+                hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+            return hidden
+        encoder = self.model.model
+        hidden = encoder.embeddings(input_ids=ids)
+        turned = {kind: encoder.rotary_emb(hidden, places, kind) for kind in set(self.model.config.layer_types)}
+        for layer in encoder.layers:
+            hidden = layer(hidden, None, position_embeddings=turned[layer.attention_type], starts=starts)
+        return encoder.final_norm(hidden)
+
+    def _classified(self, first: Any) -> Any:
+        model = self.model
+        if hasattr(model, "bert"):
+            return model.classifier(model.dropout(model.bert.pooler(first.unsqueeze(1))))
+        return model.classifier(model.drop(model.head(first)))
+
+    def logits(self, texts: list[Any], device: torch.device) -> torch.Tensor:
+        lengths = [len(ids) for ids in texts]
+        places = np.concatenate([np.arange(length) for length in lengths])
+        starts = torch.from_numpy(np.cumsum([0, *lengths]).astype(np.int32)).to(device)
+        ids = torch.from_numpy(np.concatenate(texts).astype(np.int64)).to(device)[None]
+        hidden = self._encode(ids, torch.from_numpy(places).to(device)[None], starts)
+        logits: torch.Tensor = self._classified(hidden[0, starts[:-1].long()])
+        return logits.float()
 
     def run(self, bench: Bench) -> None:
-        model, device = self.model.train(), bench.teacher.device
+        self.model.train()
         order = np.argsort(bench.lengths, kind="stable")
         batch_of = np.cumsum(bench.lengths[order]) // PACKED_TOKENS
         for number in range(int(batch_of[-1]) + 1):
             chosen = [bench.tokens[i].ids for i in order[batch_of == number]]
-            lengths = [len(ids) for ids in chosen]
-            ids, places = np.concatenate(chosen).astype(np.int64), np.concatenate([np.arange(n) for n in lengths])
-            starts = torch.from_numpy(np.cumsum([0, *lengths]).astype(np.int32)).to(device)
-            inputs = [torch.from_numpy(array).to(device)[None] for array in (ids, places)]
             with torch.inference_mode():
                 for _ in range(bench.passes):
-                    first = self.encode(*inputs, starts)[0, starts[:-1].long()].unsqueeze(1)
-                    model.classifier(model.dropout(model.bert.pooler(first))).float().cpu().numpy()
+                    self.logits(chosen, bench.teacher.device).cpu().numpy()
 
 
 def _packed_attention(  # noqa: PLR0913  transformers' signature
@@ -391,12 +468,15 @@ def _packed_attention(  # noqa: PLR0913  transformers' signature
     dropout: float = 0.0,
     *,
     starts: torch.Tensor,
+    sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     heads = [tensor.transpose(1, 2).squeeze(0) for tensor in (query, key, value)]
     longest = max(AG_NEWS_LENGTHS)
+    side = None if sliding_window is None else sliding_window - 1
     flash = torch.ops.aten._flash_attention_forward  # noqa: SLF001  the one with dropout over lengths
-    mixed = flash(*heads, starts, starts, longest, longest, dropout, False, False, scale=scaling)[0]
+    options = {"scale": scaling, "window_size_left": side, "window_size_right": side}
+    mixed = flash(*heads, starts, starts, longest, longest, dropout, False, False, **options)[0]
     return mixed.unsqueeze(0), None
 
 

@@ -222,6 +222,7 @@ def by_trainer(bench: Bench, data: TrainingData, training: Training, *, grouped:
         processing_class=bench.tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
+    torch.backends.cuda.enable_cudnn_sdp(enabled=True)  # torch's default, which our loop changes
     began = time.perf_counter()
     trainer.train()
     _wait_for(bench.device)

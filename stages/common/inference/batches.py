@@ -256,13 +256,13 @@ def model_batches(config: Any, tokens: Ragged, batch_tokens: int) -> list[RowNum
 
 
 def model_inputs(
-    tokens: Sequence[Ids], type_ids: Sequence[Ids] | None, rows: RowNumbers, pad_id: int
+    tokens: Sequence[Ids], type_ids: Sequence[Ids] | None, rows: RowNumbers, pad_id: int, width: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Returns the model's inputs for these rows, padded to the longest of them."""
-    ids, mask = Ragged.of(tokens).take(rows).padded(pad_id)
+    """Returns the model's inputs for these rows, padded to the longest of them, or to this width if it is larger."""
+    ids, mask = Ragged.of(tokens).take(rows).padded(pad_id, width)
     arrays = {"input_ids": ids, "attention_mask": mask.astype(np.int64)}
     if type_ids is not None:
-        arrays["token_type_ids"], _ = Ragged.of(type_ids).take(rows).padded(0)
+        arrays["token_type_ids"], _ = Ragged.of(type_ids).take(rows).padded(0, width)
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

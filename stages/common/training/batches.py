@@ -76,11 +76,11 @@ def share(batch: RowNumbers, *, rank: int, world: int, accumulate: int) -> list[
     return [part for part in np.array_split(batch[rank::world], accumulate) if len(part)]
 
 
-def collate(examples: Examples, rows: RowNumbers, pad_id: int) -> dict[str, torch.Tensor]:
-    """Returns the encoder's inputs, and `targets`, `weights` and `rows` for the objective."""
+def collate(examples: Examples, rows: RowNumbers, pad_id: int, width: int = 0) -> dict[str, torch.Tensor]:
+    """Returns the encoder's inputs, at least so wide, and `targets`, `weights` and `rows` for the objective."""
     embeddings = {} if examples.embeddings is None else {"inputs_embeds": examples.embeddings[torch.from_numpy(rows)]}
     return {
-        **model_inputs(examples.tokens, examples.type_ids, rows, pad_id),
+        **model_inputs(examples.tokens, examples.type_ids, rows, pad_id, width),
         **embeddings,
         "targets": torch.from_numpy(examples.targets[rows].astype(np.float32, copy=False)),
         "weights": torch.from_numpy(examples.weights[rows].astype(np.float32, copy=False)),

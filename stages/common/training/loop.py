@@ -33,7 +33,7 @@ from amalgam.pipeline.errors import ModelError, WorkError, first_line
 from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.pipeline.storage.facts import fits
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.stages.common.device import dtype_for, put_on, seed_generators
+from amalgam.stages.common.device import avoid_plans, dtype_for, put_on, seed_generators
 from amalgam.stages.common.inference.batches import token_batches
 from amalgam.stages.common.models.model_folder import end_token, reads_padding
 from amalgam.stages.common.training import checkpoint as checkpoints
@@ -41,6 +41,7 @@ from amalgam.stages.common.training.batches import Examples, collate, epoch_batc
 from amalgam.stages.common.training.checkpoint import Checkpoint
 from amalgam.stages.common.training.losses import Batch, Objective, WeightedKL
 from amalgam.stages.common.training.schedule import FitFacts, Schedule, ScoredStep
+from amalgam.stages.common.training.step_graphs import RECORDED_MODELS, StepGraphs, graph_width
 
 INPUTS = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
 """The encoder's tensors in a batch; the objective reads the others."""
@@ -175,6 +176,7 @@ class TrainingRun:
         self.learner = _Learner(self.model.float(), self.objective).train()
         self.accelerator = _start_accelerator(self.learner, self._collated(np.arange(1)), cpu=self.cpu)
         self.device: torch.device = self.accelerator.device
+        avoid_plans(self.device)
         self.precision = training_dtype(self.device) if self.dtype == "auto" else self.dtype
         self.world: int = self.accelerator.num_processes
         self.main: bool = self.accelerator.is_main_process
@@ -187,6 +189,7 @@ class TrainingRun:
         named = self.learner.named_parameters()
         self.names: dict[torch.Tensor, str] = {weight: name for name, weight in named if weight.requires_grad}
         self.optimizer = _adamw(self.names, self.device, training)
+        self.graphs = self.step_graphs()
         self.progress = _Progress()
         self.best: dict[str, torch.Tensor] = {}
         self.epoch: tuple[int, list[RowNumbers]] = (-1, [])
@@ -213,6 +216,9 @@ class TrainingRun:
             self.learner.load_state_dict(self.best)
         self.optimizer.zero_grad(set_to_none=True)
         self.model.eval()
+        if self.graphs is not None:
+            notes += [self.graphs.note] if self.graphs.note else []
+            self.graphs.clear()
         assert progress.best_score is not None  # noqa: S101 - the last step was evaluated
         if progress.skipped:
             steps = counted(progress.skipped, "step", "was", "were")
@@ -242,6 +248,14 @@ class TrainingRun:
             self.learner.train()
         return []
 
+    def step_graphs(self) -> StepGraphs | None:
+        """Returns None where a step cannot be recorded, or has another process to wait for."""
+        kind = getattr(getattr(self.model, "config", None), "model_type", None)
+        fixed = kind in RECORDED_MODELS and self.objective.recordable and self.examples.embeddings is None
+        if self.device.type != "cuda" or self.world > 1 or not fixed:
+            return None
+        return StepGraphs(self.names, self.loss_of, self.device)
+
     # ---- one step
 
     def _advance(self) -> tuple[bool, bool]:
@@ -267,8 +281,13 @@ class TrainingRun:
             self.epoch = (epoch, batches)
         return self.epoch[1][position]
 
-    def _collated(self, rows: RowNumbers) -> dict[str, torch.Tensor]:
-        return {**collate(self.examples, rows, self.pad_id), **self.objective.extra_batch(rows)}
+    def _collated(self, rows: RowNumbers, width: int = 0) -> dict[str, torch.Tensor]:
+        return {**collate(self.examples, rows, self.pad_id, width), **self.objective.extra_batch(rows)}
+
+    def loss_of(self, batch: Batch) -> torch.Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            loss: torch.Tensor = self.wrapped(batch)
+        return loss
 
     def _backward(self, batch: RowNumbers) -> torch.Tensor:
         """Computes gradients of the batch's mean loss; returns this process's share, times the number of processes."""
@@ -284,11 +303,15 @@ class TrainingRun:
         parts = [rows for part in parts for rows in by_count(self.examples.tokens, part, end_token(config))]
         total = torch.zeros((), device=self.device)
         for part in parts:
+            if self.graphs is not None:
+                longest = self.examples.lengths.max()
+                width = graph_width(int(self.examples.lengths[part].max()), int(longest))
+                total += self.graphs.backward(self._collated(part, width), scale)
+                continue
             with ExitStack() as stack:
                 if part is not parts[-1]:
                     stack.enter_context(accelerator.no_sync(self.wrapped))
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-                    loss = self.wrapped(put_on(self.device, self._collated(part))) * scale
+                loss = self.loss_of(put_on(self.device, self._collated(part))) * scale
                 accelerator.backward(loss)
             total += loss.detach()
         return total
@@ -318,7 +341,7 @@ class TrainingRun:
             progress.skipped += 1
             if progress.non_finite == PATIENCE:
                 raise self._diverged(batch)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=self.graphs is None)  # graphs add to gradients that stay
 
     def _diverged(self, batch: RowNumbers) -> WorkError:
         rows = ", ".join(map(str, sorted(batch.tolist())[:16])) + (", ..." if len(batch) > 16 else "")
@@ -355,9 +378,19 @@ class TrainingRun:
         if self.select and progress.best_score is not None and value < progress.best_score:
             return
         progress.best_step, progress.best_score = step, value
-        if self.select:
-            weights = self.learner.state_dict().items()
-            self.best = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
+        if not self.select:
+            return
+        if step == self.total:  # the weights are the best ones
+            self.best = {}
+            return
+        weights = self.learner.state_dict()
+        place = self.device if _has_room(self.device, weights) else torch.device("cpu")
+        for name, weight in weights.items():
+            kept = self.best.get(name)
+            if kept is None:
+                self.best[name] = weight.detach().to(place, copy=True)
+            else:
+                kept.copy_(weight.detach())
 
     def _summed(self, values: list[float]) -> list[float]:
         """Returns sums over the processes, equal on each."""
@@ -438,6 +471,14 @@ class TrainingRun:
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _has_room(device: torch.device, weights: Mapping[str, torch.Tensor]) -> bool:
+    """Returns whether a GPU can hold the weights again. A copy to the host takes as long as many steps."""
+    if device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    return free > 8 * sum(weight.numel() * weight.element_size() for weight in weights.values())
 
 
 def training_dtype(device: torch.device) -> str:

@@ -26,6 +26,8 @@ class Objective:
     """The loss reads batch["states"], a tuple of the student's states [B, T, W], one per layer without embeddings."""
     whole_batches: ClassVar[bool] = False
     """The loss compares the rows of a step, so a step cannot be accumulated or divided among processes."""
+    recordable: ClassVar[bool] = False
+    """The loss always runs the same kernels, and waits for none, so that a CUDA graph can hold them."""
 
     def __call__(self, logits: torch.Tensor, batch: Batch, /) -> torch.Tensor:
         """Returns the loss per row [B] from fp32 logits [B, C] and a batch of inputs, targets, weights and rows."""
@@ -44,6 +46,7 @@ class Objective:
 class WeightedKL(Objective):
     """weight * T^2 * KL(target || softmax(logits / T)); equals cross-entropy for one-hot targets at T = 1."""
 
+    recordable = True
     temperature: float = 1.0
 
     def __call__(self, logits: torch.Tensor, batch: Batch, /) -> torch.Tensor:
@@ -93,6 +96,7 @@ class MTBertLoss(Objective):
     Targets are the concatenation of that sum and the one-hot gold label.
     """
 
+    recordable = True
     temperature: float = 1.0
 
     def __call__(self, logits: torch.Tensor, batch: Batch, /) -> torch.Tensor:

@@ -24,7 +24,8 @@ ENGINE = 2  # texts after prompts of more than 64 tokens
 LANGUAGE_MODEL = "generate.language_model"
 
 BLOCK = 16
-"""Texts per unit. Blocks are always complete, so a larger number of texts reuses them."""
+LARGE_BLOCK = 1024
+"""Texts per unit, with and without a language model. Blocks are always complete, so a larger number reuses them."""
 
 Choices = Sequence[Any]
 
@@ -64,6 +65,10 @@ class Family:
     def name(self) -> str:
         return fingerprint(self.key)
 
+    @cached_property
+    def block(self) -> int:
+        return BLOCK if self.choices else LARGE_BLOCK
+
 
 @dataclass(frozen=True)
 class Block:
@@ -72,7 +77,7 @@ class Block:
 
     @property
     def indices(self) -> range:
-        return range(self.first, self.first + BLOCK)
+        return range(self.first, self.first + self.family.block)
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,8 @@ class TextPlan:
         common = {"engine": ENGINE, **fingerprint_config(settings)}
         if self.libraries is not None:
             common["libraries"] = dict(self.libraries)
+        if not settings.writes:
+            common["block"] = LARGE_BLOCK
         if settings.reads_corpus:
             count = settings.texts * sum(len(teacher.labels) for teacher in self.teachers)
             return [Family({**common, "texts": list(self.corpus)}, None, None, count)]
@@ -115,10 +122,11 @@ class TextPlan:
     def units(self, store: Store) -> list[Unit]:
         """Returns the first block of every family, then the second ones, so every share of the work is balanced."""
         return [
-            Unit(f"{first // BLOCK:06}", store.folder("generate", family.name) / "units", BLOCK, Block(family, first))
-            for first in range(0, max(family.count for family in self.families), BLOCK)
+            Unit(f"{number:06}", folder, family.block, Block(family, first))
+            for number in range(max(-(-family.count // family.block) for family in self.families))
             for family in self.families
-            if first < family.count
+            if (first := number * family.block) < family.count
+            for folder in [store.folder("generate", family.name) / "units"]
         ]
 
 

@@ -202,7 +202,10 @@ def _write_block(run: Run, unit: Unit, texts: Sequence[GeneratedText], seconds: 
 def _collect(run: Run, unit: Unit) -> None:
     from amalgam.stages.generate.texts import collected_table
 
-    table = collected_table(text_plan(run), run.store)
+    plan = text_plan(run)
+    table, requested = collected_table(plan, run.store), sum(family.count for family in plan.families)
+    if table.num_rows < requested:
+        run.console.note(f"generate.corpus has only {counted(table.num_rows, 'text')}; {requested:,} were requested")
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
         write_table(table, draft.folder / "texts.parquet")
         draft.facts = {"source": generate_config(run).source, "texts": table.num_rows}

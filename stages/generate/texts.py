@@ -22,7 +22,7 @@ from amalgam.data.keys import text_key
 from amalgam.data.parquet import GENERATED, WRITTEN, arrow_schema, build_table, read_table
 from amalgam.data.rows import Row, read_rows
 from amalgam.pipeline.config.schema import Corpus, Generate
-from amalgam.pipeline.console import Console, counted
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DamagedError, DataError, ModelError
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.input_files import InputFile, unchanged
@@ -34,7 +34,7 @@ from amalgam.stages.common.models.resolve import ModelFiles, ResolvedTeacher
 from amalgam.stages.generate import decoding
 from amalgam.stages.generate.language_model import LanguageModel
 from amalgam.stages.generate.recombined import Recombiner
-from amalgam.stages.generate.requests import BLOCK, Family, TextPlan
+from amalgam.stages.generate.requests import BLOCK, Block, Family, TextPlan
 
 Blocks = Iterator[tuple[Unit, Sequence[decoding.GeneratedText]]]
 
@@ -158,7 +158,7 @@ def _draw_words(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
         family = unit.payload.family
         keys = [text_key64(inputs.settings.seed, family, index) for index in unit.payload.indices]
         yield unit, [_random_words(key, vocabulary(family.teacher), most) for key in keys]
-        inputs.console.advance(BLOCK)
+        inputs.console.advance(family.block)
 
 
 def _random_words(key: int, words: Sequence[str], most: int) -> decoding.GeneratedText:
@@ -191,14 +191,11 @@ def _vocabulary(teacher: ResolvedTeacher) -> list[str]:
 
 def _take_corpus(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     """Takes the texts with the lowest keys: a sample by content that a larger sample extends."""
-    count = max(unit.payload.first for unit in units) + BLOCK
-    texts, requested = _lowest_keys(inputs, count), units[0].payload.family.count
-    if len(texts) < min(count, requested):  # these units may be a part of the work
-        inputs.console.note(f"generate.corpus has only {counted(len(texts), 'text')}; {requested:,} were requested")
+    texts = _lowest_keys(inputs, max(unit.payload.indices.stop for unit in units))
     for unit in units:
         inputs.stop()
-        yield unit, _counted(texts[unit.payload.first : unit.payload.first + BLOCK])
-        inputs.console.advance(BLOCK)
+        yield unit, _counted(_own(texts, unit.payload))
+        inputs.console.advance(unit.payload.family.block)
 
 
 def _recombine(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
@@ -209,11 +206,15 @@ def _recombine(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     recombiner = Recombiner(texts)
     for unit in units:
         inputs.stop()
-        own = texts[unit.payload.first : unit.payload.first + BLOCK]
+        own = _own(texts, unit.payload)
         new = unit.payload.indices[len(own) :]
         keys = [text_key64(inputs.settings.seed, unit.payload.family, index) for index in new]
         yield unit, _counted([*own, *map(recombiner.text, new, keys)])
-        inputs.console.advance(BLOCK)
+        inputs.console.advance(unit.payload.family.block)
+
+
+def _own(texts: Sequence[str], block: Block) -> Sequence[str]:
+    return texts[block.indices.start : block.indices.stop]
 
 
 def _counted(texts: Sequence[str]) -> list[decoding.GeneratedText]:
@@ -228,7 +229,7 @@ def _lowest_keys(inputs: SourceInputs, count: int) -> list[str]:
         for row in (row for path in inputs.corpus_files for row in read_rows(path, corpus=columns)):
             if isinstance(row, Row):
                 texts[text_key(row.fields)] = row.fields[0]
-                if len(texts) >= 4 * max(count, BLOCK):
+                if len(texts) >= 4 * count:
                     texts = dict(sorted(texts.items())[:count])
     return [texts[key] for key in sorted(texts)[:count]]
 

@@ -193,7 +193,7 @@ def _described(block: Any, config: Any) -> PreNormLayer:
         attended_rate=float(getattr(attention.out_drop, "p", 0.0)),
         rate=float(gate.drop.p),
         kind=kind,
-        window=config.sliding_window if kind == "sliding_attention" else 0,
+        window=config.local_attention // 2 if kind == "sliding_attention" else 0,
     )
 
 

@@ -241,7 +241,7 @@ class Teacher:
     def _adopt_kernels(self) -> None:
         """From here on layers run in the kernels of this device, if they give the numbers of separate steps."""
         kernels, self.kernels = self.kernels, None
-        if kernels is None or (self.fast_encoder is None and not self.keyed_sites):
+        if kernels is None:
             return
         try:
             if _kernels_agree(self, kernels):
@@ -515,7 +515,10 @@ def _kernels_agree(teacher: Teacher, kernels: dropout.Kernels) -> bool:
 
 def _logits_with(teacher: Teacher, rows: Rows, encoder: FastEncoder | None) -> list[torch.Tensor]:
     """Returns the logits without dropout, and those with it if it can be keyed."""
-    sites = teacher.keyed_sites or ()
+    try:
+        sites = teacher.sites
+    except ModelError:  # a model whose dropout cannot be keyed may still run with dropout off
+        sites = ()
     with torch.inference_mode():
         logits = [teacher.forward(teacher.inputs(rows), encoder)]
         if sites:

@@ -49,6 +49,19 @@ def test_it_gives_the_numbers_of_the_model_padded_or_not(kind: str, passes: list
         assert torch.allclose(fast, plain, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("passes", [[-1] * 5, [0, 1, 2, 3, 3]])
+def test_a_layer_with_a_window_that_is_not_the_last_gives_the_numbers_of_the_model(passes: list[int]) -> None:
+    teacher = teacher_of("modernbert", num_hidden_layers=4, global_attn_every_n_layers=3)
+    assert [layer.attention_type[:7] for layer in teacher.model.model.layers] == [
+        "full_at",
+        *["sliding"] * 2,
+        "full_at",
+    ]
+    fast, plain = both_ways(teacher, Rows(teacher.tokenise(TEXTS), KEYS, np.array(passes)))
+    assert teacher.fast_encoder is not None
+    assert torch.allclose(fast, plain, atol=2e-5, rtol=1e-4)
+
+
 def test_after_a_run_the_models_weights_can_still_be_in_a_computation_with_gradients() -> None:
     teacher = teacher_of("bert")
     teacher.run(Rows(teacher.tokenise(TEXTS), KEYS, np.arange(5)))

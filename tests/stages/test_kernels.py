@@ -78,9 +78,11 @@ class Steps:
         return result * self.factor
 
 
-def teacher_of(kind: str = "bert", *, dtype: torch.dtype = torch.float64, kernels: Any = None) -> Teacher:
+def teacher_of(
+    kind: str = "bert", *, dtype: torch.dtype = torch.float64, kernels: Any = None, **settings: Any
+) -> Teacher:
     torch.manual_seed(3)
-    model, tokenizer = tiny(kind, spread=6.0, **RACED.get(kind, {}))
+    model, tokenizer = tiny(kind, spread=6.0, **RACED.get(kind, {}), **settings)
     teacher = Teacher(model, tokenizer, digest="d", seed=5, limit=40, dtype=dtype, name="tiny")
     teacher.kernels = kernels
     return teacher
@@ -153,7 +155,7 @@ def test_kernels_with_other_numbers_are_not_used() -> None:
     rows = batches(teacher)[0]
     assert torch.equal(teacher.run(rows), plain.run(rows))
     [note] = teacher.notes
-    assert note == "teacher tiny: dropout runs in separate, slower steps: their numbers are not the model's"
+    assert note == "teacher tiny: its layers run in separate, slower steps: their numbers are not the model's"
 
 
 class OtherMasks(Steps):
@@ -184,6 +186,28 @@ def test_kernels_with_other_masks_are_not_used(kind: str, wrong: str) -> None:
     assert len(teacher.notes) == 1
 
 
+class OtherMeans(Steps):
+    """Queries that see no key get other numbers than in separate steps: the kernels read fewer of their keys."""
+
+    def attend(
+        self, attention: Attention, claim: MaskClaim | None, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        mixed, visible = super().attend(attention, claim, out), attention.plain().mask
+        assert mixed is not None
+        return mixed if visible is None else mixed.add_(~visible.any(-1)[..., None] * 9.0)
+
+
+def test_queries_without_a_visible_key_are_not_compared() -> None:
+    """Of padding that is further from the last token than a layer's window."""
+    kernels = OtherMeans()
+    layers: dict[str, Any] = {"num_hidden_layers": 3, "global_attn_every_n_layers": 3}
+    teacher, plain = (teacher_of("modernbert", kernels=one, **layers) for one in (kernels, None))
+    for rows in batches(teacher):
+        assert torch.allclose(teacher.run(rows), plain.run(rows), rtol=1e-6)
+    assert teacher.notes == ()
+    assert kernels.taken["attend"] > 0
+
+
 @pytest.mark.parametrize(
     ("error", "why"),
     [
@@ -200,7 +224,7 @@ def test_a_kernel_that_fails_gives_a_note_once(error: Exception, why: str) -> No
     teacher, plain = teacher_of(kernels=Broken()), teacher_of()
     for rows in batches(teacher):
         assert torch.equal(teacher.run(rows), plain.run(rows))
-    assert teacher.notes == (f"teacher tiny: dropout runs in separate, slower steps: {why}",)
+    assert teacher.notes == (f"teacher tiny: its layers run in separate, slower steps: {why}",)
 
 
 INTERPRETED = """

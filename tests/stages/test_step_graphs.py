@@ -126,17 +126,64 @@ def test_a_model_that_no_graph_holds_is_trained_without_and_says_so(
     assert result.notes == [f"training launches its kernels one by one, which is slower: {why}"]
 
 
-def test_many_tokens_and_many_shapes_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_for_another_graph_all_graphs_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier graphs would keep a generator that later steps no longer seed."""
+
+    class Limited(Emulated):
+        def record(self, shape: step_graphs.Shape, batch: Tensors) -> Recorded | None:
+            if not self.recorded:
+                return super().record(shape, batch)
+            self._give_up(step_graphs.NO_MEMORY)
+            assert self.recorded == {}
+            return None
+
+    monkeypatch.setattr(loop.TrainingRun, "step_graphs", lambda run: Limited(run.names, run.loss_of, run.device))
+    watches = (Watch(), Watch())
+    result = train(tiny_bert(dropout=0.0), tmp_path / "a", watch=watches[0], dtype="fp32")
+    without_graphs(tmp_path / "b", watches[1], dtype="fp32")
+    assert watches[0].losses == pytest.approx(watches[1].losses, rel=1e-4)
+    assert result.notes == ["training launches its kernels one by one, which is slower: memory does not suffice"]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_plain_step_without_memory_frees_that_of_the_graphs(recorded: bool) -> None:
+    weight, tries = torch.ones(1, requires_grad=True), []
+
+    def loss_of(batch: Tensors) -> torch.Tensor:
+        if len(batch["attention_mask"]) == step_graphs.MOST_TOKENS + 1:
+            tries.append(dict(recorder.recorded))
+            if len(tries) == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return (batch["attention_mask"] * weight).sum()
+
+    recorder = Emulated([weight], loss_of, torch.device("cpu"))
+    if recorded:
+        recorder.backward({"attention_mask": torch.ones(3)}, 1.0)
+    many = {"attention_mask": torch.ones(step_graphs.MOST_TOKENS + 1)}
+    if not recorded:
+        with pytest.raises(torch.OutOfMemoryError):
+            recorder.backward(many, 1.0)
+        return
+    assert float(recorder.backward(many, 1.0)) == step_graphs.MOST_TOKENS + 1
+    assert [len(shapes) for shapes in tries] == [1, 0]
+    assert weight.grad is not None
+    assert float(weight.grad) == step_graphs.MOST_TOKENS + 4
+
+
+def test_many_tokens_and_long_texts_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.ones(1, requires_grad=True)
     graphs = Emulated([weight], lambda batch: (batch["attention_mask"] * weight).sum(), torch.device("cpu"))
     monkeypatch.setattr(step_graphs, "MOST_TOKENS", 6)
-    monkeypatch.setattr(step_graphs, "MOST_GRAPHS", 2)
-    for rows, recorded in ((7, 0), (1, 1), (2, 2), (3, 2), (1, 2)):
-        loss = graphs.backward({"attention_mask": torch.ones(rows)}, 0.5)
-        assert float(loss) == 0.5 * rows
+    monkeypatch.setattr(step_graphs, "WIDEST", 4)
+    shapes = (((7,), 0), ((1, 5), 0), ((1, 4), 1), ((2, 3), 2), ((1, 4), 2))
+    for shape, recorded in shapes:
+        loss = graphs.backward({"attention_mask": torch.ones(shape)}, 0.5)
+        assert float(loss) == 0.5 * np.prod(shape)
         assert len(graphs.recorded) == recorded
     assert weight.grad is not None
-    assert float(weight.grad) == 0.5 * (7 + 1 + 2 + 3 + 1)
+    assert float(weight.grad) == 0.5 * sum(np.prod(shape) for shape, _ in shapes)
 
 
 @pytest.mark.parametrize(

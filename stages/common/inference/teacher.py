@@ -255,7 +255,7 @@ class Teacher:
         finally:
             if self.fast_encoder is not None:
                 self.fast_encoder.buffers.drop()  # they are larger without kernels
-        self.notes += (f"teacher {self.name}: dropout runs in separate, slower steps: {why}",)
+        self.notes += (f"teacher {self.name}: its layers run in separate, slower steps: {why}",)
 
     def use_kernels(self, kernels: dropout.Kernels | None) -> None:
         """Runs layers and their dropout in these kernels; None: in separate steps."""
@@ -490,7 +490,7 @@ def _trials(teacher: Teacher, encoder: FastEncoder | None) -> Iterator[Rows]:
     yield from teacher.trials()
     if encoder is not None and encoder.longest_trial:
         longest = min(encoder.longest_trial, teacher.limit)
-        yield from teacher.trials((longest // 2 + 1, longest), number=2)
+        yield from teacher.trials((longest // 2 + 1, longest))
 
 
 def _kernels_agree(teacher: Teacher, kernels: dropout.Kernels) -> bool:

@@ -170,6 +170,8 @@ class TrainingRun:
         if not len(self.examples):
             raise WorkError("there are no texts to train on", where="fine-tuning", fix="add texts to the corpus")
         training = self.training
+        self.lengths = self.examples.lengths
+        self.longest = int(self.lengths.max())
         self.per_epoch = -(-len(self.examples) // training.batch_size)
         self.total = self.per_epoch * training.epochs
         # Weights are always fp32: small updates vanish in bf16.
@@ -200,6 +202,14 @@ class TrainingRun:
 
         One step after `stop` returns true on any process, a checkpoint is saved and TrainingInterrupted is raised.
         """
+        try:
+            return self._fit()
+        finally:  # graphs refer to this run, which would keep the memory of both
+            if self.graphs is not None:
+                self.graphs.clear()
+            self.graphs, self.best = None, {}
+
+    def _fit(self) -> TrainingResult:
         notes = [*self.notes, *self._resume()]
         progress, resumed = self.progress, self.progress.step
         self._evaluate_if_due()
@@ -216,9 +226,7 @@ class TrainingRun:
             self.learner.load_state_dict(self.best)
         self.optimizer.zero_grad(set_to_none=True)
         self.model.eval()
-        if self.graphs is not None:
-            notes += [self.graphs.note] if self.graphs.note else []
-            self.graphs.clear()
+        notes += [self.graphs.note] if self.graphs is not None and self.graphs.note else []
         assert progress.best_score is not None  # noqa: S101 - the last step was evaluated
         if progress.skipped:
             steps = counted(progress.skipped, "step", "was", "were")
@@ -277,7 +285,7 @@ class TrainingRun:
         epoch, position = divmod(step, self.per_epoch)
         if self.epoch[0] != epoch:
             training = self.training
-            batches = epoch_batches(self.examples.lengths, training.batch_size, seed=training.seed, epoch=epoch)
+            batches = epoch_batches(self.lengths, training.batch_size, seed=training.seed, epoch=epoch)
             self.epoch = (epoch, batches)
         return self.epoch[1][position]
 
@@ -298,14 +306,13 @@ class TrainingRun:
         parts = parts or [batch[:1]]
         config = getattr(self.model, "config", None)
         if reads_padding(config) and not self.objective.whole_batches:
-            lengths = self.examples.lengths
+            lengths = self.lengths
             parts = [part[rows] for part in parts for rows in token_batches(lengths[part], sys.maxsize, equal=True)]
         parts = [rows for part in parts for rows in by_count(self.examples.tokens, part, end_token(config))]
         total = torch.zeros((), device=self.device)
         for part in parts:
             if self.graphs is not None:
-                longest = self.examples.lengths.max()
-                width = graph_width(int(self.examples.lengths[part].max()), int(longest))
+                width = graph_width(int(self.lengths[part].max()), self.longest)
                 total += self.graphs.backward(self._collated(part, width), scale)
                 continue
             with ExitStack() as stack:

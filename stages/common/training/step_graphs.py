@@ -21,9 +21,13 @@ Shape = tuple[tuple[str, tuple[int, ...]], ...]
 
 RECORDED_MODELS = {"bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "mpnet", "modernbert"}
 """Models whose steps never wait for the device. Recording another one could fail, which PyTorch does not undo."""
-MOST_TOKENS = 1 << 14
-"""Larger steps keep a GPU busy longer than its host needs for their kernels."""
-MOST_GRAPHS = 64
+MOST_TOKENS, WIDEST = 1 << 14, 512
+"""Larger steps keep a GPU busy longer than its host needs for their kernels. The shape alone decides, so that a resumed
+run records what an uninterrupted one does.
+"""
+
+
+NO_MEMORY = "memory does not suffice"
 
 
 def graph_width(longest: int, limit: int) -> int:
@@ -57,23 +61,42 @@ class StepGraphs:
         """Adds the gradients of the batch's loss times `scale`; returns that loss, which the next call overwrites."""
         shape = tuple((name, tuple(tensor.shape)) for name, tensor in batch.items())
         recorded = self.recorded.get(shape)
-        if recorded is None and self.note is None and self._is_worth_a_graph(batch):
+        if recorded is None and self.note is None and _is_worth_a_graph(batch):
             recorded = self.record(shape, batch)
         if recorded is None:
-            loss = self.loss_of(put_on(self._device, batch)) * scale
-            torch.autograd.backward(loss)
-            return loss.detach()
+            return self._unrecorded(batch, scale)
         fill(recorded.inputs, batch)
         recorded.scale.fill_(scale)
         recorded.repeat()
         return recorded.loss
 
+    def _unrecorded(self, batch: Tensors, scale: float) -> torch.Tensor:
+        """Launches the kernels; gives up the graphs where memory suffices for one of the two."""
+        try:
+            return self._added(batch, scale)
+        except RuntimeError as error:
+            if not self.recorded or not is_out_of_memory(error):
+                raise
+        self._give_up(NO_MEMORY)
+        return self._added(batch, scale)
+
+    def _added(self, batch: Tensors, scale: float) -> torch.Tensor:
+        loss = self.loss_of(put_on(self._device, batch)) * scale
+        gradients = torch.autograd.grad(loss, self.weights, allow_unused=True)
+        for weight, gradient in zip(self.weights, gradients, strict=True):
+            if gradient is not None:
+                weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
+        return loss.detach()
+
+    def _give_up(self, why: str) -> None:
+        self.clear()
+        self.note = f"training launches its kernels one by one, which is slower: {why}"
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def clear(self) -> None:
         self.recorded.clear()
         self._pool = None
-
-    def _is_worth_a_graph(self, batch: Tensors) -> bool:
-        return batch["attention_mask"].numel() <= MOST_TOKENS and len(self.recorded) < MOST_GRAPHS
 
     def record(self, shape: Shape, batch: Tensors) -> Recorded | None:
         """Returns the graph of this shape, or None, with a note, if the model's steps cannot be recorded."""
@@ -83,8 +106,7 @@ class StepGraphs:
             self._rehearse(inputs)
             loss, repeat = self._capture(lambda: self.loss_of(inputs) * scale)
         except RuntimeError as error:
-            why = "memory does not suffice" if is_out_of_memory(error) else first_line(error)
-            self.note = f"training launches its kernels one by one, which is slower: {why}"
+            self._give_up(NO_MEMORY if is_out_of_memory(error) else first_line(error))
             self._leave_recording(stream)
             return None
         finally:
@@ -108,7 +130,10 @@ class StepGraphs:
                 weight.grad = torch.zeros_like(weight)
 
     def _leave_recording(self, stream: torch.cuda.Stream) -> None:
-        """A recording that failed leaves its stream and its generator of random numbers in place."""
+        """A recording that failed leaves its stream and its generator of random numbers in place.
+
+        Graphs that were recorded before would keep the old generator, so they were given up.
+        """
         torch.cuda.set_stream(stream)
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(torch.Generator(generator.device))
@@ -121,6 +146,11 @@ class StepGraphs:
             torch.autograd.backward(loss)
         self._pool = self._pool or graph.pool()
         return loss.detach(), graph.replay
+
+
+def _is_worth_a_graph(batch: Tensors) -> bool:
+    mask = batch["attention_mask"]
+    return mask.numel() <= MOST_TOKENS and mask.shape[-1] <= WIDEST
 
 
 def fill(inputs: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> None:

@@ -13,8 +13,10 @@ import torch
 from amalgam.benchmarks import check_gpu
 from amalgam.stages.common.inference.dropout import Bank
 from amalgam.stages.common.inference.teacher import Teacher
+from amalgam.stages.common.training.step_graphs import Tensors
 from amalgam.tests.forking import BARE, Forked
 from amalgam.tests.stages.test_kernels import Steps
+from amalgam.tests.stages.test_step_graphs import Emulated
 from amalgam.tests.workspaces import finish, quiet_environment
 
 ONE_KIND = """
@@ -64,6 +66,24 @@ def test_logits_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_kind_of_model_can_be_built() -> None:
     kinds = {kind: check_gpu.kernel_faults(kind, torch.device("cpu")) for kind in check_gpu.KINDS}
     assert kinds == dict.fromkeys(check_gpu.KINDS, ([], "no kernels on this device"))
+
+
+def test_recorded_steps_with_other_gradients_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(check_gpu, "StepGraphs", Emulated)
+    faults = {kind: check_gpu.graph_faults(kind, cpu) for kind in check_gpu.KINDS}
+    # The emulation records any step.
+    assert faults.pop("bert") == ["bert: a step that waits for the device was recorded"]
+    assert not any(faults.values())
+
+    class Unscaled(Emulated):
+        def backward(self, batch: Tensors, scale: float) -> torch.Tensor:
+            return super().backward(batch, scale * 1.01)
+
+    monkeypatch.setattr(check_gpu, "StepGraphs", Unscaled)
+    first, again = check_gpu.graph_faults("roberta", cpu)
+    assert first.startswith("roberta, a recorded step: gradients differ from those of a plain step by 0.01 ")
+    assert again.startswith("roberta, the same step again")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,9 @@ class Emulated(StepGraphs):
     """Repeats a step by running it again on the fixed inputs."""
 
     def record(self, shape: step_graphs.Shape, batch: Tensors) -> Recorded | None:
+        state = torch.get_rng_state()
         self.keep_gradients(batch)
+        torch.set_rng_state(state)
         inputs = {name: torch.zeros_like(tensor) for name, tensor in batch.items()}
         scale, loss = torch.zeros(()), torch.zeros(())
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from amalgam.benchmarks.check_gpu import RACED
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.dropout import Bank, KeyedDropout, row_words, site_words
 from amalgam.stages.common.inference.teacher import Rows, Teacher
 from amalgam.tests.stages.tiny_models import tiny
 
-KINDS = ("bert", "roberta", "xlm-roberta", "electra", "distilbert")
+KINDS = ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "modernbert")
 TEXTS = [(" ".join(f"word{(i * 7 + j) % 90}" for j in range(n)),) for i, n in enumerate((3, 9, 9, 20, 31))]
 PAIRS = [(first, TEXTS[row - 1][0]) for row, (first,) in enumerate(TEXTS)]
 KEYS = [bytes([i + 1]) * 16 for i in range(len(TEXTS))]
@@ -24,7 +25,8 @@ PASSES = range(2, 8)
 
 def teacher_of(kind: str = "bert", *, mean_pooled: bool = False, **settings: Any) -> Teacher:
     torch.manual_seed(3)
-    model, tokenizer = tiny(kind, **{"num_hidden_layers" if kind != "distilbert" else "n_layers": 3, **settings})
+    settings = {"num_hidden_layers" if kind != "distilbert" else "n_layers": 3, **RACED.get(kind, {}), **settings}
+    model, tokenizer = tiny(kind, **settings)
     for weights in model.parameters():
         torch.nn.init.normal_(weights, std=0.3)
     if mean_pooled:
@@ -52,9 +54,16 @@ def passes_of(
 def reference(teacher: Teacher, texts: list[Any]) -> torch.Tensor:
     """Return passes of the whole model, text by text, whose dropout before the last layer has the rate zero."""
     model = copy.deepcopy(teacher.model)
-    blocks = getattr(model.base_model, "encoder", None) or model.base_model.transformer
-    last = set(blocks.layer[-1].modules())
+    body = model.base_model
+    blocks = (
+        body.layers
+        if model.config.model_type == "modernbert"
+        else (getattr(body, "encoder", None) or body.transformer).layer
+    )
+    last = set(blocks[-1].modules())
     for module in set(model.base_model.modules()) - last:
+        if hasattr(module, "attention_dropout"):  # of ModernBERT
+            module.attention_dropout = 0.0
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     bank = Bank(teacher.seed, device=torch.device("cpu"), dtype=torch.float32)

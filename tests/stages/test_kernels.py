@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from amalgam.benchmarks.check_gpu import RACED
-from amalgam.stages.common.inference.attention import Attention, attended, gated
-from amalgam.stages.common.inference.dropout import MaskClaim, scattered
+from amalgam.stages.common.inference.dropout import Attention, MaskClaim, attended, gated, scattered
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.tests.stages.tiny_models import WORDS, tiny
 from amalgam.tests.workspaces import quiet_environment

@@ -13,8 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amalgam.data.tokens import Tokens
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.common.inference.attention import SCORES_AT_ONCE, Attention, attended
-from amalgam.stages.common.inference.dropout import Axis, Bank, KeyedDropout, Site
+from amalgam.stages.common.inference.dropout import (
+    SCORES_AT_ONCE,
+    Attention,
+    Axis,
+    Bank,
+    KeyedDropout,
+    Site,
+    attended,
+)
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.tests.stages.tiny_models import ENCODERS, WORDS, tiny
 

@@ -23,14 +23,6 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from amalgam.pipeline.errors import ModelError
-from amalgam.stages.common.inference.attention import (
-    Attention,
-    attended,
-    attention_call,
-    gated,
-    plain_attention,
-    scores_at_once,
-)
 
 Words: TypeAlias = NDArray[np.uint64]
 
@@ -227,6 +219,9 @@ def scattered(words: torch.Tensor) -> torch.Tensor:
     return words.mul_(MIX_B - (1 << 64)).bitwise_right_shift_(64 - BANK_BITS).bitwise_and_(BANK_SIZE - 1)
 
 
+SCORES_AT_ONCE = {"cpu": 1 << 19, "accelerator": 1 << 27}
+"""On a CPU a block stays in cache and in mapped memory, which plain attention does not."""
+
 WITHOUT_DROPOUT = "set cache.passes: 0 (uncertainty from the dropout-off pass alone), or leave this teacher out"
 
 
@@ -271,6 +266,116 @@ def _dropout_call(
 ) -> tuple[torch.Tensor, float, bool]:
     """The arguments of every function of the dropout family: tensor, active rate, in place."""
     return input, p if (training if train is None else train) else 0.0, inplace
+
+
+class Turn(NamedTuple):
+    """Rotary embedding, [tokens, width of a head]: each query and key is turned by the place of its token."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def of(self, heads: torch.Tensor) -> torch.Tensor:
+        """Returns queries or keys [rows, heads, tokens, width], turned; sums are in float32 or float64."""
+        tokens, half = heads.shape[-2], heads.shape[-1] // 2
+        exact = heads.to(torch.promote_types(heads.dtype, torch.float32))
+        cos, sin = self.cos[:tokens], self.sin[:tokens]
+        turned = exact * cos
+        turned[..., :half].addcmul_(exact[..., half:], sin[:, :half].to(exact.dtype), value=-1)
+        turned[..., half:].addcmul_(exact[..., :half], sin[:, half:].to(exact.dtype))
+        return turned.to(heads.dtype)
+
+
+class Attention(NamedTuple):
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    rate: float
+    scale: float
+    turn: Turn | None = None
+    window: int = 0
+    """Largest distance of a key that a query reads; 0: any."""
+
+    def plain(self) -> Attention:
+        """Returns the same attention with turned queries and keys, and the window as a part of the mask."""
+        query, key = (self.turn.of(part) if self.turn else part for part in (self.query, self.key))
+        mask = windowed(self.mask, self.window, query.shape[-2], key.shape[-2], key.device)
+        return Attention(query, key, self.value, mask, self.rate, self.scale)
+
+    @property
+    def scores_shape(self) -> tuple[int, ...]:
+        return (*self.query.shape[:-1], self.key.shape[-2])
+
+    def rows(self, first: int, end: int) -> Attention:
+        mask = self.mask
+        if mask is not None and mask.dim() == self.query.dim() and mask.shape[0] > 1:
+            mask = mask[first:end]
+        query, key, value = (part[first:end] for part in (self.query, self.key, self.value))
+        return Attention(query, key, value, mask, self.rate, self.scale)
+
+
+def windowed(
+    mask: torch.Tensor | None, window: int, queries: int, keys: int, device: torch.device
+) -> torch.Tensor | None:
+    """Returns the mask with keys hidden that are further from a query than the window; 0 hides none."""
+    if not window or keys <= window + 1:
+        return mask
+    places = torch.arange(keys, device=device)
+    near = (places[:queries, None] - places).abs_() <= window
+    return near[None, None] if mask is None else mask & near
+
+
+def attended(attention: Attention, dropped: torch.Tensor) -> torch.Tensor:
+    """Softmax attention whose probabilities are multiplied by a mask; torch.softmax accumulates in float32 itself."""
+    attention = attention.plain()
+    scores = torch.matmul(attention.query * attention.scale, attention.key.transpose(-1, -2))
+    if attention.mask is not None:
+        hide(scores, attention.mask)
+    return torch.matmul(dropped.mul_(torch.softmax(scores, -1)), attention.value)
+
+
+def plain_attention(attention: Attention) -> torch.Tensor:
+    query, key, value, mask = attention[:4]
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=attention.scale)
+
+
+def gated(wide: torch.Tensor) -> torch.Tensor:
+    """GEGLU: GELU of the first half of each row, times the second."""
+    first, second = wide.chunk(2, dim=-1)
+    return functional.gelu(first) * second
+
+
+def hide(scores: torch.Tensor, mask: torch.Tensor) -> None:
+    """Hidden keys get the lowest finite score instead of -inf: a row without any key then stays finite."""
+    lowest = torch.finfo(scores.dtype).min
+    if mask.dtype == torch.bool:
+        scores.masked_fill_(mask.logical_not(), lowest)
+    else:
+        scores.add_(mask).clamp_(min=lowest)
+
+
+def scores_at_once(device: torch.device) -> int:
+    return SCORES_AT_ONCE.get(device.type, SCORES_AT_ONCE["accelerator"])
+
+
+def attention_call(  # noqa: PLR0913  torch's own signature
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Attention:
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return Attention(query, key, value, attn_mask, dropout_p, scale)
 
 
 DROPOUT = {functional.dropout, torch.dropout, torch.dropout_}
@@ -361,55 +466,6 @@ class MaskClaim(NamedTuple):
 
     def whole(self) -> torch.Tensor:
         return self.bank.at(self.offsets, self.site.axes, self.site.rate, self.shape)
-
-
-class ComparedKernels:
-    """Kernels whose every result is compared with that of separate steps."""
-
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self.agree = True
-
-    def attend(
-        self, attention: Attention, claim: MaskClaim | None, out: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
-        mask = claim.whole() if claim else attention.query.new_ones(attention.scores_shape)
-        expected, visible = attended(attention, mask), attention.plain().mask
-        result = self._kernels.attend(attention, claim, out)
-        if result is not None and visible is not None:  # without a visible key, a result has no meaning
-            sees = visible.any(-1).expand(expected.shape[:-1])
-            self._checked(result[sees], expected[sees], 0.1)
-            return result
-        return self._checked(result, expected, 0.1)
-
-    def add_norm(
-        self, norm: nn.LayerNorm, hidden: torch.Tensor, rows: torch.Tensor, claim: MaskClaim | None, *, keep: bool
-    ) -> torch.Tensor | None:
-        added = hidden + rows if claim is None else torch.addcmul(hidden, rows, claim.whole())
-        result = self._checked(self._kernels.add_norm(norm, hidden, rows, claim, keep=keep), norm(added), 0.02)
-        if keep and result is not None:
-            self._checked(hidden, added, 0.02)
-        return result
-
-    def gate(self, wide: torch.Tensor, claim: MaskClaim | None, out: torch.Tensor) -> torch.Tensor | None:
-        expected = gated(wide) if claim is None else gated(wide) * claim.whole()
-        return self._checked(self._kernels.gate(wide, claim, out), expected, 0.02)
-
-    def multiply(self, rows: torch.Tensor, claim: MaskClaim) -> torch.Tensor | None:
-        expected = rows * claim.whole()
-        return self._checked(self._kernels.multiply(rows, claim), expected, 0.02)
-
-    def offsets(self, words: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        expected = scattered(words.unsqueeze(-1) + places.flatten())
-        self.agree &= torch.equal(self._kernels.offsets(words, places), expected)
-        return expected
-
-    def _checked(self, result: torch.Tensor | None, expected: torch.Tensor, bound: float) -> torch.Tensor | None:
-        """The bounds are far above rounding, and below what a wrong mask changes."""
-        if result is not None:
-            difference = (result.float() - expected.float()).abs().mean()
-            self.agree &= bool(difference <= bound * expected.float().abs().mean())
-        return result
 
 
 class KeyedDropout(DropoutMode):

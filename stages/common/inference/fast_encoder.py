@@ -18,8 +18,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from amalgam.stages.common.inference.attention import Attention, Turn, hide, scores_at_once
-from amalgam.stages.common.inference.dropout import Kernels, KeyedDropout
+from amalgam.stages.common.inference.dropout import Attention, Kernels, KeyedDropout, Turn, hide, scores_at_once
 
 CLOSE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 

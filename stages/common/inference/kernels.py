@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import nn
 
-from amalgam.stages.common.inference.attention import Attention
-from amalgam.stages.common.inference.dropout import BANK_BITS, BANK_SIZE, MIX_A, MIX_B, MaskClaim
+from amalgam.stages.common.inference.dropout import BANK_BITS, BANK_SIZE, MIX_A, MIX_B, Attention, MaskClaim
 
 HEAD_WIDTHS = {16, 32, 64, 128}
 SMALLEST_TURNED = 32

@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutput
 
-from amalgam.stages.common.inference.attention import Turn
-from amalgam.stages.common.inference.dropout import KeyedDropout
+from amalgam.stages.common.inference.dropout import KeyedDropout, Turn
 from amalgam.stages.common.inference.fast_encoder import Buffers, FastEncoder, LayerInputs, product
 
 

@@ -23,6 +23,7 @@ from amalgam.pipeline.errors import DataError, ModelError, first_line
 from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, start_transfer, to_device, tokens_at_once
 from amalgam.stages.common.inference import dropout
+from amalgam.stages.common.inference.compared_kernels import ComparedKernels
 from amalgam.stages.common.inference.fast_encoder import (
     HALF,
     FastEncoder,
@@ -495,7 +496,7 @@ def _trials(teacher: Teacher, encoder: FastEncoder | None) -> Iterator[Rows]:
 
 def _kernels_agree(teacher: Teacher, kernels: dropout.Kernels) -> bool:
     """Compares each kernel's results, on short texts and on the longest, and the logits of the short ones."""
-    compared, encoder = dropout.ComparedKernels(kernels), teacher.fast_encoder
+    compared, encoder = ComparedKernels(kernels), teacher.fast_encoder
     with torch.inference_mode():
         try:
             for rows in teacher.trials():

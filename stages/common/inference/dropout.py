@@ -268,6 +268,26 @@ def _dropout_call(
     return input, p if (training if train is None else train) else 0.0, inplace
 
 
+def _attention_call(  # noqa: PLR0913  torch's own signature
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Attention:
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return Attention(query, key, value, attn_mask, dropout_p, scale)
+
+
 class Turn(NamedTuple):
     """Rotary embedding, [tokens, width of a head]: each query and key is turned by the place of its token."""
 
@@ -334,15 +354,15 @@ def attended(attention: Attention, dropped: torch.Tensor) -> torch.Tensor:
     return torch.matmul(dropped.mul_(torch.softmax(scores, -1)), attention.value)
 
 
-def plain_attention(attention: Attention) -> torch.Tensor:
+def _plain_attention(attention: Attention) -> torch.Tensor:
     query, key, value, mask = attention[:4]
     return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=attention.scale)
 
 
-def gated(wide: torch.Tensor) -> torch.Tensor:
+def gated(wide: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """GEGLU: GELU of the first half of each row, times the second."""
     first, second = wide.chunk(2, dim=-1)
-    return functional.gelu(first) * second
+    return torch.mul(functional.gelu(first), second, out=out)
 
 
 def hide(scores: torch.Tensor, mask: torch.Tensor) -> None:
@@ -356,26 +376,6 @@ def hide(scores: torch.Tensor, mask: torch.Tensor) -> None:
 
 def scores_at_once(device: torch.device) -> int:
     return SCORES_AT_ONCE.get(device.type, SCORES_AT_ONCE["accelerator"])
-
-
-def attention_call(  # noqa: PLR0913  torch's own signature
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Attention:
-    if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    if is_causal:
-        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return Attention(query, key, value, attn_mask, dropout_p, scale)
 
 
 DROPOUT = {functional.dropout, torch.dropout, torch.dropout_}
@@ -413,7 +413,7 @@ class DropoutMode(TorchFunctionMode):
             return x
         if func is functional.scaled_dot_product_attention:
             rate = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-            return self.attention(attention_call(*args, **kwargs)) if rate else func(*args, **kwargs)
+            return self.attention(_attention_call(*args, **kwargs)) if rate else func(*args, **kwargs)
         if func in REFUSED:
             raise unsupported_dropout(getattr(func, "__name__", str(func)))
         return func(*args, **kwargs)
@@ -447,7 +447,7 @@ class Recorder(DropoutMode):
 
     def attention(self, attention: Attention) -> torch.Tensor:
         self.calls.append(Call(self._inside(), attention.rate, attention.scores_shape))
-        return plain_attention(attention)
+        return _plain_attention(attention)
 
 
 class MaskClaim(NamedTuple):
@@ -508,7 +508,7 @@ class KeyedDropout(DropoutMode):
 
     def attention(self, attention: Attention) -> torch.Tensor:
         if self._is_early():
-            return plain_attention(attention)
+            return _plain_attention(attention)
         shape = attention.scores_shape
         claim = self.claim(shape, attention.rate)
         mixed = self._bank.kernels.attend(attention, claim) if self._bank.kernels is not None else None

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutput
 
-from amalgam.stages.common.inference.dropout import KeyedDropout, Turn
+from amalgam.stages.common.inference.dropout import KeyedDropout, Turn, gated
 from amalgam.stages.common.inference.fast_encoder import Buffers, FastEncoder, LayerInputs, product
 
 
@@ -158,8 +158,7 @@ class ModernEncoder(FastEncoder):
         claim = dropout.claim(tuple(narrow.shape), rate) if dropout is not None and rate else None
         if self.kernels is not None and self.kernels.gate(wide, claim, narrow) is not None:
             return narrow
-        first, second = wide.chunk(2, dim=-1)
-        torch.mul(functional.gelu(first), second, out=narrow)
+        gated(wide, narrow)
         return narrow if claim is None else narrow.mul_(claim.of(slice(None), self.buffers.take("mask", *narrow.shape)))
 
 

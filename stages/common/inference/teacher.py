@@ -487,9 +487,9 @@ def _agrees(teacher: Teacher, encoder: FastEncoder) -> bool:
     return True
 
 
-def _trials(teacher: Teacher, encoder: FastEncoder | None) -> Iterator[Rows]:
+def _trials(teacher: Teacher, encoder: FastEncoder) -> Iterator[Rows]:
     yield from teacher.trials()
-    if encoder is not None and encoder.longest_trial:
+    if encoder.longest_trial:
         longest = min(encoder.longest_trial, teacher.limit)
         yield from teacher.trials((longest // 2 + 1, longest))
 

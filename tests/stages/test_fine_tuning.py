@@ -91,7 +91,11 @@ class Watch:
         self.losses[step] = loss
 
 
-def train(
+def train(model: Any, folder: Path, training: Training = PLAIN, **how: Any) -> TrainingResult:
+    return run_of(model, folder, training, **how).fit()
+
+
+def run_of(
     model: Any,
     folder: Path,
     training: Training = PLAIN,
@@ -102,7 +106,8 @@ def train(
     score: Any = None,
     dtype: str = "auto",
     select: bool = True,
-) -> TrainingResult:
+    cpu: bool = False,
+) -> TrainingRun:
     examples = examples or some_examples()
     watch = watch or Watch()
 
@@ -124,7 +129,8 @@ def train(
         objective=objective or WeightedKL(),
         dtype=dtype,
         select=select,
-    ).fit()
+        cpu=cpu,
+    )
 
 
 def kl_by_hand(logits: Any, targets: Any, weights: Any, temperature: float) -> float:
@@ -310,6 +316,23 @@ def test_without_examples_there_is_a_clear_error(tmp_path: Path) -> None:
             stop=lambda: False,
             on_step=lambda *_: None,
         ).fit()
+
+
+def test_the_best_weights_are_those_of_the_best_step(tmp_path: Path) -> None:
+    for best in (3, 6, 10):
+        scores = iter(float(step == best) for step in (3, 6, 9, 10))
+        kept: dict[float, Any] = {}
+        model = tiny_bert()
+
+        def score(of: Any, kept: dict[float, Any] = kept, scores: Any = scores) -> float:
+            value: float = next(scores)
+            kept[value] = {name: weight.detach().clone() for name, weight in of.state_dict().items()}
+            return value
+
+        result = train(model, tmp_path / str(best), score=score)
+        assert result.facts["best_step"] == best
+        assert all(torch.equal(weight, kept[1.0][name]) for name, weight in model.state_dict().items())
+    assert np.isfinite(result.facts["best_score"])
 
 
 @pytest.mark.parametrize(("select", "kept"), [(True, 2), (False, 3)])

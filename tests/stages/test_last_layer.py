@@ -55,11 +55,8 @@ def reference(teacher: Teacher, texts: list[Any]) -> torch.Tensor:
     """Return passes of the whole model, text by text, whose dropout before the last layer has the rate zero."""
     model = copy.deepcopy(teacher.model)
     body = model.base_model
-    blocks = (
-        body.layers
-        if model.config.model_type == "modernbert"
-        else (getattr(body, "encoder", None) or body.transformer).layer
-    )
+    encoder = getattr(body, "encoder", None) or getattr(body, "transformer", None)
+    blocks = encoder.layer if encoder else body.layers
     last = set(blocks[-1].modules())
     for module in set(model.base_model.modules()) - last:
         if hasattr(module, "attention_dropout"):  # of ModernBERT

@@ -15,7 +15,7 @@ import torch
 from amalgam.stages.common.training import loop, step_graphs
 from amalgam.stages.common.training.losses import Objective, RestrictedKL, WeightedKL
 from amalgam.stages.common.training.step_graphs import Recorded, StepGraphs, Tensors, graph_width
-from amalgam.tests.stages.test_fine_tuning import PLAIN, Watch, some_examples, tiny_bert, train
+from amalgam.tests.stages.test_fine_tuning import PLAIN, Watch, run_of, tiny_bert, train
 
 
 class Emulated(StepGraphs):
@@ -195,37 +195,9 @@ def test_many_tokens_and_long_texts_are_not_recorded(monkeypatch: pytest.MonkeyP
 def test_graphs_are_for_gpus_and_losses_of_fixed_steps(
     objective: Objective, device: str, recorded: bool, tmp_path: Path
 ) -> None:
-    run = loop.TrainingRun(
-        tiny_bert(),
-        some_examples(),
-        PLAIN,
-        pad_id=0,
-        score=lambda _: 0.0,
-        checkpoint=tmp_path,
-        stop=lambda: False,
-        on_step=lambda *_: None,
-        objective=objective,
-        cpu=True,
-    )
+    run = run_of(tiny_bert(), tmp_path, objective=objective, cpu=True)
     assert run.graphs is None
     run.device = torch.device(device)
     assert (run.step_graphs() is not None) is recorded
     run.examples = replace(run.examples, embeddings=torch.zeros(33, 12, 32))
     assert run.step_graphs() is None
-
-
-def test_the_best_weights_are_those_of_the_best_step(tmp_path: Path) -> None:
-    for best in (3, 6, 10):
-        scores = iter(float(step == best) for step in (3, 6, 9, 10))
-        kept: dict[float, Any] = {}
-        model = tiny_bert()
-
-        def score(of: Any, kept: dict[float, Any] = kept, scores: Any = scores) -> float:
-            value: float = next(scores)
-            kept[value] = {name: weight.detach().clone() for name, weight in of.state_dict().items()}
-            return value
-
-        result = train(model, tmp_path / str(best), score=score)
-        assert result.facts["best_step"] == best
-        assert all(torch.equal(weight, kept[1.0][name]) for name, weight in model.state_dict().items())
-    assert np.isfinite(result.facts["best_score"])

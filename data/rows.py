@@ -76,18 +76,28 @@ INSTEAD = {
 }
 """Fixes by suffix."""
 
-UTF_16 = "re-encode it: iconv -f utf-16 -t utf-8 {file} > {copy}"
+ENCODINGS = {
+    "UTF-32": rb"\xff\xfe\0\0|\0\0\xfe\xff",
+    "UTF-16": rb"\xff\xfe|\xfe\xff",
+    "UTF-32LE": rb"[^\0]\0\0\0",
+    "UTF-32BE": rb"\0\0\0[^\0]",
+    "UTF-16LE": rb"[^\0]\0[^\0]\0",
+    "UTF-16BE": rb"\0[^\0]\0[^\0]",
+}
+"""Start of a file, as a pattern: the byte order mark; without one, characters below U+0100."""
 MAGIC = {
-    b"\xff\xfe": ("is UTF-16, not UTF-8", UTF_16),
-    b"\xfe\xff": ("is UTF-16, not UTF-8", UTF_16),
+    **{
+        start: (f"is {encoding}, not UTF-8", f"re-encode it: iconv -f {encoding.lower()} -t utf-8 {{file}} > {{copy}}")
+        for encoding, start in ENCODINGS.items()
+    },
     b"PAR1": ("is a Parquet file", "give it a name that ends in .parquet: mv {file} {stem}.parquet"),
     b"PK\x03\x04": ("is a spreadsheet or a zip file", "save the sheet as csv, UTF-8; or unpack the file"),
     **{
-        magic: (f"is packed by {packer}", f"unpack it: {packer} -dc < {{file}} > {{copy}}")
+        re.escape(magic): (f"is packed by {packer}", f"unpack it: {packer} -dc < {{file}} > {{copy}}")
         for packer, (_, magic) in PACKERS.items()
     },
 }
-"""First bytes of files that are no text in UTF-8, with the message and the fix."""
+"""Start of a file that is no text in UTF-8, as a pattern, with the message and the fix."""
 
 JSON_LINES = (".jsonl", ".ndjson")
 ARRAY = re.compile(rb"\s*\[\s*\{")
@@ -221,7 +231,7 @@ def _check_magic(path: Path, name: str) -> None:
     with path.open("rb") as file:
         start = file.read(1000)
     for magic, (kind, fix) in MAGIC.items():
-        if start.startswith(magic):
+        if re.match(magic, start):
             raise DataError(f"{name} {kind}", where=shown(str(path), 200), fix=fix.format(**_in_commands(path)))
     if path.suffix.lower() in JSON_LINES and ARRAY.match(start.removeprefix(BOM)):
         what, fix = f"{name} is one JSON array, not an object on each line", UNPACK.format(**_in_commands(path))

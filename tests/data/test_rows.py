@@ -123,7 +123,10 @@ def test_the_fix_for_a_file_of_another_kind_works_when_pasted(
     (tmp_path / "in 1").mkdir()
     pq.write_table(pa.table({"text": ["hello"]}), parquet := io.BytesIO())
     contents = {
-        "is UTF-16": text.encode("utf-16"),
+        "is UTF-16,": text.encode("utf-16"),
+        "is UTF-32,": text.encode("utf-32"),
+        "is UTF-32, not": f"\ufeff{text}".encode("utf-32-be"),
+        **{f"is UTF-{form},": text.encode(f"utf-{form}") for form in ("16LE", "16BE", "32LE", "32BE")},
         "is a Parquet file": parquet.getvalue(),
         "is packed by gzip": gzip.compress(text.encode()),
         "is packed by xz": lzma.compress(text.encode()),

@@ -16,7 +16,7 @@ from amalgam.data.lazy import LazyModule
 from amalgam.pipeline.console import Console, printing
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.signals import stopping, without_units
-from amalgam.pipeline.user_paths import DEFAULT_FILE
+from amalgam.pipeline.user_paths import DEFAULT_FILE, user_path
 from amalgam.stages import STAGE_FOLDERS
 from amalgam.stages.app import completion, serve_command
 from amalgam.stages.app.command_tree import HEADINGS, GroupedCommands, as_overrides
@@ -115,9 +115,9 @@ def demo(
     if folder is not None and "=" in folder.partition("/")[0]:  # no folder was given, only overrides
         fields, folder = [folder, *fields], None
     if data_free:
-        run_data_free(Path(folder or "amalgam-demo-data-free"), fields, quiet=quiet)
+        run_data_free(user_path(folder or "amalgam-demo-data-free"), fields, quiet=quiet)
     else:
-        run_demo(Path(folder or "amalgam-demo"), fields, quiet=quiet)
+        run_demo(user_path(folder or "amalgam-demo"), fields, quiet=quiet)
 
 
 @app.command(

@@ -64,6 +64,15 @@ def test_paths_start_from_the_folder_behind_a_link(folder: Path) -> None:
     assert [place.is_dir() for place in places] == [True, True]
 
 
+def test_a_quoted_home_folder_is_that_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for words in (["~/first"], ["--into", "~/second"]):
+        assert f"wrote {tmp_path}/home/" in amalgam("init", *words, folder=tmp_path).out
+    refused = amalgam("demo", "~/../home", folder=tmp_path)
+    assert f"{tmp_path}/home/../home is not empty and is no demo" in refused.err
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
 def test_a_second_folder_is_refused(tmp_path: Path) -> None:
     refused = init(tmp_path, "here", "--into", "there")
     assert (refused.code, "--into is a second one" in refused.err) == (2, True), refused.err

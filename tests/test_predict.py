@@ -504,11 +504,11 @@ def test_a_home_folder_in_a_path_is_that_of_the_user(
     (tmp_path / "student").symlink_to(desk.folder / "students/student")
     (tmp_path / "lines.txt").write_text("the onion\n")
     desk("predict", "--input", "~/lines.txt", "--student", "~/student", "--out=~/joined.csv")
-    desk("predict", "--input=~/lines.txt", "--student=~/student", "--out=~/again.csv")
+    desk("predict", "--input=~/lines.txt", "--student=~/student", "--out", "~/again.csv")
     assert (tmp_path / "joined.csv").read_text() == (tmp_path / "again.csv").read_text()
     assert not (desk.folder / "~").exists()
-    [entry] = desk("predict", "--json", "--", "--out=~/a text").json
-    assert entry["text"] == "--out=~/a text"
+    entries = desk("predict", "--json", "~/1", "--", "--out=~/2", "--out", "~/3").json
+    assert [entry["text"] for entry in entries] == ["~/1", "--out=~/2", "--out", "~/3"]
 
 
 def write_pairs(workspace: Workspace) -> None:

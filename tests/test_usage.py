@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import typer
 
 from amalgam.cli import app
 from amalgam.stages import STAGE_FOLDERS
+from amalgam.stages.app.command_tree import PATH_OPTIONS
 from amalgam.stages.app.completion import fields
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES
@@ -51,6 +54,15 @@ def test_help_has_an_example_that_the_command_line_accepts(command: str) -> None
 def test_every_stage_has_a_command() -> None:
     assert {stage.name for stage in STAGES} <= set(COMMANDS)
     assert [stage.name.replace("-", "_") for stage in STAGES] == list(STAGE_FOLDERS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_home_folder_is_inserted_in_every_option_that_is_a_path(command: str) -> None:
+    inner = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    hints = get_type_hints(inspect.unwrap(inner.callback))
+    paths = {name for name, hint in hints.items() if Path in (hint, *get_args(hint))}
+    options = {option for parameter in inner.params if parameter.name in paths for option in parameter.opts}
+    assert options <= set(PATH_OPTIONS)
 
 
 def test_help_imports_no_stage() -> None:

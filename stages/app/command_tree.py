@@ -21,6 +21,8 @@ INSTEAD = {
 }
 """Fixes for options of other tools."""
 
+PATH_OPTIONS = ("-c", "--config", "--input", "--into", "--oracle", "--out", "--student")
+
 FIELD_OPTION = re.compile(r"--([a-z_-]+(?:\.[\w-]+)+)(=.*)?", re.DOTALL)
 """A field of the experiment that is written as an option."""
 
@@ -129,11 +131,11 @@ def fields_named(name: str) -> list[str]:
     return sorted(fields, key=lambda field: not field.startswith("student."))
 
 
-def _with_home(argument: str) -> str:
-    """Returns `--input=~/FILE` with the path of the home folder, which a shell inserts only after a space."""
-    option, _, value = argument.partition("=")
-    is_path = option.startswith("--") and value.startswith("~/")
-    return f"{option}={Path(value).expanduser()}" if is_path else argument
+def _with_home(argument: str, previous: str) -> str:
+    """Returns the path of an option with the home folder for ~/, which no shell inserts within quotes or after `=`."""
+    option, equals, path = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    is_path = (option or previous) in PATH_OPTIONS and path.startswith("~/")
+    return f"{option}{equals}{Path(path).expanduser()}" if is_path else argument
 
 
 def as_overrides(arguments: list[str]) -> list[str]:
@@ -146,7 +148,7 @@ def as_overrides(arguments: list[str]) -> list[str]:
         if argument == "--":
             return [*fields, argument, *rest]
         if option is None:
-            fields.append(_with_home(argument))
+            fields.append(_with_home(argument, previous=fields[-1] if fields else ""))
         elif option[2]:
             fields.append(field + option[2])
         elif (value := next(rest, "--")).startswith("--"):

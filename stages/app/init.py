@@ -20,7 +20,7 @@ from amalgam.pipeline.config.load import name_of, template
 from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
-from amalgam.pipeline.user_paths import DEFAULT_FILE, write_new
+from amalgam.pipeline.user_paths import DEFAULT_FILE, user_path, write_new
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder, resolve
 from amalgam.stages.methods import experiment_schema
@@ -53,13 +53,14 @@ def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -
         if len(names) > 1:
             what, fix = f"`init` takes one folder, got {len(names)}", "name one folder; for models add --from-teachers"
             raise ExperimentError(what, where=shown(" ".join(names)), fix=fix)
-        if names and (Path(names[0]) / "config.json").is_file():
+        folder = user_path(names[0]) if names else into
+        if names and (folder / "config.json").is_file():
             what, fix = "this folder is a model", f"amalgam init --from-teachers {shlex.quote(names[0])}"
             raise ExperimentError(f"{what}; no experiment file is written into it", where=shown(names[0]), fix=fix)
-        if names and Path(names[0]).suffix in {".yaml", ".yml"} and not Path(names[0]).is_dir():
-            what, fix = "`init` takes a folder, not a file", f"amalgam init {shlex.quote(str(Path(names[0]).parent))}"
+        if names and folder.suffix in {".yaml", ".yml"} and not folder.is_dir():
+            what, fix = "`init` takes a folder, not a file", f"amalgam init {shlex.quote(str(folder.parent))}"
             raise ExperimentError(f"{what}; it writes amalgam.yaml into it", where=shown(names[0]), fix=fix)
-        path = write_with_schema((Path(names[0]) if names else into) / DEFAULT_FILE, template())
+        path = write_with_schema(folder / DEFAULT_FILE, template())
         return f"wrote {path}: name your texts and teachers in it, then `amalgam plan{file_option(path)}`"
     if not names:
         fix = "amalgam init --from-teachers ./models/first org/model"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -92,7 +93,12 @@ def combinations(config: Path, overrides: Sequence[str]) -> list[SweepRun]:
         settings = [*fixed, *(f"{field}={value}" for field, value in values.items()), f'student.name="{name}"']
         file = load_with_methods(config, settings).file
         if name in sweep_runs:
-            raise ExperimentError(f"two students have the name {name}", fix="name each value once")
+            earlier, own = (shlex.join(map("=".join, run.items())) for run in (sweep_runs[name].values, values))
+            what, fix = f"two students have the name {name}: {earlier} and {own}", "name each value once"
+            if earlier != own:
+                alone = f"amalgam run {shlex.join(settings[:-1])} student.name=NAME{file_option(config)}"
+                fix = f"leave the second out, and run it alone: {alone}"
+            raise ExperimentError(what, fix=fix)
         sweep_runs[name] = SweepRun(name, values, settings, file)
     return list(sweep_runs.values())
 

@@ -6,10 +6,6 @@ import fnmatch
 import glob
 import os
 import re
-import shlex
-from configparser import ConfigParser
-from configparser import Error as ConfigError
-from contextlib import suppress
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,14 +17,9 @@ from amalgam.data.lazy import pl
 from amalgam.data.rows import KINDS, SUFFIXES
 from amalgam.pipeline.errors import DataError, DiskFullError, InputChangedError, fix_of, is_disk_full
 from amalgam.pipeline.input_files import file_digest
-from amalgam.pipeline.user_paths import expanded
+from amalgam.pipeline.storage.aws_profile import profile_options
 
 HUB = "hf://"
-PROFILES = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
-"""Files of the AWS tools: their variables and defaults."""
-KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
-OPTIONS = {**{key: key for key in KEYS}, "region": "aws_region"}
-"""Keys of a profile, and the options of polars and obstore."""
 MOST_COPIES = 3
 """Copies of a remote file that is written at the same time, before the run ends."""
 
@@ -95,28 +86,14 @@ def _copy_one_version(url: str, target: Path) -> None:
 
 
 def _profile(url: str) -> Any:
-    """Returns the keys of the profile AWS_PROFILE; without boto3, polars would take those of the first profile.
-
-    Keys in the environment have priority, and boto3 reads profiles without keys, such as those of a single sign-on.
-    """
-    name = os.environ.get("AWS_PROFILE")
-    if not url.startswith("s3://") or os.environ.get("AWS_ACCESS_KEY_ID"):
-        return None
-    files = {key: expanded(os.environ.get(key, default)) for key, default in PROFILES.items()}
-    parser = ConfigParser(interpolation=None, strict=False)
-    with suppress(ConfigError, UnicodeDecodeError):  # a message would have a line of the file
-        parser.read(files.values(), "utf-8")
-    sections = [parser[title] for title in (f"profile {name}", name or "default") if parser.has_section(title)]
-    options = {option: section[key] for section in sections for key, option in OPTIONS.items() if key in section}
-    if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
-        options.pop("aws_region", None)
-    if "aws_access_key_id" in options:
-        return options
-    if name and find_spec("boto3") is None:
-        fix = f'run: eval "$(aws configure export-credentials --profile {shlex.quote(name)} --format env)"'
-        what = f"the AWS profile {shown(name)} has no access key that can be read without boto3"
-        raise DataError(what, where=str(files["AWS_SHARED_CREDENTIALS_FILE"]), fix=f"{fix}; or install boto3")
-    return None
+    """Returns the options of an AWS profile; without them and boto3, polars would take those of the first profile."""
+    try:
+        return profile_options(url, DataError)
+    except DataError as error:
+        if find_spec("boto3") is not None:  # polars reads profiles without keys through it
+            return None
+        error.fix = f"{error.fix}; or install boto3"
+        raise
 
 
 def _versions(url: str, keys: Any) -> object:

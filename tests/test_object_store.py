@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from amalgam.pipeline.console import Console
+from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.storage.store import MANIFEST, Store, open_store
@@ -27,7 +28,7 @@ from amalgam.tests.forking import LIGHT, Forked
 from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.pipeline.crashing import changing
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
-from amalgam.tests.s3_server import S3
+from amalgam.tests.s3_server import S3, Request
 from amalgam.tests.workspaces import TIMEOUT, Workspace, age, finish, flip_bit
 
 ADDRESS = "s3://bucket/some where/prefix"
@@ -61,6 +62,31 @@ def test_texts_and_targets_are_fetched_at_once(built: Workspace, monkeypatch: py
     fetched.clear()
     for _ in tables(run.store, train_part(run)):
         assert fetched == {bucket.file.path for bucket in train_part(run).buckets}
+
+
+def test_the_keys_are_those_of_the_profile(server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signatures: list[str] = []
+
+    class Signed(Request):
+        def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+            signatures.append(self.headers["Authorization"])
+            super().answer(status, body, **headers)
+
+    server.RequestHandlerClass = Signed
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text("[work]\naws_access_key_id = w1\naws_secret_access_key = secret\n")
+    (tmp_path / ".aws/config").write_text("[profile work]\nregion = eu-west-1\n")
+    assert objects(ADDRESS) == []
+    assert all("Credential=w1/" in signature and "/eu-west-1/" in signature for signature in signatures)
+    monkeypatch.setenv("AWS_PROFILE", "sso user")
+    with pytest.raises(ExperimentError, match="profile sso user has no access key") as caught:
+        objects(ADDRESS)
+    assert "export-credentials --profile 'sso user' --format env" in str(caught.value.fix)
+    assert "boto3" not in str(caught.value.fix)
 
 
 # ---- killed

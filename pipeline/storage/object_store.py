@@ -20,6 +20,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, Pre
 from obstore.store import from_url
 
 from amalgam.pipeline.errors import AmalgamError, ExperimentError
+from amalgam.pipeline.storage.aws_profile import profile_options
 from amalgam.pipeline.storage.backend import PROBE, FileInfo
 from amalgam.pipeline.storage.local import replacing
 from amalgam.pipeline.storage.packing import cache_folder, endpoint
@@ -63,7 +64,8 @@ class ObjectStorage:
     @cached_property
     def _client(self) -> Any:
         plain = (endpoint(self.address) or "").startswith("http://")
-        return from_url(self.address, client_options={"allow_http": plain})
+        keys: Any = profile_options(self.address)
+        return from_url(self.address, config=keys, client_options={"allow_http": plain})
 
     def _requests(self, paths: Sequence[str], request: Callable[[str], T]) -> dict[str, T]:
         """Sends a request for each path, in parallel, and returns the answers; objects that do not exist have none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -44,6 +45,20 @@ def folder_in_place_of(path: str) -> Change:
     return change
 
 
+def edited(*path: str, value: object) -> Change:
+    """Sets the field behind the keys of reports/student.json."""
+
+    def change(workspace: Workspace) -> None:
+        file = workspace.folder / "reports/student.json"
+        content = part = json.loads(file.read_text())
+        for key in path[:-1]:
+            part = part[key]
+        part[path[-1]] = value
+        file.write_text(json.dumps(content))
+
+    return change
+
+
 def to_label(content: str) -> Change:
     return write("reports/x.to-label.csv", content)
 
@@ -66,7 +81,11 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "report student nosuch", 2, "there is no report of nosuch"),
     (nothing, "report a b --json", 2, "a comparison takes none of"),
     (write("reports/student.json", "{}"), "report student other", 3, "student.json is not a report"),
-    (write("reports/student.json", PART_OF_REPORT), "report student", 3, "student.json is not a report of this"),
+    (write("reports/student.json", PART_OF_REPORT), "report student", 3, "the field name is missing or was edited"),
+    (edited("evaluation", "n", value="many"), "report student", 3, "field evaluation is missing or was edited"),
+    (edited("evaluation", "system", value="x"), "report student --json", 3, "where: reports/student.json"),
+    (edited("student_quality", "right_hex", value="x"), "report student other", 3, "student.json is not a report"),
+    (edited("verdict", "next", value=None), "report student", 3, "fix: run `amalgam report student.name=student`"),
     (write("reports/other.json", "[1,2"), "report other student", 3, "other.json cannot be read as a report"),
     # verify and gc
     (nothing, f"verify {FILE}", 2, "amalgam.yaml is a file, not a folder"),

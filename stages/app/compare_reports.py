@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, cast, get_type_hints
 
 from amalgam.data.keys import shown
 from amalgam.pipeline.config.proposals import as_yaml, file_option
@@ -19,6 +19,8 @@ from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, QualityError
 from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.storage.facts import fits
+from amalgam.stages.app.api import QuietTables
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.deliveries import REPORTS, delivered_students
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
@@ -284,10 +286,28 @@ def read_report(path: Path, config: Path) -> ReportJson:
         raise ExperimentError(f"there is no report of {path.stem}{existing}", where=str(path), fix=fix) from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path.name} cannot be read as a report", where=str(path), fix=fix) from error
-    is_report = isinstance(content, dict) and content.get("amalgam_report") == FORMAT
-    if not is_report or not ReportJson.__required_keys__ <= content.keys():
+    if not isinstance(content, dict) or content.get("amalgam_report") != FORMAT:
         raise DataError(f"{path.name} is not a report of this amalgam version", where=str(path), fix=fix)
+    if wrong := _wrong_field(content):
+        what = f"{path.name} is not a report as amalgam writes it: the field {wrong} is missing or was edited"
+        raise DataError(what, where=str(path), fix=fix)
     return cast("ReportJson", content)
+
+
+def _wrong_field(content: dict[str, Any]) -> str | None:
+    """Returns the first field that has another type than in a report, or whose numbers contradict each other."""
+    for name, kind in get_type_hints(ReportJson).items():
+        if not fits(content.get(name, ...), kind):
+            return name
+    report = cast("ReportJson", content)
+    evaluation = report["evaluation"]
+    try:
+        comparison_of({"first": report, "second": report.copy()})
+        if evaluation:
+            print_evaluation(QuietTables(), evaluation, evaluation["labels"], evaluation["groups"])
+    except (LookupError, ValueError, ArithmeticError):
+        return "evaluation"
+    return None
 
 
 def comparison_of(reports: Mapping[str, ReportJson]) -> Comparison:

@@ -23,7 +23,7 @@ from amalgam.stages.app.student import finished_in
 from amalgam.stages.common.models.static import StaticForSequenceClassification
 from amalgam.tests.test_export import ALONE, printed_by
 from amalgam.tests.test_predict import write_pairs
-from amalgam.tests.workspaces import Workspace, build_once
+from amalgam.tests.workspaces import Workspace, build_once, rewrite_mark
 
 STATIC = "student.encoder=static:./models/encoder"
 
@@ -150,6 +150,21 @@ def test_an_int8_export_keeps_frequent_tokens_and_has_its_comparison(
     assert (facts["labelled"], facts["source"]) == (len(static.texts("test")), "corpus.test")
     assert [row["form"] for row in facts["speed"]] == ["torch fp32", "numpy fp32", "numpy int8"]
     assert facts["same_label"] > 0.8
+
+
+def test_the_tokens_of_a_student_from_elsewhere_are_not_counted_in_other_texts(
+    static: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_numpy, "MOST_TOKENS", 60)
+    static("export", "--numpy", "--int8", "--force")
+    own = load_file(static.folder / "students/student-numpy-int8/arrays.safetensors")["rows"]
+    for name, is_own in (("moved", True), ("other", False)):
+        shutil.copytree(static.folder / "students/student", tmp_path / name)
+        if not is_own:
+            rewrite_mark(tmp_path / name, fingerprint="0" * 64)
+        static("export", "--numpy", "--int8", "--force", "--student", str(tmp_path / name))
+        rows = load_file(tmp_path / f"{name}-numpy-int8/arrays.safetensors")["rows"]
+        assert (rows == (own if is_own else np.minimum(np.arange(len(rows)), 60))).all()
 
 
 def test_int8_numbers_are_near_those_of_the_student(static: Workspace) -> None:

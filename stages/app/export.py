@@ -23,7 +23,7 @@ from amalgam.pipeline.user_paths import check_writable, user_path
 from amalgam.stages.app import classify, export_numpy, export_onnx
 from amalgam.stages.app.int8 import ComparedTexts, Int8Facts, check_loss, compared_texts, show
 from amalgam.stages.app.student import StudentFolder, finished_student, name_student
-from amalgam.stages.common.deliveries import EXPORT, Mark, replace_folder, write_mark, written_files
+from amalgam.stages.common.deliveries import EXPORT, Mark, delivered_students, replace_folder, write_mark, written_files
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, light_names
 
@@ -37,8 +37,8 @@ class Format(NamedTuple):
     """Refuses a student that has no such export, before it loads; the last argument names it in a command."""
     write: Callable[[Classifier, Path], dict[str, Any]]
     """Writes the model into a folder with the student's small files, and returns its comparison with torch."""
-    quantise: Callable[[Classifier, Path, ComparedTexts, Path], Int8Facts]
-    """Replaces the model in the folder by its int8 form; the last argument is the experiment file."""
+    quantise: Callable[[Classifier, Path, ComparedTexts, Path | None], Int8Facts]
+    """Replaces the model in the folder by its int8 form; the last argument is the student's experiment, if known."""
 
 
 FORMATS = {
@@ -74,7 +74,8 @@ def export(  # noqa: PLR0913 - the options of the command
         _truncate_as(classifier, temporary / TOKENIZER)
         facts.update(form.write(classifier, temporary), text=list(finished.learned))
         if texts is not None:
-            facts["int8"] = form.quantise(classifier, temporary, texts, config)
+            is_own = finished.fingerprint in delivered_students(config.parent)
+            facts["int8"] = form.quantise(classifier, temporary, texts, config if is_own else None)
             check_loss(facts["int8"], force=force)
         (temporary / EXPORT_FACTS).write_text(json.dumps(facts, indent=1) + "\n")
         about = {"options": f"--{name}{' --int8' if int8 else ''}"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,16 @@ def _write_arrays(classifier: Classifier, folder: Path, kept: Array | None = Non
     (folder / classify.ARRAYS).write_bytes(content)
 
 
-def _kept_tokens(classifier: Classifier, config: Path) -> Array:
+def _kept_tokens(classifier: Classifier, config: Path | None) -> Array:
     """Returns the ids of the most frequent tokens of the training texts, then those with the smallest ids.
 
-    Tokenizers number frequent tokens first, so this is a fair order where no training text can be read.
+    Tokenizers number frequent tokens first, so this is a fair order where the training texts are unknown or unreadable.
     """
     counts = np.zeros(classifier.model.config.vocab_size, np.int64)
-    try:
-        texts = Experiment.open(config, [], Console(quiet=True)).texts("train").head(COUNTED_TEXTS).collect()
-    except AmalgamError:
-        texts = None
+    texts = None
+    if config is not None:
+        with suppress(AmalgamError):
+            texts = Experiment.open(config, [], Console(quiet=True)).texts("train").head(COUNTED_TEXTS).collect()
     if texts is not None:
         tokens = encode(classifier.tokenizer, int8.texts_of(texts), classifier.limit, types=False)
         for ids in tokens.ids:
@@ -108,7 +109,7 @@ def _check_parity(classifier: Classifier, folder: Path) -> dict[str, Any]:
     return {"labels": classifier.labels, "parity_texts": TEXTS, "largest_difference": largest}
 
 
-def quantise(classifier: Classifier, folder: Path, texts: int8.ComparedTexts, config: Path) -> int8.Int8Facts:
+def quantise(classifier: Classifier, folder: Path, texts: int8.ComparedTexts, config: Path | None) -> int8.Int8Facts:
     """Replaces the arrays of the folder by their int8 form, and returns its comparison with the student."""
     inputs = [fields[0] if len(fields) == 1 else fields for fields in texts.texts]
     arrays = folder / classify.ARRAYS

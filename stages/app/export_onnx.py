@@ -37,7 +37,7 @@ def write(classifier: Classifier, folder: Path) -> dict[str, Any]:
     return check_parity(classifier, folder / ONNX_MODEL)
 
 
-def quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, _config: Path) -> Int8Facts:
+def quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, _config: Path | None) -> Int8Facts:
     fp32, model = folder / "fp32.onnx", folder / ONNX_MODEL
     model.rename(fp32)
     write_int8(fp32, model)

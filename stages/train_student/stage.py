@@ -45,7 +45,7 @@ STATIC_VERSION = 1
 
 class TrainStudent(Stage):
     name = "train-student"
-    VERSION = 8  # maps to the evidence are part of the score of unknown texts
+    VERSION = 9  # held-out texts can raise the threshold of unknown texts
     parallelism = "collective"
     unit_label = "students"
     sections = ("student", "objective")
@@ -290,8 +290,14 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     results = training.train(load.training_services(run), new, data.learn, phases, settings, selection, checkpoint)
     unknown = training.set_unknown_threshold(new, data, validation)
     evidence = largest_evidence(run, data.keys[: training.UNKNOWN_TEXTS]) if reads_evidence(run.experiment) else None
-    ids, types = data.learn.tokens, data.learn.type_ids
-    fitted = training.fit_unknown_states(new.model, ids, types, pad_id=new.pad_id, evidence=evidence)
+    fitted = training.fit_unknown_states(
+        new.model,
+        data.learn.tokens,
+        data.learn.type_ids,
+        pad_id=new.pad_id,
+        new=validation or data.held_out,
+        evidence=evidence,
+    )
     labels, cut = facts["labels"], data.truncated
     return new, {**results, "labels": labels, "cut": cut, "texts": len(data.learn), "unknown": unknown}, fitted
 

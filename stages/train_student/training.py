@@ -81,22 +81,26 @@ def set_unknown_threshold(new: NewClassifier, data: TrainingData, validation: Ex
     return {"threshold": threshold, "texts": len(texts), "source": source}
 
 
-def fit_unknown_states(
+def fit_unknown_states(  # noqa: PLR0913 - the texts, and what is known of them
     model: Any,
     tokens: Sequence[Ids],
     type_ids: Sequence[Ids] | None,
     *,
     pad_id: int,
+    new: Examples | None = None,
     evidence: np.ndarray[Any, Any] | None = None,
 ) -> UnknownStates | None:
     """Fits the states of at most UNKNOWN_TEXTS training texts by predicted label; None if the model gives no states.
 
     Training texts are in the order of their keys, which are hashes, so the first of them are a random sample.
-    `evidence` is the teachers' largest evidence on each of them.
+    `evidence` is the teachers' largest evidence on each of them. `new` texts were not learned and raise the threshold.
     """
-    rows = np.arange(min(len(tokens), UNKNOWN_TEXTS))
-    tokens, type_ids = Ragged.of(tokens).take(rows), None if type_ids is None else Ragged.of(type_ids).take(rows)
-    layer = batches.middle_layer(model, batches.model_inputs(tokens, type_ids, rows[:1], pad_id))
+
+    def first(rows: Sequence[Ids] | None) -> Ragged | None:
+        return None if rows is None else Ragged.of(rows)[:UNKNOWN_TEXTS]
+
+    tokens, type_ids = Ragged.of(tokens)[:UNKNOWN_TEXTS], first(type_ids)
+    layer = batches.middle_layer(model, batches.model_inputs(tokens, type_ids, np.arange(1), pad_id))
     if layer is None:
         return None
     logits, states = batches.predict_with_states(model, tokens, pad_id=pad_id, layer=layer, type_ids=type_ids)
@@ -104,7 +108,12 @@ def fit_unknown_states(
         return None
     groups = logits.argmax(axis=1)
     weights = batches.weights_digest(model)
-    return UnknownStates.of(states.astype(np.float64), groups, evidence, layer=layer, weights=weights)
+    fit = UnknownStates.of(states.astype(np.float64), groups, evidence, layer=layer, weights=weights)
+    if new is None:
+        return fit
+    ids, types = Ragged.of(new.tokens)[:UNKNOWN_TEXTS], first(new.type_ids)
+    states = batches.predict_with_states(model, ids, pad_id=pad_id, layer=layer, type_ids=types)[1]
+    return fit.raised(states.astype(np.float64)) if np.isfinite(states).all() else fit
 
 
 def targeted(

@@ -126,6 +126,19 @@ def test_labels_of_one_training_text_do_not_raise_the_threshold() -> None:
     assert UnknownStates.of(values, groups, layer=1, weights="").threshold < 1.1 * usual
 
 
+def test_the_threshold_rises_if_new_texts_are_further_away_than_learned_ones() -> None:
+    """As with a student of few texts, the learned texts are nearer to their classes than new ones."""
+    values, groups = states(np.random.default_rng(10), 600)
+    learned = values - 0.3 * (values - np.stack([values[groups == group].mean(axis=0) for group in range(3)])[groups])
+    fit = UnknownStates.of(learned, groups, layer=1, weights="")
+    held_out, later = (states(np.random.default_rng(seed), texts)[0] for seed, texts in ((11, 60), (12, 3000)))
+    raised = fit.raised(held_out)
+    assert (fit.scores(later) > fit.threshold).mean() > 0.1
+    assert (raised.scores(later) > raised.threshold).mean() < 0.04
+    assert fit.raised(learned[:60]).threshold == fit.threshold
+    assert fit.raised(held_out[:1]).threshold == fit.threshold
+
+
 def test_one_text_and_equal_states_can_be_fitted() -> None:
     for texts, evidence in ((1, None), (7, None), (1, np.ones(1)), (2, np.array([0.2, 0.9])), (7, np.ones(7))):
         fit = UnknownStates.of(np.ones((texts, 2, WIDTH)), np.zeros(texts, np.int64), evidence, layer=0, weights="")

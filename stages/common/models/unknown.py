@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,9 @@ RIDGE = 0.3
 
 STRENGTH = 0.5
 """Deviation of a map's values, in deviations of the distance, if it gives the evidence without an error."""
+
+NEW_DEVIATIONS = 2.33
+"""The threshold is at least so many deviations above the mean score of texts that were not learned: 1 % of a normal."""
 
 FOLDS = 5
 FIX = "restore the file of this student, or delete it: then the score of the logits is used"
@@ -92,6 +95,15 @@ class UnknownStates:
             threshold += float(np.quantile(added[clear], ADDED_SHARE))
         constant = float(states.reshape(len(states), -1).mean(axis=0) @ slope)
         return cls(Gaussians.of(parts), slope, constant, layer, threshold, weights)
+
+    def raised(self, new: Array) -> UnknownStates:
+        """Returns the fit with a threshold that few of the texts exceed whose states these are; none was learned.
+
+        A student separates the texts that it learned better than others, most of all if they are few.
+        """
+        scores = self.scores(new)
+        least = float(scores.mean() + NEW_DEVIATIONS * scores.std(ddof=1)) if len(new) > 1 else self.threshold
+        return replace(self, threshold=max(self.threshold, least))
 
     def scores(self, states: Array) -> Array:
         """Returns the score [n] of each text."""

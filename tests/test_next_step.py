@@ -119,6 +119,15 @@ def test_test_texts_whose_labels_are_learned_do_not_suffice(workspace: Workspace
     assert "  caution: 60 of 60 test texts are also training texts, so the accuracy" in ran.out
 
 
+def test_test_texts_that_select_the_checkpoint_do_not_suffice(workspace: Workspace) -> None:
+    ran = workspace("run", "corpus.validation=texts/test.csv", "student.epochs=auto")
+    assert "40 of 40 test texts are also in corpus.validation, which selects the checkpoint" in ran.err
+    caution = "40 of 40 test texts are also validation texts, which selected the checkpoint"
+    assert f"  caution: {caution}" in ran.out
+    unused = workspace("run", "corpus.validation=texts/test.csv", "student.select=held-out")
+    assert caution not in unused.out
+
+
 def test_the_file_of_texts_to_label_has_the_columns_of_the_corpus(workspace: Workspace) -> None:
     quoted = (json.dumps(text) for text, _ in workspace.texts())
     (workspace.folder / "texts/train.csv").write_text("\n".join(["text", *quoted]))

@@ -50,9 +50,9 @@ Measured = Literal["validation", "test"]
 MEASURED: tuple[Measured, ...] = ("validation", "test")
 """Parts on which an accuracy is measured."""
 
-Learned = Literal["train", "teachers"]
-LEARNED: tuple[Learned, ...] = ("train", "teachers")
-"""Parts that students and teachers learn."""
+Learned = Literal["train", "teachers", "validation"]
+LEARNED: tuple[Learned, ...] = ("train", "teachers", "validation")
+"""Parts that the training of students and teachers uses."""
 
 UNIT_TEXTS = 1 << 15
 """Texts per unit: the overhead of files and calls is small, and a unit fits into any memory."""
@@ -139,7 +139,7 @@ class PartRecordFacts(PartFacts):
 
 
 class Leak(TypedDict):
-    """Texts of a part that are also in `other`, which students or teachers learn."""
+    """Texts of a part that are also in `other`, which training uses."""
 
     part: Measured
     other: Learned

@@ -58,7 +58,7 @@ FEW = 0.1
 
 class ReadCorpus(Stage):
     name = "read-corpus"
-    VERSION = 3  # texts that the teachers learned, and the rows of leaked texts
+    VERSION = 4  # test texts that are also validation texts
     parallelism = "single"
     unit_label = "parts"
     reads = ("generate",)
@@ -110,8 +110,12 @@ class ReadCorpus(Stage):
     def finish(self, run: Run, records: Sequence[Record]) -> dict[str, object]:
         parts = {record.name: record.facts for record in records}
         folders = {record.name: run.store.written_folder(record.files) for record in records if record.files}
-        pairs = [(part, other) for part in MEASURED for other in LEARNED if {part, other} <= folders.keys()]
-        leaked = [_leak(run, part, other, leaks(folders[other], folders[part])) for part, other in pairs]
+        pairs = [(part, other) for part in MEASURED for other in LEARNED if part != other]
+        leaked = [
+            _leak(run, part, other, leaks(folders[other], folders[part]))
+            for part, other in pairs
+            if {part, other} <= folders.keys()
+        ]
         return {"parts": parts, "leaks": [leak for leak in leaked if leak["texts"]]}
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
@@ -147,7 +151,11 @@ def _leak_note(leak: Leak, texts: int) -> str:
     if leak["other"] == "train" and leak["texts"] == texts > 1:  # such as the texts to label of a report
         return f"all {texts:,} {leak['part']} texts are also in corpus.train: the accuracy on new texts can be lower"
     of, are = counted(texts, f"{leak['part']} text"), "is" if leak["texts"] == 1 else "are"
-    also = {"train": "in corpus.train", "teachers": "in train_teachers.texts, which the teachers learn"}[leak["other"]]
+    also = {
+        "train": "in corpus.train",
+        "teachers": "in train_teachers.texts, which the teachers learn",
+        "validation": "in corpus.validation, which selects the checkpoint unless student.select is held-out",
+    }[leak["other"]]
     places = ", ".join([*leak["places"], *(["..."] if leak["texts"] > len(leak["places"]) else [])])
     return (
         f"{leak['texts']:,} of {of} {are} also {also}: {places}; remove them from one of the two, "

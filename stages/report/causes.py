@@ -96,7 +96,7 @@ def too_few(inputs: types.VerdictInputs, rivals: Sequence[types.Rival], needed: 
     """Returns why the test texts do not decide."""
     untested, texts = conditions.untested_teachers(rivals), counted(inputs.n, "test text")
     if conditions.were_learned(inputs):
-        return [{"code": "test-texts-learned", "text": "the test texts were learned with their gold labels"}]
+        return [{"code": "test-texts-learned", "text": "training used the test texts with their gold labels"}]
     if inputs.n < conditions.LEAST_TEXTS:
         random = "random labelled" if inputs.selected else "labelled"
         return [{"code": "few-test-texts", "text": f"only {counted(inputs.n, f'{random} test text')}"}]

@@ -17,14 +17,14 @@ MOST_LOST = 0.05
 """Share of the labels, and of the texts, that a student to ship may lose: one label of 20."""
 
 MOST_LEARNED = 0.02
-"""Share of the test texts that may have been learned with their gold labels."""
+"""Share of the test texts that training may have used with their gold labels."""
 
 WEAK_TEACHERS = 2 / 3
 """Accuracy of the teachers on their own labels below which they are weak, at the upper end of the interval."""
 
 
 def were_learned(inputs: types.VerdictInputs) -> bool:
-    """Returns whether so many test texts were learned with their gold labels that no student can be shipped."""
+    """Returns whether training used too many test texts with their gold labels for a student to ship."""
     learned = inputs.learned
     return learned is not None and learned["labelled"] and learned["texts"] > MOST_LEARNED * learned["of"]
 

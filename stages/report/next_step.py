@@ -45,7 +45,10 @@ def _with_command(inputs: VerdictInputs, text: str, command: str) -> Next:
 
 
 def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: int | None) -> Next:
-    if were_learned(inputs):
+    if inputs.learned and were_learned(inputs):
+        if inputs.learned.get("validation"):
+            held_out = _run(inputs.overrides, {"student.select": "held-out"}, inputs)
+            return _with_command(inputs, "Select the checkpoint on held-out training texts.", held_out)
         again = f"run `{_again(inputs, 'run')}` again"
         return {"text": f"Remove these texts from corpus.test, and {again}: a note names their rows."}
     again = f"run `{_again(inputs, 'report')}` again"

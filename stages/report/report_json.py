@@ -190,14 +190,17 @@ def _verdict_inputs(
     )
 
 
-def learned_texts(settings: ExperimentConfig, facts: CorpusFacts) -> LearnedTexts | None:
-    """Returns the test texts that are also learned, with gold labels if the teachers or the student read them."""
+def learned_texts(settings: ExperimentConfig, facts: CorpusFacts, *, validated: bool) -> LearnedTexts | None:
+    """Returns the test texts that training used, with gold labels if teachers, student or the validation read them."""
     shared = {leak["other"]: leak["texts"] for leak in facts["leaks"] if leak["part"] == "test"}
-    if not shared:
+    selecting = shared.pop("validation", 0) * validated
+    if not shared and not selecting:
         return None
     gold = {"teachers", "train"} if train_needs_label(settings) else {"teachers"}
     labelled = max((texts for other, texts in shared.items() if other in gold), default=0)
     of = facts["parts"]["test"]["texts"]
+    if selecting > labelled:
+        return {"texts": selecting, "of": of, "labelled": True, "validation": True}
     return {"texts": labelled or shared["train"], "of": of, "labelled": bool(labelled)}
 
 

@@ -44,7 +44,7 @@ from amalgam.stages.report.tables import estimate_line, print_estimates, print_e
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_words import evaluation_cautions
 from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions, target_method
-from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder
+from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder, validation_part
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 16  # the share of texts of no label
+    VERSION = 17  # test texts that are also validation texts
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
@@ -315,14 +315,16 @@ def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, Speed |
 
 
 def _learned(run: Run, test: Part) -> types.LearnedTexts | None:
-    """Returns the test texts that are also learned; those of `labels` are learned with their gold labels."""
-    learned, given = learned_texts(run.experiment, run.result("read-corpus").facts), load.given_labels(run)
+    """Returns the test texts that training also used; those of `labels` are learned with their gold labels."""
+    validated = run.experiment.student.learns and validation_part(run) is not None
+    learned = learned_texts(run.experiment, run.result("read-corpus").facts, validated=validated)
+    given = load.given_labels(run)
     if learned is None or given is None:
         return learned
     keys = (key for bucket in test.buckets for key in read_bucket(run.store, bucket, ["key"]).column("key").to_pylist())
     texts = sum(key in given.by_key for key in keys)
     labelled = learned["texts"] if learned["labelled"] else 0
-    return {**learned, "texts": texts, "labelled": True} if texts > labelled else learned
+    return {"texts": texts, "of": learned["of"], "labelled": True} if texts > labelled else learned
 
 
 def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEstimates:

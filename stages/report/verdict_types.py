@@ -214,12 +214,14 @@ class LabelCounts(TypedDict):
 
 
 class LearnedTexts(TypedDict):
-    """Test texts that teachers or student also learned, of all test texts."""
+    """Test texts that training also used, of all test texts."""
 
     texts: int
     of: int
     labelled: bool
-    """Whether they were learned with their gold labels."""
+    """Whether their gold labels were used."""
+    validation: NotRequired[bool]
+    """Whether they are validation texts, which selected the checkpoint and were not learned."""
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,9 @@ def selection_sentence(n: int, selected: int) -> str:
 
 def learned_sentence(learned: types.LearnedTexts) -> str:
     part = f"{learned['texts']:,} of {counted(learned['of'], 'test text')}"
+    if learned.get("validation"):
+        also = "is also a validation text" if learned["texts"] == 1 else "are also validation texts"
+        return f"{part} {also}, which selected the checkpoint: the accuracy on new texts may be lower."
     if learned["labelled"]:
         points = 100 * learned["texts"] / learned["of"]
         were = "was learned with its gold label" if learned["texts"] == 1 else "were learned with their gold labels"

@@ -382,6 +382,12 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         {"test-texts-learned"},
         "Remove these texts from corpus.test",
     ),
+    "test texts that selected the checkpoint": (
+        lambda: made(500, 0.90, 0.80, learned={"texts": 60, "of": 500, "labelled": True, "validation": True}),
+        "cannot say",
+        {"test-texts-learned"},
+        "student.select=held-out",
+    ),
     "few test texts that the teachers learned": (
         lambda: made(500, 0.90, 0.80, learned={"texts": 6, "of": 500, "labelled": True}),
         "ship",

@@ -393,6 +393,12 @@ def test_a_command_that_fails_stores_no_override(workspace: Workspace) -> None:
     assert "as in the last" not in workspace("train-student").err
 
 
+def test_texts_to_label_store_no_override(workspace: Workspace) -> None:
+    workspace("label", "--count", "3", "--out", "texts.csv", "targets.temperature=2")
+    assert "build-targets" not in workspace.stale("targets.temperature=2")
+    assert "as in the last" not in workspace("report").err
+
+
 def test_a_sweep_stores_no_override(workspace: Workspace) -> None:
     workspace("sweep", "targets.temperature=0.2,0.4", "student.method=ensemble", "--quiet")
     assert "had" not in workspace("plan").err

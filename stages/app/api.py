@@ -344,8 +344,10 @@ class Experiment:
             if value < least:
                 raise ExperimentError(f"{name} is {value}", where="label", fix=f"give a number from {least} on")
         check_takes_labels(self.config)
-        self.run("build-targets")
+        check_requirements(self._run, self._source, self._overrides, "build-targets")
+        self._run = self._open()
         with working(self._run):
+            update(STAGES, self._run, target="build-targets", keep_overrides=False)
             return texts_to_label(self._run, count, seed)
 
     def compare_labels(self, labels: Any) -> LabelEffect:

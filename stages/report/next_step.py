@@ -33,10 +33,13 @@ def next_step(
         return {"text": "Decide by size and speed: the student is one model."}
     if decision == "cannot say" and "few-steps" not in codes:
         return _label_test_texts(inputs, rivals, needed)
+    remedy = _remedy(inputs, codes, rivals)
     better = [rival for rival in rivals if rival["kind"] == "student" and rival["student_is"] == "worse"]
-    if better and not untested_teachers(rivals):  # such texts favour students that follow one teacher
-        return _other_student(inputs, min(better, key=lambda rival: rival["mean"])["name"])
-    return _remedy(inputs, codes, rivals)
+    if not better or untested_teachers(rivals):  # such texts favour students that follow one teacher
+        return remedy
+    better.sort(key=lambda rival: (rival["name"] in inputs.remade, rival["mean"]))  # students with a folder first
+    steps = [_other_student(inputs, rival["name"]) for rival in better]
+    return next((step for step in (*steps, remedy) if "command" in step), steps[0])
 
 
 def _with_command(inputs: VerdictInputs, text: str, command: str) -> Next:

@@ -294,7 +294,12 @@ def test_a_student_without_folder_is_trained_again() -> None:
     assert step["command"] == (
         "amalgam run student.epochs=12 'student.name=\"the better one\"' student.layers=null -c 'my file.yaml'"
     )
-    step = verdict(replace(inputs, remade={"muka-0": {}}))["next"]
+    unknown = replace(inputs, remade={"muka-0": {}})
+    assert verdict(unknown)["next"]["command"] == "amalgam run student.epochs=auto student.name=longer"
+    two = with_student(made(1000, 0.80, 0.70), 0.90, same=2)
+    for overrides in ({}, again):
+        assert verdict(replace(two, remade={"muka-0": overrides}))["next"]["command"] == "amalgam report muka-1"
+    step = verdict(replace(unknown, teachers=0, automatic_epochs=1))["next"]
     assert "command" not in step
     assert "muka-0" in step["text"]
     assert "Repeat the command that trained it, with an unused student.name: its texts" in step["text"]

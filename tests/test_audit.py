@@ -42,8 +42,11 @@ def test_the_audit_agrees_with_the_targets(workspace: Workspace) -> None:
 
 def test_the_audit_looks_at_the_weights_that_were_made(workspace: Workspace) -> None:
     method = "student.method=amalgam"
-    assert audited(workspace, method)["weights"] == "muka"  # nothing has weighed yet
+    unbuilt = workspace("audit", "--json", method)
+    assert unbuilt.json["weights"] == "muka"
+    assert "the teacher weights are not built: the audit uses those of MUKA" in unbuilt.err
     workspace("build-targets", method, "targets.mode=soft")
+    assert workspace("audit", method).err == workspace("audit").err == ""
     audit = audited(workspace, method)
     assert audit["weights"] == "range"
     assert sum(one["wins_by_weights"] for one in audit["teachers"]) == pytest.approx(1)

@@ -530,6 +530,8 @@ def audit(run: Run, states: Sequence[StageState]) -> AuditBlock:
         fix = fix if run.file else "experiment.run(until='cache-teachers'), then experiment.audit()"
         raise ExperimentError(what, where=run.store.where(run.store.root / "cache-teachers"), fix=fix)
     inputs = _audit_inputs(run)
+    if inputs.weights is None and any(state.stage == "weigh-teachers" for state in states):
+        run.console.note("the teacher weights are not built: the audit uses those of MUKA; run weigh-teachers first")
     return audit_texts(inputs, audited_texts(inputs, load.train_part(run).buckets))
 
 

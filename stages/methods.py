@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED, ExperimentSource, LoadedExperiment, load_experiment
-from amalgam.pipeline.config.schema import FROM_CORPUS, STATIC, TEACHER, Checks, ExperimentConfig
+from amalgam.pipeline.config.schema import COMPARISON, FROM_CORPUS, STATIC, TEACHER, Checks, ExperimentConfig
 from amalgam.stages.objective_inputs import OBJECTIVE_INPUTS, objective_inputs, reads_texts
 from amalgam.stages.target_methods import TARGET_METHODS, target_method
 
@@ -233,6 +233,8 @@ def _corpus_checks(experiment: ExperimentConfig) -> Checks:
 
 def _student_checks(experiment: ExperimentConfig) -> Checks:
     student, names = experiment.student, experiment.teacher_names
+    message = f"reports/{COMPARISON} is the page of compared reports: choose another name"
+    yield student.name == COMPARISON, "student.name", message
     unmeasured = not student.learns and experiment.corpus.test is None
     yield unmeasured, "student.method", f"{student.method} trains nothing and is only measured, which needs corpus.test"
     for name, model in (("encoder", student.encoder.removeprefix(STATIC)), ("method", student.method or "")):

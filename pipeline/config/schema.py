@@ -229,6 +229,9 @@ RENAMED = {
 UNTRAINED = ("ensemble", "zero-shot")
 """Methods without a student, in addition to `teacher:NAME`."""
 
+COMPARISON = "comparison"
+"""Name of the page of compared reports."""
+
 TEACHER = "teacher:"
 """Prefix of the method that evaluates a single teacher, and of a student encoder taken from one."""
 

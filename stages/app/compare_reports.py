@@ -15,7 +15,7 @@ from typing import Any, TypedDict, cast, get_type_hints
 
 from amalgam.data.keys import shown
 from amalgam.pipeline.config.proposals import as_yaml, file_option
-from amalgam.pipeline.config.schema import TEACHER
+from amalgam.pipeline.config.schema import COMPARISON, TEACHER
 from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, QualityError
 from amalgam.pipeline.execution.stage import Run
@@ -35,8 +35,6 @@ from amalgam.stages.report.verdict_types import Estimate, Rival
 from amalgam.stages.report.verdict_words import difference_sentence, evaluation_cautions, tested_on
 
 SUFFIXES = (".yaml", ".yml")
-
-NAME = "comparison"
 
 MOST_RUNS, MOST_FIELDS, MOST_GROUPS = 24, 40, 12
 
@@ -266,7 +264,7 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
     console.sentence(comparison["summary"])
     page = render("comparison.html.j2", numbers=comparison, rows=rows)
     base = (files[0] if files else config).parent.absolute()
-    console.say(f"report: {publish(base, NAME, page, comparison)}")
+    console.say(f"report: {publish(base, COMPARISON, page, comparison)}")
 
 
 def _title(name: str) -> str:
@@ -280,7 +278,7 @@ def read_report(path: Path, config: Path) -> ReportJson:
     try:
         content = json.loads(path.read_text("utf-8") if path.is_file() or not path.exists() else "")  # a pipe blocks
     except FileNotFoundError:
-        names = sorted(file.stem for file in path.parent.glob("*.json") if file.stem != NAME)
+        names = sorted(file.stem for file in path.parent.glob("*.json") if file.stem != COMPARISON)
         existing = f" (existing: {', '.join(names)})" if names else ""
         fix = f"name an existing one, or {fix}" if names else fix
         raise ExperimentError(f"there is no report of {path.stem}{existing}", where=str(path), fix=fix) from None

@@ -120,6 +120,11 @@ def test_labels_of_the_corpus_need_a_column_and_texts_that_are_not_generated(tmp
     assert problem.startswith("line 4, labels: corpus needs gold labels, and generated texts have none")
 
 
+def test_no_student_has_the_name_of_the_page_of_compared_reports(tmp_path: Path) -> None:
+    [problem] = _problems(tmp_path, f"{GOOD}student: {{name: comparison}}\n")
+    assert "student.name: reports/comparison is the page of compared reports" in problem
+
+
 def test_fields_that_contradict_each_other_are_all_named_with_their_lines(tmp_path: Path) -> None:
     text = (
         "corpus: {train: a.csv, test: b.csv}\n"

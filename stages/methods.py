@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amalgam.pipeline.config.load import ON_GENERATED, ExperimentSource, LoadedExperiment, load_experiment
-from amalgam.pipeline.config.schema import COMPARISON, FROM_CORPUS, STATIC, TEACHER, Checks, ExperimentConfig
+from amalgam.pipeline.config.schema import (
+    COMPARISON,
+    FROM_CORPUS,
+    NO_TEACHERS,
+    STATIC,
+    TEACHER,
+    Checks,
+    ExperimentConfig,
+)
 from amalgam.stages.objective_inputs import OBJECTIVE_INPUTS, objective_inputs, reads_texts
 from amalgam.stages.target_methods import TARGET_METHODS, target_method
 
@@ -198,6 +206,8 @@ def _teacher_checks(experiment: ExperimentConfig) -> Checks:
     names, section = experiment.teacher_names, experiment.train_teachers
     for name in sorted(set(names)):
         yield names.count(name) > 1, "teachers", f"the name {name!r} is given twice"
+        message = f"the name {name!r} is that of another system in reports: choose another name"
+        yield name in NO_TEACHERS, "teachers", message
     needs_teacher = section is None and target_method(experiment.targets).reads_teachers
     yield needs_teacher and not names, "teachers", "name at least one, or a train_teachers section that makes them"
     objective = objective_inputs(experiment)

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from amalgam.pipeline.config.schema import RENAMED, SAFE_NAME, SCHEMA_VERSION, Checks, ExperimentConfig
+from amalgam.pipeline.config.schema import NO_TEACHERS, RENAMED, SAFE_NAME, SCHEMA_VERSION, Checks, ExperimentConfig
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, nearest, short_path
 from amalgam.pipeline.input_files import FileMark, InputFile
 from amalgam.pipeline.secrets import has_secret, masked
@@ -417,7 +417,7 @@ def name_of(given: str, taken: Collection[object]) -> str:
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", bare.rstrip("/").rpartition("/")[2]).strip("-._")[:60]
     stem = stem if re.match(SAFE_NAME, stem) else "teacher"
     names = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
-    return next(name for name in names if name not in taken)
+    return next(name for name in names if name not in (*taken, *NO_TEACHERS))
 
 
 SECTIONS = frozenset(ExperimentConfig.model_fields) - {"teachers"}

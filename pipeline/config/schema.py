@@ -229,6 +229,9 @@ RENAMED = {
 UNTRAINED = ("ensemble", "zero-shot")
 """Methods without a student, in addition to `teacher:NAME`."""
 
+NO_TEACHERS = (*UNTRAINED, "student")
+"""Names of other systems in reports, which no teacher has."""
+
 COMPARISON = "comparison"
 """Name of the page of compared reports."""
 
@@ -278,7 +281,8 @@ class Teacher(ConfigSection):
 
     name: Name = ""
     """Name of the teacher in tables and results: letters, digits, `.`, `_` and `-`. "": the last part of `model`, and
-    a number if it is taken. A teacher without other fields may be its model alone: `- ./models/first`."""
+    a number if it is taken. Not ensemble, zero-shot or student, which are other systems in reports.
+    A teacher without other fields may be its model alone: `- ./models/first`."""
     model: Text
     """Model folder (./like/this), Hub id, or package:module/folder of an installed Python package."""
     revision: Revision = None

@@ -125,6 +125,14 @@ def test_no_student_has_the_name_of_the_page_of_compared_reports(tmp_path: Path)
     assert "student.name: reports/comparison is the page of compared reports" in problem
 
 
+def test_no_teacher_has_the_name_of_another_system_in_reports(tmp_path: Path) -> None:
+    corpus = "corpus: {train: a.csv}\n"
+    for name in ("ensemble", "zero-shot", "student"):
+        [problem] = _problems(tmp_path, f"{corpus}teachers: [{{name: {name}, model: m}}]\n")
+        assert problem.startswith(f"line 2, teachers: the name '{name}' is that of another system in reports")
+    assert _load(tmp_path, f"{corpus}teachers: [./students/student]\n").experiment.teacher_names == ["student-2"]
+
+
 def test_fields_that_contradict_each_other_are_all_named_with_their_lines(tmp_path: Path) -> None:
     text = (
         "corpus: {train: a.csv, test: b.csv}\n"

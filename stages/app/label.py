@@ -236,8 +236,9 @@ def _shares(before: pl.Series, after: pl.Series, teachers: Sequence[str]) -> dic
 
 
 def next_step(path: str, overrides: Sequence[str], config: Path) -> str:
-    """Returns the command and the line of the experiment file that use the labels."""
+    """Returns the command, and the fields of the experiment file, that use the labels."""
     labels = as_yaml(path)
     others = [override for override in overrides if not override.startswith("labels=")]
     command = f"amalgam run {shlex.join([f'labels={labels}', *others])}{file_option(config)}"
-    return f"to use them: {command}, or the line `labels: {labels}` in the experiment file"
+    fields = [f"`{override.replace('=', ': ', 1)}`" for override in (f"labels={labels}", *others)]
+    return f"to use them: {command}, or set {', '.join(fields)} in the experiment file"

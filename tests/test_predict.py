@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -564,7 +563,7 @@ def test_the_student_is_named_and_how_it_differs_from_the_experiment(workspace: 
     workspace.edit("batch_size: 16", "batch_size: 32")
     workspace.edit("  epochs: 2\n", "")
     differs = workspace("predict", TEXTS[0]).err
-    assert re.search(r"training: student\.epochs 1 -> auto \(\d+\)\. `amalgam run` updates it", differs)
+    assert "training: student.epochs 1 -> auto. `amalgam run` updates it" in differs
     workspace("train-student")
     assert "note:" not in workspace("predict", TEXTS[0]).err
     assert workspace("predict", TEXTS[0], "--quiet").err == ""

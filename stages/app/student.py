@@ -174,7 +174,7 @@ def changes_since(experiment: ExperimentConfig, student: StudentFolder) -> list[
         for name, trained in fields.items():
             value, automatic = now[section].get(name), training.automatic.get(name) if section == "student" else None
             if value is None and automatic not in (None, trained):
-                changes.append(f"{section}.{name} {json.dumps(trained)} -> auto ({json.dumps(automatic)})")
+                changes.append(f"{section}.{name} {json.dumps(trained)} -> auto")
             elif value not in (None, trained):
                 changes.append(f"{section}.{name} {json.dumps(trained)} -> {json.dumps(value)}")
     return changes

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import runpy
 import tomllib
+from importlib import import_module
+from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
 
@@ -13,7 +15,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import amalgam
+from amalgam.pipeline.execution.faults import as_error
 from amalgam.tests.test_docs import ROOT
+from amalgam.tests.workspaces import Workspace, finish
 from amalgam.tests.workspaces import amalgam as run
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -102,3 +106,38 @@ def test_the_version_is_that_of_the_package(arguments: list[str], tmp_path: Path
     declared = runpy.run_path(str(ROOT / ".dev/amalgam/__init__.py"))["__version__"]
     assert amalgam.__version__ == declared
     assert run(*arguments, folder=tmp_path).out == f"amalgam {declared}\n"
+
+
+# ---- broken installations
+
+
+BROKEN = {
+    ("torch", "OSError('libcudart.so.12: cannot open')"): ["doctor", "predict a", "run student.seed=7"],
+    ("transformers", "ImportError('numpy failed')"): ["doctor", "plan student.seed=7"],
+}
+"""Libraries, the error of their import, and commands that need them."""
+
+
+@pytest.mark.parametrize(("broken", "command"), [(broken, command) for broken in BROKEN for command in BROKEN[broken]])
+def test_a_library_that_cannot_be_imported_is_named_with_its_version_and_the_fix(
+    workspace: Workspace, tmp_path: Path, broken: tuple[str, str], command: str
+) -> None:
+    library, error = broken
+    (tmp_path / library).mkdir()
+    (tmp_path / library / "__init__.py").write_text(f"raise {error}")
+    result = finish(workspace.new_process(*command.split(), PYTHONPATH=str(tmp_path)))
+    assert result.code == (2 if command == "doctor" else 1), result.err
+    output = result.out if command == "doctor" else result.err
+    assert f"{library} {version(library)} cannot be imported: {error.partition('(')[0]}: " in output
+    assert output.count(f"pip install --force-reinstall {library}") == 1
+    if command == "doctor":
+        assert f"checks failed: {library}\n" in result.err
+        assert "disk" in output or library == "transformers"
+
+
+def test_a_module_that_is_missing_is_named_with_the_command_that_installs_it() -> None:
+    with pytest.raises(ModuleNotFoundError) as raised:
+        import_module("torch.nothing")
+    error = as_error(raised.value)
+    assert "cannot be imported: ModuleNotFoundError: No module named 'torch.nothing'" in error.what
+    assert "torch --index-url https://download.pytorch.org/whl/cpu" in str(error.fix)

@@ -12,6 +12,8 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +37,9 @@ NO_MEMORY = ("allocate memory", "out of memory", "not enough memory", "std::bad_
 
 FORWARD = ("forward", "_call_impl")
 """Functions of torch modules that a forward pass runs in; the second one refuses unknown arguments."""
+
+OF_DEVICE = {"torch": " --index-url https://download.pytorch.org/whl/cpu; for a GPU, use its index (pytorch.org)"}
+"""Options of pip for a distribution that differs by device, as docs/install.md has them."""
 
 T = TypeVar("T")
 
@@ -61,6 +66,9 @@ def with_retries(work: Callable[[], T], what: str, store: Store, console: Consol
 
 def storage_error(error: Exception, what: str, folder: Path) -> WorkError:
     """Returns the error with a fix; `what` names the work that failed, and `folder` has its files."""
+    unloadable = None if errors.number_of(error) else _import_error(error)
+    if unloadable is not None:
+        return unloadable
     kind, reason, where = WorkError, errors.reason_of(error), getattr(error, "filename", None) or folder
     if errors.is_disk_full(error):
         present = next(level for level in (folder, *folder.parents) if level.exists())
@@ -100,7 +108,7 @@ def expected_error(error: BaseException) -> AmalgamError | None:
         return kind(f"{name}{errors.reason_of(error)}", where=place, fix=f"{errors.fix_of(error)}, {AGAIN}")
     model = _model_of(error)
     if model is None:
-        return None
+        return _import_error(error)
     what = f"{type(model).__name__} fails in its own code: {masked(errors.first_line(error, named=True))}"
     fix = "lower max_tokens, update transformers, or use another model; --debug prints the traceback"
     return ModelError(what, where=model.name_or_path, fix=fix)
@@ -109,6 +117,37 @@ def expected_error(error: BaseException) -> AmalgamError | None:
 def is_out_of_memory(error: BaseException) -> bool:
     is_named = isinstance(error, RuntimeError) and any(part in str(error).lower() for part in NO_MEMORY)
     return is_named or isinstance(error, MemoryError)
+
+
+def _import_error(error: BaseException) -> WorkError | None:
+    """Returns an error that names the package during whose import the error was raised; None for any other error.
+
+    The loader of transformers has the error of the import as its cause.
+    """
+    for raised in filter(None, (error.__cause__, error)):
+        module = _imported_module(raised)
+        package = module.partition(".")[0]
+        missing = package if isinstance(raised, ModuleNotFoundError) else None
+        distribution = next(iter(packages_distributions().get(package, ())), missing) if package else None
+        if distribution is not None:
+            with suppress(PackageNotFoundError):
+                package = f"{package} {version(distribution)}"
+            what = f"{package} cannot be imported: {masked(errors.first_line(raised, named=True))}"
+            fix = f"reinstall it: pip install --force-reinstall {distribution}{OF_DEVICE.get(distribution, '')}"
+            return WorkError(what, fix=fix)
+    return None
+
+
+def _imported_module(error: BaseException) -> str:
+    """Returns the missing module, or the innermost one outside amalgam that was being imported; empty for none."""
+    module = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    for frame, _ in () if module else traceback.walk_tb(error.__traceback__):
+        name = str(frame.f_globals.get("__name__"))
+        if name.startswith("amalgam."):
+            module = ""
+        elif frame.f_code.co_name == "<module>":
+            module = name
+    return module
 
 
 def _model_of(error: BaseException) -> Any:

@@ -6,6 +6,8 @@ import platform
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +15,7 @@ from amalgam.data.keys import similar_labels_note
 from amalgam.pipeline.config.schema import Execution
 from amalgam.pipeline.console import counted, size
 from amalgam.pipeline.errors import AmalgamError, ModelError
+from amalgam.pipeline.execution.faults import expected_error
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.user_paths import DEFAULT_FILE
@@ -38,12 +41,22 @@ class Row(NamedTuple):
 
 
 def diagnose(config: Path, overrides: list[str]) -> Iterator[Row]:
+    """Yields a row for each check; of a library that cannot be imported one row, not those of all checks with it."""
     yield Row("python", platform.python_version())
-    for library, version in library_versions().items():
-        yield Row(library, version, f"pip install {library}" if version == "not installed" else "")
+    libraries = [
+        row
+        for library, version in library_versions().items()
+        for row in _rows(library, [partial(import_module, library)], version)
+    ]
+    yield from libraries
+    faults = {row.result for row in libraries if not row.ok}
+    checks = chain(_rows("device", [_device]), _experiment(config, overrides))
+    yield from (row for row in checks if row.result not in faults)
+
+
+def _device() -> str:
     device = pick_device("auto")
-    yield Row("device", f"{device}, {dtype_for(device)}")
-    yield from _experiment(config, overrides)
+    return f"{device}, {dtype_for(device)}"
 
 
 def _experiment(config: Path, overrides: list[str]) -> Iterator[Row]:
@@ -85,8 +98,11 @@ def _rows(name: str, inspections: Iterable[Callable[[], object]], result: str = 
             value = check()
         except PendingDependencyError as pending:
             result = f"checked after {pending}"
-        except AmalgamError as error:
-            rows.append(Row(name, error.what, error.fix or "", ok=False))
+        except Exception as error:
+            expected = expected_error(error)
+            if expected is None:
+                raise
+            rows.append(Row(name, expected.what, expected.fix or "", ok=False))
         else:
             result = result or str(value)
     return rows or [Row(name, result)]

@@ -163,13 +163,15 @@ def check_encoder_kind(config: Mapping[str, Any], *, where: str) -> None:
 
 def _has_classifier(kind: str) -> bool:
     """Returns whether transformers has a classifier of the kind, from its source, because its import takes seconds."""
-    if "transformers.models.auto.modeling_auto" in sys.modules:  # also has the kinds that a program registered
+    library = Path(str(getattr(importlib.util.find_spec("transformers"), "origin", None))).parent
+    source = library / "models/auto/modeling_auto.py"
+    is_loaded = "transformers.models.auto.modeling_auto" in sys.modules  # also has the kinds that a program registered
+    if is_loaded or not source.is_file():  # its import raises the error of an incomplete installation
         from transformers import CONFIG_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
         return kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-    library = Path(str(getattr(importlib.util.find_spec("transformers"), "origin", None))).parent
-    source = (library / "models/auto/modeling_auto.py").read_text("utf-8")
-    classifiers = source.partition("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES = ")[2].partition("\n)\n")[0]
+    text = source.read_text("utf-8")
+    classifiers = text.partition("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES = ")[2].partition("\n)\n")[0]
     return f'("{kind}", "' in classifiers or '("bert", "' not in classifiers  # its form has changed
 
 

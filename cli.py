@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -563,13 +564,11 @@ def main() -> None:
             _run_command(as_overrides(arguments))
     except BrokenPipeError:
         sys.exit(1)
-    except Exception as error:
-        if debug:
-            raise
+    except Exception as error:  # noqa: BLE001 - each is printed
         from amalgam.pipeline.execution.faults import as_error
 
         shown = as_error(error)
-        Console().say(f"error: {shown}")
+        Console().say("".join(traceback.format_exception(error)).rstrip() if debug else f"error: {shown}")
         sys.exit(shown.exit_code)
 
 

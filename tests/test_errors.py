@@ -399,8 +399,8 @@ def test_a_fault_of_amalgam_is_one_line_with_a_file_to_report(
     assert "Traceback" in text
     assert "polars" in text
     assert "Canary" not in result.err + text
-    with pytest.raises(KeyError):
-        fresh.attempt("plan", "--debug")
+    result = fresh.attempt("plan", "--debug")
+    assert (result.code, "Traceback" in result.err) == (FaultError.exit_code, True)
 
 
 def test_a_fault_on_a_full_disk_is_still_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,11 +66,12 @@ def test_a_reader_that_leaves_early_gets_no_traceback(workspace: Workspace) -> N
         assert process.stderr.read() == ""
 
 
-def test_debug_shows_the_traceback(fresh: Workspace) -> None:
-    from amalgam.pipeline.errors import ExperimentError
-
-    with pytest.raises(ExperimentError):
-        fresh.attempt("plan", "targets.mode=sfot", "--debug")
+@pytest.mark.parametrize(("arguments", "code"), [("--bogus", 2), ("targets.mode=sfot", 2), ("corpus.train=x.csv", 3)])
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(fresh: Workspace, arguments: str, code: int) -> None:
+    result = fresh.attempt("plan", arguments, "--debug")
+    assert result.code == code
+    assert result.err.startswith("Traceback")
+    assert "\nfix: " in result.err
 
 
 def test_an_option_that_is_not_there_is_a_usage_error(fresh: Workspace) -> None:

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -358,6 +359,24 @@ def test_a_wrong_number_of_labels_names_the_unmatched() -> None:
     files = files_with(id2label={"0": "world", "1": "sport", "2": "business"})
     assert "2 ('business')" in refusal(lambda: names(files, ["world", "sport"])).what
     assert "'science'" in refusal(lambda: names(files, ["world", "sport", "business", "science"])).what
+
+
+@pytest.mark.parametrize(
+    ("config", "own"),
+    [
+        ({}, "has no id2label, which means 2 labels"),
+        ({"id2label": {str(index): f"x{index}" for index in range(5)}}, "names 5 labels"),
+    ],
+)
+@pytest.mark.parametrize("labels", [None, ["a", "b", "c"]])
+def test_a_head_of_another_size_gives_both_numbers_and_the_fix(
+    tmp_path: Path, config: dict[str, Any], own: str, labels: list[str] | None
+) -> None:
+    folder = small_model(tmp_path / "news", labels=("a", "b", "c"))
+    files = replace(files_with(**config), folder=folder)
+    error = refusal(lambda: names(files, labels))
+    assert error.what == f"config.json {own}, but the weights have 3 outputs"
+    assert '"id2label": {"0": "NAME", "1": "NAME", ...}' in str(error.fix)
 
 
 def test_an_unknown_label_in_rename_is_reported_with_the_nearest() -> None:

@@ -71,6 +71,8 @@ POSITIONS_AFTER_PADDING = frozenset(
 CARD = "README.md"
 UNKNOWN = "unknown.safetensors"
 """The fit of a student that stages/common/models/unknown.py reads; no weights of the model."""
+HEAD = re.compile(r"(classifier|score|classification_head)\.")
+"""The usual names of a classifier's own tensors."""
 ONNX_MODEL, EXPORT_FACTS = "model.onnx", "export.json"
 """Files of an export, which is no model for transformers."""
 
@@ -314,6 +316,12 @@ def may_have_head(folder: Path, outputs: int) -> bool:
     """Returns whether a tensor may be the last layer of a classifier; always without safetensors files."""
     shapes = _shapes(folder)
     return not shapes or any("embedding" not in name and shape[:1] == [outputs] for name, shape in shapes.items())
+
+
+def head_outputs(folder: Path) -> int | None:
+    """Returns the outputs of the classification head, by the usual names of its tensors; None without such tensors."""
+    shapes = _shapes(folder).items()
+    return min((shape[0] for name, shape in shapes if HEAD.match(name) and shape), default=None)
 
 
 def _shapes(folder: Path) -> dict[str, list[int]]:

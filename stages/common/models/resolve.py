@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.data.keys import shown
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ModelError, nearest
 from amalgam.pipeline.input_files import FileMark, InputFile, changed_error, unchanged
 from amalgam.pipeline.storage.store import Store
@@ -495,9 +496,7 @@ def label_names(
     where = f"teacher {teacher}: {files.folder / 'config.json'}"
     own, _ = own_labels(files, teacher=teacher)
     if not files.trust_remote_code and not model_folder.may_have_head(files.folder, len(own)):
-        what = f"the weights have no classification head of {len(own)} outputs, as config.json has"
-        fix = "name a classifier, that is a fine-tuned model, saved whole with its own config.json"
-        raise ModelError(what, where=where, fix=fix)
+        raise _no_head(files, len(own), where)
     names = labels if labels is not None else own
     if UNNAMED in names:
         fix = "give each output its name, in `labels` of this teacher"
@@ -526,6 +525,19 @@ def label_names(
     _check_named(names if labels is None else [], rename, where, numbers=numbers)
     check_single_label(files, "teacher", where, "use a teacher that chooses one label per text")
     return renamed
+
+
+def _no_head(files: ModelFiles, count: int, where: str) -> ModelError:
+    """Returns the error of weights without a head for this count of labels; names that of another head."""
+    outputs = model_folder.head_outputs(files.folder)
+    if outputs is None:
+        fix = "name a classifier, that is a fine-tuned model, saved whole with its own config.json"
+        return ModelError(f"the weights have no classification head of {count} outputs", where=where, fix=fix)
+    labels = counted(count, "label")
+    own = f"names {labels}" if files.config.get("id2label") else f"has no id2label, which means {labels}"
+    what = f"config.json {own}, but the weights have {counted(outputs, 'output')}"
+    fix = 'name each output in config.json, by position: "id2label": {"0": "NAME", "1": "NAME", ...}'
+    return ModelError(what, where=where, fix=fix)
 
 
 def check_single_label(files: ModelFiles, who: str, where: str, fix: str) -> None:

@@ -398,6 +398,7 @@ def test_an_unknown_label_in_rename_is_reported_with_the_nearest() -> None:
             {"id2label": {"0": "a", "1": "b"}, "problem_type": "multi_label_classification"},
             "multi_label_classification",
         ),
+        ({"id2label": {"0": "LABEL_0"}, "problem_type": "regression"}, "regression"),
     ],
 )
 def test_labels_that_cannot_serve_are_refused(config: dict[str, Any], piece: str) -> None:

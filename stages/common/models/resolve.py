@@ -494,6 +494,7 @@ def label_names(
 ) -> list[str]:
     """Returns the teacher's label names, renamed, by position; without `numbers`, a label of the model is no number."""
     where = f"teacher {teacher}: {files.folder / 'config.json'}"
+    check_single_label(files, "teacher", where, "use a teacher that chooses one label per text")
     own, _ = own_labels(files, teacher=teacher)
     if not files.trust_remote_code and not model_folder.may_have_head(files.folder, len(own)):
         raise _no_head(files, len(own), where)
@@ -523,7 +524,6 @@ def label_names(
         what = f"the teacher has two outputs named {', '.join(map(repr, twice))}"
         raise ModelError(what, where=where, fix="give labels: a different name for each position")
     _check_named(names if labels is None else [], rename, where, numbers=numbers)
-    check_single_label(files, "teacher", where, "use a teacher that chooses one label per text")
     return renamed
 
 

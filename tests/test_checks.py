@@ -118,6 +118,7 @@ MISTAKES: dict[str, tuple[Change | str, int, str]] = {
     "an encoder of characters": (_kind("canine"), 2, "use a model with a vocabulary"),
     "an encoder of bytes": (_kind("perceiver"), 2, "use a model with a vocabulary"),
     "a teacher of characters": (_kind("canine", "second"), 2, "use a model with a vocabulary"),
+    "a teacher of an unknown kind": (_kind("nosuch", "second"), 2, "update it (pip install -U transformers)"),
     "an encoder that pools tokens": (_kind("funnel"), 2, "use another encoder, such as a BERT"),
     "a teacher that pools tokens, as the encoder": (_kind("funnel", "first"), 2, "use another encoder"),
     "an encoder of texts of one length": (_kind("reformer"), 2, "use another encoder"),
@@ -176,7 +177,7 @@ def test_doctor_lists_every_fault_with_its_teacher_and_fix(fresh: Workspace) -> 
     expected = [
         ("texts", "no column body in train.csv", "set corpus.text: "),
         ("texts", "no column body in test.csv", "set corpus.text: "),
-        ("teacher first", "has no model_type nosuch", "pip install -U transformers"),
+        ("teacher first", "has no classifier of the kind nosuch", "pip install -U transformers"),
         ("teacher first", "the tokenizer of ", "tokenizer.save_pretrained("),
         ("teacher first", "no names for its labels", "give labels: "),
         ("teacher second", "there is no folder ./models/secnd", "second"),

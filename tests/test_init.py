@@ -208,6 +208,15 @@ def test_a_folder_that_plan_refuses_is_no_teacher(
     assert not (folder / "amalgam.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "piece"), [(None, "has no model_type"), ("nosuch", "no classifier of the kind nosuch")]
+)
+def test_a_model_of_an_unknown_kind_is_no_teacher(folder: Path, kind: str | None, piece: str) -> None:
+    small_model(folder / "models/poor", model_type=kind)
+    refused = init(folder, "--from-teachers", "models/desk", "models/poor")
+    assert (refused.code, piece in refused.err) == (2, True), refused.err
+
+
 def test_a_model_without_the_option_gets_no_file(folder: Path) -> None:
     before = sorted((folder / "models/desk").iterdir())
     refused = init(folder, "models/desk")

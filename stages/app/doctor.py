@@ -91,7 +91,7 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Row]:
 
 
 def _rows(name: str, inspections: Iterable[Callable[[], object]], result: str = "") -> list[Row]:
-    """Returns a row for each fault; without one, a row with the result, by default that of the last check."""
+    """Returns a row for each different fault; without one, a row with the result, by default that of the last check."""
     rows = []
     for check in inspections:
         try:
@@ -105,7 +105,7 @@ def _rows(name: str, inspections: Iterable[Callable[[], object]], result: str = 
             rows.append(Row(name, expected.what, expected.fix or "", ok=False))
         else:
             result = result or str(value)
-    return rows or [Row(name, result)]
+    return list(dict.fromkeys(rows)) or [Row(name, result)]
 
 
 def _model(

@@ -153,6 +153,7 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
     if isinstance(place, Path):
         resolve.read_model(folder, where, allow_pickle=True)  # `plan` requires allow_pickle
     files = resolve.ModelFiles(given, folder, "", commit, "safetensors", config)
+    resolve.check_model_type(files)
     own, is_named = resolve.own_labels(files, teacher=name)
     is_named = is_named and not any(map(_is_no_name, own))
     labels = resolve.label_names(files, labels=None if is_named else own, rename={}, teacher=name)

@@ -298,8 +298,10 @@ def unfetched_models(run: Run) -> list[str]:
 
 def labels_of(run: Run, teacher: TeacherSection, files: models.ModelFiles) -> list[str]:
     """Returns the labels of a teacher of the file; the labels of the only teacher may be numbers."""
-    only = len(run.experiment.teacher_names) == 1
-    return models.label_names(files, labels=teacher.labels, rename=teacher.rename, teacher=teacher.name, numbers=only)
+    only, rename = len(run.experiment.teacher_names) == 1, teacher.rename
+    labels = models.label_names(files, labels=teacher.labels, rename=rename, teacher=teacher.name, numbers=only)
+    models.check_model_type(files)
+    return labels
 
 
 def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:

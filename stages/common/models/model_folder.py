@@ -156,14 +156,14 @@ def check_encoder_kind(config: Mapping[str, Any], *, where: str) -> None:
     kind = str(config.get("model_type"))
     reason = NO_ENCODER.get(kind)
     own = kind in {ATTENTIVE, STATIC} or "auto_map" in config  # of amalgam, or with code of the model's own
-    if reason is None and not own and not _has_classifier(kind):
+    if reason is None and not own and not has_classifier(kind):
         reason = f"transformers {importlib.metadata.version('transformers')} has no classifier of this kind"
     if reason is not None:
         what = f"a model of the kind {shown(kind)} cannot be an encoder: {reason}"
         raise ModelError(what, where=where, fix="use another encoder, such as a BERT")
 
 
-def _has_classifier(kind: str) -> bool:
+def has_classifier(kind: str) -> bool:
     """Returns whether transformers has a classifier of the kind, from its source, because its import takes seconds."""
     library = Path(str(getattr(importlib.util.find_spec("transformers"), "origin", None))).parent
     source = library / "models/auto/modeling_auto.py"

@@ -146,7 +146,9 @@ MOST_LINE = 300
 
 def first_line(error: BaseException, *, named: bool = False) -> str:
     """Returns the first line of an error's message, after the name of its class if `named` or if there is none."""
-    line = next(filter(None, map(str.strip, str(error).splitlines())), "")[:MOST_LINE]
+    line = next(filter(None, map(str.strip, str(error).splitlines())), "")
+    if len(line) > MOST_LINE:
+        line = f"{line[:MOST_LINE].rsplit(maxsplit=1)[0]} ..."
     return ": ".join(filter(None, [type(error).__name__ if named or not line else "", line]))
 
 

@@ -69,4 +69,5 @@ def test_the_first_line_of_a_message_is_not_blank_and_not_long() -> None:
     error = ValueError("\n  \n  the reason  \nmore")
     assert (first_line(error), first_line(error, named=True)) == ("the reason", "ValueError: the reason")
     assert first_line(MemoryError()) == first_line(MemoryError(), named=True) == "MemoryError"
-    assert first_line(ValueError("x" * 2 * MOST_LINE)) == "x" * MOST_LINE
+    assert first_line(ValueError("x" * 2 * MOST_LINE)) == "x" * MOST_LINE + " ..."
+    assert first_line(ValueError("word " * MOST_LINE)).endswith("word word ...")

@@ -321,7 +321,7 @@ def _as_model_error(files: ModelFiles, part: str) -> Iterator[None]:
     except (AmalgamError, MemoryError):
         raise
     except Exception as error:
-        what = f"the {part} of {files.given} cannot be loaded: {first_line(error)[:200]}"
+        what = f"the {part} of {files.given} cannot be loaded: {first_line(error)}"
         raise ModelError(what, where=str(files.folder), fix="try it with transformers alone to see more") from error
 
 

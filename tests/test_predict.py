@@ -363,7 +363,7 @@ def unmarked(desk: Workspace) -> None:
         (taken, ["--input", "texts/test.csv", "--out", "taken.csv"], 2, "--force"),
         (break_nothing, ["--input", "texts/test.csv", "--out", "./texts/test.csv", "--force"], 2, "is the input"),
         (break_nothing, ["caf\udce9"], 2, "a text is not UTF-8"),
-        (unmarked, ["a text", "--explain", "--student", "bare"], 2, "bare"),
+        (unmarked, ["a text", "--explain", "--student", "bare"], 2, "needs a student that amalgam trained"),
     ],
 )
 def test_unusable_arguments_are_refused_with_a_fix(

@@ -80,13 +80,19 @@ class StudentFolder:
 
     def positions(self, labels: Sequence[str]) -> dict[str, list[int]]:
         """Returns the positions of each teacher's labels in the student's outputs."""
+        command = f"amalgam train-student{self.file_option}"
+        if self.fingerprint is None:
+            what = f"--explain needs a student that amalgam trained; this folder has no {METADATA}"
+            fix = (
+                f"omit --explain; or, for the student of this experiment, run `{command}`, which writes the file again"
+            )
+            raise ModelError(what, where=str(self.folder), fix=fix)
         position = {label: index for index, label in enumerate(labels)}
         missing = [label for own in self.teachers.values() for label in own if label not in position]
         if missing or not self.teachers:
             what = "the student's folder lists no labels of its teachers"
             if missing:
                 what = f"the student lacks the label of a teacher: {shown(missing[0])}"
-            command = f"amalgam train-student{self.file_option}"
             fix = f"run `{command}`, which writes the file again and trains nothing, or omit --explain"
             raise ModelError(what, where=str(self.folder / METADATA), fix=fix)
         return {teacher: [position[label] for label in own] for teacher, own in self.teachers.items()}

@@ -16,6 +16,7 @@ from typing import Required, TypedDict
 from amalgam.data.arrays import Array, softmax, top_margin
 from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Targets
+from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, mean_predicted, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised
@@ -386,8 +387,8 @@ def _kept(evidence: Evidence, kinds: Mapping[str, Array], facts: WeightFacts) ->
     """Returns the kinds of evidence that are used."""
     texts, teachers = next(iter(kinds.values())).shape
     if evidence.written is None and are_few(texts, evidence.labels, teachers):
-        note = f"{texts:,} texts are too few to compare teachers on {evidence.labels} labels: {FALLBACK}"
-        facts["notes"].append(note)
+        few = f"{counted(texts, 'text', 'is', 'are')} too few to compare teachers on {evidence.labels} labels"
+        facts["notes"].append(f"{few}: {FALLBACK}")
         return {}
     kept = agreeing_kinds({kind: own for kind, own in kinds.items() if kind != "provenance"}, facts)
     if kept is None or "provenance" not in kinds:

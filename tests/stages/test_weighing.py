@@ -302,6 +302,13 @@ def evidence_of(right: Array, kinds: dict[str, Array], count: int = 10) -> Evide
     return Evidence(kinds, np.zeros((len(right), int(right.max()) + 1), int), 1, near)
 
 
+def test_a_single_text_is_too_few_to_compare_teachers() -> None:
+    facts: WeightFacts = {"notes": []}
+    evidence = Evidence({"answers": np.zeros((1, 2))}, np.zeros((1, 2), int), 4, np.zeros((1, 0), int))
+    assert agreed_signal(evidence, facts)[0] is None
+    assert facts["notes"][0].startswith("1 text is too few to compare teachers on 4 labels: ")
+
+
 def test_evidence_on_few_texts_does_not_cancel_out() -> None:
     """Of 11 texts, the mean over the 10 nearest is that over all others: it is high where a text's own value is low."""
     signals = []

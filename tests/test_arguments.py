@@ -223,6 +223,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no such section": (lambda: Experiment(TEACHERS, ["a"], studnt={"method": "uhc"}), "did you mean 'student'?"),
     "no such field": (lambda: Experiment(TEACHERS, ["a"], student={"epoch": 3}), "did you mean 'epochs'?"),
     "a field": (lambda: Experiment(TEACHERS, ["a"], epochs=3), "student={'epochs': 3}"),  # type: ignore[arg-type]
+    "one teacher": (lambda: Experiment(texts=["a"], teacher=[FIRST]), f"write teachers=[{FIRST!r}]"),  # type: ignore[arg-type]
     "no section": (lambda: Experiment(TEACHERS, ["a"], student="uhc"), "student={'method': 'uhc'}"),  # type: ignore[arg-type]
     "an encoder as a section": (lambda: Experiment(TEACHERS, ["a"], student="m/x"), "student={'encoder': 'm/x'}"),  # type: ignore[arg-type]
     "a teacher as a section": (lambda: Experiment(TEACHERS, ["a"], student="teacher:x"), "{'encoder': 'teacher:x'}"),  # type: ignore[arg-type]

@@ -61,7 +61,8 @@ def _section(name: str, fields: Any) -> dict[str, Any]:
         field = "FIELD" if name != "student" else "encoder" if set("/:") & set(str(fields)) else "method"
         example = f"{name}={{{field!r}: {fields!r}}}"
     else:
-        example = " or ".join(f"{section}={{{name!r}: {fields!r}}}" for section in owners)
+        near = [f"{close}={fields!r}" for close in nearest(name, ExperimentConfig.model_fields, ratio=0.7)]
+        example = " or ".join([f"{section}={{{name!r}: {fields!r}}}" for section in owners] or near)
     fix = f"write {example}" if example else "run `amalgam schema`, which lists the sections and their fields"
     raise ExperimentError(f"{name}={fields!r} is no section of fields", where=GIVEN, fix=fix)
 

@@ -17,9 +17,10 @@ INSTEAD = {
     "--until": "run the command of that stage, such as `amalgam build-targets`; it first runs the stages before it",
     "--dry-run": "run `amalgam plan`, which runs nothing",
     "--resume": "leave it out: the same command resumes",
+    "compare": "run `amalgam report A B`, which compares students or experiment files",
     "--lr": "write student.learning_rate=VALUE or train_teachers.learning_rate=VALUE",
 }
-"""Fixes for options of other tools."""
+"""Fixes for options and commands of other tools."""
 
 PATH_OPTIONS = ("-c", "--config", "--input", "--into", "--oracle", "--out", "--student")
 
@@ -51,9 +52,8 @@ class GroupedCommands(TyperGroup):
         starts = nearest(word, [name.partition("-")[0] for name in names], ratio=0.6)
         close = nearest(word, names, ratio=0.6) or [name for name in names if name.partition("-")[0] in starts]
         hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise ExperimentError(
-            f"no command {word!r}", where=COMMAND_LINE, fix=f"{hint}`amalgam --help` lists all commands"
-        )
+        fix = INSTEAD.get(word) or f"{hint}`amalgam --help` lists all commands"
+        raise ExperimentError(f"no command {word!r}", where=COMMAND_LINE, fix=fix)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Refuses an option before the command."""

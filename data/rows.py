@@ -160,7 +160,7 @@ def _no_files(source: str, path: Path) -> DataError:
     is_folder = missing != path or not path.suffix
     with readable(parent, DataError):
         entries = [entry for entry in parent.iterdir() if entry.is_dir() or entry.suffix.lower() in SUFFIXES]
-    names = sorted(entry.name for entry in entries if entry.is_dir() == is_folder)
+    names = sorted(entry.name for entry in entries if entry.is_dir() == is_folder and not entry.name.startswith("."))
     near = [shown(name) for name in nearest(missing.name, names, 3) or names[:5]]
     fix = f"name one of these: {', '.join(near)}" if near else "put the file there, or name another"
     if any(normalize("NFC", name) == normalize("NFC", missing.name) for name in names):

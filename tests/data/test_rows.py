@@ -380,3 +380,10 @@ def test_a_file_that_cannot_be_opened_is_an_error_of_data(tmp_path: Path) -> Non
 def test_hostile_names_and_values_are_shown_escaped(tmp_path: Path) -> None:
     rows = _read(tmp_path / "a\x1b.csv", "text,label\nx,\x1b[31m\u202e<script>\n", label="label", labels=["a", "b"])
     assert _bad(rows).where == r"a\x1b.csv row 2, field label: bad label: \x1b[31m\u202e<script>"
+
+
+def test_a_hidden_folder_is_not_proposed_for_a_missing_file(tmp_path: Path) -> None:
+    (tmp_path / ".npm").mkdir()
+    with pytest.raises(DataError) as refused:
+        find_files("nope", tmp_path)
+    assert refused.value.fix == "put the file there, or name another"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from amalgam.pipeline.errors import AmalgamError, ExperimentError, fix_of, reaso
 
 DEFAULT_FILE = Path("amalgam.yaml")
 """The experiment file of commands without `-c FILE`."""
+
+WEB = re.compile("(https?|ftp)://", re.IGNORECASE)
 
 
 def user_path(given: str, base: Path = Path(), kind: type[AmalgamError] = ExperimentError, where: str = "") -> Path:
@@ -21,6 +24,9 @@ def user_path(given: str, base: Path = Path(), kind: type[AmalgamError] = Experi
     where = short_path(where or given)
     if "\0" in given:
         raise kind("the path has a NUL character", where=where, fix="remove it")
+    if WEB.match(given):
+        fix = "download the file and name it; the texts of the corpus may also be hf:// or s3:// addresses"
+        raise kind("a web address is not read here", where=where, fix=fix)
     try:
         path = base / expanded(given)
     except RuntimeError:

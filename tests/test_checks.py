@@ -100,6 +100,7 @@ MISTAKES: dict[str, tuple[Change | str, int, str]] = {
     "an empty file": (_empty, 3, "fill it or leave it out"),
     "a file with a header alone": (_header_alone, 3, "fill it or leave it out"),
     "a csv named .parquet": (_csv_as_parquet, 3, "it looks like csv: name it train.csv"),
+    "a web address": ("corpus.test=https://example.org/a.csv", 3, "download the file and name it"),
     "a teacher's folder that does not exist": ("teachers.0.model=./models/frist", 2, "first"),
     "a teacher without config.json": (_without_config, 2, "config.json"),
     "a teacher without label names": (_unname_labels, 2, "give labels: the 4 names, by position"),

@@ -24,7 +24,7 @@ from amalgam.data.lazy import pa, pq
 from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
-from amalgam.pipeline.errors import DataError, nearest
+from amalgam.pipeline.errors import DataError, nearest, without_dots
 from amalgam.pipeline.user_paths import expanded, readable, user_path
 
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
@@ -167,7 +167,7 @@ def _no_files(source: str, path: Path) -> DataError:
         fix = "rename the file: its name has other Unicode characters for the same letters (NFC, NFD)"
     if "," in source:
         fix = f"write several files as a list: [{', '.join(shown(part.strip()) for part in source.split(','))}]"
-    where = f"no {shown(missing.name)} in {shown(str(parent), 200)}"
+    where = f"no {shown(missing.name)} in {shown(without_dots(str(parent)), 200)}"
     return DataError(f"{shown(source)} does not exist", where=where, fix=fix)
 
 

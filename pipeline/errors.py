@@ -191,7 +191,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 def without_dots(text: str) -> str:
     """Returns an absolute path without `..`, and any other text unchanged."""
-    is_plain = not text.startswith("/") or "/../" not in text or "\0" in text
+    is_plain = not text.startswith("/") or "/../" not in f"{text}/" or "\0" in text
     return text if is_plain else os.path.realpath(text)
 
 

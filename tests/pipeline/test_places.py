@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.errors import ExperimentError
+from amalgam.data.rows import find_files
+from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.storage.local import LocalStorage
+from amalgam.stages.common.models.resolve import place_of
 
 
 def test_a_workspace_that_cannot_be_made_has_the_fix_of_its_fault(tmp_path: Path) -> None:
@@ -22,5 +24,10 @@ def test_the_place_of_an_error_is_a_path_without_dots(tmp_path: Path) -> None:
     (tmp_path / "far" / "exp").mkdir(parents=True)
     (tmp_path / "link").symlink_to("far/exp")
     assert ExperimentError("it", where=f"{tmp_path}/link/../x").where == f"{tmp_path.resolve()}/far/x"
+    assert ExperimentError("it", where=f"{tmp_path}/link/..").where == f"{tmp_path.resolve()}/far"
+    assert place_of("../exp", tmp_path / "link") == tmp_path.resolve() / "far/exp"
+    with pytest.raises(DataError) as error:
+        find_files("../nope.csv", tmp_path / "link")
+    assert error.value.where == f"no nope.csv in {tmp_path.resolve()}/far"
     for same in ("teachers/../x", "line 3", "/a/b..c/d", "s3://a/../b", None):
         assert ExperimentError("it", where=same).where == same

@@ -349,7 +349,7 @@ def place_of(given: str, base: Path, *, field: str | None = None) -> Path | str:
         return given.removeprefix("hub:")
     folder = user_path(given, base, ModelError, where)
     if folder.is_dir():
-        return folder
+        return folder.resolve() if ".." in folder.parts else folder  # for messages
     if folder.exists():
         what = f"{given} is a file, not a model's folder"
         raise ModelError(what, where=where, fix="name the folder that contains it")

@@ -518,6 +518,24 @@ def test_a_record_without_permission_is_not_lost(workspace: Workspace, command: 
     assert path.read_bytes() == before
 
 
+@permissions
+@pytest.mark.parametrize("bits", [0, 0o111])
+@pytest.mark.parametrize("command", ["plan", "run", "verify", "gc --unused --yes"])
+@pytest.mark.parametrize("stage", ["build-targets", "train-student"])
+def test_a_stage_folder_without_permission_is_not_lost(
+    workspace: Workspace, command: str, stage: str, bits: int
+) -> None:
+    code, err = denied(workspace, mode(f"artifacts/{stage}", bits), *command.split())
+    assert "missing" not in err
+    assert "damaged" not in err
+    if code or not bits:  # current results need no list of a folder
+        assert code == 1, err
+        assert_three_lines(err)
+        assert (f"artifacts/{stage}" in err, "chmod" in err) == (True, True), err
+    assert workspace.stale() == set()
+    assert workspace("verify", "--json").json["damaged"] == []
+
+
 @pytest.mark.parametrize("pattern", ["build-targets/*/units/*.parquet", "train-student/*/*/model.safetensors"])
 def test_damage_of_an_earlier_result_is_reported_once(workspace: Workspace, pattern: str) -> None:
     """No run computes it again: verify takes it out with its records."""

@@ -57,6 +57,8 @@ class LocalStorage:
         for path in paths:  # paths as strings, because there may be a hundred thousand of them
             try:
                 status = os.lstat(f"{root}/{path}")
+            except PermissionError:  # the file may exist
+                raise
             except (OSError, ValueError):
                 continue
             if stat.S_ISREG(status.st_mode) and below(path.rpartition("/")[0]):
@@ -73,7 +75,9 @@ class LocalStorage:
         try:
             with os.scandir(self.root / folder) as listing:
                 return {entry.name for entry in listing if not entry.is_symlink()}
-        except OSError:  # absent, or without permission: `check` names that
+        except PermissionError:
+            raise
+        except OSError:
             return set()
 
     def put_if_absent(self, path: str, content: bytes) -> bool:

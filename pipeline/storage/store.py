@@ -27,7 +27,7 @@ from amalgam.pipeline.storage.local import LocalStorage, sync, temporary_path
 from amalgam.pipeline.storage.packing import PackedStorage
 from amalgam.pipeline.storage.paths import check_path, inside, is_name
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
-from amalgam.pipeline.user_paths import user_path
+from amalgam.pipeline.user_paths import readable, user_path
 
 MANIFEST = "MANIFEST.json"
 
@@ -339,7 +339,8 @@ class Store:
 
     def check_workspace(self) -> None:
         """Refuses a folder of other files and a workspace of another layout, before any file is read or deleted."""
-        mark = self.read_json(self.root / MARK)
+        with readable(self.root, ExperimentError):
+            mark = self.read_json(self.root / MARK)
         if mark is None and not self.backend.is_empty():
             mark = self.read_json(self.root / MARK) or self._adopted()  # another process may have marked it meanwhile
             if mark is None:

@@ -6,6 +6,7 @@ A file that amalgam did not write is never replaced, and links are not followed.
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import Any
 
 from amalgam.data.keys import shown
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.errors import ExperimentError, reason_of
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.storage.paths import is_regular
 from amalgam.pipeline.user_paths import check_writable
@@ -26,6 +27,8 @@ MARKERS = {".html": '<meta name="generator" content="amalgam report">', ".json":
 """Text near the start of every file that amalgam writes here."""
 
 MARKER_BYTES = 400
+
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 LONGEST_FOLDER = 300
 """Characters that are printed of the experiment's folder."""
@@ -58,14 +61,22 @@ def publish(
 ) -> str:
     """Writes reports/NAME.html and NAME.json, leaves equal files untouched, and returns the page's path.
 
-    The mark has the fingerprint of a report; a comparison has none.
+    The mark has the fingerprint of a report; a comparison has none. A page of the same report that cannot be written
+    stays, with a note: only other students or notes may have changed.
     """
     texts = {".html": page, ".json": json.dumps(numbers, indent=1) + "\n"}
     for suffix in texts:
         _check_file(base, name, suffix, marked=services is not None)
     contents = {name + suffix: text.encode() for suffix, text in texts.items()}
-    deliver_page(base / REPORTS, name, numbers.get("fingerprint", ""), contents, services)
-    return f"{REPORTS}/{name}.html"
+    path, present = f"{REPORTS}/{name}.html", page_mark(base, name)
+    try:
+        deliver_page(base / REPORTS, name, numbers.get("fingerprint", ""), contents, services)
+    except OSError as error:
+        is_same = present and present.fingerprint == numbers.get("fingerprint") and (base / path).exists()
+        if services is None or error.errno not in READ_ONLY or not is_same:
+            raise
+        services.note(f"{path} is not updated: {reason_of(error)}")
+    return path
 
 
 def publish_texts(base: Path, name: str, content: bytes) -> str:

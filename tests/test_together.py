@@ -102,6 +102,17 @@ def test_contradicting_fields_are_refused(together: Workspace, override: str, pi
     assert piece in refused.err
 
 
+def test_labels_of_no_group_are_named(together: Workspace) -> None:
+    first, second, *left = LABELS
+    groups = f"train_teachers={{encoder: ./models/encoder, groups: {{one: [{first}, {second}]}}, co_train: null}}"
+    together("read-corpus", "corpus.test=null")
+    texts = sum(label in left for _, label in together.texts())
+    note = f"no group of train_teachers.groups: {', '.join(left)}; no teacher learns their {texts} texts"
+    assert note in together("plan", groups, "corpus.test=null").err
+    assert note in together("train-teachers", groups, "train_teachers.epochs=1", "corpus.test=null").err
+    assert "in no group" not in together("plan", GROUPS, "corpus.test=null").err
+
+
 def test_texts_of_one_label_train_no_teacher(together: Workspace) -> None:
     together.write([(text, "law") for text, _ in together.texts()])
     for override in ("train_teachers.co_train={one: ./models/encoder}", GROUPS):

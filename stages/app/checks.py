@@ -28,7 +28,7 @@ from amalgam.stages.methods import method_of
 from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.registry import STAGES
 from amalgam.stages.target_methods import target_method
-from amalgam.stages.train_teachers.stage import encoders_of
+from amalgam.stages.train_teachers.stage import encoders_of, ungrouped_labels
 
 Check = Callable[[Run], object]
 
@@ -193,6 +193,9 @@ def limit_notes(run: Run) -> Iterator[str]:
 
 def _about_teachers(run: Run) -> Iterator[str]:
     experiment, cache = run.experiment, run.experiment.cache
+    if experiment.train_teachers:
+        with suppress(AmalgamError, PendingDependencyError):
+            yield from ungrouped_labels(run)
     if len(experiment.teacher_names) == 1 and experiment.student.learns and not experiment.train_teachers:
         yield f"{experiment.teacher_names[0]} is the only teacher: nothing is merged, the student imitates it"
     method = target_method(experiment.targets)

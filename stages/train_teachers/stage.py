@@ -127,7 +127,8 @@ class TrainTeachers(Stage):
             mark = Mark(next(iter(files.values())).path.split("/")[-2], files, {})
             deliver(load.delivery_services(run), check_target(run.base, TEACHERS, name, files), mark)
 
-    def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+    def notes(self, run: Run, manifest: Record) -> Iterator[str]:
+        yield from ungrouped_labels(run)
         for name, facts in manifest.facts["teachers"].items():
             yield from (f"{name}: {note}" for note in schedules.few_steps(facts, "train_teachers"))
 
@@ -192,6 +193,16 @@ def groups_of(run: Run) -> dict[str, list[str]]:
             where, fix = f"train_teachers.groups.{name}", f"use these labels: {shown_names(known_labels)}"
             raise ExperimentError(what, where=where, fix=fix)
     return {name: list(labels) for name, labels in groups.items()}
+
+
+def ungrouped_labels(run: Run) -> Iterator[str]:
+    """Yields a note on the labels that no teacher learns."""
+    grouped = {label for labels in groups_of(run).values() for label in labels}
+    counts = _labelled_part(run).facts["labels"]
+    left = {label: count for label, count in counts.items() if label not in {*grouped, run.experiment.corpus.unknown}}
+    if left:
+        labels, texts = counted(len(left), "label", "is", "are"), counted(sum(left.values()), "text")
+        yield f"{labels} in no group of train_teachers.groups: {shown_names(left)}; no teacher learns their {texts}"
 
 
 @once

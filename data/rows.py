@@ -337,6 +337,8 @@ class _Table:
         return Row(self.name, number, tuple(texts), identity, label)
 
     def _label_of(self, value: str) -> str | None:
+        """Returns the label without blanks around it, unless the experiment names it with them."""
+        value = value if value in {*self.corpus.rename, *self._labels, self.corpus.unknown} else value.strip()
         value = self.corpus.rename.get(value, value)
         return self._labels.get(value) if self._labels else value
 
@@ -389,9 +391,7 @@ def _as_text(value: Any) -> Any:
 def _shown_value(value: object) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape").rstrip("\r\n")
-    if value is MISSING:
-        return ""
-    return "null" if value is None else shown(str(value))
+    return "" if value is MISSING else "null" if value is None else shown(str(value))
 
 
 def has_surrogate(value: object) -> bool:

@@ -221,13 +221,13 @@ def test_a_label_that_only_looks_like_a_teachers_gets_a_rename_that_shows_the_di
 
 def test_a_fix_and_a_note_name_similar_and_other_labels(fresh: Workspace) -> None:
     """With on_bad_row: skip a misspelt label leaves its texts out of the test, so the note has the rename, too."""
-    others = [("the boat left the harbour", "sailing"), ("the judge left the court", "Law ")]
+    others = [("the boat left the harbour", "sailing"), ("the judge left the court", "Law")]
     fresh.write([*fresh.texts("test"), *others], "test")
-    rename = 'set corpus.rename: {"Law ": "law"}'
+    rename = 'set corpus.rename: {"Law": "law"}'
     refused = fresh.attempt("build-targets")
     assert f"fix: {rename}; correct or remove the other labels, or leave such texts out" in refused.err
     noted = fresh("build-targets", "corpus.on_bad_row=skip")
-    names = '"Law ", sailing'
+    names = "Law, sailing"
     assert f"no teacher has the label {names}; to keep texts of a similar label, {rename}" in noted.err
 
 

@@ -238,12 +238,20 @@ def test_plan_counts_the_training_texts_without_a_gold_label_after_the_texts_are
 
 def test_plan_refuses_the_labels_of_another_test_file_as_run_does(workspace: Workspace) -> None:
     rows = workspace.texts("test")
-    workspace.write([(text, f" {label} ") for text, label in rows], "padded")
-    workspace("read-corpus", "corpus.test=texts/padded.csv")
+    workspace.write([(text, label.upper()) for text, label in rows], "upper")
+    workspace("read-corpus", "corpus.test=texts/upper.csv")
     for command in ("plan", "run"):
-        refused = workspace.attempt(command, "corpus.test=texts/padded.csv")
+        refused = workspace.attempt(command, "corpus.test=texts/upper.csv")
         assert (refused.code, "40 test texts have a gold label that is not in the union" in refused.err) == (3, True)
-        assert '" law ": "law"' in refused.err
+        assert '"LAW": "law"' in refused.err
+
+
+def test_blanks_around_a_gold_label_of_the_corpus_do_not_count(workspace: Workspace) -> None:
+    workspace.write([(text, f" {label} ") for text, label in workspace.texts("test")], "padded")
+    workspace("read-corpus", "corpus.test=texts/padded.csv")
+    assert workspace.stale("corpus.test=texts/padded.csv") == set()
+    refused = workspace.attempt("run", "corpus.test=texts/padded.csv", 'corpus.rename={" law ": LAW}')
+    assert (refused.code, "not in the union: LAW" in refused.err) == (3, True), refused.err
 
 
 def test_a_column_of_texts_named_as_labels_is_recognised(workspace: Workspace) -> None:

@@ -173,6 +173,12 @@ def test_blanks_around_a_label_do_not_count_where_the_experiment_lists_its_label
     assert "row 3: field label: bad label: bankng" in refused.err
 
 
+def test_blanks_around_a_label_of_a_teacher_do_not_count(fresh: Workspace) -> None:
+    rename = 'teachers=[{model: ./models/first, rename: {banking: " banking "}}]'
+    write(fresh, [(text, "banking") for text, label in fresh.texts() if label == "banking"])
+    assert "no teacher has" not in fresh("plan", rename, "labels=labels.csv", "corpus.test=null").err
+
+
 def test_a_label_in_other_case_gets_a_rename_as_fix(workspace: Workspace) -> None:
     rows = [(text, label.upper()) for text, label in workspace.texts()[:30]]
     write(workspace, rows)

@@ -105,10 +105,10 @@ class LabelFile:
         """Key or id of each text with a label or marked as random."""
         return frozenset([*(row.text for row in self.rows), *self.blank])
 
-    def stripped(self, names: Sequence[str] | None) -> LabelFile:
-        """Removes blanks around labels, unless a teacher has the label with them; None: the teachers are unknown."""
-        kept = names or ()
-        rows = [row if row.label in kept else replace(row, label=row.label.strip()) for row in self.rows]
+    def matched(self, names: Sequence[str] | None) -> LabelFile:
+        """Gives labels the blanks that a teacher's label has around it; None: the teachers are unknown."""
+        named = {name.strip(): name for name in names or ()} | {name: name for name in names or ()}
+        rows = [replace(row, label=named.get(row.label, row.label)) for row in self.rows]
         return replace(self, rows=rows)
 
     def check(self, names: Sequence[str] | None = None, keys: Mapping[bytes | str, bytes] | None = None) -> None:
@@ -172,8 +172,7 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str) -> LabelFil
     present = (name for name in names if name and name not in corpus.text and _has_column(path, name))
     label = next(present, label_column(corpus))
     column, columns = _identifying_column(path, corpus)
-    rename = corpus.rename | _trimmed(path, label, corpus)
-    settings = Corpus(text=columns, label=label, labels=corpus.labels, rename=rename, unknown=corpus.unknown)
+    settings = Corpus(text=columns, label=label, labels=corpus.labels, rename=corpus.rename, unknown=corpus.unknown)
     if column == ID:
         settings = settings.model_copy(update={"text": [], "id": columns[0]})
     rows, problems, blank, empty = [], [], [], 0
@@ -312,19 +311,6 @@ def _column(path: Path, name: str) -> dict[int, str] | None:
         return None
     rows = read_rows(path, corpus=Corpus(text=[name]))
     return {row.number: row.fields[0].strip() for row in rows if isinstance(row, Row)}
-
-
-def _trimmed(path: Path, column: str, corpus: Corpus) -> dict[str, str]:
-    """Maps labels with blanks around them to the accepted labels that they equal without blanks."""
-    names, unknown = corpus.labels or (), {corpus.unknown} - {None}
-    accepted = {*names, *map(str, range(len(names))), *corpus.rename, *unknown}
-    rows = read_rows(path, corpus=Corpus(text=[column])) if _has_column(path, column) else ()
-    pairs = {row.fields[0]: row.fields[0].strip() for row in rows if isinstance(row, Row)}
-    return {
-        label: corpus.rename.get(trimmed, trimmed)
-        for label, trimmed in pairs.items()
-        if label not in accepted and trimmed in accepted
-    }
 
 
 def _refusal(row: LabelRow, names: Sequence[str]) -> str:

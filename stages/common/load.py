@@ -143,7 +143,7 @@ def given_labels(run: Run) -> GivenLabels | None:
             fix = "fill the column corpus.label in some rows, or name a file of labels"
             raise DataError("no training text has a label", where="labels: corpus", fix=fix)
         return label_files.labels_in(tables(run.store, part, ["key", "label"]), names, run.experiment.corpus.unknown)
-    file = label_file(run, source).stripped(names)
+    file = label_file(run, source).matched(names)
     columns, corpus = ["key", "id"] if file.column == "id" else ["key"], corpus_for(run.experiment, "train")
     read, paths = partial(tables, run.store, part, columns), partial(part_files, run, "train")
     keys = label_files.find_texts(file, read, paths, corpus)
@@ -222,7 +222,7 @@ def check_labels(run: Run) -> None:
             own, file = labels_by_teacher(run), label_file(run, source)
             if len(own) == len(run.experiment.teacher_names):
                 union = union_of(own).names
-            file.stripped(union).check(union, _keys_in_sources(run, file))
+            file.matched(union).check(union, _keys_in_sources(run, file))
 
 
 def _keys_in_sources(run: Run, file: LabelFile) -> dict[bytes | str, bytes] | None:

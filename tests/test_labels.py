@@ -180,8 +180,9 @@ def test_a_shared_label_is_named_once_and_other_rows_are_counted(fresh: Workspac
     result = fresh.attempt("plan", "labels=labels.csv", "teachers.1.rename={law: banking}")
     assert "row 2: no teacher has the label zzz; the labels are banking, computing, cooking, " in result.err
     assert "cooking, football, gardening, medicine, music\n" in result.err
+    assert "  row 3: no teacher has the label zzz\n" in result.err
     assert "labels.csv: 50 problems" in result.err
-    assert "  and 30 more" in result.err
+    assert "  and 45 more" in result.err
 
 
 def test_faults_are_found_before_any_stage_has_run(fresh: Workspace) -> None:

@@ -31,7 +31,7 @@ SELECTED = {DIFFER, "student and ensemble disagree", "small margin"}
 ORDINARY, DIFFERING, HARD = 0, 1, 2
 """How a test text was picked; a hard one was picked because a model is unsure of it, or sure against another."""
 
-MOST_SHOWN = 20
+MOST_SHOWN = 5
 SIMILAR = 0.7
 
 
@@ -119,7 +119,7 @@ class LabelFile:
         problems = list(self.problems)
         accepted = {*(names or ()), self.corpus.unknown}
         refused = [row for row in self.rows if names is not None and row.label not in accepted]
-        problems += [_refusal(row, names or ()) for row in refused[:MOST_SHOWN]]
+        problems += _refusals(refused[:MOST_SHOWN], names or ())
         problems += [row.place for row in refused[MOST_SHOWN:]]  # only counted: a hint takes a millisecond
         problems += _contradictions(self.rows, keys or {})
         if keys is not None:
@@ -313,10 +313,13 @@ def _column(path: Path, name: str) -> dict[int, str] | None:
     return {row.number: row.fields[0].strip() for row in rows if isinstance(row, Row)}
 
 
-def _refusal(row: LabelRow, names: Sequence[str]) -> str:
-    similar = _similar(row.label, names)
-    hint = f"did you mean {shown_name(similar)}?" if similar else f"the labels are {shown_names(names)}"
-    return f"{row.place}: no teacher has the label {shown_name(row.label)}; {hint}"
+def _refusals(rows: Iterable[LabelRow], names: Sequence[str]) -> Iterator[str]:
+    """Yields the rows, whose labels are other ones; the first without a hint has the list of labels."""
+    listed = f"; the labels are {shown_names(names)}"
+    for row in rows:
+        similar = _similar(row.label, names)
+        hint, listed = (f"; did you mean {shown_name(similar)}?", listed) if similar else (listed, "")
+        yield f"{row.place}: no teacher has the label {shown_name(row.label)}{hint}"
 
 
 def _similar(label: str, names: Sequence[str]) -> str | None:

@@ -254,6 +254,14 @@ def test_blanks_around_a_gold_label_of_the_corpus_do_not_count(workspace: Worksp
     assert (refused.code, "not in the union: LAW" in refused.err) == (3, True), refused.err
 
 
+def test_a_label_that_is_probably_missing_is_named(workspace: Workspace) -> None:
+    rows = workspace.texts()
+    workspace.write([(text, "NaN") for text, _ in rows[:3]] + rows[3:])
+    note = "3 train texts have the label NaN, which is probably a missing one"
+    assert note in workspace("read-corpus").err
+    assert note not in workspace("read-corpus", "corpus.unknown=NaN").err
+
+
 def test_a_column_of_texts_named_as_labels_is_recognised(workspace: Workspace) -> None:
     refused = workspace.attempt("run", "corpus.text=label", "corpus.label=text")
     assert (refused.code, "this one has texts" in refused.err) == (3, True), refused.err

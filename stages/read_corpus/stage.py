@@ -16,7 +16,7 @@ from amalgam.data.corpus import leaks, places_of, read_part
 from amalgam.data.lazy import np, pa, pc
 from amalgam.data.parquet import read_table, write_table
 from amalgam.data.rows import no_rows, read_rows
-from amalgam.pipeline.config.schema import ExperimentConfig, Generate
+from amalgam.pipeline.config.schema import Corpus, ExperimentConfig, Generate
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
@@ -54,6 +54,10 @@ MOST_FILES = 100
 
 FEW = 0.1
 """A class with less than this fraction of its texts kept is reported."""
+
+
+MISSING = frozenset({"NaN", "nan", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None"})
+"""Texts that programs write for a missing value."""
 
 
 class ReadCorpus(Stage):
@@ -125,11 +129,13 @@ class ReadCorpus(Stage):
             if "accepted" in facts:
                 yield f"  {_passed_texts(facts)}"
 
-    def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+    def notes(self, run: Run, manifest: Record) -> Iterator[str]:
         # A held-out part is small, so its classes without texts get no note.
         corpus: CorpusFacts = manifest.facts
         train = corpus["parts"].get("train")
         yield from _poor_classes(train.get("accepted", {}) if train else {})
+        for part, facts in corpus["parts"].items():
+            yield from _missing_labels(run.experiment.corpus, part, facts)
         for leak in corpus["leaks"]:
             yield _leak_note(leak, corpus["parts"][leak["part"]]["texts"])
 
@@ -161,6 +167,13 @@ def _leak_note(leak: Leak, texts: int) -> str:
         f"{leak['texts']:,} of {of} {are} also {also}: {places}; remove them from one of the two, "
         "or their accuracy is too high"
     )
+
+
+def _missing_labels(corpus: Corpus, part: str, facts: PartRecordFacts) -> Iterator[str]:
+    """Yields a note for each label that looks like a missing one, unless the experiment names it."""
+    for label in sorted(MISSING & facts["labels"].keys() - {corpus.unknown, *(corpus.labels or ())}):
+        texts = counted(facts["labels"][label], f"{part} text", "has", "have")
+        yield f"{texts} the label {label}, which is probably a missing one: fill it in, or remove these rows"
 
 
 def _part_fingerprint(run: Run, part: str) -> str:

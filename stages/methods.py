@@ -238,6 +238,7 @@ def _corpus_checks(experiment: ExperimentConfig) -> Checks:
     }
     for reader, reads in readers.items():
         yield reads and corpus.label is None, "corpus.label", f"{reader} needs it: write the name of the label column"
+    yield len({*corpus.text}) < len(corpus.text), "corpus.text", "names one column twice: name two columns, or one"
     yield corpus.unknown in (corpus.labels or ()), "corpus.unknown", f"{corpus.unknown!r} is also in corpus.labels"
 
 

@@ -65,6 +65,7 @@ CASES = {
     "a text too long, and that an error": Case(
         3, ("4 tokens", "cache.on_long_text"), overrides=("cache.on_long_text=error", "cache.max_tokens=4")
     ),
+    "one column as both texts of a pair": Case(2, ("corpus.text", "twice"), overrides=("corpus.text=[text, text]",)),
     "an unknown field": Case(2, ("student.epoch", "did you mean 'epochs'?"), overrides=("student.epoch=2",)),
     "a wrong type": Case(2, ("student.epochs",), overrides=("student.epochs=many",)),
     "an unknown section": Case(2, ("students", "did you mean 'student'?"), overrides=("students.smal.lr=1",)),

@@ -79,6 +79,9 @@ def _lines() -> Iterator[list[str]]:
 
 
 def main() -> None:
+    if len(sys.argv) > 1:
+        print(f"usage: python {sys.argv[0]} < texts.txt > labels.tsv", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
     classifier = Classifier(Path(__file__).parent)
     if len(classifier.columns) > 1:
         pairs = f"pairs of texts ({' and '.join(classifier.columns)})"

@@ -453,6 +453,10 @@ def test_texts_to_label_are_announced_as_json_and_a_filled_file_has_no_output(fr
     written = fresh("label", "--count", "5", "--json", "--out", "some.csv", *AMALGAM).json
     command = shlex.join(["amalgam", "label", "some.csv", *AMALGAM])
     assert written == {"file": "some.csv", "texts": 5, "earlier": 0, "labels": LABELS, "next": command}
+    assert "fewer than" not in fresh("label", "--count", "120", "--out", "all.csv", *AMALGAM).err
+    more = fresh("label", "--count", "5000", "--out", "more.csv", *AMALGAM)
+    assert "120 random texts to label" in more.out
+    assert "note: these are all training texts without a label, fewer than 5,000; test texts are left out" in more.err
     refused = fresh.attempt("label", "some.csv", "--out", "more.csv", *AMALGAM)
     assert (refused.code, "--out" in refused.err) == (2, True)
 

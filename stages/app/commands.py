@@ -265,13 +265,16 @@ def label(  # noqa: PLR0913 - the options of a command
         fix = f"--out {shlex.quote(str(target.parent / f'{target.stem or Path(LABELS_FILE).stem}.csv'))}"
         raise ExperimentError(f"--out {target} does not end in .csv", where="amalgam label", fix=fix)
     check_new(target)
-    table = experiment.label(count or NEW_TEXTS, seed=seed or 0)
+    wanted = count or NEW_TEXTS
+    table = experiment.label(wanted, seed=seed or 0)
     write_labels_file(target, table)
     command = f"amalgam label {shlex.join([str(target), *overrides])}{file_option(config)}"
     corpus, labels = experiment.config.corpus, experiment.labels
     column = label_column(corpus)
     earlier = sum(label != "" for label in table[column])
     texts = table.height - earlier
+    if texts < wanted:
+        console.note(f"these are all training texts without a label, fewer than {wanted:,}; test texts are left out")
     if as_json:
         console.json({"file": str(target), "texts": texts, "earlier": earlier, "labels": labels, "next": command})
         return

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from amalgam.data.keys import similar_labels_note
 from amalgam.pipeline.config.proposals import as_yaml
+from amalgam.pipeline.config.schema import STATIC
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.plan import StageState
@@ -23,7 +25,7 @@ from amalgam.stages.common.cached.load import ENCODER, adaptive_sample, passes_o
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.common.device import check_device, check_libraries
 from amalgam.stages.common.models.model_folder import longest_text
-from amalgam.stages.common.models.resolve import folders_like, local_model
+from amalgam.stages.common.models.resolve import folders_like, local_model, place_of
 from amalgam.stages.methods import method_of
 from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.registry import STAGES
@@ -136,6 +138,7 @@ def remarks_of(run: Run, states: Sequence[StageState]) -> Iterator[str]:
     """Yields remarks on settings that are valid but would surprise a user."""
     yield from _about_gold_labels(run)
     yield from _about_models(run)
+    yield from _about_revisions(run)
     yield from limit_notes(run)
     yield from _about_teachers(run)
     yield from _about_overrides(run)
@@ -165,6 +168,20 @@ def _about_models(run: Run) -> Iterator[str]:
         close = " or ".join(folders_like(name, run.base))
         hint = f"did you mean {close}?" if close else f"write hub:{name} if it is one"
         yield f"{name} is not a folder here; it is taken as a Hub id: {hint}"
+
+
+def _about_revisions(run: Run) -> Iterator[str]:
+    """Yields revisions of folders, which have none; `trust_remote_code` needs one nevertheless."""
+    teachers, student = run.experiment.teachers, run.experiment.student
+    trained, generate = run.experiment.train_teachers, run.experiment.generate
+    named = [(teacher.model, teacher.revision) for teacher in teachers if not teacher.trust_remote_code]
+    named += [(student.encoder.removeprefix(STATIC), student.revision)]
+    named += [(trained.encoder or "", trained.revision)] if trained else []
+    named += [(generate.language_model or "", generate.revision)] if generate else []
+    for model, revision in named:
+        with suppress(AmalgamError):  # a problem, not a remark
+            if revision and isinstance(place_of(model, run.base), Path):
+                yield f"revision: {revision} has no effect, because {model} is a folder on this machine"
 
 
 def limit_notes(run: Run) -> Iterator[str]:

@@ -274,8 +274,7 @@ class _Table:
     def __init__(self, path: Path, name: str, corpus: Corpus, require_label: bool, setting: str) -> None:
         self.path, self.name, self.corpus, self.require_label = path, name, corpus, require_label
         self._setting, self.in_commands = setting, _in_commands(path)
-        self._width = len(corpus.text)
-        self._id = None if corpus.id == "auto" else corpus.id
+        self._width, self._id = len(corpus.text), None if corpus.id == "auto" else corpus.id
         self._size = self._width + (corpus.id != "auto")
         labels = corpus.labels or []
         self._labels = {label: label for label in labels}
@@ -284,6 +283,7 @@ class _Table:
             self._labels |= {str(position): label for position, label in enumerate(labels)}
         if labels and corpus.unknown is not None:
             self._labels[corpus.unknown] = corpus.unknown
+        self._named = {*corpus.rename, *self._labels, corpus.unknown}
 
     def columns(self, available: Sequence[str] | None) -> list[str]:
         """Returns the columns of text, id and label; a missing one is an error, if the `available` ones are known."""
@@ -338,7 +338,7 @@ class _Table:
 
     def _label_of(self, value: str) -> str | None:
         """Returns the label without blanks around it, unless the experiment names it with them."""
-        value = value if value in {*self.corpus.rename, *self._labels, self.corpus.unknown} else value.strip()
+        value = value if value in self._named else value.strip()
         value = self.corpus.rename.get(value, value)
         return self._labels.get(value) if self._labels else value
 

@@ -264,7 +264,7 @@ def test_plan_names_a_revision_of_a_folder(workspace: Workspace, field: str) -> 
 def test_a_label_that_is_probably_missing_is_named(workspace: Workspace) -> None:
     rows = workspace.texts()
     workspace.write([(text, "NaN") for text, _ in rows[:3]] + rows[3:])
-    note = "3 train texts have the label NaN, which is probably a missing one"
+    note = "3 train texts have the label NaN: if it is a missing one"
     assert note in workspace("read-corpus").err
     assert note not in workspace("read-corpus", "corpus.unknown=NaN").err
 

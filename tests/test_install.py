@@ -141,3 +141,6 @@ def test_a_module_that_is_missing_is_named_with_the_command_that_installs_it() -
     error = as_error(raised.value)
     assert "cannot be imported: ModuleNotFoundError: No module named 'torch.nothing'" in error.what
     assert "torch --index-url https://download.pytorch.org/whl/cpu" in str(error.fix)
+    unknown = as_error(ModuleNotFoundError("No module named 'nothing'", name="nothing"))
+    assert (unknown.what, unknown.fix) == ("the module nothing is not installed", "install the package that has it")
+    assert "pip" not in str(as_error(ModuleNotFoundError("No module named 'amalgam.x'", name="amalgam.x")).fix)

@@ -444,7 +444,7 @@ def test_texts_to_label_are_written_filled_and_compared(workspace: Workspace) ->
     assert "share with labels" in effect.out
     assert "amalgam run labels=./labels.csv" in effect.out
     assert "amalgam run labels=./labels.csv student.method=amalgam" in effect.out
-    fields = "`labels: ./labels.csv`, `student.method: amalgam`, `targets.mode: hard`"
+    fields = "`labels: ./labels.csv`, `student.method=amalgam`, `targets.mode=hard`"
     assert f"or set {fields} in the experiment file" in effect.out
     assert workspace("label", "labels.csv", "--json", *AMALGAM).json["labels"] == 19
 

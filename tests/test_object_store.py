@@ -15,6 +15,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.runner import update
+from amalgam.pipeline.storage.aws_profile import profile_options
 from amalgam.pipeline.storage.store import MANIFEST, Store, open_store
 from amalgam.stages.app import maintenance
 from amalgam.stages.app.api import open_run
@@ -82,6 +83,9 @@ def test_the_keys_are_those_of_the_profile(server: S3, tmp_path: Path, monkeypat
     (tmp_path / ".aws/config").write_text("[profile work]\nregion = eu-west-1\n")
     assert objects(ADDRESS) == []
     assert all("Credential=w1/" in signature and "/eu-west-1/" in signature for signature in signatures)
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))  # that of a pod's role
+    assert profile_options(ADDRESS) is None
+    monkeypatch.delenv("AWS_WEB_IDENTITY_TOKEN_FILE")
     monkeypatch.setenv("AWS_PROFILE", "sso user")
     with pytest.raises(ExperimentError, match="profile sso user has no access key") as caught:
         objects(ADDRESS)

@@ -127,9 +127,10 @@ def _import_error(error: BaseException) -> WorkError | None:
     for raised in filter(None, (error.__cause__, error)):
         module = _imported_module(raised)
         package = module.partition(".")[0]
-        missing = package if isinstance(raised, ModuleNotFoundError) else None
-        distribution = next(iter(packages_distributions().get(package, ())), missing) if package else None
-        if distribution is not None:
+        distribution = next(iter(packages_distributions().get(package, ())), None) if package else None
+        if isinstance(raised, ModuleNotFoundError) and distribution is None and package not in {"", "amalgam"}:
+            return WorkError(f"the module {package} is not installed", fix="install the package that has it")
+        if distribution is not None and package != "amalgam":
             with suppress(PackageNotFoundError):
                 package = f"{package} {version(distribution)}"
             what = f"{package} cannot be imported: {masked(errors.first_line(raised, named=True))}"

@@ -16,15 +16,17 @@ PROFILES = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FIL
 KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 OPTIONS = {**{key: key for key in KEYS}, "region": "aws_region"}
 """Keys of a profile, and the options of polars and obstore."""
+PRIOR = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE")
+"""Variables that the AWS tools read before any profile, or that make keys unnecessary."""
 
 
 def profile_options(address: str, kind: type[AmalgamError] = ExperimentError) -> dict[str, str] | None:
     """Returns the key and region of the profile AWS_PROFILE, else of the default one; None if it has no key.
 
-    Keys in the environment have priority. Refuses a named profile without a key, such as one of a single sign-on.
+    The environment has priority. Refuses a named profile without a key, such as one of a single sign-on.
     """
     name = os.environ.get("AWS_PROFILE")
-    if not address.startswith("s3://") or os.environ.get("AWS_ACCESS_KEY_ID"):
+    if not address.startswith("s3://") or any(map(os.environ.get, PRIOR)):
         return None
     files = {key: expanded(os.environ.get(key, default)) for key, default in PROFILES.items()}
     parser = ConfigParser(interpolation=None, strict=False)

@@ -240,5 +240,5 @@ def next_step(path: str, overrides: Sequence[str], config: Path) -> str:
     labels = as_yaml(path)
     others = [override for override in overrides if not override.startswith("labels=")]
     command = f"amalgam run {shlex.join([f'labels={labels}', *others])}{file_option(config)}"
-    fields = [f"`{override.replace('=', ': ', 1)}`" for override in (f"labels={labels}", *others)]
+    fields = [f"`labels: {labels}`", *(f"`{override}`" for override in others)]
     return f"to use them: {command}, or set {', '.join(fields)} in the experiment file"

@@ -171,9 +171,10 @@ def _leak_note(leak: Leak, texts: int) -> str:
 
 def _missing_labels(corpus: Corpus, part: str, facts: PartRecordFacts) -> Iterator[str]:
     """Yields a note for each label that looks like a missing one, unless the experiment names it."""
-    for label in sorted(MISSING & facts["labels"].keys() - {corpus.unknown, *(corpus.labels or ())}):
+    named = {corpus.unknown, *(corpus.labels or ()), *corpus.rename.values()}
+    for label in sorted(MISSING & facts["labels"].keys() - named):
         texts = counted(facts["labels"][label], f"{part} text", "has", "have")
-        yield f"{texts} the label {label}, which is probably a missing one: fill it in, or remove these rows"
+        yield f"{texts} the label {label}: if it is a missing one, fill it in, or remove these rows"
 
 
 def _part_fingerprint(run: Run, part: str) -> str:

@@ -23,6 +23,7 @@ from amalgam.stages.methods import method_name
 from amalgam.stages.read_corpus.stage import train_needs_label
 from amalgam.stages.report import blocks, students
 from amalgam.stages.report.causes import MANY_WRONG
+from amalgam.stages.report.conditions import MOST_LEARNED
 from amalgam.stages.report.next_step import free_student
 from amalgam.stages.report.verdict import verdict
 from amalgam.stages.report.verdict_types import LearnedTexts, VerdictInputs
@@ -199,7 +200,7 @@ def learned_texts(settings: ExperimentConfig, facts: CorpusFacts, *, validated: 
     gold = {"teachers", "train"} if train_needs_label(settings) else {"teachers"}
     labelled = max((texts for other, texts in shared.items() if other in gold), default=0)
     of = facts["parts"]["test"]["texts"]
-    if selecting > labelled:
+    if selecting > labelled and (not shared or selecting > MOST_LEARNED * of):
         return {"texts": selecting, "of": of, "labelled": True, "validation": True}
     return {"texts": labelled or shared["train"], "of": of, "labelled": bool(labelled)}
 

@@ -45,7 +45,10 @@ STRENGTH = 0.5
 """Deviation of a map's values, in deviations of the distance, if it gives the evidence without an error."""
 
 NEW_DEVIATIONS = 2.33
-"""The threshold is at least so many deviations above the mean score of texts that were not learned: 1 % of a normal."""
+"""The threshold is at least so many deviations above the median of texts that were not learned: 1 % of a normal."""
+
+NORMAL = 1.4826
+"""Deviation of a normal distribution, in medians of the distances from its median; few odd texts change neither."""
 
 FOLDS = 5
 FIX = "restore the file of this student, or delete it: then the score of the logits is used"
@@ -102,7 +105,8 @@ class UnknownStates:
         A student separates the texts that it learned better than others, most of all if they are few.
         """
         scores = self.scores(new)
-        least = float(scores.mean() + NEW_DEVIATIONS * scores.std(ddof=1)) if len(new) > 1 else self.threshold
+        middle = np.median(scores)
+        least = float(middle + NEW_DEVIATIONS * NORMAL * np.median(np.abs(scores - middle)))
         return replace(self, threshold=max(self.threshold, least))
 
     def scores(self, states: Array) -> Array:

@@ -6,7 +6,9 @@ Memory holds one run of rows, then the rows of one leading key byte (1/256 of th
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
@@ -15,14 +17,27 @@ from hashlib import blake2b, sha256
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, TypedDict
+from unicodedata import normalize
 
 from amalgam.data import parquet
 from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, shown_names, text_key
 from amalgam.data.lazy import np, pa, pq
-from amalgam.data.rows import BadRow, Row, no_rows, read_rows
+from amalgam.data.rows import (
+    BOM,
+    FIELD_LIMIT,
+    INSTEAD,
+    KINDS,
+    SUFFIXES,
+    BadRow,
+    Row,
+    in_commands,
+    no_rows,
+    read_rows,
+)
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
-from amalgam.pipeline.errors import DataError
+from amalgam.pipeline.errors import DataError, nearest, without_dots
+from amalgam.pipeline.user_paths import expanded, readable, user_path
 
 PartName = Literal["train", "validation", "test", "teachers", "held-out"]
 
@@ -34,6 +49,78 @@ LOOK_ON = 100_000
 """Rows read past the first bad one, to report others in the same message."""
 SUSPECTS = 100_000
 """Hashes of ids that occur twice, of which the ids are compared."""
+OBJECT = re.compile(rb"\s*\{.*\}\s*")
+"""A line of a file that has an object on each line."""
+
+
+# ---- sources
+
+
+def find_files(source: str, base: Path) -> list[Path]:
+    """Returns the files of a path, a folder or a glob relative to `base`, in order of name."""
+    path = user_path(source, base, DataError)
+    if path.is_file():
+        files = [path]
+    elif path.is_dir():
+        with readable(path, DataError):
+            files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
+    else:
+        matches = glob.glob(_pattern(source, base), root_dir=base, recursive=True)  # noqa: PTH207 - absolute patterns, too
+        files = sorted(base / match for match in matches if (base / match).is_file())
+    if not files:
+        raise _no_files(source, path)
+    suffixes = sorted({file.suffix.lower() for file in files})
+    if not set(suffixes) <= set(SUFFIXES):
+        file = next(file for file in files if file.suffix.lower() not in SUFFIXES)
+        raise DataError(f"{shown(source)} is of no kind that can be read", where=shown(str(file), 200), fix=_fix(file))
+    if len(suffixes) > 1:
+        fix = f"name one kind, such as {shown(source.rstrip('/'))}/*{suffixes[0]}" if path.is_dir() else "name one kind"
+        what = f"{shown(source)} holds files of several kinds: {', '.join(suffixes)}"
+        raise DataError(what, where=shown(str(path), 200), fix=fix)
+    return files
+
+
+def _fix(file: Path) -> str:
+    """Returns the fix for a file of a kind that cannot be read."""
+    suffix = file.suffix.lower()
+    fix = INSTEAD.get(suffix, f"name files of these kinds: {KINDS}")
+    if suffix == ".json":
+        with readable(file, DataError), file.open("rb") as opened:
+            if OBJECT.fullmatch(opened.readline(FIELD_LIMIT).removeprefix(BOM)):
+                fix = "it has an object on each line, so name it .jsonl: mv {file} {stem}.jsonl"
+    return fix.format(**in_commands(file))
+
+
+def _pattern(source: str, base: Path) -> str:
+    """Returns the pattern with the folders that exist taken literally, such as `a[1]` of `a[1]/*.csv`."""
+    path = expanded(source)
+    depth = next(level for level, folder in enumerate((path.parent, *path.parent.parents)) if (base / folder).is_dir())
+    folder = path.parents[depth]
+    return str(Path(glob.escape(str(folder))) / path.relative_to(folder))
+
+
+def _no_files(source: str, path: Path) -> DataError:
+    if path.is_dir():
+        fix = f"put a file of one of these kinds there: {KINDS}"
+        return DataError(f"no file of texts in {shown(source)}", where=shown(str(path), 200), fix=fix)
+    missing, parent = path, path.parent
+    while not parent.is_dir():
+        missing, parent = parent, parent.parent
+    is_folder = missing != path or not path.suffix
+    with readable(parent, DataError):
+        entries = [entry for entry in parent.iterdir() if entry.is_dir() or entry.suffix.lower() in SUFFIXES]
+    names = sorted(entry.name for entry in entries if entry.is_dir() == is_folder and not entry.name.startswith("."))
+    near = [shown(name) for name in nearest(missing.name, names, 3) or names[:5]]
+    fix = f"name one of these: {', '.join(near)}" if near else "put the file there, or name another"
+    if any(normalize("NFC", name) == normalize("NFC", missing.name) for name in names):
+        fix = "rename the file: its name has other Unicode characters for the same letters (NFC, NFD)"
+    if "," in source:
+        fix = f"write several files as a list: [{', '.join(shown(part.strip()) for part in source.split(','))}]"
+    where = f"no {shown(missing.name)} in {shown(without_dots(str(parent)), 200)}"
+    return DataError(f"{shown(source)} does not exist", where=where, fix=fix)
+
+
+# ---- the part
 
 
 class BucketFacts(TypedDict):

@@ -8,7 +8,6 @@ place, the reason and the fix; the caller decides what to do with it.
 from __future__ import annotations
 
 import csv
-import glob
 import json
 import math
 import re
@@ -17,15 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
-from unicodedata import normalize
 
 from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa, pq
 from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
-from amalgam.pipeline.errors import DataError, nearest, without_dots
-from amalgam.pipeline.user_paths import expanded, readable, user_path
+from amalgam.pipeline.errors import DataError, nearest
+from amalgam.pipeline.user_paths import readable
 
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
 MOST_CHARACTERS = 1 << 20
@@ -103,72 +101,6 @@ JSON_LINES = (".jsonl", ".ndjson")
 ARRAY = re.compile(rb"\s*\[\s*\{")
 """Start of a JSON file that is one list of objects."""
 UNPACK = INSTEAD[".json"].replace(".jsonl", "-lines.jsonl")
-OBJECT = re.compile(rb"\s*\{.*\}\s*")
-"""A line of a file that has an object on each line."""
-
-
-def find_files(source: str, base: Path) -> list[Path]:
-    """Returns the files of a path, a folder or a glob relative to `base`, in order of name."""
-    path = user_path(source, base, DataError)
-    if path.is_file():
-        files = [path]
-    elif path.is_dir():
-        with readable(path, DataError):
-            files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
-    else:
-        matches = glob.glob(_pattern(source, base), root_dir=base, recursive=True)  # noqa: PTH207 - absolute patterns, too
-        files = sorted(base / match for match in matches if (base / match).is_file())
-    if not files:
-        raise _no_files(source, path)
-    suffixes = sorted({file.suffix.lower() for file in files})
-    if not set(suffixes) <= set(SUFFIXES):
-        file = next(file for file in files if file.suffix.lower() not in SUFFIXES)
-        raise DataError(f"{shown(source)} is of no kind that can be read", where=shown(str(file), 200), fix=_fix(file))
-    if len(suffixes) > 1:
-        fix = f"name one kind, such as {shown(source.rstrip('/'))}/*{suffixes[0]}" if path.is_dir() else "name one kind"
-        what = f"{shown(source)} holds files of several kinds: {', '.join(suffixes)}"
-        raise DataError(what, where=shown(str(path), 200), fix=fix)
-    return files
-
-
-def _fix(file: Path) -> str:
-    """Returns the fix for a file of a kind that cannot be read."""
-    suffix = file.suffix.lower()
-    fix = INSTEAD.get(suffix, f"name files of these kinds: {KINDS}")
-    if suffix == ".json":
-        with readable(file, DataError), file.open("rb") as opened:
-            if OBJECT.fullmatch(opened.readline(FIELD_LIMIT).removeprefix(BOM)):
-                fix = "it has an object on each line, so name it .jsonl: mv {file} {stem}.jsonl"
-    return fix.format(**_in_commands(file))
-
-
-def _pattern(source: str, base: Path) -> str:
-    """Returns the pattern with the folders that exist taken literally, such as `a[1]` of `a[1]/*.csv`."""
-    path = expanded(source)
-    depth = next(level for level, folder in enumerate((path.parent, *path.parent.parents)) if (base / folder).is_dir())
-    folder = path.parents[depth]
-    return str(Path(glob.escape(str(folder))) / path.relative_to(folder))
-
-
-def _no_files(source: str, path: Path) -> DataError:
-    if path.is_dir():
-        fix = f"put a file of one of these kinds there: {KINDS}"
-        return DataError(f"no file of texts in {shown(source)}", where=shown(str(path), 200), fix=fix)
-    missing, parent = path, path.parent
-    while not parent.is_dir():
-        missing, parent = parent, parent.parent
-    is_folder = missing != path or not path.suffix
-    with readable(parent, DataError):
-        entries = [entry for entry in parent.iterdir() if entry.is_dir() or entry.suffix.lower() in SUFFIXES]
-    names = sorted(entry.name for entry in entries if entry.is_dir() == is_folder and not entry.name.startswith("."))
-    near = [shown(name) for name in nearest(missing.name, names, 3) or names[:5]]
-    fix = f"name one of these: {', '.join(near)}" if near else "put the file there, or name another"
-    if any(normalize("NFC", name) == normalize("NFC", missing.name) for name in names):
-        fix = "rename the file: its name has other Unicode characters for the same letters (NFC, NFD)"
-    if "," in source:
-        fix = f"write several files as a list: [{', '.join(shown(part.strip()) for part in source.split(','))}]"
-    where = f"no {shown(missing.name)} in {shown(without_dots(str(parent)), 200)}"
-    return DataError(f"{shown(source)} does not exist", where=where, fix=fix)
 
 
 # ---- rows
@@ -218,7 +150,7 @@ def read_rows(
         yield from readers.get(path.suffix.lower(), _jsonl_rows)(table)
 
 
-def _in_commands(path: Path) -> dict[str, str]:
+def in_commands(path: Path) -> dict[str, str]:
     """Returns the file, its copy in this folder, and the file without suffix, as proposed commands have them."""
     file = path.absolute()
     file = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
@@ -232,9 +164,9 @@ def _check_magic(path: Path, name: str) -> None:
         start = file.read(1000)
     for magic, (kind, fix) in MAGIC.items():
         if re.match(magic, start):
-            raise DataError(f"{name} {kind}", where=shown(str(path), 200), fix=fix.format(**_in_commands(path)))
+            raise DataError(f"{name} {kind}", where=shown(str(path), 200), fix=fix.format(**in_commands(path)))
     if path.suffix.lower() in JSON_LINES and ARRAY.match(start.removeprefix(BOM)):
-        what, fix = f"{name} is one JSON array, not an object on each line", UNPACK.format(**_in_commands(path))
+        what, fix = f"{name} is one JSON array, not an object on each line", UNPACK.format(**in_commands(path))
         raise DataError(what, where=shown(str(path), 200), fix=fix)
 
 
@@ -273,8 +205,9 @@ class _Table:
 
     def __init__(self, path: Path, name: str, corpus: Corpus, require_label: bool, setting: str) -> None:
         self.path, self.name, self.corpus, self.require_label = path, name, corpus, require_label
-        self._setting, self.in_commands = setting, _in_commands(path)
-        self._width, self._id = len(corpus.text), None if corpus.id == "auto" else corpus.id
+        self._setting, self.in_commands = setting, in_commands(path)
+        self._width = len(corpus.text)
+        self._id = None if corpus.id == "auto" else corpus.id
         self._size = self._width + (corpus.id != "auto")
         labels = corpus.labels or []
         self._labels = {label: label for label in labels}
@@ -391,7 +324,9 @@ def _as_text(value: Any) -> Any:
 def _shown_value(value: object) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape").rstrip("\r\n")
-    return "" if value is MISSING else "null" if value is None else shown(str(value))
+    if value is MISSING:
+        return ""
+    return "null" if value is None else shown(str(value))
 
 
 def has_surrogate(value: object) -> bool:

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from amalgam.data.corpus import find_files
 from amalgam.data.keys import shown
-from amalgam.data.rows import SUFFIXES, find_files
+from amalgam.data.rows import SUFFIXES
 from amalgam.pipeline.config.load import GIVEN, GivenExperiment
 from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, ModelError, nearest

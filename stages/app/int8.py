@@ -21,9 +21,10 @@ import numpy as np
 import torch
 
 from amalgam.data.arrays import Array
+from amalgam.data.corpus import find_files
 from amalgam.data.keys import shown
 from amalgam.data.lazy import pl
-from amalgam.data.rows import MissingColumnError, Row, find_files, read_rows
+from amalgam.data.rows import MissingColumnError, Row, read_rows
 from amalgam.data.tokens import encode
 from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.config.schema import Corpus

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amalgam.data.corpus import find_files
 from amalgam.data.keys import LabelSpace, shown, shown_names, union_of
 from amalgam.data.lazy import pa
 from amalgam.data.remote import fetch_remote, remote_name
-from amalgam.data.rows import find_files
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import FROM_CORPUS, STATIC, TEACHER, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection

@@ -56,7 +56,7 @@ FEW = 0.1
 """A class with less than this fraction of its texts kept is reported."""
 
 
-MISSING = frozenset({"NaN", "nan", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None"})
+MISSING_VALUES = frozenset({"NaN", "nan", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None"})
 """Texts that programs write for a missing value."""
 
 
@@ -172,7 +172,7 @@ def _leak_note(leak: Leak, texts: int) -> str:
 def _missing_labels(corpus: Corpus, part: str, facts: PartRecordFacts) -> Iterator[str]:
     """Yields a note for each label that looks like a missing one, unless the experiment names it."""
     named = {corpus.unknown, *(corpus.labels or ()), *corpus.rename.values()}
-    for label in sorted(MISSING & facts["labels"].keys() - named):
+    for label in sorted(MISSING_VALUES & facts["labels"].keys() - named):
         texts = counted(facts["labels"][label], f"{part} text", "has", "have")
         yield f"{texts} the label {label}: if it is a missing one, fill it in, or remove these rows"
 

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from amalgam.data.rows import BadRow, Row, find_files, read_rows
+from amalgam.data.corpus import find_files
+from amalgam.data.rows import BadRow, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError
 

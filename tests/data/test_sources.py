@@ -15,8 +15,9 @@ import polars as pl
 import pytest
 
 from amalgam.data import remote
+from amalgam.data.corpus import find_files
 from amalgam.data.remote import fetch_remote
-from amalgam.data.rows import BadRow, Row, find_files, read_rows
+from amalgam.data.rows import BadRow, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, DiskFullError, InputChangedError
 

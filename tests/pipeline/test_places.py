@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.data.rows import find_files
+from amalgam.data.corpus import find_files
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.storage.local import LocalStorage
 from amalgam.stages.common.models.resolve import place_of

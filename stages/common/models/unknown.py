@@ -45,10 +45,10 @@ STRENGTH = 0.5
 """Deviation of a map's values, in deviations of the distance, if it gives the evidence without an error."""
 
 NEW_DEVIATIONS = 2.33
-"""The threshold is at least so many deviations above the median of texts that were not learned: 1 % of a normal."""
+"""Least deviations of the threshold from the median score of new texts; 1 % of a normal distribution have more."""
 
 NORMAL = 1.4826
-"""Deviation of a normal distribution, in medians of the distances from its median; few odd texts change neither."""
+"""Deviation of a normal distribution over the median distance from its median, which few odd texts hardly change."""
 
 FOLDS = 5
 FIX = "restore the file of this student, or delete it: then the score of the logits is used"

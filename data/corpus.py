@@ -1,7 +1,8 @@
 """A part of the corpus: sources in, checked and keyed texts out, one Parquet file per bucket of keys.
 
-The result depends only on the texts: not on the order of rows or files, their names, format or duplicates.
-Memory holds one run of rows, then the rows of one leading key byte (1/256 of the corpus), and 8 bytes per id.
+A source is a path, a folder or a glob; `remote` fetches other addresses. The result depends only on the texts: not on
+the order of rows or files, their names, format or duplicates. Memory holds one run of rows, then the rows of one
+leading key byte (1/256 of the corpus), and 8 bytes per id.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Reads texts: finds the files of a source, then yields their rows with the position a person would give them.
+"""Reads the texts of a local file: yields its rows with the position a person would give them.
 
-A source is a path, a folder or a glob; `remote` fetches other addresses. The readers of csv, tsv, jsonl and parquet
-decode bytes strictly, in bounded memory, without guesses or conversions. An unusable row becomes a BadRow with its
-place, the reason and the fix; the caller decides what to do with it.
+The readers of csv, tsv, jsonl and parquet decode bytes strictly, in bounded memory, without guesses or conversions.
+An unusable row becomes a BadRow with its place, the reason and the fix; the caller decides what to do with it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ FIXES: dict[Reason, str] = {
 }
 
 
-# ---- files
+# ---- kinds of files
 
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")

@@ -37,8 +37,8 @@ sys.meta_path.insert(0, Refuse())
 """
 
 
-@pytest.fixture(scope="module")
-def exported(built: Workspace, shared: Path) -> Workspace:
+@pytest.fixture
+def exported(built: Workspace, shared: Path, tmp_path: Path) -> Workspace:
     def build(folder: Path) -> Workspace:
         workspace = built.copy(folder)
         result = workspace("export", "--onnx")
@@ -47,7 +47,7 @@ def exported(built: Workspace, shared: Path) -> Workspace:
         assert "student: students/student (muka-soft, fingerprint " in result.err
         return workspace
 
-    return build_once(shared / "exported", build)
+    return build_once(shared / "exported", build).copy(tmp_path / "exported")
 
 
 def test_the_folder_holds_what_onnx_runtime_needs_and_no_weights_of_torch(exported: Workspace) -> None:

@@ -73,9 +73,8 @@ def test_rank_0_alone_prints_and_the_process_group_is_destroyed(by_two: tuple[Wo
     assert "Traceback" not in err
 
 
-def test_a_process_without_work_does_not_hang(by_two: tuple[Workspace, str]) -> None:
+def test_a_process_without_work_does_not_hang(workspace: Workspace) -> None:
     """Build-targets has one unit and two processes; a run of current stages has none."""
-    workspace, _ = by_two
     result = ranks(workspace, "run", "targets.temperature=0.5")
     assert result.code == 0, result.err
     assert "cache-teachers: reused" in result.err

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, CommandResult, Workspace, age, write_texts
+from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, Workspace, age, build_once, write_texts
 
 VOID = {"meta", "br", "path", "rect", "circle"}
 
@@ -443,17 +443,22 @@ EXPECTED |= {"figure", "figcaption", "details", "summary", "pre"}
 # ---- comparison
 
 
-@pytest.fixture(scope="module")
-def two(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, CommandResult]:
-    workspace = built.copy(tmp_path_factory.mktemp("two") / "workspace")
-    workspace("run", "targets.temperature=0.5", "student.name=warm", "student.method=muka-soft")
-    return workspace, workspace("report", "student", "warm")
+@pytest.fixture
+def two(built: Workspace, shared: Path, tmp_path: Path) -> Workspace:
+    """Return a copy of an experiment with two students."""
+
+    def build(folder: Path) -> Workspace:
+        workspace = built.copy(folder)
+        workspace("run", "targets.temperature=0.5", "student.name=warm", "student.method=muka-soft")
+        return workspace
+
+    return build_once(shared / "two-students", build).copy(tmp_path / "workspace")
 
 
-def test_two_students_are_compared(two: tuple[Workspace, CommandResult]) -> None:
-    workspace, result = two
+def test_two_students_are_compared(two: Workspace) -> None:
+    result = two("report", "student", "warm")
     assert result.err.splitlines()[-1] == "report: reports/comparison.html"
-    pages, text = numbers_of(workspace, "comparison"), page_of(workspace, "comparison")
+    pages, text = numbers_of(two, "comparison"), page_of(two, "comparison")
     assert [row["name"] for row in pages["runs"]] == ["student", "warm"]
     assert {"field": "targets.temperature", "values": ["0.2", "0.5"]} in pages["settings"]
     first, second = (row["accuracy"] for row in pages["runs"])
@@ -464,45 +469,41 @@ def test_two_students_are_compared(two: tuple[Workspace, CommandResult]) -> None
     check_needs_nothing(text)
 
 
-def test_students_of_other_temperatures_are_a_sweep(two: tuple[Workspace, CommandResult]) -> None:
-    workspace, _ = two
-    rows = numbers_of(workspace, "warm")["sweep"]
+def test_students_of_other_temperatures_are_a_sweep(two: Workspace) -> None:
+    rows = numbers_of(two, "warm")["sweep"]
     assert [(row["temperature"], row["ours"]) for row in rows] == [(0.2, False), (0.5, True)]
-    assert "Temperature" not in Page(page_of(workspace)).text  # as it was when it was drawn
-    text = Page(page_of(workspace, "warm")).text
+    assert "Temperature" not in Page(page_of(two)).text  # as it was when it was drawn
+    text = Page(page_of(two, "warm")).text
     assert "τ = 0.5" in text
     table = text.split("Accuracy of every system")[1].split("Coverage")[0]
     assert "student student" in table
 
 
-def test_two_files_are_compared_with_overrides(two: tuple[Workspace, CommandResult]) -> None:
-    workspace, _ = two
-    (workspace.folder / "warm.yaml").write_text(
-        workspace.config.read_text().replace("mode: soft", "mode: soft\n  temperature: 0.5")
+def test_two_files_are_compared_with_overrides(two: Workspace) -> None:
+    (two.folder / "warm.yaml").write_text(
+        two.config.read_text().replace("mode: soft", "mode: soft\n  temperature: 0.5")
     )
-    result = workspace("report", "amalgam.yaml", "warm.yaml", "report.calibration_bins=9")
-    assert [row["name"] for row in numbers_of(workspace, "comparison")["runs"]] == ["amalgam", "warm"]
+    result = two("report", "amalgam.yaml", "warm.yaml", "report.calibration_bins=9")
+    assert [row["name"] for row in numbers_of(two, "comparison")["runs"]] == ["amalgam", "warm"]
     assert result.out.count("against the first") == 1
-    assert {"field": "targets.temperature", "values": ["0.2", "0.5"]} in numbers_of(workspace, "comparison")["settings"]
-    assert numbers_of(workspace)["settings"]["report"]["calibration_bins"] == 9
-    assert workspace.attempt("report", "amalgam.yaml", "warm.yaml", "--force").code == 2
+    assert {"field": "targets.temperature", "values": ["0.2", "0.5"]} in numbers_of(two, "comparison")["settings"]
+    assert numbers_of(two)["settings"]["report"]["calibration_bins"] == 9
+    assert two.attempt("report", "amalgam.yaml", "warm.yaml", "--force").code == 2
 
 
-def test_equal_students_have_the_same_accuracy(two: tuple[Workspace, CommandResult]) -> None:
-    workspace, _ = two
-    reports = workspace.folder / "reports"
+def test_equal_students_have_the_same_accuracy(two: Workspace) -> None:
+    reports = two.folder / "reports"
     (reports / "copy.json").write_bytes((reports / "student.json").read_bytes())
-    assert "student and copy have the same accuracy, " in workspace("report", "student", "copy").out
+    assert "student and copy have the same accuracy, " in two("report", "student", "copy").out
 
 
-def test_a_missing_run_is_refused_with_the_existing_ones(two: tuple[Workspace, CommandResult]) -> None:
-    workspace, _ = two
-    result = workspace.attempt("report", "student", "cold")
+def test_a_missing_run_is_refused_with_the_existing_ones(two: Workspace) -> None:
+    result = two.attempt("report", "student", "cold")
     assert result.code == 2
     assert "student, warm" in result.err
-    assert workspace.attempt("report", "student").code == 0
-    (workspace.folder / "reports/odd.json").write_text('{"amalgam_report": 0}')
-    assert workspace.attempt("report", "student", "odd").code == 3
+    assert two.attempt("report", "student").code == 0
+    (two.folder / "reports/odd.json").write_text('{"amalgam_report": 0}')
+    assert two.attempt("report", "student", "odd").code == 3
 
 
 def test_the_group_size_of_buckets_does_not_change_the_evaluation(

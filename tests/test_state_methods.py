@@ -19,10 +19,10 @@ STATEFUL = ("layerwise", "dfa", "cfl")
 OTHER_SHAPE: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 64}
 
 
-@pytest.fixture(scope="module")
-def plain(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+@pytest.fixture
+def plain(built: Workspace, tmp_path: Path) -> Workspace:
     """Return an experiment that is up to date, without fields that override a method's defaults."""
-    workspace = built.copy(tmp_path_factory.mktemp("plain") / "workspace")
+    workspace = built.copy(tmp_path / "plain")
     workspace.edit("targets:\n  mode: soft\n", "")
     return workspace
 

@@ -28,9 +28,9 @@ from amalgam.tests.workspaces import Workspace, build_once, rewrite_mark
 STATIC = "student.encoder=static:./models/encoder"
 
 
-@pytest.fixture(scope="module")
-def static(built: Workspace, shared: Path) -> Workspace:
-    """Return an experiment whose student is static and learned more steps than the others of these tests."""
+@pytest.fixture
+def static(built: Workspace, shared: Path, tmp_path: Path) -> Workspace:
+    """Return a copy of an experiment whose student is static and learned more steps than others of these tests."""
 
     def build(folder: Path) -> Workspace:
         workspace = built.copy(folder)
@@ -39,7 +39,7 @@ def static(built: Workspace, shared: Path) -> Workspace:
         workspace("run")
         return workspace
 
-    return build_once(shared / "static", build)
+    return build_once(shared / "static", build).copy(tmp_path / "workspace")
 
 
 def test_it_has_the_encoders_vectors_and_no_other_stage_runs_for_it(built: Workspace, static: Workspace) -> None:

@@ -27,10 +27,11 @@ def without_mode(workspace: Workspace) -> Workspace:
     return workspace
 
 
-@pytest.fixture(scope="module")
-def plain(built: Workspace, shared: Path) -> Workspace:
-    """Real texts, up to date by stratanet."""
-    return build_once(shared / "stratanet", lambda folder: up_to_date(without_mode(built.copy(folder)), METHOD))
+@pytest.fixture
+def plain(built: Workspace, shared: Path, tmp_path: Path) -> Workspace:
+    """Return a copy of an experiment with real texts that is up to date by stratanet."""
+    build = build_once(shared / "stratanet", lambda folder: up_to_date(without_mode(built.copy(folder)), METHOD))
+    return build.copy(tmp_path / "plain")
 
 
 @pytest.fixture(scope="module")

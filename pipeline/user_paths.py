@@ -13,7 +13,7 @@ from amalgam.pipeline.errors import AmalgamError, ExperimentError, fix_of, reaso
 DEFAULT_FILE = Path("amalgam.yaml")
 """The experiment file of commands without `-c FILE`."""
 
-WEB = re.compile("(https?|ftp)://", re.IGNORECASE)
+WEB = re.compile("(https?|ftp):/", re.IGNORECASE)  # a Path has one slash
 
 
 def user_path(given: str, base: Path = Path(), kind: type[AmalgamError] = ExperimentError, where: str = "") -> Path:

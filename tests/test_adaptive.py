@@ -104,6 +104,16 @@ def test_targets_have_the_confidences_of_the_decisions(shop: Workspace) -> None:
     assert np.array(targets["confidence"].to_list()) == pytest.approx(np.array(frame["confidence"].to_list()), abs=1e-6)
 
 
+def test_teachers_in_another_order_keep_their_confidences(shop: Workspace, tmp_path: Path) -> None:
+    shop("build-targets", *AUTO)
+    first, second = (f"  - name: {name}\n    model: ./models/{name}\n" for name in ("first", "second"))
+    shop.edit(first + second, second + first)
+    shop("build-targets", *AUTO)
+    other = shop.without_artifacts(tmp_path / "other")
+    other("build-targets", *AUTO)
+    assert largest_difference(shop.targets(), other.targets()) < TOLERANCE
+
+
 def test_cached_passes_do_not_change_the_result(shop: Workspace) -> None:
     """All passes of every text first, then adaptive ones: the same targets as by these alone, and no pass more."""
     alone = shop.without_artifacts(shop.folder.parent / "alone")

@@ -22,6 +22,7 @@ from amalgam.tests.workspaces import (
     Workspace,
     build_once,
     largest_difference,
+    scale_weights,
     shift_weights,
     up_to_date,
     write_model,
@@ -272,6 +273,33 @@ def test_appended_texts_give_the_targets_of_a_fresh_run(workspace: Workspace, tm
     other = workspace.without_artifacts(tmp_path / "other")
     other("build-targets")
     assert largest_difference(workspace.targets(), other.targets()) < TOLERANCE
+
+
+FIRST, SECOND = (f"  - name: {name}\n    model: ./models/{name}\n" for name in ("first", "second"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("student.method=amalgam",),
+        ("student.method=amalgam", "targets.weight_signal=margin"),
+        ("student.method=muka-soft", "targets.teacher_weights=standardised"),
+        ("student.method=stratanet",),
+    ],
+    ids="-".join,
+)
+def test_teachers_in_another_order_give_the_targets_of_a_fresh_run(
+    fresh: Workspace, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    fresh.edit("targets:\n  mode: soft\n", "")
+    for name, factor in (("first", 2.0), ("second", 6.0)):  # unlike teachers
+        scale_weights(fresh.folder / "models" / name, "classifier.weight", factor)
+    fresh("build-targets", *settings)
+    fresh.edit(FIRST + SECOND, SECOND + FIRST)
+    fresh("build-targets", *settings)
+    other = fresh.without_artifacts(tmp_path / "other")
+    other("build-targets", *settings)
+    assert largest_difference(fresh.targets(), other.targets()) < TOLERANCE
 
 
 @pytest.mark.parametrize("how", ["reordered", "duplicated", "renamed", "as parquet", "as jsonl"])

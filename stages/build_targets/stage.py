@@ -109,7 +109,7 @@ class BuildTargets(Stage):
         if method.reads_teachers:
             run.result("cache-teachers")
             inputs["families"] = cached.families_of(run)
-            inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in load.teachers_of(run)}
+            inputs["knows"] = load.known_labels(run)
             inputs["dtype"] = cached.dtype_of(run)
             if load.label_space(run).shares_labels and (method.weighted or method.confidence_is_weight):
                 inputs["compared"] = "answers"  # before, teachers were compared

@@ -75,6 +75,11 @@ def teachers_of(run: Run) -> list[models.ResolvedTeacher]:
     return [*_trained_teachers(run), *_named_teachers(run)]
 
 
+def known_labels(run: Run) -> list[list[object]]:
+    """Returns the name and the labels of each teacher for identities: numbers by teacher are stored in their order."""
+    return [[teacher.name, list(teacher.labels)] for teacher in teachers_of(run)]
+
+
 def label_space(run: Run) -> LabelSpace:
     """Returns the union of all teachers' labels, or the gold labels of a supervised student without teachers."""
     teachers = teachers_of(run)

@@ -125,7 +125,7 @@ class Report(Stage):
             inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
             if sampled_texts(run):
                 inputs["adaptive"] = run.fingerprint("cache-teachers")
-            inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in load.teachers_of(run)}
+            inputs["knows"] = load.known_labels(run)
         given = load.given_labels(run)
         if given:
             unknown = {"unknown": run.experiment.corpus.unknown} if run.experiment.corpus.unknown else {}

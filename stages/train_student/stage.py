@@ -84,7 +84,7 @@ class TrainStudent(Stage):
         objective = objective_inputs(run.experiment)
         if not reads_texts(run.experiment):
             config["targets"] = {"kd_temperature": run.experiment.targets.kd_temperature}
-            inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in load.teachers_of(run)}
+            inputs["knows"] = load.known_labels(run)
         if objective.fields:
             settings = config["objective"] = run.experiment.objective.model_dump(include=objective.fields)
             if objective.states and not objective.weighs_by_domain:

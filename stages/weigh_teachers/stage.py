@@ -100,7 +100,7 @@ class WeighTeachers(Stage):
         run.result("cache-teachers")
         inputs: dict[str, object] = {"texts": load.train_part(run).texts_digest, **cached.passes_counted(run)}
         inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
-        inputs["knows"] = {teacher.name: list(teacher.labels) for teacher in load.teachers_of(run)}
+        inputs["knows"] = load.known_labels(run)
         space = load.label_space(run)
         texts, groups = load.train_part(run).texts, LabelSets.of(space).groups
         if targets.weight_signal == "all" and are_written(run.experiment):

@@ -36,7 +36,7 @@ AUTO_PASSES = 16
 SAMPLED, SAMPLED_SHARE, MOST_SAMPLED = 200, 0.05, 5000
 """Texts of a sample, if the corpus is large enough; share and most of them where the sample decides on the others."""
 
-ADAPTIVE_VERSION = 2
+ADAPTIVE_VERSION = 3
 """Raised when the same predictions decide on other passes."""
 
 FEWEST_SAMPLED = 30

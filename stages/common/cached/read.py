@@ -98,8 +98,8 @@ class AnswerReader:
 
 
 def distinct(families: Mapping[str, str]) -> list[str]:
-    """Returns each family once: teachers of the same model are one."""
-    return list(dict.fromkeys(families.values()))
+    """Returns each family once, in an order of their own: teachers of the same model are one."""
+    return sorted(set(families.values()))
 
 
 def scan(paths: list[Path], schema: dict[str, Any]) -> pl.LazyFrame:

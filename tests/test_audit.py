@@ -52,6 +52,17 @@ def test_the_audit_looks_at_the_weights_that_were_made(workspace: Workspace) -> 
     assert sum(one["wins_by_weights"] for one in audit["teachers"]) == pytest.approx(1)
 
 
+def test_labels_that_choose_the_teachers_do_not_measure_them(workspace: Workspace) -> None:
+    rows = workspace.texts()
+    workspace.write([(text, label if place < 30 else "") for place, (text, label) in enumerate(rows)])
+    method = ("student.method=amalgam", "targets.mode=hard")
+    workspace("build-targets", *method)
+    assert audited(workspace, *method)["labelled"] == 30
+    workspace("build-targets", *method, "labels=corpus")
+    audit = audited(workspace, *method, "labels=corpus")
+    assert (audit["labelled"], audit["accuracy"], audit["gold"]) == (0, None, [])
+
+
 def test_an_audit_without_cache_is_refused_with_the_command_that_fills_it(fresh: Workspace) -> None:
     refused = fresh.attempt("audit")
     assert refused.code == 2

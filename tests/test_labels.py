@@ -19,6 +19,7 @@ from amalgam.data.keys import text_key
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.stages.common import load
 from amalgam.stages.common.intervals import interval
+from amalgam.stages.common.training.batches import held_out_keys
 from amalgam.stages.report.label_estimates import RightTexts
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
@@ -293,6 +294,14 @@ def test_the_student_does_not_learn_the_texts_that_estimate_its_accuracy(estimat
     assert learned(estimating) == 108
     estimating("train-student", "student.held_out=0", "labels=null", *AMALGAM)
     assert learned(estimating) == 120
+
+
+def test_texts_are_held_out_though_all_are_labelled(estimating: Workspace) -> None:
+    write(estimating, estimating.texts())
+    estimating("train-student", "student.held_out=0.1", *LABELLED)
+    held_out = held_out_keys([text_key((text,)) for text, _ in estimating.texts()], 0.1).sum()
+    assert held_out > 5
+    assert learned(estimating) == 120 - 12 - held_out
 
 
 # ---- texts of no label

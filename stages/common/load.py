@@ -166,7 +166,8 @@ def labels_identity(run: Run) -> dict[str, str]:
 def estimation_texts(run: Run) -> frozenset[bytes]:
     """Returns the labelled texts that estimate accuracies; no student learns them.
 
-    They are the random ones, if the file marks these. Of too many, the first by key are a random sample.
+    They are the random ones, if the file marks these. Of too many, the last by key are a random sample: the first are
+    held out of the training.
     """
     given = given_labels(run)
     if given is None:
@@ -174,7 +175,7 @@ def estimation_texts(run: Run) -> frozenset[bytes]:
     keys = given.sample
     most = min(MOST_ESTIMATION, int(ESTIMATION_SHARE * train_part(run).texts))
     is_enough = len(keys) >= LEAST_ESTIMATION <= most
-    return frozenset(sorted(keys, key=lambda key: key[8:])[:most] if is_enough else ())
+    return frozenset(sorted(keys, key=lambda key: key[8:], reverse=True)[:most] if is_enough else ())
 
 
 def picked_at_random(run: Run) -> bool:

@@ -64,7 +64,7 @@ class AuditInputs:
     read_predictions: Callable[[Sequence[str], pa.ChunkedArray], Sequence[TeacherPredictions]]
     """(bucket prefixes, text keys) -> one entry per teacher, in the order of `labels`."""
     given: Collection[bytes] = ()
-    """Keys of the texts with a label in `labels`, which sets their targets."""
+    """Keys of the texts with a label in `labels`, which sets their weights and targets: they measure nothing."""
     passes: PassAudit | None = None
     """Counts on a sample of texts, which ran passes that the others did not."""
 
@@ -136,7 +136,9 @@ def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[Au
             own = inputs.weights.slice(first, rows.num_rows).column("weight")
             weights = pl.Series(matrix(own).astype(np.float64))
         first += rows.num_rows
-        names, gold = pl.Series("label", rows.column("label"), dtype=pl.String), gold_indices(inputs.labels, rows)
+        names = pl.Series("label", rows.column("label"), dtype=pl.String)
+        is_given = np.array([key in inputs.given for key in rows.column("key").to_pylist()], dtype=bool)
+        gold = np.where(is_given, -1, gold_indices(inputs.labels, rows))
         for start in range(0, rows.num_rows, BLOCK_TEXTS):
             block = slice(start, start + BLOCK_TEXTS)
             cut = [replace(one, **{name: getattr(one, name)[block] for name in COLUMNS}) for one in predictions]

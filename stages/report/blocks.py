@@ -179,6 +179,8 @@ class StudentQuality(TypedDict):
     wrong: int
     right_hex: str | None
     """Bits of the texts with a right prediction; None for very many texts."""
+    rows: str | None
+    """Digest of the positions of these texts in the test part; None if they are all of it."""
     teachers: TeachersQuality
     rivals: list[types.RivalCounts]
     coverage: types.Coverage

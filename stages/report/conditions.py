@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from amalgam.stages.common.intervals import interval
+from amalgam.stages.common.intervals import errors_of, interval
 from amalgam.stages.report import verdict_types as types
 
 LEAST_TEXTS = 50
@@ -48,8 +49,9 @@ def weak_teachers(rivals: Sequence[types.Rival]) -> types.Answered | None:
     """Returns the teachers' accuracy on their own labels if they are weak; of a single teacher it is the ensemble's."""
     own = [rival for rival in rivals if rival["kind"] == "teacher on its own labels"]
     own = own or [rival for rival in rivals if rival["kind"] == "ensemble" and not rival.get("selected")]
-    n, right = sum(rival["n"] for rival in own), sum(rival["right"] for rival in own)
-    return {"n": n, "right": right} if n and interval(right / n, n)[1] < WEAK_TEACHERS else None
+    n, right, frequent = sum(rival["n"] for rival in own), sum(rival["right"] for rival in own), most_frequent(rivals)
+    texts = min(n, frequent["n"]) if frequent else n  # teachers with the same labels have the same texts
+    return {"n": n, "right": right} if n and interval(right / n, texts)[1] < WEAK_TEACHERS else None
 
 
 def most_frequent(rivals: Sequence[types.Rival]) -> types.Rival | None:
@@ -62,14 +64,23 @@ def untested_teachers(rivals: Sequence[types.RivalCounts]) -> list[str]:
 
 
 def lost_teachers(rivals: Sequence[types.Rival]) -> list[types.Rival]:
-    """Returns the teachers on whose labels the student's interval ends below half of the teacher's accuracy."""
-    return [
-        rival
-        for rival in rivals
-        if rival["kind"] == "teacher on its own labels"
-        and rival["n"] >= LEAST_OF_LABEL
-        and interval(rival["student_right"] / rival["n"], rival["n"])[1] < rival["right"] / rival["n"] / 2
-    ]
+    """Returns the teachers on whose labels the student's interval ends below half of the teacher's accuracy.
+
+    Both are measured, so the bound of the difference decides too; all teachers are compared at once.
+    """
+    own = [rival for rival in rivals if rival["kind"] == "teacher on its own labels" and rival["n"] >= LEAST_OF_LABEL]
+    errors = errors_of(len(own))
+    return [rival for rival in own if _is_below_half(rival, errors)]
+
+
+def _is_below_half(rival: types.Rival, errors: float) -> bool:
+    n, student, teacher = rival["n"], rival["student_right"] / rival["n"], rival["right"] / rival["n"]
+    difference, variance = student - teacher / 2, student * (1 - student) + teacher * (1 - teacher) / 4
+    if rival["gained"] is not None:
+        both = student - rival["gained"] / n
+        variance -= both - student * teacher
+    is_clear = difference + errors * math.sqrt(max(variance, 0) / n) < 0
+    return is_clear and interval(student, n, errors)[1] < teacher / 2
 
 
 def never_predicted(quality: types.UnlabelledQuality) -> list[str]:

@@ -89,9 +89,9 @@ def report_json(
 ) -> blocks.ReportJson:
     fingerprint, manifest = inputs.results["report"]
     test, picked = (manifest.identity["inputs"].get(name) for name in ("test", "picked"))
-    measured = list(students.other_students(inputs.store, test, picked)) if test else []
-    n = evaluation["n"] if evaluation else 0
-    others = students.named_students(measured, inputs.fingerprint("train-student"), inputs.names, n)
+    rows = findings["student_quality"] and findings["student_quality"]["rows"]
+    measured = list(students.other_students(inputs.store, test, picked, rows)) if test else []
+    others = students.named_students(measured, inputs.fingerprint("train-student"), inputs.names)
     ours = next((student for student in measured if student.scores["fingerprint"] == fingerprint), None)
     record = inputs.store.record(inputs.store.folder("report", fingerprint) / "report.json")
     history = record.made if record else {}
@@ -117,7 +117,7 @@ def report_json(
         "models": _models(inputs, history),
         "student": _student(inputs.results["train-student"][1]) if inputs.settings.student.learns else None,
         "libraries": manifest.made.get("libraries", {}),
-        "test": f"{test}-{picked}" if picked else test,
+        "test": "-".join(filter(None, (test, picked, rows))) or None,
         "settings": inputs.settings.model_dump(mode="json", exclude=NOT_SETTINGS),
         "accuracy_losses": [],
         "summary": [],

@@ -69,6 +69,7 @@ class UnitFacts(TypedDict, total=False):
 
     scores: dict[str, float | None]
     right_hex: str | None
+    rows: str | None
     labels: dict[str, str]
 
 
@@ -87,7 +88,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 17  # test texts that are also validation texts
+    VERSION = 18  # the measured test texts; labelled texts do not measure the teachers
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
@@ -129,7 +130,13 @@ class Report(Stage):
         given = load.given_labels(run)
         if given:
             unknown = {"unknown": run.experiment.corpus.unknown} if run.experiment.corpus.unknown else {}
-            inputs["labels"] = {"random": load.picked_at_random(run), "empty": given.empty, **unknown}
+            sample = fingerprint(sorted(key.hex() for key in given.unknown_sample))
+            inputs["labels"] = {
+                "random": load.picked_at_random(run),
+                "empty": given.empty,
+                "unknown sample": sample,
+                **unknown,
+            }
         config: dict[str, object] = {"report": run.experiment.report.model_dump()}
         if not run.experiment.student.learns:
             return Identity({**config, "method": method_name(run.experiment)}, inputs)
@@ -157,7 +164,7 @@ class Report(Stage):
         if evaluation and quality:
             system = evaluation["systems"][evaluation["system"]]
             facts["scores"] = {name: value for name, value in system.items() if name in MEASURES}
-            facts["right_hex"] = quality["right_hex"]
+            facts |= {"right_hex": quality["right_hex"], "rows": quality["rows"]}
         costs: list[TeacherCost] = []
         if "cache-teachers" in run.results:
             costs = teacher_costs(run.result("cache-teachers"), run.store, cached.families_of(run))

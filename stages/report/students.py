@@ -49,15 +49,16 @@ def complete_reports(store: Store) -> Iterator[tuple[str, Record]]:
             yield folder.name, manifest
 
 
-def other_students(store: Store, test: str, picked: str | None) -> Iterator[OtherStudent]:
+def other_students(store: Store, test: str, picked: str | None, rows: str | None) -> Iterator[OtherStudent]:
     """Yields every report of this workspace on the same labelled test texts, including the current one.
 
-    `test` and `picked` are the digests of the labels, and of the selection of texts.
+    `test`, `picked` and `rows` are the digests of the labels, of the selection of texts, and of the texts measured.
     """
     for fingerprint, manifest in complete_reports(store):
         if not manifest.facts.get("scores"):
             continue
-        if [manifest.identity.get("inputs", {}).get(name) for name in ("test", "picked")] != [test, picked]:
+        own_texts = [manifest.identity.get("inputs", {}).get(name) for name in ("test", "picked")]
+        if [*own_texts, manifest.facts.get("rows")] != [test, picked, rows]:
             continue
         student = _upstream(store, manifest.identity, "train-student")
         targets = _upstream(store, student, "build-targets")
@@ -149,16 +150,15 @@ def changed_settings(ours: OtherStudent | None, other: OtherStudent) -> dict[str
 
 
 def named_students(
-    students: Sequence[OtherStudent], ours: str | None, names: Mapping[str, str], n: int
+    students: Sequence[OtherStudent], ours: str | None, names: Mapping[str, str]
 ) -> list[tuple[str, OtherStudent]]:
-    """Returns the other students with a report on these n texts, each once, by name."""
+    """Returns the other students, each once, by name."""
     # A student may have several reports: the one with `right_hex` comes last and counts.
     ordered = sorted(students, key=lambda student: bool(student.right_hex))
     others = {student.student: student for student in ordered if student.student and student.student != ours}
     named = [
         (names.get(fingerprint, _unnamed(student.scores["method"], fingerprint)), student)
         for fingerprint, student in others.items()
-        if student.scores["n"] == n
     ]
     return sorted(named, key=lambda entry: entry[0])
 

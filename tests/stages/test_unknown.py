@@ -138,6 +138,7 @@ def test_the_threshold_rises_if_new_texts_are_further_away_than_learned_ones() -
     assert fit.raised(learned[:60]).threshold == fit.threshold
     held_out[:6, :, -1] += 20.0
     assert fit.raised(held_out).threshold < 1.1 * raised.threshold
+    assert fit.raised(held_out[5:7]).threshold == fit.threshold  # an odd one of two decides nothing
 
 
 def test_one_text_and_equal_states_can_be_fitted() -> None:

@@ -47,6 +47,9 @@ STRENGTH = 0.5
 NEW_DEVIATIONS = 2.33
 """Least deviations of the threshold from the median score of new texts; 1 % of a normal distribution have more."""
 
+FEWEST_NEW = 10
+"""Fewest new texts whose scores can raise the threshold."""
+
 NORMAL = 1.4826
 """Deviation of a normal distribution over the median distance from its median, which few odd texts hardly change."""
 
@@ -102,8 +105,11 @@ class UnknownStates:
     def raised(self, new: Array) -> UnknownStates:
         """Returns the fit with a threshold that few of the texts exceed whose states these are; none was learned.
 
-        A student separates the texts that it learned better than others, most of all if they are few.
+        A student separates the texts that it learned better than others, most of all if they are few. Fewer than
+        FEWEST_NEW texts change nothing: one odd text among them would.
         """
+        if len(new) < FEWEST_NEW:
+            return self
         scores = self.scores(new)
         middle = np.median(scores)
         least = float(middle + NEW_DEVIATIONS * NORMAL * np.median(np.abs(scores - middle)))

@@ -142,6 +142,18 @@ def test_teachers_that_predict_the_same_label_are_right_together_in_the_estimate
     assert manifest(cached)["facts"]["accuracy"]["value"] > 0.99
 
 
+def test_teachers_of_equal_labels_that_disagree_lower_the_estimate(cached: Workspace) -> None:
+    config, labels = cached.config.read_text(), TEACHER_LABELS["first"]
+    estimates = []
+    for renamed in (labels, labels[::-1]):
+        rename = json.dumps(dict(zip(labels, renamed, strict=True)))
+        entry = f"  - name: third\n    model: ./models/first\n    rename: {rename}\ncache:\n"
+        cached.config.write_text(config.replace("cache:\n", entry))
+        cached(*WEIGH)
+        estimates.append(manifest(cached)["facts"]["accuracy"]["value"])
+    assert estimates[1] < estimates[0] - 0.1
+
+
 def test_neighbours_are_at_most_a_quarter_of_the_texts(cached: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
 

@@ -65,7 +65,7 @@ class BlockFacts(TypedDict):
     weights: list[float]
     """By teacher."""
     largest: float
-    """Sum of each text's largest sum of weights for one label; teachers of equal labels count as one."""
+    """Sum of each text's largest sum of weights for one label."""
     moved: int
     """Texts with another teacher of the largest weight than without labels."""
     unclear: int
@@ -76,7 +76,7 @@ class BlockFacts(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 20  # largest evidence of a text; shared labels in the accuracy, least range, neighbours of few texts
+    VERSION = 21  # teachers of equal labels that disagree lower the estimated accuracy
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -257,7 +257,7 @@ class Estimate(NamedTuple):
 
     weighed: Weighed
     largest: float
-    """Sum of each text's largest weight; teachers of equal labels count as one."""
+    """Sum of each text's largest sum of weights for one label."""
     evidence: Array | None
     """The largest scaled evidence of a teacher on each text; None: no kinds of evidence were used."""
 
@@ -283,13 +283,13 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Estima
     facts["fallback"] = signal is None
     confidence = label_sets.mean(answers.evidence["confidence"])
     weights, estimated = weigh.weigh(signal, confidence, targets, facts, shares, fitted)
-    largest = float(weigh.largest_sums(weights, label_sets.predicted(answers.labels, combined)).sum())
     if not label_sets.all_differ:
         weights = label_sets.divided(weights, combined, fitted)
         estimated = None if estimated is None else label_sets.divided_shares(estimated, weights)
     if estimated is not None:
         facts["shares"] = dict(zip(load.label_space(run).columns, estimated.round(4).tolist(), strict=True))
     kinds = [label_sets.by_teacher(kind) for kind in kinds]
+    largest = float(weigh.largest_sums(weights, answers.labels).sum())
     return Estimate(Weighed(weights, kinds, answers.labels, spaces), largest, largest_evidence)
 
 

@@ -67,6 +67,9 @@ def test_an_audit_without_cache_is_refused_with_the_command_that_fills_it(fresh:
     refused = fresh.attempt("audit")
     assert refused.code == 2
     assert "`amalgam cache-teachers`" in refused.err
+    refused = fresh.attempt("audit", "student.method=muka-soft", "cache.passes=6")
+    fix = "cache-teachers student.method=muka-soft cache.passes=6`, then `amalgam audit student.method=muka-soft cache"
+    assert fix in refused.err
     fresh("read-corpus")
     assert fresh.attempt("audit", "--json").code == 2
 

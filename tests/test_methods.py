@@ -177,7 +177,7 @@ def test_passes_are_run_for_methods_that_read_them(fresh: Workspace) -> None:
         fresh("build-targets", method)
     assert (asked[0].logits, asked[0].passes) == (2 * (TRAIN + TEST), 0)
     assert fresh.stale(method, "cache.passes=0") & {"cache-teachers", "weigh-teachers", "build-targets"} == set()
-    for name in ("vanilla-kd", "uhc", "supervised"):
+    for name in ("vanilla-kd", "uhc", "supervised", "ensemble", "zero-shot", "teacher:first"):
         assert load.passes_of(load_with_methods(fresh.config, [f"student.method={name}"]).experiment) == 0
     with fresh.counting() as asked:
         fresh("build-targets", "student.method=muka-soft")
@@ -185,6 +185,7 @@ def test_passes_are_run_for_methods_that_read_them(fresh: Workspace) -> None:
     with fresh.counting() as asked:
         fresh("build-targets", method, "targets.weight_signal=confidence", "targets.passes=2")
         fresh("build-targets", method)
+        fresh("run", "student.method=ensemble")
     assert (asked[0].logits, asked[0].passes) == (0, 0)
 
 

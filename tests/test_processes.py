@@ -102,6 +102,13 @@ def test_parts_together_make_the_whole(fresh: Workspace, built: Workspace) -> No
     assert fresh.stale() == set()
 
 
+def test_parts_make_the_whole_though_train_and_test_share_texts(fresh: Workspace) -> None:
+    fresh.write([*fresh.texts("test"), *fresh.texts()[:7]], "test")
+    for part in ("0/2", "1/2"):
+        result = fresh("cache-teachers", "--part", part)
+    assert "cache-teachers: done" in result.err
+
+
 def test_one_part_of_a_report_has_no_report_to_print_or_to_fail_by(workspace: Workspace) -> None:
     """Only the first part writes the page, so another part would find that of an earlier run."""
     for requirement in (["--json"], ["--fail-under", "0"]):

@@ -168,7 +168,11 @@ def test_the_verdict_is_that_of_the_page_of_this_report(workspace: Workspace) ->
     verdict = {"verdict": {"decision": "do not ship", "reasons": ["Zero-shot is *better*.", 7]}}
     page.write_text(json.dumps(numbers | verdict))
     (workspace.folder / "reports/a.json").write_text("[broken")
+    earlier = workspace.folder / "reports/earlier.json"
+    earlier.write_text(json.dumps(numbers))
+    os.utime(earlier, (1, 1))
     assert r"**Report**: do not ship. Zero-shot is \*better\*." in workspace("push", NAME, "--card").out
+    earlier.unlink()
     page.write_text(json.dumps(numbers | verdict | {"fingerprint": "another"}))
     assert "**Report**" not in workspace("push", NAME, "--card").out
 

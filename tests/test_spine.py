@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from amalgam import Experiment
 from amalgam.pipeline.console import size
 from amalgam.stages.app.oracle import divergence
 from amalgam.stages.common.device import pick_device
@@ -308,12 +309,16 @@ def test_the_divergence_is_that_of_the_target_from_the_oracle() -> None:
     assert np.isinf(nats[2])
 
 
-def test_an_oracle_measures_the_divergence_of_the_targets(workspace: Workspace) -> None:
+def test_an_oracle_measures_the_divergence_of_the_targets(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = workspace("build-targets", "--oracle", "students/student")
     assert "KL(oracle || target), all: " in result.out
     assert "weight < 0.5: " in result.out
     nats = float(result.out.split("all: ")[1].split()[0])
     assert 0 < nats < 5
+    Experiment.load(workspace.config).compare_targets(str(workspace.folder / "students/student"))
+    assert "KL(oracle || target), all: " in capsys.readouterr().out
 
 
 def test_hard_targets_have_no_finite_divergence_and_are_compared_by_label(workspace: Workspace) -> None:

@@ -57,6 +57,7 @@ def test_every_combination_is_a_student_with_a_name_of_its_own(config: Path) -> 
         (["student.epochs=2", "student.encoder=./a,../a"], "amalgam run student.epochs=2 student.encoder=../a"),
         (["student.seed=" + ",".join(map(str, range(15))), "cache.seed=" + ",".join(map(str, range(15)))], "225"),
         (["student.seed=0,none"], "student.seed"),
+        (["student.seed=0,1", "student.seed=2,3"], "student.seed is given 2 times"),
     ],
 )
 def test_an_impossible_sweep_is_refused_before_any_work(config: Path, arguments: list[str], piece: str) -> None:
@@ -83,6 +84,18 @@ def test_a_sweep_makes_the_students_of_single_runs_and_computes_no_pass_twice(wo
     again = workspace("sweep", "student.seed=0,1")
     assert "running" not in again.err
     assert [line.split("  ")[0] for line in again.out.splitlines()[3:]] == ["seed-0", "seed-1", "all, mean of 2"]
+
+
+def test_a_student_that_cannot_be_trained_is_named_before_any_is(workspace: Workspace) -> None:
+    workspace.write([(text, "") for text, _ in workspace.texts()])
+    for values, piece in (
+        ("student.layers=1,9", "layers-9: student.layers: 9"),
+        ("student.method=uhc,supervised", ""),
+    ):
+        refused = workspace.attempt("sweep", values)
+        assert (refused.code != 0, piece in refused.err) == (True, True), refused.err
+    assert "supervised: 120 training texts have no gold label" in refused.err
+    assert {folder.name for folder in (workspace.folder / "students").iterdir()} == {"student", "uhc"}
 
 
 def test_students_that_differ_in_more_than_seeds_are_no_group() -> None:

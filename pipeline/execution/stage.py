@@ -49,6 +49,8 @@ class Unit:
     """The unit was complete when the units were listed."""
     is_read_by_others: bool = False
     """Later units of the stage read its result; with `--part`, each part runs it if it is missing."""
+    group: str = ""
+    """One process takes all units of a group, however many are left of it; "": the unit is its own group."""
 
     @property
     def record_path(self) -> Path:
@@ -81,8 +83,11 @@ class WorkerShare:
         """Returns whether this process writes and publishes a result when all its units are complete."""
         return self.is_leader or self.kind == "part"
 
-    def select(self, units: Sequence[T]) -> list[T]:
-        return list(units[self.index :: self.count])
+    def select(self, units: Sequence[Unit]) -> list[Unit]:
+        groups = [unit.group or unit.name for unit in units]
+        places = {group: place for place, group in enumerate(dict.fromkeys(groups))}
+        pairs = zip(units, groups, strict=True)
+        return [unit for unit, group in pairs if places[group] % self.count == self.index]
 
 
 def share_of(part: str | None) -> WorkerShare:

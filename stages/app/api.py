@@ -380,10 +380,10 @@ class Experiment:
             update(STAGES, run, target="build-targets", keep_overrides=False)
         return run
 
-    def compare_targets(self, oracle: Path) -> None:
+    def compare_targets(self, oracle: str | Path) -> None:
         """Shows how far the targets are from the predictions of the model in this folder."""
         with working(self._run):
-            show_divergence(self._run, oracle)
+            show_divergence(self._current("build-targets"), Path(oracle))
 
     # ---- the workspace
 

@@ -44,11 +44,12 @@ def problems_of(run: Run, states: Sequence[StageState]) -> list[AmalgamError]:
     checks = [check for stage, check in CHECKS if stage not in current]
     if not states or any(state.state != "current" for state in states):
         checks += [*execution_checks(states), check_workspace, partial(check_space, states=states)]
-    errors = [error for check in checks if (error := _error(check, run))]
+    errors = [error for check in checks if (error := error_of(check, run))]
     return list({str(error): error for error in errors}.values())
 
 
-def _error(check: Check, run: Run) -> AmalgamError | None:
+def error_of(check: Check, run: Run) -> AmalgamError | None:
+    """Returns the error of a check, if it has one; none for an input that does not exist yet."""
     try:
         check(run)
     except PendingDependencyError:  # an input that an earlier stage makes or fetches

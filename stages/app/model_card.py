@@ -141,8 +141,11 @@ def _reports(store: Store, student: str) -> list[StudentReport]:
 
 
 def _verdict(base: Path, report: str) -> str | None:
-    """Returns the verdict and its reasons, or the first line of the summary, from the report's JSON file."""
-    for path in sorted((base / REPORTS).glob("*.json")):
+    """Returns the verdict and its reasons, or the first line of the summary, from the report's latest JSON file.
+
+    An earlier page of the report, of another name, has the verdict against fewer students.
+    """
+    for path in sorted((base / REPORTS).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(OSError, ValueError, RecursionError):
             numbers = json.loads(small_content(path) or b"null")
             if isinstance(numbers, dict) and numbers.get("fingerprint") == report:

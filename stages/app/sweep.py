@@ -11,6 +11,7 @@ import math
 import re
 import shlex
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,13 +23,15 @@ import yaml
 
 from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import ExperimentError, InputChangedError
+from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, InputChangedError
 from amalgam.pipeline.execution.plan import stage_state
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.signals import InterruptHandler
 from amalgam.stages.app.api import QuietTables, check_requirements, open_run, run_without_tables, working
+from amalgam.stages.app.checks import check_student_encoder, error_of
+from amalgam.stages.build_targets.stage import check_train_gold
 from amalgam.stages.common.deliveries import STUDENTS
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
@@ -36,9 +39,11 @@ from amalgam.stages.report.blocks import Scores
 from amalgam.stages.report.stage import evaluation_if_any
 from amalgam.stages.report.tables import SCORES, Score, header, measure, row
 
-STUDENT = next(stage for stage in STAGES if stage.name == "train-student")
+READ, STUDENT = (next(stage for stage in STAGES if stage.name == name) for name in ("read-corpus", "train-student"))
 MOST = 200
 """Largest number of students in a sweep."""
+CHECKED = 2
+"""First students before which all are checked: the run of the first one reads a new corpus, whose labels some need."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,26 @@ def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: b
         raise ExperimentError("a sweep runs in one process", fix="omit torchrun, or set execution.engine=ray")
     if run.experiment.execution.engine == "ray":
         _train_in_parallel(config, sweep_runs, quiet=quiet)
-    results = []
+    results: list[SweepResult] = []
     for sweep_run in sweep_runs:
+        if len(results) < CHECKED:
+            _check_students(config, sweep_runs)
         sweep_run.check_file()
         Console(quiet=quiet).say(f"== {sweep_run.name}")
         results.append(_result(sweep_run, run_without_tables(config, sweep_run.overrides, quiet=quiet)))
     _show(Console(quiet=quiet), results, as_json=as_json)
+
+
+def _check_students(config: Path, sweep_runs: Sequence[SweepRun]) -> None:
+    """Refuses the sweep if one of its students could not be trained."""
+    for sweep_run in sweep_runs:
+        run = open_run(config, sweep_run.overrides, console=Console(quiet=True))
+        stage_state(READ, run)  # adds the result, if it exists
+        for check in (check_student_encoder, check_train_gold):
+            error = error_of(check, run)
+            if error is not None:
+                error.what = f"{sweep_run.name}: {error.what}"
+                raise error
 
 
 # ---- combinations
@@ -79,6 +98,10 @@ def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: b
 
 def combinations(config: Path, overrides: Sequence[str]) -> list[SweepRun]:
     """Returns every combination, each validated as an experiment before any work."""
+    given = Counter(override.partition("=")[0] for override in overrides)
+    for field in [field for field, times in given.items() if times > 1]:
+        fix = f"give all its values at once: {field}=VALUE,VALUE"
+        raise ExperimentError(f"{field} is given {given[field]} times", where=COMMAND_LINE, fix=fix)
     fields = {field: values_of(text) for field, _, text in (override.partition("=") for override in overrides)}
     swept = {field: values for field, values in fields.items() if len(values) > 1}
     _check_fields(swept, config)

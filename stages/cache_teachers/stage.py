@@ -246,7 +246,7 @@ def sampled_texts(run: Run) -> int:
     They audit `auto`, which runs no passes for a method that compares teachers by predictions, or decide on the others.
     """
     experiment, method = run.experiment, target_method(run.experiment.targets)
-    compares = method.weighted and not method.weighs_by_domain and reads_texts(experiment)
+    compares = method.weighted and not method.weighs_by_domain and reads_texts(experiment) and experiment.student.learns
     chooses_none = experiment.cache.passes is None and not cached.passes_of(experiment)
     if compares and chooses_none and len(load.teachers_of(run)) > 1:
         return cached.sample_size(load.train_part(run).texts, cached.AUTO_PASSES)

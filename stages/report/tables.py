@@ -45,6 +45,8 @@ def print_evaluation(console: Console, scores: blocks.EvaluatedSystems, labels: 
 def print_estimates(console: Console, title: str, systems: Sequence[SystemEstimate]) -> None:
     rows = [
         [system_name(system), f"{system['n']:,}", percent(system["mean"]), bounds(system["low"], system["high"])]
+        if system["n"]
+        else [system_name(system), "0", "-", "-"]
         for system in systems
     ]
     console.table(title, ("", "n", "accuracy", "95 % interval"), rows)

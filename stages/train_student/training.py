@@ -32,7 +32,13 @@ from amalgam.stages.common.models.unknown import UnknownStates
 from amalgam.stages.common.training.batches import BucketArrays, Examples, TrainingData, split
 from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import Objective, WeightedKL
-from amalgam.stages.common.training.run import Selection, TrainingServices, learn, negative_loss
+from amalgam.stages.common.training.run import (
+    FEWEST_TO_SELECT,
+    Selection,
+    TrainingServices,
+    learn,
+    negative_loss,
+)
 from amalgam.stages.common.training.schedule import PhasedFacts, TrainingFacts, UnknownThreshold
 from amalgam.stages.make_embeddings.search import SpecialTokens, check_reads_embeddings, fit_projection
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext, Phases
@@ -139,8 +145,9 @@ def selection(data: TrainingData, pad_id: int, objective: Objective, facts: Targ
     """Returns how checkpoints are selected without validation texts."""
     gold = "gold labels among them" if facts["gold"] else "no labels used"
     source = f"held-out targets, {gold}" if data.held_out else "the targets themselves"
+    scored = data.held_out or data.learn.first(FEWEST_TO_SELECT)  # nothing is selected without held-out texts
     name = f"{SCORE_NAMES.get(facts['objective'], 'KL to')} {source}"
-    return Selection(name, negative_loss(data.held_out or data.learn, pad_id, objective), len(data.held_out or ()))
+    return Selection(name, negative_loss(scored, pad_id, objective), len(data.held_out or ()))
 
 
 def objective_phases(  # noqa: PLR0913 - the fields of the context, by name

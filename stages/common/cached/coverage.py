@@ -252,19 +252,20 @@ class BucketRequest:
 def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: Any) -> Iterator[Unit]:
     """Yields the cached units that these texts use, and new units for missing predictions.
 
-    `wanted` is the number of passes, of all texts or of each.
+    `wanted` is the number of passes, of all texts or of each. The units are one group, of which a `--part` takes all:
+    their number changes as they are completed, also by a unit of another part with the same texts.
     """
-    overlapping = cached.overlapping([bucket.prefix])
+    overlapping, group = cached.overlapping([bucket.prefix]), f"{teacher} {bucket.part} {bucket.prefix}"
     complete = bucket.complete_units(overlapping, wanted)
     if complete:
-        yield from (Unit(unit.name, cached.folder, unit.size, is_complete=True) for unit in complete)
+        yield from (Unit(unit.name, cached.folder, unit.size, is_complete=True, group=group) for unit in complete)
         return
     coverage = Coverage(bucket.texts, wanted)
     units: list[tuple[tuple[int, int, int], Unit]] = []
     for unit in overlapping:
         rows = bucket.rows_of(unit)
         if len(rows) and coverage.add(unit, rows):
-            complete_unit = Unit(unit.name, cached.folder, unit.size, is_complete=True)
+            complete_unit = Unit(unit.name, cached.folder, unit.size, is_complete=True, group=group)
             units.append(((rows[0], unit.first, unit.last), complete_unit))
         if coverage.is_complete:
             break
@@ -272,6 +273,5 @@ def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: 
         places = rows if len(rows) < bucket.texts else None
         request = UnitRequest(teacher, bucket.part, bucket.prefix, places, logits, first, last)
         size = len(rows) * (last - first + logits)
-        units.append(((rows[0], first, last), Unit(name, cached.folder, size, request)))
-    # The order, by texts and passes, does not change as units are completed: each `--part` takes every n-th unit.
+        units.append(((rows[0], first, last), Unit(name, cached.folder, size, request, group=group)))
     yield from (unit for _, unit in sorted(units, key=lambda each: (each[0], each[1].name)))

@@ -90,8 +90,8 @@ def passes_of(experiment: ExperimentConfig) -> int:
     """Returns the number of dropout passes for each text; auto: none if the method's choice does not need them."""
     if experiment.cache.passes is not None:
         return experiment.cache.passes
-    method, used = target_method(experiment.targets), experiment.targets.passes
-    if method.reads_passes or (method.weighs_together and not method.reads_states):
+    method, used, learns = target_method(experiment.targets), experiment.targets.passes, experiment.student.learns
+    if learns and (method.reads_passes or (method.weighs_together and not method.reads_states)):
         return AUTO_PASSES if used is None else used
     return used or 0
 

@@ -47,6 +47,11 @@ class Examples:
     def lengths(self) -> RowNumbers:
         return Ragged.of(self.tokens).lengths
 
+    def first(self, texts: int) -> Examples:
+        """Returns at most so many texts: a random sample where they are in the order of their keys."""
+        types = None if self.type_ids is None else self.type_ids[:texts]
+        return Examples(self.tokens[:texts], types, self.targets[:texts], self.weights[:texts])
+
     def digest(self) -> str:
         digest = hashlib.sha256(self.lengths.tobytes())
         for texts in (self.tokens, self.type_ids):

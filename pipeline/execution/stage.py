@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial, wraps
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.config.schema import ExperimentConfig
@@ -35,6 +35,14 @@ class PendingDependencyError(Exception):
     """Names an input of an identity that does not exist yet: a stage's result, a model, a pinned choice."""
 
 
+class Place(NamedTuple):
+    """Where a unit belongs in a group of units, such as those of a bucket: the number of a place `of` several."""
+
+    group: str
+    number: int
+    of: int
+
+
 @dataclass(frozen=True)
 class Unit:
     """The smallest piece of work that is committed; its record is folder/name.json."""
@@ -49,8 +57,8 @@ class Unit:
     """The unit was complete when the units were listed."""
     is_read_by_others: bool = False
     """Later units of the stage read its result; with `--part`, each part runs it if it is missing."""
-    group: str = ""
-    """One process takes all units of a group, however many are left of it; "": the unit is its own group."""
+    place: Place | None = None
+    """None: the unit is one of a fixed list."""
 
     @property
     def record_path(self) -> Path:
@@ -84,10 +92,15 @@ class WorkerShare:
         return self.is_leader or self.kind == "part"
 
     def select(self, units: Sequence[Unit]) -> list[Unit]:
-        groups = [unit.group or unit.name for unit in units]
-        places = {group: place for place, group in enumerate(dict.fromkeys(groups))}
-        pairs = zip(units, groups, strict=True)
-        return [unit for unit, group in pairs if places[group] % self.count == self.index]
+        """Returns every n-th unit, counted by places: the units of a group can change as others are completed."""
+        first, total = dict[str, int](), 0
+        places = [unit.place or Place(unit.name, 0, 1) for unit in units]
+        for place in places:
+            if place.group not in first:
+                first[place.group] = total
+                total += place.of
+        pairs = zip(units, places, strict=True)
+        return [unit for unit, place in pairs if (first[place.group] + place.number) % self.count == self.index]
 
 
 def share_of(part: str | None) -> WorkerShare:

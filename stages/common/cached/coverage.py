@@ -6,7 +6,7 @@ text costs only itself, and K = 24 after 16 costs 8 passes. A second corpus reus
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +17,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 from amalgam.data.arrays import Keys
 from amalgam.data.keys import ALL, keys_digest
 from amalgam.data.lazy import np
-from amalgam.pipeline.execution.stage import Unit
+from amalgam.pipeline.execution.stage import Place, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common.corpus import Bucket
@@ -252,26 +252,34 @@ class BucketRequest:
 def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: Any) -> Iterator[Unit]:
     """Yields the cached units that these texts use, and new units for missing predictions.
 
-    `wanted` is the number of passes, of all texts or of each. The units are one group, of which a `--part` takes all:
-    their number changes as they are completed, also by a unit of another part with the same texts.
+    `wanted` is the number of passes, of all texts or of each. Places do not change as units are completed, also by a
+    unit of other texts that include some of these.
     """
     overlapping, group = cached.overlapping([bucket.prefix]), f"{teacher} {bucket.part} {bucket.prefix}"
+    most = wanted if isinstance(wanted, int) else int(np.max(wanted))
+    starts = [part.start for part in bucket.parts(True, 0, most).values()]
+
+    def unit_at(row: int, unit: CachedUnit) -> Unit:
+        return Unit(unit.name, cached.folder, unit.size, is_complete=True, place=place(row))
+
+    def place(row: int) -> Place:
+        return Place(group, bisect_right(starts, row) - 1, len(starts))
+
     complete = bucket.complete_units(overlapping, wanted)
     if complete:
-        yield from (Unit(unit.name, cached.folder, unit.size, is_complete=True, group=group) for unit in complete)
+        yield from map(unit_at, starts, complete)
         return
     coverage = Coverage(bucket.texts, wanted)
     units: list[tuple[tuple[int, int, int], Unit]] = []
     for unit in overlapping:
         rows = bucket.rows_of(unit)
         if len(rows) and coverage.add(unit, rows):
-            complete_unit = Unit(unit.name, cached.folder, unit.size, is_complete=True, group=group)
-            units.append(((rows[0], unit.first, unit.last), complete_unit))
+            units.append(((rows[0], unit.first, unit.last), unit_at(rows[0], unit)))
         if coverage.is_complete:
             break
     for name, rows, logits, first, last in bucket.missing(coverage):
         places = rows if len(rows) < bucket.texts else None
         request = UnitRequest(teacher, bucket.part, bucket.prefix, places, logits, first, last)
         size = len(rows) * (last - first + logits)
-        units.append(((rows[0], first, last), Unit(name, cached.folder, size, request, group=group)))
+        units.append(((rows[0], first, last), Unit(name, cached.folder, size, request, place=place(rows[0]))))
     yield from (unit for _, unit in sorted(units, key=lambda each: (each[0], each[1].name)))

@@ -380,6 +380,16 @@ def test_plan_names_the_overrides_that_later_commands_repeat_and_the_student_of_
     assert "students/student holds the student of other settings" in planned.err
     workspace("run")
     assert workspace("plan").err == ""
+    workspace("run", "student.seed=4")
+    assert "`amalgam run student.seed=0` replaces it" in workspace("plan", "student.seed=0").err
+
+
+def test_a_missing_page_of_another_student_is_not_mended_by_a_run(workspace: Workspace) -> None:
+    workspace("run", "student.name=other")
+    (workspace.folder / "reports/other.html").unlink()
+    assert "written again by a run of that student; or delete reports/other.*" in workspace.attempt("verify").out
+    (workspace.folder / "reports/other.json").unlink()
+    assert workspace("verify").code == 0
 
 
 def test_the_overrides_of_one_experiment_file_are_not_repeated_for_another(workspace: Workspace) -> None:
@@ -513,7 +523,7 @@ def test_proposed_commands_name_the_experiment_file_and_repeat_overrides(workspa
     age(workspace.artifacts)
     assert f"amalgam gc --unused --yes {again}" in workspace("gc", "--unused", "student.seed=7", *other).out
     refused = workspace.attempt("audit", "cache.max_tokens=16", *other).err
-    assert "`amalgam cache-teachers -c 'my file.yaml'`" in refused
+    assert "`amalgam cache-teachers cache.max_tokens=16 -c 'my file.yaml'`" in refused
 
 
 def break_marks(workspace: Workspace) -> None:

@@ -270,6 +270,11 @@ def test_prompts_name_the_class_and_each_text_draws_its_own_settings(workspace: 
     assert (key["temperature"], key["top_p"], key["top_k"]) == ([0.7, 1.0, 1.3], [0.8, 0.9, 1.0], [20, 50, 200])
 
 
+def test_a_prompt_with_another_placeholder_is_refused(fresh: Workspace) -> None:
+    refused = fresh.attempt("plan", "generate.prompt=A text about {lable}")
+    assert (refused.code, "{lable} is no placeholder: write {label}" in refused.err) == (2, True)
+
+
 def test_a_long_prompt_takes_no_token_from_the_text(fresh: Workspace) -> None:
     """70 tokens, and the error of one that is longer than the model names the model's own limit."""
     vocabulary = json.loads((fresh.folder / "models/lm/tokenizer.json").read_text())["model"]["vocab"]

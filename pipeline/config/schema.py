@@ -143,6 +143,15 @@ Labels = Annotated[list[Text], AfterValidator(_distinct)]
 
 Texts = Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
 
+
+def _check_prompts(prompts: list[str]) -> list[str]:
+    for prompt in prompts:
+        for name in re.findall(r"{(\w+)}", prompt):
+            if name != "label":
+                raise ValueError(f"{{{name}}} is no placeholder: write {{label}} where the class belongs")
+    return prompts
+
+
 Values = Annotated[list[T], BeforeValidator(_as_list), Field(min_length=1, max_length=16)]
 
 Checks = Iterator[tuple[bool, str, str]]
@@ -340,7 +349,7 @@ class Generate(ConfigSection):
     language_model: Text | None = None
     """Causal language model: a folder (./like/this), a Hub id, or package:module/folder."""
     revision: Revision = None
-    prompt: Texts | None = None
+    prompt: Annotated[Texts, AfterValidator(_check_prompts)] | None = None
     """Prompts before a text; {label} is replaced by the class. They are no part of the text."""
     steering_strength: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """Exponent lambda of the teacher's class probability; a token's weight is its language-model probability times that

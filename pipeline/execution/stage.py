@@ -7,6 +7,7 @@ manifest (finish). The runner decides which units are missing.
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
-from amalgam.pipeline.config.proposals import file_option
+from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
@@ -94,7 +95,7 @@ class WorkerShare:
     def select(self, units: Sequence[Unit]) -> list[Unit]:
         """Returns every n-th unit, counted by places: the units of a group can change as others are completed."""
         first, total = dict[str, int](), 0
-        places = [unit.place or Place(unit.name, 0, 1) for unit in units]
+        places = [unit.place or Place(str(unit.record_path), 0, 1) for unit in units]
         for place in places:
             if place.group not in first:
                 first[place.group] = total
@@ -207,6 +208,12 @@ class Run:
     @property
     def file_option(self) -> str:
         return file_option(Path(os.path.relpath(self.file.path)) if self.file else None)
+
+    @property
+    def options(self) -> str:
+        """Returns the options of a command with this file and these overrides."""
+        overrides = (f" {shlex.quote(f'{name}={as_yaml(value)}')}" for name, value in self.overrides.items())
+        return "".join(overrides) + self.file_option
 
     @property
     def versions(self) -> dict[str, dict[str, str]]:

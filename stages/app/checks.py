@@ -280,4 +280,4 @@ def _about_student(run: Run, states: Sequence[StageState]) -> Iterator[str]:
     metadata = read_metadata(run.base / STUDENTS / student.name)
     current = next((state.fingerprint for state in states if state.stage == "train-student" and not state.reason), None)
     if metadata and current and metadata["fingerprint"] != current:
-        yield f"students/{student.name} holds the student of other settings; `amalgam run{run.file_option}` replaces it"
+        yield f"students/{student.name} holds the student of other settings; `amalgam run{run.options}` replaces it"

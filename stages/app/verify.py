@@ -338,7 +338,10 @@ class _Deliveries:
                 else:
                     yield _unmended(path, fault, FROM_STORE, REPAIR)
             elif target == self.run.base / REPORTS:
-                yield _unmended(path, fault, f"written again by `{RUN}{self.run.file_option}`", RUN)
+                is_own = Path(name).stem == self.run.experiment.student.name
+                again = f"written again by `{RUN}{self.run.file_option}`"
+                other = f"written again by a run of that student; or delete {self._shown(target / Path(name).stem)}.*"
+                yield _unmended(path, fault, again if is_own else other, RUN if is_own else "")
             elif mark.kind == deliveries.EXPORT:
                 command = f"amalgam export {mark.facts.get('options', '--onnx')} --force{self.run.file_option}"
                 yield _unmended(path, fault, f"exported again by `{command}`")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from amalgam.data.parquet import key_array
-from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState
@@ -535,9 +533,7 @@ def audit(run: Run, states: Sequence[StageState]) -> AuditBlock:
         raise ExperimentError("this experiment has no teachers to audit", where="teachers", fix="name at least one")
     if state.state != "current":
         what = f"the teachers' predictions are not in the cache ({state.why})"
-        options = shlex.join(f"{name}={as_yaml(value)}" for name, value in run.overrides.items())
-        options = f"{run.file_option} {options}".rstrip()
-        fix = f"run `amalgam cache-teachers{options}`, then `amalgam audit{options}` again"
+        fix = f"run `amalgam cache-teachers{run.options}`, then `amalgam audit{run.options}` again"
         fix = fix if run.file else "experiment.run(until='cache-teachers'), then experiment.audit()"
         raise ExperimentError(what, where=run.store.where(run.store.root / "cache-teachers"), fix=fix)
     inputs = _audit_inputs(run)

@@ -446,6 +446,11 @@ def test_a_quiet_experiment_prints_nothing_and_another_prints_the_report(
         (lambda one: one.predict(["the onion"], top="2"), "top is '2'"),
         (lambda one: one.predict("the onion"), "takes a list of texts"),
         (lambda one: one.label(5, seed=-1), "seed is -1"),
+        (lambda one: one.label("5"), "count is '5'"),
+        (
+            lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", {"student.method": "ensemble"}).student,
+            "trains no student",
+        ),
         (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", "a=b"), "['a=b']"),
         (lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", [("student.seed", 1)]), "a list of texts"),  # type: ignore[list-item]
         (

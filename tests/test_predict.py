@@ -533,7 +533,7 @@ def test_a_student_of_pairs_refuses_single_texts(fresh: Workspace) -> None:
     experiment = Experiment.load(fresh.config, quiet=True)
     with pytest.raises(ExperimentError, match="pairs of texts"):
         experiment.predict(["a text"])
-    assert experiment.predict([("a text", "its second")]).height == 1
+    assert experiment.predict([("a text", "its second")])["text", "text_2"].rows() == [("a text", "its second")]
 
 
 def test_a_student_of_single_texts_refuses_pairs(workspace: Workspace) -> None:

@@ -251,6 +251,11 @@ class Experiment:
 
     def _finished(self) -> StudentFolder:
         """Returns the delivered student; raises if it is not that of this experiment."""
+        if not self.config.student.learns:
+            what = f"student.method {self.config.student.method} trains no student"
+            raise ExperimentError(
+                what, where=self._name, fix="choose another student.method; experiment.evaluation has its figures"
+            )
         folder = self._run.base / STUDENTS / self.config.student.name
         if not folder.is_dir():
             raise ExperimentError("there is no student yet", where=str(folder), fix="experiment.run()")
@@ -341,8 +346,8 @@ class Experiment:
         The texts of the experiment's own labels come first, with their labels.
         """
         for name, value, least in (("count", count, 1), ("seed", seed, 0)):
-            if value < least:
-                raise ExperimentError(f"{name} is {value}", where="label", fix=f"give a number from {least} on")
+            if not isinstance(value, int) or value < least:
+                raise ExperimentError(f"{name} is {value!r}", where="label", fix=f"give a whole number from {least} on")
         check_takes_labels(self.config)
         check_requirements(self._run, self._source, self._overrides, "build-targets")
         self._run = self._open()

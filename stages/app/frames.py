@@ -84,7 +84,8 @@ def predictions(student: Student, inputs: Sequence[str | tuple[str, str]]) -> pl
     columns = prediction_columns(student.top, list(predicted.masses), unknown=predicted.unknown is not None)
     names = [column.name for column in columns]
     values = dict(zip(names[names.index("label") :], predicted.columns, strict=True))
-    rows = pl.DataFrame({"text": [fields[0] for fields in texts], **values})
+    inputs_by_name = dict(zip(("text", "text_2"), zip(*texts, strict=True), strict=False)) or {"text": ()}
+    rows = pl.DataFrame({**inputs_by_name, **values})
     return rows.with_columns(pl.selectors.by_dtype(pl.Null).cast(pl.String))  # without texts
 
 

@@ -21,6 +21,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.runner import update
 from amalgam.stages.app.api import open_run, working
 from amalgam.stages.common.cached.uncertainty import summarise_passes
+from amalgam.stages.common.load import train_part
 from amalgam.stages.registry import STAGES
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.stage import weights_of
@@ -121,7 +122,7 @@ def test_the_benchmark_gives_the_weights_of_weigh_teachers(
     arrays = collected(run)
     assert unpacked(arrays["about"])["trained"] == {}
     made = setting_from("made", "made", {0: arrays, 1: arrays}, {0: 0, 1: 0})
-    table = weights_of(run)
+    table = weights_of(run, train_part(run).buckets)
     assert made.answers["confidence"] == pytest.approx(arrays["confidence"], abs=1e-9)
     assert choice.amalgam(made) == pytest.approx(matrix(table.column("weight")), abs=1e-4)
     signal = made.estimated[0]

@@ -56,8 +56,8 @@ class AuditInputs:
     models: Mapping[str, ModelFiles]
     """By teacher."""
     targets: Targets
-    weights: pa.Table | None
-    """The teacher weights of stage weigh-teachers, if it ran, in the order of the training texts."""
+    read_weights: Callable[[Sequence[Bucket]], pa.Table] | None
+    """Reads the teacher weights of stage weigh-teachers on the texts of neighbouring buckets, if it ran."""
     uncertainty: str
     """The measure of the confidences."""
     store: Store
@@ -127,15 +127,12 @@ def _rescaled(weights: Array) -> Array:
 
 
 def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[AuditedTexts]:
-    first = 0
     for group in neighbouring_buckets(buckets):
         rows = pa.concat_tables(read_bucket(inputs.store, bucket, ["key", "label"]) for bucket in group)
         predictions = inputs.read_predictions([bucket.prefix for bucket in group], rows.column("key"))
         weights = None
-        if inputs.weights is not None:
-            own = inputs.weights.slice(first, rows.num_rows).column("weight")
-            weights = pl.Series(matrix(own).astype(np.float64))
-        first += rows.num_rows
+        if inputs.read_weights is not None:
+            weights = pl.Series(matrix(inputs.read_weights(group).column("weight")).astype(np.float64))
         names = pl.Series("label", rows.column("label"), dtype=pl.String)
         is_given = np.array([key in inputs.given for key in rows.column("key").to_pylist()], dtype=bool)
         gold = np.where(is_given, -1, gold_indices(inputs.labels, rows))
@@ -155,10 +152,10 @@ def audit_texts(inputs: AuditInputs, parts: Iterable[AuditedTexts]) -> blocks.Au
     block: blocks.AuditBlock = {
         "texts": counts.texts,
         "labelled": counts.labelled,
-        "weights": "muka" if inputs.weights is None else targets.teacher_weights,
+        "weights": "muka" if inputs.read_weights is None else targets.teacher_weights,
         "uncertainty": inputs.uncertainty,
         "accuracy": _share(counts.right, counts.labelled),
-        "teachers": list(_teachers(counts, labels, weighed=inputs.weights is not None)),
+        "teachers": list(_teachers(counts, labels, weighed=inputs.read_weights is not None)),
         "conflicts": {"teachers": list(labels.columns), "confident_from": CONFIDENT, "shares": conflicts},
         "shared_labels": list(_shared(counts, labels)),
         "labels": list(_labels(counts, labels)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -57,8 +57,8 @@ class LabellingInputs(TeacherInputs):
     corpus: Corpus
     labelled: Collection[bytes] = ()
     """Keys of the texts with a label in `labels`, which are not labelled again."""
-    weights: pa.Table | None = None
-    """The teachers' weights on all training texts, if they estimate accuracies."""
+    read_weights: Callable[[Sequence[Bucket]], pa.Table] | None = None
+    """Reads the teachers' weights on the texts of buckets, if they estimate accuracies."""
     accuracy: AccuracyEstimate | None = None
     """The estimated accuracy of the targets."""
 
@@ -160,7 +160,7 @@ def _weighed(
     inputs: LabellingInputs, buckets: Sequence[Bucket], table: pa.Table, chosen: Array, held_out: Array
 ) -> WeighedTexts | None:
     """Returns the teachers' predictions and weights on the rows `chosen` of the buckets."""
-    if inputs.answers is None or inputs.weights is None:
+    if inputs.answers is None or inputs.read_weights is None:
         return None
     prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", table.column("key"), pl.Binary)
     answers = [inputs.answers.predictions(name, prefixes, keys) for name in inputs.labels.columns]
@@ -169,7 +169,7 @@ def _weighed(
     return WeighedTexts(
         np.stack([own[places] for own, places in zip(columns, first, strict=True)], axis=1),
         np.stack([answer.confidence.to_numpy() for answer in answers], axis=1),
-        matrix(inputs.weights.take(pa.array(chosen)).column("weight")).astype(np.float64),
+        matrix(inputs.read_weights(buckets).take(pa.array(chosen)).column("weight")).astype(np.float64),
         held_out & (held_out.sum() >= LEAST_HELD_OUT),
     )
 

@@ -370,7 +370,7 @@ def _teachers(inputs: AuditInputs, train: Part, parts: Sequence[AuditedTexts], u
         "labelled": int(labelled.sum()),
         "uncertainty": _uncertainty(confidence[labelled], owns[labelled]),
         "choice": {
-            "by": "confidence" if inputs.weights is None else "weights",
+            "by": "confidence" if inputs.read_weights is None else "weights",
             "n": int(counted.sum()),
             "right": int((owns[np.arange(len(leading)), leading] & counted).sum()),
             "chance": float(owns[counted].mean()) if counted.any() else None,

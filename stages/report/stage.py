@@ -412,7 +412,7 @@ def _unlabelled(run: Run, train: Part) -> tuple[types.UnlabelledQuality, str]:
         held_out=held_out_share(run),
         corpus=run.experiment.corpus,
         labelled=given.by_key if (given := load.given_labels(run)) else (),
-        weights=weights_of(run) if accuracy else None,
+        read_weights=partial(weights_of, run) if accuracy else None,
         accuracy=accuracy,
     )
     return unlabelled_quality(inputs)
@@ -537,7 +537,7 @@ def audit(run: Run, states: Sequence[StageState]) -> AuditBlock:
         fix = fix if run.file else "experiment.run(until='cache-teachers'), then experiment.audit()"
         raise ExperimentError(what, where=run.store.where(run.store.root / "cache-teachers"), fix=fix)
     inputs = _audit_inputs(run)
-    if inputs.weights is None and any(state.stage == "weigh-teachers" for state in states):
+    if inputs.read_weights is None and any(state.stage == "weigh-teachers" for state in states):
         run.console.note("the teacher weights are not built: the audit uses those of MUKA; run weigh-teachers first")
     return audit_texts(inputs, audited_texts(inputs, load.train_part(run).buckets))
 
@@ -560,7 +560,7 @@ def _audit_inputs(run: Run) -> AuditInputs:
         labels=labels,
         models={teacher.name: teacher.files for teacher in load.teachers_of(run)},
         targets=targets,
-        weights=weights_of(run) if "weigh-teachers" in run.results else None,
+        read_weights=partial(weights_of, run) if "weigh-teachers" in run.results else None,
         uncertainty="entropy" if targets.uncertainty in COMPARATIVE and not by_domain else targets.uncertainty,
         store=run.store,
         read_predictions=read_predictions,

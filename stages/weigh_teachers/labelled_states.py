@@ -202,10 +202,12 @@ def _cross_validated(blocks: _Blocks, strength: float) -> Array:
 def _maps_to_teachers(blocks: _Blocks) -> tuple[list[Array], Array, Array]:
     """Returns the coefficients, and the values of the first block's texts and of all labelled texts."""
     first, targets = blocks.parts[0], blocks.has_label.astype(np.float64)
-    states = [np.concatenate(own) for own in zip(*(part.states() for part in blocks.parts), strict=True)]
+    before = np.cumsum([0, *(len(part.rows) for part in blocks.parts)])
+    parts = [part for part, texts in zip(blocks.parts, before, strict=False) if texts < few_labels.MOST_LEARNED]
+    states = [np.concatenate(own) for own in zip(*(part.states() for part in parts), strict=True)]
     learned = slice(0, few_labels.MOST_LEARNED)
     coefficients, left_out = zip(*(ridge(own[learned], targets[learned]) for own in states), strict=True)
-    of_labelled = mean_predicted(states, coefficients)
+    of_labelled = np.concatenate([mean_predicted(part.states(), coefficients) for part in blocks.parts])
     of_labelled[learned] = np.mean(left_out, axis=0)
     own = mean_predicted(first.spaces, coefficients)
     own[first.rows] = of_labelled[: len(first.rows)]

@@ -554,11 +554,9 @@ def _weight_files(run: Run) -> list[StoredFile]:
     return [file for file in tables if PurePosixPath(file.path).name != LABELLED]
 
 
-def weights_of(run: Run, buckets: Sequence[Bucket] | None = None) -> pa.Table:
-    """Returns the teacher weights of some neighbouring buckets, or of all texts, in the order of their keys."""
+def weights_of(run: Run, buckets: Sequence[Bucket]) -> pa.Table:
+    """Returns the teacher weights of neighbouring buckets, in the order of their keys."""
     files = _weight_files(run)
-    if buckets is None:
-        return pa.concat_tables(map(read_table, run.store.verified_paths(files)))
     first, last = buckets[0].prefix, buckets[-1].prefix
     overlapping = [
         (block, file)

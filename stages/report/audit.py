@@ -72,7 +72,13 @@ class AuditInputs:
 class AuditedTexts:
     """The predictions of all teachers on a block of texts, and the targets that they give."""
 
-    def __init__(self, inputs: TargetInputs, targets: Targets, gold_N: Array) -> None:  # noqa: N803
+    def __init__(
+        self,
+        inputs: TargetInputs,
+        targets: Targets,
+        gold_N: Array,  # noqa: N803
+        given_N: Array | bool = False,  # noqa: N803
+    ) -> None:
         method = target_method(targets)
         self.inputs, self.method = inputs, method if isinstance(method, WeightedSum) else MukaSoft(targets)
         self.columns = [np.array(inputs.space.columns[one.teacher]) for one in inputs.predictions]
@@ -85,6 +91,8 @@ class AuditedTexts:
         """The first label of each teacher by position in the union."""
         self.gold_N = gold_N
         """By position in the union; -1 without a gold label."""
+        self.measures_N = np.where(given_N, -1, gold_N)
+        """The same; -1 also where the label set the weights, so that it measures nothing."""
         ranking, self.shares_NT = self.weighed(range(len(self.columns)))
         self.leader_N = ranking.leader.to_numpy()
         """The teacher with the largest weight, by position."""
@@ -135,12 +143,12 @@ def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[Au
             weights = pl.Series(matrix(inputs.read_weights(group).column("weight")).astype(np.float64))
         names = pl.Series("label", rows.column("label"), dtype=pl.String)
         is_given = np.array([key in inputs.given for key in rows.column("key").to_pylist()], dtype=bool)
-        gold = np.where(is_given, -1, gold_indices(inputs.labels, rows))
+        gold = gold_indices(inputs.labels, rows)
         for start in range(0, rows.num_rows, BLOCK_TEXTS):
             block = slice(start, start + BLOCK_TEXTS)
             cut = [replace(one, **{name: getattr(one, name)[block] for name in COLUMNS}) for one in predictions]
             given = TargetInputs(inputs.labels, names[block], cut, None if weights is None else weights[block])
-            yield AuditedTexts(given, inputs.targets, gold[block])
+            yield AuditedTexts(given, inputs.targets, gold[block], is_given[block])
 
 
 def audit_texts(inputs: AuditInputs, parts: Iterable[AuditedTexts]) -> blocks.AuditBlock:
@@ -218,12 +226,12 @@ class AuditCounts:
         for teacher, label_N in enumerate(texts.predicted_NT.T):  # noqa: N806
             self.predicted[teacher] += np.bincount(label_N, minlength=self.width)
             self.predicted_and_won[teacher] += np.bincount(label_N[winner_N == teacher], minlength=self.width)
-        labelled, right = texts.gold_N >= 0, texts.gold_N == whole_N
-        gold_N = texts.gold_N[labelled]  # noqa: N806
+        labelled, right = texts.measures_N >= 0, texts.measures_N == whole_N
+        gold_N = texts.measures_N[labelled]  # noqa: N806
         self.labelled += len(gold_N)
         self.right += int(right.sum())
         self.gold_texts += np.bincount(gold_N, minlength=self.width)
-        self.gold_right += np.bincount(texts.gold_N[right], minlength=self.width)
+        self.gold_right += np.bincount(texts.measures_N[right], minlength=self.width)
         np.add.at(self.gold_won, (gold_N, winner_N[labelled]), 1)
 
     def _count_pair(self, texts: AuditedTexts, a: int, b: int) -> None:
@@ -245,7 +253,7 @@ class AuditCounts:
         """Compares the label of the union with that of the union without each teacher and each pair."""
         teachers = len(self.columns)
         without = np.stack([texts.first_labels(padded, teacher) for teacher in range(teachers)])
-        right, right_without = whole_N == texts.gold_N, without == texts.gold_N  # gold is -1 where there is none
+        right, right_without = whole_N == texts.measures_N, without == texts.measures_N  # -1 where there is none
         self.changed += (without != whole_N).sum(axis=1)
         self.gained += (right_without & ~right).sum(axis=1)
         self.lost += (right & ~right_without).sum(axis=1)

@@ -11,7 +11,7 @@ import pytest
 
 from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.errors import DataError, WorkError
-from amalgam.stages.report.evaluation import Predictions, evaluate
+from amalgam.stages.report.evaluation import Predictions, ensemble, evaluate
 from amalgam.stages.report.quality import unknown_quality
 
 LABELS = LabelSpace(("a", "b", "c", "d"), {"left": (0, 1), "right": (2, 3)})
@@ -20,6 +20,12 @@ PROBABILITIES = np.array(
     [[0.7, 0.1, 0.1, 0.1], [0.6, 0.2, 0.1, 0.1], [0.0, 0.0, 1.0, 0.0], [0.1, 0.5, 0.4, 0.0]], dtype=np.float64
 )
 GOLD = np.array([0, 1, 2, 2])
+
+
+def test_of_equal_logits_the_ensemble_takes_that_of_the_surer_teacher_in_any_order() -> None:
+    left, right = np.array([[5.0, 4.5], [5.0, 0.0]]), np.array([[5.0, 0.0], [4.9921875, -9.0]])
+    for teachers in ({"left": left, "right": right}, {"right": right, "left": left}):
+        assert ensemble(teachers, LABELS).argmax(axis=1).tolist() == [2, 0]
 
 
 def test_every_figure_equals_the_one_worked_out_by_hand() -> None:

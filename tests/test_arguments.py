@@ -231,6 +231,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "NaN among texts": (lambda: Experiment(TEACHERS, ["a", float("nan")]), "a row of the train texts has no text"),
     "no value": (lambda: Experiment(TEACHERS, ["a"], student={"encoder": Model()}), "no plain value"),
     "a secret": (lambda: Experiment(TEACHERS, ["a"], student={"name": "hf_" + 20 * "a"}), "looks like a secret"),
+    "texts twice": (lambda: Experiment(TEACHERS, ["a"], corpus={"train": "b.csv"}), "the train texts are given twice"),
+    "no workspace": (lambda: Experiment(TEACHERS, ["a"], workspace=3), "workspace is 3"),  # type: ignore[arg-type]
     "no folder to write": (lambda: Experiment(TEACHERS, ["a"], workspace="texts/train.csv"), "train.csv is a file"),
 }
 

@@ -32,7 +32,14 @@ def experiment_of(
     data: dict[str, Any] = {"corpus": {**files, **dict.fromkeys(in_memory, IN_MEMORY)}}
     data["teachers"] = _teacher_entries(teachers, base)
     for name, fields in sections.items():
-        data[name] = {**data.get(name, {}), **_section(name, fields)}
+        section = _section(name, fields)
+        for part in texts.keys() & section.keys() if name == "corpus" else ():
+            fix = "leave one out: texts, test and validation are arguments, and fields of corpus"
+            raise ExperimentError(f"the {part} texts are given twice", where=f"corpus={{{part!r}: ...}}", fix=fix)
+        data[name] = {**data.get(name, {}), **section}
+    if not isinstance(workspace, str | Path):
+        what, fix = f"workspace is {workspace!r}", "give the path of a folder"
+        raise ExperimentError(what, where=f"workspace={workspace!r}", fix=fix)
     place = workspace if "://" in str(workspace) else local_path(workspace, base)
     data["execution"] = {"workspace": place, **data.get("execution", {})}
     if texts.keys() & {"test", "validation"}:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, Workspace, age, build_once, write_texts
+from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, Workspace, age, build_once, up_to_date, write_texts
 
 VOID = {"meta", "br", "path", "rect", "circle"}
 
@@ -446,13 +446,9 @@ EXPECTED |= {"figure", "figcaption", "details", "summary", "pre"}
 @pytest.fixture
 def two(built: Workspace, shared: Path, tmp_path: Path) -> Workspace:
     """Return a copy of an experiment with two students."""
-
-    def build(folder: Path) -> Workspace:
-        workspace = built.copy(folder)
-        workspace("run", "targets.temperature=0.5", "student.name=warm", "student.method=muka-soft")
-        return workspace
-
-    return build_once(shared / "two-students", build).copy(tmp_path / "workspace")
+    settings = "targets.temperature=0.5", "student.name=warm", "student.method=muka-soft"
+    build = build_once(shared / "two-students", lambda folder: up_to_date(built.copy(folder), *settings))
+    return build.copy(tmp_path / "workspace")
 
 
 def test_two_students_are_compared(two: Workspace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -21,6 +22,11 @@ def as_yaml(value: object) -> str:
         if node is not None and node.tag == "tag:yaml.org,2002:str":
             return value
     return json.dumps(value, ensure_ascii=not str(value).isprintable())
+
+
+def written(overrides: Mapping[str, object]) -> list[str]:
+    """Returns overrides as the arguments of a command."""
+    return [f"{name}={as_yaml(value)}" for name, value in overrides.items()]
 
 
 def file_option(config: Path | None) -> str:

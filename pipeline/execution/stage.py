@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
-from amalgam.pipeline.config.proposals import as_yaml, file_option
+from amalgam.pipeline.config.proposals import file_option, written
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
@@ -211,9 +211,8 @@ class Run:
 
     @property
     def options(self) -> str:
-        """Returns the options of a command with this file and these overrides."""
-        overrides = (f" {shlex.quote(f'{name}={as_yaml(value)}')}" for name, value in self.overrides.items())
-        return "".join(overrides) + self.file_option
+        """Returns the overrides and the file for a command that repeats them, with a space before each."""
+        return "".join(f" {shlex.quote(override)}" for override in written(self.overrides)) + self.file_option
 
     @property
     def versions(self) -> dict[str, dict[str, str]]:

@@ -253,9 +253,8 @@ class Experiment:
         """Returns the delivered student; raises if it is not that of this experiment."""
         if not self.config.student.learns:
             what = f"student.method {self.config.student.method} trains no student"
-            raise ExperimentError(
-                what, where=self._name, fix="choose another student.method; experiment.evaluation has its figures"
-            )
+            fix = "choose another student.method; experiment.evaluation has its figures"
+            raise ExperimentError(what, where=self._name, fix=fix)
         folder = self._run.base / STUDENTS / self.config.student.name
         if not folder.is_dir():
             raise ExperimentError("there is no student yet", where=str(folder), fix="experiment.run()")

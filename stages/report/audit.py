@@ -64,7 +64,7 @@ class AuditInputs:
     read_predictions: Callable[[Sequence[str], pa.ChunkedArray], Sequence[TeacherPredictions]]
     """(bucket prefixes, text keys) -> one entry per teacher, in the order of `labels`."""
     given: Collection[bytes] = ()
-    """Keys of the texts with a label in `labels`, which sets their weights and targets: they measure nothing."""
+    """Keys of the texts with a label in `labels`, which sets their weights and targets: no accuracy counts them."""
     passes: PassAudit | None = None
     """Counts on a sample of texts, which ran passes that the others did not."""
 
@@ -91,8 +91,8 @@ class AuditedTexts:
         """The first label of each teacher by position in the union."""
         self.gold_N = gold_N
         """By position in the union; -1 without a gold label."""
-        self.measures_N = np.where(given_N, -1, gold_N)
-        """The same; -1 also where the label set the weights, so that it measures nothing."""
+        self.counted_N = np.where(given_N, -1, gold_N)
+        """The same; -1 also where the label set the weights, so that no accuracy counts it."""
         ranking, self.shares_NT = self.weighed(range(len(self.columns)))
         self.leader_N = ranking.leader.to_numpy()
         """The teacher with the largest weight, by position."""
@@ -226,12 +226,12 @@ class AuditCounts:
         for teacher, label_N in enumerate(texts.predicted_NT.T):  # noqa: N806
             self.predicted[teacher] += np.bincount(label_N, minlength=self.width)
             self.predicted_and_won[teacher] += np.bincount(label_N[winner_N == teacher], minlength=self.width)
-        labelled, right = texts.measures_N >= 0, texts.measures_N == whole_N
-        gold_N = texts.measures_N[labelled]  # noqa: N806
+        labelled, right = texts.counted_N >= 0, texts.counted_N == whole_N
+        gold_N = texts.counted_N[labelled]  # noqa: N806
         self.labelled += len(gold_N)
         self.right += int(right.sum())
         self.gold_texts += np.bincount(gold_N, minlength=self.width)
-        self.gold_right += np.bincount(texts.measures_N[right], minlength=self.width)
+        self.gold_right += np.bincount(texts.counted_N[right], minlength=self.width)
         np.add.at(self.gold_won, (gold_N, winner_N[labelled]), 1)
 
     def _count_pair(self, texts: AuditedTexts, a: int, b: int) -> None:
@@ -253,7 +253,7 @@ class AuditCounts:
         """Compares the label of the union with that of the union without each teacher and each pair."""
         teachers = len(self.columns)
         without = np.stack([texts.first_labels(padded, teacher) for teacher in range(teachers)])
-        right, right_without = whole_N == texts.measures_N, without == texts.measures_N  # -1 where there is none
+        right, right_without = whole_N == texts.counted_N, without == texts.counted_N  # -1 where there is none
         self.changed += (without != whole_N).sum(axis=1)
         self.gained += (right_without & ~right).sum(axis=1)
         self.lost += (right & ~right_without).sum(axis=1)

@@ -32,8 +32,8 @@ from amalgam.stages.report.blocks import Scores
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.states import Encoder
 
-LEAST_LOGIT = 1e-6
-"""Less than two different logits in half precision differ by, where they are near the largest one."""
+TIE = 1e-6
+"""Weight of a probability that is added to its logit: far less than different logits in half precision differ by."""
 GROUP_TEXTS = 4096
 """Texts with a score for every label in memory at a time."""
 
@@ -217,7 +217,7 @@ def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:
 
     In half precision logits of two teachers are often equal. The teacher's own probability decides, not their order.
     """
-    values = [own + LEAST_LOGIT * softmax(own) for own in logits.values()]
+    values = [own + TIE * softmax(own) for own in logits.values()]
     probabilities = softmax(np.concatenate(values, axis=1))
     union = np.zeros((len(probabilities), len(labels.names)))
     columns = [label for teacher in logits for label in labels.columns[teacher]]

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from amalgam.pipeline.config.proposals import as_yaml, file_option
+from amalgam.pipeline.config.proposals import file_option, written
 from amalgam.pipeline.console import counted
 from amalgam.stages.report.conditions import LEAST_TEXTS, untested_teachers, were_learned
 from amalgam.stages.report.verdict_types import TO_LABEL, Cause, Decision, Next, Rival, VerdictInputs
@@ -139,7 +139,7 @@ def _label_texts(inputs: VerdictInputs) -> Next:
 def _run(overrides: Mapping[str, object], new: Mapping[str, object], inputs: VerdictInputs) -> str:
     repeated = {name: value for name, value in overrides.items() if name not in new}
     name = {"student.name": free_student(str(new["student.name"]), inputs.folders)} if "student.name" in new else {}
-    return _command(inputs, "run", *_written({**repeated, **new, **name}))
+    return _command(inputs, "run", *written({**repeated, **new, **name}))
 
 
 def free_student(name: str, taken: Collection[str]) -> str:
@@ -150,11 +150,7 @@ def free_student(name: str, taken: Collection[str]) -> str:
 
 def _again(inputs: VerdictInputs, name: str, *arguments: str) -> str:
     """Returns the command for the experiment of this run, which the file alone does not describe."""
-    return _command(inputs, name, *arguments, *_written(inputs.overrides))
-
-
-def _written(overrides: Mapping[str, object]) -> list[str]:
-    return [f"{name}={as_yaml(value)}" for name, value in overrides.items()]
+    return _command(inputs, name, *arguments, *written(inputs.overrides))
 
 
 def _command(inputs: VerdictInputs, name: str, *arguments: str) -> str:

@@ -320,7 +320,7 @@ def target_quality(
     if inputs.labels.columns:
         parts = list(audited_texts(inputs, buckets))
         quality["audit"] = audit_texts(inputs, parts)
-        quality |= _teachers(inputs, train, parts, unset)
+        quality |= _teachers(inputs, train, parts)
     return quality
 
 
@@ -355,7 +355,7 @@ def _targets(
     return {"labelled": int(labelled.sum()), "right": right, "margin": margins, "summary": facts["summary"]}
 
 
-def _teachers(inputs: AuditInputs, train: Part, parts: Sequence[AuditedTexts], unset: Array) -> blocks.TargetQuality:
+def _teachers(inputs: AuditInputs, train: Part, parts: Sequence[AuditedTexts]) -> blocks.TargetQuality:
     """Compares the teachers' confidences and weights with the gold labels."""
     columns = [np.array(own) for own in inputs.labels.columns.values()]
     predicted = np.concatenate([texts.predicted_NT for texts in parts])
@@ -365,7 +365,7 @@ def _teachers(inputs: AuditInputs, train: Part, parts: Sequence[AuditedTexts], u
     gold = np.concatenate([texts.gold_N for texts in parts])
     owns = np.stack([np.isin(gold, own) for own in columns], axis=1)
     labelled = owns.any(axis=1)
-    counted = labelled & unset
+    counted = labelled & np.concatenate([texts.counted_N >= 0 for texts in parts])
     return {
         "labelled": int(labelled.sum()),
         "uncertainty": _uncertainty(confidence[labelled], owns[labelled]),

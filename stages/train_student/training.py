@@ -32,13 +32,7 @@ from amalgam.stages.common.models.unknown import UnknownStates
 from amalgam.stages.common.training.batches import BucketArrays, Examples, TrainingData, split
 from amalgam.stages.common.training.loop import Training
 from amalgam.stages.common.training.losses import Objective, WeightedKL
-from amalgam.stages.common.training.run import (
-    FEWEST_TO_SELECT,
-    Selection,
-    TrainingServices,
-    learn,
-    negative_loss,
-)
+from amalgam.stages.common.training.run import FEWEST_TO_SELECT, Selection, TrainingServices, learn, negative_loss
 from amalgam.stages.common.training.schedule import PhasedFacts, TrainingFacts, UnknownThreshold
 from amalgam.stages.make_embeddings.search import SpecialTokens, check_reads_embeddings, fit_projection
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext, Phases

@@ -36,12 +36,13 @@ class PendingDependencyError(Exception):
     """Names an input of an identity that does not exist yet: a stage's result, a model, a pinned choice."""
 
 
-class Place(NamedTuple):
-    """Where a unit belongs in a group of units, such as those of a bucket: the number of a place `of` several."""
+class Slot(NamedTuple):
+    """The position of a unit in a group of units, such as those of a bucket; it decides which process runs the unit."""
 
     group: str
     number: int
-    of: int
+    total: int
+    """The number of slots of the group."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Unit:
     """The unit was complete when the units were listed."""
     is_read_by_others: bool = False
     """Later units of the stage read its result; with `--part`, each part runs it if it is missing."""
-    place: Place | None = None
+    slot: Slot | None = None
     """None: the unit is one of a fixed list."""
 
     @property
@@ -93,15 +94,15 @@ class WorkerShare:
         return self.is_leader or self.kind == "part"
 
     def select(self, units: Sequence[Unit]) -> list[Unit]:
-        """Returns every n-th unit, counted by places: the units of a group can change as others are completed."""
+        """Returns every n-th unit, counted by slots: the units of a group can change as others are completed."""
         first, total = dict[str, int](), 0
-        places = [unit.place or Place(str(unit.record_path), 0, 1) for unit in units]
-        for place in places:
-            if place.group not in first:
-                first[place.group] = total
-                total += place.of
-        pairs = zip(units, places, strict=True)
-        return [unit for unit, place in pairs if (first[place.group] + place.number) % self.count == self.index]
+        slots = [unit.slot or Slot(str(unit.record_path), 0, 1) for unit in units]
+        for slot in slots:
+            if slot.group not in first:
+                first[slot.group] = total
+                total += slot.total
+        pairs = zip(units, slots, strict=True)
+        return [unit for unit, slot in pairs if (first[slot.group] + slot.number) % self.count == self.index]
 
 
 def share_of(part: str | None) -> WorkerShare:

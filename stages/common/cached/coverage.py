@@ -17,7 +17,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 from amalgam.data.arrays import Keys
 from amalgam.data.keys import ALL, keys_digest
 from amalgam.data.lazy import np
-from amalgam.pipeline.execution.stage import Place, Unit
+from amalgam.pipeline.execution.stage import Slot, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common.corpus import Bucket
@@ -252,7 +252,7 @@ class BucketRequest:
 def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: Any) -> Iterator[Unit]:
     """Yields the cached units that these texts use, and new units for missing predictions.
 
-    `wanted` is the number of passes, of all texts or of each. Places do not change as units are completed, also by a
+    `wanted` is the number of passes, of all texts or of each. Slots do not change as units are completed, also by a
     unit of other texts that include some of these.
     """
     overlapping, group = cached.overlapping([bucket.prefix]), f"{teacher} {bucket.part} {bucket.prefix}"
@@ -260,10 +260,10 @@ def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: 
     starts = [part.start for part in bucket.parts(True, 0, most).values()]
 
     def unit_at(row: int, unit: CachedUnit) -> Unit:
-        return Unit(unit.name, cached.folder, unit.size, is_complete=True, place=place(row))
+        return Unit(unit.name, cached.folder, unit.size, is_complete=True, slot=slot(row))
 
-    def place(row: int) -> Place:
-        return Place(group, bisect_right(starts, row) - 1, len(starts))
+    def slot(row: int) -> Slot:
+        return Slot(group, bisect_right(starts, row) - 1, len(starts))
 
     complete = bucket.complete_units(overlapping, wanted)
     if complete:
@@ -281,5 +281,5 @@ def units_for(teacher: str, bucket: BucketRequest, cached: CachedUnits, wanted: 
         places = rows if len(rows) < bucket.texts else None
         request = UnitRequest(teacher, bucket.part, bucket.prefix, places, logits, first, last)
         size = len(rows) * (last - first + logits)
-        units.append(((rows[0], first, last), Unit(name, cached.folder, size, request, place=place(rows[0]))))
+        units.append(((rows[0], first, last), Unit(name, cached.folder, size, request, slot=slot(rows[0]))))
     yield from (unit for _, unit in sorted(units, key=lambda each: (each[0], each[1].name)))

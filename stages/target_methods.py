@@ -67,6 +67,11 @@ class LossFacts(TypedDict):
     student_temperature: float
 
 
+def gives_label_distributions(loss: str) -> bool:
+    """Returns whether the targets of this loss are distributions over the union of labels, and not over teachers."""
+    return loss == "kl"
+
+
 class TargetMethod:
     """One way to build targets. A subclass overrides the defaults that differ."""
 

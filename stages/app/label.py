@@ -27,7 +27,7 @@ from amalgam.stages.common.load import given_labels, label_space, part_of, picke
 from amalgam.stages.report.stage import estimate_inputs, share_of_unknown
 from amalgam.stages.report.verdict_types import ShareOfUnknown, SystemEstimate
 from amalgam.stages.report.verdict_words import share_of_unknown_line
-from amalgam.stages.target_methods import target_method
+from amalgam.stages.target_methods import gives_label_distributions, target_method
 from amalgam.stages.weigh_teachers.stage import keys_of
 
 HINT = "hint_"
@@ -168,7 +168,7 @@ def label_effect(before: Run, after: Run) -> LabelEffect:
     """Compares the targets of a run without labels, or with the earlier ones, and of one with them."""
     earlier, given = (given_labels(run) or GivenLabels({}) for run in (before, after))
     old, new = _targets(before, given), _targets(after, given)
-    compared, over_union = not old.teachers.null_count(), target_facts(after)["objective"] == "kl"
+    compared, over_union = not old.teachers.null_count(), gives_label_distributions(target_facts(after)["objective"])
     added = {key: label for key, label in given.by_key.items() if key not in earlier.by_key}
     right = _right(after, old, added) if over_union else None
     return LabelEffect(

@@ -17,12 +17,13 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.corpus import fields, tables
 from amalgam.stages.common.load import load_student, train_part
+from amalgam.stages.target_methods import gives_label_distributions
 
 
 def show_divergence(run: Run, folder: Path) -> None:
     """Prints the mean divergence and the agreement of all texts, and of texts of large and of small weight."""
     facts = target_facts(run)
-    if facts["objective"] != "kl":
+    if not gives_label_distributions(facts["objective"]):
         what = f"targets.mode: {run.experiment.targets.mode} has no distribution over all labels to compare"
         raise ExperimentError(what, where="--oracle", fix="remove --oracle, or choose another targets.mode")
     oracle = load_student(run, folder, facts["labels"], where="--oracle")

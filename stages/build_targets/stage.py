@@ -30,7 +30,14 @@ from amalgam.stages.common.intervals import percent
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_of
 from amalgam.stages.objective_inputs import reads_texts
-from amalgam.stages.target_methods import LossFacts, TargetBatch, TargetInputs, TeacherPredictions, target_method
+from amalgam.stages.target_methods import (
+    LossFacts,
+    TargetBatch,
+    TargetInputs,
+    TeacherPredictions,
+    gives_label_distributions,
+    target_method,
+)
 from amalgam.stages.weigh_teachers.stage import labelled_weights_of, weights_of
 
 BINS = 10
@@ -244,7 +251,7 @@ class UnsetTargets:
 def unset_targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> UnsetTargets | None:
     """Returns the targets of labelled texts before their labels; None if a target is no distribution over labels."""
     method = target_method(run.experiment.targets)
-    if method.loss != "kl":
+    if not gives_label_distributions(method.loss):
         return None
     gold, predictions = pl.Series("label", rows.column("label"), dtype=pl.String), _predictions(run, buckets, rows)
 

@@ -29,6 +29,7 @@ from amalgam.stages.report import blocks
 from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
 from amalgam.stages.report.evaluation import EvaluationInputs, Predictions, TestAnswers, calibration_bin, gold_indices
 from amalgam.stages.report.verdict_types import Coverage, Kind, RivalCounts, Threshold
+from amalgam.stages.target_methods import gives_label_distributions
 
 MOST_ERRORS, MOST_PAIRS, MOST_DISPUTED = 12, 15, 12
 
@@ -342,7 +343,7 @@ def _targets(
     margins: dict[str, blocks.Histogram] | None = None
     gold = gold_indices(labels, pa.concat_tables(read_bucket(store, bucket, ["label"]) for bucket in buckets))
     labelled = (gold >= 0) & unset
-    if facts["objective"] == "kl" and labelled.any():  # the target is a distribution over the labels
+    if gives_label_distributions(facts["objective"]) and labelled.any():
         right = int((matrix(table.column("target")).argmax(axis=1) == gold)[labelled].sum())
     margin = table.column("margin").to_numpy().astype(np.float64)
     if np.isfinite(margin).all() and len(labels.columns) > 1:

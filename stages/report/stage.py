@@ -43,7 +43,7 @@ from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_words import evaluation_cautions
-from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions, target_method
+from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions, gives_label_distributions, target_method
 from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder, validation_part
 from amalgam.stages.weigh_teachers.stage import weights_of
 
@@ -408,7 +408,7 @@ def _unlabelled(run: Run, train: Part) -> tuple[types.UnlabelledQuality, str]:
         labels=load.label_space(run),
         student=_student(run),
         answers=_answers(run),
-        targets=read_targets(run) if target_facts(run)["objective"] == "kl" else None,
+        targets=read_targets(run) if gives_label_distributions(target_facts(run)["objective"]) else None,
         held_out=held_out_share(run),
         corpus=run.experiment.corpus,
         labelled=given.by_key if (given := load.given_labels(run)) else (),

@@ -429,7 +429,7 @@ class Ranking:
     """Each teacher's first label [texts, teachers] by position in the union; None if no two teachers share a label."""
 
 
-def rank(inputs: TargetInputs, scores: pl.Series, *, probabilities: bool, answers: Array | None = None) -> Ranking:
+def rank(inputs: TargetInputs, scores: pl.Series, *, probabilities: bool, answers: Array | None) -> Ranking:
     """Compares answers: teachers with the same answer have one score, the sum of probabilities, else the maximum."""
     if width(scores) == 1:
         return Ranking(scores, scores.arr.arg_max(), _ones(len(scores)))

@@ -13,7 +13,7 @@ from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 
 
 def check_disk_space(
-    stages: Sequence[Stage], run: Run, states: Sequence[StageState] = (), *, first: str | None = None
+    stages: Sequence[Stage], run: Run, states: Sequence[StageState], *, first: str | None = None
 ) -> str:
     """Refuses a disk without room for the least that the missing results need; returns need and room for a message.
 

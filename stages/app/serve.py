@@ -57,9 +57,9 @@ class ExportFolder(Description):
     folder: Path
     inputs: Sequence[str]
     pad_id: int
-    reads_padding: bool = False
+    reads_padding: bool
     """Whether padding changes the logits, so that a run has texts of one length."""
-    end: int | None = None
+    end: int | None
     """The token of which all texts of a run have the same number; None: any number."""
 
 

@@ -53,7 +53,7 @@ class SweepRun:
     name: str
     values: dict[str, str]
     overrides: list[str]
-    file: InputFile | None = None
+    file: InputFile | None
     """The experiment file that all students of the sweep share."""
 
     def check_file(self) -> None:

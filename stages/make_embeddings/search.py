@@ -75,7 +75,7 @@ def check_reads_embeddings(model: Any, special: SpecialTokens, *, name: str) -> 
 
 
 def search_embeddings(
-    teacher: Teacher, label: int, config: PseudoEmbeddings, *, stop: Callable[[], None] = lambda: None
+    teacher: Teacher, label: int, config: PseudoEmbeddings, *, stop: Callable[[], None]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns embeddings [count, T, W] without special tokens, and the teacher's logits [count, labels]."""
     model, special = teacher.model, SpecialTokens(teacher.model, teacher.tokenizer)

@@ -63,9 +63,9 @@ class AuditInputs:
     store: Store
     read_predictions: Callable[[Sequence[str], pa.ChunkedArray], Sequence[TeacherPredictions]]
     """(bucket prefixes, text keys) -> one entry per teacher, in the order of `labels`."""
-    given: Collection[bytes] = ()
+    given: Collection[bytes]
     """Keys of the texts with a label in `labels`, which sets their weights and targets: no accuracy counts them."""
-    passes: PassAudit | None = None
+    passes: PassAudit | None
     """Counts on a sample of texts, which ran passes that the others did not."""
 
 

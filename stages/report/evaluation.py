@@ -105,9 +105,9 @@ class EvaluationInputs(TeacherInputs):
     """The system that the report is about."""
     student: Classifier | None
     calibration_bins: int
-    unknown_label: str | None = None
+    unknown_label: str | None
     """Gold label of texts that belong to no label of the union."""
-    picked: Mapping[bytes, int] = field(default_factory=dict)
+    picked: Mapping[bytes, int]
     """By key of a selected test text: how it was picked."""
 
 

@@ -25,7 +25,7 @@ class EstimateInputs(TeacherInputs):
     gold: Mapping[bytes, str]
     """The labels of the texts by key."""
     targets: Callable[[Sequence[Bucket], pa.Table], UnsetTargets | None]
-    student: Classifier | None = None
+    student: Classifier | None
 
 
 @dataclass(frozen=True)

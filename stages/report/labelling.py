@@ -55,11 +55,11 @@ class LabellingInputs(TeacherInputs):
     """One table for each bucket, if a target is a distribution over the labels."""
     held_out: float
     corpus: Corpus
-    labelled: Collection[bytes] = ()
+    labelled: Collection[bytes]
     """Keys of the texts with a label in `labels`, which are not labelled again."""
-    read_weights: Callable[[Sequence[Bucket]], pa.Table] | None = None
+    read_weights: Callable[[Sequence[Bucket]], pa.Table] | None
     """Reads the teachers' weights on the texts of buckets, if they estimate accuracies."""
-    accuracy: AccuracyEstimate | None = None
+    accuracy: AccuracyEstimate | None
     """The estimated accuracy of the targets."""
 
 

@@ -121,7 +121,7 @@ def targeted(
     targets: Iterable[pa.Table],
     *,
     held_out: float,
-    unused: Collection[bytes] = (),
+    unused: Collection[bytes],
 ) -> TrainingData:
     """Returns the training texts with their targets, joined bucket by bucket, and a held-out share."""
 
@@ -151,7 +151,7 @@ def objective_phases(  # noqa: PLR0913 - the fields of the context, by name
     targets: Objective,
     *,
     seed: int,
-    confidence: np.ndarray[Any, Any] | None = None,
+    confidence: np.ndarray[Any, Any] | None,
 ) -> Phases:
     """Returns the phases of the training; the objective's own weights are drawn from the student's seed."""
     width, labels = int(new.model.config.get_text_config().hidden_size), int(new.model.config.num_labels)

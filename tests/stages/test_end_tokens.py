@@ -57,7 +57,8 @@ def test_serve_predicts_a_text_that_holds_the_end_token_as_alone(
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     end, inputs = end_token(read_config(tmp_path, where="it")), ["input_ids", "attention_mask"]
-    export = ExportFolder(["a", "b", "c"], "", 64, None, (), folder=tmp_path, inputs=inputs, pad_id=0, end=end)
+    own = (["a", "b", "c"], "", 64, None, ())
+    export = ExportFolder(*own, folder=tmp_path, inputs=inputs, pad_id=0, reads_padding=False, end=end)
     student = OnnxStudent(export, 1)
     alone = [student([text])[0].probabilities for text in TEXTS]
     assert np.ptp(alone, axis=0).max() > 1e-3

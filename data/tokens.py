@@ -166,8 +166,8 @@ def _encode_by_backend(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: 
         backend.encode_special_tokens = tokenizer.split_special_tokens
     encoded = backend.encode_batch_fast([text if pairs else text[0] for text in texts], add_special_tokens=True)
     # Only a text that fills the limit can be truncated, and reading the overflow is slow.
-    truncated = [len(one) >= limit and bool(one.overflowing) for one in encoded]
-    return _rows([one.ids for one in encoded], [one.type_ids for one in encoded] if types else None, truncated)
+    truncated = [len(each) >= limit and bool(each.overflowing) for each in encoded]
+    return _rows([each.ids for each in encoded], [each.type_ids for each in encoded] if types else None, truncated)
 
 
 def _encode_by_call(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, types: bool) -> TokenRows:
@@ -177,7 +177,7 @@ def _encode_by_call(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int
     truncation = {"truncation": "longest_first" if len(fields) > 1 else "only_first", "max_length": limit}
     encoded = tokenizer(*fields, **options, **truncation)
     if encoded.encodings is not None:
-        truncated = [bool(one.overflowing) for one in encoded.encodings]
+        truncated = [bool(each.overflowing) for each in encoded.encodings]
     else:  # a tokenizer in Python does not report truncation
         truncated = [len(whole) > limit for whole in tokenizer(*fields, **options)["input_ids"]]
     return _rows(encoded["input_ids"], encoded.get("token_type_ids") if types else None, truncated)

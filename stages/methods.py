@@ -134,8 +134,8 @@ def _makes(method: Method, targets: Mapping[str, Any]) -> bool:
     defaults = method.defaults.get("targets", {})
     hedged = {**defaults, **method.on_generated.get("targets", {})}
     return any(
-        all(targets.get(name) == value for name, value in one.items() if name not in SETTINGS)
-        for one in (defaults, hedged)
+        all(targets.get(name) == value for name, value in settings.items() if name not in SETTINGS)
+        for settings in (defaults, hedged)
     )
 
 

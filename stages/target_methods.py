@@ -25,7 +25,8 @@ COMPARATIVE = ("rmd", "md", "msp")
 class TeacherPredictions:
     """The cached predictions of one teacher, a row for each text."""
 
-    teacher: str
+    name: str
+    """The teacher."""
     logits: pl.Series
     """With dropout off."""
     distribution: pl.Series
@@ -148,7 +149,7 @@ class TargetMethod:
 
     def tempered_distributions(self, inputs: TargetInputs) -> list[pl.Series]:
         """Returns each teacher's softmax(logits / T)."""
-        logits = [one.logits for one in inputs.predictions]
+        logits = [teacher.logits for teacher in inputs.predictions]
         wide = [own.cast(pl.Array(pl.Float64, width(own))) for own in logits]
         return [softmax_column(own / self.targets.kd_temperature) for own in wide]
 
@@ -165,7 +166,7 @@ class WeightedSum(TargetMethod):
 
         `answers` are their first labels, if they are computed already.
         """
-        confidences = side_by_side([one.confidence for one in inputs.predictions])
+        confidences = side_by_side([teacher.confidence for teacher in inputs.predictions])
         scores = confidences if inputs.weights is None else inputs.weights
         probabilities = self.confidence_is_weight or inputs.weights is not None
         return rank(inputs, scores, probabilities=probabilities, answers=answers)
@@ -179,10 +180,10 @@ class WeightedSum(TargetMethod):
         shares = columns_of(self.shares(ranking, inputs))
         entries = [
             (label, values * share)
-            for distribution, share, one in zip(self.distributions(inputs), shares, inputs.predictions, strict=True)
-            for label, values in zip(inputs.space.columns[one.teacher], columns_of(distribution), strict=True)
+            for distribution, share, teacher in zip(self.distributions(inputs), shares, inputs.predictions, strict=True)
+            for label, values in zip(inputs.space.columns[teacher.name], columns_of(distribution), strict=True)
         ]
-        names = pl.Series([one.teacher for one in inputs.predictions], dtype=pl.String)
+        names = pl.Series([teacher.name for teacher in inputs.predictions], dtype=pl.String)
         target, chosen, margin = add_up(entries, inputs.space), names.gather(ranking.leader), ranking.margin
         by_margin = "text_weights" in self.fields and self.targets.text_weights == "margin"
         return TargetBatch(target, margin if by_margin else _ones(len(margin)), chosen, margin, ranking.scores)
@@ -224,7 +225,7 @@ class MukaSoft(WeightedSum):
         return _without(name, omitted)
 
     def distributions(self, inputs: TargetInputs) -> Sequence[pl.Series]:
-        distributions = [one.distribution for one in inputs.predictions]
+        distributions = [teacher.distribution for teacher in inputs.predictions]
         return list(map(first_label, distributions)) if self.targets.distribution == "top-label" else distributions
 
     def shares(self, ranking: Ranking, inputs: TargetInputs) -> pl.Series:
@@ -286,9 +287,9 @@ class VanillaKD(TargetMethod):
     tempered = True
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
-        logits = [logit.cast(pl.Float64) for one in inputs.predictions for logit in columns_of(one.logits)]
+        logits = [logit.cast(pl.Float64) for teacher in inputs.predictions for logit in columns_of(teacher.logits)]
         share = softmax_column(side_by_side(logits) / self.targets.kd_temperature)
-        owners = [label for one in inputs.predictions for label in inputs.space.columns[one.teacher]]
+        owners = [label for teacher in inputs.predictions for label in inputs.space.columns[teacher.name]]
         return unweighted(add_up(zip(owners, columns_of(share), strict=True), inputs.space))
 
 
@@ -310,7 +311,7 @@ class Scores(TargetMethod):
     takes_labels = False
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
-        logits = [logit for one in inputs.predictions for logit in columns_of(one.logits)]
+        logits = [logit for teacher in inputs.predictions for logit in columns_of(teacher.logits)]
         return unweighted(side_by_side(logits))
 
 
@@ -346,11 +347,11 @@ class MTBert(TargetMethod):
         gold = one_hot(inputs.gold.fill_null(""), space)
         has_label = gold.arr.sum()
         entries: list[tuple[int, pl.Series]] = []
-        for distribution, one in zip(self.tempered_distributions(inputs), inputs.predictions, strict=True):
-            own = space.columns[one.teacher]
+        for distribution, teacher in zip(self.tempered_distributions(inputs), inputs.predictions, strict=True):
+            own = space.columns[teacher.name]
             shares = columns_of(distribution)
             if self.targets.text_weights != "none":
-                weight = 1 / (1 + has_label * _cross_entropy(one, gold, own))
+                weight = 1 / (1 + has_label * _cross_entropy(teacher, gold, own))
                 shares = [share * weight for share in shares]
             entries += zip(own, shares, strict=True)
         taught = columns_of(add_up(entries, space))
@@ -408,9 +409,9 @@ def add_up(entries: Iterable[tuple[int, pl.Series]], space: LabelSpace) -> pl.Se
     return side_by_side([total(parts) for parts in columns])
 
 
-def _cross_entropy(one: TeacherPredictions, gold: pl.Series, own: Sequence[int]) -> pl.Series:
+def _cross_entropy(teacher: TeacherPredictions, gold: pl.Series, own: Sequence[int]) -> pl.Series:
     """Returns -log of the teacher's probability of the gold label, from logits: it stays finite for any logits."""
-    logits = [logit.cast(pl.Float64) for logit in columns_of(one.logits)]
+    logits = [logit.cast(pl.Float64) for logit in columns_of(teacher.logits)]
     of_gold = total(gold.arr.get(label) * logit for label, logit in zip(own, logits, strict=True))
     top = side_by_side(logits).arr.max()
     return top + total((logit - top).exp() for logit in logits).log() - of_gold
@@ -447,8 +448,8 @@ def rank(inputs: TargetInputs, scores: pl.Series, *, probabilities: bool, answer
 
 
 def _answers(inputs: TargetInputs) -> Array:
-    own = [np.array(inputs.space.columns[one.teacher]) for one in inputs.predictions]
-    first = [one.distribution.arr.arg_max().to_numpy() for one in inputs.predictions]
+    own = [np.array(inputs.space.columns[teacher.name]) for teacher in inputs.predictions]
+    first = [teacher.distribution.arr.arg_max().to_numpy() for teacher in inputs.predictions]
     return np.stack([labels[places] for labels, places in zip(own, first, strict=True)], axis=1)
 
 

@@ -215,7 +215,9 @@ class PassAnswers:
 
     @classmethod
     def joined(cls, parts: Sequence[PassAnswers]) -> PassAnswers:
-        return cls(np.concatenate([one.logits for one in parts]), np.concatenate([one.passes for one in parts]))
+        return cls(
+            np.concatenate([teacher.logits for teacher in parts]), np.concatenate([teacher.passes for teacher in parts])
+        )
 
     def of(self, rows: Array) -> PassAnswers:
         return PassAnswers(self.logits[rows], self.passes[rows])
@@ -280,9 +282,9 @@ Fitted: TypeAlias = Mapping[int, Sequence[Regression]]
 
 def fit_all(answers: Sequence[PassAnswers], passes: int, rows: Array) -> Fitted:
     """Fits the regressions of all steps and teachers on these rows, which have all passes."""
-    wanted = [one.after(passes)[rows] for one in answers]
+    wanted = [teacher.after(passes)[rows] for teacher in answers]
     return {
-        step: [fit(one.inputs(step)[rows], log) for one, log in zip(answers, wanted, strict=True)]
+        step: [fit(teacher.inputs(step)[rows], log) for teacher, log in zip(answers, wanted, strict=True)]
         for step in STEPS
         if step < passes
     }
@@ -297,7 +299,7 @@ def stop(fitted: Fitted, rows: Array, answers_of: Callable[[int, Array], Sequenc
         if not len(open_rows):
             break
         pairs = zip(answers_of(step, rows[open_rows]), regressions, strict=True)
-        log[open_rows] = np.stack([one.inputs(step) @ each.weights for one, each in pairs], axis=1)
+        log[open_rows] = np.stack([teacher.inputs(step) @ regression.weights for teacher, regression in pairs], axis=1)
         settled = are_settled(log[open_rows], np.array([each.deviation for each in regressions]))
         taken[open_rows[settled]] = step
     return taken, log
@@ -316,13 +318,13 @@ def are_settled(log_uncertainty: Array, deviations: Array) -> Array:
 
 def audit_regressions(answers: Sequence[PassAnswers], passes: int) -> RegressionFacts:
     """Counts sampled texts with the same teacher by fewer passes and by all, by cross-validation, and by two halves."""
-    exact = np.stack([one.after(passes) for one in answers]).argmin(axis=0)
+    exact = np.stack([teacher.after(passes) for teacher in answers]).argmin(axis=0)
     rows, chosen = np.arange(len(exact)), exact.copy()
     for fold in np.array_split(rows, min(FOLDS, len(rows))):
         fitted = fit_all(answers, passes, np.delete(rows, fold))
-        taken, log = stop(fitted, fold, lambda _step, wanted: [one.of(wanted) for one in answers])
+        taken, log = stop(fitted, fold, lambda _step, wanted: [teacher.of(wanted) for teacher in answers])
         chosen[fold[taken >= 0]] = log[taken >= 0].argmin(axis=1)
-    first, second = (np.stack([one.halves[part] for one in answers]).argmin(axis=0) for part in (0, 1))
+    first, second = (np.stack([teacher.halves[part] for teacher in answers]).argmin(axis=0) for part in (0, 1))
     return {"sampled": len(rows), "same": int((chosen == exact).sum()), "halves_same": int((first == second).sum())}
 
 
@@ -407,7 +409,7 @@ class AdaptivePasses:
         log = np.zeros((len(keys), len(self.families)))
         log[len(keys) - len(predicted) :, : predicted.shape[1]] = predicted
         rows = np.flatnonzero(taken == self.passes)
-        for column, one in enumerate(self._answers(bucket, keys[rows], self.passes) if len(rows) else ()):
-            log[rows, column] = one.after(self.passes)
+        for column, teacher in enumerate(self._answers(bucket, keys[rows], self.passes) if len(rows) else ()):
+            log[rows, column] = teacher.after(self.passes)
         confidences: Array = (1 - np.exp(log)).clip(0, 1).astype(np.float32)
         return confidences

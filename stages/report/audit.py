@@ -81,10 +81,10 @@ class AuditedTexts:
     ) -> None:
         method = target_method(targets)
         self.inputs, self.method = inputs, method if isinstance(method, WeightedSum) else MukaSoft(targets)
-        self.columns = [np.array(inputs.space.columns[one.teacher]) for one in inputs.predictions]
-        self.distributions = [one.distribution.to_numpy() for one in inputs.predictions]
+        self.columns = [np.array(inputs.space.columns[teacher.name]) for teacher in inputs.predictions]
+        self.distributions = [teacher.distribution.to_numpy() for teacher in inputs.predictions]
         """By teacher: [N, C] over its own labels, dropout off."""
-        self.confidence_NT = np.stack([one.confidence.to_numpy() for one in inputs.predictions], axis=1)
+        self.confidence_NT = np.stack([teacher.confidence.to_numpy() for teacher in inputs.predictions], axis=1)
         self.predicted_NT = np.stack(
             [own[rows.argmax(axis=1)] for own, rows in zip(self.columns, self.distributions, strict=True)], axis=1
         )
@@ -105,7 +105,7 @@ class AuditedTexts:
         elif len(teachers) < len(self.columns) and self.method.confidence_is_weight:
             shares = _rescaled(self.confidence_NT[:, teachers])
             predictions = [
-                replace(one, confidence=pl.Series(own)) for one, own in zip(predictions, shares.T, strict=True)
+                replace(teacher, confidence=pl.Series(own)) for teacher, own in zip(predictions, shares.T, strict=True)
             ]
         inputs = replace(self.inputs, predictions=predictions, weights=weights)
         ranking = self.method.ranking(inputs, self.predicted_NT[:, teachers])
@@ -146,7 +146,9 @@ def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[Au
         gold = gold_indices(inputs.labels, rows)
         for start in range(0, rows.num_rows, BLOCK_TEXTS):
             block = slice(start, start + BLOCK_TEXTS)
-            cut = [replace(one, **{name: getattr(one, name)[block] for name in COLUMNS}) for one in predictions]
+            cut = [
+                replace(teacher, **{name: getattr(teacher, name)[block] for name in COLUMNS}) for teacher in predictions
+            ]
             given = TargetInputs(inputs.labels, names[block], cut, None if weights is None else weights[block])
             yield AuditedTexts(given, inputs.targets, gold[block], is_given[block])
 
@@ -243,7 +245,7 @@ class AuditCounts:
         self.met[a, b] += meet.sum()
         self.differed[a, b] += (meet & differ).sum()
         if self.same_labels(a, b):
-            first, second = (texts.distributions[one][:, self.columns[one].argsort()] for one in (a, b))
+            first, second = (texts.distributions[teacher][:, self.columns[teacher].argsort()] for teacher in (a, b))
             self.distance[a, b] += np.abs(first - second).sum() / 2
 
     def same_labels(self, a: int, b: int) -> bool:

@@ -168,9 +168,9 @@ def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], few_labels.Co
     for _ in range(ROUNDS):
         learned = preferred(blocks.after(correct(of_labelled), of_first), first.predicted)
         learned[first.rows] = first.gold
-        to_labels = [one.coefficients(learned, blocks.labels) for one in blocks.maps]
+        to_labels = [linear_map.coefficients(learned, blocks.labels) for linear_map in blocks.maps]
         pairs = zip(blocks.maps, to_labels, strict=True)
-        own = np.mean([one.left_out(its, learned, first.predicted) for one, its in pairs], axis=0)
+        own = np.mean([linear_map.left_out(its, learned, first.predicted) for linear_map, its in pairs], axis=0)
         elsewhere = [mean_predicted(part.states(), to_labels, part.predicted[part.rows]) for part in others]
         label_scale = _scale_of(own)
         of_first[1:] = [_scaled(own, label_scale)]

@@ -56,12 +56,12 @@ class Layer:
     def __post_init__(self) -> None:
         """Joins query, key and value in one matrix; the model's own weights become views of it, which saves memory."""
         three = (self.query, self.key, self.value)
-        object.__setattr__(self, "weight", torch.cat([one.weight.data for one in three]))
-        object.__setattr__(self, "bias", torch.cat([one.bias.data for one in three]))
+        object.__setattr__(self, "weight", torch.cat([linear.weight.data for linear in three]))
+        object.__setattr__(self, "bias", torch.cat([linear.bias.data for linear in three]))
         width = self.query.out_features
-        for number, one in enumerate(three):
-            one.weight.data = self.weight[number * width : (number + 1) * width]
-            one.bias.data = self.bias[number * width : (number + 1) * width]
+        for number, linear in enumerate(three):
+            linear.weight.data = self.weight[number * width : (number + 1) * width]
+            linear.bias.data = self.bias[number * width : (number + 1) * width]
 
 
 @dataclass(frozen=True)
@@ -360,7 +360,7 @@ def _plain(parts: dict[str, Any]) -> bool:
     width = parts["query"].in_features
     return (
         len(linears) == 6
-        and all(type(one) is nn.Linear and one.bias is not None for one in linears)
+        and all(type(linear) is nn.Linear and linear.bias is not None for linear in linears)
         and all(parts[name].out_features == width for name in ("query", "key", "value", "attended", "down"))
         and all(type(parts[name]) is nn.LayerNorm for name in ("attended_norm", "norm"))
     )

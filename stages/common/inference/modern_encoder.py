@@ -197,6 +197,6 @@ def _described(block: Any, config: Any) -> PreNormLayer:
 
 def _is_plain(layer: PreNormLayer) -> bool:
     """Neither quantised nor adapted."""
-    return all(type(one) is nn.Linear for one in (layer.three, layer.attended, layer.up, layer.down)) and (
+    return all(type(linear) is nn.Linear for linear in (layer.three, layer.attended, layer.up, layer.down)) and (
         type(layer.attended_norm) is nn.LayerNorm and type(layer.norm) in {nn.LayerNorm, nn.Identity}
     )

@@ -524,7 +524,7 @@ def _logits_with(teacher: Teacher, rows: Rows, encoder: FastEncoder | None) -> l
         logits = [teacher.forward(teacher.inputs(rows), encoder)]
         if sites:
             logits.append(teacher.forward_with_dropout(teacher.inputs(rows, sites), sites, encoder))
-    return [one.float() for one in logits]
+    return [tensor.float() for tensor in logits]
 
 
 def _last_layer_agrees(teacher: Teacher, early: int) -> bool:

@@ -159,7 +159,7 @@ def entropy_column(probability: pl.Series) -> pl.Series:
 def first_label(probability: pl.Series) -> pl.Series:
     """Returns 1 at the largest number of each array, the first of equals, and 0 elsewhere."""
     first = probability.arr.arg_max()
-    return side_by_side([(first == place).cast(pl.Float64) for place in range(width(probability))])
+    return side_by_side([(first == index).cast(pl.Float64) for index in range(width(probability))])
 
 
 def total(columns: Iterable[pl.Series]) -> pl.Series:

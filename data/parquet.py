@@ -185,9 +185,9 @@ UNKNOWN = (
 
 def predictions(top: int, teachers: Sequence[str], *, unknown: bool = False) -> tuple[Column, ...]:
     columns = list(PREDICTIONS)
-    for place in range(2, top + 1):
-        columns.append(Column(f"label_{place}", "string", "the next likely label"))
-        columns.append(Column(f"probability_{place}", "float32", "the student's, of that label"))
+    for index in range(2, top + 1):
+        columns.append(Column(f"label_{index}", "string", "the next likely label"))
+        columns.append(Column(f"probability_{index}", "float32", "the student's, of that label"))
     meaning = "sum over this teacher's labels; shared ones count for each"
     masses = (Column(f"mass_{teacher}", "float32", meaning) for teacher in teachers)
     return (*columns, *(UNKNOWN if unknown else ()), *masses)

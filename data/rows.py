@@ -255,9 +255,9 @@ class _Table:
         texts, identity, label = values[: self._width], None, None
         if self._id:
             identity = _as_text(values[self._width])
-        for place, text in enumerate(texts):
+        for index, text in enumerate(texts):
             if reason := _why_not_text(text):
-                return self.bad(number, reason, text, field=self.corpus.text[place], identity=identity)
+                return self.bad(number, reason, text, field=self.corpus.text[index], identity=identity)
         if self._id and (reason := _why_not_text(identity)):
             return self.bad(number, reason, identity, field=self._id)
         if len(values) > self._size:

@@ -246,7 +246,7 @@ class MukaHard(MukaSoft):
     winner_takes_all = True
 
     def shares(self, ranking: Ranking, inputs: TargetInputs) -> pl.Series:
-        return side_by_side([(ranking.leader == place).cast(pl.Float64) for place in range(len(inputs.predictions))])
+        return side_by_side([(ranking.leader == index).cast(pl.Float64) for index in range(len(inputs.predictions))])
 
 
 class StrataNet(WeightedSum):

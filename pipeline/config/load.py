@@ -407,7 +407,7 @@ def _name_teachers(data: dict[str, Any]) -> None:
 def _repeated_name(parsed: ParsedFile, experiment: ExperimentConfig) -> KeyPath:
     """Returns the path of an override that repeats a teacher's name; else that of all teachers."""
     names = [teacher.name for teacher in experiment.teachers]
-    paths: list[KeyPath] = [("teachers", place, "name") for place, name in enumerate(names) if names.count(name) > 1]
+    paths: list[KeyPath] = [("teachers", index, "name") for index, name in enumerate(names) if names.count(name) > 1]
     return next((path for path in paths if parsed.places.get(path) == COMMAND_LINE), ("teachers",))
 
 

@@ -69,10 +69,10 @@ def _by_disk(run: Run, by_stage: Mapping[str, tuple[int, int]]) -> dict[Path, di
     """Returns the need by stage of each disk, under the first folder on it."""
     disks: dict[int, Path] = {}
     needs: dict[Path, dict[str, int]] = {}
-    for place, root in enumerate((run.store.root, run.base)):
+    for index, root in enumerate((run.store.root, run.base)):
         folder = next(level for level in (root, *root.parents) if level.is_dir())
         disk = disks.setdefault(folder.stat().st_dev, folder)
         own = needs.setdefault(disk, {})
         for name, need in by_stage.items():
-            own[name] = own.get(name, 0) + need[place]
+            own[name] = own.get(name, 0) + need[index]
     return needs

@@ -105,7 +105,7 @@ def small_content(path: Path) -> bytes | None:
 
 def temporary_part(parts: Sequence[str]) -> int | None:
     """Returns the position of the unfinished file or folder of amalgam on a path; None if there is none."""
-    return next((place for place, part in enumerate(parts) if TEMPORARY_NAME.fullmatch(part)), None)
+    return next((index for index, part in enumerate(parts) if TEMPORARY_NAME.fullmatch(part)), None)
 
 
 def is_unfinished(parts: Sequence[str], folders: Collection[str], others: Collection[str]) -> bool:

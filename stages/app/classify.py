@@ -29,7 +29,7 @@ class Classifier:
 
     def __init__(self, folder: str | Path) -> None:
         names = json.loads((Path(folder) / "config.json").read_text("utf-8"))["id2label"]
-        self.labels = [names[str(place)] for place in range(len(names))]
+        self.labels = [names[str(index)] for index in range(len(names))]
         facts = Path(folder) / "export.json"
         self.columns = json.loads(facts.read_text("utf-8")).get("text", []) if facts.is_file() else []
         self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))  # truncates as in the training

@@ -139,7 +139,7 @@ def parity_texts(classifier: Classifier) -> list[tuple[str, ...]]:
     """Returns texts from one word to more tokens than the model accepts."""
     words = " ".join(text for text, _ in generate(max(TEXTS, classifier.limit // 4), 0)).split()
     longest = min(len(words), classifier.limit + 8)
-    return [(" ".join(words[place : place + max(1, longest * (place + 1) // TEXTS)]),) for place in range(TEXTS)]
+    return [(" ".join(words[index : index + max(1, longest * (index + 1) // TEXTS)]),) for index in range(TEXTS)]
 
 
 def _input_names(classifier: Classifier) -> list[str]:

@@ -168,7 +168,7 @@ def read_request(body: bytes, limits: Limits, student: Description) -> tuple[lis
 
 def _check_pairs(texts: Sequence[Text], columns: Sequence[str]) -> None:
     """Refuses single texts where the student learned pairs of texts, and pairs where it learned single texts."""
-    wrong = next((place for place, text in enumerate(texts) if columns and len(text) != len(columns)), None)
+    wrong = next((index for index, text in enumerate(texts) if columns and len(text) != len(columns)), None)
     if wrong is not None and len(columns) == 1:
         what = f"texts[{wrong}] is a pair of texts, and the student classifies single texts ({shown(columns[0])})"
         raise Refusal(HTTPStatus.BAD_REQUEST, what, 'send "a text"')
@@ -191,7 +191,7 @@ def _texts(given: Any, limits: Limits) -> list[Text]:
     if len(given) > limits.texts:
         what = f"the request has {len(given):,} texts, and {limits.texts:,} are allowed"
         raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, what, "send several requests")
-    return [_text(text, f"texts[{place}]", limits) for place, text in enumerate(given)]
+    return [_text(text, f"texts[{index}]", limits) for index, text in enumerate(given)]
 
 
 def _text(given: Any, place: str, limits: Limits) -> Text:
@@ -214,8 +214,8 @@ def _text(given: Any, place: str, limits: Limits) -> Text:
 def entry(prediction: Prediction, student: Description, top: int) -> dict[str, Any]:
     """Returns the answer for one text."""
     ranked = [
-        {"label": student.labels[place], "probability": round(float(prediction.probabilities[place]), DIGITS)}
-        for place in (-prediction.probabilities).argsort(kind="stable")[:top]
+        {"label": student.labels[index], "probability": round(float(prediction.probabilities[index]), DIGITS)}
+        for index in (-prediction.probabilities).argsort(kind="stable")[:top]
     ]
     result: dict[str, Any] = dict(ranked[0])
     if top > 1:

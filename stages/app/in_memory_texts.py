@@ -231,14 +231,14 @@ def _selected(table: pa.Table, corpus: Corpus, part: str) -> pa.Table:
 
 def _without_categories(table: pa.Table) -> pa.Table:
     """Returns the table with categories as plain text; Arrow cannot cast those of Polars."""
-    for place, field in enumerate(table.schema):
+    for index, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type) and _is_text(field.type):
             chunks = [
                 pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(pa.large_string()))
-                for chunk in table.column(place).chunks
+                for chunk in table.column(index).chunks
             ]
             plain = [chunk.dictionary_decode() for chunk in chunks]
-            table = table.set_column(place, field.name, pa.chunked_array(plain, pa.large_string()))
+            table = table.set_column(index, field.name, pa.chunked_array(plain, pa.large_string()))
     return table
 
 

@@ -193,7 +193,7 @@ def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts
 
 def agreement(labels: Sequence[str], texts: ComparedTexts, expected: Array, quantised: Array) -> Agreement:
     """Compares the student's labels of the texts, by number, with those of the int8 model."""
-    names = {label: place for place, label in enumerate(labels)}
+    names = {label: index for index, label in enumerate(labels)}
     gold = np.array([names.get(label or "", -1) for label in texts.gold], np.int64)
     labelled = gold >= 0
     accuracies = [float((own == gold)[labelled].mean()) if labelled.any() else None for own in (expected, quantised)]

@@ -172,13 +172,13 @@ def launches(lengths: Any, *, equal: bool = False) -> Iterator[Any]:
     """Yields the rows of each run of the model: texts of similar length with little padding, or of one length."""
     order = np.argsort(-lengths, kind="stable")
     begin, real = 0, 0
-    for place, row in enumerate(order):
-        padded = int(lengths[order[begin]]) * (place - begin + 1)
+    for index, row in enumerate(order):
+        padded = int(lengths[order[begin]]) * (index - begin + 1)
         too_padded = real >= LEAST_TOKENS and padded * (1 - MOST_PADDING) > real + int(lengths[row])
         is_other = equal and lengths[row] != lengths[order[begin]]
-        if place > begin and (padded > LAUNCH_TOKENS or too_padded or is_other):
-            yield order[begin:place]
-            begin, real = place, 0
+        if index > begin and (padded > LAUNCH_TOKENS or too_padded or is_other):
+            yield order[begin:index]
+            begin, real = index, 0
         real += int(lengths[row])
     if len(order):
         yield order[begin:]

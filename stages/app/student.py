@@ -231,8 +231,8 @@ class Predictions:
     def columns(self) -> list[Any]:
         """Returns the values of the columns of `data.parquet.predictions`, from the label on."""
         ranked: list[Any] = []
-        for place, probabilities in enumerate(self.probabilities.T):
-            ranked += [[labels[place] for labels in self.labels], probabilities]
+        for index, probabilities in enumerate(self.probabilities.T):
+            ranked += [[labels[index] for labels in self.labels], probabilities]
         unknown = [self.unknown.flags, self.unknown.scores] if self.unknown else []
         return [*ranked, *unknown, *self.masses.values()]
 

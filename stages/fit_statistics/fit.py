@@ -99,8 +99,8 @@ class Statistics:
 
     def save(self, path: Path) -> None:
         tensors = {
-            f"{name}.{part}": np.stack([getattr(pair[place], part) for pair in self.pairs])
-            for place, name in enumerate(PAIR)
+            f"{name}.{part}": np.stack([getattr(pair[index], part) for pair in self.pairs])
+            for index, name in enumerate(PAIR)
             for part in PARTS
         }
         save_file({**tensors, "mean": self.mean, "deviation": self.deviation}, path)

@@ -99,7 +99,7 @@ class FitStatistics(Stage):
                 "texts": int((groups >= 0).sum()),
                 "which": which,
                 "background": len(logits),
-                "absent_places": [place for place in range(len(teacher.labels)) if place not in groups],
+                "absent_places": [index for index in range(len(teacher.labels)) if index not in groups],
                 "width": states.width,
                 "shrinkage": [
                     round(max(float(gaussians.shrinkage) for gaussians in side), 4)

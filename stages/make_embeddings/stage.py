@@ -102,7 +102,7 @@ class MakeEmbeddings(Stage):
             classes[facts["content"], facts["label"]] = entry
         return {
             "teachers": {
-                teacher.name: {name: classes[teacher.files.digest, place] for place, name in enumerate(teacher.labels)}
+                teacher.name: {name: classes[teacher.files.digest, index] for index, name in enumerate(teacher.labels)}
                 for teacher in teachers_of(run)
             }
         }

@@ -121,7 +121,7 @@ class AuditedTexts:
 
     def first_labels(self, padded: Sequence[Array], *left_out: int) -> Array:
         """Returns the first label of the target of the other teachers, argmax of sum w_i pad_i(T_i)."""
-        rest = [place for place in range(len(self.columns)) if place not in left_out]
+        rest = [index for index in range(len(self.columns)) if index not in left_out]
         shares = self.weighed(rest)[1] if left_out else self.shares_NT
         total = sum(shares[:, [column]] * padded[teacher] for column, teacher in enumerate(rest))
         labels: Array = np.asarray(total).argmax(axis=1)

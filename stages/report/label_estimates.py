@@ -74,7 +74,7 @@ def estimate(name: str, kind: SystemKind, right: Array) -> SystemEstimate:
 
 def right_texts(inputs: EstimateInputs) -> RightTexts:
     buckets, table = _rows(inputs)
-    position = {name: place for place, name in enumerate(inputs.labels.names)}
+    position = {name: index for index, name in enumerate(inputs.labels.names)}
     gold = np.array([position[inputs.gold[key]] for key in table.column("key").to_pylist()])
     logits = inputs.teacher_logits(buckets, table)
     columns = {name: np.array(own) for name, own in inputs.labels.columns.items()}

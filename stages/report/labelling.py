@@ -118,13 +118,13 @@ def _shares(labels: LabelSpace, predicted: Array, sample: _Sample) -> list[types
     return [
         {
             "label": name,
-            "predicted": int((predicted == place).sum()),
-            "expected": first[place],
-            "mass": mass[place],
-            "ensemble": ensemble and ensemble[place],
+            "predicted": int((predicted == index).sum()),
+            "expected": first[index],
+            "mass": mass[index],
+            "ensemble": ensemble and ensemble[index],
             "teachers": teachers,
         }
-        for place, (name, teachers) in enumerate(zip(labels.names, labels.owners, strict=True))
+        for index, (name, teachers) in enumerate(zip(labels.names, labels.owners, strict=True))
     ]
 
 
@@ -206,10 +206,10 @@ def _csv(inputs: LabellingInputs, sample: _Sample, chosen: Sequence[tuple[int, s
     file = io.StringIO(newline="")
     writer = csv.writer(file)
     writer.writerow(columns_of(inputs.corpus))
-    for place, (row, why) in enumerate(chosen):
-        texts = [table.column(name)[place].as_py() or "" for name in ("text", "text_2")[: len(inputs.corpus.text)]]
+    for index, (row, why) in enumerate(chosen):
+        texts = [table.column(name)[index].as_py() or "" for name in ("text", "text_2")[: len(inputs.corpus.text)]]
         own = names[int(sample.student[row].argmax())]
         other = names[int(sample.ensemble[row].argmax())] if sample.ensemble is not None else ""
-        identity: list[Any] = [] if inputs.corpus.id == "auto" else ids[place]
-        writer.writerow([keys[place], *identity, *texts, "", own, other, why])
+        identity: list[Any] = [] if inputs.corpus.id == "auto" else ids[index]
+        writer.writerow([keys[index], *identity, *texts, "", own, other, why])
     return file.getvalue()

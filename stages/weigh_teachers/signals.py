@@ -66,7 +66,7 @@ def standard(signal: Array, fitted: Fitted = NOT_KEPT) -> Array:
 
 def together(signals: Sequence[Array], fitted: Fitted = NOT_KEPT) -> Array:
     """Returns the standardised sum of standardised signals."""
-    scores = [standard(signal, fitted.part(str(place))) for place, signal in enumerate(signals)]
+    scores = [standard(signal, fitted.part(str(index))) for index, signal in enumerate(signals)]
     return standard(np.sum(scores, axis=0), fitted.part("sum"))
 
 

@@ -437,7 +437,7 @@ def predictions(run: Run, prefixes: Sequence[str], keys: pa.Array) -> Prediction
         by_teacher.append(np.stack([confidence, margin, logits.max(axis=1)], axis=1))
         predicted.append(np.array(own)[logits.argmax(axis=1)])
     joined = np.stack(by_teacher, axis=2)
-    by_name = {name: joined[:, place] for place, name in enumerate(("confidence", "margin", "highest"))}
+    by_name = {name: joined[:, index] for index, name in enumerate(("confidence", "margin", "highest"))}
     return Predictions(by_name, np.stack(predicted, axis=1))
 
 

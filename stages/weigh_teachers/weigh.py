@@ -284,11 +284,11 @@ def with_maps(signal: Array, evidence: Evidence, fitted: Fitted = NOT_KEPT) -> A
         return signal
     fitted = fitted.part("maps")
     if fitted.is_reused:
-        stored = [fitted.stored(str(place)) for place in range(len(evidence.spaces))]
+        stored = [fitted.stored(str(index)) for index in range(len(evidence.spaces))]
         predictions = mean_predicted(evidence.spaces, stored, evidence.predicted)
         return _mapped(signal, predictions, fitted.stored("biases"), evidence)
     coefficients, biases, total = _fitted_maps(signal, evidence)
-    fitted.store({"biases": biases, **{str(place): own for place, own in enumerate(coefficients)}})
+    fitted.store({"biases": biases, **{str(index): own for index, own in enumerate(coefficients)}})
     return total
 
 

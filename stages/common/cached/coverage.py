@@ -38,9 +38,9 @@ class PrefixIndex(Generic[T]):
         """Indexes pairs of a bucket prefix and an entry."""
         self.entries: list[T] = []
         self._places: dict[str, list[int]] = {}
-        for place, (prefix, entry) in enumerate(entries):
+        for index, (prefix, entry) in enumerate(entries):
             self.entries.append(entry)
-            self._places.setdefault(_bits(prefix), []).append(place)
+            self._places.setdefault(_bits(prefix), []).append(index)
         self._sorted = sorted(self._places)
 
     def overlapping(self, prefixes: Iterable[str]) -> list[T]:
@@ -50,7 +50,7 @@ class PrefixIndex(Generic[T]):
 
     def _overlapping(self, bits: str) -> Iterator[str]:
         yield from (bits[:size] for size in range(len(bits)) if bits[:size] in self._places)
-        later = (self._sorted[place] for place in range(bisect_left(self._sorted, bits), len(self._sorted)))
+        later = (self._sorted[index] for index in range(bisect_left(self._sorted, bits), len(self._sorted)))
         yield from takewhile(lambda inner: inner.startswith(bits), later)
 
 

@@ -225,7 +225,7 @@ def open_states(teacher: str, units: Sequence[Mapping[str, Path]], wanted: Keys)
     mapped = [np.load(files["states.npy"], mmap_mode="r") for files in units]
     lengths = [table.column("rows").to_numpy().astype(np.int64) for table in tables]
     starts = [np.cumsum(sizes) - sizes for sizes in lengths]
-    file_of = [np.full(len(sizes), place) for place, sizes in enumerate(lengths)]
+    file_of = [np.full(len(sizes), index) for index, sizes in enumerate(lengths)]
     places = _places(tables, wanted, f"teacher {teacher}")
     return States(teacher, mapped, *(np.concatenate(part)[places] for part in (file_of, starts, lengths)))
 
@@ -268,7 +268,7 @@ class Features:
 
 def open_features(paths: Sequence[Path], wanted: Keys) -> Features:
     tables = [read_table(path, ["key"]) for path in paths]
-    file_of = np.concatenate([np.full(len(table), place) for place, table in enumerate(tables)])
+    file_of = np.concatenate([np.full(len(table), index) for index, table in enumerate(tables)])
     rows = np.concatenate([np.arange(len(table)) for table in tables])
     places = _places(tables, wanted, "the encoder")
     return Features(paths, file_of[places], rows[places])

@@ -353,7 +353,7 @@ class Classifier:
         self.limit = token_limit(self.model.config, self.tokenizer, max_tokens or LONGEST_TOKENS)
         self.types = has_two_types(self.model.config)
         self.pad_id, _ = choose_pad(self.model, self.tokenizer, name=str(files.folder))
-        self.labels = [str(self.model.config.id2label[place]) for place in range(self.model.config.num_labels)]
+        self.labels = [str(self.model.config.id2label[index]) for index in range(self.model.config.num_labels)]
         self._order = list(range(len(self.labels)))
 
     def reorder(self, labels: Sequence[str], *, where: str) -> None:

@@ -113,7 +113,7 @@ def without_pooler(body: Any) -> Any:
 
 def attentive_classifier(body: Any, head: AttentiveHead, labels: list[str]) -> AttentiveClassifier:
     """Returns a separate classifier with the weights of a body and a head that others may share."""
-    label2id = {label: place for place, label in enumerate(labels)}
+    label2id = {label: index for index, label in enumerate(labels)}
     model = AttentiveClassifier(AttentiveConfig(body.config, id2label=dict(enumerate(labels)), label2id=label2id))
     model.base_model.load_state_dict(body.state_dict())
     model.attentive.load_state_dict(head.state_dict())

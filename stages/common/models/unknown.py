@@ -91,7 +91,7 @@ class UnknownStates:
         parts = [_moments(middle, groups, folds == fold) for fold in range(folds.max() + 1)]
         has_class = np.empty(len(middle), bool)
         for fold in range(len(parts)):
-            others = [part for place, part in enumerate(parts) if place != fold] or parts
+            others = [part for index, part in enumerate(parts) if index != fold] or parts
             scores[folds == fold] = _scores(Gaussians.of(others), middle[folds == fold])
             has_class[folds == fold] = np.isin(groups[folds == fold], groups[folds != fold])
         scores = scores[has_class] if has_class.any() else scores

@@ -59,7 +59,7 @@ def mixture(signal: Array, shares: Array | None = None, fitted: Fitted = NOT_KEP
     a smaller scatter of own texts would appear as a larger share. The separations d_i, in deviations of the noise,
     shrink towards their mean. Without both, EM loses a teacher if there are more than two.
     """
-    scores = standard(signal, fitted.part("mixture"))
+    scores = standard(signal, fitted.scope("mixture"))
 
     def fit() -> Array:
         estimated = _estimated(scores, shares)

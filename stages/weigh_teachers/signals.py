@@ -20,8 +20,8 @@ class Fitted:
     prefix: str = ""
     is_kept: bool = True
 
-    def part(self, name: str) -> Fitted:
-        """Returns the same numbers for the names of one step."""
+    def scope(self, name: str) -> Fitted:
+        """Returns the same numbers, with the name of a step before each of their names."""
         return replace(self, prefix=f"{self.prefix}{name}/")
 
     def value(self, name: str, fit: Callable[[], Any]) -> Array:
@@ -66,8 +66,8 @@ def standard(signal: Array, fitted: Fitted = NOT_KEPT) -> Array:
 
 def together(signals: Sequence[Array], fitted: Fitted = NOT_KEPT) -> Array:
     """Returns the standardised sum of standardised signals."""
-    scores = [standard(signal, fitted.part(str(index))) for index, signal in enumerate(signals)]
-    return standard(np.sum(scores, axis=0), fitted.part("sum"))
+    scores = [standard(signal, fitted.scope(str(index))) for index, signal in enumerate(signals)]
+    return standard(np.sum(scores, axis=0), fitted.scope("sum"))
 
 
 def correlation(a: Array, b: Array) -> float:
@@ -98,6 +98,6 @@ def with_absence(kinds: Mapping[str, Array], predicted: Array, fitted: Fitted = 
     for name, signal in kinds.items():
         for teacher in teachers.tolist():
             others = np.delete(signal, teacher, axis=1).max(axis=1, keepdims=True)
-            part = fitted.part(f"absence of {name}").part(str(teacher))
-            result[name][:, teacher] = together([signal[:, [teacher]], -others], part)[:, 0]
+            scope = fitted.scope(f"absence of {name}").scope(str(teacher))
+            result[name][:, teacher] = together([signal[:, [teacher]], -others], scope)[:, 0]
     return result

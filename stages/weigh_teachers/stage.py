@@ -153,7 +153,7 @@ class WeighTeachers(Stage):
             if is_first:
                 weights, labelled_weights = _fit_labels(run, texts, weighed, labelled, fitted, checks)
             else:
-                weights = _corrected(weighed, fitted.part("labels"))
+                weights = _corrected(weighed, fitted.scope("labels"))
             weights = with_known(weights, labelled.rows, labelled.has_label)
         facts = BlockFacts(
             texts=len(weights),
@@ -277,7 +277,7 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Estima
         if signal is not None and targets.teacher_weights == "range":
             signal = weigh.completed(signal, evidence, fitted)
     else:
-        combined = together(list(answers.evidence.values()), fitted.part("answers"))
+        combined = together(list(answers.evidence.values()), fitted.scope("answers"))
         kinds = [label_sets.mean(combined)]
         signal = _single_signal(run, texts, answers, combined, fitted, facts)
     facts["fallback"] = signal is None
@@ -371,7 +371,7 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
     named = {"correction": result.correction.coefficients, "biases": result.correction.biases, "scales": maps.scales}
     named |= {f"teachers {at}": own for at, own in enumerate(maps.to_teachers)}
     named |= {f"labels {at}": own for at, own in enumerate(maps.to_labels)}
-    fitted.part("labels").store(named)
+    fitted.scope("labels").store(named)
     facts.pop("shares", None)
     facts["labelled"] = {
         "texts": len(result.fitted),

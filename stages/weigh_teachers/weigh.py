@@ -206,9 +206,9 @@ def kinds_of(answers: Sequence[Array], density: Array, names: Array, fitted: Fit
     `answers` are confidence, margin and highest logit; `names` is the similarity to the teacher's closest label name.
     """
     return {
-        "answers": together(answers, fitted.part("answers")),
-        "states": standard(density, fitted.part("states")),
-        "names": standard(names, fitted.part("names")),
+        "answers": together(answers, fitted.scope("answers")),
+        "states": standard(density, fitted.scope("states")),
+        "names": standard(names, fitted.scope("names")),
     }
 
 
@@ -218,17 +218,17 @@ def agreed_signal(
     """Returns the signal of all kinds of evidence, and the teachers' shares; None: the kinds do not agree."""
     kinds, written = dict(evidence.kinds), evidence.written
     if written is not None:
-        kinds["provenance"] = standard(written, fitted.part("written"))
+        kinds["provenance"] = standard(written, fitted.scope("written"))
     is_kept = fitted.value("kept", lambda: np.isin(list(kinds), list(_kept(evidence, kinds, facts))))
     if not is_kept.any():
         return None, None
     scaled = {}
     for kind in (kind for kind, keep in zip(kinds, is_kept, strict=True) if keep):
-        part = fitted.part(f"signal of {kind}")
-        own = together([kinds[kind], smoothed(kinds[kind], evidence.near, part)], part)
-        scaled[kind] = by_range(own, evidence.predicted, part)
+        scope = fitted.scope(f"signal of {kind}")
+        own = together([kinds[kind], smoothed(kinds[kind], evidence.near, scope)], scope)
+        scaled[kind] = by_range(own, evidence.predicted, scope)
     agreeing = facts.get("agreement", {})
-    weights = fitted.value("weights", lambda: [round(one, 4) for one in weights_of_kinds(scaled, agreeing).values()])
+    weights = fitted.value("weights", lambda: [round(own, 4) for own in weights_of_kinds(scaled, agreeing).values()])
     facts["kinds"] = dict(zip(scaled, weights.tolist(), strict=True))
     signal: Array = np.sum([weight * own for weight, own in zip(weights, scaled.values(), strict=True)], axis=0)
 
@@ -282,7 +282,7 @@ def with_maps(signal: Array, evidence: Evidence, fitted: Fitted = NOT_KEPT) -> A
     """
     if signal.shape[1] == 1 or not len(signal):
         return signal
-    fitted = fitted.part("maps")
+    fitted = fitted.scope("maps")
     if fitted.is_reused:
         stored = [fitted.stored(str(index)) for index in range(len(evidence.spaces))]
         predictions = mean_predicted(evidence.spaces, stored, evidence.predicted)

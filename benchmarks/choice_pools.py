@@ -204,7 +204,7 @@ def collected(run: Run) -> dict[str, Array]:
     from amalgam.stages.app import frames
     from amalgam.stages.common.cached.load import features_of, last_states, load_encoder, states_of
     from amalgam.stages.common.load import label_space, train_part
-    from amalgam.stages.weigh_teachers.stage import keys_of, predictions
+    from amalgam.stages.weigh_teachers.stage import answer_signals, keys_of
 
     buckets, space = train_part(run).buckets, label_space(run)
     keys = keys_of(run, buckets)
@@ -215,7 +215,7 @@ def collected(run: Run) -> dict[str, Array]:
     arrays: dict[str, Array] = {
         "features": features.astype(np.float16),
         "similarity": (features @ names.T).astype(np.float32),
-        "confidence": predictions(run, [bucket.prefix for bucket in buckets], keys).evidence["confidence"],
+        "confidence": answer_signals(run, [bucket.prefix for bucket in buckets], keys).by_name["confidence"],
         "gold": np.array([space.names.index(label) for label in texts["label"]]),
         "texts": packed(texts["text"].to_list()),
     }

@@ -132,12 +132,12 @@ def test_a_teacher_that_predicts_one_label_for_nearly_all_texts_is_named(
 def test_teachers_that_predict_the_same_label_are_right_together_in_the_estimate(
     cached: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def same(*given: Any) -> stage.Predictions:
-        answers = predictions(*given)
+    def same(*given: Any) -> stage.AnswerSignals:
+        answers = answer_signals(*given)
         return replace(answers, labels=np.zeros_like(answers.labels))
 
-    predictions = stage.predictions
-    monkeypatch.setattr(stage, "predictions", same)
+    answer_signals = stage.answer_signals
+    monkeypatch.setattr(stage, "answer_signals", same)
     by_one(cached)
     assert manifest(cached)["facts"]["accuracy"]["value"] > 0.99
 

@@ -265,7 +265,7 @@ class Estimate(NamedTuple):
 def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Estimate:
     """Returns the weights of these texts; on the first block it adds its numbers to `fitted` and `facts`."""
     targets, label_sets = run.experiment.targets, LabelSets.of(load.label_space(run))
-    answers = predictions(run, texts.prefixes, texts.keys)
+    answers = answer_signals(run, texts.prefixes, texts.keys)
     shares: Array | None = None
     spaces: Sequence[Space] = ()
     largest_evidence: Array | None = None
@@ -277,11 +277,11 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Estima
         if signal is not None and targets.teacher_weights == "range":
             signal = weigh.completed(signal, evidence, fitted)
     else:
-        combined = together(list(answers.evidence.values()), fitted.scope("answers"))
+        combined = together(list(answers.by_name.values()), fitted.scope("answers"))
         kinds = [label_sets.mean(combined)]
         signal = _single_signal(run, texts, answers, combined, fitted, facts)
     facts["fallback"] = signal is None
-    confidence = label_sets.mean(answers.evidence["confidence"])
+    confidence = label_sets.mean(answers.by_name["confidence"])
     weights, estimated = weigh.weigh(signal, confidence, targets, facts, shares, fitted)
     if not label_sets.all_differ:
         weights = label_sets.divided(weights, combined, fitted)
@@ -315,11 +315,11 @@ def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
 
 
 def _single_signal(  # noqa: PLR0913 - what the choice rests on
-    run: Run, texts: Texts, answers: Predictions, combined: Array, fitted: Fitted, facts: WeightFacts
+    run: Run, texts: Texts, answers: AnswerSignals, combined: Array, fitted: Fitted, facts: WeightFacts
 ) -> Array | None:
     """Returns the signal of one kind of predictions; None: it does not separate the teachers."""
     targets, label_sets = run.experiment.targets, LabelSets.of(load.label_space(run))
-    signal = label_sets.mean(answers.evidence[str(targets.weight_signal)])
+    signal = label_sets.mean(answers.by_name[targets.weight_signal])
     if not fitted.value("separates", lambda: weigh.exclusive(signal, facts)):
         return None
     if targets.neighbours:
@@ -417,16 +417,16 @@ def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
 
 
 @dataclass(frozen=True)
-class Predictions:
+class AnswerSignals:
     """The teachers' predictions on some texts."""
 
-    evidence: dict[str, Array]
-    """Confidence, margin and highest logit: [texts, teachers] each."""
+    by_name: dict[str, Array]
+    """Confidence, margin and highest logit: [texts, teachers] each. The kind `answers` of evidence is their sum."""
     labels: Array
     """Position of the predicted label in the union: [texts, teachers]."""
 
 
-def predictions(run: Run, prefixes: Sequence[str], keys: pa.Array) -> Predictions:
+def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerSignals:
     """Reads the predictions of all teachers on the texts with these keys, which are in these buckets."""
     reader, in_order = cached.answer_reader(run), pl.Series("key", keys, pl.Binary)
     by_teacher, predicted = [], []
@@ -438,10 +438,10 @@ def predictions(run: Run, prefixes: Sequence[str], keys: pa.Array) -> Prediction
         predicted.append(np.array(own)[logits.argmax(axis=1)])
     joined = np.stack(by_teacher, axis=2)
     by_name = {name: joined[:, index] for index, name in enumerate(("confidence", "margin", "highest"))}
-    return Predictions(by_name, np.stack(predicted, axis=1))
+    return AnswerSignals(by_name, np.stack(predicted, axis=1))
 
 
-def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> tuple[Evidence, Array]:
+def _evidence(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) -> tuple[Evidence, Array]:
     """Reads all kinds of evidence, and that of the predictions by teacher; teachers of equal labels are one."""
     space, first = load.label_space(run), Texts.of(run, _blocks(run)[0])  # which has the references
     label_sets, written = LabelSets.of(space), provenance(run, texts.keys)
@@ -454,7 +454,7 @@ def _evidence(run: Run, texts: Texts, answers: Predictions, fitted: Fitted) -> t
     encoder = load.encoder_digest(run, run.experiment.student, cached.ENCODER)
     is_relative = encoder not in {teacher.files.digest for teacher in load.teachers_of(run)}
     density = densities(spaces, len(space.names), first_spaces, texts.start, is_relative=is_relative)
-    kinds = weigh.kinds_of(list(answers.evidence.values()), density, closest, fitted)
+    kinds = weigh.kinds_of(list(answers.by_name.values()), density, closest, fitted)
     joined, first_joined = label_sets.joined(states, first_states), label_sets.joined(first_states)
     first_joint = SideBySide.of([first_features, *first_joined])
     joint = first_joint.of_texts([features, *joined])

@@ -49,13 +49,13 @@ class LabelSets:
         best = [np.array(group)[answers[:, list(group)].argmax(axis=1)] for group in self.groups]
         return np.take_along_axis(labels, np.stack(best, axis=1), axis=1)
 
-    def joined(self, states: Sequence[Space], first: Sequence[Space] | None = None) -> list[Space]:
-        """Returns one space for each group; its teachers have equal scale over the references, which are in `first`."""
-        first = first or states
+    def joined(self, states: Sequence[Space], references: Sequence[Space] | None = None) -> list[Space]:
+        """Returns one space for each group; its teachers have equal scale over the references."""
+        references = references or states
         return [
             states[group[0]]
             if len(group) == 1
-            else Joined([states[place] for place in group], [_deviation(first[place]) for place in group])
+            else Joined([states[place] for place in group], [_deviation(references[place]) for place in group])
             for group in self.groups
         ]
 

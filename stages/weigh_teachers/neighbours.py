@@ -88,21 +88,22 @@ def _of_length_1(states: Array) -> Array:
     return unit_states
 
 
-def nearest(space: Space, count: int, first: Space | None = None, start: int = 0) -> tuple[Array, Array]:
+def nearest(space: Space, count: int, references: Space | None = None, start: int = 0) -> tuple[Array, Array]:
     """Returns places and similarities [texts, count] of the nearest references by exact cosine; fewer if absent.
 
-    The states have length 1. `first` has the references where `space` begins at the text number `start` of the corpus.
+    The states have length 1. `references` is the space of the corpus's first texts, if `space` has other ones, which
+    begin at the text number `start`.
     """
-    others = torch.from_numpy(references_of(space if first is None else first)).T
-    references = others.shape[1]
-    count = max(0, min(count, references - 1))
+    others = torch.from_numpy(references_of(space if references is None else references)).T
+    total = others.shape[1]
+    count = max(0, min(count, total - 1))
     places = np.empty((len(space), count), np.int32)
     alike = np.empty(places.shape, np.float32)
-    memory = torch.empty(min(BLOCK, len(space)), references)  # new memory for each block takes longer than the product
+    memory = torch.empty(min(BLOCK, len(space)), total)  # new memory for each block takes longer than the product
     for rows in blocks_of(space) if count else ():
         states = torch.from_numpy(np.ascontiguousarray(space[rows], np.float32))
         similarity = torch.mm(states, others, out=memory[: len(states)])
-        itself = np.arange(start + rows.start, min(start + rows.stop, references))
+        itself = np.arange(start + rows.start, min(start + rows.stop, total))
         similarity[itself - start - rows.start, itself] = -2.0
         closest = similarity.topk(count, dim=1)
         places[rows] = closest.indices.numpy()
@@ -110,16 +111,16 @@ def nearest(space: Space, count: int, first: Space | None = None, start: int = 0
     return places, alike
 
 
-def similar(space: Space, count: int, first: Space | None = None, start: int = 0) -> Array:
+def similar(space: Space, count: int, references: Space | None = None, start: int = 0) -> Array:
     """Returns places [texts, count] of the nearest references, of which there are fewer in a small corpus."""
-    references = min(len(space if first is None else first), REFERENCES)
-    return nearest(space, min(count, max(1, references // QUARTER)), first, start)[0]
+    total = min(len(space if references is None else references), REFERENCES)
+    return nearest(space, min(count, max(1, total // QUARTER)), references, start)[0]
 
 
 def densities(
     spaces: Sequence[Space],
     labels: int,
-    first: Sequence[Space] | None = None,
+    references: Sequence[Space] | None = None,
     start: int = 0,
     *,
     is_relative: bool = True,
@@ -131,21 +132,20 @@ def densities(
     `labels` is the number of labels of all teachers: small classes have few neighbours.
     """
     least, most = CLOSEST
-    first = first or spaces
-    closest = min(most, max(least, round(min(len(first[0]), REFERENCES) / (OF_A_LABEL * labels))))
-    parts = list(zip(spaces, first, strict=True))
-    teachers = np.stack([density(own, closest, near, start) for own, near in parts[1:]], axis=1)
+    references = references or spaces
+    closest = min(most, max(least, round(min(len(references[0]), REFERENCES) / (OF_A_LABEL * labels))))
+    encoder, *teachers = zip(spaces, references, strict=True)
+    of_teachers = np.stack([density(own, closest, reference, start) for own, reference in teachers], axis=1)
     if not is_relative:
-        return teachers
-    encoder, near_encoder = parts[0]
-    relative: Array = teachers - density(encoder, closest, near_encoder, start)[:, None]
+        return of_teachers
+    relative: Array = of_teachers - density(encoder[0], closest, encoder[1], start)[:, None]
     return relative
 
 
-def density(states: Space, closest: int, first: Space | None = None, start: int = 0) -> Array:
+def density(states: Space, closest: int, references: Space | None = None, start: int = 0) -> Array:
     """Returns -log of each text's mean distance to the closest references: 1 - cosine around their mean."""
-    references = SideBySide.of([states if first is None else first])
-    similarity = nearest(references.of_texts([states]), closest, references, start)[1].astype(np.float64)
+    centred = SideBySide.of([states if references is None else references])
+    similarity = nearest(centred.of_texts([states]), closest, centred, start)[1].astype(np.float64)
     distance = 1 - similarity.mean(axis=1) if similarity.shape[1] else np.ones(len(states))
     log_density: Array = -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)
     return log_density

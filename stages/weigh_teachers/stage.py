@@ -323,8 +323,8 @@ def _single_signal(  # noqa: PLR0913 - what the choice rests on
     if not fitted.value("separates", lambda: weigh.exclusive(signal, facts)):
         return None
     if targets.neighbours:
-        features, first = _features(run, texts), _features(run, Texts.of(run, _blocks(run)[0]))
-        near = similar(features, targets.neighbours, first, texts.start)
+        features, references = _features(run, texts), _features(run, Texts.of(run, _blocks(run)[0]))
+        near = similar(features, targets.neighbours, references, texts.start)
         signal = weigh.coherent(signal, near, facts, fitted)
     if targets.teacher_weights == "range":
         signal = weigh.by_range(signal, label_sets.predicted(answers.labels, combined), fitted)
@@ -445,25 +445,25 @@ def _evidence(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) ->
     """Reads all kinds of evidence, and that of the predictions by teacher; teachers of equal labels are one."""
     space, first = load.label_space(run), Texts.of(run, _blocks(run)[0])  # which has the references
     label_sets, written = LabelSets.of(space), provenance(run, texts.keys)
-    features, first_features = _features(run, texts), _features(run, first)
-    states, first_states = _states(run, texts), _states(run, first)
+    features, reference_features = _features(run, texts), _features(run, first)
+    states, reference_states = _states(run, texts), _states(run, first)
     names, owned = _name_states(run), list(map(list, space.columns.values()))
     similarity = (features[rows] @ names for rows in blocks_of(features))
     closest = np.concatenate([np.stack([block[:, own].max(axis=1) for own in owned], axis=1) for block in similarity])
-    spaces, first_spaces = [features, *states], [first_features, *first_states]
+    spaces, reference_spaces = [features, *states], [reference_features, *reference_states]
     encoder = load.encoder_digest(run, run.experiment.student, cached.ENCODER)
     is_relative = encoder not in {teacher.files.digest for teacher in load.teachers_of(run)}
-    density = densities(spaces, len(space.names), first_spaces, texts.start, is_relative=is_relative)
+    density = densities(spaces, len(space.names), reference_spaces, texts.start, is_relative=is_relative)
     kinds = weigh.kinds_of(list(answers.by_name.values()), density, closest, fitted)
-    joined, first_joined = label_sets.joined(states, first_states), label_sets.joined(first_states)
-    first_joint = SideBySide.of([first_features, *first_joined])
-    joint = first_joint.of_texts([features, *joined])
+    joined, reference_joined = label_sets.joined(states, reference_states), label_sets.joined(reference_states)
+    reference_joint = SideBySide.of([reference_features, *reference_joined])
+    joint = reference_joint.of_texts([features, *joined])
     predicted = label_sets.predicted(answers.labels, kinds["answers"])
     evidence = Evidence(
         kinds=with_absence({kind: label_sets.mean(own) for kind, own in kinds.items()}, predicted, fitted),
         predicted=predicted,
         labels=len(space.names),
-        near=similar(joint, run.experiment.targets.neighbours, first_joint, texts.start),
+        near=similar(joint, run.experiment.targets.neighbours, reference_joint, texts.start),
         written=None if written is None else label_sets.mean(written),
         spaces=joint.apart(),
     )

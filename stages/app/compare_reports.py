@@ -24,7 +24,7 @@ from amalgam.stages.app.api import QuietTables
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.deliveries import REPORTS, delivered_students
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
-from amalgam.stages.report.blocks import ReportJson, Scores
+from amalgam.stages.report.blocks import ReportJson, Scores, reported_scores
 from amalgam.stages.report.html import render
 from amalgam.stages.report.publish import place_of, publish
 from amalgam.stages.report.report_json import FORMAT, total_seconds
@@ -327,7 +327,7 @@ def comparison_of(reports: Mapping[str, ReportJson]) -> Comparison:
 def _scores(run: ReportJson) -> Scores | None:
     """Returns the scores of the system that the report is about; None without test texts."""
     evaluation = run["evaluation"]
-    return evaluation["systems"][evaluation["system"]] if evaluation else None
+    return reported_scores(evaluation) if evaluation else None
 
 
 def _same_texts(a: ReportJson, b: ReportJson) -> bool:

@@ -27,7 +27,7 @@ from amalgam.stages.app.licences import common_licence, warnings
 from amalgam.stages.common.deliveries import REPORTS
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.models.read_card import Source, Training
-from amalgam.stages.report.blocks import Evaluation
+from amalgam.stages.report.blocks import Evaluation, reported_scores
 from amalgam.stages.report.stage import EVALUATION
 from amalgam.stages.report.students import complete_reports
 from amalgam.stages.report.tables import measure
@@ -207,7 +207,7 @@ def _metadata(info: CardInfo, name: str) -> ModelCardData:
 
 
 def _results(evaluation: Evaluation) -> list[EvalResult]:
-    scores, texts = evaluation["systems"][evaluation["system"]], f"{evaluation['n']:,} labelled test texts"
+    scores, texts = reported_scores(evaluation), f"{evaluation['n']:,} labelled test texts"
     return [
         EvalResult("text-classification", "own", texts, kind, round(value, 4), metric_name=metric)
         for kind, metric, value in (
@@ -223,7 +223,7 @@ def _results(evaluation: Evaluation) -> list[EvalResult]:
 def _interval(evaluation: Evaluation | None) -> str:
     if evaluation is None:
         return ""
-    low, high = interval(evaluation["systems"][evaluation["system"]]["accuracy"], evaluation["n"])
+    low, high = interval(reported_scores(evaluation)["accuracy"], evaluation["n"])
     return f"{percent(low)} to {percent(high)}"
 
 

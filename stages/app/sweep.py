@@ -35,7 +35,7 @@ from amalgam.stages.build_targets.stage import check_train_gold
 from amalgam.stages.common.deliveries import STUDENTS
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.blocks import Scores
+from amalgam.stages.report.blocks import Scores, reported_scores
 from amalgam.stages.report.stage import evaluation_if_any
 from amalgam.stages.report.tables import SCORES, Score, header, measure, row
 
@@ -230,7 +230,7 @@ def _result(sweep_run: SweepRun, run: Run) -> SweepResult:
         "folder": str(run.base / STUDENTS / sweep_run.name) if learns else None,
         "n": evaluation["n"] if evaluation else None,
         "groups": evaluation["groups"] if evaluation else {},
-        "scores": evaluation["systems"][evaluation["system"]] if evaluation else None,
+        "scores": reported_scores(evaluation) if evaluation else None,
     }
 
 

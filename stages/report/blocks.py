@@ -66,6 +66,11 @@ class EvaluatedSystems(TypedDict):
     """Only with test texts that are also learned."""
 
 
+def reported_scores(evaluation: EvaluatedSystems) -> Scores:
+    """Returns the scores of the system that the report is about."""
+    return evaluation["systems"][evaluation["system"]]
+
+
 class Evaluation(EvaluatedSystems):
     """evaluation.json: every system on the labelled test texts."""
 

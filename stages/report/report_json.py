@@ -387,7 +387,7 @@ def accuracy_losses(numbers: blocks.ReportJson, *, teachers: int) -> list[blocks
             steps.append(("choice", right / labelled, labelled, where))
     elif oracle is not None:
         steps.append(("teachers", oracle / evaluation["n"], evaluation["n"], "test texts"))
-    accuracy = evaluation["systems"][evaluation["system"]]["accuracy"]
+    accuracy = blocks.reported_scores(evaluation)["accuracy"]
     unseparated = len(steps) == 1 and (teachers > 1 or not numbers["learns"])
     last = "choice and fit" if unseparated else "fit"
     steps.append((last, accuracy, evaluation["n"], "test texts"))

@@ -35,7 +35,15 @@ from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
 from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.report import verdict_types as types
-from amalgam.stages.report.blocks import AuditBlock, Evaluation, Findings, Selected, StudentQuality, TeacherCost
+from amalgam.stages.report.blocks import (
+    AuditBlock,
+    Evaluation,
+    Findings,
+    Selected,
+    StudentQuality,
+    TeacherCost,
+    reported_scores,
+)
 from amalgam.stages.report.html import page
 from amalgam.stages.report.publish import check_page, page_name, place_of, publish, publish_texts
 from amalgam.stages.report.report_json import MEASURES, ReportInputs, learned_texts, report_json, teacher_costs
@@ -162,8 +170,8 @@ class Report(Stage):
         quality = findings["student_quality"]
         facts: dict[str, object] = {}
         if evaluation and quality:
-            system = evaluation["systems"][evaluation["system"]]
-            facts["scores"] = {name: value for name, value in system.items() if name in MEASURES}
+            scores = reported_scores(evaluation).items()
+            facts["scores"] = {name: value for name, value in scores if name in MEASURES}
             facts |= {"right_hex": quality["right_hex"], "rows": quality["rows"]}
         costs: list[TeacherCost] = []
         if "cache-teachers" in run.results:

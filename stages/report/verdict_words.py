@@ -8,7 +8,7 @@ from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.report import verdict_types as types
-from amalgam.stages.report.blocks import EvaluatedSystems
+from amalgam.stages.report.blocks import EvaluatedSystems, reported_scores
 from amalgam.stages.report.conditions import LEAST_OF_LABEL, untested_teachers
 
 SHOWN = 5
@@ -89,7 +89,7 @@ def evaluation_cautions(evaluation: EvaluatedSystems | None) -> Iterator[str]:
     if evaluation and "learned" in evaluation:
         yield learned_sentence(evaluation["learned"])
     if evaluation and evaluation["n"] >= LEAST_CALIBRATED:
-        ece = evaluation["systems"][evaluation["system"]]["ece"]
+        ece = reported_scores(evaluation)["ece"]
         if ece is not None and ece > MOST_ECE:
             off = f"The probabilities differ from the accuracy by {100 * ece:.1f} points on average (ECE)"
             yield f"{off}: before you use a threshold, measure the accuracy above it."

@@ -46,28 +46,36 @@ class DetectedTeacher:
 
 def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -> str:
     """Writes the file and returns the message for the user."""
-    if not from_teachers:
-        if names and into != Path():
-            what, fix = "`init` takes one folder, and --into is a second one", "name one of them"
-            raise ExperimentError(what, where=f"--into {into}", fix=fix)
-        if len(names) > 1:
-            what, fix = f"`init` takes one folder, got {len(names)}", "name one folder; for models add --from-teachers"
-            raise ExperimentError(what, where=shown(" ".join(names)), fix=fix)
-        folder = user_path(names[0]) if names else into
-        if names and (folder / "config.json").is_file():
-            what, fix = "this folder is a model", f"amalgam init --from-teachers {shlex.quote(names[0])}"
-            raise ExperimentError(f"{what}; no experiment file is written into it", where=shown(names[0]), fix=fix)
-        if names and folder.suffix in {".yaml", ".yml"} and not folder.is_dir():
-            what, fix = "`init` takes a folder, not a file", f"amalgam init {shlex.quote(str(folder.parent))}"
-            raise ExperimentError(f"{what}; it writes amalgam.yaml into it", where=shown(names[0]), fix=fix)
-        path = write_with_schema(folder / DEFAULT_FILE, template())
-        return f"wrote {path}: name your texts and teachers in it, then `amalgam plan{file_option(path)}`"
-    if not names:
+    return _write_for_teachers(names, into) if from_teachers else _write_template(names, into)
+
+
+def _write_template(names: Sequence[str], into: Path) -> str:
+    """Writes the commented file into the named folder, or into the option --into."""
+    if names and into != Path():
+        what, fix = "`init` takes one folder, and --into is a second one", "name one of them"
+        raise ExperimentError(what, where=f"--into {into}", fix=fix)
+    if len(names) > 1:
+        what, fix = f"`init` takes one folder, got {len(names)}", "name one folder; for models add --from-teachers"
+        raise ExperimentError(what, where=shown(" ".join(names)), fix=fix)
+    folder = user_path(names[0]) if names else into
+    if names and (folder / "config.json").is_file():
+        what, fix = "this folder is a model", f"amalgam init --from-teachers {shlex.quote(names[0])}"
+        raise ExperimentError(f"{what}; no experiment file is written into it", where=shown(names[0]), fix=fix)
+    if names and folder.suffix in {".yaml", ".yml"} and not folder.is_dir():
+        what, fix = "`init` takes a folder, not a file", f"amalgam init {shlex.quote(str(folder.parent))}"
+        raise ExperimentError(f"{what}; it writes amalgam.yaml into it", where=shown(names[0]), fix=fix)
+    path = write_with_schema(folder / DEFAULT_FILE, template())
+    return f"wrote {path}: name your texts and teachers in it, then `amalgam plan{file_option(path)}`"
+
+
+def _write_for_teachers(models: Sequence[str], into: Path) -> str:
+    """Writes the file with these models as teachers, after reading their labels."""
+    if not models:
         fix = "amalgam init --from-teachers ./models/first org/model"
         raise ExperimentError("no teacher is named", where=WHERE, fix=fix)
     teachers: list[DetectedTeacher] = []
     cannot = "be teachers"
-    resolve.for_all(lambda model: teachers.append(_detect(model, into, teachers)), names, cannot=cannot, where=WHERE)
+    resolve.for_all(lambda model: teachers.append(_detect(model, into, teachers)), models, cannot=cannot, where=WHERE)
     path = write_with_schema(into / DEFAULT_FILE, template(_section(teachers)))
     labels = {label for teacher in teachers for label in teacher.labels}
     count = counted(len(teachers), "teacher")

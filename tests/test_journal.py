@@ -95,32 +95,32 @@ def test_a_log_that_is_deleted_during_the_training_fails_nothing(tmp_path: Path)
 
 
 def test_trackers_get_the_metrics_and_nothing_else(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[Any] = []
+    events: list[Any] = []
 
-    class Listening(accelerate.tracking.GeneralTracker):  # type: ignore[misc]  # Accelerate has no types
+    class RecordingTracker(accelerate.tracking.GeneralTracker):  # type: ignore[misc]  # Accelerate has no types
         name, requires_logging_directory, tracker = "tensorboard", True, None
 
         def __init__(self, *given: Any) -> None:
             super().__init__()
-            heard.append(given)
+            events.append(given)
 
         def start(self) -> None:
-            heard.append("start")
+            events.append("start")
 
         def store_init_configuration(self, values: Any) -> None:
-            heard.append(values)
+            events.append(values)
 
         def log(self, values: Any, step: Any = None, **_: Any) -> None:
-            heard.append((step, set(values)))
+            events.append((step, set(values)))
 
         def finish(self) -> None:
-            heard.append("finish")
+            events.append("finish")
 
-    monkeypatch.setitem(accelerate.tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Listening)
+    monkeypatch.setitem(accelerate.tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", RecordingTracker)
     monkeypatch.setattr(accelerate.tracking, "_available_trackers", ["tensorboard"])
     workspace("run", "student.seed=1", "student.evaluate_every=100", "execution.trackers=[tensorboard]")
-    [journal] = [path for path in (workspace.artifacts / "training-logs").iterdir() if path.stem == heard[0][0]]
-    assert heard == [
+    [journal] = [path for path in (workspace.artifacts / "training-logs").iterdir() if path.stem == events[0][0]]
+    assert events == [
         (journal.stem, str(workspace.artifacts / "training-logs")),
         "start",
         (4, {"loss", "learning_rate", "steps_per_second"}),

@@ -13,7 +13,7 @@ import torch
 
 from amalgam.data.keys import LabelSpace, union_of
 from amalgam.data.tokens import encode
-from amalgam.pipeline.config.schema import Objective as Said
+from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.batches import Examples
@@ -109,7 +109,7 @@ def states(values: Any) -> States:
 
 
 def led(teachers: list[States], *, width: int, layers: int, **settings: Any) -> MTBertObjective:
-    return MTBertObjective(ObjectiveContext(Said(name="mt-bert", **settings), MTBertLoss(), teachers, width))
+    return MTBertObjective(ObjectiveContext(ObjectiveConfig(name="mt-bert", **settings), MTBertLoss(), teachers, width))
 
 
 def test_each_block_is_led_to_every_teachers_through_a_map_of_its_own() -> None:

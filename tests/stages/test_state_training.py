@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from amalgam.pipeline.config.schema import Objective as Said
+from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.batches import Examples
@@ -53,7 +53,7 @@ def some_examples() -> Examples:
 
 def objective_of(way: str) -> Any:
     """Three teachers of other widths than the student's; states of two blocks."""
-    settings, draw = Said(**WAYS[way]), np.random.default_rng(1)
+    settings, draw = ObjectiveConfig(**WAYS[way]), np.random.default_rng(1)
     lengths = some_examples().lengths if settings.states == "tokens" else np.ones(TEXTS, np.int64)
     starts, place = np.cumsum(lengths) - lengths, np.zeros(TEXTS, np.int64)
     arrays = [draw.normal(size=(int(lengths.sum()), 2, width)).astype(np.float16) for width in (8, 32, 20)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from amalgam.pipeline.storage.backend import FileInfo
@@ -62,13 +63,13 @@ def compact(store: Store, folder: str, loose: LooseUnits) -> int:
     packs: dict[str, int] = {}
     index = store.backend.index(folder)
     for group in _groups(_small_units(store, loose.new)):
-        content = _pack(group)
+        records, places = {path: text.decode() for path, text, _, _ in group}, _places(group)
+        content = b"".join([*(data for _, _, _, data in group), pack_end(records, places)])
         pack = f"{folder}/{FOLDER}/{hashlib.sha256(content).hexdigest()[:20]}.pack"
         store.backend.put({pack: content})
-        packs[pack], offset = len(content), 0
-        for path, text, file, data in group:
-            texts[path], pieces[file.path] = text.decode(), (pack, offset, len(data))
-            offset += len(data)
+        texts |= records
+        pieces |= {path: (pack, *place) for path, place in places.items()}
+        packs[pack] = len(content)
     if texts:
         store.backend.add(folder, texts=texts, pieces=pieces, packs=packs)
     _remove_loose(store, index, [*loose.new, *loose.packed])
@@ -92,14 +93,10 @@ def _small_units(store: Store, paths: Sequence[str]) -> Iterator[SmallUnit]:
                 yield path, texts[path], file, store.path(file).read_bytes()
 
 
-def _pack(group: Sequence[SmallUnit]) -> bytes:
-    """Returns the content of a pack: the files, and their records at the end."""
-    places, offset = dict[str, tuple[int, int]](), 0
-    for _, _, file, data in group:
-        places[file.path] = offset, len(data)
-        offset += len(data)
-    records = {path: text.decode() for path, text, _, _ in group}
-    return b"".join([*(data for _, _, _, data in group), pack_end(records, places)])
+def _places(group: Sequence[SmallUnit]) -> dict[str, tuple[int, int]]:
+    """Returns the offset and the length of each file in its pack, which begins with the files."""
+    ends = list(accumulate(len(data) for _, _, _, data in group))
+    return {file.path: (end - len(data), len(data)) for (_, _, file, data), end in zip(group, ends, strict=True)}
 
 
 def _groups(units: Iterable[SmallUnit]) -> Iterator[list[SmallUnit]]:

@@ -125,11 +125,11 @@ class Report(Stage):
 
     def identity(self, run: Run) -> Identity:
         test, inputs = load.part_of(run, "test"), dict[str, object]()
+        unknown = {"unknown": run.experiment.corpus.unknown} if run.experiment.corpus.unknown else {}
         if test:
-            inputs = {"test": test.labels_digest, "zero-shot": _zero_shot_identity(run)}
+            inputs = {"test": test.labels_digest, "zero-shot": _zero_shot_identity(run), **unknown}
             picked = load.picked_texts(run)
             inputs |= {"picked": fingerprint(sorted((key.hex(), how) for key, how in picked.items()))} if picked else {}
-            inputs |= {"unknown": run.experiment.corpus.unknown} if run.experiment.corpus.unknown else {}
         if load.teachers_of(run):
             inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
             if sampled_texts(run):
@@ -137,18 +137,13 @@ class Report(Stage):
             inputs["knows"] = load.known_labels(run)
         given = load.given_labels(run)
         if given:
-            unknown = {"unknown": run.experiment.corpus.unknown} if run.experiment.corpus.unknown else {}
             sample = fingerprint(sorted(key.hex() for key in given.unknown_sample))
-            inputs["labels"] = {
-                "random": load.picked_at_random(run),
-                "empty": given.empty,
-                "unknown sample": sample,
-                **unknown,
-            }
+            is_random = load.picked_at_random(run)
+            inputs["labels"] = {"random": is_random, "empty": given.empty, "unknown sample": sample, **unknown}
         config: dict[str, object] = {"report": run.experiment.report.model_dump()}
         if not run.experiment.student.learns:
             return Identity({**config, "method": method_name(run.experiment)}, inputs)
-        inputs |= {"train": _train_identity(run)}
+        inputs["train"] = _train_identity(run)
         return Identity(config, inputs, {"train-student": run.fingerprint("train-student")})
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:

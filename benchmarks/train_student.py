@@ -29,7 +29,7 @@ from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.training import batches
 from amalgam.stages.common.training.batches import Examples, epoch_batches
-from amalgam.stages.common.training.loop import Training, TrainingRun, training_dtype
+from amalgam.stages.common.training.loop import TrainingRun, TrainingSettings, training_dtype
 from amalgam.stages.common.training.losses import WeightedKL
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Trained = tuple[Any, float]
-    Trial = Callable[["TrainingData", Training], Trained]
+    Trial = Callable[["TrainingData", TrainingSettings], Trained]
 
 # The check trains on the shortest texts until the model has memorised them.
 MEMORISED = 32
@@ -119,9 +119,9 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def training_for(epochs: int, batch_size: int, learning_rate: float) -> Training:
+def training_for(epochs: int, batch_size: int, learning_rate: float) -> TrainingSettings:
     """Returns settings that all loops support: one evaluation at the end, no checkpoint, no warm-up."""
-    return Training(
+    return TrainingSettings(
         epochs=epochs,
         learning_rate=learning_rate,
         batch_size=batch_size,
@@ -176,7 +176,7 @@ def rivals(bench: Bench) -> dict[str, Trial]:
     }
 
 
-def in_our_loop(bench: Bench, data: TrainingData, training: Training, *, hard: bool) -> Trained:
+def in_our_loop(bench: Bench, data: TrainingData, training: TrainingSettings, *, hard: bool) -> Trained:
     """Trains with the loop of train-student, and returns the model and the seconds.
 
     With `hard`, targets are one-hot and weights are one.
@@ -202,7 +202,7 @@ def in_our_loop(bench: Bench, data: TrainingData, training: Training, *, hard: b
     return model, time.perf_counter() - began
 
 
-def by_trainer(bench: Bench, data: TrainingData, training: Training, *, grouped: bool) -> Trained:
+def by_trainer(bench: Bench, data: TrainingData, training: TrainingSettings, *, grouped: bool) -> Trained:
     """Trains with transformers.Trainer and dynamic padding. The preparation is not timed."""
     from transformers import DataCollatorWithPadding, PrinterCallback, Trainer
 
@@ -231,7 +231,7 @@ def by_trainer(bench: Bench, data: TrainingData, training: Training, *, grouped:
     return trainer.model.eval(), took
 
 
-def _trainer_arguments(bench: Bench, training: Training, *, grouped: bool) -> Any:
+def _trainer_arguments(bench: Bench, training: TrainingSettings, *, grouped: bool) -> Any:
     from transformers import TrainingArguments
 
     # transformers 5 renamed the option.
@@ -317,7 +317,7 @@ def _logits(bench: Bench, model: Any, data: TrainingData) -> NDArray[np.float32]
 
 
 def race(
-    bench: Bench, data: TrainingData, training: Training, without: Sequence[str], repeats: int
+    bench: Bench, data: TrainingData, training: TrainingSettings, without: Sequence[str], repeats: int
 ) -> list[dict[str, Any]]:
     running = {name: trial for name, trial in rivals(bench).items() if name not in without}
     for name in ("amalgam", "supervised"):
@@ -332,7 +332,7 @@ def race(
     return [_figures(name, bench, data, training, seconds) for name in running]
 
 
-def orders(bench: Bench, data: TrainingData, training: Training, seeds: int) -> list[dict[str, Any]]:
+def orders(bench: Bench, data: TrainingData, training: TrainingSettings, seeds: int) -> list[dict[str, Any]]:
     """Returns accuracy on the second half of the texts, by the order of the batches, after training on the first."""
     half = len(data) // 2
     learned, others = data.take(np.arange(half)), data.take(np.arange(half, len(data)))
@@ -362,7 +362,7 @@ def orders(bench: Bench, data: TrainingData, training: Training, seeds: int) -> 
     ]
 
 
-def real_share(data: TrainingData, training: Training) -> float:
+def real_share(data: TrainingData, training: TrainingSettings) -> float:
     """Returns the share of tokens that are not padding in amalgam's batches."""
     lengths = data.tokens.lengths
     places = sum(
@@ -374,7 +374,7 @@ def real_share(data: TrainingData, training: Training) -> float:
 
 
 def _figures(
-    name: str, bench: Bench, data: TrainingData, training: Training, seconds: dict[str, list[float]]
+    name: str, bench: Bench, data: TrainingData, training: TrainingSettings, seconds: dict[str, list[float]]
 ) -> dict[str, Any]:
     taken = seconds[name]
     texts = len(data) * training.epochs

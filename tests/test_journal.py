@@ -11,7 +11,7 @@ import accelerate.tracking
 import pytest
 
 from amalgam.stages.common.training.checkpoint_files import LOGS, damaged_logs, log_digest
-from amalgam.stages.common.training.loop import Training
+from amalgam.stages.common.training.loop import TrainingSettings
 from amalgam.stages.common.training.run import TrainingLog
 from amalgam.tests.workspaces import TRAIN, Workspace
 
@@ -25,9 +25,9 @@ def journal_of(workspace: Workspace) -> Path:
     return path
 
 
-def training(**changed: Any) -> Training:
+def training(**changed: Any) -> TrainingSettings:
     settings = {"epochs": 1, "learning_rate": 0.5, "batch_size": 8, "accumulate": 1, "warmup": 0.0}
-    return Training(**{**settings, "weight_decay": 0.0, "clip": 1.0, "evaluate_every": 5, "seed": 0, **changed})
+    return TrainingSettings(**{**settings, "weight_decay": 0.0, "clip": 1.0, "evaluate_every": 5, "seed": 0, **changed})
 
 
 def test_a_training_leaves_its_metrics_and_the_score_that_chose_the_student(built: Workspace) -> None:

@@ -26,7 +26,7 @@ from amalgam.pipeline.storage.store import Store
 from amalgam.stages.app.licences import common_licence, warnings
 from amalgam.stages.common.deliveries import REPORTS
 from amalgam.stages.common.intervals import interval, percent
-from amalgam.stages.common.models.read_card import Source, Training
+from amalgam.stages.common.models.read_card import Source, TrainingSummary
 from amalgam.stages.report.blocks import Evaluation, reported_scores
 from amalgam.stages.report.stage import EVALUATION
 from amalgam.stages.report.students import complete_reports
@@ -58,7 +58,7 @@ class CardInfo:
     max_tokens: int | None
     sources: Sequence[Source] = ()
     """The encoder, then the teachers."""
-    training: Training | None = None
+    training: TrainingSummary | None = None
     fingerprint: str | None = None
     licence: str | None = None
     """The licence that the student is published under; None: that of all sources, if they state the same."""

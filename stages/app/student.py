@@ -23,7 +23,7 @@ from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.common.deliveries import METADATA, STUDENTS, check_delivered, read_metadata
 from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, SAFETENSORS, UNKNOWN
-from amalgam.stages.common.models.read_card import Source, Training
+from amalgam.stages.common.models.read_card import Source, TrainingSummary
 from amalgam.stages.common.models.resolve import check_single_label, read_model
 from amalgam.stages.methods import load_with_methods, method_name
 
@@ -49,7 +49,7 @@ class StudentFolder:
     """The training that made it; None without metadata."""
     sources: Sequence[Source] = ()
     """The model cards of its encoder and teachers."""
-    training: Training | None = None
+    training: TrainingSummary | None = None
     learned: Sequence[str] = ()
     """Names of the text columns that it learned; empty if they are not recorded."""
     file_option: str = ""
@@ -130,7 +130,7 @@ def finished_in(folder: Path, fix: str = "run the experiment", file_option: str 
         _of_type(int, metadata.get("max_tokens")),
         fingerprint=metadata.get("fingerprint"),
         sources=_of_type(list[Source], metadata.get("sources")) or (),
-        training=_of_type(Training, metadata.get("training")),
+        training=_of_type(TrainingSummary, metadata.get("training")),
         learned=_of_type(list[str], metadata.get("text")) or (),
         file_option=file_option,
     )

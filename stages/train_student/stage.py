@@ -19,7 +19,7 @@ from amalgam.stages.common.cached.load import ENCODER, states_of
 from amalgam.stages.common.corpus import Part, corpus_for, hub_datasets, sources_of
 from amalgam.stages.common.deliveries import STUDENTS, Mark, check_deliverable, check_target, deliver, named
 from amalgam.stages.common.models.model_folder import reads_padding
-from amalgam.stages.common.models.read_card import Source, Training, source_of
+from amalgam.stages.common.models.read_card import Source, TrainingSummary, source_of
 from amalgam.stages.common.models.resolve import NewClassifier, least_bytes_of, width_of
 from amalgam.stages.common.training import schedule as schedules
 from amalgam.stages.common.training.schedule import Schedule, StudentFacts, StudentRecordFacts
@@ -237,7 +237,7 @@ def _sources(run: Run) -> list[Source]:
     return [replace(encoder, role="the encoder"), *teachers.values()]
 
 
-def _training(run: Run, manifest: Record) -> Training:
+def _training(run: Run, manifest: Record) -> TrainingSummary:
     settings = {
         section: {name: value for name, value in fields.items() if hasattr(getattr(run.experiment, section), name)}
         for _, result in [*run.results.values(), ("", manifest)]
@@ -245,7 +245,7 @@ def _training(run: Run, manifest: Record) -> Training:
         if section in PUBLISHED
     }
     facts, sources, automatic = manifest.facts, sources_of(run.experiment), automatic_schedule(run)
-    return Training(
+    return TrainingSummary(
         method=method_name(run.experiment),
         texts=facts["texts"],
         steps=facts["steps"],

@@ -30,7 +30,7 @@ from amalgam.stages.common.models.loading import aligned
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.models.unknown import UnknownStates
 from amalgam.stages.common.training.batches import BucketArrays, Examples, TrainingData, split
-from amalgam.stages.common.training.loop import Training
+from amalgam.stages.common.training.loop import TrainingSettings
 from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.stages.common.training.run import FEWEST_TO_SELECT, Selection, TrainingServices, learn, negative_loss
 from amalgam.stages.common.training.schedule import PhasedFacts, TrainingFacts, UnknownThreshold
@@ -50,7 +50,7 @@ def train(  # noqa: PLR0913 - the training's inputs, by name
     new: NewClassifier,
     examples: Examples,
     phases: Phases,
-    settings: Training,
+    settings: TrainingSettings,
     selection: Selection,
     checkpoint: Path,
 ) -> TrainingFacts:
@@ -92,7 +92,7 @@ def fit_unknown_states(  # noqa: PLR0913 - the texts, and what is known of them
 ) -> UnknownStates | None:
     """Fits the states of at most UNKNOWN_TEXTS training texts by predicted label; None if the model gives no states.
 
-    Training texts are in the order of their keys, which are hashes, so the first of them are a random sample.
+    TrainingSettings texts are in the order of their keys, which are hashes, so the first of them are a random sample.
     `evidence` is the teachers' largest evidence on each of them. `new` texts were not learned and raise the threshold.
     """
 

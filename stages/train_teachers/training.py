@@ -24,7 +24,7 @@ from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.attentive import AttentiveHead, attentive_classifier, head_for, without_pooler
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples, TrainingData, labelled
-from amalgam.stages.common.training.loop import Training
+from amalgam.stages.common.training.loop import TrainingSettings
 from amalgam.stages.common.training.losses import RestrictedKL
 from amalgam.stages.common.training.run import Score, Selection, TrainingServices, accuracy_on, learn
 from amalgam.stages.common.training.schedule import CoTrainedFacts, TeacherFacts, TrainingFacts
@@ -40,7 +40,7 @@ Trained = dict[str, tuple[NewClassifier, TeacherFacts]]
 
 
 def train(
-    encoders: Encoders, labels: list[str], settings: Training, services: TrainingServices, checkpoint: Path
+    encoders: Encoders, labels: list[str], settings: TrainingSettings, services: TrainingServices, checkpoint: Path
 ) -> Trained:
     [(name, (new, texts))] = encoders.items()
     data = labelled(texts, labels, held_out=HELD_OUT)
@@ -50,7 +50,7 @@ def train(
 
 
 def co_train(
-    encoders: Encoders, labels: list[str], settings: Training, services: TrainingServices, checkpoint: Path
+    encoders: Encoders, labels: list[str], settings: TrainingSettings, services: TrainingServices, checkpoint: Path
 ) -> Trained:
     news = {name: new for name, (new, _) in encoders.items()}
     first = next(iter(news.values()))

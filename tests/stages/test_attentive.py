@@ -19,7 +19,7 @@ from amalgam.stages.common.models.attentive import AttentivePooling, attentive_c
 from amalgam.stages.common.models.loading import load_classifier, load_student, load_tokenizer, save_pretrained_folder
 from amalgam.stages.common.models.resolve import ModelFiles, Reference, resolve
 from amalgam.stages.common.training.batches import Examples, collate
-from amalgam.stages.common.training.loop import Training, TrainingRun
+from amalgam.stages.common.training.loop import TrainingRun, TrainingSettings
 from amalgam.stages.common.training.losses import RestrictedKL
 from amalgam.stages.train_teachers.training import CoTrainedTeachers, concatenated
 from amalgam.tests.stages.tiny_models import save_tiny, tiny
@@ -146,7 +146,7 @@ def test_every_encoder_and_the_shared_head_learn(tmp_path: Path, kinds: list[str
     TrainingRun(
         together,
         concatenated(parts, together.starts),
-        Training(2, 1e-3, 6, 0.0, 0.0, 0),
+        TrainingSettings(2, 1e-3, 6, 0.0, 0.0, 0),
         pad_id=together.pad_id,
         score=lambda _: 0.0,
         checkpoint=tmp_path,

@@ -25,10 +25,10 @@ from amalgam.pipeline.errors import WorkError
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.training.batches import Examples, epoch_batches
 from amalgam.stages.common.training.loop import (
-    Training,
     TrainingInterrupted,
     TrainingResult,
     TrainingRun,
+    TrainingSettings,
     dropout_seed,
     learning_rate,
 )
@@ -36,7 +36,7 @@ from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import quiet_environment, run_ranks
 
-PLAIN = Training(
+PLAIN = TrainingSettings(
     epochs=2,
     learning_rate=1e-3,
     batch_size=8,
@@ -91,14 +91,14 @@ class Watch:
         self.losses[step] = loss
 
 
-def train(model: Any, folder: Path, training: Training = PLAIN, **how: Any) -> TrainingResult:
+def train(model: Any, folder: Path, training: TrainingSettings = PLAIN, **how: Any) -> TrainingResult:
     return run_of(model, folder, training, **how).fit()
 
 
 def run_of(
     model: Any,
     folder: Path,
-    training: Training = PLAIN,
+    training: TrainingSettings = PLAIN,
     *,
     examples: Examples | None = None,
     watch: Watch | None = None,

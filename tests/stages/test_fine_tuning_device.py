@@ -13,11 +13,11 @@ import torch
 from amalgam.stages.common.device import dtype_for
 from amalgam.stages.common.training import loop
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.loop import Training, TrainingResult, TrainingRun, training_dtype
+from amalgam.stages.common.training.loop import TrainingResult, TrainingRun, TrainingSettings, training_dtype
 from amalgam.tests.stages.tiny_models import tiny
 
 CPU = torch.device("cpu")
-SHORT = Training(
+SHORT = TrainingSettings(
     epochs=2,
     learning_rate=1e-2,
     batch_size=8,

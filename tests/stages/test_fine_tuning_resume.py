@@ -23,7 +23,7 @@ from amalgam.pipeline.errors import DiskFullError, WorkError
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.training import checkpoint
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.loop import Training, TrainingInterrupted, TrainingResult, TrainingRun
+from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, TrainingRun, TrainingSettings
 from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import quiet_environment
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # 20 rows in batches of 4: 5 steps an epoch, 10 in all.
-PLAIN = Training(
+PLAIN = TrainingSettings(
     epochs=2,
     learning_rate=1e-3,
     batch_size=4,
@@ -79,7 +79,7 @@ class Watch:
 def train(
     model: Any,
     folder: Path,
-    training: Training = PLAIN,
+    training: TrainingSettings = PLAIN,
     *,
     watch: Watch | None = None,
     objective: Objective | None = None,

@@ -17,7 +17,7 @@ from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.loop import Training, TrainingRun
+from amalgam.stages.common.training.loop import TrainingRun, TrainingSettings
 from amalgam.stages.common.training.losses import MTBertLoss, targets_objective
 from amalgam.stages.target_methods import TargetBatch, TargetInputs, TeacherPredictions, target_method
 from amalgam.stages.train_student.objectives import MTBertObjective, ObjectiveContext
@@ -146,7 +146,7 @@ def test_all_weights_of_the_student_and_every_map_are_trained(tmp_path: Path, te
     )
     objective = led([states(random.normal(size=(16, 2, width))) for width in (48, 32)[:teachers]], width=32, layers=2)
     before = {name: value.clone() for part in (model, objective) for name, value in part.named_parameters()}
-    training = Training(2, 1e-3, 8, 0.0, 0.0, 0)
+    training = TrainingSettings(2, 1e-3, 8, 0.0, 0.0, 0)
     TrainingRun(
         model,
         examples,

@@ -14,14 +14,14 @@ from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.loop import Training, TrainingInterrupted, TrainingResult, TrainingRun
+from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, TrainingRun, TrainingSettings
 from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext
 from amalgam.tests.stages.tiny_models import tiny
 
 TEXTS = 12
 # 12 rows in batches of 4: 3 steps an epoch, 6 in all. No decay: what moves, moves by its gradient.
-PLAIN = Training(
+PLAIN = TrainingSettings(
     epochs=2,
     learning_rate=1e-3,
     batch_size=4,
@@ -68,7 +68,7 @@ def train(
     model: Any,
     folder: Path,
     objective: Objective,
-    training: Training = PLAIN,
+    training: TrainingSettings = PLAIN,
     *,
     stop_after: int = 0,
     keep: bool = False,

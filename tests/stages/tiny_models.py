@@ -190,14 +190,14 @@ def trained_weights(kind: str, examples: Examples, parts: int, folder: Path) -> 
     """Returns the weights of a tiny student after two steps on all examples, each step in this many parts."""
     import torch
 
-    from amalgam.stages.common.training.loop import Training, TrainingRun
+    from amalgam.stages.common.training.loop import TrainingRun, TrainingSettings
 
     model, _ = tiny(kind, rate=0.0)
     settings: dict[str, Any] = {"epochs": 2, "learning_rate": 1e-2, "warmup": 0.0, "weight_decay": 0.0, "seed": 1}
     TrainingRun(
         model,
         examples,
-        Training(**settings, batch_size=len(examples.tokens), accumulate=parts),
+        TrainingSettings(**settings, batch_size=len(examples.tokens), accumulate=parts),
         pad_id=0,
         score=lambda _: 0.0,
         checkpoint=folder / str(parts),

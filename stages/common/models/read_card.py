@@ -51,7 +51,7 @@ class Source(CardFacts):
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSummary:
     """How a student was made; it has no path either."""
 
     method: str

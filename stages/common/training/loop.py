@@ -50,7 +50,7 @@ PATIENCE = 3
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSettings:
     epochs: int
     learning_rate: float
     batch_size: int
@@ -69,9 +69,9 @@ class Training:
 
 def training_of(
     section: Student | TrainTeachers, schedule: Schedule, *, objective_rate: float | None = None
-) -> Training:
-    names = {field.name for field in fields(Training)}
-    return Training(**section.model_dump(include=names) | asdict(schedule), objective_rate=objective_rate)
+) -> TrainingSettings:
+    names = {field.name for field in fields(TrainingSettings)}
+    return TrainingSettings(**section.model_dump(include=names) | asdict(schedule), objective_rate=objective_rate)
 
 
 @dataclass(eq=False)
@@ -154,7 +154,7 @@ class TrainingRun:
 
     model: nn.Module
     examples: Examples
-    training: Training
+    training: TrainingSettings
     pad_id: int
     score: Callable[[nn.Module], float]
     checkpoint: Path
@@ -493,7 +493,7 @@ def training_dtype(device: torch.device) -> str:
     return "bf16" if dtype_for(device) == "bf16" else "fp32"
 
 
-def learning_rate(step: int, total: int, training: Training) -> float:
+def learning_rate(step: int, total: int, training: TrainingSettings) -> float:
     """Returns the learning rate of the update with number `step`, from 0."""
     return training.learning_rate * _rate_share(step, total, training)
 
@@ -503,7 +503,7 @@ def dropout_seed(seed: int, step: int, rank: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=7).digest())
 
 
-def _rate_share(step: int, total: int, training: Training) -> float:
+def _rate_share(step: int, total: int, training: TrainingSettings) -> float:
     """Returns the share of the largest rate: linear warm-up, then linear decay; never zero."""
     warm = math.ceil(training.warmup * total)
     return (step + 1) / (warm + 1) if step < warm else (total - step) / (total - warm)
@@ -531,7 +531,7 @@ def _some_unused(learner: nn.Module, batch: dict[str, torch.Tensor], device: tor
     return unused
 
 
-def _adamw(names: Mapping[torch.Tensor, str], device: torch.device, training: Training) -> torch.optim.AdamW:
+def _adamw(names: Mapping[torch.Tensor, str], device: torch.device, training: TrainingSettings) -> torch.optim.AdamW:
     """Returns AdamW with separate groups for the objective's weights; a group's `peak` is its largest rate."""
     groups: list[dict[str, Any]] = []
     rates = {False: training.learning_rate, True: training.objective_rate or training.learning_rate}

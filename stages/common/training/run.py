@@ -30,7 +30,7 @@ from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.checkpoint_files import LOGS, log_digest, write_log_digest
-from amalgam.stages.common.training.loop import Training, TrainingInterrupted, TrainingRun, learning_rate
+from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingRun, TrainingSettings, learning_rate
 from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.stages.common.training.schedule import TrainingFacts
 
@@ -85,7 +85,7 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
     services: TrainingServices,
     new: NewClassifier,
     examples: Examples,
-    training: Training,
+    training: TrainingSettings,
     selection: Selection,
     checkpoint: Path,
     objective: Objective | None = None,
@@ -177,7 +177,7 @@ class TrainingLog:
     """Log of one training, written by the leading process."""
 
     path: Path
-    training: Training
+    training: TrainingSettings
     trackers: Sequence[str]
     step: int = 0
     _stack: ExitStack = field(default_factory=ExitStack)

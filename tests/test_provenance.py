@@ -17,7 +17,7 @@ from amalgam.stages.common.corpus import are_written, texts_file
 from amalgam.stages.common.load import train_part
 from amalgam.stages.registry import STAGES
 from amalgam.stages.weigh_teachers.stage import keys_of, provenance
-from amalgam.stages.weigh_teachers.weigh import written_shares
+from amalgam.stages.weigh_teachers.weigh import generated_shares
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
 AMALGAM = "student.method=amalgam"
@@ -42,13 +42,13 @@ def test_of_a_written_text_its_own_teacher_has_the_classs_probability_and_others
             expected[at] = max(expected[at], row["class_probability"])
     assert (expected > 0).sum() >= len(expected)
     assert shares == pytest.approx(expected)
-    assert written_shares(shares) == pytest.approx((expected > 0).sum(axis=0) / (expected > 0).sum())
+    assert generated_shares(shares) == pytest.approx((expected > 0).sum(axis=0) / (expected > 0).sum())
 
 
 def test_texts_that_were_written_for_no_class_have_none(generated: Workspace, built: Workspace) -> None:
     run = _planned(built)
     assert provenance(run, keys_of(run, train_part(run).buckets)) is None
-    assert written_shares(None) is None
+    assert generated_shares(None) is None
     assert not are_written(_planned(generated, "generate.source=random-words").experiment)
 
 

@@ -444,7 +444,7 @@ def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerS
 def _evidence(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) -> tuple[Evidence, Array]:
     """Reads all kinds of evidence, and that of the predictions by teacher; teachers of equal labels are one."""
     space, first = load.label_space(run), Texts.of(run, _blocks(run)[0])  # which has the references
-    label_sets, written = LabelSets.of(space), provenance(run, texts.keys)
+    label_sets, generated_for = LabelSets.of(space), provenance(run, texts.keys)
     features, reference_features = _features(run, texts), _features(run, first)
     states, reference_states = _states(run, texts), _states(run, first)
     names, owned = _name_states(run), list(map(list, space.columns.values()))
@@ -464,7 +464,7 @@ def _evidence(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) ->
         predicted=predicted,
         labels=len(space.names),
         near=similar(joint, run.experiment.targets.neighbours, reference_joint, texts.start),
-        written=None if written is None else label_sets.mean(written),
+        provenance=None if generated_for is None else label_sets.mean(generated_for),
         spaces=joint.apart(),
     )
     return evidence, kinds["answers"]

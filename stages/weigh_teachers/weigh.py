@@ -194,7 +194,7 @@ class Evidence:
     """Number of labels of all teachers."""
     near: Array
     """Places of the nearest references in the states of the encoder and all teachers: [texts, neighbours]."""
-    written: Array | None = None
+    provenance: Array | None = None
     """Probability of the class that a text was generated for, at the teacher it was generated for."""
     spaces: Sequence[Space] = ()
     """The inputs of linear maps to the labels: states of length 1 of the encoder, and of each teacher."""
@@ -216,9 +216,9 @@ def agreed_signal(
     evidence: Evidence, facts: WeightFacts, fitted: Fitted = NOT_KEPT
 ) -> tuple[Array | None, Array | None]:
     """Returns the signal of all kinds of evidence, and the teachers' shares; None: the kinds do not agree."""
-    kinds, written = dict(evidence.kinds), evidence.written
-    if written is not None:
-        kinds["provenance"] = standard(written, fitted.scope("written"))
+    kinds, provenance = dict(evidence.kinds), evidence.provenance
+    if provenance is not None:
+        kinds["provenance"] = standard(provenance, fitted.scope("written"))
     is_kept = fitted.value("kept", lambda: np.isin(list(kinds), list(_kept(evidence, kinds, facts))))
     if not is_kept.any():
         return None, None
@@ -233,7 +233,7 @@ def agreed_signal(
     signal: Array = np.sum([weight * own for weight, own in zip(weights, scaled.values(), strict=True)], axis=0)
 
     def shares() -> Array:
-        of_texts = written_shares(written)
+        of_texts = generated_shares(provenance)
         return leading_shares(signal) if of_texts is None else of_texts
 
     return signal, fitted.value("shares", shares)
@@ -241,16 +241,16 @@ def agreed_signal(
 
 def completed(signal: Array, evidence: Evidence, fitted: Fitted = NOT_KEPT) -> Array:
     """Adds the teachers' shares and the linear maps, which `range` weights have."""
-    return with_maps(with_shares(signal, evidence.written, fitted), evidence, fitted)
+    return with_maps(with_shares(signal, evidence.provenance, fitted), evidence, fitted)
 
 
-def with_shares(signal: Array, written: Array | None, fitted: Fitted = NOT_KEPT) -> Array:
+def with_shares(signal: Array, provenance: Array | None, fitted: Fitted = NOT_KEPT) -> Array:
     """Adds a bias of each teacher for its share of the texts.
 
     The shares of generated texts are given, and the biases give the weights these means. Otherwise, the share is the
     mean weight and the bias its log: a frequent teacher is more often right where evidence is weak.
     """
-    shares = written_shares(written)
+    shares = generated_shares(provenance)
     fit = partial(_biases_by_weights, signal) if shares is None else partial(_biases_for, shares, signal)
     total: Array = signal + fitted.value("biases of shares", fit)
     return total
@@ -386,7 +386,7 @@ def are_few(texts: int, labels: int, teachers: int) -> bool:
 def _kept(evidence: Evidence, kinds: Mapping[str, Array], facts: WeightFacts) -> Mapping[str, Array]:
     """Returns the kinds of evidence that are used."""
     texts, teachers = next(iter(kinds.values())).shape
-    if evidence.written is None and are_few(texts, evidence.labels, teachers):
+    if evidence.provenance is None and are_few(texts, evidence.labels, teachers):
         few = f"{counted(texts, 'text', 'is', 'are')} too few to compare teachers on {evidence.labels} labels"
         facts["notes"].append(f"{few}: {FALLBACK}")
         return {}
@@ -418,12 +418,12 @@ def agreeing_kinds(evidence: Mapping[str, Array], facts: WeightFacts) -> Mapping
     return None
 
 
-def with_provenance(kept: Mapping[str, Array], written: Array, facts: WeightFacts) -> Mapping[str, Array]:
+def with_provenance(kept: Mapping[str, Array], provenance: Array, facts: WeightFacts) -> Mapping[str, Array]:
     """Adds provenance if it agrees with the kept kinds; it cannot drop them, since a text may miss its class."""
-    value = agreement({"provenance": written}, kept)["provenance"]
+    value = agreement({"provenance": provenance}, kept)["provenance"]
     facts["agreement"]["provenance"] = round(value, 4)
     if value >= AGREEING:
-        return {**kept, "provenance": written}
+        return {**kept, "provenance": provenance}
     facts["notes"].append(
         "the teachers that texts were generated for are not used as evidence: they correlate too little with the "
         f"other kinds ({value:.2f})"
@@ -442,9 +442,9 @@ def agreement(evidence: Mapping[str, Array], others: Mapping[str, Array] | None 
     }
 
 
-def written_shares(written: Array | None) -> Array | None:
+def generated_shares(provenance: Array | None) -> Array | None:
     """Returns the fraction of texts generated for each teacher."""
-    counts = None if written is None else (written > 0).sum(axis=0)
+    counts = None if provenance is None else (provenance > 0).sum(axis=0)
     return counts / counts.sum() if counts is not None and counts.all() else None
 
 

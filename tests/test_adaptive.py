@@ -40,8 +40,7 @@ def shop(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 
 def facts(workspace: Workspace) -> dict[str, Any]:
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["cache-teachers"]["fingerprint"]
-    content: dict[str, Any] = json.loads((workspace.artifacts / "cache-teachers" / head / "MANIFEST.json").read_text())
+    content: dict[str, Any] = workspace.manifest("cache-teachers")
     return dict(content["facts"])
 
 

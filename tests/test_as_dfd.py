@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -37,12 +35,6 @@ def bare(workspace: Workspace) -> Workspace:
     return workspace
 
 
-def facts(workspace: Workspace, stage: str) -> dict[str, Any]:
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
-    content: dict[str, Any] = json.loads((workspace.artifacts / stage / head / "MANIFEST.json").read_text())["facts"]
-    return content
-
-
 def guessed(workspace: Workspace) -> dict[str, bytes]:
     files = (workspace.artifacts / "make-embeddings").rglob("*.safetensors")
     return {str(path.relative_to(workspace.artifacts)): path.read_bytes() for path in files}
@@ -51,14 +43,14 @@ def guessed(workspace: Workspace) -> dict[str, bytes]:
 def test_without_training_texts_a_student_of_all_labels_is_made(learned: Workspace) -> None:
     result = learned("report", *SMALL)
     assert "student (as-dfd)" in result.out
-    assert facts(learned, "train-student")["labels"] == [
+    assert learned.manifest("train-student")["facts"]["labels"] == [
         label for labels in TEACHER_LABELS.values() for label in labels
     ]
     assert set(learned.plan(*SMALL)) == {"read-corpus", "cache-teachers", "make-embeddings", "train-student", "report"}
 
 
 def test_teachers_take_most_embeddings_for_the_class_they_were_made_for(learned: Workspace) -> None:
-    teachers = facts(learned, "make-embeddings")["teachers"]
+    teachers = learned.manifest("make-embeddings")["facts"]["teachers"]
     assert {name: list(labels) for name, labels in teachers.items()} == TEACHER_LABELS
     for labels in teachers.values():
         assert all(one["rows"] == 24 and one["taken"] > 20 for one in labels.values()), labels
@@ -67,7 +59,9 @@ def test_teachers_take_most_embeddings_for_the_class_they_were_made_for(learned:
 def test_noise_alone_is_not_taken_for_every_class(learned: Workspace, tmp_path: Path) -> None:
     workspace = learned.without_artifacts(tmp_path / "workspace")
     result = workspace("make-embeddings", *SMALL, "pseudo_embeddings.steps=1", "pseudo_embeddings.learning_rate=1e-6")
-    rows = [one for labels in facts(workspace, "make-embeddings")["teachers"].values() for one in labels.values()]
+    rows = [
+        one for labels in workspace.manifest("make-embeddings")["facts"]["teachers"].values() for one in labels.values()
+    ]
     assert sum(one["taken"] for one in rows) < 0.5 * sum(one["rows"] for one in rows)
     assert "raise pseudo_embeddings.steps" in result.err
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from typing import Any
 
@@ -27,8 +26,7 @@ def audited(workspace: Workspace, *overrides: str) -> dict[str, Any]:
 def test_the_audit_agrees_with_the_targets(workspace: Workspace) -> None:
     before = sorted(workspace.artifacts.rglob("*"))
     audit = audited(workspace)
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["build-targets"]["fingerprint"]
-    manifest = json.loads((workspace.artifacts / "build-targets" / head / "MANIFEST.json").read_text())
+    manifest = workspace.manifest("build-targets")
     chosen = manifest["facts"]["summary"]["chosen"]
     assert (audit["texts"], audit["labelled"], audit["weights"]) == (TRAIN, TRAIN, "muka")
     assert {one["teacher"]: round(one["wins"] * TRAIN) for one in audit["teachers"]} == chosen

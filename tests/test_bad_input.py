@@ -357,8 +357,7 @@ def test_teachers_of_the_same_model_are_run_once_and_have_the_same_truncated_tex
     assert first is not None
     assert second is not None
     assert 0 < int(first[1]) == int(second[1]) <= 180
-    head = json.loads((fresh.artifacts / "HEAD.json").read_text())["cache-teachers"]["fingerprint"]
-    manifest = json.loads((fresh.artifacts / "cache-teachers" / head / "MANIFEST.json").read_text())
+    manifest = fresh.manifest("cache-teachers")
     assert manifest["facts"]["units"] == len({file["path"] for file in manifest["files"]})
 
 

@@ -27,7 +27,7 @@ def cost_of(workspace: Workspace, *arguments: str) -> dict[str, Any]:
 
 def timing(workspace: Workspace, stage: str) -> dict[str, float]:
     """The recorded cost of the last build."""
-    last = json.loads((workspace.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
+    last = workspace.head(stage)
     facts: dict[str, float] = json.loads((workspace.artifacts / stage / last / "timing.json").read_text())["facts"]
     return facts
 

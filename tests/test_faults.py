@@ -116,7 +116,7 @@ def test_more_passes_after_a_lost_record_ask_those_texts_again(workspace: Worksp
 def test_a_lost_manifest_is_written_again_and_nothing_is_recomputed(
     workspace: Workspace, stage: str, content: bytes | None
 ) -> None:
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
+    head = workspace.head(stage)
     manifest = workspace.artifacts / stage / head / "MANIFEST.json"
     before = json.loads(manifest.read_text())
     manifest.unlink() if content is None else manifest.write_bytes(content)

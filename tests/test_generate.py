@@ -42,14 +42,10 @@ def fresh(generated: Workspace, tmp_path: Path) -> Workspace:
     return generated.without_artifacts(tmp_path / "workspace")
 
 
-def manifest(workspace: Workspace, stage: str = "generate") -> dict[str, Any]:
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
-    content: dict[str, Any] = json.loads((workspace.artifacts / stage / head / "MANIFEST.json").read_text())
-    return content
-
-
 def rows(workspace: Workspace) -> list[dict[str, Any]]:
-    table: list[dict[str, Any]] = pq.read_table(workspace.artifacts / manifest(workspace)["facts"]["file"]).to_pylist()
+    table: list[dict[str, Any]] = pq.read_table(
+        workspace.artifacts / workspace.manifest("generate")["facts"]["file"]
+    ).to_pylist()
     return table
 
 
@@ -59,7 +55,7 @@ def blocks(workspace: Workspace) -> dict[str, int]:
 
 
 def trained_on(workspace: Workspace) -> list[str]:
-    facts = manifest(workspace, "read-corpus")
+    facts = workspace.manifest("read-corpus")
     files = [file["path"] for file in facts["files"] if "/train-" in file["path"]]
     return sorted(
         text for path in files for text in pq.read_table(workspace.artifacts / path).column("text").to_pylist()
@@ -156,7 +152,7 @@ def test_held_out_texts_are_a_part_of_their_own(workspace: Workspace) -> None:
     kept, total = zip(*re.findall(r"(\d+) of (\d+) generated texts pass", result.err), strict=True)
     assert sum(map(int, total)) == TEXTS * len(CLASSES)
     assert sum(map(int, kept)) == len(old)
-    parts = manifest(workspace, "read-corpus")["facts"]["parts"]
+    parts = workspace.manifest("read-corpus")["facts"]["parts"]
     assert set(parts) == {"train", "test", "held-out"}
     assert blocks(workspace) == before
     learned = set(trained_on(workspace))
@@ -229,7 +225,7 @@ def test_two_processes_write_the_very_texts_of_one(fresh: Workspace, generated: 
     result = ranks(fresh, "generate")
     assert result.code == 0, result.err
     assert fresh.digests("generate") == generated.digests("generate")
-    assert manifest(fresh)["files"] == manifest(generated)["files"]
+    assert fresh.manifest("generate")["files"] == generated.manifest("generate")["files"]
 
 
 def test_parts_together_make_the_whole(fresh: Workspace, generated: Workspace) -> None:
@@ -264,7 +260,9 @@ def test_prompts_name_the_class_and_each_text_draws_its_own_settings(workspace: 
     rows_ = rows(workspace)
     assert Counter((row["teacher"], row["class"]) for row in rows_) == dict.fromkeys(CLASSES, TEXTS)
     key = json.loads(
-        (workspace.artifacts / "generate" / manifest(workspace)["facts"]["families"][0] / "family.json").read_text()
+        (
+            workspace.artifacts / "generate" / workspace.manifest("generate")["facts"]["families"][0] / "family.json"
+        ).read_text()
     )
     assert key["prompt"] == ["banking: ", "A text about banking: ", "The following text is about banking.\n"]
     assert (key["temperature"], key["top_p"], key["top_k"]) == ([0.7, 1.0, 1.3], [0.8, 0.9, 1.0], [20, 50, 200])

@@ -33,8 +33,7 @@ def training(**changed: Any) -> TrainingSettings:
 def test_a_training_leaves_its_metrics_and_the_score_that_chose_the_student(built: Workspace) -> None:
     entries = lines(journal_of(built))
     steps, scores = ([line for line in entries if key in line] for key in ("loss", "score"))
-    head = json.loads((built.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
-    facts = json.loads((built.artifacts / "train-student" / head / "MANIFEST.json").read_text())["facts"]
+    facts = built.manifest("train-student")["facts"]
     assert [line["score"] for line in scores] == [entry["score"] for entry in facts["history"]]
     assert steps[-1]["loss"] == pytest.approx(facts["history"][-1]["loss"])
     assert {line["of"] for line in entries} == {facts["steps"]}

@@ -72,8 +72,7 @@ def test_the_weights_of_a_labelled_text_are_those_of_teachers_that_know_the_labe
     rows = workspace.texts()[:6]
     write(workspace, rows)
     workspace("build-targets", *AMALGAM, "labels=labels.csv")
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["weigh-teachers"]["fingerprint"]
-    manifest = json.loads((workspace.artifacts / "weigh-teachers" / head / "MANIFEST.json").read_text())
+    manifest = workspace.manifest("weigh-teachers")
     assert manifest["facts"]["labelled"]["texts"] == 6
     import pyarrow.parquet as pq
 
@@ -277,8 +276,7 @@ def test_random_labels_estimate_the_accuracy_of_the_student_and_its_rivals(estim
 
 def learned(workspace: Workspace) -> int:
     """Return the number of texts that the student was trained on."""
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
-    manifest = json.loads((workspace.artifacts / "train-student" / head / "MANIFEST.json").read_text())
+    manifest = workspace.manifest("train-student")
     return int(manifest["facts"]["texts"])
 
 

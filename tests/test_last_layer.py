@@ -27,8 +27,7 @@ def deep(fresh: Workspace) -> Workspace:
 
 
 def families(workspace: Workspace) -> dict[str, str]:
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["cache-teachers"]["fingerprint"]
-    content = json.loads((workspace.artifacts / "cache-teachers" / head / "MANIFEST.json").read_text())
+    content = workspace.manifest("cache-teachers")
     return dict(content["facts"]["families"])
 
 

@@ -33,7 +33,7 @@ def _embedded(workspace: Workspace) -> int:
 
 
 def _evaluation(workspace: Workspace) -> dict[str, Any]:
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["report"]["fingerprint"]
+    head = workspace.head("report")
     [path] = (workspace.artifacts / "report" / head).glob("*/evaluation.json")
     evaluation: dict[str, Any] = json.loads(path.read_text())
     return evaluation

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,16 +22,10 @@ def alike(fresh: Workspace) -> Workspace:
     return fresh
 
 
-def facts(workspace: Workspace, stage: str) -> dict[str, Any]:
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
-    content: dict[str, Any] = json.loads((workspace.artifacts / stage / head / "MANIFEST.json").read_text())["facts"]
-    return content
-
-
 def test_it_runs_by_one_word_and_reports_that_it_used_labels(alike: Workspace) -> None:
     result = alike("run", METHOD)
     assert "student (mt-bert)" in result.out
-    assert "gold labels" in facts(alike, "train-student")["selected_by"]
+    assert "gold labels" in alike.manifest("train-student")["facts"]["selected_by"]
     assert {len(target) for target, _ in alike.targets().values()} == {2 * len(LABELS)}
     assert alike.stale(METHOD) == set()
     before = alike.targets()
@@ -64,7 +56,7 @@ def test_labels_that_are_read_must_be_there(alike: Workspace) -> None:
     assert "targets.mode: mt-bert" in refused.err
     without = ("targets.text_weights=none", "targets.task_loss=false")
     alike("train-student", METHOD, *without)
-    assert "no labels" in facts(alike, "train-student")["selected_by"]
+    assert "no labels" in alike.manifest("train-student")["facts"]["selected_by"]
 
 
 def test_texts_without_a_label_are_refused_where_labels_are_learned(alike: Workspace) -> None:

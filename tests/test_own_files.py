@@ -403,7 +403,7 @@ def add_checkpoint(workspace: Workspace, result: str) -> Path:
 
 
 def test_checkpoints_of_abandoned_trainings_go_after_a_day(workspace: Workspace) -> None:
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
+    head = workspace.head("train-student")
     abandoned, complete = add_checkpoint(workspace, "f" * 20), add_checkpoint(workspace, head)
     (abandoned / "mine.txt").write_text("mine")
     own = add_checkpoint(workspace, workspace.plan("student.seed=5")["train-student"]["fingerprint"])

@@ -49,8 +49,7 @@ def auto(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 def cached(workspace: Workspace) -> dict[str, Any]:
     """Return the facts of the last cache-teachers."""
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["cache-teachers"]["fingerprint"]
-    content = json.loads((workspace.artifacts / "cache-teachers" / head / "MANIFEST.json").read_text())
+    content = workspace.manifest("cache-teachers")
     return dict(content["facts"])
 
 

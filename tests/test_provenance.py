@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +54,6 @@ def test_texts_that_were_written_for_no_class_have_none(generated: Workspace, bu
 def test_weights_of_written_texts_depend_on_what_generate_wrote(generated: Workspace, tmp_path: Path) -> None:
     workspace = generated.copy(tmp_path / "workspace")
     workspace("build-targets", AMALGAM)
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["weigh-teachers"]["fingerprint"]
-    manifest = json.loads((workspace.artifacts / "weigh-teachers" / head / "MANIFEST.json").read_text())
+    manifest = workspace.manifest("weigh-teachers")
     written = texts_file(_planned(workspace).result("generate")).sha256
     assert manifest["identity"]["inputs"]["written"] == written

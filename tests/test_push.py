@@ -86,7 +86,7 @@ def test_weights_go_apart_from_the_commit_by_lfs(workspace: Workspace, hub: Fake
 
 
 def test_the_cards_numbers_are_the_reports(desk: Workspace) -> None:
-    head = json.loads((desk.artifacts / "HEAD.json").read_text())["report"]["fingerprint"]
+    head = desk.head("report")
     [path] = (desk.artifacts / "report" / head).glob("*/evaluation.json")
     evaluation = json.loads(path.read_text())
     systems = evaluation["systems"]
@@ -115,7 +115,7 @@ def test_the_cards_numbers_are_the_reports(desk: Workspace) -> None:
 def test_numbers_are_those_of_the_students_fingerprint(workspace: Workspace) -> None:
     workspace("run", "student.learning_rate=0.01", "targets.temperature=1")
     workspace.edit("epochs: 1", "epochs: 2")
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["report"]["fingerprint"]
+    head = workspace.head("report")
     [path] = (workspace.artifacts / "report" / head).glob("*/evaluation.json")
     accuracy = json.loads(path.read_text())["systems"]["student (muka-soft)"]["accuracy"]
     for arguments in ([], ["--student", "students/student"]):

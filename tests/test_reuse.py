@@ -422,7 +422,7 @@ def test_renaming_a_label_costs_no_pass(workspace: Workspace) -> None:
     with workspace.counting() as asked:
         workspace("build-targets", "teachers.0.rename={banking: money}", "corpus.on_bad_row=skip")
     assert asked[0].units == 0
-    assert "money" in (manifest_of(workspace, TARGETS)["facts"])["labels"]
+    assert "money" in workspace.manifest(TARGETS)["facts"]["labels"]
 
 
 def test_a_moved_model_folder_and_a_renamed_teacher_cost_no_pass(workspace: Workspace) -> None:
@@ -443,9 +443,3 @@ def test_comments_blanks_and_the_order_of_keys_rerun_nothing(workspace: Workspac
     start = text.index("targets:")
     workspace.config.write_text("# a comment\n\n" + text[start:] + "\n" + text[:start])
     assert workspace.stale() == set()
-
-
-def manifest_of(workspace: Workspace, stage: str) -> dict[str, Any]:
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
-    content: dict[str, Any] = json.loads((workspace.artifacts / stage / head / "MANIFEST.json").read_text())
-    return content

@@ -51,12 +51,8 @@ print(sorted(found["label"] for found in classify(["the chef fried the onion"])[
 """
 
 
-def head_of(workspace: Workspace, stage: str) -> str:
-    return str(json.loads((workspace.artifacts / "HEAD.json").read_text())[stage]["fingerprint"])
-
-
 def evaluation_of(workspace: Workspace) -> dict[str, object]:
-    [path] = (workspace.artifacts / "report" / head_of(workspace, "report")).glob("*/evaluation.json")
+    [path] = (workspace.artifacts / "report" / workspace.head("report")).glob("*/evaluation.json")
     evaluation: dict[str, object] = json.loads(path.read_text())
     return evaluation
 
@@ -139,7 +135,7 @@ def test_explain_names_the_field_that_changed(workspace: Workspace) -> None:
     outcome = workspace("explain", "build-targets", "targets.temperature=0.5", "--json").json
     assert (outcome["state"], outcome["reason"]) == ("missing", "config")
     assert outcome["changes"] == [{"field": "config.targets.temperature", "change": "0.2 -> 0.5"}]
-    assert outcome["last"] == head_of(workspace, "build-targets")
+    assert outcome["last"] == workspace.head("build-targets")
 
 
 def test_explain_of_no_stage_suggests_one(workspace: Workspace) -> None:
@@ -153,7 +149,7 @@ def test_status_shows_what_is_there_and_what_head_is(workspace: Workspace) -> No
     heads = {row["stage"] for row in result["artifacts"] if row["head"]}
     assert heads == set(STAGES)
     targets = next(row for row in result["artifacts"] if row["stage"] == "build-targets")
-    assert targets["name"] == head_of(workspace, "build-targets")
+    assert targets["name"] == workspace.head("build-targets")
     assert targets["summary"] == f"muka-soft, {TRAIN} texts; 1/1 files"
     assert "K = 4, fp32; 4/4 files" in workspace("status").out
 
@@ -239,9 +235,9 @@ def test_the_student_trains_on_the_targets_that_were_built_last_with_a_note(work
     result = workspace("train-student")
     assert 'targets.mode="hard"' in result.err or "targets.mode=hard" in result.err
     manifest = json.loads(
-        (workspace.artifacts / "train-student" / head_of(workspace, "train-student") / "MANIFEST.json").read_text()
+        (workspace.artifacts / "train-student" / workspace.head("train-student") / "MANIFEST.json").read_text()
     )
-    assert manifest["identity"]["upstream"]["build-targets"] == head_of(workspace, "build-targets")
+    assert manifest["identity"]["upstream"]["build-targets"] == workspace.head("build-targets")
     assert manifest["facts"]["dtype"] == training_dtype(pick_device("auto"))
     by_teacher = [sorted([sum(target[:4]), sum(target[4:])]) for target, _ in workspace.targets().values()]
     assert len(by_teacher) == TRAIN

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,7 @@ def second_teacher(workspace: Workspace, labels: list[str], **settings: Any) -> 
 
 def learned(workspace: Workspace) -> dict[str, Any]:
     """The facts of the last training."""
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
-    facts: dict[str, Any] = json.loads((workspace.artifacts / "train-student" / head / "MANIFEST.json").read_text())[
-        "facts"
-    ]
+    facts: dict[str, Any] = workspace.manifest("train-student")["facts"]
     return facts
 
 

@@ -43,16 +43,10 @@ def written(generated: Workspace, shared: Path) -> Workspace:
     )
 
 
-def manifest(workspace: Workspace, stage: str) -> dict[str, Any]:
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())[stage]["fingerprint"]
-    content: dict[str, Any] = json.loads((workspace.artifacts / stage / head / "MANIFEST.json").read_text())
-    return content
-
-
 def confidence(workspace: Workspace) -> Any:
     """[texts, teachers] of the targets that were built last, by key."""
     tables = [
-        pq.read_table(workspace.artifacts / file["path"]) for file in manifest(workspace, "build-targets")["files"]
+        pq.read_table(workspace.artifacts / file["path"]) for file in workspace.manifest("build-targets")["files"]
     ]
     rows = sorted((row for table in tables for row in table.to_pylist()), key=lambda row: row["key"])
     return np.array([row["confidence"] for row in rows])
@@ -62,9 +56,9 @@ def test_it_runs_from_real_texts_with_the_papers_defaults(plain: Workspace) -> N
     result = plain("run", METHOD)
     assert "student (stratanet)" in result.out
     assert plain.stale(METHOD) == set()
-    taught = manifest(plain, "build-targets")["identity"]["config"]["targets"]
+    taught = plain.manifest("build-targets")["identity"]["config"]["targets"]
     assert taught == {"mode": "stratanet", "uncertainty": "rmd", "kd_temperature": 0.75}
-    identity = manifest(plain, "train-student")["identity"]["config"]
+    identity = plain.manifest("train-student")["identity"]["config"]
     assert identity["objective"] == {
         "name": "stratanet",
         "blocks": None,
@@ -77,8 +71,8 @@ def test_it_runs_from_real_texts_with_the_papers_defaults(plain: Workspace) -> N
 
 
 def test_it_runs_from_generated_texts_and_learns_statistics_from_those_held_out(written: Workspace) -> None:
-    parts = manifest(written, "read-corpus")["facts"]["parts"]
-    statistics = manifest(written, "fit-statistics")["facts"]["teachers"]
+    parts = written.manifest("read-corpus")["facts"]["parts"]
+    statistics = written.manifest("fit-statistics")["facts"]["teachers"]
     assert {facts["which"] for facts in statistics.values()} == {OWN}
     assert {facts["background"] for facts in statistics.values()} == {parts["held-out"]["texts"]}
     half = sum(facts["texts"] for facts in statistics.values())
@@ -94,7 +88,7 @@ def test_without_held_out_texts_statistics_come_from_training_texts_with_a_note(
     workspace = without_mode(generated.copy(tmp_path / "workspace"))
     result = workspace("run", METHOD)
     assert "generate.held_out=0.1" in result.err
-    assert {facts["which"] for facts in manifest(workspace, "fit-statistics")["facts"]["teachers"].values()} == {OWN}
+    assert {facts["which"] for facts in workspace.manifest("fit-statistics")["facts"]["teachers"].values()} == {OWN}
 
 
 def test_texts_for_no_teacher_are_references_of_the_most_confident_one(written: Workspace, tmp_path: Path) -> None:
@@ -102,7 +96,7 @@ def test_texts_for_no_teacher_are_references_of_the_most_confident_one(written: 
     workspace(
         "run", METHOD, HELD_OUT, "generate.source=cross-domain", "generate.corpus=texts/test.csv", "generate.texts=5"
     )
-    statistics = manifest(workspace, "fit-statistics")["facts"]["teachers"]
+    statistics = workspace.manifest("fit-statistics")["facts"]["teachers"]
     assert {facts["which"] for facts in statistics.values()} == {"the most confident"}
     for facts in statistics.values():  # rounded up for each class
         assert 0 <= facts["texts"] - facts["background"] / 4 < 4
@@ -111,13 +105,13 @@ def test_texts_for_no_teacher_are_references_of_the_most_confident_one(written: 
 def test_all_of_a_teachers_texts_as_in_the_paper_are_other_statistics_and_a_student_of_that_name(
     written: Workspace, tmp_path: Path
 ) -> None:
-    half = sum(facts["texts"] for facts in manifest(written, "fit-statistics")["facts"]["teachers"].values())
+    half = sum(facts["texts"] for facts in written.manifest("fit-statistics")["facts"]["teachers"].values())
     workspace = written.copy(tmp_path / "workspace")
     paper = ("targets.reference_fraction=1", HELD_OUT, METHOD)
     assert workspace.stale(*paper) == {"fit-statistics", *TARGETS_ON}
     assert "student (stratanet (reference_fraction 1))" in workspace("run", *paper).out
-    statistics = manifest(workspace, "fit-statistics")["facts"]["teachers"].values()
-    held_out = manifest(workspace, "read-corpus")["facts"]["parts"]["held-out"]["texts"]
+    statistics = workspace.manifest("fit-statistics")["facts"]["teachers"].values()
+    held_out = workspace.manifest("read-corpus")["facts"]["parts"]["held-out"]["texts"]
     assert sum(facts["texts"] for facts in statistics) >= held_out > half
 
 
@@ -153,8 +147,8 @@ def test_appended_texts_get_their_own_states_and_held_out_ones_are_not_asked_aga
     with workspace.counting() as asked:
         workspace("run", METHOD, HELD_OUT, "generate.texts=14")
     assert before.items() < states(workspace).items()
-    parts = manifest(workspace, "read-corpus")["facts"]["parts"]
-    old = manifest(written, "read-corpus")["facts"]["parts"]
+    parts = workspace.manifest("read-corpus")["facts"]["parts"]
+    old = written.manifest("read-corpus")["facts"]["parts"]
     new = {name: parts[name]["texts"] - old[name]["texts"] for name in ("train", "held-out")}
     assert asked[0].logits == 2 * sum(new.values())
     assert asked[0].passes == 2 * 4 * new["train"]
@@ -163,7 +157,7 @@ def test_appended_texts_get_their_own_states_and_held_out_ones_are_not_asked_aga
 def test_methods_without_statistics_need_no_held_out_texts(generated: Workspace, tmp_path: Path) -> None:
     workspace = generated.copy(tmp_path / "workspace")
     workspace("build-targets", HELD_OUT)
-    assert "held-out" not in manifest(workspace, "cache-teachers")["identity"]["inputs"]["texts"]
+    assert "held-out" not in workspace.manifest("cache-teachers")["identity"]["inputs"]["texts"]
     assert "fit-statistics" not in workspace.plan(HELD_OUT)
 
 
@@ -196,7 +190,7 @@ def test_passes_and_their_number_are_nothing_to_it(plain: Workspace) -> None:
 def test_its_states_work_with_mukas_targets(plain: Workspace) -> None:
     result = plain("run", "student.method=muka-soft", "objective.name=stratanet")
     assert "student (muka-soft and stratanet)" in result.out
-    assert manifest(plain, "train-student")["identity"]["config"]["confidence"] == "rmd"
+    assert plain.manifest("train-student")["identity"]["config"]["confidence"] == "rmd"
 
 
 def test_four_teachers_of_other_widths_and_depths_and_a_student_from_one_of_them(fresh: Workspace) -> None:
@@ -210,7 +204,7 @@ def test_four_teachers_of_other_widths_and_depths_and_a_student_from_one_of_them
     assert "student (stratanet)" in result.out
     assert confidence(fresh).shape == (TRAIN, 4)
     assert json.loads((fresh.folder / "students/student/config.json").read_text())["num_hidden_layers"] == 2
-    assert {width["width"] for width in manifest(fresh, "fit-statistics")["facts"]["teachers"].values()} == {32, 48, 16}
+    assert {width["width"] for width in fresh.manifest("fit-statistics")["facts"]["teachers"].values()} == {32, 48, 16}
 
 
 def test_two_processes_fit_a_teacher_each_and_give_the_very_statistics_of_one(plain: Workspace, tmp_path: Path) -> None:
@@ -218,7 +212,7 @@ def test_two_processes_fit_a_teacher_each_and_give_the_very_statistics_of_one(pl
     other = plain.without_artifacts(tmp_path / "other")
     result = ranks(other, "train-student", METHOD)
     assert result.code == 0, result.err
-    statistics = [manifest(workspace, "fit-statistics")["identity"] for workspace in (plain, other)]
+    statistics = [workspace.manifest("fit-statistics")["identity"] for workspace in (plain, other)]
     assert statistics[0] == statistics[1]
     np.testing.assert_allclose(confidence(other), confidence(plain), atol=2e-3)
     assert learned(other)["steps"] == learned(plain)["steps"]

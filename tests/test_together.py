@@ -51,7 +51,7 @@ def test_they_serve_every_stage_and_learn_once(together: Workspace) -> None:
     with together.counting() as asked:
         again = together("run", METHOD, "student.encoder=teacher:two", "student.layers=1", "student.name=begun")
     assert (asked[0].units, "train-teachers: reused" in again.err) == (0, True)
-    head = json.loads((together.artifacts / "HEAD.json").read_text())["train-student"]["fingerprint"]
+    head = together.head("train-student")
     assert (together.artifacts / "train-student" / head).exists()
     assert len(together.targets()) == TRAIN
 

@@ -90,17 +90,12 @@ def by_one(workspace: Workspace, *overrides: str) -> Workspace:
     return workspace
 
 
-def manifest(workspace: Workspace) -> Any:
-    head = json.loads((workspace.artifacts / "HEAD.json").read_text())["weigh-teachers"]["fingerprint"]
-    return json.loads((workspace.artifacts / "weigh-teachers" / head / "MANIFEST.json").read_text())
-
-
 def weights(workspace: Workspace) -> dict[bytes, Array]:
     return column(workspace, "weight")
 
 
 def column(workspace: Workspace, name: str) -> dict[bytes, Any]:
-    files = [file["path"] for file in manifest(workspace)["files"]]
+    files = [file["path"] for file in workspace.manifest("weigh-teachers")["files"]]
     paths = [path for path in files if path.endswith(".parquet") and not path.endswith(f"/{LABELLED}")]
     assert len(paths) == BLOCKS
     table = pa.concat_tables(pq.read_table(workspace.artifacts / path) for path in paths)
@@ -139,7 +134,7 @@ def test_teachers_that_predict_the_same_label_are_right_together_in_the_estimate
     answer_signals = stage.answer_signals
     monkeypatch.setattr(stage, "answer_signals", same)
     by_one(cached)
-    assert manifest(cached)["facts"]["accuracy"]["value"] > 0.99
+    assert cached.manifest("weigh-teachers")["facts"]["accuracy"]["value"] > 0.99
 
 
 def test_teachers_of_equal_labels_that_disagree_lower_the_estimate(cached: Workspace) -> None:
@@ -150,7 +145,7 @@ def test_teachers_of_equal_labels_that_disagree_lower_the_estimate(cached: Works
         entry = f"  - name: third\n    model: ./models/first\n    rename: {rename}\ncache:\n"
         cached.config.write_text(config.replace("cache:\n", entry))
         cached(*WEIGH)
-        estimates.append(manifest(cached)["facts"]["accuracy"]["value"])
+        estimates.append(cached.manifest("weigh-teachers")["facts"]["accuracy"]["value"])
     assert estimates[1] < estimates[0] - 0.1
 
 
@@ -251,7 +246,7 @@ def test_damaged_blocks_are_computed_again(
     cached: Workspace, alone: Mapping[bytes, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_one(cached)
-    fitted, *others = [cached.artifacts / file["path"] for file in manifest(cached)["files"]]
+    fitted, *others = [cached.artifacts / file["path"] for file in cached.manifest("weigh-teachers")["files"]]
     assert fitted.suffix == ".safetensors"
     flip_bit(others[-1])
     done = count_units(monkeypatch)
@@ -270,15 +265,17 @@ def test_labels_in_any_block_correct_the_weights_of_all(cached: Workspace, alone
     lines = "".join(f'"{text}",{label}\n' for text, label in rows)
     (cached.folder / "labels.csv").write_text(f"text,label\n{lines}")
     by_one(cached, "labels=labels.csv")
-    assert manifest(cached)["facts"]["labelled"]["texts"] == len(rows)
-    [labelled] = [file["path"] for file in manifest(cached)["files"] if file["path"].endswith(f"/{LABELLED}")]
+    assert cached.manifest("weigh-teachers")["facts"]["labelled"]["texts"] == len(rows)
+    [labelled] = [
+        file["path"] for file in cached.manifest("weigh-teachers")["files"] if file["path"].endswith(f"/{LABELLED}")
+    ]
     keys = pq.read_table(cached.artifacts / labelled).column("key").to_pylist()
     assert keys == sorted(text_key([text]) for text, _ in rows)
     corrected = weights(cached)
     for text, label in rows:
         assert corrected[text_key([text])].tolist() == [float(label in own) for own in TEACHER_LABELS.values()]
     moved = [key for key in alone if corrected[key].argmax() != alone[key].argmax()]
-    assert len(moved) == manifest(cached)["facts"]["labelled"]["moved"]
+    assert len(moved) == cached.manifest("weigh-teachers")["facts"]["labelled"]["moved"]
 
 
 @pytest.mark.parametrize("place", ["first", "last"])

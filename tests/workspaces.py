@@ -169,14 +169,20 @@ class Workspace:
             pairs |= {(f"{path.parent.parent.name}/{path.stem}", file["sha256"]) for file in record["files"]}
         return pairs
 
+    def head(self, stage: str) -> str:
+        """Return the fingerprint of the stage's last result."""
+        return str(json.loads((self.artifacts / "HEAD.json").read_text())[stage]["fingerprint"])
+
+    def manifest(self, stage: str) -> Any:
+        """Return the manifest of the stage's last result."""
+        return json.loads((self.artifacts / stage / self.head(stage) / "MANIFEST.json").read_text())
+
     def targets(self) -> TargetsByKey:
         """Return the current targets by key."""
         import pyarrow.parquet as pq
 
-        head = json.loads((self.artifacts / "HEAD.json").read_text())["build-targets"]["fingerprint"]
-        manifest = json.loads((self.artifacts / "build-targets" / head / "MANIFEST.json").read_text())
         by_key: TargetsByKey = {}
-        for file in manifest["files"]:
+        for file in self.manifest("build-targets")["files"]:
             for row in pq.read_table(self.artifacts / file["path"], columns=["key", "target", "weight"]).to_pylist():
                 by_key[row["key"]] = (row["target"], row["weight"])
         return by_key

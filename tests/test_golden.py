@@ -11,7 +11,7 @@ import pytest
 from amalgam.data.keys import text_key
 from amalgam.tests.workspaces import Workspace, new_workspace, write_model, write_texts
 
-CHANGED = "results changed: raise ENGINE (cache_teachers/family.py) or the stage's VERSION, then these numbers"
+CHANGED = "results changed: raise ENGINE (stages/common/cached/coverage.py) or the stage's VERSION, then these numbers"
 TEXTS = [("the chef fried the onion", "cooking"), ("the judge read the contract to the banker", "law")]
 WORDS = sorted({word for text, _ in TEXTS for word in text.split()})
 # A key is blake2b-128 of the text; the rows below are in the order of the keys.
@@ -34,6 +34,9 @@ TARGETS = {
     "hard": [[0.189262, 0.810738, 0.0, 0.0, 0.124002], [0.353406, 0.646594, 0.0, 0.0, 0.121191]],
     "vanilla-kd": [[0.100758, 0.559272, 0.191882, 0.148087, 1.0], [0.149822, 0.447125, 0.225717, 0.177336, 1.0]],
 }
+# The teachers' weights of the default method on the first texts, and the weights of the kinds of evidence.
+WEIGHTS = [[0.029902, 0.970098], [0.703849, 0.296151], [0.795807, 0.204193], [0.005057, 0.994943]]
+KINDS = {"answers": 0.3407, "states": 0.6593}
 
 
 def fixed_model(folder: Path, phase: float) -> None:
@@ -95,3 +98,21 @@ def test_targets_are_what_they_were(golden: Workspace, mode: str) -> None:
     actual = [[*target, weight] for _, (target, weight) in sorted(golden.targets().items())]
     for row, wanted in zip(actual, TARGETS[mode], strict=True):
         assert row == pytest.approx(wanted, abs=1e-4), CHANGED
+
+
+def test_weights_of_the_default_method_are_what_they_were(tmp_path: Path) -> None:
+    workspace = new_workspace(tmp_path / "workspace")
+    for name, labels, phase in (("first", ["chef", "onion"], 0.1), ("second", ["judge", "banker"], 0.6)):
+        write_model(workspace.folder / "models" / name, labels=labels, words=WORDS, seed=0)
+        fixed_model(workspace.folder / "models" / name, phase)
+    places = [[i * i + 3 * i * j + j * j + i % 2 * 5 for j in range(3 + i % 4)] for i in range(60)]
+    texts = dict.fromkeys(" ".join(WORDS[place % len(WORDS)] for place in own) for own in places)
+    write_texts(workspace.folder / "texts/train.csv", [(text, "chef") for text in texts])
+    workspace.edit("  test: texts/test.csv\n", "")
+    workspace.edit("  mode: soft\n", "  neighbours: 4\n")
+    workspace("weigh-teachers", "student.method=amalgam", "student.encoder=teacher:first", "cache.passes=0")
+    manifest = workspace.manifest("weigh-teachers")
+    assert manifest["facts"]["kinds"] == pytest.approx(KINDS, abs=1e-3), CHANGED
+    rows = pq.read_table(workspace.artifacts / manifest["files"][0]["path"]).column("weight").to_pylist()
+    for actual, wanted in zip(rows[: len(WEIGHTS)], WEIGHTS, strict=True):
+        assert actual == pytest.approx(wanted, abs=1e-3), CHANGED

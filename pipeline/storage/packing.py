@@ -290,7 +290,13 @@ class PackedStorage:
         return all(path == PROBE or temporary_part(path.split("/")) is not None for path in paths)
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
-        return self._text(path) is None and self.inner.put_if_absent(path, content)
+        if self._text(path) is not None or not self.inner.put_if_absent(path, content):
+            return False
+        self.index(_parent(path), refresh=True)
+        if self._text(path) is None:
+            return True
+        self.inner.delete([path])  # another process wrote and packed it after the index was read
+        return False
 
     def change(self, path: str, edit: Callable[[bytes | None], bytes | None]) -> None:
         self.inner.change(path, edit)

@@ -160,6 +160,19 @@ def test_a_packed_unit_is_not_written_twice(workspace: str) -> None:
 # ---- damage
 
 
+def test_a_unit_that_another_process_packed_since_is_not_written_twice(workspace: str) -> None:
+    early = opened(workspace)
+    assert early.units_in(early.root / FOLDER) == []  # it has read the index
+    records = filled(workspace)
+    assert pack_all(workspace) == UNITS
+    without_loose_files(opened(workspace))
+    with early.draft(early.root / FOLDER, "u00", ".bin") as draft:
+        (draft.folder / "data.bin").write_bytes(b"of another rounding")
+    assert draft.rival is not None
+    assert_whole(opened(workspace), records)
+    assert pack_all(workspace) == 0
+
+
 def test_a_flipped_bit_in_a_pack_costs_one_unit(
     workspace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -11,13 +11,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from amalgam.data.arrays import softmax
+from amalgam.data.tokens import encode
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.app import export_onnx as onnx_export
 from amalgam.stages.app import int8
+from amalgam.stages.app.serve import OnnxStudent, read_export
 from amalgam.stages.app.student import StudentFolder, finished_in
+from amalgam.stages.common.inference.batches import model_inputs
 from amalgam.tests.forking import BARE, Forked
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_errors import LONG, denied, mode, permissions, raising
@@ -102,7 +107,6 @@ def test_the_examples_of_the_model_card_predict_as_the_student(exported: Workspa
 
 
 def test_an_export_with_other_logits_is_refused_with_the_difference(exported: Workspace, tmp_path: Path) -> None:
-    import numpy as np
     import onnx
     from onnx import numpy_helper
 
@@ -198,7 +202,6 @@ def test_an_int8_export_has_its_comparison_on_labelled_test_texts(exported: Work
 
 
 def test_the_int8_model_computes_in_int8_and_agrees_with_the_student(exported: Workspace, tmp_path: Path) -> None:
-    import numpy as np
     import onnx
     import onnxruntime
 
@@ -220,12 +223,27 @@ def test_the_int8_model_computes_in_int8_and_agrees_with_the_student(exported: W
     assert np.abs(logits - expected).max() < 0.1 * np.abs(expected).max()
 
 
-def int8_facts(before: float | None, after: float | None, same: float) -> int8.Int8Facts:
+def test_other_texts_change_no_answer_of_an_int8_export(exported: Workspace) -> None:
+    exported("export", "--onnx", "--int8", "--force")
+    export = read_export(exported.folder / "students/student-onnx-int8", "")
+    texts = [("the onion",), ("the court heard the banker and the nurse " * 3,), ("chef",)]
+    together = OnnxStudent(export, 2)(texts)
+    assert [each.probabilities.tolist() for each in together] == [
+        OnnxStudent(export, 2)([text])[0].probabilities.tolist() for text in texts
+    ]
+    classifier = finished_in(exported.folder / "students/student").load()
+    tokens = encode(classifier.tokenizer, texts, classifier.limit, types=classifier.types)
+    run, _ = int8._start(export.folder / "model.onnx", alone=True)  # noqa: SLF001 - the comparison runs it so, too
+    logits = run(model_inputs(tokens.ids, tokens.type_ids, np.arange(3), classifier.pad_id))
+    assert softmax(logits.astype(np.float64)).tolist() == [each.probabilities.tolist() for each in together]
+
+
+def int8_facts(before: float | None, after: float | None, same: float, labelled: int = 500) -> int8.Int8Facts:
     return {
         "texts": 500,
         "source": "corpus.test",
         "same_label": same,
-        "labelled": 0 if before is None else 500,
+        "labelled": 0 if before is None else labelled,
         "accuracy_fp32": before,
         "accuracy_int8": after,
         "speed": [],
@@ -246,8 +264,9 @@ def test_an_int8_model_that_loses_accuracy_is_refused_without_force(
     int8.check_loss(int8_facts(0.9, 0.5, 0.5), force=True)
     with pytest.raises(WorkError, match=r"loses 0\.6 points"):
         int8.check_loss(int8_facts(0.9, 0.894, 0.99), force=False)
-    with pytest.raises(WorkError, match="another label"):
-        int8.check_loss(int8_facts(None, None, 0.97), force=False)
+    for few in (int8_facts(None, None, 0.97), int8_facts(1.0, 1.0, 0.97, labelled=1)):
+        with pytest.raises(WorkError, match="another label"):
+            int8.check_loss(few, force=False)
     monkeypatch.setattr(int8, "MOST_LOST", -1.0)
     refused = exported.attempt("export", "--onnx", "--int8", "--out", "refused")
     assert refused.code != 0

@@ -17,7 +17,7 @@ import torch
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from amalgam.stages.app import classify, export_numpy
+from amalgam.stages.app import classify, export_numpy, int8
 from amalgam.stages.app.serve import read_export
 from amalgam.stages.app.student import finished_in
 from amalgam.stages.common.models.static import StaticForSequenceClassification
@@ -168,6 +168,22 @@ def test_the_tokens_of_a_student_from_elsewhere_are_not_counted_in_other_texts(
         static("export", "--numpy", "--int8", "--force", "--student", str(tmp_path / name))
         rows = load_file(tmp_path / f"{name}-numpy-int8/arrays.safetensors")["rows"]
         assert (rows == (own if is_own else np.minimum(np.arange(len(rows)), 60))).all()
+
+
+def test_tokens_of_the_texts_that_int8_is_compared_on_are_not_counted(
+    static: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_numpy, "MOST_TOKENS", 60)
+    classifier, kept = finished_in(static.folder / "students/student").load(), []
+    monkeypatch.setattr(export_numpy, "_write_arrays", lambda *given: kept.append(given[-1]))
+    monkeypatch.setattr(export_numpy, "_timed", lambda *_: (np.zeros((1, 2)), {}))
+    folder = static.folder / "students/student"
+    (folder / classify.ARRAYS).touch()
+    for source, compared in (("corpus.train", len(static.texts())), ("corpus.test", len(static.texts("test")))):
+        texts = int8.ComparedTexts([("the onion",)] * compared, [None] * compared, source)
+        export_numpy.quantise(classifier, folder, texts, static.config)
+    assert (kept[0] == np.arange(60)).all()
+    assert (kept[1] != np.arange(60)).any()
 
 
 def test_int8_numbers_are_near_those_of_the_student(static: Workspace) -> None:

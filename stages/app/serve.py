@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ class ExportFolder(Description):
     """Whether padding changes the logits, so that a run has texts of one length."""
     end: int | None
     """The token of which all texts of a run have the same number; None: any number."""
+    alone: bool = False
+    """Whether each text runs alone: one scale quantises the activations of a run, so other texts would change them."""
 
 
 def export_folder(config: Path, student: Path | None, console: Console) -> ExportFolder:
@@ -112,6 +115,7 @@ def read_export(folder: Path, fix: str, file_option: str = "") -> ExportFolder:
         columns=[str(name) for name in columns] if isinstance(columns, list) else (),
         reads_padding=reads_padding(config),
         end=end_token(config),
+        alone="int8" in facts,
     )
 
 
@@ -129,8 +133,9 @@ class OnnxStudent:
         from tokenizers import Tokenizer
 
         self.export = export
+        self._pool = ThreadPoolExecutor(threads if export.alone else 1)
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = 1 if export.alone else threads
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are for other work, too
         options.log_severity_level = 4  # errors raise
         try:
@@ -149,15 +154,19 @@ class OnnxStudent:
         lengths = np.array([len(each.ids) for each in encoded])
         predictions: list[Prediction | None] = [None] * len(texts)
         ids = [np.array(each.ids) for each in encoded]
-        runs = launches(lengths, equal=self.export.reads_padding)
-        for rows in (rows for run in runs for rows in by_count(ids, run, self.export.end)):
-            logits = self._logits([encoded[row] for row in rows], int(lengths[rows].max()))
+        parts = launches(lengths, equal=self.export.reads_padding)
+        runs = [rows for part in parts for rows in by_count(ids, part, self.export.end)]
+        if self.export.alone:
+            runs = [np.array([row]) for row in range(len(texts))]
+        results = self._pool.map(self._logits, ([encoded[row] for row in rows] for rows in runs))
+        for rows, logits in zip(runs, results, strict=True):
             scores = unknown_score(logits)
             for row, probabilities, score in zip(rows, softmax(logits), scores, strict=True):
                 predictions[row] = Prediction(probabilities, float(score), bool(encoded[row].overflowing))
         return [prediction for prediction in predictions if prediction is not None]
 
-    def _logits(self, encoded: Sequence[Any], width: int) -> Any:
+    def _logits(self, encoded: Sequence[Any]) -> Any:
+        width = max(len(each.ids) for each in encoded)
         ids, mask, types = (np.zeros((len(encoded), width), np.int64) for _ in range(3))
         ids[:] = self.export.pad_id
         for row, each in enumerate(encoded):

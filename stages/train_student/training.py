@@ -7,6 +7,7 @@ since it reads no word.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,9 @@ from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext
 SCORE_NAMES = {"scores": "difference from", "mt-bert": "cross-entropy to"}
 
 ACCEPTED_SHARE = 0.95
-"""Share of the texts that the threshold of the logits' score is set on, and that it accepts."""
+"""Share of new texts that the threshold of the logits' score accepts."""
+STUDENT_T = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.8, 1.78, 1.77, 1.76, 1.75, 1.75, 1.74)
+"""ACCEPTED_SHARE quantile of Student's t with 1, 2, … 17 degrees of freedom."""
 UNKNOWN_TEXTS = 20_000
 """Largest number of texts to which the states of unknown texts are fitted."""
 
@@ -73,12 +76,21 @@ def set_unknown_threshold(new: NewClassifier, data: TrainingData, validation: Ex
 
     The texts are those of the validation, or held-out ones; texts that were learned have lower scores than new texts.
     """
-    texts = validation or data.held_out or data.learn
-    source = "validation texts" if validation else "held-out texts" if data.held_out else "training texts"
+    new_texts = validation or data.held_out
+    texts = new_texts if new_texts and len(new_texts) > 1 else data.learn
+    source = "training texts" if texts is data.learn else "validation texts" if validation else "held-out texts"
     logits = batches.predict(new.model, texts.tokens, pad_id=new.pad_id, type_ids=texts.type_ids)
-    threshold = float(np.quantile(unknown_score(logits.astype(np.float64)), ACCEPTED_SHARE))
+    threshold = upper_bound(unknown_score(logits.astype(np.float64)))
     new.model.config.unknown_threshold = threshold
     return {"threshold": threshold, "texts": len(texts), "source": source}
+
+
+def upper_bound(scores: np.ndarray[Any, Any]) -> float:
+    """Returns a bound that ACCEPTED_SHARE of new scores are below in the mean; that of a normal distribution of few."""
+    rank = math.ceil(ACCEPTED_SHARE * (len(scores) + 1))
+    if rank <= len(scores):
+        return float(np.sort(scores)[rank - 1])
+    return float(scores.mean() + STUDENT_T[len(scores) - 2] * scores.std(ddof=1) * math.sqrt(1 + 1 / len(scores)))
 
 
 def fit_unknown_states(  # noqa: PLR0913 - the texts, and what is known of them

@@ -143,8 +143,11 @@ def _accuracy(facts: Mapping[str, Any]) -> str:
     accuracy, held_out = facts["best_score"], facts["held_out"]
     if not held_out:
         return f"accuracy {percent(accuracy)} on its own training texts, as none are held out"
+    measured = f"accuracy {percent(accuracy)} on {counted(held_out, 'held-out text')}"
+    if facts["selected_by"] == schedules.HELD_OUT_ACCURACY:  # the interval of a maximum would be too high
+        return f"{measured}, the best of the evaluations"
     low, high = interval(accuracy, held_out)
-    return f"accuracy {percent(accuracy)} ({bounds(low, high)}) on {counted(held_out, 'held-out text')}"
+    return f"{measured} (95 % interval {bounds(low, high)})"
 
 
 # ---- inputs

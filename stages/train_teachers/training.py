@@ -27,7 +27,7 @@ from amalgam.stages.common.training.batches import Examples, TrainingData, label
 from amalgam.stages.common.training.loop import TrainingSettings
 from amalgam.stages.common.training.losses import RestrictedKL
 from amalgam.stages.common.training.run import Score, Selection, TrainingServices, accuracy_on, learn
-from amalgam.stages.common.training.schedule import CoTrainedFacts, TeacherFacts, TrainingFacts
+from amalgam.stages.common.training.schedule import HELD_OUT_ACCURACY, CoTrainedFacts, TeacherFacts, TrainingFacts
 
 HELD_OUT = 0.05
 """Share of the texts on which the accuracy is measured and, if there are enough, the best checkpoint is selected."""
@@ -80,7 +80,7 @@ def co_train(
 
 
 def _selection(score: Score, data: TrainingData) -> Selection:
-    return Selection("held-out accuracy", score, len(data.held_out or ()))
+    return Selection(HELD_OUT_ACCURACY, score, len(data.held_out or ()))
 
 
 def _facts(facts: TrainingFacts, labels: list[str], data: TrainingData) -> TeacherFacts:

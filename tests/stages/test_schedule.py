@@ -10,7 +10,14 @@ import pytest
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.stages.common.models.resolve import ModelFiles, width_of
 from amalgam.stages.common.training.run import FEWEST_TO_SELECT, Selection
-from amalgam.stages.common.training.schedule import Schedule, TrainingFacts, few_steps, schedule_of
+from amalgam.stages.common.training.schedule import (
+    HELD_OUT_ACCURACY,
+    Schedule,
+    TrainingFacts,
+    few_steps,
+    schedule_of,
+)
+from amalgam.stages.train_teachers import stage
 
 
 def steps_of(schedule: Schedule, texts: int) -> int:
@@ -106,3 +113,18 @@ def test_a_short_training_gets_a_note_with_its_settings() -> None:
 )
 def test_the_width_of_an_encoder_is_in_its_configuration(tmp_path: Path, config: dict[str, Any]) -> None:
     assert width_of(ModelFiles("given", tmp_path, "", None, "safetensors", config)) == 48
+
+
+@pytest.mark.parametrize(
+    ("held_out", "selected_by", "text"),
+    [
+        (0, "the last step", "accuracy 90.0 % on its own training texts, as none are held out"),
+        (100, "the last step", "accuracy 90.0 % on 100 held-out texts (95 % interval 82.6 to 94.5)"),
+        (1000, HELD_OUT_ACCURACY, "accuracy 90.0 % on 1,000 held-out texts, the best of the evaluations"),
+    ],
+)
+def test_the_accuracy_of_a_teacher_has_an_interval_unless_it_selected_the_checkpoint(
+    held_out: int, selected_by: str, text: str
+) -> None:
+    facts = {"best_score": 0.9, "held_out": held_out, "selected_by": selected_by}
+    assert stage._accuracy(facts) == text  # noqa: SLF001 - no training has these figures for certain

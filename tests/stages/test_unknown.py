@@ -16,6 +16,7 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.inference.batches import middle_layer, model_inputs, predict, predict_with_states
 from amalgam.stages.common.models.unknown import KNOWN_SHARE, UnknownStates, read_unknown
 from amalgam.stages.report.quality import unknown_quality
+from amalgam.stages.train_student.training import upper_bound
 from amalgam.tests.stages.tiny_models import tiny
 
 WIDTH = 24
@@ -200,3 +201,10 @@ def test_a_model_without_a_state_per_token_has_no_middle_layer() -> None:
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
     model = BartForSequenceClassification(BartConfig(vocab_size=60, eos_token_id=3, pad_token_id=0, **shape, **heads))
     assert middle_layer(model, model_inputs(TOKENS, None, np.arange(1), 0)) is None
+
+
+@pytest.mark.parametrize("texts", [2, 5, 10, 18, 19, 30, 200])
+def test_the_threshold_of_the_logits_flags_a_twentieth_of_new_texts_in_the_mean(texts: int) -> None:
+    random, new = np.random.default_rng(0), np.random.default_rng(1).normal(size=2000)
+    flagged = [(new > upper_bound(random.normal(size=texts))).mean() for _ in range(2000)]
+    assert 0.03 < np.mean(flagged) < 0.07

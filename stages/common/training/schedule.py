@@ -27,6 +27,9 @@ STATIC_RATE, STATIC_STEPS, STATIC_EPOCHS = 1e-3, 3, 6
 FEW_STEPS = 200
 """Steps below which a note is shown: fine-tuning a pre-trained encoder usually takes some hundreds."""
 
+HELD_OUT_ACCURACY = "held-out accuracy"
+"""Name of the score that selects the checkpoint of a teacher."""
+
 
 @dataclass(frozen=True)
 class Schedule:

@@ -1,7 +1,7 @@
 """Compares an int8 export with the student (`amalgam export --int8`), and quantises ONNX exports.
 
-A model that loses accuracy is refused. Of ONNX, weights are int8 with one scale per output; activations are quantised
-while the model runs, with one scale for all texts of a run, so each text runs alone: others would change its answer.
+A model that loses accuracy is refused. Of ONNX, weights are int8 with one scale per output. Activations are quantised
+while the model runs, with one scale for all texts of a run. So each text runs alone: others would change its answer.
 """
 
 from __future__ import annotations

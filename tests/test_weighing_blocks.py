@@ -204,7 +204,7 @@ def test_the_fit_of_unknown_texts_reads_the_evidence_on_the_texts_that_the_stude
         assert read["evidence"] is None
         assert set(evidence.values()) == {None}
         return
-    learned = [key for key in evidence if not held_out_keys([key], 0.1)[0]][:700]
+    learned = [key for key in evidence if not held_out_keys(np.array([key], "S16"), 0.1)[0]][:700]
     assert read["evidence"] == pytest.approx(np.array([evidence[key] for key in learned]))
     assert np.ptp(read["evidence"]) > 0.1
 

@@ -136,7 +136,7 @@ def _sample(inputs: LabellingInputs) -> _Sample:
     buckets = first_buckets(inputs.train, MOST_READ)
     targets = [table.select(["target"]) for table in islice(inputs.targets or (), len(buckets))]
     keys_read = pa.concat_tables(read_bucket(inputs.store, bucket, ["key"]) for bucket in buckets)
-    is_held_out = held_out_keys(key_list(key_array(keys_read.column("key"))), inputs.held_out)
+    is_held_out = held_out_keys(key_array(keys_read.column("key")), inputs.held_out)
     apart = np.flatnonzero(is_held_out)[:MOST_HELD_OUT]
     chosen = np.sort(np.concatenate([apart, np.flatnonzero(~is_held_out)[: types.MOST_PREDICTED - len(apart)]]))
     table = rows_at(inputs.store, buckets, chosen.tolist())

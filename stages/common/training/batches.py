@@ -7,6 +7,7 @@ accumulated parts; these only divide it.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from amalgam.data.arrays import Array, RowNumbers
-from amalgam.data.parquet import key_array, key_list
+from amalgam.data.arrays import Array, Keys, RowNumbers
+from amalgam.data.parquet import key_array
 from amalgam.data.tokens import Ids, Ragged, TokenRows, join
 from amalgam.stages.common.inference.batches import model_inputs
 
@@ -126,9 +127,11 @@ def labelled(
     return split((read(*bucket) for bucket in buckets), held_out)
 
 
-def held_out_keys(keys: Sequence[bytes], share: float) -> Array:
+def held_out_keys(keys: Keys, share: float) -> Array:
     """Returns which texts are held out: by the half of the key that buckets do not use, so alike in any corpus."""
-    return np.array([int.from_bytes(key[8:], "big") < share * 2**64 for key in keys], dtype=bool)
+    halves = np.frombuffer(keys.tobytes(), ">u8").reshape(-1, 2)
+    is_held_out: Array = halves[:, 1] < np.uint64(math.ceil(share * 2**64))
+    return is_held_out
 
 
 def split(buckets: Iterable[BucketArrays], held_out: float, unused: Collection[bytes] = ()) -> TrainingData:
@@ -139,8 +142,8 @@ def split(buckets: Iterable[BucketArrays], held_out: float, unused: Collection[b
     columns = [*zip(*buckets, strict=True)]
     tokens = join(columns[1])
     keys, targets, weights = (np.concatenate(columns[place]) for place in (0, 2, 3))
-    is_used = np.array([key not in unused for key in key_list(keys)], dtype=bool)
-    is_held_out = held_out_keys(key_list(keys), held_out) & is_used
+    is_used = ~np.isin(keys, np.array(list(unused), keys.dtype))
+    is_held_out = held_out_keys(keys, held_out) & is_used
     is_learned = is_used & ~is_held_out
     if not is_learned.any():
         is_learned, is_held_out = is_used, np.zeros_like(is_used)

@@ -18,6 +18,7 @@ from amalgam.pipeline.config.schema import (
     NO_TEACHERS,
     STATIC,
     TEACHER,
+    UNTRAINED,
     Checks,
     ExperimentConfig,
 )
@@ -246,6 +247,8 @@ def _student_checks(experiment: ExperimentConfig) -> Checks:
     student, names = experiment.student, experiment.teacher_names
     message = f"reports/{COMPARISON} is the page of compared reports: choose another name"
     yield student.name == COMPARISON, "student.name", message
+    taken = student.learns and student.name in {*UNTRAINED, *names} - {"student"}  # that teacher is refused itself
+    yield taken, "student.name", "another system of the report has this name: choose another one"
     unmeasured = not student.learns and experiment.corpus.test is None
     yield unmeasured, "student.method", f"{student.method} trains nothing and is only measured, which needs corpus.test"
     for name, model in (("encoder", student.encoder.removeprefix(STATIC)), ("method", student.method or "")):

@@ -478,7 +478,8 @@ class Student(ConfigSection):
     """The model that the pipeline produces."""
 
     name: Name = "student"
-    """Folder name of the finished model in students/, next to the experiment file."""
+    """Folder name of the finished model in students/, next to the experiment file. Not ensemble, zero-shot or a
+    teacher's name."""
     method: Text | None = None
     """Name from `amalgam methods`; it sets defaults of other fields, which the file overrides. null: amalgam, unless
     the file sets targets.mode or objective.name; then the other fields have their own defaults."""

@@ -125,6 +125,13 @@ def test_no_student_has_the_name_of_the_page_of_compared_reports(tmp_path: Path)
     assert "student.name: reports/comparison is the page of compared reports" in problem
 
 
+def test_no_student_has_the_name_of_another_system_in_reports(tmp_path: Path) -> None:
+    for name in ("ensemble", "zero-shot", "first"):
+        text = f"corpus: {{train: a.csv}}\nteachers: [./first, ./second]\nstudent: {{name: {name}}}\n"
+        [problem] = _problems(tmp_path, text)
+        assert "student.name: another system of the report has this name" in problem
+
+
 def test_no_teacher_has_the_name_of_another_system_in_reports(tmp_path: Path) -> None:
     corpus = "corpus: {train: a.csv}\n"
     for name in ("ensemble", "zero-shot", "student"):

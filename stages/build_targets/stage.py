@@ -84,7 +84,7 @@ class TargetConfig(TypedDict):
 
 class BuildTargets(Stage):
     name = "build-targets"
-    VERSION = 2
+    VERSION = 3
     parallelism = "units"
     unit_label = "texts"
     sections = ("targets", "labels")
@@ -118,8 +118,6 @@ class BuildTargets(Stage):
             inputs["families"] = cached.families_of(run)
             inputs["knows"] = load.known_labels(run)
             inputs["dtype"] = cached.dtype_of(run)
-            if load.label_space(run).shares_labels and (method.weighted or method.confidence_is_weight):
-                inputs["compared"] = "answers"  # before, teachers were compared
             inputs |= cached.passes_counted(run) if method.reads_passes else {}
         inputs |= load.labels_identity(run)
         upstream = ["weigh-teachers"] * method.weighs_together + ["fit-statistics"] * method.weighs_by_domain

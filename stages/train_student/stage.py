@@ -86,15 +86,12 @@ class TrainStudent(Stage):
             config["targets"] = {"kd_temperature": run.experiment.targets.kd_temperature}
             inputs["knows"] = load.known_labels(run)
         if objective.fields:
-            settings = config["objective"] = run.experiment.objective.model_dump(include=objective.fields)
-            if objective.states and not objective.weighs_by_domain:
-                settings["weights"] = None  # of the terms: a constant of the method, with a place here
+            config["objective"] = run.experiment.objective.model_dump(include=objective.fields)
         if objective.states:
             upstream["cache-features"] = run.fingerprint("cache-features")
         excluded = load.excluded_texts(run)
         if excluded:
-            # The key is older than excluded unknown texts; another one would train every such student again.
-            inputs["estimation texts"] = fingerprint(sorted(key.hex() for key in excluded))
+            inputs["excluded texts"] = fingerprint(sorted(key.hex() for key in excluded))
         if reads_evidence(run.experiment):
             upstream["weigh-teachers"] = run.fingerprint("weigh-teachers")
         if objective.weighs_by_domain:

@@ -76,7 +76,7 @@ class BlockFacts(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 21  # teachers of equal labels that disagree lower the estimated accuracy
+    VERSION = 22  # provenance of the texts that pass the filters
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -95,24 +95,14 @@ class WeighTeachers(Stage):
         settings = targets.model_dump(include={"teacher_weights", "weight_signal", "uncertainty", "temperature"})
         if targets.neighbours:
             settings["neighbours"] = targets.neighbours
-            if targets.weight_signal != "all":
-                settings["smoothing_rounds"] = 1  # neighbours' means replace a single signal once
         run.result("cache-teachers")
         inputs: dict[str, object] = {"texts": load.train_part(run).texts_digest, **cached.passes_counted(run)}
         inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
         inputs["knows"] = load.known_labels(run)
-        space = load.label_space(run)
-        texts, groups = load.train_part(run).texts, LabelSets.of(space).groups
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs["written"] = load.generated_file(run).sha256
-            inputs["written shares"] = "means of the weights"  # before, they were a small bias
-        elif targets.weight_signal == "all" and weigh.are_few(texts, len(space.names), len(groups)):
-            inputs["few texts"] = "each text's confidences"  # before, they were compared too
         if load.given_labels(run):
-            inputs |= {**load.labels_identity(run), "labelled weights": "left out"}  # before, they were not kept
-            inputs["evidence of labels"] = "states where they help"  # before, it was that without labels
-        if len(groups) < len(space.columns):
-            inputs["combined"] = "teachers with the same labels"  # before, they excluded each other
+            inputs |= load.labels_identity(run)
         if run.experiment.corpus.limit is not None and len(_blocks(run)) > 1:
             inputs["blocks"] = [group_name(block.buckets) for block in _blocks(run)]  # texts beyond the limit move them
         upstream = ["cache-features"] if target_method(targets).reads_features else []

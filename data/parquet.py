@@ -68,7 +68,7 @@ GENERATED = (
     Column("teacher", "string", "the teacher that it was generated for; null if none", nullable=True),
     Column("class", "string", "the class that it was generated for, as its teacher names it", nullable=True),
     Column("seed", "int64", "generate.seed"),
-    Column("words", "int32", "its length in words"),
+    Column("words", "int32", "its length in words; a character of a script without spaces is one"),
     Column("repetition", "float32", "share of its sequences of three words that it had before"),
     Column("near_duplicate", "float32", "largest share (Jaccard) of such sequences in common with an earlier text"),
     Column("draw", "float64", "a number of its own in [0, 1): held out where it is below generate.held_out"),

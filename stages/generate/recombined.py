@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,17 +16,27 @@ REPLACED, REPLACED_BETWEEN = 0.25, 0.5
 """Share of words that are replaced by any word, or by one that has the same two neighbours in some text."""
 
 
-class Recombiner:
-    """Makes texts of the words of other texts: each is one of them, changed in one of four ways.
+WITHOUT_SPACES = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+    "\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"  # Chinese, Japanese
+)
+"""Characters of scripts that put no spaces between words; each counts as a word."""
 
-    Texts without spaces are divided into characters.
-    """
+WORD = re.compile(rf"[{WITHOUT_SPACES}]|[^\s{WITHOUT_SPACES}]+")
+
+BETWEEN_WORDS = re.compile(rf" (?=[{WITHOUT_SPACES}])|(?<=[{WITHOUT_SPACES}]) ")
+
+
+def words_of(text: str) -> list[str]:
+    """Divides a text at spaces, and scripts without spaces into characters."""
+    return WORD.findall(text)
+
+
+class Recombiner:
+    """Makes texts of the words of other texts: each is one of them, changed in one of four ways."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        spaced = sum(len(text.split()) for text in texts) > 2 * len(texts)
-        self.space = " " if spaced else ""
-        divided = [text.split() if spaced else list("".join(text.split())) for text in texts]
-        self.texts = [words for words in divided if words]
+        self.texts = [words for words in map(words_of, texts) if words]
         self.words = [word for words in self.texts for word in words]
         self.longest = max(map(len, self.texts), default=0)
         self.after: dict[str, list[str]] = defaultdict(list)
@@ -42,7 +53,7 @@ class Recombiner:
         random = np.random.default_rng(key)
         ways = [self.joined, self.continued, self.replaced_between, self.replaced]
         change = ways[random.integers(len(ways))]
-        return self.space.join(change(self.texts[place % len(self.texts)], random))
+        return BETWEEN_WORDS.sub("", " ".join(change(self.texts[place % len(self.texts)], random)))
 
     def joined(self, words: list[str], random: np.random.Generator) -> list[str]:
         """Joins the first words with the last words of another text."""

@@ -19,7 +19,8 @@ from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 ENGINE = 2  # texts after prompts of more than 64 tokens
-"""Raise it whenever the same models, settings, seed and index give another text."""
+OTHER_ENGINE = 3  # short texts keep their spaces
+"""Versions with and without a language model: raised if the same models, settings, seed and index give another text."""
 
 LANGUAGE_MODEL = "generate.language_model"
 
@@ -97,7 +98,7 @@ class TextPlan:
     def families(self) -> list[Family]:
         """Returns the families in the order of teachers and their labels."""
         settings = self.settings
-        common = {"engine": ENGINE, **fingerprint_config(settings)}
+        common = {"engine": ENGINE if settings.writes else OTHER_ENGINE, **fingerprint_config(settings)}
         if self.libraries is not None:
             common["libraries"] = dict(self.libraries)
         if not settings.writes:

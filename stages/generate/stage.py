@@ -66,7 +66,7 @@ class GeneratedFacts(CollectedFacts):
 
 class Generate(Stage):
     name = "generate"
-    VERSION = 2
+    VERSION = 3  # characters of scripts without spaces count as words
     parallelism = "units"
     unit_label = "texts"
     sections = ("generate",)

@@ -33,7 +33,7 @@ from amalgam.stages.common.models.loading import load_language_model, load_token
 from amalgam.stages.common.models.resolve import ModelFiles, ResolvedTeacher
 from amalgam.stages.generate import decoding
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.recombined import Recombiner
+from amalgam.stages.generate.recombined import Recombiner, words_of
 from amalgam.stages.generate.requests import BLOCK, Block, Family, TextPlan
 
 Blocks = Iterator[tuple[Unit, Sequence[decoding.GeneratedText]]]
@@ -219,7 +219,7 @@ def _own(texts: Sequence[str], block: Block) -> Sequence[str]:
 
 def _counted(texts: Sequence[str]) -> list[decoding.GeneratedText]:
     """Returns the texts with their numbers of words."""
-    return [decoding.GeneratedText(text, len(text.split())) for text in texts]
+    return [decoding.GeneratedText(text, len(words_of(text))) for text in texts]
 
 
 def _lowest_keys(inputs: SourceInputs, count: int) -> list[str]:
@@ -295,7 +295,7 @@ def qualities(texts: Iterable[str]) -> list[Quality]:
     texts_with: dict[tuple[str, ...], array[int]] = defaultdict(lambda: array("q"))
     measured = []
     for text in texts:
-        words = text.lower().split()
+        words = words_of(text.lower())
         # A text of fewer words is one n-gram.
         ngrams = [tuple(words[start : start + NGRAM]) for start in range(max(1, len(words) - NGRAM + 1))]
         distinct = frozenset(ngrams)

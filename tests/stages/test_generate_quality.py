@@ -32,6 +32,14 @@ def test_nearness_is_the_largest_share_of_common_sequences_with_an_earlier_text(
     assert far.near_duplicate == 0
 
 
+def test_each_character_of_a_script_without_spaces_is_a_word() -> None:
+    first, near, looped, mixed = qualities(["今天天气很好", "今天天气不好", "很好很好很好", "iPhone 15 很好"])
+    assert (first.words, first.repetition) == (6, 0)
+    assert near.near_duplicate == 2 / 6
+    assert looped.repetition == 1 - 2 / 4
+    assert mixed.words == 4
+
+
 def test_more_texts_change_nothing_of_the_earlier_ones() -> None:
     texts = [f"w{i % 3} w{i % 4} w{i % 5} w{i % 2} end" for i in range(40)]
     assert qualities(texts)[:25] == qualities(texts[:25])

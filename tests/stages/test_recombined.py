@@ -38,3 +38,8 @@ def test_a_continued_text_has_only_pairs_of_words_that_stand_together_somewhere(
     made = [recombiner.continued(words, random) for words in recombiner.texts * 20]
     assert {pair for words in made for pair in pairwise(words)} <= pairs
     assert any(" ".join(words) not in TEXTS for words in made)
+
+
+def test_short_texts_keep_their_spaces() -> None:
+    recombiner = Recombiner(["red shoes", "blue hat", "cheap flights", "shoes"])
+    assert {word for place in range(40) for word in recombiner.text(place, place).split()} <= set(recombiner.words)

@@ -71,7 +71,9 @@ GENERATED = (
     Column("words", "int32", "its length in words; a character of a script without spaces is one"),
     Column("repetition", "float32", "share of its sequences of three words that it had before"),
     Column("near_duplicate", "float32", "largest share (Jaccard) of such sequences in common with an earlier text"),
-    Column("draw", "float64", "a number of its own in [0, 1): held out where it is below generate.held_out"),
+    Column(
+        "draw", "float64", "a number in [0, 1), the same for equal texts: held out where it is below generate.held_out"
+    ),
 )
 
 

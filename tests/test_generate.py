@@ -162,6 +162,14 @@ def test_held_out_texts_are_a_part_of_their_own(workspace: Workspace) -> None:
     assert set(trained_on(workspace)) < learned
 
 
+def test_equal_texts_are_held_out_together(workspace: Workspace) -> None:
+    workspace("generate", "generate.max_tokens=2", "generate.steering_strength=0")
+    draws = {(row["text"].lower(), row["draw"]) for row in rows(workspace)}
+    texts = {text for text, _ in draws}
+    assert 5 < len(texts) < len(rows(workspace))
+    assert len({draw for _, draw in draws}) == len(draws) == len(texts)
+
+
 def test_renaming_a_label_or_a_teacher_writes_nothing(workspace: Workspace) -> None:
     before, old = blocks(workspace), rows(workspace)
     workspace("generate", "teachers.0.rename={banking: money}", "teachers.1.name=other")

@@ -66,7 +66,7 @@ class GeneratedFacts(CollectedFacts):
 
 class Generate(Stage):
     name = "generate"
-    VERSION = 3  # characters of scripts without spaces count as words
+    VERSION = 3  # words of scripts without spaces; equal texts are held out together
     parallelism = "units"
     unit_label = "texts"
     sections = ("generate",)

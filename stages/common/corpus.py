@@ -10,12 +10,13 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
+from amalgam.data.arrays import Array
 from amalgam.data.corpus import PartFacts, labelled_places
 from amalgam.data.keys import shown, shown_names
-from amalgam.data.lazy import pa
+from amalgam.data.lazy import pa, pc
 from amalgam.data.parquet import read_table
 from amalgam.data.rows import LONG_NAME
-from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
+from amalgam.pipeline.config.schema import Corpus, ExperimentConfig, Generate
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, nearest
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
@@ -111,6 +112,27 @@ def are_written(experiment: ExperimentConfig) -> bool:
 
 def filters_of(experiment: ExperimentConfig) -> dict[str, object]:
     return experiment.generate.model_dump(include=FILTERS) if experiment.generate else {}
+
+
+def generated_part(table: pa.Table, settings: Generate, part: str) -> tuple[pa.Table, dict[str, Array]]:
+    """Returns a part's generated texts, and for each filter which of them pass it.
+
+    A text without a class probability passes that filter, and a text may fail several.
+    """
+    held_out = _numbers(table, "draw", 1.0) < settings.held_out
+    rows = held_out if part == HELD_OUT else ~held_out
+    passes = {
+        "min_words": _numbers(table, "words", 0) >= settings.min_words,
+        "min_class_probability": _numbers(table, "class_probability", 1.0) >= settings.min_class_probability,
+        "max_duplicate": _numbers(table, "near_duplicate", 0.0) <= settings.max_duplicate,
+        "max_repetition": _numbers(table, "repetition", 0.0) <= settings.max_repetition,
+    }
+    return table.filter(rows), {name: own[rows] for name, own in passes.items()}
+
+
+def _numbers(table: pa.Table, column: str, absent: float) -> Array:
+    numbers: Array = pc.fill_null(table.column(column).cast("float64"), absent).to_numpy()
+    return numbers
 
 
 # ---- buckets

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from amalgam.data.corpus import find_files
 from amalgam.data.keys import LabelSpace, shown, shown_names, union_of
-from amalgam.data.lazy import pa
+from amalgam.data.lazy import np, pa
+from amalgam.data.parquet import read_table
 from amalgam.data.remote import fetch_remote, remote_name
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import FROM_CORPUS, STATIC, TEACHER, Student, TrainTeachers
@@ -38,6 +39,7 @@ from amalgam.stages.common.corpus import (
     content_of,
     corpus_for,
     filters_of,
+    generated_part,
     read_bucket,
     sources_of,
     tables,
@@ -447,6 +449,20 @@ def train_part(run: Run) -> Part:
 def generated_file(run: Run) -> StoredFile:
     """Raises PendingDependencyError before the texts are generated."""
     return texts_file(run.result("generate"))
+
+
+def generated_texts(run: Run, part: str) -> pa.Table:
+    """Returns the generated texts of a part that pass the filters."""
+    if run.experiment.generate is None:
+        raise AssertionError("no generated texts")  # their stages need none
+    table = read_table(run.store.verified_path(generated_file(run)))
+    own, filters = generated_part(table, run.experiment.generate, part)
+    return own.filter(np.logical_and.reduce(list(filters.values())))
+
+
+def generated_identity(run: Run) -> dict[str, object]:
+    """Returns the identity of the generated texts with their filters."""
+    return {"written": generated_file(run).sha256, "filters": filters_of(run.experiment)}
 
 
 def reference_part(run: Run) -> Part:

@@ -14,13 +14,13 @@ from typing import NotRequired, TypedDict
 from amalgam.data.arrays import Array, Keys
 from amalgam.data.keys import shown_names, text_key
 from amalgam.data.lazy import np, pl
-from amalgam.data.parquet import key_list, read_keys, read_table
+from amalgam.data.parquet import key_list, read_keys
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.load import answer_reader, state_of, states_of, statistics_states
-from amalgam.stages.common.load import generated_file, reference_part, teachers_of
+from amalgam.stages.common.load import generated_identity, generated_texts, reference_part, teachers_of
 from amalgam.stages.objective_inputs import measure_of
 from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions
 
@@ -49,7 +49,7 @@ class AllStatisticsFacts(TypedDict):
 
 class FitStatistics(Stage):
     name = "fit-statistics"
-    VERSION = 2
+    VERSION = 3  # a teacher's generated texts are those that pass the filters
     parallelism = "units"
     unit_label = "teachers"
     reads = ("generate", "read-corpus", "train-teachers", "cache-teachers", "cache-features")
@@ -71,7 +71,7 @@ class FitStatistics(Stage):
             },
         }
         if run.experiment.generate:
-            inputs["written"] = generated_file(run).sha256
+            inputs |= generated_identity(run)
         return Identity({"reference_fraction": run.experiment.targets.reference_fraction}, inputs)
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
@@ -88,7 +88,7 @@ class FitStatistics(Stage):
         keys = np.concatenate([read_keys(run.store.verified_path(bucket.file)) for bucket in buckets])
         logits = cached_logits(run, teacher.name, [bucket.prefix for bucket in buckets], keys)
         states = state_of(run, teacher, keys, statistics_states)
-        own, which = _generated_for(run, teacher.name, keys), "the most confident of those generated for it"
+        own, which = generated_for(run, teacher.name, keys), "the most confident of those generated for it"
         if not own.any():
             own, which, share = ~own, "the most confident", share / len(teachers_of(run))
         groups = most_confident(logits, own, share)
@@ -130,13 +130,13 @@ class FitStatistics(Stage):
         return f"statistics of {', '.join(manifest.facts['teachers'])}"
 
 
-def _generated_for(run: Run, teacher: str, keys: Keys) -> Array:
-    """Returns which texts were generated for the teacher; all False where this is unknown."""
+def generated_for(run: Run, teacher: str, keys: Keys) -> Array:
+    """Returns which texts of the reference part were generated for the teacher; all False where this is unknown."""
     settings = run.experiment.generate
     if settings is None or settings.reads_corpus:
         return np.zeros(len(keys), bool)
-    table = read_table(run.store.verified_path(generated_file(run)), ["text", "teacher"])
-    texts, names = (table.column(name).to_pylist() for name in table.column_names)
+    table = generated_texts(run, reference_part(run).name)
+    texts, names = (table.column(name).to_pylist() for name in ("text", "teacher"))
     own = {text_key((text,)) for text, name in zip(texts, names, strict=True) if name == teacher}
     return np.array([key in own for key in key_list(keys)], bool)
 

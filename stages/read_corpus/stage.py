@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from amalgam.data.corpus import leaks, places_of, read_part
-from amalgam.data.lazy import np, pa, pc
+from amalgam.data.lazy import np, pa
 from amalgam.data.parquet import read_table, write_table
 from amalgam.data.rows import no_rows, read_rows
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig, Generate
@@ -26,7 +25,6 @@ from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import (
     GENERATED,
-    HELD_OUT,
     IN_MEMORY,
     LEARNED,
     MEASURED,
@@ -40,6 +38,7 @@ from amalgam.stages.common.corpus import (
     corpus_for,
     corpus_settings,
     filters_of,
+    generated_part,
     sources_of,
 )
 from amalgam.stages.common.load import fetch, part_files, part_identity, source_files, text_inputs
@@ -216,19 +215,8 @@ def _counts(facts: PartRecordFacts) -> str:
 
 
 def _write_kept(source: Path, settings: Generate, part: str, target: Path) -> dict[str, object]:
-    """Writes the generated texts that pass all filters; returns the counts by filter and by class.
-
-    A text without a class probability passes that filter, and a text may fail several.
-    """
-    table = read_table(source)
-    held_out = _numbers(table, "draw", 1.0) < settings.held_out
-    own = table.filter(held_out if part == HELD_OUT else ~held_out)
-    filters = {
-        "min_words": _numbers(own, "words", 0) >= settings.min_words,
-        "min_class_probability": _numbers(own, "class_probability", 1.0) >= settings.min_class_probability,
-        "max_duplicate": _numbers(own, "near_duplicate", 0.0) <= settings.max_duplicate,
-        "max_repetition": _numbers(own, "repetition", 0.0) <= settings.max_repetition,
-    }
+    """Writes the generated texts that pass all filters; returns the counts by filter and by class."""
+    own, filters = generated_part(read_table(source), settings, part)
     failed = {name: int((~passes).sum()) for name, passes in filters.items()}
     kept = own.filter(np.logical_and.reduce(list(filters.values())))
     if not kept.num_rows:
@@ -240,10 +228,6 @@ def _write_kept(source: Path, settings: Generate, part: str, target: Path) -> di
     write_table(kept, target)
     good = _by_class(kept)
     return {"failed": failed, "accepted": {name: [good[name], count] for name, count in _by_class(own).items()}}
-
-
-def _numbers(table: pa.Table, column: str, absent: float) -> Any:
-    return pc.fill_null(table.column(column).cast("float64"), absent).to_numpy()
 
 
 def _by_class(table: pa.Table) -> Counter[str]:

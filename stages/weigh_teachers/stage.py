@@ -100,7 +100,7 @@ class WeighTeachers(Stage):
         inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
         inputs["knows"] = load.known_labels(run)
         if targets.weight_signal == "all" and are_written(run.experiment):
-            inputs["written"] = load.generated_file(run).sha256
+            inputs |= load.generated_identity(run)
         if load.given_labels(run):
             inputs |= load.labels_identity(run)
         if run.experiment.corpus.limit is not None and len(_blocks(run)) > 1:
@@ -497,7 +497,7 @@ def provenance(run: Run, keys: pa.Array) -> Array | None:
     teachers = list(load.label_space(run).columns)
     if not are_written(run.experiment) or len(teachers) == 1:
         return None
-    written = _written(run, load.generated_file(run))
+    written = _written(run, load.generated_file(run).sha256)
     probabilities = np.zeros((len(keys), len(teachers)))
     for row, key in enumerate(keys.to_pylist()):
         for place, probability in written.get(key, ()):
@@ -506,10 +506,10 @@ def provenance(run: Run, keys: pa.Array) -> Array | None:
 
 
 @once
-def _written(run: Run, file: StoredFile) -> dict[bytes, list[tuple[int, float]]]:
-    """Returns the teacher and the class's probability of each generated text, by key; a text may occur repeatedly."""
+def _written(run: Run, _digest: str) -> dict[bytes, list[tuple[int, float]]]:
+    """Returns the teacher and the class's probability of each training text, by key; a text may occur repeatedly."""
     columns, teachers = ["text", "teacher", "class_probability"], list(load.label_space(run).columns)
-    table = read_table(run.store.verified_path(file), columns)
+    table = load.generated_texts(run, "train")
     written: dict[bytes, list[tuple[int, float]]] = {}
     for text, teacher, probability in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
         written.setdefault(text_key((text,)), []).append((teachers.index(teacher), probability))

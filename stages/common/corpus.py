@@ -13,7 +13,7 @@ from typing import Literal, NotRequired, TypedDict
 from amalgam.data.arrays import Array
 from amalgam.data.corpus import PartFacts, labelled_places
 from amalgam.data.keys import shown, shown_names
-from amalgam.data.lazy import pa, pc
+from amalgam.data.lazy import np, pa, pc
 from amalgam.data.parquet import read_table
 from amalgam.data.rows import LONG_NAME
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig, Generate
@@ -124,10 +124,22 @@ def generated_part(table: pa.Table, settings: Generate, part: str) -> tuple[pa.T
     passes = {
         "min_words": _numbers(table, "words", 0) >= settings.min_words,
         "min_class_probability": _numbers(table, "class_probability", 1.0) >= settings.min_class_probability,
-        "max_duplicate": _numbers(table, "near_duplicate", 0.0) <= settings.max_duplicate,
         "max_repetition": _numbers(table, "repetition", 0.0) <= settings.max_repetition,
     }
+    passes["max_duplicate"] = _nearness(table, np.logical_and.reduce(list(passes.values()))) <= settings.max_duplicate
     return table.filter(rows), {name: own[rows] for name, own in passes.items()}
+
+
+def _nearness(table: pa.Table, passes: Array) -> Array:
+    """Returns `near_duplicate`; of equal texts the first that passes the other filters has the value of the first."""
+    nearness, first, kept = _numbers(table, "near_duplicate", 0.0).copy(), dict[str, float](), set[str]()
+    for row, text in enumerate(table.column("text").to_pylist()):
+        words = " ".join(text.lower().split())
+        value = first.setdefault(words, nearness[row])
+        if passes[row] and words not in kept:
+            nearness[row] = value
+            kept.add(words)
+    return nearness
 
 
 def _numbers(table: pa.Table, column: str, absent: float) -> Array:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from time import process_time
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from amalgam.pipeline.config.schema import Generate
+from amalgam.stages.common.corpus import generated_part
 from amalgam.stages.generate.requests import uninformative_label
 from amalgam.stages.generate.texts import qualities
 
@@ -43,6 +47,17 @@ def test_each_character_of_a_script_without_spaces_is_a_word() -> None:
 def test_more_texts_change_nothing_of_the_earlier_ones() -> None:
     texts = [f"w{i % 3} w{i % 4} w{i % 5} w{i % 2} end" for i in range(40)]
     assert qualities(texts)[:25] == qualities(texts[:25])
+
+
+def test_of_equal_texts_the_first_that_passes_the_other_filters_is_kept() -> None:
+    texts = ["a b c d e", "a b c d e", "A b c d e", "a b c d x", "a b c d e", "a b c d x"]
+    columns = {"text": texts, "class_probability": [0.1, 0.9, 0.9, 0.1, 0.9, 0.9]}
+    nearness = [quality.near_duplicate for quality in qualities(texts)]
+    table = pa.table({**columns, "near_duplicate": nearness, "words": [5] * 6, "repetition": [0] * 6, "draw": [0] * 6})
+    settings = Generate(source="random-words", max_duplicate=0.6)
+    own, filters = generated_part(table, settings, "train")
+    kept = np.logical_and.reduce(list(filters.values()))
+    assert (own.num_rows, kept.tolist()) == (6, [False, True, False, False, False, True])
 
 
 def test_ten_thousand_copies_cost_little() -> None:

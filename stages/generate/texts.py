@@ -152,7 +152,7 @@ def _draw_words(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     """Draws each text's number of words, then the words, uniformly from the teacher's vocabulary."""
     most = max(FEWEST_WORDS, inputs.settings.max_tokens // 2)
     teachers = {teacher.name: teacher for teacher in inputs.teachers}
-    vocabulary = cache(lambda name: _vocabulary(teachers[name]))
+    vocabulary = cache(lambda name: vocabulary_words(teachers[name]))
     for unit in units:
         inputs.stop()
         family = unit.payload.family
@@ -167,16 +167,16 @@ def _random_words(key: int, words: Sequence[str], most: int) -> decoding.Generat
     return decoding.GeneratedText(" ".join(words[int(position)] for position in positions), count)
 
 
-def _vocabulary(teacher: ResolvedTeacher) -> list[str]:
+def vocabulary_words(teacher: ResolvedTeacher) -> list[str]:
     """Returns the tokens that are whole words: no word pieces and no special tokens."""
     tokenizer = load_tokenizer(teacher.files)
     special = set(tokenizer.all_special_tokens)
     tokens = [token for token in tokenizer.get_vocab() if token not in special]
     for mark in WORD_MARKS:
-        marked = [token.removeprefix(mark) for token in tokens if token.startswith(mark)]
-        tokens = marked or tokens
-    whole = (token for token in tokens if len(token) > 1 and token.isalnum() and not token.isdigit())
-    words = sorted({token for token in whole if token.isascii() or token.isalpha()})
+        tokens = [token for token in tokens if token.startswith(mark)] or tokens
+    decoded = (tokenizer.convert_tokens_to_string([token]).strip() for token in tokens)  # byte-level ones are encoded
+    whole = (word for word in decoded if len(word) > 1 and word.isalnum() and not word.isdigit())
+    words = sorted({word for word in whole if word.isascii() or word.isalpha()})
     if len(words) < SMALLEST_VOCABULARY:
         raise ModelError(
             f"teacher {teacher.name}: {len(words)} of its tokens are words, too few for random texts",

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from time import process_time
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from amalgam.pipeline.config.schema import Generate
 from amalgam.stages.common.corpus import generated_part
+from amalgam.stages.generate import texts
 from amalgam.stages.generate.requests import uninformative_label
 from amalgam.stages.generate.texts import qualities
 
@@ -87,6 +92,16 @@ def test_texts_with_one_opening_cost_little_more_than_others() -> None:
         Counter(range(count))
     in_python = 15 * (process_time() - began)  # for each text, three n-grams of half of the texts on average
     assert seconds("in this paper we present ") - seconds("") < in_python / 2
+
+
+def test_random_words_of_byte_level_tokens_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    tokenizer.train_from_iterator(["el día sílaba título"] * 5, trainers.BpeTrainer(vocab_size=600))
+    monkeypatch.setattr(texts, "load_tokenizer", lambda _: PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    monkeypatch.setattr(texts, "SMALLEST_VOCABULARY", 1)
+    teacher: Any = SimpleNamespace(files=None, name="first")
+    assert {"el", "día", "sílaba", "título"} <= set(texts.vocabulary_words(teacher))
 
 
 @pytest.mark.parametrize("label", ["LABEL_0", "7", "c3", "class 12", "A", "--"])

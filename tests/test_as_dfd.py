@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from amalgam.stages.make_embeddings.search import fit_projection
 from amalgam.tests.stages.tiny_models import save_tiny
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, build_once, up_to_date, word_list, write_model
 
@@ -120,6 +124,19 @@ def test_a_student_that_shares_no_words_with_a_teacher_is_refused(learned: Works
     tried = workspace.attempt("run", *QUICK)
     assert tried.code == 2
     assert "tokens in common" in tried.err
+
+
+def test_a_word_of_an_uncased_student_is_the_lower_case_token_of_a_cased_teacher() -> None:
+    words = [f"word{number}" for number in range(40)]
+    table = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+
+    def pair(tokens: list[str], rows: torch.Tensor) -> tuple[Any, Any]:
+        vocabulary = {token: number for number, token in enumerate(tokens)}
+        tokenizer = SimpleNamespace(get_vocab=lambda: vocabulary, all_special_tokens=[])
+        return SimpleNamespace(get_input_embeddings=lambda: SimpleNamespace(weight=rows)), tokenizer
+
+    cased = pair([*words, *map(str.title, words)], torch.cat([table, -table]))
+    assert torch.allclose(fit_projection(cased, pair(words, table), "first"), torch.eye(8), atol=1e-4)
 
 
 @pytest.mark.parametrize(("model", "name"), [("second", "teacher second"), ("encoder", "the student's encoder")])

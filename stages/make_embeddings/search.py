@@ -147,13 +147,16 @@ def fit_projection(teacher: tuple[Any, Any], student: tuple[Any, Any], name: str
 
 
 def _words(tokenizer: Any) -> dict[tuple[str, bool], int]:
-    """Maps (lower-case token without marks, whether it starts a word) to its id, without special tokens."""
+    """Maps (lower-case token without marks, whether it starts a word) to its id, without special tokens.
+
+    Of tokens that differ in case, the lower-case one is taken: a student without case has no other.
+    """
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     special = set(tokenizer.all_special_tokens)
     tokens = {token: number for token, number in vocabulary.items() if token not in special}
     marked = any(token.startswith(STARTS) for token in tokens)
     words: dict[tuple[str, bool], int] = {}
-    for token, number in sorted(tokens.items()):
+    for token, number in sorted(tokens.items(), key=lambda item: (item[0] != item[0].lower(), item[0])):
         begins = token.startswith(STARTS) if marked else not token.startswith(CONTINUES)
         plain = token.lstrip("".join(STARTS)) if marked else token.removeprefix(CONTINUES)
         if plain:

@@ -190,6 +190,18 @@ def test_truncated_texts_are_counted_for_each_teacher(fresh: Workspace) -> None:
     assert re.search(r"teacher first: \d+ .*texts", result.err)
 
 
+def test_truncated_texts_that_were_removed_are_not_counted(fresh: Workspace) -> None:
+    def truncated(count: int) -> int:
+        fresh.write([*texts, *long[:count]])
+        fresh("cache-teachers")
+        return int(fresh.manifest("cache-teachers")["facts"]["cut"]["first"])
+
+    texts = fresh.texts()
+    long = [(" ".join([text] * 12), label) for text, label in texts[:3]]
+    all_texts = truncated(3)
+    assert [truncated(count) for count in (1, 2)] == [all_texts - 2, all_texts - 1]
+
+
 # ---- gold labels outside the union of the teachers' labels
 
 

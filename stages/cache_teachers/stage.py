@@ -13,8 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from amalgam.data.arrays import Keys
 from amalgam.data.keys import similar_labels_note
-from amalgam.data.parquet import key_list, read_keys
+from amalgam.data.lazy import np
+from amalgam.data.parquet import key_array, key_list, read_keys, read_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.execution.faults import with_retries
@@ -59,7 +61,7 @@ class CacheConfig(TypedDict):
 
 class CacheTeachers(Stage):
     name = "cache-teachers"
-    VERSION = 2
+    VERSION = 3  # truncated texts that were removed are not counted
     parallelism = "units"
     unit_label = "text-passes"
     reads = ("read-corpus", "train-teachers")
@@ -159,8 +161,10 @@ class CacheTeachers(Stage):
         ranges = dict[str, tuple[int, int]]()
         for record in (record for record in records if "first" in record.facts):
             ranges[record.files[0].path] = (record.facts["first"], record.facts["last"])
-            if record.facts["logits"]:
-                cut[family_in(record.files[0].path)] += int(record.facts["cut"])
+            if record.facts["logits"] and record.facts["cut"]:
+                table = read_table(run.store.verified_path(record.files[0]), ["key", "cut"])
+                keys = key_array(table.filter(table.column("cut")).column("key"))
+                cut[family_in(record.files[0].path)] += _count_present(run, keys)
         truncated = {teacher: cut[family] for teacher, family in families.items()}
         facts: CacheFacts = {"families": families, "cut": truncated, "dtype": cached.dtype_of(run), "ranges": ranges}
         last = [record for record in records if "prefix" in record.facts and "first" not in record.facts]
@@ -193,6 +197,18 @@ class CacheTeachers(Stage):
         where = " in the last layer" if cache["dropout"] == "last-layer" else ""
         count = "K at most" if "confidences" in manifest.facts else "K ="
         return f"{', '.join(manifest.facts['families'])}; {count} {cache['passes']}{where}, {dtype}"
+
+
+def _count_present(run: Run, keys: Keys) -> int:
+    """Returns how many of these texts the corpus has; cached units keep the answers of removed texts."""
+    present = _sorted_keys(run)
+    return int((present[np.minimum(np.searchsorted(present, keys), len(present) - 1)] == keys).sum())
+
+
+@once
+def _sorted_keys(run: Run) -> Keys:
+    files = [bucket.file for part, _ in _parts(run) for bucket in part.buckets]
+    return np.sort(np.concatenate([read_keys(path) for path in run.store.verified_paths(files)]))
 
 
 @once

@@ -51,6 +51,7 @@ class LanguageModel:
     ) -> None:
         """`longest` counts a text's tokens with its prompt; `memory` in bytes reduces the number of `slots`."""
         self.model = model.to(device).eval()
+        self.model.config.pad_token_id = None  # rows are never padded; transformers takes a start token for padding
         self.tokenizer = tokenizer
         self.device = torch.device(device)
         self.notes: list[str] = []

@@ -50,6 +50,15 @@ def test_architectures_write_what_they_would_by_themselves(kind: str, settings: 
         assert list(texts[order.tag].choices) == own
 
 
+def test_a_start_token_that_also_pads_gives_no_warning_of_missing_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", warnings.append)
+    model, tokenizer = tiny_language_model()
+    model.config.pad_token_id = model.config.bos_token_id
+    LanguageModel(model, tokenizer, slots=2, longest=LONGEST, device="cpu")
+    assert warnings == []
+
+
 def test_an_encoder_is_no_language_model() -> None:
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
     with pytest.raises(ModelError, match="token"):

@@ -162,6 +162,14 @@ def test_held_out_texts_are_a_part_of_their_own(workspace: Workspace) -> None:
     assert set(trained_on(workspace)) < learned
 
 
+def test_teachers_of_one_model_share_its_texts(workspace: Workspace) -> None:
+    before, old = blocks(workspace), rows(workspace)
+    second = "  - name: second\n    model: ./models/second\n"
+    workspace.edit(second, second + second.replace("name: second", "name: third"))
+    workspace("generate")
+    assert (blocks(workspace), rows(workspace)) == (before, old)
+
+
 def test_equal_texts_are_held_out_together(workspace: Workspace) -> None:
     workspace("generate", "generate.max_tokens=2", "generate.steering_strength=0")
     draws = {(row["text"].lower(), row["draw"]) for row in rows(workspace)}

@@ -96,7 +96,7 @@ class TextPlan:
 
     @cached_property
     def families(self) -> list[Family]:
-        """Returns the families in the order of teachers and their labels."""
+        """Returns the families in the order of teachers and their labels; teachers of the same model share them."""
         settings = self.settings
         common = {"engine": ENGINE if settings.writes else OTHER_ENGINE, **fingerprint_config(settings)}
         if self.libraries is not None:
@@ -106,7 +106,11 @@ class TextPlan:
         if settings.reads_corpus:
             count = settings.texts * sum(len(teacher.labels) for teacher in self.teachers)
             return [Family({**common, "texts": list(self.corpus)}, None, None, count)]
-        return [family for teacher in self.teachers for family in self._of_teacher(teacher, common)]
+        families: dict[str, Family] = {}
+        for teacher in self.teachers:
+            for family in self._of_teacher(teacher, common):
+                families.setdefault(family.name, family)
+        return list(families.values())
 
     def _of_teacher(self, teacher: ResolvedTeacher, common: Mapping[str, Any]) -> Iterator[Family]:
         settings = self.settings

@@ -162,6 +162,11 @@ def test_held_out_texts_are_a_part_of_their_own(workspace: Workspace) -> None:
     assert set(trained_on(workspace)) < learned
 
 
+def test_the_last_line_counts_the_requested_texts_not_those_of_whole_blocks(workspace: Workspace) -> None:
+    result = workspace("generate", "generate.texts=3", "generate.max_tokens=3")
+    assert f", {3 * len(CLASSES)} texts" in result.err
+
+
 def test_teachers_of_one_model_share_its_texts(workspace: Workspace) -> None:
     before, old = blocks(workspace), rows(workspace)
     second = "  - name: second\n    model: ./models/second\n"

@@ -127,7 +127,7 @@ class TextPlan:
     def units(self, store: Store) -> list[Unit]:
         """Returns the first block of every family, then the second ones, so every share of the work is balanced."""
         return [
-            Unit(f"{number:06}", folder, family.block, Block(family, first))
+            Unit(f"{number:06}", folder, min(family.block, family.count - first), Block(family, first))
             for number in range(max(-(-family.count // family.block) for family in self.families))
             for family in self.families
             if (first := number * family.block) < family.count

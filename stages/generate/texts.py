@@ -106,7 +106,7 @@ def _write_texts(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
         blocks: dict[int, dict[int, decoding.GeneratedText]] = defaultdict(dict)
         for (position, index), text in decoding.Writer(model, scorer, steering).write(_requests(settings, own_units)):
             blocks[position][index] = text
-            inputs.console.advance(1)
+            inputs.console.advance(int(index < own_units[position].payload.family.count))
             if len(blocks[position]) == BLOCK:
                 yield own_units[position], [text for _, text in sorted(blocks.pop(position).items())]
 
@@ -158,7 +158,7 @@ def _draw_words(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
         family = unit.payload.family
         keys = [text_key64(inputs.settings.seed, family, index) for index in unit.payload.indices]
         yield unit, [_random_words(key, vocabulary(family.teacher), most) for key in keys]
-        inputs.console.advance(family.block)
+        inputs.console.advance(unit.size)
 
 
 def _random_words(key: int, words: Sequence[str], most: int) -> decoding.GeneratedText:
@@ -195,7 +195,7 @@ def _take_corpus(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     for unit in units:
         inputs.stop()
         yield unit, _counted(_own(texts, unit.payload))
-        inputs.console.advance(unit.payload.family.block)
+        inputs.console.advance(unit.size)
 
 
 def _recombine(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
@@ -210,7 +210,7 @@ def _recombine(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
         new = unit.payload.indices[len(own) :]
         keys = [text_key64(inputs.settings.seed, unit.payload.family, index) for index in new]
         yield unit, _counted([*own, *map(recombiner.text, new, keys)])
-        inputs.console.advance(unit.payload.family.block)
+        inputs.console.advance(unit.size)
 
 
 def _own(texts: Sequence[str], block: Block) -> Sequence[str]:

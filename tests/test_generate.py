@@ -390,6 +390,15 @@ def test_an_unreached_class_is_reported_with_its_figure_and_the_rest_kept(fresh:
     assert len(trained_on(fresh)) > 20
 
 
+def test_the_advice_for_an_unreached_class_names_settings_of_the_source(workspace: Workspace) -> None:
+    source = ("generate.source=prompted", "generate.texts=3")
+    none = workspace.attempt("read-corpus", *source, "generate.min_class_probability=1")
+    few = workspace("read-corpus", *source, "generate.min_class_probability=0.4", "generate.min_words=1")
+    for err in (none.err, few.err):
+        assert "change generate.prompt, rename the label (teachers: rename)" in err
+        assert "steering_strength" not in err
+
+
 def test_filters_that_leave_nothing_are_an_error_with_the_figures(workspace: Workspace) -> None:
     result = workspace.attempt("run", "generate.min_words=50")
     assert result.code == 3

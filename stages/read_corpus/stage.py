@@ -55,6 +55,13 @@ FEW = 0.1
 """A class with less than this fraction of its texts kept is reported."""
 
 
+REACH = {
+    "steered": "raise generate.steering_strength or generate.texts, or use another language model",
+    "prompted": "change generate.prompt, rename the label (teachers: rename) or use another language model",
+}
+OTHER_REACH = "raise generate.texts"
+"""The advice for a class without texts, by source; the second is that of sources without a language model."""
+
 MISSING_VALUES = frozenset({"NaN", "nan", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None"})
 """Texts that programs write for a missing value."""
 
@@ -132,7 +139,8 @@ class ReadCorpus(Stage):
         # A held-out part is small, so its classes without texts get no note.
         corpus: CorpusFacts = manifest.facts
         train = corpus["parts"].get("train")
-        yield from _poor_classes(train.get("accepted", {}) if train else {})
+        source = run.experiment.generate.source if run.experiment.generate else ""
+        yield from _poor_classes(train.get("accepted", {}) if train else {}, source)
         for part, facts in corpus["parts"].items():
             yield from _missing_labels(run.experiment.corpus, part, facts)
         for leak in corpus["leaks"]:
@@ -223,7 +231,7 @@ def _write_kept(source: Path, settings: Generate, part: str, target: Path) -> di
         raise DataError(
             f"none of {own.num_rows:,} generated texts is left for the {part} part",
             where=f"the filters of generate; texts that fail: {_failures(failed) or 'none'}",
-            fix="raise generate.texts or generate.steering_strength, or relax a filter (no new text is generated)",
+            fix=f"relax a filter (no new text is generated), or: {REACH.get(settings.source, OTHER_REACH)}",
         )
     write_table(kept, target)
     good = _by_class(kept)
@@ -248,11 +256,11 @@ def _passed_texts(facts: PartRecordFacts) -> str:
     return f"{kept:,} of {total:,} generated texts pass the filters" + (f" (fail: {failures})" if failures else "")
 
 
-def _poor_classes(accepted: Mapping[str, Sequence[int]]) -> Iterator[str]:
+def _poor_classes(accepted: Mapping[str, Sequence[int]], source: str) -> Iterator[str]:
     """Yields a note for each class with hardly any texts left."""
     for name, (kept, total) in accepted.items():
         if kept < FEW * total:
             yield (
-                f"{name}: {kept} of {total} generated texts pass the filters ({100 * kept / total:.0f}%); a larger "
-                "generate.steering_strength, more generate.texts or another language model may reach it"
+                f"{name}: {kept} of {total} generated texts pass the filters ({100 * kept / total:.0f}%): "
+                f"{REACH.get(source, OTHER_REACH)}"
             )

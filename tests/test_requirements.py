@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
-from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, rewrite_mark
 
 
 def test_a_missed_requirement_has_its_own_exit_code_and_names_the_number(built: Workspace) -> None:
@@ -34,3 +36,22 @@ def test_a_teacher_without_a_test_text_decides_nothing(workspace: Workspace) -> 
     workspace.write(texts, "test")
     refused = workspace.attempt("report", "--fail-if-worse-than", "second")
     assert (refused.code, "no test text has a label of teacher second" in refused.err) == (2, True), refused.err
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_stored_page_decides_nothing_about_another_student(workspace: Workspace, *, is_deleted: bool) -> None:
+    assert "this page is of" not in workspace("report", "student", "--fail-under", "0").err
+    folder = workspace.folder / "students/student"
+    if is_deleted:
+        shutil.rmtree(folder)
+    else:
+        rewrite_mark(folder, fingerprint="0123456789abcdef")
+    holds = "students/student holds " + ("no student" if is_deleted else "01234567")
+    differs = f"{holds}; this page is of {workspace.head('train-student')[:8]}"
+    for requirement in (["--fail-under", "0"], ["--fail-if-worse-than", "zero-shot"]):
+        refused = workspace.attempt("report", "student", *requirement)
+        assert (refused.code, differs in refused.err) == (2, True), refused.err
+        assert "fix: run `amalgam report student.name=student`" in refused.err
+    noted = workspace("report", "student")
+    assert f"note: {differs}: run `amalgam report student.name=student`" in noted.err
+    assert "verdict: " in noted.out

@@ -22,7 +22,7 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.facts import fits
 from amalgam.stages.app.api import QuietTables
 from amalgam.stages.app.commands import run_stages
-from amalgam.stages.common.deliveries import REPORTS, delivered_students
+from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_students, read_metadata
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores, reported_scores
 from amalgam.stages.report.html import render
@@ -194,7 +194,11 @@ def _no_rival(name: str, names: Iterable[str]) -> ExperimentError:
 def _print_stored(path: Path, config: Path, requirements: Requirements) -> None:
     """Prints the stored report of one student, and checks the requirements; nothing runs."""
     numbers, console, place = read_report(path, config), Console(), place_of(config.absolute().parent)
-    evaluation, verdict = numbers["evaluation"], numbers["verdict"]
+    evaluation, verdict, other = numbers["evaluation"], numbers["verdict"], _other_student(numbers, path)
+    if other and requirements.need_test:
+        raise ExperimentError(other, where=str(path), fix=f"run `{_command(path, config)}`, which measures it")
+    if other:
+        console.note(f"{other}: run `{_command(path, config)}`")
     if not requirements.as_json:
         if evaluation:
             print_evaluation(console, evaluation, evaluation["labels"], evaluation["groups"])
@@ -256,7 +260,9 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
         if name.endswith(SUFFIXES):  # as `amalgam run` does: overrides of earlier commands have no effect
             file = Path(name)
             path = run_stages(file, overrides, target=None, quiet=quiet).report.with_suffix(".json")
-        reports[_title(name)] = read_report(path, file)
+        reports[_title(name)] = numbers = read_report(path, file)
+        if other := _other_student(numbers, path):
+            Console(quiet=quiet).note(f"{other}: run `{_command(path, file)}`")
     files = [Path(name) for name in names if name.endswith(SUFFIXES)]
     comparison, console = comparison_of(reports), Console(quiet=quiet)
     rows = _table(comparison)
@@ -271,10 +277,24 @@ def _title(name: str) -> str:
     return name.removesuffix(".yaml").removesuffix(".yml")
 
 
+def _command(path: Path, config: Path) -> str:
+    return shlex.join(["amalgam", "report", f"student.name={as_yaml(path.stem)}"]) + file_option(config)
+
+
+def _other_student(numbers: ReportJson, path: Path) -> str | None:
+    """Returns the difference if the student's folder is not of the training that the page measured."""
+    stages = {stage["stage"]: stage["fingerprint"][:8] for stage in numbers["stages"]}
+    if not numbers["learns"] or "train-student" not in stages:
+        return None
+    present = read_metadata(path.parent.parent / STUDENTS / path.stem)
+    trained = str(present["fingerprint"])[:8] if present else "no student"
+    differs = f"{STUDENTS}/{path.stem} holds {trained}; this page is of {stages['train-student']}"
+    return differs if trained != stages["train-student"] else None
+
+
 def read_report(path: Path, config: Path) -> ReportJson:
     """Reads and checks a report's JSON, which a user may have edited."""
-    command = shlex.join(["amalgam", "report", f"student.name={as_yaml(path.stem)}"])
-    fix = f"run `{command}{file_option(config)}` first"
+    fix = f"run `{_command(path, config)}` first"
     try:
         content = json.loads(path.read_text("utf-8") if path.is_file() or not path.exists() else "")  # a pipe blocks
     except FileNotFoundError:

@@ -15,7 +15,7 @@ import typer
 from amalgam import __version__
 from amalgam.data.lazy import LazyModule
 from amalgam.pipeline.console import Console, printing
-from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.errors import ExperimentError, OutputError
 from amalgam.pipeline.signals import stopping, without_units
 from amalgam.pipeline.user_paths import DEFAULT_FILE, user_path
 from amalgam.stages import STAGE_FOLDERS
@@ -562,13 +562,12 @@ def main() -> None:
     try:
         with stopping():
             _run_command(as_overrides(arguments))
-    except BrokenPipeError:
-        sys.exit(1)
-    except Exception as error:  # noqa: BLE001 - each is printed
+    except Exception as error:  # noqa: BLE001 - each is printed, but for a reader that has enough, as `head` has
         from amalgam.pipeline.execution.faults import as_error
 
         shown = as_error(error)
-        Console().say("".join(traceback.format_exception(error)).rstrip() if debug else f"error: {shown}")
+        if not (isinstance(error, OutputError) and isinstance(error.__cause__, BrokenPipeError)):
+            Console().say("".join(traceback.format_exception(error)).rstrip() if debug else f"error: {shown}")
         sys.exit(shown.exit_code)
 
 

@@ -59,15 +59,13 @@ class Progress:
 
 @contextlib.contextmanager
 def printing(stream: TextIO) -> Iterator[None]:
-    """Flushes the stream after the block; raises OutputError if it cannot be written. A reader may leave early."""
+    """Flushes the stream after the block; raises OutputError, which is no OSError of files, if it cannot be written."""
     try:
         yield
         stream.flush()
     except OSError as error:
         with contextlib.suppress(OSError, ValueError):  # else Python would try to write the rest when it exits
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise
         name = str(getattr(stream, "name", "stdout")).strip("<>")
         what, fix = f"the output cannot be written: {reason_of(error)}", "redirect it to a file on a disk with space"
         raise OutputError(what, where=name, fix=fix) from error

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from amalgam.tests.workspaces import Workspace, finish
+from amalgam.tests.forking import Forked
+from amalgam.tests.workspaces import Workspace, finish, quiet_environment
 
 CANARY = "hf_CanaryCanaryCanaryCanary"
 
@@ -64,6 +66,28 @@ def test_a_reader_that_leaves_early_gets_no_traceback(workspace: Workspace) -> N
         process.stdout.close()
         process.wait(60)
         assert process.stderr.read() == ""
+
+
+CLOSED_STDOUT = """
+import os, runpy
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer if {closed} else os.open("/dev/full", os.O_WRONLY), 1)
+runpy.run_module("amalgam", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_page_is_written_though_its_table_cannot_be_printed(workspace: Workspace, *, closed: bool) -> None:
+    (script := workspace.folder / "script.py").write_text(CLOSED_STDOUT.format(closed=closed))
+    before = workspace.head("report")
+    arguments = ["run", "student.seed=12"]
+    result = finish(Forked(arguments, workspace.folder, quiet_environment(), str(script)))
+    assert result.code == 1
+    assert before not in (workspace.folder / "reports/student.html").read_text()
+    assert workspace.head("train-student") in (workspace.folder / "reports/student.json").read_text()
+    assert ("error: the output cannot be written: No space" in result.err) is not closed, result.err
 
 
 @pytest.mark.parametrize(("arguments", "code"), [("--bogus", 2), ("targets.mode=sfot", 2), ("corpus.train=x.csv", 3)])

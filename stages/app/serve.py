@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import ipaddress
 import json
@@ -278,5 +277,4 @@ class Faults:
         if now - self._shown.get(kind, -QUIET_SECONDS) < QUIET_SECONDS:
             return
         self._shown[kind] = now
-        with contextlib.suppress(BrokenPipeError):  # the reader of the messages has left
-            self._console.say(f"error: {as_error(error)}")
+        self._console.say(f"error: {as_error(error)}")

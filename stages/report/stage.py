@@ -39,6 +39,7 @@ from amalgam.stages.report.blocks import (
     AuditBlock,
     Evaluation,
     Findings,
+    ReportJson,
     Selected,
     StudentQuality,
     TeacherCost,
@@ -190,49 +191,17 @@ class Report(Stage):
         return {"method": method_name(run.experiment), "supervised": supervised, **records[-1].facts}
 
     def publish(self, run: Run, manifest: Record) -> None:  # noqa: ARG002 - the base class's arguments
-        scores, name = evaluation_if_any(run), page_name(run.experiment)
         for note in damaged_reports(run.store, run.file_option):
             run.console.note(note)
-        if scores:
-            print_evaluation(run.console, scores, len(scores["labels"]), scores["groups"])
-            if not run.experiment.student.learns:
-                run.console.verdict([f"reported method: {scores['system']}; no student was trained"])
-        else:
-            run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
-        findings = _findings(run)
-        _print_estimates(run, findings)
-        quality = findings["student_quality"]
-        if quality and quality["unknown"]:
-            run.console.say(f"  {unknown_line(quality['unknown'])}")
-        inputs = ReportInputs(
-            settings=run.experiment,
-            store=run.store,
-            results=run.results,
-            descriptions=run.descriptions,
-            labels=load.label_space(run),
-            teachers={teacher.name: teacher.files for teacher in load.teachers_of(run)},
-            student=run.base / STUDENTS / run.experiment.student.name,
-            notes=run.notes,
-            needs=run.needs,
-            names=delivered_students(run.base),
-            automatic=automatic_schedule(run) if run.experiment.student.learns else None,
-            file=run.file.path.name if run.file else "",
-            overrides=run.overrides,
-        )
-        numbers = report_json(inputs, scores, findings, name)
-        if numbers["date"] is None:
-            run.console.note(
-                "the record of the report is lost, so the page has no date and no speeds; "
-                f"run `amalgam report --force{run.file_option}`"
-            )
-        if numbers["verdict"]:
-            run.console.verdict(lines(numbers["verdict"], list(evaluation_cautions(scores)), place_of(run.base)))
+        scores, findings, name = evaluation_if_any(run), _findings(run), page_name(run.experiment)
+        numbers = report_json(_page_inputs(run), scores, findings, name)
         to_label = _file(run, TEXTS_TO_LABEL)
-        if to_label:
-            run.console.say(
-                publish_texts(run.base, name + types.TO_LABEL, run.store.verified_path(to_label).read_bytes())
-            )
+        texts = run.store.verified_path(to_label).read_bytes() if to_label else None
+        written = publish_texts(run.base, name + types.TO_LABEL, texts) if texts is not None else ""
         path = publish(run.base, name, page(numbers), numbers, load.delivery_services(run))
+        _print(run, scores, findings, numbers)  # after the page is written: stdout may be closed
+        if written:
+            run.console.say(written)
         run.console.say(f"report{place_of(run.base)}: {path}")
 
     def describe(self, manifest: Record) -> str:
@@ -267,6 +236,47 @@ def _findings(run: Run) -> Findings:
 
 def _file(run: Run, name: str) -> StoredFile | None:
     return next((file for file in run.result("report").files if Path(file.path).name == name), None)
+
+
+# ---- the page and the console
+
+
+def _page_inputs(run: Run) -> ReportInputs:
+    return ReportInputs(
+        settings=run.experiment,
+        store=run.store,
+        results=run.results,
+        descriptions=run.descriptions,
+        labels=load.label_space(run),
+        teachers={teacher.name: teacher.files for teacher in load.teachers_of(run)},
+        student=run.base / STUDENTS / run.experiment.student.name,
+        notes=run.notes,
+        needs=run.needs,
+        names=delivered_students(run.base),
+        automatic=automatic_schedule(run) if run.experiment.student.learns else None,
+        file=run.file.path.name if run.file else "",
+        overrides=run.overrides,
+    )
+
+
+def _print(run: Run, scores: Evaluation | None, findings: Findings, numbers: ReportJson) -> None:
+    if scores:
+        print_evaluation(run.console, scores, len(scores["labels"]), scores["groups"])
+        if not run.experiment.student.learns:
+            run.console.verdict([f"reported method: {scores['system']}; no student was trained"])
+    else:
+        run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
+    _print_estimates(run, findings)
+    quality = findings["student_quality"]
+    if quality and quality["unknown"]:
+        run.console.say(f"  {unknown_line(quality['unknown'])}")
+    if numbers["date"] is None:
+        run.console.note(
+            "the record of the report is lost, so the page has no date and no speeds; "
+            f"run `amalgam report --force{run.file_option}`"
+        )
+    if numbers["verdict"]:
+        run.console.verdict(lines(numbers["verdict"], list(evaluation_cautions(scores)), place_of(run.base)))
 
 
 # ---- inputs of the units

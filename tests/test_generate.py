@@ -99,6 +99,22 @@ def test_the_student_learns_from_those_that_pass_the_filters(generated: Workspac
     assert 0 < len(passed) < len(rows(generated))
 
 
+def test_generated_test_texts_give_no_accuracy_on_real_texts(workspace: Workspace) -> None:
+    labels = [label for labels in TEACHER_LABELS.values() for label in labels]
+    assert workspace.attempt("report", "--fail-under", "0").code == 0
+    own = [(text, labels[at % len(labels)]) for at, text in enumerate(trained_on(workspace))]
+    workspace.write(own, "test")
+    refused = workspace.attempt("report", "--fail-under", "0")
+    assert refused.code == 2
+    error = refused.err.partition("error: ")[2]
+    unknown = (
+        f"{len(own)} of {len(own)} test texts were written by stage generate: the accuracy on real texts is unknown"
+    )
+    assert error.startswith(f"{unknown}\nwhere: corpus.test\nfix: use labelled real texts"), refused.err
+    assert f"caution: {unknown}" in refused.out
+    assert "verdict: ship" not in refused.out
+
+
 def test_steering_reaches_classes_that_the_language_model_alone_does_not(workspace: Workspace) -> None:
     def mean() -> float:
         rows_ = [row["class_probability"] for row in rows(workspace)]

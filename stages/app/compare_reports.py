@@ -25,6 +25,7 @@ from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_students, read_metadata
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
 from amalgam.stages.report.blocks import ReportJson, Scores, reported_scores
+from amalgam.stages.report.conditions import were_learned
 from amalgam.stages.report.html import render
 from amalgam.stages.report.publish import place_of, publish
 from amalgam.stages.report.report_json import FORMAT, total_seconds
@@ -32,7 +33,7 @@ from amalgam.stages.report.students import gained_lost, rival_names
 from amalgam.stages.report.tables import measure, print_evaluation, share
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_types import Estimate, Rival
-from amalgam.stages.report.verdict_words import difference_sentence, evaluation_cautions, tested_on
+from amalgam.stages.report.verdict_words import difference_sentence, evaluation_cautions, learned_sentence, tested_on
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -222,7 +223,10 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
     if requirements.fail_under is not None and "selected" in evaluation and not evaluation["selected"]["random"]:
         what, fix = "the accuracy is unknown: all test texts were selected", "add rows with `random` in column `why`"
         raise ExperimentError(what, where="corpus.test", fix=fix)
-    verdict = numbers["verdict"]
+    learned, verdict = evaluation.get("learned"), numbers["verdict"]
+    if requirements.fail_under is not None and learned and learned.get("generated") and were_learned(learned):
+        fix = "use labelled real texts as corpus.test"
+        raise ExperimentError(learned_sentence(learned).removesuffix("."), where="corpus.test", fix=fix)
     command = verdict["next"].get("command") if verdict and verdict["decision"] != "ship" else None
     fix = f"run `{command}`" if command else "train another student, or lower the requirement"
     if requirements.fail_under is not None and scores["accuracy"] < requirements.fail_under:

@@ -95,8 +95,11 @@ def _teacher_causes(inputs: types.VerdictInputs, rivals: Sequence[types.Rival]) 
 def too_few(inputs: types.VerdictInputs, rivals: Sequence[types.Rival], needed: int | None) -> list[types.Cause]:
     """Returns why the test texts do not decide."""
     untested, texts = conditions.untested_teachers(rivals), counted(inputs.n, "test text")
-    if conditions.were_learned(inputs):
-        return [{"code": "test-texts-learned", "text": "training used the test texts with their gold labels"}]
+    if inputs.learned and conditions.were_learned(inputs.learned):
+        code, text = "test-texts-learned", "training used the test texts with their gold labels"
+        if inputs.learned.get("generated"):
+            code, text = "test-texts-generated", "stage generate wrote the test texts"
+        return [{"code": code, "text": text}]
     if inputs.n < conditions.LEAST_TEXTS:
         random = "random labelled" if inputs.selected else "labelled"
         return [{"code": "few-test-texts", "text": f"only {counted(inputs.n, f'{random} test text')}"}]

@@ -18,16 +18,16 @@ MOST_LOST = 0.05
 """Share of the labels, and of the texts, that a student to ship may lose: one label of 20."""
 
 MOST_LEARNED = 0.02
-"""Share of the test texts that training may have used with their gold labels."""
+"""Share of the test texts that training may have used with their gold labels, or that may be generated."""
 
 WEAK_TEACHERS = 2 / 3
 """Accuracy of the teachers on their own labels below which they are weak, at the upper end of the interval."""
 
 
-def were_learned(inputs: types.VerdictInputs) -> bool:
-    """Returns whether training used too many test texts with their gold labels for a student to ship."""
-    learned = inputs.learned
-    return learned is not None and learned["labelled"] and learned["texts"] > MOST_LEARNED * learned["of"]
+def were_learned(learned: types.LearnedTexts) -> bool:
+    """Returns whether for a student to ship too many test texts were learned with gold labels, or are generated."""
+    counts = learned["labelled"] or learned.get("generated", False)
+    return counts and learned["texts"] > MOST_LEARNED * learned["of"]
 
 
 def never_right(inputs: types.VerdictInputs) -> list[types.LabelCounts]:

@@ -48,7 +48,9 @@ def _with_command(inputs: VerdictInputs, text: str, command: str) -> Next:
 
 
 def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: int | None) -> Next:
-    if inputs.learned and were_learned(inputs):
+    if inputs.learned and were_learned(inputs.learned):
+        if inputs.learned.get("generated"):
+            return {"text": f"Use labelled real texts as corpus.test, and run `{_again(inputs, 'run')}` again."}
         if inputs.learned.get("validation"):
             held_out = _run(inputs.overrides, {"student.select": "held-out"}, inputs)
             return _with_command(inputs, "Select the checkpoint on held-out training texts.", held_out)
@@ -123,8 +125,9 @@ def _look_at_teachers(inputs: VerdictInputs) -> Next:
 
 def _label_texts(inputs: VerdictInputs) -> Next:
     count = inputs.unlabelled["to_label"] if inputs.unlabelled else 0
-    if not count:
-        return {"text": "Label about 200 texts, and set corpus.test and corpus.label."}
+    if not count or inputs.generates:
+        texts = "real texts" if inputs.generates else "texts"
+        return {"text": f"Label about 200 {texts}, and set corpus.test and corpus.label."}
     file = f"reports/{inputs.page}{TO_LABEL}"
     if inputs.label_file and Path(inputs.label_file) == Path(file):  # it is kept
         return {"text": f"Rename {file}, also in `labels`; the next run then writes other texts to label there."}

@@ -15,7 +15,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.storage.store import TIMING, Record, Store
 from amalgam.stages.cache_teachers.stage import CacheFacts
 from amalgam.stages.common.cached.coverage import family_in
-from amalgam.stages.common.corpus import CorpusFacts, PartRecordFacts
+from amalgam.stages.common.corpus import GENERATED, CorpusFacts, PartRecordFacts, sources_of
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
@@ -183,6 +183,7 @@ def _verdict_inputs(
         label=inputs.settings.corpus.label,
         selected=selected["texts"] if selected else 0,
         learned=evaluation.get("learned") if evaluation else None,
+        generates=_generates(inputs.settings),
         page=numbers["name"],
         file=inputs.file,
         remade=remade,
@@ -200,9 +201,17 @@ def learned_texts(settings: ExperimentConfig, facts: CorpusFacts, *, validated: 
     gold = {"teachers", "train"} if train_needs_label(settings) else {"teachers"}
     labelled = max((texts for other, texts in shared.items() if other in gold), default=0)
     of = facts["parts"]["test"]["texts"]
+    if _generates(settings) and shared.get("train", 0) >= max(labelled, selecting, 1):
+        return {"texts": shared["train"], "of": of, "labelled": False, "generated": True}
     if selecting > labelled and (not shared or selecting > MOST_LEARNED * of):
         return {"texts": selecting, "of": of, "labelled": True, "validation": True}
     return {"texts": labelled or shared["train"], "of": of, "labelled": bool(labelled)}
+
+
+def _generates(settings: ExperimentConfig) -> bool:
+    """Returns whether stage generate wrote the training texts, other than those of a corpus."""
+    is_used = GENERATED in sources_of(settings).get("train", ())
+    return is_used and settings.generate is not None and not settings.generate.reads_corpus
 
 
 def _evaluation_block(evaluation: blocks.Evaluation) -> blocks.EvaluationBlock:

@@ -68,7 +68,7 @@ def verdict(inputs: types.VerdictInputs) -> types.Verdict:
     rivals = [_compared(counts, inputs.rivals) for counts in inputs.rivals]
     faults = list(_faults(inputs, rivals))
     decision, reasons, needed = _decided(inputs, rivals)
-    if decision == "ship" and inputs.learned and conditions.were_learned(inputs):
+    if decision == "ship" and inputs.learned and conditions.were_learned(inputs.learned):
         decision, reasons = "cannot say", [words.learned_sentence(inputs.learned)]
     if faults:
         decision, reasons, needed = "do not ship", faults, None

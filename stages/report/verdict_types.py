@@ -222,6 +222,8 @@ class LearnedTexts(TypedDict):
     """Whether their gold labels were used."""
     validation: NotRequired[bool]
     """Whether they are validation texts, which selected the checkpoint and were not learned."""
+    generated: NotRequired[bool]
+    """Whether stage generate wrote them."""
 
 
 @dataclass(frozen=True)
@@ -256,6 +258,8 @@ class VerdictInputs:
     selected: int = 0
     """Labelled test texts that were selected because they are hard."""
     learned: LearnedTexts | None = None
+    generates: bool = False
+    """Whether stage generate wrote the training texts, which are then no test texts."""
     page: str = "student"
     file: str = ""
     """Name of the experiment file; empty without one."""

@@ -74,6 +74,9 @@ def learned_sentence(learned: types.LearnedTexts) -> str:
     if learned.get("validation"):
         also = "is also a validation text" if learned["texts"] == 1 else "are also validation texts"
         return f"{part} {also}, which selected the checkpoint: the accuracy on new texts may be lower."
+    if learned.get("generated"):
+        written = "was written by stage generate" if learned["texts"] == 1 else "were written by stage generate"
+        return f"{part} {written}: the accuracy on real texts is unknown."
     if learned["labelled"]:
         points = 100 * learned["texts"] / learned["of"]
         were = "was learned with its gold label" if learned["texts"] == 1 else "were learned with their gold labels"

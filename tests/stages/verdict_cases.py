@@ -382,6 +382,12 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         {"test-texts-learned"},
         "Remove these texts from corpus.test",
     ),
+    "test texts that stage generate wrote": (
+        lambda: made(500, 0.90, 0.80, learned={"texts": 60, "of": 500, "labelled": False, "generated": True}),
+        "cannot say",
+        {"test-texts-generated"},
+        "Use labelled real texts as corpus.test",
+    ),
     "test texts that selected the checkpoint": (
         lambda: made(500, 0.90, 0.80, learned={"texts": 60, "of": 500, "labelled": True, "validation": True}),
         "cannot say",
@@ -413,6 +419,12 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         "cannot say",
         {"no-labels"},
         "corpus.test=reports/student.to-label.csv",
+    ),
+    "no labels, generated training texts": (
+        lambda: VerdictInputs(0, unlabelled=unlabelled(91), generates=True),
+        "cannot say",
+        {"no-labels"},
+        "Label about 200 real texts",
     ),
     "no labels, a label is never predicted": (
         lambda: VerdictInputs(0, steps=54, unlabelled=unlabelled(80, banking=(900, 600), law=(0, 300))),

@@ -156,10 +156,6 @@ def name_student(console: Console, student: StudentFolder, config: Path, *, chos
     if changes:
         listed, update = "; ".join(changes), f"`amalgam run{proposals.file_option(config)}` updates it"
         console.note(f"{config.name} differs from this student's training: {listed}. {update}")
-    newer = _newer(student.folder)
-    if newer:
-        folder = _shortest(newer)
-        console.note(f"{folder} is newer than this student: add --student {shlex.quote(folder)} to use it")
 
 
 def changes_since(experiment: ExperimentConfig, student: StudentFolder) -> list[str]:
@@ -184,17 +180,6 @@ def changes_since(experiment: ExperimentConfig, student: StudentFolder) -> list[
             elif value not in (None, trained):
                 changes.append(f"{section}.{name} {json.dumps(trained)} -> {json.dumps(value)}")
     return changes
-
-
-def _newer(folder: Path) -> Path | None:
-    """Returns the newest student next to this one, if its training is newer."""
-    made = {
-        path: (path / "config.json").stat().st_mtime  # publishing keeps the time of the file
-        for path in folder.parent.iterdir()
-        if not path.name.startswith(".") and read_metadata(path) and (path / "config.json").is_file()
-    }
-    newest = max(made, key=lambda path: made[path], default=folder)
-    return newest if folder in made and made[newest] > made[folder] else None
 
 
 def _shortest(folder: Path) -> str:

@@ -566,6 +566,9 @@ def test_the_student_is_named_and_how_it_differs_from_the_experiment(workspace: 
     assert "training: student.epochs 1 -> auto. `amalgam run` updates it" in differs
     workspace("train-student")
     assert "note:" not in workspace("predict", TEXTS[0]).err
+    workspace.edit("    model: ./models/second", "    model: ./models/second\n    rename: {law: laws}")
+    workspace.edit("encoder: ./models/encoder", "encoder: ./models/other")
+    assert "training: student.encoder; teachers.second. `amalgam run`" in workspace("predict", TEXTS[0]).err
     assert workspace("predict", TEXTS[0], "--quiet").err == ""
     newer = workspace.folder / "students/newer"
     shutil.copytree(workspace.folder / "students/student", newer)

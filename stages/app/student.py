@@ -23,7 +23,7 @@ from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.common.deliveries import METADATA, STUDENTS, check_delivered, read_metadata
 from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, SAFETENSORS, UNKNOWN
-from amalgam.stages.common.models.read_card import Source, TrainingSummary
+from amalgam.stages.common.models.read_card import Source, TrainingSummary, model_digests
 from amalgam.stages.common.models.resolve import check_single_label, read_model
 from amalgam.stages.methods import load_with_methods, method_name
 
@@ -159,7 +159,7 @@ def name_student(console: Console, student: StudentFolder, config: Path, *, chos
 
 
 def changes_since(experiment: ExperimentConfig, student: StudentFolder) -> list[str]:
-    """Returns the method, the teachers and all fields that differ from those of the training, if it is recorded.
+    """Returns the method, the models and all fields that differ from those of the training, if it is recorded.
 
     Where the file leaves a field to amalgam (null), the value that amalgam chooses for the same texts is compared.
     """
@@ -172,6 +172,8 @@ def changes_since(experiment: ExperimentConfig, student: StudentFolder) -> list[
     if set(teachers) != set(student.teachers):
         names["teachers"] = ", ".join(student.teachers), ", ".join(teachers)
     changes = [f"{name} {before} -> {after}" for name, (before, after) in names.items() if before != after]
+    models = model_digests(experiment)
+    changes += [name for name, digest in training.models.items() if models.get(name, digest) != digest]
     for section, fields in sections.items():
         for name, trained in fields.items():
             value, automatic = now[section].get(name), training.automatic.get(name) if section == "student" else None

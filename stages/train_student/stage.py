@@ -19,7 +19,7 @@ from amalgam.stages.common.cached.load import ENCODER, states_of
 from amalgam.stages.common.corpus import Part, corpus_for, hub_datasets, sources_of
 from amalgam.stages.common.deliveries import STUDENTS, Mark, check_deliverable, check_target, deliver, named
 from amalgam.stages.common.models.model_folder import reads_padding
-from amalgam.stages.common.models.read_card import Source, TrainingSummary, source_of
+from amalgam.stages.common.models.read_card import Source, TrainingSummary, model_digests, source_of
 from amalgam.stages.common.models.resolve import NewClassifier, least_bytes_of, width_of
 from amalgam.stages.common.training import schedule as schedules
 from amalgam.stages.common.training.schedule import Schedule, StudentFacts, StudentRecordFacts
@@ -252,6 +252,7 @@ def _training(run: Run, manifest: Record) -> TrainingSummary:
         settings=settings,
         libraries=manifest.made.get("libraries", {}),
         automatic={"epochs": automatic.epochs, "learning_rate": automatic.learning_rate},
+        models=model_digests(run.experiment),
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.common.models.model_folder import CARD
 from amalgam.stages.common.models.resolve import ModelFiles
 
@@ -66,6 +68,16 @@ class TrainingSummary:
     libraries: dict[str, str]
     automatic: dict[str, int | float] = field(default_factory=dict)
     """The epochs and the learning rate that `auto` chooses for its texts, whether it did or not."""
+    models: dict[str, str] = field(default_factory=dict)
+    """The digests of `model_digests`."""
+
+
+def model_digests(experiment: ExperimentConfig) -> dict[str, str]:
+    """Returns a digest of the fields, which have paths, of each teacher and of the encoder; no file is read."""
+    fields = {"model", "revision", "labels", "rename", "max_tokens", "dropout"}
+    models = {f"teachers.{teacher.name}": teacher.model_dump(include=fields) for teacher in experiment.teachers}
+    models["student.encoder"] = experiment.student.model_dump(include={"encoder", "revision"})
+    return {name: fingerprint(values) for name, values in models.items()}
 
 
 def source_of(role: str, files: ModelFiles, *, trained: bool = False) -> Source:

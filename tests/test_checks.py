@@ -185,6 +185,8 @@ def test_doctor_lists_every_fault_with_its_teacher_and_fix(fresh: Workspace) -> 
         ("models", "the tokenizer of ", "tokenizer.save_pretrained("),
     ]
     assert len(faults) == len(expected)
+    shared = fresh.attempt("doctor", "student.encoder=teacher:first").err
+    assert "checks failed: teacher first\n" in shared, "not also as the encoder, with the same fault"
     for (check, what, fix), fault in zip(expected, faults, strict=True):
         assert (check, what in fault[1], fix in fault[2]) == (fault[0], True, True), fault
     assert result.code == 2

@@ -9,7 +9,9 @@ import shutil
 import time
 from pathlib import Path
 
+import obstore
 import pytest
+from obstore.exceptions import GenericError
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
@@ -91,6 +93,18 @@ def test_the_keys_are_those_of_the_profile(server: S3, tmp_path: Path, monkeypat
         objects(ADDRESS)
     assert "export-credentials --profile 'sso user' --format env" in str(caught.value.fix)
     assert "boto3" not in str(caught.value.fix)
+
+
+def test_doctor_names_missing_keys_in_the_row_of_the_workspace(
+    fresh: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise GenericError("Error performing PUT http://169.254.169.254/latest/api/token in 1 ms")
+
+    monkeypatch.setattr(obstore, "get", refuse)
+    *_, row = fresh.attempt("doctor", "--json", "execution.workspace=s3://bucket/x").json
+    assert (row["check"], row["result"]) == ("workspace", "there are no S3 keys")
+    assert "AWS_ACCESS_KEY_ID" in row["fix"]
 
 
 # ---- killed

@@ -38,6 +38,9 @@ MULTIPART_BYTES = 1 << 30
 MOST_CONFLICTS = 200
 """Largest number of tries of one change while other writers replace the object."""
 
+KEY_SERVICE = "169.254.169.254/latest/api/token"
+"""Address from which the client gets the keys of a machine in AWS, if the environment has none."""
+
 RECENT_SECONDS = 30.0
 """Lifetime of a cached listing, which is for sizes: files that it lacks are requested by name; a deletion clears it."""
 
@@ -80,6 +83,9 @@ class ObjectStorage:
                 return None
             except BaseError as error:
                 message = str(error).strip().partition("\n")[0]
+                if KEY_SERVICE in message:
+                    fix = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+                    raise ExperimentError("there are no S3 keys", where=self.address, fix=fix) from error
                 message = re.sub(r"\?\S+", "", message)[:300]  # a query may hold a signature
                 raise AmalgamError(
                     f"the object store refused a request ({type(error).__name__}): {message}",

@@ -68,18 +68,19 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Row]:
     try:
         run = open_run(config, overrides)
     except AmalgamError as error:
-        yield Row("experiment", error.what, error.fix or "", ok=False)
+        is_store = "://" in (error.where or "")  # opening the run reads the workspace
+        yield Row("workspace" if is_store else "experiment", error.what, error.fix or "", ok=False)
         return
     yield Row("experiment", config.name)
     yield Row("method", method_name(run.experiment))
     parts = sources_of(run.experiment)
     text_checks = [partial(check_texts, run, part=part) for part in parts]
     yield from _rows("texts", text_checks, f"{', '.join(parts)}: every local file has rows and its columns")
-    yield from _teachers(run)
+    yield from (teachers := list(_teachers(run)))
     labels = run.experiment.labels
     label_checks = [partial(load.check_unknown, run), partial(load.check_labels, run)]
     yield from _rows("labels", label_checks, f"labels: {labels}" if labels else "none given")
-    yield from _models(run)
+    yield from (row for row in _models(run) if row.ok or row[1:] not in {own[1:] for own in teachers})
     yield from (Row("max_tokens", note) for note in checks.limit_notes(run))
     folder_checks = [partial(checks.check_folder, run, stage) for stage in STAGES]
     yield from _rows("folders", folder_checks, "results can be written next to the experiment file")

@@ -27,7 +27,9 @@ def leave(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function that sets the number of free bytes."""
 
     def free(count: int) -> None:
-        monkeypatch.setattr(disk_space, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=count)))
+        monkeypatch.setattr(
+            disk_space, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(total=1 << 40, free=count))
+        )
 
     return free
 
@@ -51,6 +53,16 @@ PREDICTIONS = (TRAIN * (1 + PASSES) + TEST) * len(TEACHER_LABELS) * len(TEACHER_
 def test_a_finished_experiment_needs_no_disk(workspace: Workspace) -> None:
     row = next(row for row in workspace("doctor", "--json").json if row["check"] == "disk")
     assert row["result"].endswith(f" free in {workspace.artifacts}")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="only Linux has /proc")
+def test_a_workspace_that_cannot_be_made_is_no_full_disk(fresh: Workspace) -> None:
+    refused = fresh.attempt("run", "execution.workspace=/proc/x")
+    assert (refused.code, refused.err.splitlines()[0]) == (
+        2,
+        "error: the workspace cannot be made: No such file or directory",
+    )
+    assert "too little space" not in fresh.attempt("plan", "execution.workspace=/proc/x").err
 
 
 @pytest.mark.usefixtures("no_model")

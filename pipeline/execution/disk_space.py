@@ -26,7 +26,10 @@ def check_disk_space(
     by_stage = {stage.name: _need(stage, run, state_of.get(stage.name)) for stage in later}
     lines = []
     for folder, needs in _by_disk(run, by_stage).items():
-        total, free = sum(needs.values()), shutil.disk_usage(folder).free
+        total, disk = sum(needs.values()), shutil.disk_usage(folder)
+        if not disk.total:  # the file system does not state its size, as that of /proc
+            continue
+        free = disk.free
         if total > free:
             parts = ", ".join(f"{name} {size(need)}" for name, need in needs.items() if need)
             raise DiskFullError(

@@ -37,7 +37,7 @@ class LocalStorage:
             if is_disk_full(error):  # the runner adds the need
                 raise
             raise ExperimentError(
-                f"the workspace cannot be written: {error.strerror}",
+                f"the workspace cannot be {'written' if self.root.is_dir() else 'made'}: {error.strerror}",
                 where=str(self.root),
                 fix=f"{fix_of(error)}, or set execution.workspace=DIR",
             ) from error

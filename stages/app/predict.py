@@ -67,9 +67,7 @@ def predict(  # noqa: PLR0913 - the options of the command
     as_json: bool,
 ) -> None:
     if bool(texts) == (source is not None):
-        what = "give texts, or a file of them with --input" + (", not both" if texts else "")
-        fix = f'amalgam predict "some text"{proposals.file_option(config)}, or --input texts.csv; for a pipe, --input -'
-        raise ExperimentError(what, where="amalgam predict", fix=fix)
+        raise _not_one_input(texts, config)
     if source is None:
         of_files = {"--out": out, "--id": id_column, "--text": columns, "--skip-bad-rows": skip_bad_rows}
         _check_typed(texts, config, [name for name, value in of_files.items() if value])
@@ -208,6 +206,15 @@ class InputTexts:
 
 
 # ---- checks
+
+
+def _not_one_input(texts: Sequence[str], config: Path) -> ExperimentError:
+    what = "give texts, or a file of them with --input" + (", not both" if texts else "")
+    fix = f'amalgam predict "some text"{proposals.file_option(config)}, or --input texts.csv; for a pipe, --input -'
+    if setting := next(filter(OVERRIDE.match, texts), None):
+        what = f"predict takes no overrides, such as {shown(setting)}"
+        fix = "leave it out; --skip-bad-rows leaves out rows that cannot be used"
+    return ExperimentError(what, where="amalgam predict", fix=fix)
 
 
 def _check_typed(texts: Sequence[str], config: Path, of_files: Sequence[str]) -> None:

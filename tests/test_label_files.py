@@ -265,3 +265,33 @@ def test_labels_of_the_corpus_that_no_teacher_has_are_noted_if_bad_rows_are_skip
     assert "train texts" not in fresh("build-targets", "corpus.on_bad_row=skip").err
     plan = fresh("plan", "labels=corpus", "corpus.on_bad_row=skip", "targets.temperature=0.5")
     assert (plan.out + plan.err).count("maths") == 1
+
+
+# ---- labels of texts that the corpus lost
+
+
+def test_skip_leaves_out_labels_of_lost_texts_and_of_removed_teachers(workspace: Workspace) -> None:
+    kept = workspace.texts()[:6]
+    lost = [("a text of last month", "law"), (workspace.texts()[7][0], "taxes"), (" ", "law")]
+    write(workspace, [*kept, *lost])
+    refused = workspace.attempt("plan", "labels=labels.csv")
+    assert refused.code == 3
+    assert refused.err.endswith("; or leave such rows out: corpus.on_bad_row=skip, or use no labels: labels=null\n")
+    note = "1 of no training text, 1 with a label of no teacher (taxes), 1 without a usable text or label"
+    noted = workspace("build-targets", "labels=labels.csv", "corpus.on_bad_row=skip")
+    assert noted.err.count(f"note: labels.csv: 3 rows left out: {note}") == 1
+    write(workspace, kept)
+    assert "build-targets" not in workspace.stale("labels=labels.csv", "corpus.on_bad_row=skip")
+
+
+def test_skip_keeps_refusing_contradictions_and_a_file_of_lost_texts_only(fresh: Workspace) -> None:
+    skip = ("plan", "labels=labels.csv", "corpus.on_bad_row=skip")
+    text = fresh.texts()[0][0]
+    write(fresh, [(text, "law"), (text, "music"), ("a text of last month", "law")])
+    contradicting = fresh.attempt(*skip)
+    assert (contradicting.code, "has two labels" in contradicting.err) == (3, True)
+    assert "labels.csv: 1 problem\n" in contradicting.err
+    write(fresh, [("a text of last month", "law")])
+    assert "row 2: no training text is a text of last month" in fresh.attempt(*skip).err
+    write(fresh, [("a text of last month", "law"), fresh.texts()[0]])
+    fresh(*skip)

@@ -111,6 +111,31 @@ class LabelFile:
         rows = [replace(row, label=named.get(row.label, row.label)) for row in self.rows]
         return replace(self, rows=rows)
 
+    def without_skipped(
+        self, names: Sequence[str] | None, keys: Mapping[bytes | str, bytes] | None
+    ) -> tuple[LabelFile, str]:
+        """Returns the file without the rows that `corpus.on_bad_row: skip` leaves out, and a note on them.
+
+        A file of which no label would be left stays as it is, and `check` refuses it.
+        """
+        if self.corpus.on_bad_row != "skip":
+            return self, ""
+        rows, accepted = self.rows, {self.corpus.unknown, *(names or ())}
+        present = rows if keys is None else [row for row in rows if row.text in keys]
+        kept = present if names is None else [row for row in present if row.label in accepted]
+        if all(row.label == self.corpus.unknown for row in kept):
+            return self, ""
+        others = shown_names(sorted({row.label for row in present} - {row.label for row in kept}), MOST_SHOWN)
+        counts = {
+            "of no training text": len(rows) - len(present),
+            f"with a label of no teacher ({others})": len(present) - len(kept),
+            "without a usable text or label": len(self.problems),
+        }
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
+        left_out = counted(sum(counts.values()), "row")
+        note = f"{self.name}: {left_out} left out: {reasons}" if reasons else ""
+        return replace(self, rows=kept, problems=[]), note
+
     def check(self, names: Sequence[str] | None = None, keys: Mapping[bytes | str, bytes] | None = None) -> None:
         """Refuses all faulty rows in one message.
 
@@ -158,6 +183,8 @@ class LabelFile:
         lines += [f"  {problem}" for problem in problems[:MOST_SHOWN]]
         lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
         fix = f"correct or remove {'the other' if rename else 'these'} rows; {self.way}"
+        if self.corpus.on_bad_row != "skip":
+            fix += "; or leave such rows out: corpus.on_bad_row=skip, or use no labels: labels=null"
         if rename:
             fix = f"{rename}; {fix}" if others else f"{rename}, or correct these rows"
         return DataError("\n".join(lines), where=self.where, fix=start + fix)

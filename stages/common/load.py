@@ -154,6 +154,9 @@ def given_labels(run: Run) -> GivenLabels | None:
     columns, corpus = ["key", "id"] if file.column == "id" else ["key"], corpus_for(run.experiment, "train")
     read, paths = partial(tables, run.store, part, columns), partial(part_files, run, "train")
     keys = label_files.find_texts(file, read, paths, corpus)
+    file, note = file.without_skipped(names, keys)
+    if note:
+        run.console.note(note)
     file.check(names, keys)
     return file.by_key(keys)
 
@@ -230,7 +233,8 @@ def check_labels(run: Run) -> None:
             own, file = labels_by_teacher(run), label_file(run, source)
             if len(own) == len(run.experiment.teacher_names):
                 union = union_of(own).names
-            file.matched(union).check(union, _keys_in_sources(run, file))
+            keys = _keys_in_sources(run, file)
+            file.matched(union).without_skipped(union, keys)[0].check(union, keys)
 
 
 def _keys_in_sources(run: Run, file: LabelFile) -> dict[bytes | str, bytes] | None:

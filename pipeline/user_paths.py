@@ -14,6 +14,8 @@ DEFAULT_FILE = Path("amalgam.yaml")
 """The experiment file of commands without `-c FILE`."""
 
 WEB = re.compile("(https?|ftp):/", re.IGNORECASE)  # a Path has one slash
+ADDRESS = re.compile("(s3|gs|az|hf):/?(?!/)", re.IGNORECASE)
+"""The start of an address that lacks slashes, as a Path of it does."""
 
 
 def user_path(given: str, base: Path = Path(), kind: type[AmalgamError] = ExperimentError, where: str = "") -> Path:
@@ -27,6 +29,8 @@ def user_path(given: str, base: Path = Path(), kind: type[AmalgamError] = Experi
     if WEB.match(given):
         fix = "download the file and name it; the texts of the corpus may also be hf:// or s3:// addresses"
         raise kind("a web address is not read here", where=where, fix=fix)
+    if not os.path.exists(base / given.partition("/")[0]):  # noqa: PTH110 - no error of a long name; one may be s3:
+        check_address(given, kind, where)
     try:
         path = base / expanded(given)
     except RuntimeError:
@@ -41,6 +45,13 @@ def user_path(given: str, base: Path = Path(), kind: type[AmalgamError] = Experi
         what = f"{short_path(given)} cannot be reached: {reason_of(error)}"
         raise kind(what, where=where, fix=fix_of(error)) from None
     return path
+
+
+def check_address(given: str, kind: type[AmalgamError], where: str) -> None:
+    """Refuses an address whose slashes are not two."""
+    if start := ADDRESS.match(given):
+        fix = f"did you mean {start[1].lower()}://{given[start.end() :]}?"
+        raise kind(f"an address has two slashes after {start[1]}:", where=where, fix=short_path(fix))
 
 
 def expanded(given: str) -> Path:

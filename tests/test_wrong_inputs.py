@@ -123,6 +123,11 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "plan student.layers=99", 2, "student.layers: 99 is more than the encoder has"),
     (nothing, "plan teachers.0.model=./models/encoder teachers.0.labels=[a,b,c]", 2, "no classification head"),
     (nothing, "run teachers.0.model=./models/encoder teachers.0.labels=[a,b,c]", 2, "no classification head"),
+    # addresses without two slashes
+    (nothing, "plan execution.workspace=s3:/bucket/x", 2, "did you mean s3://bucket/x?"),
+    (nothing, "plan execution.workspace=s3:bucket/x", 2, "did you mean s3://bucket/x?"),
+    (nothing, "plan corpus.train=hf:/datasets/a/b.csv", 3, "did you mean hf://datasets/a/b.csv?"),
+    (write("s3:/x", ""), "plan execution.workspace=s3:/bucket/x", 2, "did you mean s3://bucket/x?"),
     # slips
     (nothing, "plan teachers.5.model=x", 2, "teachers has 2, from 0 on"),
     (nothing, "plan student.epochs=3,4", 2, "amalgam sweep student.epochs=3,4"),

@@ -27,7 +27,7 @@ from amalgam.pipeline.storage.local import LocalStorage, sync, temporary_path
 from amalgam.pipeline.storage.packing import PackedStorage
 from amalgam.pipeline.storage.paths import check_path, inside, is_name
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
-from amalgam.pipeline.user_paths import readable, user_path
+from amalgam.pipeline.user_paths import check_address, readable, user_path
 
 MANIFEST = "MANIFEST.json"
 
@@ -547,6 +547,7 @@ def open_store(workspace: str, base: Path) -> Store:
         what = f"a workspace in {other[0]} is not supported"
         fix = f"name a folder, or {' or '.join(nearest(other[0], BACKENDS) or BACKENDS)}"
         raise ExperimentError(what, where=WORKSPACE, fix=fix)
+    check_address(workspace, ExperimentError, WORKSPACE)  # also if an earlier version has made this folder
     return Store(user_path(workspace, base, where=WORKSPACE).absolute())
 
 

@@ -14,7 +14,7 @@ import re
 import shlex
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -245,6 +245,9 @@ class ParsedFile:
             plain = None if node is None else inner.read(node, path)
         except (yaml.YAMLError, RecursionError):
             inner.problems.append("not YAML")
+        else:
+            if isinstance(plain, dict) and not value.lstrip().startswith("{") and _is_text(path):  # such as "word: "
+                inner, plain = ParsedFile(), value
         values = _fields_of(path, value if inner.problems else plain)
         if values == {path: {}} and isinstance(_value_at(self.data, _dotted(path)), dict):
             return {}
@@ -295,6 +298,13 @@ def _fields_of(path: KeyPath, value: Any) -> dict[KeyPath, Any]:
         return {path: value}
     inner = (_fields_of((*path, name), inner_value) for name, inner_value in value.items())
     return {field_path: field_value for fields in inner for field_path, field_value in fields.items()}
+
+
+def _is_text(path: KeyPath) -> bool:
+    """Returns whether the schema allows text at this path, and no mapping."""
+    field = _fields_at(path[:-1]).get(str(path[-1]))
+    kinds = set(_kinds_in(field.annotation)) if field else set()
+    return str in kinds and not any(kind is dict or issubclass(kind, BaseModel) for kind in kinds)
 
 
 def _value_at(data: Any, path: str) -> Any:
@@ -480,6 +490,8 @@ MUST_BE = {
 }
 """Messages by the first word of pydantic's error type, such as int_parsing, int_type or int_from_float."""
 
+MUST_BE_QUOTED = {kind: f"{MUST_BE[kind]}; YAML reads this value as a mapping: quote it" for kind in ("list", "string")}
+
 
 def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
     given = item["input"]
@@ -506,6 +518,7 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
             message = f"is {json.dumps(given)}, not text: {_as_text(given, path, raw)}"
         case _:
             rule = MUST_BE.get(kind) if fault in {"parsing", "type", "from_float"} else None
+            rule = MUST_BE_QUOTED.get(kind, rule) if isinstance(given, dict) else rule
             message = rule or item["msg"].removeprefix("Value error, ").replace("Input should", "must")
             if not isinstance(given, dict | list | BaseModel):
                 is_word = isinstance(given, bool) and raw  # such as yes, no, on and off
@@ -566,6 +579,15 @@ def _fields_at(path: KeyPath) -> Mapping[str, FieldInfo]:
         if model is not None and part in model.model_fields:
             model = _model_in(model.model_fields[str(part)].annotation)
     return model.model_fields if model is not None else {}
+
+
+def _kinds_in(annotation: Any) -> Iterator[type]:
+    """Yields the types of an annotation, also those of unions and lists."""
+    origin = typing.get_origin(annotation) or annotation
+    if isinstance(origin, type) and origin is not types.UnionType:
+        yield origin
+    for option in () if origin in {dict, typing.Literal} else typing.get_args(annotation):
+        yield from _kinds_in(option)
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -11,7 +11,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
@@ -57,8 +57,11 @@ OBJECT = re.compile(rb"\s*\{.*\}\s*")
 # ---- sources
 
 
-def find_files(source: str, base: Path) -> list[Path]:
-    """Returns the files of a path, a folder or a glob relative to `base`, in order of name."""
+def find_files(source: str, base: Path, taken: Iterable[str] = ()) -> list[Path]:
+    """Returns the files of a path, a folder or a glob relative to `base`, in order of name.
+
+    An error proposes no file of the sources in `taken`.
+    """
     path = user_path(source, base, DataError)
     if path.is_file():
         files = [path]
@@ -69,13 +72,15 @@ def find_files(source: str, base: Path) -> list[Path]:
         matches = glob.glob(_pattern(source, base), root_dir=base, recursive=True)  # noqa: PTH207 - absolute patterns, too
         files = sorted(base / match for match in matches if (base / match).is_file())
     if not files:
-        raise _no_files(source, path)
+        raise _no_files(source, path, {base / expanded(other) for other in taken})
     suffixes = sorted({file.suffix.lower() for file in files})
     if not set(suffixes) <= set(SUFFIXES):
         file = next(file for file in files if file.suffix.lower() not in SUFFIXES)
         raise DataError(f"{shown(source)} is of no kind that can be read", where=shown(str(file), 200), fix=_fix(file))
     if len(suffixes) > 1:
-        fix = f"name one kind, such as {shown(source.rstrip('/'))}/*{suffixes[0]}" if path.is_dir() else "name one kind"
+        start = f"{source.rstrip('/')}/*" if path.is_dir() else source
+        kinds = f": [{', '.join(shown(start + suffix) for suffix in suffixes)}]" if start.endswith("*") else ""
+        fix = f"name one kind, or a list of patterns, one for each kind{kinds}"
         what = f"{shown(source)} holds files of several kinds: {', '.join(suffixes)}"
         raise DataError(what, where=shown(str(path), 200), fix=fix)
     return files
@@ -100,7 +105,7 @@ def _pattern(source: str, base: Path) -> str:
     return str(Path(glob.escape(str(folder))) / path.relative_to(folder))
 
 
-def _no_files(source: str, path: Path) -> DataError:
+def _no_files(source: str, path: Path, taken: Collection[Path]) -> DataError:
     if path.is_dir():
         fix = f"put a file of one of these kinds there: {KINDS}"
         return DataError(f"no file of texts in {shown(source)}", where=shown(str(path), 200), fix=fix)
@@ -110,6 +115,7 @@ def _no_files(source: str, path: Path) -> DataError:
     is_folder = missing != path or not path.suffix
     with readable(parent, DataError):
         entries = [entry for entry in parent.iterdir() if entry.is_dir() or entry.suffix.lower() in SUFFIXES]
+        entries = [entry for entry in entries if entry not in taken]
     names = sorted(entry.name for entry in entries if entry.is_dir() == is_folder and not entry.name.startswith("."))
     near = [shown(name) for name in nearest(missing.name, names, 3) or names[:5]]
     fix = f"name one of these: {', '.join(near)}" if near else "put the file there, or name another"

@@ -244,6 +244,8 @@ class _Table:
                 fix = f"add this column to {self.name}, or name another file"
             if not near and any(len(column.split()) > LONG_NAME for column in available):
                 fix += "; if the first line is a text, put a line with the names of the columns before it"
+            if setting == "set corpus.text: " and others:
+                fix += ", for all files, or leave this file out"
             if separator == ",":
                 fix = f"it has commas: name it {shown(self.path.stem)}.csv"
             elif separator:

@@ -176,7 +176,7 @@ def test_doctor_lists_every_fault_with_its_teacher_and_fix(fresh: Workspace) -> 
     result = fresh.attempt("doctor", "--json", *wrong)
     faults = [(row["check"], row["result"], row["fix"]) for row in result.json if not row["ok"]]
     expected = [
-        ("texts", "no column body in train.csv", "set corpus.text: "),
+        ("texts", "no column body in train.csv", ", for all files, or leave this file out"),
         ("texts", "no column body in test.csv", "set corpus.text: "),
         ("teacher first", "has no classifier of the kind nosuch", "pip install -U transformers"),
         ("teacher first", "the tokenizer of ", "tokenizer.save_pretrained("),
@@ -208,7 +208,8 @@ def test_a_missing_file_is_named_with_its_field_and_line_and_similar_files_of_te
     for command in ("plan", "run", "doctor --json"):
         result = fresh.attempt(*command.split())
         text = result.out if "json" in command else result.err
-        assert "name one of these: train.csv, test.csv" in text
+        assert "name one of these: train.csv" in text
+        assert "test.csv" not in text  # the test file is no proposal for the training
     assert f"where: line 2, corpus.train: no trian.csv in {fresh.folder / 'texts'}" in fresh.attempt("run").err
     assert "where: command line, corpus.test: no nope.csv" in fresh.attempt("plan", "corpus.test=nope.csv").err
     assert "train.py" not in fresh.attempt("plan").err

@@ -509,10 +509,10 @@ def source_files(run: Run, source: str) -> list[Path]:
     corpus, teachers, generate = run.experiment.corpus, run.experiment.train_teachers, run.experiment.generate
     fields = {f"corpus.{part}": getattr(corpus, part) for part in ("train", "validation", "test")}
     fields |= {"train_teachers.texts": teachers and teachers.texts, "generate.corpus": generate and generate.corpus}
+    name = next((name for name, sources in fields.items() if source in (sources or ())), None)
     try:
-        return find_files(source, run.base)
+        return find_files(source, run.base, () if name == "corpus.test" else corpus.test or ())
     except DataError as error:
-        name = next((name for name, sources in fields.items() if source in (sources or ())), None)
         if name:
             error.where = f"{run.place_of(name)}: {error.where}"
         raise

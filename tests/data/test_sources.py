@@ -122,8 +122,10 @@ def test_a_missing_file_is_answered_with_the_nearest_names(tmp_path: Path) -> No
 
 def test_files_of_several_kinds_are_refused(tmp_path: Path) -> None:
     _make(tmp_path / "in", "a.csv", "b.jsonl")
-    with pytest.raises(DataError, match=r"\.csv, \.jsonl"):
-        find_files("in", tmp_path)
+    for source in ("in", "in/*"):
+        with pytest.raises(DataError, match=r"\.csv, \.jsonl") as caught:
+            find_files(source, tmp_path)
+        assert "a list of patterns, one for each kind: [in/*.csv, in/*.jsonl]" in str(caught.value.fix)
 
 
 def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa, pq
@@ -180,7 +180,13 @@ def _txt_rows(table: _Table) -> Iterator[Row | BadRow]:
         yield from read_lines(file, table.name)
 
 
-def read_lines(file: BinaryIO, name: str) -> Iterator[Row | BadRow]:
+class Lines(Protocol):
+    """A file or a pipe that is read by line."""
+
+    def readline(self, limit: int, /) -> bytes: ...
+
+
+def read_lines(file: Lines, name: str) -> Iterator[Row | BadRow]:
     """Yields each line that is not blank as a row."""
     number = 0
     while line := file.readline(FIELD_LIMIT):

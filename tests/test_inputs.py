@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import transformers
 from amalgam.pipeline.execution import runner
 from amalgam.pipeline.execution.runner import MAX_REPAIRS
 from amalgam.stages.app import sweep
+from amalgam.stages.app.predict import InputTexts, Pipe
 from amalgam.stages.common import load
 from amalgam.stages.common.inference.teacher import TeacherLoader
 from amalgam.stages.generate import texts as generating
@@ -317,3 +319,22 @@ def test_remote_texts_with_other_content_than_at_first_are_refused(
     contents.pop()
     fresh("read-corpus")
     assert fresh.plan()["read-corpus"]["fingerprint"] == before
+
+
+# ---- a pipe
+
+
+def test_lines_of_a_slow_pipe_are_predicted_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    monkeypatch.setattr("amalgam.stages.app.predict.BLOCK_SECONDS", 0.02)
+    with os.fdopen(reading) as stdin, os.fdopen(writing, "wb", 0) as writer:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        blocks = InputTexts("-", ["text"], None, skip_bad_rows=False, pipe=Pipe()).blocks()
+        texts = ([row.fields[0] for row in block] for block in blocks)
+        writer.write(b"one\ntwo\nthr")
+        assert next(texts) == ["one", "two"]
+        writer.write(b"ee\n" + b"fast\n" * 3000)
+        assert next(texts) == ["three", *["fast"] * 3000]
+        writer.write(b"last")
+        writer.close()
+        assert list(texts) == [["last"]]

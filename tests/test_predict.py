@@ -298,9 +298,10 @@ def test_every_kind_of_file_gives_the_same_predictions(desk: Workspace, tmp_path
 
 
 def test_a_pipe_is_read_a_text_a_line(desk: Workspace, monkeypatch: pytest.MonkeyPatch, right: dict[str, Any]) -> None:
-    pipe = io.TextIOWrapper(io.BytesIO("\n".join(TEXTS).encode()), encoding="utf-8")
-    monkeypatch.setattr(sys, "stdin", pipe)
-    rows = rows_of(desk("predict", "--input", "-"))
+    (desk.folder / "lines").write_text("\n".join(TEXTS))
+    with (desk.folder / "lines").open() as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        rows = rows_of(desk("predict", "--input", "-"))
     assert [row["label"] for row in rows] == [best(right[text]) for text in TEXTS]
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import csv
 import os
 import re
+import select
 import shlex
 import sys
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -35,6 +37,9 @@ SHOWN = 200
 
 BLOCK_ROWS = 8192
 BLOCK_CHARACTERS = 1 << 24
+BLOCK_SECONDS = 1.0
+"""Longest wait of a line from a pipe for further lines, if its prediction is printed."""
+PIPE_BYTES = 1 << 16
 PIPE = "-"
 OVERRIDE = re.compile(rf"({'|'.join(ExperimentConfig.model_fields)})\.[a-z_.]+=")
 """The start of an override, which other commands take where `predict` takes texts."""
@@ -84,7 +89,7 @@ def predict(  # noqa: PLR0913 - the options of the command
     finished = finished_student(config, student)
     _check_columns(columns, id_column, source)
     columns = columns or (["text"] if _has_lines(source) else finished.columns)
-    inputs = InputTexts(source, columns, id_column, skip_bad_rows)
+    inputs = InputTexts(source, columns, id_column, skip_bad_rows, Pipe() if source == PIPE and not out else None)
     finished.check_pairs(len(inputs.columns), f"--input {shown(source)}")
     signals, console = InterruptHandler(), Console(quiet=quiet)
     # A read that waits for a pipe continues after a signal, unless the handler raises.
@@ -139,7 +144,31 @@ def _unknown_entry(unknown: UnknownTexts | None, row: int) -> dict[str, Any]:
     return {"unknown": {"flag": flag, "score": score, "threshold": unknown.threshold, "source": unknown.source}}
 
 
-# ---- texts from a file
+# ---- texts from a file or a pipe
+
+
+class Pipe:
+    """Reads lines of standard input, and reports whether a further one arrives in time."""
+
+    def __init__(self) -> None:
+        self._descriptor, self._lines, self._rest = sys.stdin.fileno(), deque[bytes](), b""
+
+    def readline(self, limit: int) -> bytes:
+        while not self._lines and len(self._rest) < limit:
+            data = os.read(self._descriptor, PIPE_BYTES)
+            if not data:
+                break
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._lines.extend(line + b"\n" for line in lines)
+        if self._lines:
+            return self._lines.popleft()[:limit]
+        line, self._rest = self._rest[:limit], self._rest[limit:]
+        return line
+
+    def has_more(self, end: float) -> bool:
+        """Returns whether there is a line, or bytes arrive until this time of the monotonic clock."""
+        wait = max(0.0, end - time.monotonic())
+        return bool(self._lines or select.select([self._descriptor], [], [], wait)[0])
 
 
 @dataclass
@@ -148,6 +177,8 @@ class InputTexts:
     columns: Sequence[str]
     id_column: str | None
     skip_bad_rows: bool
+    pipe: Pipe | None = None
+    """The pipe whose texts are predicted soon after they arrive."""
     skipped: Counter[str] = field(default_factory=Counter)
     predicted: int = 0
 
@@ -175,15 +206,17 @@ class InputTexts:
 
     def blocks(self) -> Iterator[list[Row]]:
         """Yields the usable rows in blocks of bounded size, and counts them and the others."""
-        block, characters = list[Row](), 0
+        block, characters, end = list[Row](), 0, 0.0
         for row in self._rows():
             if isinstance(row, BadRow):
                 self.skipped[row.reason] += 1
                 continue
+            end = end if block else time.monotonic() + BLOCK_SECONDS
             block.append(row)
             characters += sum(map(len, row.fields))
             self.predicted += 1
-            if len(block) == BLOCK_ROWS or characters >= BLOCK_CHARACTERS:
+            is_full = len(block) == BLOCK_ROWS or characters >= BLOCK_CHARACTERS
+            if is_full or (self.pipe and not self.pipe.has_more(end)):
                 yield block
                 block, characters = [], 0
         if block:
@@ -199,7 +232,7 @@ class InputTexts:
 
     def _read(self) -> Iterator[Row | BadRow]:
         if self.source == PIPE:
-            yield from read_lines(sys.stdin.buffer, "the pipe")
+            yield from read_lines(self.pipe or sys.stdin.buffer, "the pipe")
         else:
             corpus = Corpus(train=None, text=list(self.columns), id=self.id_column or "auto")
             yield from read_rows(expanded(self.source), corpus=corpus, setting="--{} ")

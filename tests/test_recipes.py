@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -221,3 +222,29 @@ def test_a_batch_script_is_one_and_its_command_is_ours(page: str, title: str, tm
     takes(words)
     if words[0] == "srun":
         assert {"node1:29400", "7"} <= set(words)
+
+
+def test_the_nightly_job_promotes_a_candidate_that_passes_its_gate(
+    built: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [script] = [block.text for block in blocks_of("docs/how-to/production.md") if block.title == "nightly.sh"]
+    workspace = built.copy(tmp_path / "shop")
+    (workspace.folder / "current").symlink_to("releases/student")
+    monkeypatch.chdir(workspace.folder)
+    name, codes = "2026-11-28", []
+    for least in ("0.8", "0"):
+        shutil.rmtree(workspace.folder / "students" / name, ignore_errors=True)
+        workspace.write(workspace.texts()[:100])
+        steps = (
+            script.replace("$name", name)
+            .replace("0.8", least)
+            .replace('"$(basename "$(readlink current)")"', "student")
+        )
+        for line in steps.splitlines()[2:]:
+            words = shlex.split(line)
+            codes.append(workspace.attempt(*words[1:]).code if words[0] == "amalgam" else subprocess.call(words))
+            if codes[-1]:
+                break
+    assert codes == [0, 4, 0, 0, 0, 0, 0, 0]
+    assert (workspace.folder / "current").readlink() == Path("releases") / name
+    assert workspace("report", "student.name=next", "student.epochs=2", "--fail-if-worse-than", name).code == 0

@@ -384,6 +384,12 @@ def _encoder_of(settings: Student | TrainTeachers) -> str:
     return settings.encoder.removeprefix(STATIC) if isinstance(settings, Student) else str(settings.encoder)
 
 
+@once
+def _note_once(run: Run, text: str) -> None:
+    """Prints a note on a model that several stages load."""
+    run.console.note(text)
+
+
 def load_new_classifier(
     run: Run, settings: Student | TrainTeachers, labels: Sequence[str], where: str
 ) -> models.NewClassifier:
@@ -402,11 +408,11 @@ def load_new_classifier(
     else:
         model = loading.load_student(files, labels=list(labels), layers=layers, seed=settings.seed, dropout=dropout)
     for remark in loading.check_tokens(model, tokenizer, name=where):
-        run.console.note(remark)
+        _note_once(run, remark)
     digest = tokenizer_digest(tokenizer, files)
     limit = loading.token_limit(model.config, tokenizer, settings.max_tokens)
     if limit < min(settings.max_tokens, position_limit(model.config)):
-        run.console.note(f"{where}: its tokenizer truncates at {limit} tokens, below max_tokens: {settings.max_tokens}")
+        _note_once(run, f"{where}: its tokenizer truncates at {limit} tokens, below max_tokens: {settings.max_tokens}")
     has_two_types, pad_id = models.has_two_types(model.config), int(tokenizer.pad_token_id)
     return models.NewClassifier(model, tokenizer, digest, limit, has_two_types, pad_id)
 

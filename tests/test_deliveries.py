@@ -207,7 +207,7 @@ def test_verify_repair_mends_the_store_from_a_delivered_student(workspace: Works
 def test_verify_keeps_an_earlier_result_that_a_delivered_student_can_mend(workspace: Workspace) -> None:
     """No run computes it again, so only the delivered student has the file."""
     [manifest] = (workspace.artifacts / "train-student").glob("*/MANIFEST.json")
-    workspace("run", "student.name=second", "targets.temperature=0.5")
+    workspace("run", "student.name=other", "targets.temperature=0.5")
     [stored] = manifest.parent.glob("student-*/model.safetensors")
     inside, before = str(stored.relative_to(workspace.artifacts)), stored.read_bytes()
     flip_bit(stored)

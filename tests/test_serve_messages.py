@@ -14,10 +14,12 @@ from amalgam.stages.app.batcher import Batcher
 from amalgam.stages.app.serve import ExportFolder, Faults, announce
 from amalgam.tests.test_serve import LABELS, by_length
 
+OWN: Any = {"folder": Path("model"), "pad_id": 0, "reads_padding": False, "end": None}
+
 
 def test_an_address_that_others_reach_has_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     facts: Any = {"labels": LABELS, "inputs": [], "max_tokens": 32, "fingerprint": "abc", "unknown_threshold": None}
-    export = ExportFolder(folder=Path("model"), pad_id=0, **facts)
+    export = ExportFolder(**OWN, **facts)
     for host, noted in (("127.0.0.1", False), ("0.0.0.0", True)):  # noqa: S104 - it is bound and never listens
         with socket.socket() as unused:
             unused.bind((host, 0))
@@ -31,7 +33,7 @@ def test_a_student_without_a_fingerprint_is_announced_without_one(capsys: pytest
     facts: Any = {"labels": LABELS, "inputs": [], "max_tokens": 32, "fingerprint": "", "unknown_threshold": None}
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        announce(Console(), ExportFolder(folder=Path("model"), pad_id=0, **facts), unused)
+        announce(Console(), ExportFolder(**OWN, **facts), unused)
     assert capsys.readouterr().err == "student: model (2 labels)\n"
 
 

@@ -18,7 +18,7 @@ SHARES: Mapping[str, int] = {"complete": 10, "trained": 5, "written": 5}
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("run",),
     ("run", "targets.temperature=0.5"),
-    ("run", "student.name=second"),
+    ("run", "student.name=other"),
     ("run", "student.name=mine"),
     ("run", "student.name=../mine"),
     ("run", "student.seed=3"),

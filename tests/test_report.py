@@ -509,11 +509,11 @@ def test_students_measured_on_other_texts_of_one_file_are_not_compared(fresh: Wo
     for name, other in (("first", "second"), ("second", "first")):
         left = config.replace(f"  - name: {other}\n    model: ./models/{other}\n", "")
         (fresh.folder / f"{name}.yaml").write_text(left)
-        fresh("run", "-c", f"{name}.yaml", f"student.name={name}", "corpus.on_bad_row=skip")
-    second = numbers_of(fresh, "second")
-    assert numbers_of(fresh, "first")["evaluation"]["n"] == second["evaluation"]["n"] == 32
-    assert "first" not in {rival["name"] for rival in [*second["students"], *second["verdict"]["rivals"]]}
-    fresh("report", "first", "second")
+        fresh("run", "-c", f"{name}.yaml", f"student.name=of-{name}", "corpus.on_bad_row=skip")
+    second = numbers_of(fresh, "of-second")
+    assert numbers_of(fresh, "of-first")["evaluation"]["n"] == second["evaluation"]["n"] == 32
+    assert "of-first" not in {rival["name"] for rival in [*second["students"], *second["verdict"]["rivals"]]}
+    fresh("report", "of-first", "of-second")
     assert numbers_of(fresh, "comparison")["runs"][1]["against_first"] is None
 
 

@@ -6,7 +6,7 @@ training texts are weighed.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -157,15 +157,12 @@ class CacheTeachers(Stage):
 
     def finish(self, run: Run, records: Sequence[Record]) -> CacheFacts:
         families = cached.families_of(run)
-        cut = Counter[str]()
-        ranges = dict[str, tuple[int, int]]()
+        with_logits, ranges = defaultdict[str, list[Record]](list), dict[str, tuple[int, int]]()
         for record in (record for record in records if "first" in record.facts):
             ranges[record.files[0].path] = (record.facts["first"], record.facts["last"])
-            if record.facts["logits"] and record.facts["cut"]:
-                table = read_table(run.store.verified_path(record.files[0]), ["key", "cut"])
-                keys = key_array(table.filter(table.column("cut")).column("key"))
-                cut[family_in(record.files[0].path)] += _count_present(run, keys)
-        truncated = {teacher: cut[family] for teacher, family in families.items()}
+            if record.facts["logits"]:
+                with_logits[family_in(record.files[0].path)].append(record)
+        truncated = {teacher: _count_truncated(run, with_logits[family]) for teacher, family in families.items()}
         facts: CacheFacts = {"families": families, "cut": truncated, "dtype": cached.dtype_of(run), "ranges": ranges}
         last = [record for record in records if "prefix" in record.facts and "first" not in record.facts]
         if last:
@@ -199,16 +196,21 @@ class CacheTeachers(Stage):
         return f"{', '.join(manifest.facts['families'])}; {count} {cache['passes']}{where}, {dtype}"
 
 
-def _count_present(run: Run, keys: Keys) -> int:
-    """Returns how many of these texts the corpus has; cached units keep the answers of removed texts."""
-    present = _sorted_keys(run)
-    return int((present[np.minimum(np.searchsorted(present, keys), len(present) - 1)] == keys).sum())
+def _count_truncated(run: Run, units: Sequence[Record]) -> int:
+    """Returns how many texts of the corpus were truncated; cached units keep the answers of removed texts."""
+    truncated, rows = (sum(int(unit.facts[name]) for unit in units) for name in ("cut", "rows"))
+    if not truncated or rows == sum(part.texts for part, _ in _parts(run)):  # no text was removed
+        return truncated
+    paths = run.store.verified_paths(unit.files[0] for unit in units if unit.facts["cut"])
+    tables = (read_table(path, ["key", "cut"]) for path in paths)
+    keys = np.concatenate([key_array(table.filter(table.column("cut")).column("key")) for table in tables])
+    return int(np.isin(keys, _keys(run)).sum())
 
 
 @once
-def _sorted_keys(run: Run) -> Keys:
+def _keys(run: Run) -> Keys:
     files = [bucket.file for part, _ in _parts(run) for bucket in part.buckets]
-    return np.sort(np.concatenate([read_keys(path) for path in run.store.verified_paths(files)]))
+    return np.concatenate([read_keys(path) for path in run.store.verified_paths(files)])
 
 
 @once

@@ -88,8 +88,8 @@ def set_unknown_threshold(new: NewClassifier, data: TrainingData, validation: Ex
 def upper_bound(scores: np.ndarray[Any, Any]) -> float:
     """Returns a bound that ACCEPTED_SHARE of new scores are below in the mean; that of a normal distribution of few."""
     rank = math.ceil(ACCEPTED_SHARE * (len(scores) + 1))
-    if rank <= len(scores):
-        return float(np.sort(scores)[rank - 1])
+    if len(scores) == 1 or rank <= len(scores):
+        return float(np.sort(scores)[min(rank, len(scores)) - 1])
     return float(scores.mean() + STUDENT_T[len(scores) - 2] * scores.std(ddof=1) * math.sqrt(1 + 1 / len(scores)))
 
 
@@ -104,7 +104,7 @@ def fit_unknown_states(  # noqa: PLR0913 - the texts, and what is known of them
 ) -> UnknownStates | None:
     """Fits the states of at most UNKNOWN_TEXTS training texts by predicted label; None if the model gives no states.
 
-    TrainingSettings texts are in the order of their keys, which are hashes, so the first of them are a random sample.
+    Training texts are in the order of their keys, which are hashes, so the first of them are a random sample.
     `evidence` is the teachers' largest evidence on each of them. `new` texts were not learned and raise the threshold.
     """
 

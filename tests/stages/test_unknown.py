@@ -208,3 +208,7 @@ def test_the_threshold_of_the_logits_flags_a_twentieth_of_new_texts_in_the_mean(
     random, new = np.random.default_rng(0), np.random.default_rng(1).normal(size=2000)
     flagged = [(new > upper_bound(random.normal(size=texts))).mean() for _ in range(2000)]
     assert 0.03 < np.mean(flagged) < 0.07
+
+
+def test_one_text_is_its_own_threshold() -> None:
+    assert upper_bound(np.array([-1.5])) == -1.5

@@ -497,23 +497,23 @@ def provenance(run: Run, keys: pa.Array) -> Array | None:
     teachers = list(load.label_space(run).columns)
     if not are_written(run.experiment) or len(teachers) == 1:
         return None
-    written = _written(run, load.generated_file(run).sha256)
+    generated_for = _generated_for(run)
     probabilities = np.zeros((len(keys), len(teachers)))
     for row, key in enumerate(keys.to_pylist()):
-        for place, probability in written.get(key, ()):
-            probabilities[row, place] = max(probabilities[row, place], probability)
+        for teacher, probability in generated_for.get(key, ()):
+            probabilities[row, teacher] = max(probabilities[row, teacher], probability)
     return probabilities
 
 
 @once
-def _written(run: Run, _digest: str) -> dict[bytes, list[tuple[int, float]]]:
+def _generated_for(run: Run) -> dict[bytes, list[tuple[int, float]]]:
     """Returns the teacher and the class's probability of each training text, by key; a text may occur repeatedly."""
     columns, teachers = ["text", "teacher", "class_probability"], list(load.label_space(run).columns)
     table = load.generated_texts(run, "train")
-    written: dict[bytes, list[tuple[int, float]]] = {}
+    generated_for: dict[bytes, list[tuple[int, float]]] = {}
     for text, teacher, probability in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
-        written.setdefault(text_key((text,)), []).append((teachers.index(teacher), probability))
-    return written
+        generated_for.setdefault(text_key((text,)), []).append((teachers.index(teacher), probability))
+    return generated_for
 
 
 def keys_of(run: Run, buckets: Sequence[Bucket]) -> pa.Array:

@@ -331,6 +331,13 @@ def test_a_users_change_of_a_delivered_file_is_kept_in_quarantine(workspace: Wor
     assert kept.read_text() == '{"my": "change"}'
 
 
+def test_a_note_says_that_the_student_of_another_workspace_is_replaced(workspace: Workspace) -> None:
+    assert "does not have" not in workspace("run", "student.seed=5").err
+    shutil.move(workspace.artifacts, workspace.folder / "former")
+    note = "note: students/student was a model that this workspace does not have; it is replaced"
+    assert note in workspace("run", "student.seed=6").err
+
+
 def test_a_folder_whose_replacement_fails_stays_with_the_users_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

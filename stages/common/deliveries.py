@@ -253,6 +253,9 @@ def deliver(services: DeliveryServices, target: Path, mark: Mark) -> None:
         mend(services, target, files, faults(target, files, services.digest_of))
         write_mark(target, mark)
         return
+    if present is not None and not _has_originals(services.store, present):
+        name = f"{target.parent.name}/{target.name}"
+        services.note(f"{name} was a model that this workspace does not have; it is replaced")
 
     def write(folder: Path) -> None:
         for name, original in zip(files, originals, strict=True):
@@ -260,6 +263,11 @@ def deliver(services: DeliveryServices, target: Path, mark: Mark) -> None:
         write_mark(folder, mark)
 
     replace_folder(target, write, services)
+
+
+def _has_originals(store: Store, mark: Mark) -> bool:
+    originals = [file.path for file in (mark.files or {}).values() if file.path]
+    return len(store.backend.sizes(originals)) == len(set(originals))
 
 
 def mend(services: DeliveryServices, target: Path, files: Mapping[str, StoredFile], damaged: Mapping[str, str]) -> None:

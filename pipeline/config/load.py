@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from amalgam.pipeline.config.schema import NO_TEACHERS, RENAMED, SAFE_NAME, SCHEMA_VERSION, Checks, ExperimentConfig
+from amalgam.pipeline.config.schema import NO_TEACHERS, SAFE_NAME, SCHEMA_VERSION, Checks, ExperimentConfig
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, nearest, short_path
 from amalgam.pipeline.input_files import FileMark, InputFile
 from amalgam.pipeline.secrets import has_secret, masked
@@ -499,8 +499,6 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
     match item["type"]:
         case _ if path == ("schema_version",):
             return f"this amalgam reads schema_version {SCHEMA_VERSION}; CHANGELOG.md lists the changes"
-        case "extra_forbidden" if _dotted(path) in RENAMED:
-            message = f"is named {RENAMED[_dotted(path)]} since schema_version 2"
         case "extra_forbidden":
             message = f"unknown key{_field_hint(path)}"
         case "missing":

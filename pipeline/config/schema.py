@@ -214,26 +214,6 @@ class PseudoEmbeddings(ConfigSection):
 
 
 SCHEMA_VERSION = 2
-RENAMED = {
-    "cache.on_long": "cache.on_long_text",
-    "embeddings": "pseudo_embeddings",
-    "execution.address": "execution.ray.address",
-    "execution.cpus": "execution.ray.cpus",
-    "execution.gpus": "execution.ray.gpus",
-    "execution.versions": "execution.on_version_change",
-    "generate.fast": "generate.max_scored",
-    "generate.steer": "generate.steering_strength",
-    "objective.adaption": "objective.adapter",
-    "objective.grain": "objective.states",
-    "objective.learning": "objective.schedule",
-    "objective.strata": "objective.fusion",
-    "targets.reweight": "targets.text_weights",
-    "targets.signal": "targets.weight_signal",
-    "targets.surest": "targets.reference_fraction",
-    "targets.weights": "targets.teacher_weights",
-    "train_teachers.together": "train_teachers.co_train",
-}
-"""Keys of schema_version 1 and their names today."""
 
 UNTRAINED = ("ensemble", "zero-shot")
 """Methods without a student, in addition to `teacher:NAME`."""

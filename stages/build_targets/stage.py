@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from amalgam.data.arrays import Array, width
 from amalgam.data.keys import LabelSpace
@@ -68,18 +68,8 @@ class TargetMeaning(LossFacts):
 class TargetFacts(TargetMeaning):
     """The manifest's facts."""
 
-    method: NotRequired[str | None]
+    method: str
     summary: TargetSummary
-
-
-class ModeSettings(TypedDict):
-    mode: NotRequired[str]
-
-
-class TargetConfig(TypedDict):
-    """The settings of a result that `describe` reads."""
-
-    targets: ModeSettings
 
 
 class BuildTargets(Stage):
@@ -89,7 +79,7 @@ class BuildTargets(Stage):
     unit_label = "texts"
     sections = ("targets", "labels")
     enabled_by = "choose a student.method that trains a student from texts"
-    facts = FactTypes(TargetFacts, TargetSummary, config=TargetConfig)
+    facts = FactTypes(TargetFacts, TargetSummary)
     at_once = 2
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
@@ -155,8 +145,7 @@ class BuildTargets(Stage):
         return summary_lines(counts, run.experiment.targets.mode)
 
     def describe(self, manifest: Record) -> str:
-        method = manifest.facts.get("method", manifest.identity["config"]["targets"].get("mode"))
-        return f"{method}, {counted(manifest.facts['summary']['texts'], 'text')}"
+        return f"{manifest.facts['method']}, {counted(manifest.facts['summary']['texts'], 'text')}"
 
 
 def target_facts(run: Run) -> TargetFacts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 from amalgam.data.arrays import Array, Keys
 from amalgam.data.keys import shown_names, text_key
@@ -34,10 +34,8 @@ class StatisticsFacts(TypedDict):
     texts: int
     which: str
     background: int
-    absent_places: NotRequired[list[int]]
+    absent_places: list[int]
     """Places of the labels without a text among the teacher's labels, whose names can change."""
-    absent: NotRequired[list[str]]
-    """Their names, in results without places."""
     width: int
     shrinkage: list[float]
     same: list[bool]
@@ -173,7 +171,7 @@ def with_domain_confidence(
 
 
 def notes(teacher: str, facts: StatisticsFacts, labels: Sequence[str]) -> list[str]:
-    absent = [labels[place] for place in facts.get("absent_places", ())] or facts.get("absent", [])
+    absent = [labels[place] for place in facts["absent_places"]]
     messages = []
     if absent:
         messages.append(f"teacher {teacher}: no text of {shown_names(absent, FEW)}; texts of it will look foreign")

@@ -84,7 +84,7 @@ class UnitFacts(TypedDict, total=False):
 
 class ReportFacts(UnitFacts):
     method: str
-    supervised: NotRequired[bool]
+    supervised: bool
     """Whether the student learned gold labels alone."""
 
 

@@ -11,10 +11,6 @@ from amalgam.pipeline.storage.small_files import canonical
 from amalgam.pipeline.storage.store import MANIFEST, Record, Store
 from amalgam.stages.report.blocks import StudentScores, SweepPoint
 from amalgam.stages.report.verdict_types import RivalCounts
-from amalgam.stages.target_methods import TARGET_METHODS, TargetMethod
-
-SUPERVISED = "supervised"
-"""Start of the name of the method that learns gold labels alone."""
 
 TARGET_STAGES = {"build-targets", "weigh-teachers"}
 """Stages between the teachers' predictions and the student: their settings are compared, not their results."""
@@ -65,7 +61,6 @@ def other_students(store: Store, test: str, picked: str | None, rows: str | None
         made_by = student, targets, _upstream(store, targets, "weigh-teachers")
         settings = dict(targets.get("config", {}).get("targets", {}))
         temperature = settings.pop("temperature", None)
-        mode = TARGET_METHODS.get(settings.get("mode", ""))  # None for a method without targets
         inputs = [targets.get(key) for key in ("inputs", "upstream", "version")]
         own = {key: value for key, value in student.items() if key != "upstream"}
         scores: Any = {"fingerprint": fingerprint, "method": manifest.facts["method"], **manifest.facts["scores"]}
@@ -73,18 +68,13 @@ def other_students(store: Store, test: str, picked: str | None, rows: str | None
             scores=scores,
             student=manifest.identity.get("upstream", {}).get("train-student"),
             right_hex=manifest.facts.get("right_hex"),
-            supervised=manifest.facts.get("supervised", _is_supervised(mode, manifest.facts["method"])),
+            supervised=manifest.facts["supervised"],
             encoder=student.get("inputs", {}).get("encoder"),
             temperature=temperature,
             rest=canonical([settings, *inputs, own]),
             settings={name: value for identity in made_by for name, value in _settings(identity)},
             inputs=canonical([_other_inputs(identity) for identity in made_by[:2]]),
         )
-
-
-def _is_supervised(mode: type[TargetMethod] | None, method: str) -> bool:
-    """Returns whether targets are gold labels alone, for a report without this fact; its targets may be deleted."""
-    return method.startswith(SUPERVISED) if mode is None else not mode.reads_teachers
 
 
 def _settings(identity: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -225,7 +225,6 @@ def test_absent_classes_few_texts_and_empty_measures_give_notes() -> None:
     body = " ".join(notes("first", facts, ["money", "law"]))
     assert "no text of law;" in body
     assert "no text of justice;" in notes("first", facts, ["money", "justice"])[0]
-    assert "no text of tax;" in notes("first", {**facts, "absent_places": [], "absent": ["tax"]}, ["a", "b"])[0]
     assert "10 texts" in body
     assert "0.50 and 0.25" in body
     assert "msp" in body

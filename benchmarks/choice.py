@@ -37,7 +37,7 @@ from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.mixture import mixture
 from amalgam.stages.weigh_teachers.mixture import standardised as standardised_weights
-from amalgam.stages.weigh_teachers.signals import together
+from amalgam.stages.weigh_teachers.signals import Fitted, together
 from amalgam.stages.weigh_teachers.weigh import WeightFacts
 
 if TYPE_CHECKING:
@@ -64,19 +64,19 @@ def ensemble(setting: Setting) -> Array:
 def standardised(setting: Setting) -> Array:
     """Returns the standardised signal of the former method: correct where teachers' shares are alike."""
     signal = setting.former_signal
-    return muka(setting) if signal is None else standardised_weights(signal)
+    return muka(setting) if signal is None else standardised_weights(signal, Fitted())
 
 
 def former(setting: Setting) -> Array:
     """Returns the weights of `method: amalgam` before 2026-11-23: a mixture with free shares."""
     signal = setting.former_signal
-    return muka(setting) if signal is None else mixture(signal)[0]
+    return muka(setting) if signal is None else mixture(signal, None, Fitted())[0]
 
 
 def range_scaled(setting: Setting) -> Array:
     """Returns the standardised sum, scaled by the ends of each teacher's range without regard to labels."""
-    signal = together(list(setting.evidence.kinds.values()))
-    return weigh.by_range(signal, np.zeros(signal.shape, int))
+    signal = together(list(setting.evidence.kinds.values()), Fitted())
+    return weigh.by_range(signal, np.zeros(signal.shape, int), Fitted())
 
 
 def amalgam(setting: Setting) -> Array:
@@ -84,8 +84,8 @@ def amalgam(setting: Setting) -> Array:
     confidence, facts = setting.answers["confidence"], WeightFacts(notes=[])
     signal, shares = setting.estimated
     if signal is not None:
-        signal = weigh.completed(signal, setting.evidence)
-    return weigh.weigh(signal, confidence, Targets.model_validate(AMALGAM), facts, shares)[0]
+        signal = weigh.completed(signal, setting.evidence, Fitted())
+    return weigh.weigh(signal, confidence, Targets.model_validate(AMALGAM), facts, shares, Fitted())[0]
 
 
 def without_maps(setting: Setting) -> Array:
@@ -97,13 +97,13 @@ def without_maps(setting: Setting) -> Array:
 def told_shares(setting: Setting) -> Array:
     """Returns the mixture over the scaled evidence with the true shares."""
     signal = setting.estimated[0]
-    return muka(setting) if signal is None else mixture(signal, setting.shares)[0]
+    return muka(setting) if signal is None else mixture(signal, setting.shares, Fitted())[0]
 
 
 def counted_shares(setting: Setting) -> Array:
     """Returns the mixture over the scaled evidence, with the shares of the highest values."""
     signal, shares = setting.estimated
-    return muka(setting) if signal is None else mixture(signal, shares)[0]
+    return muka(setting) if signal is None else mixture(signal, shares, Fitted())[0]
 
 
 def dawid_skene(setting: Setting) -> Array:

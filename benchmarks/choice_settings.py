@@ -19,7 +19,7 @@ from amalgam.data.arrays import top_margin
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import neighbours, weigh
-from amalgam.stages.weigh_teachers.signals import standard, with_absence
+from amalgam.stages.weigh_teachers.signals import Fitted, standard, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
 
 if TYPE_CHECKING:
@@ -84,14 +84,14 @@ class Setting:
         density = neighbours.densities([features, *states], len(self.labels))
         joint = neighbours.SideBySide.of([features, *states])
         near = neighbours.similar(joint, NEIGHBOURS)
-        kinds = weigh.kinds_of(list(self.answers.values()), density, self.names)
-        kinds = with_absence(kinds, self.answered)
+        kinds = weigh.kinds_of(list(self.answers.values()), density, self.names, Fitted())
+        kinds = with_absence(kinds, self.answered, Fitted())
         return Evidence(kinds, self.answered, len(self.labels), near, spaces=joint.apart())
 
     @cached_property
     def estimated(self) -> tuple[Array | None, Array | None]:
         """Returns the scaled evidence, and the teachers' shares; None where the kinds do not agree."""
-        return weigh.agreed_signal(self.evidence, self.facts)
+        return weigh.agreed_signal(self.evidence, self.facts, Fitted())
 
     @cached_property
     def former_signal(self) -> Array | None:
@@ -257,7 +257,9 @@ def write_setting(setting: Setting, path: Path) -> None:
     not agree. `near` has the places of neighbours.
     """
     states = [own.astype(np.float32) for own in setting.states]
-    density = standard(neighbours.densities([setting.features.astype(np.float32), *states], len(setting.labels)))
+    density = standard(
+        neighbours.densities([setting.features.astype(np.float32), *states], len(setting.labels)), Fitted()
+    )
     kinds = [*setting.answers.values(), density, setting.names]
     nowhere = np.full((len(setting.gold), len(setting.teachers)), np.nan)
     about: dict[str, Any] = {name: getattr(setting, name) for name in ("name", "pool", "labels", "teachers", "layers")}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from amalgam.stages.weigh_teachers import neighbours, weigh
-from amalgam.stages.weigh_teachers.signals import correlation, standard, together
+from amalgam.stages.weigh_teachers.signals import Fitted, correlation, standard, together
 from amalgam.stages.weigh_teachers.weigh import WeightFacts
 
 if TYPE_CHECKING:
@@ -31,26 +31,28 @@ def signal_of(setting: Setting) -> Array | None:
     """Returns the former input of the mixture; None where the kinds do not agree."""
     features, states = setting.features.astype(np.float32), [own.astype(np.float32) for own in setting.states]
     kinds = {
-        "answers": together(list(setting.answers.values())),
-        "states": standard(np.stack([neighbours.density(own, CLOSEST) for own in states], axis=1)),
-        "names": standard(setting.names),
+        "answers": together(list(setting.answers.values()), Fitted()),
+        "states": standard(np.stack([neighbours.density(own, CLOSEST) for own in states], axis=1), Fitted()),
+        "names": standard(setting.names, Fitted()),
     }
     kept = weigh.agreeing_kinds(kinds, WeightFacts(notes=[]))
     if kept is None:
         return None
     spaces = (features, neighbours.SideBySide.of([features, *states]))
     nearest = [neighbours.nearest(space, max(NEIGHBOURS))[0][:, :count] for space in spaces for count in NEIGHBOURS]
-    whole = together(list(kept.values()))
+    whole = together(list(kept.values()), Fitted())
     others = whole.sum(axis=1, keepdims=True) - whole
     factors = [_factor(own, others) if kind in OWN else 1.0 for kind, own in kept.items()]
-    signals = [standard(_smoothed(kind, kept, nearest)) for kind in kept]
-    return standard(np.sum([factor * signal for factor, signal in zip(factors, signals, strict=True)], axis=0))
+    signals = [standard(_smoothed(kind, kept, nearest), Fitted()) for kind in kept]
+    return standard(
+        np.sum([factor * signal for factor, signal in zip(factors, signals, strict=True)], axis=0), Fitted()
+    )
 
 
 def _smoothed(kind: str, kept: Mapping[str, Array], nearest: list[Array]) -> Array:
     """Returns the kind as it is or over the neighbours, whichever agrees best with the others."""
     own = kept[kind]
-    candidates = [own, *(together([own, weigh.smoothed(own, places)]) for places in nearest)]
+    candidates = [own, *(together([own, weigh.smoothed(own, places, Fitted())], Fitted()) for places in nearest)]
     return max(candidates, key=lambda signal: weigh.agreement({kind: signal}, kept)[kind])
 
 

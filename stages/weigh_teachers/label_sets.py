@@ -14,7 +14,7 @@ from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import np
 from amalgam.stages.weigh_teachers.mixture import standardised
 from amalgam.stages.weigh_teachers.neighbours import Space, mean_of, references_of
-from amalgam.stages.weigh_teachers.signals import NOT_KEPT, Fitted
+from amalgam.stages.weigh_teachers.signals import Fitted
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LabelSets:
             for group in self.groups
         ]
 
-    def divided(self, weights: Array, answers: Array, fitted: Fitted = NOT_KEPT) -> Array:
+    def divided(self, weights: Array, answers: Array, fitted: Fitted) -> Array:
         """Divides the weight of each group [texts, groups] among its teachers, by the evidence of their predictions."""
         divided = np.empty(answers.shape)
         for group, weight in zip(self.groups, weights.T, strict=True):

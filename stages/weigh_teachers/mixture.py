@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from amalgam.data.arrays import Array, softmax
 from amalgam.data.lazy import np
-from amalgam.stages.weigh_teachers.signals import NOT_KEPT, Fitted, standard
+from amalgam.stages.weigh_teachers.signals import Fitted, standard
 
 SHARPNESS = 0.5
 """Temperature of the softmax over standardised signals, in deviations."""
@@ -23,7 +23,7 @@ PRIOR = 0.05
 """Weight of equal shares against the texts' own, as a part of the texts."""
 
 
-def standardised(signal: Array, fitted: Fitted = NOT_KEPT) -> Array:
+def standardised(signal: Array, fitted: Fitted) -> Array:
     """Returns the softmax over teachers of standardised signals: correct where teachers' shares are alike."""
     return softmax(standard(signal, fitted) / SHARPNESS)
 
@@ -50,7 +50,7 @@ class Mixture:
         return softmax(gain + np.log(self.shares))
 
 
-def mixture(signal: Array, shares: Array | None = None, fitted: Fitted = NOT_KEPT) -> tuple[Array, Mixture]:
+def mixture(signal: Array, shares: Array | None, fitted: Fitted) -> tuple[Array, Mixture]:
     """Returns the weights [texts, teachers] and the fitted mixture.
 
     A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.

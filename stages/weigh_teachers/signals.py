@@ -18,7 +18,6 @@ class Fitted:
     values: dict[str, Array] = field(default_factory=dict)
     is_reused: bool = False
     prefix: str = ""
-    is_kept: bool = True
 
     def scope(self, name: str) -> Fitted:
         """Returns the same numbers, with the name of a step before each of their names."""
@@ -33,7 +32,7 @@ class Fitted:
         return value
 
     def store(self, values: Mapping[str, Any]) -> None:
-        for name, value in values.items() if self.is_kept else ():
+        for name, value in values.items():
             if f"{self.prefix}{name}" in self.values:
                 raise AssertionError(f"{self.prefix}{name} is fitted twice")
             self.values[f"{self.prefix}{name}"] = np.ascontiguousarray(value)
@@ -53,18 +52,14 @@ class Fitted:
         return cls(load_file(path), is_reused=True)
 
 
-NOT_KEPT = Fitted(is_kept=False)
-"""The default: the numbers are used once, because there is no other block."""
-
-
-def standard(signal: Array, fitted: Fitted = NOT_KEPT) -> Array:
+def standard(signal: Array, fitted: Fitted) -> Array:
     """Returns each teacher's signal in its own deviations from its own mean over the texts."""
     mean, deviation = fitted.value("scale", lambda: np.stack([signal.mean(axis=0), signal.std(axis=0)]))
     scores: Array = (signal - mean) / np.where(deviation > 0, deviation, 1.0)
     return scores
 
 
-def together(signals: Sequence[Array], fitted: Fitted = NOT_KEPT) -> Array:
+def together(signals: Sequence[Array], fitted: Fitted) -> Array:
     """Returns the standardised sum of standardised signals."""
     scores = [standard(signal, fitted.scope(str(index))) for index, signal in enumerate(signals)]
     return standard(np.sum(scores, axis=0), fitted.scope("sum"))
@@ -89,7 +84,7 @@ def one_label(predicted: Array) -> Array:
     return np.array([texts >= FEW_TEXTS and count > ONE_LABEL * texts for count in counts], bool)
 
 
-def with_absence(kinds: Mapping[str, Array], predicted: Array, fitted: Fitted = NOT_KEPT) -> dict[str, Array]:
+def with_absence(kinds: Mapping[str, Array], predicted: Array, fitted: Fitted) -> dict[str, Array]:
     """Adds to each kind of evidence, for teachers with one prediction, that the evidence for all others is low."""
     teachers = np.flatnonzero(fitted.value("one label", lambda: one_label(predicted).astype(np.uint8)))
     if predicted.shape[1] == 1 or not len(teachers):

@@ -21,7 +21,7 @@ from amalgam.stages.common.intervals import interval
 from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, mean_predicted, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
-from amalgam.stages.weigh_teachers.signals import NOT_KEPT, Fitted, correlation, one_label, standard, together
+from amalgam.stages.weigh_teachers.signals import Fitted, correlation, one_label, standard, together
 
 FALLBACK = "each text's own confidences were used, as muka does"
 
@@ -133,7 +133,7 @@ def weigh(  # noqa: PLR0913 - the parts of a choice
     targets: Targets,
     facts: WeightFacts,
     shares: Array | None,
-    fitted: Fitted = NOT_KEPT,
+    fitted: Fitted,
 ) -> tuple[Array, Array | None]:
     """Returns the weights [texts, teachers], without a signal MUKA's own, by each text's confidences alone.
 
@@ -200,7 +200,7 @@ class Evidence:
     """The inputs of linear maps to the labels: states of length 1 of the encoder, and of each teacher."""
 
 
-def kinds_of(answers: Sequence[Array], density: Array, names: Array, fitted: Fitted = NOT_KEPT) -> dict[str, Array]:
+def kinds_of(answers: Sequence[Array], density: Array, names: Array, fitted: Fitted) -> dict[str, Array]:
     """Returns the standardised evidence [texts, teachers] of each kind but provenance.
 
     `answers` are confidence, margin and highest logit; `names` is the similarity to the teacher's closest label name.
@@ -212,9 +212,7 @@ def kinds_of(answers: Sequence[Array], density: Array, names: Array, fitted: Fit
     }
 
 
-def agreed_signal(
-    evidence: Evidence, facts: WeightFacts, fitted: Fitted = NOT_KEPT
-) -> tuple[Array | None, Array | None]:
+def agreed_signal(evidence: Evidence, facts: WeightFacts, fitted: Fitted) -> tuple[Array | None, Array | None]:
     """Returns the signal of all kinds of evidence, and the teachers' shares; None: the kinds do not agree."""
     kinds, provenance = dict(evidence.kinds), evidence.provenance
     if provenance is not None:
@@ -239,12 +237,12 @@ def agreed_signal(
     return signal, fitted.value("shares", shares)
 
 
-def completed(signal: Array, evidence: Evidence, fitted: Fitted = NOT_KEPT) -> Array:
+def completed(signal: Array, evidence: Evidence, fitted: Fitted) -> Array:
     """Adds the teachers' shares and the linear maps, which `range` weights have."""
     return with_maps(with_shares(signal, evidence.provenance, fitted), evidence, fitted)
 
 
-def with_shares(signal: Array, provenance: Array | None, fitted: Fitted = NOT_KEPT) -> Array:
+def with_shares(signal: Array, provenance: Array | None, fitted: Fitted) -> Array:
     """Adds a bias of each teacher for its share of the texts.
 
     The shares of generated texts are given, and the biases give the weights these means. Otherwise, the share is the
@@ -274,7 +272,7 @@ def _biases_for(shares: Array, signal: Array) -> Array:
     return biases
 
 
-def with_maps(signal: Array, evidence: Evidence, fitted: Fitted = NOT_KEPT) -> Array:
+def with_maps(signal: Array, evidence: Evidence, fitted: Fitted) -> Array:
     """Adds what linear maps of the states predict for each teacher's label, without the text itself.
 
     The maps are trained on the labels that the signal prefers. They correct errors of single texts, and biases let each
@@ -312,7 +310,7 @@ def _mapped(signal: Array, predictions: Array, biases: Array, evidence: Evidence
     return total
 
 
-def by_range(signal: Array, predicted: Array, fitted: Fitted = NOT_KEPT) -> Array:
+def by_range(signal: Array, predicted: Array, fitted: Fitted) -> Array:
     """Scales each teacher's signal to 0 at its lowest values and 1 at the highest of texts with the predicted label.
 
     The ends of a range do not depend on the teacher's share of the texts, as mean and deviation do. Labels differ in
@@ -470,7 +468,7 @@ def exclusion(signal: Array) -> float:
     return float(-mean * (teachers - 1))
 
 
-def coherent(signal: Array, near: Array, facts: WeightFacts, fitted: Fitted = NOT_KEPT) -> Array:
+def coherent(signal: Array, near: Array, facts: WeightFacts, fitted: Fitted) -> Array:
     """Returns the mean over each text's neighbours if it correlates with the signal, else the signal."""
     smooth = smoothed(signal, near, fitted)
     return smooth if fitted.value("coherent", lambda: _is_coherent(signal, smooth, facts)) else signal
@@ -495,7 +493,7 @@ def _relative(signal: Array) -> Array:
     return relative
 
 
-def smoothed(signal: Array, near: Array, fitted: Fitted = NOT_KEPT) -> Array:
+def smoothed(signal: Array, near: Array, fitted: Fitted) -> Array:
     """Returns the signal's mean over each text's neighbours; a text without any keeps its own."""
     if not near.shape[1]:
         return signal

@@ -23,7 +23,7 @@ def test_a_group_has_the_mean_evidence_and_divides_its_weight_by_the_predictions
     label_sets = LabelSets([[0, 2], [1]])
     assert label_sets.mean(np.array([[1.0, 5.0, 3.0]])).tolist() == [[2.0, 5.0]]
     weights, answers = np.array([[0.8, 0.2], [0.6, 0.4]]), np.array([[1.0, 0.0, 1.0], [2.0, 1.0, 1.0]])
-    divided = label_sets.divided(weights, answers)
+    divided = label_sets.divided(weights, answers, Fitted())
     assert divided[:, [0, 2]].sum(axis=1) == pytest.approx(weights[:, 0])
     assert divided[:, 1] == pytest.approx(weights[:, 1])
     assert divided[1, 0] > divided[1, 2]

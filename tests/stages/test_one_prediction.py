@@ -21,7 +21,7 @@ def three_teachers(share: float, seed: int = 0) -> tuple[Array, Array, Array]:
     right = random.choice(3, TEXTS, p=[share, (1 - share) / 2, (1 - share) / 2])
     signal = random.normal(size=(TEXTS, 3)) + np.array([0.3, 2.5, 2.5]) * (right[:, None] == np.arange(3))
     predicted = np.stack([np.zeros(TEXTS, int), *random.integers(1, 3, size=(2, TEXTS))], axis=1)
-    return right, standard(signal), predicted
+    return right, standard(signal, Fitted()), predicted
 
 
 def rightly(signal: Array, right: Array) -> float:
@@ -31,8 +31,10 @@ def rightly(signal: Array, right: Array) -> float:
 @pytest.mark.parametrize("share", [0.2, 1 / 3, 0.6])
 def test_texts_without_evidence_for_another_teacher_go_to_one_with_one_prediction(share: float) -> None:
     right, signal, predicted = three_teachers(share)
-    before = by_range(signal, np.where(predicted == 0, np.arange(TEXTS)[:, None] % 2, predicted))  # two predictions
-    after = by_range(with_absence({"answers": signal}, predicted)["answers"], predicted)
+    before = by_range(
+        signal, np.where(predicted == 0, np.arange(TEXTS)[:, None] % 2, predicted), Fitted()
+    )  # two predictions
+    after = by_range(with_absence({"answers": signal}, predicted, Fitted())["answers"], predicted, Fitted())
     assert rightly(after, right) > rightly(before, right) + 0.03
     own = (after.argmax(axis=1) == 0).mean()
     assert abs(own - share) < 0.25
@@ -40,15 +42,15 @@ def test_texts_without_evidence_for_another_teacher_go_to_one_with_one_predictio
 
 def test_other_teachers_keep_their_evidence_and_their_range() -> None:
     _, signal, predicted = three_teachers(0.3)
-    after = with_absence({"answers": signal}, predicted)["answers"]
+    after = with_absence({"answers": signal}, predicted, Fitted())["answers"]
     assert (after[:, 1:] == signal[:, 1:]).all()
-    scaled = by_range(after, predicted)
+    scaled = by_range(after, predicted, Fitted())
     assert scaled[:, 0].mean() == pytest.approx(scaled[:, 1:].mean())
     assert scaled[:, 0].std() == pytest.approx(scaled[:, 1:].std(axis=0).mean())
     two = predicted.copy()
     two[: TEXTS // 10, 0] = 3
-    assert (with_absence({"answers": signal}, two)["answers"] == signal).all()
-    assert (by_range(signal, predicted)[:, 1:] == by_range(signal, two)[:, 1:]).all()
+    assert (with_absence({"answers": signal}, two, Fitted())["answers"] == signal).all()
+    assert (by_range(signal, predicted, Fitted())[:, 1:] == by_range(signal, two, Fitted())[:, 1:]).all()
 
 
 def test_a_share_above_the_bound_of_enough_texts_counts() -> None:
@@ -74,8 +76,8 @@ def test_later_blocks_get_the_values_of_the_first() -> None:
 def test_teachers_that_all_predict_one_label_stay_comparable() -> None:
     random = np.random.default_rng(0)
     right = random.integers(2, size=TEXTS)
-    signal = standard(random.normal(size=(TEXTS, 2)) + 2.0 * (right[:, None] == np.arange(2)))
+    signal = standard(random.normal(size=(TEXTS, 2)) + 2.0 * (right[:, None] == np.arange(2)), Fitted())
     predicted = np.tile([0, 1], (TEXTS, 1))
-    after = by_range(with_absence({"answers": signal}, predicted)["answers"], predicted)
+    after = by_range(with_absence({"answers": signal}, predicted, Fitted())["answers"], predicted, Fitted())
     assert np.isfinite(after).all()
     assert rightly(after, right) > 0.85

@@ -55,7 +55,7 @@ def rightly(weights: Array, right: Array) -> float:
 
 
 def of_mixture(signal: Array) -> Array:
-    return mixture(signal)[0]
+    return mixture(signal, None, Fitted())[0]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def of_mixture(signal: Array) -> Array:
 )
 def test_the_mixture_finds_the_shares_and_the_right_teachers(shares: list[float]) -> None:
     signal, right = scores(shares)
-    weights, fitted = mixture(signal)
+    weights, fitted = mixture(signal, None, Fitted())
     assert np.abs(fitted.shares - np.bincount(right) / len(right)).max() < 0.04
     assert rightly(weights, right) > 0.9
     assert weights.sum(axis=1) == pytest.approx(1)
@@ -71,14 +71,14 @@ def test_the_mixture_finds_the_shares_and_the_right_teachers(shares: list[float]
 
 def test_standardised_signals_are_right_where_shares_are_alike_and_the_mixture_where_they_are_not() -> None:
     signal, right = scores([0.5, 0.5])
-    assert rightly(standardised(signal), right) > 0.97
+    assert rightly(standardised(signal, Fitted()), right) > 0.97
     signal, right = scores([0.85, 0.15])
-    assert rightly(of_mixture(signal), right) > rightly(standardised(signal), right) + 0.02
+    assert rightly(of_mixture(signal), right) > rightly(standardised(signal, Fitted()), right) + 0.02
 
 
 def test_the_mixtures_weights_are_probabilities_of_being_right() -> None:
     signal, right = scores([0.7, 0.3], separation=2.0, texts=20000)
-    weights, _ = mixture(signal)
+    weights, _ = mixture(signal, None, Fitted())
     sure = weights.max(axis=1)
     for low, high in ((0.5, 0.7), (0.7, 0.9), (0.9, 0.99)):
         inside = (sure >= low) & (sure < high)
@@ -89,13 +89,14 @@ def test_given_shares_are_kept() -> None:
     """Signals that scatter with the text's length, for example, would give the mixture other shares."""
     signal, right = scores([0.5, 0.5], separation=1.5, texts=4000)
     signal[:, 0] = np.exp(signal[:, 0] / 2)
-    (estimated, free), (labels, fixed) = mixture(signal), mixture(signal, np.array([0.5, 0.5]))
+    estimated, free = mixture(signal, None, Fitted())
+    labels, fixed = mixture(signal, np.array([0.5, 0.5]), Fitted())
     assert fixed.shares.tolist() == [0.5, 0.5]
     assert abs(free.shares[0] - 0.5) > 0.1
     assert rightly(labels, right) > rightly(estimated, right)
 
 
-@pytest.mark.parametrize("weights_of", [standardised, of_mixture])
+@pytest.mark.parametrize("weights_of", [lambda signal: standardised(signal, Fitted()), of_mixture])
 def test_one_teacher_weighs_everything_and_signals_that_do_not_differ_weigh_alike(weights_of: Any) -> None:
     assert weights_of(np.arange(5.0)[:, None]).tolist() == [[1.0]] * 5
     assert weights_of(np.ones((4, 2))) == pytest.approx(np.full((4, 2), 0.5))
@@ -117,7 +118,7 @@ def test_exclusivity_separates_signals_of_teachers_from_signals_of_difficulty() 
 
 
 def test_weights_by_confidence_are_mukas() -> None:
-    weights, _ = weigh.weigh(None, np.array([[0.8, 0.4]]), Targets(temperature=0.2), {"notes": []}, None)
+    weights, _ = weigh.weigh(None, np.array([[0.8, 0.4]]), Targets(temperature=0.2), {"notes": []}, None, Fitted())
     assert weights[0, 0] == pytest.approx(1 / (1 + np.exp(-2.0)))
 
 
@@ -128,13 +129,13 @@ def test_weights_by_confidence_are_mukas() -> None:
 def test_few_texts_have_as_many_neighbours_as_there_are_others(texts: int) -> None:
     near = nearest(np.eye(texts, dtype=np.float32), 50)[0]
     assert near.shape == (texts, texts - 1)
-    assert smoothed(np.ones((texts, 2)), near).shape == (texts, 2)
+    assert smoothed(np.ones((texts, 2)), near, Fitted()).shape == (texts, 2)
 
 
 def test_a_smoothed_signal_is_the_mean_over_the_neighbours() -> None:
     signal = np.array([[1.0, 0.0], [3.0, 4.0], [5.0, 8.0]])
     near = np.array([[1, 2], [0, 2], [0, 1]])
-    assert smoothed(signal, near).tolist() == [[4.0, 6.0], [3.0, 4.0], [2.0, 2.0]]
+    assert smoothed(signal, near, Fitted()).tolist() == [[4.0, 6.0], [3.0, 4.0], [2.0, 2.0]]
 
 
 def test_coherence_is_higher_for_useful_neighbours() -> None:
@@ -142,10 +143,10 @@ def test_coherence_is_higher_for_useful_neighbours() -> None:
     random = np.random.default_rng(1)
     telling = np.stack([np.flatnonzero(right == one)[random.integers(0, 400, 20)] for one in right])
     facts: WeightFacts = {"notes": []}
-    smooth = coherent(signal, telling, facts)
+    smooth = coherent(signal, telling, facts, Fitted())
     assert facts["coherence"] > COHERENT
-    assert rightly(standardised(smooth), right) > rightly(standardised(signal), right) + 0.05
-    assert coherent(signal, random.integers(0, 1000, (1000, 20)), facts) is signal
+    assert rightly(standardised(smooth, Fitted()), right) > rightly(standardised(signal, Fitted()), right) + 0.05
+    assert coherent(signal, random.integers(0, 1000, (1000, 20)), facts, Fitted()) is signal
     assert abs(facts["coherence"]) < COHERENT
     assert len(facts["notes"]) == 1
 
@@ -173,9 +174,9 @@ def test_kinds_that_agree_are_more_often_right_together_than_the_best_of_them() 
     kept = agreeing_kinds(evidence, facts)
     assert kept is not None
     assert facts["notes"] == []
-    signal = together(list(kept.values()))
-    best = max(rightly(standardised(one), right) for one in evidence.values())
-    assert rightly(standardised(signal), right) > best + 0.03
+    signal = together(list(kept.values()), Fitted())
+    best = max(rightly(standardised(one, Fitted()), right) for one in evidence.values())
+    assert rightly(standardised(signal, Fitted()), right) > best + 0.03
 
 
 def test_uncorrelated_evidence_is_dropped_with_a_note() -> None:
@@ -193,11 +194,14 @@ def test_provenance_counts_as_far_as_it_agrees_with_the_evidence() -> None:
     right = np.random.default_rng(0).choice(3, 4000)
     evidence = views(right, noise=[0.8, 0.8])
     facts: WeightFacts = {"notes": [], "agreement": {}}
-    written = standard(np.eye(3)[np.where(np.random.default_rng(2).random(4000) < 0.7, right, (right + 1) % 3)])
+    written = standard(
+        np.eye(3)[np.where(np.random.default_rng(2).random(4000) < 0.7, right, (right + 1) % 3)], Fitted()
+    )
     kept = with_provenance(evidence, written, facts)
     assert set(kept) == {*evidence, "provenance"}
     assert facts["notes"] == []
-    alone, beside = (rightly(standardised(together(list(one.values()))), right) for one in (evidence, kept))
+    signals = [together(list(kinds.values()), Fitted()) for kinds in (evidence, kept)]
+    alone, beside = (rightly(standardised(signal, Fitted()), right) for signal in signals)
     assert beside > alone + 0.01
 
 
@@ -205,7 +209,7 @@ def test_provenance_of_meaningless_texts_is_ignored() -> None:
     random = np.random.default_rng(0)
     evidence = views(random.choice(3, 4000), noise=[0.8, 0.8])
     facts: WeightFacts = {"notes": [], "agreement": {}}
-    assert with_provenance(evidence, standard(np.eye(3)[random.choice(3, 4000)]), facts) is evidence
+    assert with_provenance(evidence, standard(np.eye(3)[random.choice(3, 4000)], Fitted()), facts) is evidence
     assert abs(facts["agreement"]["provenance"]) < 0.05
     assert "not used as evidence" in facts["notes"][0]
 
@@ -238,8 +242,8 @@ def company(right: Array, seed: int = 5) -> tuple[dict[str, Array], Array]:
 def test_each_label_has_an_upper_end_of_its_own_and_a_teacher_one_lower_end() -> None:
     signal = np.array([[0.0], [2.0], [4.0], [0.0], [5.0], [10.0]] * 5)
     predicted = np.array([[0], [0], [0], [1], [1], [1]] * 5)
-    assert by_range(signal, predicted)[:6, 0] == pytest.approx([0.0, 0.5, 1.0, 0.0, 0.5, 1.0])
-    assert by_range(signal, np.zeros_like(predicted))[:6, 0] == pytest.approx([0.0, 0.2, 0.4, 0.0, 0.5, 1.0])
+    assert by_range(signal, predicted, Fitted())[:6, 0] == pytest.approx([0.0, 0.5, 1.0, 0.0, 0.5, 1.0])
+    assert by_range(signal, np.zeros_like(predicted), Fitted())[:6, 0] == pytest.approx([0.0, 0.2, 0.4, 0.0, 0.5, 1.0])
 
 
 @pytest.mark.parametrize("values", [[-2.0], [-2.0, 0.0], [1.0, -1.5]])
@@ -248,7 +252,7 @@ def test_a_label_with_few_low_values_has_a_range_of_a_tenth_of_its_teachers(valu
     others = 5 - len(values)
     signal = np.array([*values, *[-sum(values) / others] * others, *np.linspace(3.0, 8.0, 200), *[8.0] * 20])
     predicted = np.array([1] * len(values) + [0] * (len(signal) - len(values)))
-    scaled = by_range(signal[:, None], predicted[:, None])[:, 0]
+    scaled = by_range(signal[:, None], predicted[:, None], Fitted())[:, 0]
     mean_end = (8.0 + np.mean(values)) / 2
     assert scaled[: len(values)] == pytest.approx(np.array(values) / (0.1 * mean_end))
 
@@ -258,11 +262,11 @@ def test_the_ends_of_a_range_do_not_depend_on_the_share_of_own_texts() -> None:
     right = random.choice(2, 6000, p=[0.9, 0.1])
     signal = random.uniform(size=(6000, 2)) * 0.2 + np.eye(2)[right]
     predicted = np.zeros(signal.shape, int)
-    assert rightly(by_range(signal, predicted), right) > 0.99
-    assert by_range(signal, predicted)[right == 0, 0].mean() == pytest.approx(
-        by_range(signal, predicted)[right == 1, 1].mean(), abs=0.05
+    assert rightly(by_range(signal, predicted, Fitted()), right) > 0.99
+    assert by_range(signal, predicted, Fitted())[right == 0, 0].mean() == pytest.approx(
+        by_range(signal, predicted, Fitted())[right == 1, 1].mean(), abs=0.05
     )
-    assert standard(signal)[right == 0, 0].mean() < standard(signal)[right == 1, 1].mean() - 1
+    assert standard(signal, Fitted())[right == 0, 0].mean() < standard(signal, Fitted())[right == 1, 1].mean() - 1
 
 
 def test_labels_of_unlike_confidence_are_compared_after_scaling() -> None:
@@ -275,7 +279,7 @@ def test_labels_of_unlike_confidence_are_compared_after_scaling() -> None:
     second = np.where(right == 1, own, foreign)
     predicted = np.stack([np.where(right == place, label, 0) for place in (0, 1)], axis=1)
     signal = np.stack([first, second], axis=1)
-    assert rightly(by_range(signal, predicted), right) > rightly(standardised(signal), right) + 0.05
+    assert rightly(by_range(signal, predicted, Fitted()), right) > rightly(standardised(signal, Fitted()), right) + 0.05
 
 
 def test_kinds_that_separate_teachers_and_agree_weigh_more_and_provenance_no_more_than_the_best() -> None:
@@ -305,7 +309,7 @@ def evidence_of(right: Array, kinds: dict[str, Array], count: int = 10) -> Evide
 def test_a_single_text_is_too_few_to_compare_teachers() -> None:
     facts: WeightFacts = {"notes": []}
     evidence = Evidence({"answers": np.zeros((1, 2))}, np.zeros((1, 2), int), 4, np.zeros((1, 0), int))
-    assert agreed_signal(evidence, facts)[0] is None
+    assert agreed_signal(evidence, facts, Fitted())[0] is None
     assert facts["notes"][0].startswith("1 text is too few to compare teachers on 4 labels: ")
 
 
@@ -314,7 +318,7 @@ def test_evidence_on_few_texts_does_not_cancel_out() -> None:
     signals = []
     for seed in range(40):
         right = np.random.default_rng(seed).permutation(11) % 2
-        signal, _ = agreed_signal(evidence_of(right, company(right, seed)[0]), WeightFacts(notes=[]))
+        signal, _ = agreed_signal(evidence_of(right, company(right, seed)[0]), WeightFacts(notes=[]), Fitted())
         signals += [] if signal is None else [rightly(signal, right)]
     assert len(signals) > 20
     assert np.mean(signals) > 0.8
@@ -323,14 +327,14 @@ def test_evidence_on_few_texts_does_not_cancel_out() -> None:
 def test_the_signal_of_agreeing_kinds_is_better_than_the_best_kind() -> None:
     right = np.random.default_rng(0).choice(2, 1500, p=[0.7, 0.3])
     kept, facts = company(right)[0], WeightFacts(notes=[])
-    signal, shares = agreed_signal(evidence_of(right, kept), facts)
+    signal, shares = agreed_signal(evidence_of(right, kept), facts, Fitted())
     assert signal is not None
     assert shares is not None
     assert shares == pytest.approx([0.7, 0.3], abs=0.05)
     assert sum(facts["kinds"].values()) == pytest.approx(1, abs=1e-3)
-    best = max(rightly(by_range(own, np.zeros(own.shape, int)), right) for own in kept.values())
+    best = max(rightly(by_range(own, np.zeros(own.shape, int), Fitted()), right) for own in kept.values())
     assert rightly(signal, right) > best + 0.05
-    assert rightly(mixture(signal, shares)[0], right) > 0.95
+    assert rightly(mixture(signal, shares, Fitted())[0], right) > 0.95
 
 
 @pytest.mark.parametrize(("labels", "teachers", "are_used"), [(5, 2, True), (6, 2, False), (6, 1, True)])
@@ -338,7 +342,7 @@ def test_evidence_is_used_from_two_texts_a_label_on(labels: int, teachers: int, 
     right, facts = np.arange(10) % 2, WeightFacts(notes=[])
     kinds = {kind: own[:, :teachers] for kind, own in company(right)[0].items()}
     evidence = replace(evidence_of(right, kinds, 3), labels=labels, predicted=np.zeros((10, teachers), int))
-    assert (agreed_signal(evidence, facts)[0] is not None) is are_used
+    assert (agreed_signal(evidence, facts, Fitted())[0] is not None) is are_used
     assert any("10 texts are too few" in note for note in facts["notes"]) is not are_used
 
 
@@ -381,7 +385,7 @@ def mapped(seed: int = 0, texts: int = 1200) -> tuple[Array, Array, Evidence]:
 
 def test_linear_maps_correct_errors_of_single_texts() -> None:
     signal, right, evidence = mapped()
-    assert rightly(with_maps(signal, evidence), right) > rightly(signal, right) + 0.05
+    assert rightly(with_maps(signal, evidence, Fitted()), right) > rightly(signal, right) + 0.05
 
 
 def test_linear_maps_give_no_whole_label_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,10 +394,10 @@ def test_linear_maps_give_no_whole_label_away(monkeypatch: pytest.MonkeyPatch) -
     own = np.take_along_axis(evidence.predicted, right[:, None], axis=1)[:, 0] == 3
     evidence = replace(evidence, predicted=np.where(own[:, None], [0, 3], evidence.predicted))
     signal[own, 1] -= 0.2
-    kept = rightly(with_maps(signal, evidence)[own], right[own])
+    kept = rightly(with_maps(signal, evidence, Fitted())[own], right[own])
     assert kept > 0.5
     monkeypatch.setattr(weigh, "label_biases", lambda *_: np.zeros((2, 6)))
-    assert kept > rightly(with_maps(signal, evidence)[own], right[own]) + 0.05
+    assert kept > rightly(with_maps(signal, evidence, Fitted())[own], right[own]) + 0.05
 
 
 def test_a_prediction_of_a_map_leaves_the_text_out() -> None:
@@ -430,18 +434,18 @@ def test_teachers_with_the_same_candidate_add_their_weights_up() -> None:
 def test_frequent_teachers_gain_where_evidence_is_weak_and_generated_texts_have_known_shares() -> None:
     right = np.random.default_rng(0).choice(2, 4000, p=[0.85, 0.15])
     signal = 0.3 * np.eye(2)[right] + 0.25 * np.random.default_rng(1).normal(size=(4000, 2))
-    added = with_shares(signal, None) - signal
+    added = with_shares(signal, None, Fitted()) - signal
     assert np.ptp(added, axis=0) == pytest.approx([0, 0], abs=1e-12)
     assert added[0, 0] > 0 > added[0, 1]
-    assert rightly(with_shares(signal, None), right) > rightly(signal, right) + 0.005
+    assert rightly(with_shares(signal, None, Fitted()), right) > rightly(signal, right) + 0.005
     written = np.eye(2)[(np.arange(4000) % 4 == 0).astype(int)]
-    means = softmax(with_shares(signal, written) / weigh.RANGE_TEMPERATURE).mean(axis=0)
+    means = softmax(with_shares(signal, written, Fitted()) / weigh.RANGE_TEMPERATURE).mean(axis=0)
     assert means == pytest.approx([0.75, 0.25], abs=1e-3)
 
 
 def test_no_teacher_is_lost_by_its_share() -> None:
     signal = np.tile([1.0, 0.0], (100, 1))
-    assert (with_shares(signal, None) - signal).min() >= weigh.SHARES * np.log(2 * weigh.LEAST_SHARE) - 1e-12
+    assert (with_shares(signal, None, Fitted()) - signal).min() >= weigh.SHARES * np.log(2 * weigh.LEAST_SHARE) - 1e-12
 
 
 def test_a_label_that_the_fitted_block_lacks_has_the_mean_upper_end_of_its_teacher() -> None:
@@ -471,8 +475,10 @@ def test_no_neighbours_leave_each_text_its_own_evidence() -> None:
     right = np.random.default_rng(0).choice(2, 600)
     kept = company(right)[0]
     facts: WeightFacts = {"notes": []}
-    signal, _ = agreed_signal(evidence_of(right, kept, 0), facts)
-    scaled = {kind: by_range(together([own, own]), np.zeros(own.shape, int)) for kind, own in kept.items()}
+    signal, _ = agreed_signal(evidence_of(right, kept, 0), facts, Fitted())
+    scaled = {
+        kind: by_range(together([own, own], Fitted()), np.zeros(own.shape, int), Fitted()) for kind, own in kept.items()
+    }
     weights = weights_of_kinds(scaled, facts["agreement"])
     assert signal == pytest.approx(sum(weights[kind] * own for kind, own in scaled.items()), abs=1e-3)
 
@@ -481,8 +487,8 @@ def test_a_teacher_with_a_weak_signal_gets_its_share_from_the_others() -> None:
     random = np.random.default_rng(3)
     right = random.choice(3, 6000)
     signal = random.normal(size=(6000, 3)) + np.array([0.3, 3.0, 3.0]) * np.eye(3)[right]
-    weights, fitted = mixture(signal)
-    assert rightly(weights, right) > rightly(standardised(signal), right) + 0.05
+    weights, fitted = mixture(signal, None, Fitted())
+    assert rightly(weights, right) > rightly(standardised(signal, Fitted()), right) + 0.05
     assert np.abs(fitted.shares - 1 / 3).max() < 0.1
 
 
@@ -492,7 +498,7 @@ def test_own_texts_that_scatter_less_are_not_taken_for_a_larger_share(shares: li
     right = random.choice(len(shares), 8000, p=shares)
     own = np.eye(len(shares))[right]
     signal = random.normal(size=own.shape) * np.where(own > 0, 0.5, 1.0) + 2.0 * own
-    weights, fitted = mixture(signal)
+    weights, fitted = mixture(signal, None, Fitted())
     assert np.abs(fitted.shares - np.bincount(right) / len(right)).max() < 0.05
     assert rightly(weights, right) > 0.87
 
@@ -502,7 +508,7 @@ def test_a_higher_signal_never_lowers_its_teachers_weight() -> None:
     own = np.eye(2)[random.choice(2, 4000)]
     signal = random.normal(size=own.shape) * np.where(own > 0, 0.4, 1.0) + 2.0 * own
     signal[:50, 0], signal[:50, 1] = np.linspace(-6, 12, 50), 0.5
-    assert (np.diff(mixture(signal)[0][:50, 0]) >= -1e-12).all()
+    assert (np.diff(mixture(signal, None, Fitted())[0][:50, 0]) >= -1e-12).all()
 
 
 def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sure_of_others() -> None:
@@ -513,9 +519,9 @@ def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sur
     between = random.normal(size=(2000, 16)) / 4
     own = [np.where(right[:, None] == teacher, classes + 0.2 * between, between) for teacher in range(2)]
     encoder = random.normal(size=(2000, 16)).astype(np.float32)
-    statistics = standard(densities([encoder, *(states.astype(np.float32) for states in own)], 6))
+    statistics = standard(densities([encoder, *(states.astype(np.float32) for states in own)], 6), Fitted())
     assert rightly(of_mixture(statistics), right) > 0.95
-    lengths = standard(np.stack([np.linalg.norm(states, axis=1) for states in own], axis=1))
+    lengths = standard(np.stack([np.linalg.norm(states, axis=1) for states in own], axis=1), Fitted())
     assert rightly(of_mixture(statistics), right) > rightly(of_mixture(lengths), right) + 0.02
 
 
@@ -536,19 +542,21 @@ def test_the_least_agreeing_evidence_does_not_drop_the_rest() -> None:
 
 def test_an_end_of_a_range_is_the_mean_of_five_values_or_of_3_percent_of_a_labels_texts() -> None:
     for texts, highest in ((100, 97.0), (1000, 984.5)):
-        scaled = by_range(np.arange(float(texts))[:, None], np.zeros((texts, 1), int))[:, 0]
+        scaled = by_range(np.arange(float(texts))[:, None], np.zeros((texts, 1), int), Fitted())[:, 0]
         assert np.interp([2.0, highest], np.arange(texts), scaled) == pytest.approx([0, 1])
 
 
 def test_the_share_of_a_teacher_is_counted_on_clear_texts() -> None:
     signal = np.array([[0.5, 0.0]] * 80 + [[0.0, 0.5]] * 20)
-    added = with_shares(signal, None) - signal
+    added = with_shares(signal, None, Fitted()) - signal
     assert added[0] == pytest.approx(0.05 * np.log([2 * 0.8, 2 * 0.2]), abs=1e-3)
 
 
 def test_shares_of_generated_texts_are_unknown_if_a_teacher_has_none() -> None:
     signal = np.random.default_rng(0).normal(size=(50, 2))
-    assert np.array_equal(with_shares(signal, np.tile([0.9, 0.0], (50, 1))), with_shares(signal, None))
+    assert np.array_equal(
+        with_shares(signal, np.tile([0.9, 0.0], (50, 1)), Fitted()), with_shares(signal, None, Fitted())
+    )
 
 
 def test_a_signal_without_differences_correlates_with_none() -> None:
@@ -564,5 +572,5 @@ def test_biases_give_labels_their_parts_of_a_weight_back_and_a_label_without_tex
 def test_separations_of_the_mixture_shrink_towards_their_mean() -> None:
     right = np.random.default_rng(3).choice(3, 6000)
     signal = np.random.default_rng(4).normal(size=(6000, 3)) + np.array([1.5, 3.0, 3.0]) * np.eye(3)[right]
-    _, fitted = mixture(signal, np.full(3, 1 / 3))
+    _, fitted = mixture(signal, np.full(3, 1 / 3), Fitted())
     assert 0.7 < np.ptp(fitted.separations) < 1.2

@@ -18,7 +18,7 @@ from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.storage.aws_profile import profile_options
-from amalgam.pipeline.storage.store import MANIFEST, Store, open_store
+from amalgam.pipeline.storage.store import MANIFEST, Store
 from amalgam.stages.app import maintenance
 from amalgam.stages.app.api import open_run
 from amalgam.stages.app.maintenance import find_garbage
@@ -32,18 +32,10 @@ from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.pipeline.crashing import changing
 from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
 from amalgam.tests.s3_server import S3, Request
-from amalgam.tests.workspaces import TIMEOUT, Workspace, age, finish, flip_bit
+from amalgam.tests.workspaces import TIMEOUT, Workspace, age, finish, flip_bit, objects, opened
 
 ADDRESS = "s3://bucket/some where/prefix"
 TEXT = bytes(range(256)) * 3
-
-
-def opened(address: str) -> Store:
-    return open_store(address, Path("/nowhere"))
-
-
-def objects(address: str) -> list[str]:
-    return [entry.path for entry in opened(address).backend.list()]
 
 
 def test_a_store_that_does_not_put_if_absent_is_refused_before_any_work(server: S3, fresh: Workspace) -> None:

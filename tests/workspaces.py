@@ -24,7 +24,7 @@ from typing import Any
 
 from amalgam.data.demo_corpus import generate
 from amalgam.pipeline.storage.small_files import signed, verified
-from amalgam.pipeline.storage.store import Record, canonical_record
+from amalgam.pipeline.storage.store import Record, Store, canonical_record, open_store
 from amalgam.stages.common.deliveries import MARKS, METADATA
 from amalgam.tests.forking import Forked
 
@@ -311,6 +311,14 @@ def rewrite_mark(folder: Path, **changes: Any) -> None:
     assert mark is not None
     for name in MARKS:
         (folder / name).write_bytes(signed({**mark, **changes}))
+
+
+def opened(address: str) -> Store:
+    return open_store(address, Path("/nowhere"))
+
+
+def objects(address: str) -> list[str]:
+    return [entry.path for entry in opened(address).backend.list()]
 
 
 def flip_bit(path: Path, place: int = -100) -> None:

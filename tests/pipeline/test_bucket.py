@@ -16,10 +16,10 @@ from amalgam.pipeline.errors import AmalgamError, DamagedError, ExperimentError
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.object_store import ObjectStorage
 from amalgam.pipeline.storage.small_files import copy_of, signed
-from amalgam.pipeline.storage.store import HEAD, MANIFEST, MARK, Record, Store, StoredFile, open_store
+from amalgam.pipeline.storage.store import HEAD, MANIFEST, MARK, Record, Store, StoredFile
 from amalgam.tests.other_stores import SPOKEN
 from amalgam.tests.s3_server import S3
-from amalgam.tests.workspaces import flip_bit
+from amalgam.tests.workspaces import flip_bit, objects, opened
 
 TEXT = bytes(range(256)) * 3
 
@@ -33,14 +33,6 @@ def scheme(request: pytest.FixtureRequest) -> str:
 def ours(scheme: str, server: S3) -> str:
     """Return an address on the server that tests can make fail."""
     return f"{scheme}://bucket/some where/prefix"
-
-
-def opened(address: str) -> Store:
-    return open_store(address, Path("/nowhere"))
-
-
-def objects(address: str) -> list[str]:
-    return [entry.path for entry in opened(address).backend.list()]
 
 
 def elsewhere(address: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Store:

@@ -17,10 +17,10 @@ import pytest
 from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.storage import compaction
 from amalgam.pipeline.storage.compaction import compact, loose_units
-from amalgam.pipeline.storage.store import Record, Store, open_store
+from amalgam.pipeline.storage.store import Record, Store
 from amalgam.tests.pipeline.crashing import changing, killed_at
 from amalgam.tests.s3_server import serving
-from amalgam.tests.workspaces import flip_bit
+from amalgam.tests.workspaces import flip_bit, opened
 
 UNITS = 40
 FOLDER = "stage/family/units"
@@ -41,10 +41,6 @@ def workspace(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "who")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "what")
         yield f"s3://bucket/packs/{time.time_ns()}"
-
-
-def opened(workspace: str) -> Store:
-    return open_store(workspace, Path("/"))
 
 
 def content(number: int) -> bytes:

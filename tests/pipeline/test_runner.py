@@ -23,6 +23,7 @@ from amalgam.pipeline.execution.stage import Run, Unit, WorkerShare, check_proce
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.tests.pipeline.crashing import fork, wait
 from amalgam.tests.pipeline.toy_stages import Before, Letters, calls, outcome, toy_base, toy_run, toy_stages
+from amalgam.tests.workspaces import flip_bit
 
 UNITS = ["a", "b", "c", "joined", "pair"]
 
@@ -155,19 +156,13 @@ def test_force_makes_everything_again_and_sets_the_old_records_aside(tmp_path: P
 # ---- mending
 
 
-def _flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[0] ^= 1
-    path.write_bytes(data)
-
-
 def test_force_makes_every_stage_again_once_in_a_run_with_a_repair(tmp_path: Path) -> None:
     base = toy_base(tmp_path)
     before = outcome(_build(base))
 
     def harm(run: Run, unit: Unit) -> None:
         if unit.name == "joined" and calls(base).count("joined") == 2:
-            _flip(run.store.path(run.result("letters").files[1]))
+            flip_bit(run.store.path(run.result("letters").files[1]))
 
     run = toy_run(base)
     update(toy_stages(harm), run, force=True)
@@ -175,7 +170,7 @@ def test_force_makes_every_stage_again_once_in_a_run_with_a_repair(tmp_path: Pat
     assert outcome(run) == before
 
 
-@pytest.mark.parametrize("harm", [_flip, Path.unlink, lambda path: os.truncate(path, 3)])
+@pytest.mark.parametrize("harm", [flip_bit, Path.unlink, lambda path: os.truncate(path, 3)])
 def test_a_damaged_unit_alone_is_made_again_in_the_same_run(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     base = toy_base(tmp_path / "damaged")
     changed: dict[str, Any] = {"targets": {"temperature": 0.5}}
@@ -187,7 +182,7 @@ def test_a_damaged_unit_alone_is_made_again_in_the_same_run(tmp_path: Path, harm
     assert [unit for unit in calls(base) if unit in "abc"] == ["b"]
 
 
-@pytest.mark.parametrize("harm", [_flip, lambda path: os.truncate(path, 3)])
+@pytest.mark.parametrize("harm", [flip_bit, lambda path: os.truncate(path, 3)])
 def test_a_damaged_file_gives_a_note_and_is_kept_in_quarantine(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     base = toy_base(tmp_path)
     run = _build(base)
@@ -225,7 +220,7 @@ def test_repairs_end_when_the_disk_damages_every_file(tmp_path: Path) -> None:
 
     def harm(run: Run, unit: Unit) -> None:
         if unit.name == "joined":
-            _flip(run.store.path(run.result("letters").files[0]))
+            flip_bit(run.store.path(run.result("letters").files[0]))
 
     with pytest.raises(DamagedError):
         _build(base, harm)

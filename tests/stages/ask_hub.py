@@ -12,18 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from amalgam.pipeline.errors import AmalgamError
+from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.models import resolve as model_files
 
 
-def digest_of(path: Path) -> str:
-    import hashlib
-
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def reference(given: str, revision: str | None = None, where: str | None = None) -> model_files.Reference:
-    return model_files.Reference(given, revision, Path(), Store(Path("workspace")), digest_of, field=where)
+    return model_files.Reference(given, revision, Path(), Store(Path("workspace")), file_digest, field=where)
 
 
 def answer(question: dict[str, Any]) -> Any:

@@ -26,7 +26,7 @@ from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, TrainingRun, TrainingSettings
 from amalgam.stages.common.training.losses import Objective, WeightedKL
 from amalgam.tests.forking import Forked
-from amalgam.tests.workspaces import quiet_environment
+from amalgam.tests.workspaces import flip_bit, quiet_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,16 +164,10 @@ def test_a_killed_run_resumes_from_the_last_timed_checkpoint(tmp_path: Path, uni
     assert same_weights(resumed, uninterrupted[0])
 
 
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) * 2 // 3] ^= 1
-    path.write_bytes(content)
-
-
 DAMAGE: dict[str, Callable[[Path], None]] = {
-    "a flipped bit in the weights": lambda at: flip_a_bit(at / "weights.safetensors"),
-    "a flipped bit in the optimizer": lambda at: flip_a_bit(at / "optimizer.safetensors"),
-    "a flipped bit in the state": lambda at: flip_a_bit(at / "state.json"),
+    "a flipped bit in the weights": lambda at: flip_bit(at / "weights.safetensors"),
+    "a flipped bit in the optimizer": lambda at: flip_bit(at / "optimizer.safetensors"),
+    "a flipped bit in the state": lambda at: flip_bit(at / "state.json"),
     "a short file": lambda at: os.truncate(at / "best.safetensors", 100),
     "an empty state": lambda at: os.truncate(at / "state.json", 0),
     "a missing file": lambda at: (at / "best.safetensors").unlink(),
@@ -197,7 +191,7 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(
 
 def test_with_every_checkpoint_broken_the_run_starts_again(tmp_path: Path, uninterrupted: Any) -> None:
     stopped_at(tmp_path, 4)
-    flip_a_bit(tmp_path / "step-000004" / "weights.safetensors")
+    flip_bit(tmp_path / "step-000004" / "weights.safetensors")
     resumed = tiny_bert()
     assert train(resumed, tmp_path).facts["resumed_from_step"] == 0
     assert same_weights(resumed, uninterrupted[0])

@@ -23,7 +23,7 @@ from amalgam.stages.common.inference.dropout import (
     attended,
 )
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
-from amalgam.tests.stages.tiny_models import ENCODERS, WORDS, tiny
+from amalgam.tests.stages.tiny_models import ENCODERS, WORDS, key_of, tiny
 
 DIGEST = "5e" * 32
 PASSES = 3
@@ -45,10 +45,6 @@ def teacher_of(
 def corpus(count: int, *, longest: int = 9, seed: int = 0) -> list[tuple[str]]:
     numbers = np.random.default_rng(seed)
     return [(" ".join(numbers.choice(WORDS, numbers.integers(1, longest))),) for _ in range(count)]
-
-
-def key_of(text: int) -> bytes:
-    return int(text).to_bytes(8, "big") * 2
 
 
 def logits_of(teacher: Teacher, tokens: list[Tokens], rows: list[tuple[int, int]], *, width: int = 0) -> torch.Tensor:

@@ -9,16 +9,13 @@ import pytest
 import torch
 
 from amalgam.stages.common.inference.dropout import Axis, Bank, bank_levels, row_words, scattered, site_words
+from amalgam.tests.stages.tiny_models import key_of
 
 DIGEST = "5e" * 32
 CPU = torch.device("cpu")
 HIDDEN = (Axis("rows", 1), Axis("tokens", 1), Axis("fixed", 32))
 HEADS = (Axis("rows", 1), Axis("fixed", 4), Axis("tokens", 1), Axis("tokens", 1))
 POOLED = (Axis("rows", 1), Axis("fixed", 32))
-
-
-def key_of(text: int) -> bytes:
-    return int(text).to_bytes(8, "big") * 2
 
 
 def test_heads_folded_into_the_batch_get_the_masks_of_heads_of_their_own() -> None:

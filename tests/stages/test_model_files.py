@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.models.resolve import (
     ModelFiles,
@@ -25,31 +26,19 @@ from amalgam.stages.common.models.resolve import (
     same_models,
 )
 from amalgam.tests.stages.fake_hub import safetensors_bytes, small_model
+from amalgam.tests.stages.tiny_models import refusal
+from amalgam.tests.workspaces import flip_bit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def reference(given: str, base: Path, revision: str | None = None, **more: Any) -> Reference:
-    return Reference(given, revision, base, Store(base / "workspace"), sha256, **more)
+    return Reference(given, revision, base, Store(base / "workspace"), file_digest, **more)
 
 
 def resolved(given: str, base: Path, **more: Any) -> ModelFiles:
     return resolve(reference(given, base, **more))
-
-
-def refusal(call: Callable[[], object]) -> ModelError:
-    with pytest.raises(ModelError) as caught:
-        call()
-    error = caught.value
-    for line in (error.what, error.where, error.fix):
-        assert line
-        assert "\n" not in line
-    return error
 
 
 def test_a_folder_is_found_from_the_experiments_own_folder(tmp_path: Path) -> None:
@@ -64,7 +53,7 @@ def test_a_folder_is_found_from_the_experiments_own_folder(tmp_path: Path) -> No
 
 def test_the_digest_is_the_sorted_names_and_sha256s(tmp_path: Path) -> None:
     folder = small_model(tmp_path / "news")
-    pairs = [[name, sha256(folder / name)] for name in ("config.json", "model.safetensors", "tokenizer.json")]
+    pairs = [[name, file_digest(folder / name)] for name in ("config.json", "model.safetensors", "tokenizer.json")]
     expected = hashlib.sha256(json.dumps(pairs, separators=(",", ":")).encode()).hexdigest()
     assert resolved("./news", tmp_path).digest == expected
 
@@ -180,7 +169,7 @@ def test_a_packages_model_may_not_change_under_the_same_version(
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "site")
     resolved("package:changing_carrier/model", tmp_path)
-    _flip_a_bit(package / "model" / "model.safetensors")
+    flip_bit(package / "model" / "model.safetensors", -1)
     error = refusal(lambda: resolved("package:changing_carrier/model", tmp_path))
     assert "workspace" in error.what
 
@@ -202,12 +191,6 @@ def test_an_upgraded_package_is_a_new_model_and_no_damage(tmp_path: Path, monkey
     assert len(set(digests)) == 2
 
 
-def _flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(bytes(content))
-
-
 @pytest.mark.parametrize("kept", [0, 5, 20, -1])
 def test_truncated_weights_are_damaged_without_being_loaded(tmp_path: Path, kept: int) -> None:
     weights = small_model(tmp_path / "news") / "model.safetensors"
@@ -227,7 +210,7 @@ def test_weights_with_a_nonsense_header_are_damaged(tmp_path: Path, header: byte
 def test_a_local_bit_flip_is_another_model(tmp_path: Path) -> None:
     folder = small_model(tmp_path / "news")
     before = resolved("./news", tmp_path).digest
-    _flip_a_bit(folder / "model.safetensors")
+    flip_bit(folder / "model.safetensors", -1)
     assert resolved("./news", tmp_path).digest != before
 
 
@@ -293,7 +276,7 @@ def test_weights_that_config_json_names_are_the_ones_that_count(tmp_path: Path) 
     assert "other.safetensors" in refusal(lambda: resolved("./news", tmp_path)).what
     (folder / "other.safetensors").write_bytes(safetensors_bytes(b"abc"))
     before = resolved("./news", tmp_path).digest
-    _flip_a_bit(folder / "other.safetensors")
+    flip_bit(folder / "other.safetensors", -1)
     assert resolved("./news", tmp_path).digest != before
 
 

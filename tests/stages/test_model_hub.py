@@ -13,7 +13,7 @@ import pytest
 
 from amalgam.tests.forking import LIGHT, Forked
 from amalgam.tests.stages.fake_hub import FakeHub, small_model
-from amalgam.tests.workspaces import finish
+from amalgam.tests.workspaces import finish, flip_bit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -207,9 +207,7 @@ def _weights(values: dict[str, str]) -> Path:
 def test_a_flipped_bit_in_the_cache_is_found_even_at_first_use(hub: FakeHub, ask: Asker, tmp_path: Path) -> None:
     hub.push("org/news", small_model(tmp_path / "news"))
     [answers] = ask(RESOLVE)
-    content = bytearray(_weights(answers).read_bytes())
-    content[-1] ^= 1
-    _weights(answers).resolve().write_bytes(bytes(content))
+    flip_bit(_weights(answers).resolve(), -1)
     for workspace in (ask, Asker(hub, tmp_path / "new", ask.home)):
         [error] = workspace(RESOLVE)
         assert "bytes" in error["what"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.models.loading import (
     check_tokens,
@@ -25,23 +25,19 @@ from amalgam.stages.common.models.loading import (
 )
 from amalgam.stages.common.models.model_folder import POSITIONS_AFTER_PADDING, check_encoder_kind, longest_text
 from amalgam.stages.common.models.resolve import ModelFiles, Reference, checked_encoder, resolve
-from amalgam.tests.stages.tiny_models import SHAPE, tiny_config, tiny_language_model, word_tokenizer
+from amalgam.tests.stages.tiny_models import SHAPE, refusal, tiny_config, tiny_language_model, word_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 KINDS = ("bert", "roberta", "distilbert", "albert", "electra", "deberta-v2", "mpnet", "modernbert", "xlm-roberta")
 AFTER_PADDING = {"roberta", "xlm-roberta", "mpnet"}
 LABELS = ["world", "sport", "business", "science"]
 
 
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def files_of(folder: Path, **more: Any) -> ModelFiles:
     pins = Store(folder.parent / "pins")
-    return resolve(Reference(str(folder), None, folder, pins, sha256, **more))
+    return resolve(Reference(str(folder), None, folder, pins, file_digest, **more))
 
 
 def saved(
@@ -58,16 +54,6 @@ def saved(
         model = getattr(transformers, form).from_config(config)
     save_pretrained_folder(model, word_tokenizer(types=False), folder)
     return folder
-
-
-def refusal(call: Callable[[], object]) -> ModelError:
-    with pytest.raises(ModelError) as caught:
-        call()
-    error = caught.value
-    for line in (error.what, error.where, error.fix):
-        assert line
-        assert "\n" not in line
-    return error
 
 
 def rewrite_config(folder: Path, **changes: Any) -> None:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from amalgam.pipeline.errors import ModelError
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import torch
@@ -184,6 +188,21 @@ def tiny_language_model(
             if parameter.dim() > 1:
                 parameter.mul_(spread)
     return model.eval(), word_tokenizer(words)
+
+
+def refusal(call: Callable[[], object]) -> ModelError:
+    """Returns the error of the call, whose fields are single lines."""
+    with pytest.raises(ModelError) as caught:
+        call()
+    error = caught.value
+    for line in (error.what, error.where, error.fix):
+        assert line
+        assert "\n" not in line
+    return error
+
+
+def key_of(text: int) -> bytes:
+    return int(text).to_bytes(8, "big") * 2
 
 
 def trained_weights(kind: str, examples: Examples, parts: int, folder: Path) -> torch.Tensor:

@@ -33,15 +33,6 @@ def verified(text: bytes | str | None, *, trusted: bool = False) -> dict[str, An
         return None
 
 
-def without_digest(text: bytes) -> dict[str, Any] | None:
-    """Returns the content of a file from before digests; None if the text has one or cannot be read."""
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return raw if isinstance(raw, dict) and "sha256" not in raw else None
-
-
 def copy_of(path: str) -> str:
     """Returns the path of a file's copy."""
     return str(PurePosixPath(path).with_suffix("")) + COPY

@@ -26,7 +26,7 @@ from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.local import LocalStorage, sync, temporary_path
 from amalgam.pipeline.storage.packing import PackedStorage
 from amalgam.pipeline.storage.paths import check_path, inside, is_name
-from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
+from amalgam.pipeline.storage.small_files import copy_of, signed, verified
 from amalgam.pipeline.user_paths import check_address, readable, user_path
 
 MANIFEST = "MANIFEST.json"
@@ -356,8 +356,7 @@ class Store:
 
     def _adopted(self) -> dict[str, Any] | None:
         """Returns a new mark for a workspace without a mark, if its HEAD.json has this layout."""
-        texts = self.backend.read([HEAD, copy_of(HEAD)])
-        contents = [verified(text) or without_digest(text) for text in texts.values()]
+        contents = map(verified, self.backend.read([HEAD, copy_of(HEAD)]).values())
         head = next((content for content in contents if content and content.get("layout") == LAYOUT), None)
         if head is None:
             return None

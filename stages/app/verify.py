@@ -23,7 +23,7 @@ from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.packing import may_be_packed
 from amalgam.pipeline.storage.paths import CACHED_TOKENS, GIVEN, GIVEN_NAME, is_regular, small_content, unit_of
-from amalgam.pipeline.storage.small_files import COPY, verified, without_digest
+from amalgam.pipeline.storage.small_files import COPY, verified
 from amalgam.pipeline.storage.store import MANIFEST, TIMING, Record, Store, StoredFile
 from amalgam.stages.app.maintenance import FAMILY_PATH, PIN, SMALL_FILES, record_paths, records_in, result_folder
 from amalgam.stages.common import deliveries
@@ -116,7 +116,7 @@ def _small_files(store: Store, paths: Iterable[str]) -> Iterator[Damage]:
     patterns = (FAMILY_PATH, PIN_PATH, NOTE_PATH)
     small = [path for path in paths if path in SMALL_FILES or any(pattern.fullmatch(path) for pattern in patterns)]
     for path, text in store.backend.read(small).items():
-        if verified(text) is None and without_digest(text) is None:
+        if verified(text) is None:
             original = path.removesuffix(COPY) + ".json" if path.endswith(COPY) else path
             content = store.read_json(store.root / original)
             if content is None:
@@ -287,7 +287,7 @@ class _Deliveries:
         for folder, target in deliveries.marked_folders(self.run.base):
             mark = deliveries.read_mark(folder)
             yield from self._marks(folder, mark)
-            if mark is not None and mark.files:
+            if mark is not None:
                 self.files += mark.files.values()
                 yield from self._files(target, mark, mark.files)
 
@@ -295,7 +295,7 @@ class _Deliveries:
         """Returns an intact delivered copy of a file of the workspace."""
         marks = ((target, deliveries.read_mark(folder)) for folder, target in deliveries.marked_folders(self.run.base))
         for target, mark in marks:
-            for name, copy in (mark.files or {}).items() if mark else ():
+            for name, copy in mark.files.items() if mark else ():
                 if copy == file and not deliveries.faults(target, {name: copy}):
                     return target / name
         return None
@@ -312,7 +312,7 @@ class _Deliveries:
                     yield _unmended(path, fault, repair)
             else:
                 yield _mended(path, NO_MATCH if (folder / name).exists() else "missing", FROM_COPY)
-        if mark is not None and mark.files is not None:
+        if mark is not None:
             deliveries.write_mark(folder, mark)
 
     def _originals(self, folder: Path) -> dict[str, StoredFile]:

@@ -22,8 +22,8 @@ from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import QUARANTINE
 from amalgam.pipeline.storage.local import alone_in, atomic_write, make_folder, sync, temporary_path
-from amalgam.pipeline.storage.paths import IN_UNIT, TEMPORARY_NAME, check_path, regular, small_content
-from amalgam.pipeline.storage.small_files import copy_of, signed, verified, without_digest
+from amalgam.pipeline.storage.paths import TEMPORARY_NAME, check_path, regular, small_content
+from amalgam.pipeline.storage.small_files import copy_of, signed, verified
 from amalgam.pipeline.storage.store import Store, StoredFile, content_fault
 from amalgam.pipeline.user_paths import check_writable
 
@@ -45,10 +45,10 @@ Digest = Callable[[Path], str]
 
 @dataclass(frozen=True)
 class Mark:
-    """The content of a mark: `files` by name, None in a mark of an older version; `facts` are for users."""
+    """The content of a mark: `files` by name; `facts` are for users."""
 
     fingerprint: str
-    files: Mapping[str, StoredFile] | None
+    files: Mapping[str, StoredFile]
     """The path of a file is that of its original in the workspace; "" if the workspace has none."""
     facts: Mapping[str, Any]
     kind: str = ""
@@ -56,7 +56,7 @@ class Mark:
     def to_json(self) -> dict[str, Any]:
         files = {
             name: {"bytes": file.bytes, "sha256": file.sha256, **({"stored": file.path} if file.path else {})}
-            for name, file in (self.files or {}).items()
+            for name, file in self.files.items()
         }
         kind = {"kind": self.kind} if self.kind else {}
         return {"fingerprint": self.fingerprint, **kind, **self.facts, "files": files}
@@ -77,10 +77,7 @@ class DeliveryServices:
 
 def read_mark(folder: Path) -> Mark | None:
     """Returns the folder's mark or its copy; None if the folder has no readable mark."""
-    texts = {name: small_content(folder / name) for name in MARKS}
-    contents = [verified(text) for text in texts.values()]
-    older = texts[METADATA]
-    contents += [without_digest(older)] if older else []
+    contents = (verified(small_content(folder / name)) for name in MARKS)
     return next((mark for content in contents if content and (mark := _mark(content))), None)
 
 
@@ -91,13 +88,13 @@ def _mark(content: Mapping[str, Any]) -> Mark | None:
             check_path(name): StoredFile(
                 check_path(file["stored"]) if "stored" in file else "", int(file["bytes"]), str(file["sha256"])
             )
-            for name, file in content.get("files", {}).items()
+            for name, file in content["files"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     if not isinstance(content.get("fingerprint"), str):
         return None
-    return Mark(content["fingerprint"], files if "files" in content else None, facts, str(content.get("kind", "")))
+    return Mark(content["fingerprint"], files, facts, str(content.get("kind", "")))
 
 
 def page_mark(base: Path, name: str) -> Mark | None:
@@ -116,8 +113,8 @@ def write_mark(folder: Path, mark: Mark) -> None:
 def unreadable_marks(folder: Path) -> list[str]:
     """Returns the names of the mark and its copy, if the folder has a mark and one of them is damaged or missing."""
     mark = read_mark(folder)
-    if mark is None or mark.files is None:
-        return [METADATA] if mark is None and has_mark(folder) else []
+    if mark is None:
+        return [METADATA] if has_mark(folder) else []
     return [name for name in MARKS if small_content(folder / name) != signed(mark.to_json())]
 
 
@@ -181,7 +178,7 @@ def check_delivered(folder: Path, file_option: str) -> None:
         what = f"the model has a damaged {METADATA}, so its files cannot be checked"
         fix = f"run `amalgam run{file_option}`, which writes it again; if the model is yours, delete {marks}"
         raise ModelError(what, where=str(folder.absolute()), fix=fix)
-    damaged = faults(folder, mark.files) if mark and mark.files else {}
+    damaged = faults(folder, mark.files) if mark else {}
     if damaged:
         name, fault = next(iter(damaged.items()))
         more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
@@ -241,7 +238,7 @@ def deliver(services: DeliveryServices, target: Path, mark: Mark) -> None:
 
     Where they were delivered before, damaged ones are copied again.
     """
-    present, files = read_mark(target), mark.files or {}
+    present, files = read_mark(target), mark.files
     originals = services.store.verified_paths(files.values())
     if present is None and has_mark(target) and is_copy_of(target, files):
         services.note(f"{_shown(target / METADATA)} was damaged, and so was its copy; it is written again")
@@ -249,7 +246,7 @@ def deliver(services: DeliveryServices, target: Path, mark: Mark) -> None:
             set_aside(services.store, target / name)
         write_mark(target, mark)
         return
-    if present is not None and present.fingerprint == mark.fingerprint and present.files in (None, mark.files):
+    if present is not None and present.fingerprint == mark.fingerprint and present.files == files:
         mend(services, target, files, faults(target, files, services.digest_of))
         write_mark(target, mark)
         return
@@ -266,7 +263,7 @@ def deliver(services: DeliveryServices, target: Path, mark: Mark) -> None:
 
 
 def _has_originals(store: Store, mark: Mark) -> bool:
-    originals = [file.path for file in (mark.files or {}).values() if file.path]
+    originals = [file.path for file in mark.files.values() if file.path]
     return len(store.backend.sizes(originals)) == len(set(originals))
 
 
@@ -326,7 +323,7 @@ def deliver_page(
     make_folder(folder)
     with alone_in(folder):
         present = read_mark(marks)
-        changed = faults(folder, present.files or {}) if present else {}
+        changed = faults(folder, present.files) if present else {}
         for file, text in texts.items():
             if small_content(folder / file) == text:
                 continue
@@ -362,7 +359,7 @@ def _put_in_place(temporary: Path, target: Path, replaced: list[Path]) -> None:
 def _set_replaced_aside(services: DeliveryServices, earlier: Path, target: Path, taken: Collection[str]) -> None:
     """Moves files that a user has changed or added to quarantine."""
     mark = read_mark(earlier)
-    changed = faults(earlier, mark.files or {}) if mark else {}
+    changed = faults(earlier, mark.files) if mark else {}
     for name in (*taken, *changed):
         if os.path.lexists(earlier / name):
             where = set_aside(services.store, earlier / name)
@@ -399,8 +396,7 @@ def files_of_user(folder: Path) -> list[str]:
     mark = read_mark(folder)
     if mark is None:
         return []
-    ours, is_old = {*MARKS, *(mark.files or {})}, mark.files is None
-    return [path for path in _entries(folder) if path not in ours and not (is_old and IN_UNIT.fullmatch(path))]
+    return [path for path in _entries(folder) if path not in {*MARKS, *mark.files}]
 
 
 def _entries(folder: Path) -> Iterator[str]:

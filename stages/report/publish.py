@@ -112,7 +112,7 @@ def _check_file(base: Path, page: str, suffix: str, *, marked: bool) -> None:
     name = page + suffix
     target, mark = base / REPORTS / name, page_mark(base, page) if marked else None
     refuse_links(base, target)
-    written = (mark.files or {}).get(name) if mark else None
+    written = mark.files.get(name) if mark else None
     if target.exists() and not _is_ours(target) and not (written and target.stat().st_size == written.bytes):
         what = f"{REPORTS}/{name} exists and was not made by amalgam"
         raise ExperimentError(what, where=str(target), fix="move it away, or choose another student.name")

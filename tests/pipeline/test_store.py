@@ -19,6 +19,7 @@ from amalgam.pipeline.storage import local
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.pipeline.storage.facts import DECLARED, FactTypes
 from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.small_files import signed
 from amalgam.pipeline.storage.store import LAYOUT, MANIFEST, MARK, Record, Store, StoredFile, canonical_record
 from amalgam.tests.pipeline.crashing import fork, wait
 
@@ -469,8 +470,10 @@ def test_a_workspace_of_another_layout_is_refused_with_the_way_out(tmp_path: Pat
     assert f"layout {LAYOUT - 1}" in refusal(store)
 
 
-def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "HEAD.json").write_text(json.dumps({"read-corpus": {"fingerprint": "f" * 20, "overrides": {}}}))
+@pytest.mark.parametrize("layout", [{}, {"layout": LAYOUT}])  # the second lacks its digest alone
+def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(tmp_path: Path, layout: dict[str, int]) -> None:
+    head = {**layout, "read-corpus": {"fingerprint": "f" * 20, "overrides": {}}}
+    (tmp_path / "HEAD.json").write_text(json.dumps(head))
     assert "neither empty nor a workspace" in refusal(Store(tmp_path))
     with pytest.raises(ExperimentError):
         Store(tmp_path).claim()
@@ -481,7 +484,7 @@ def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(tmp_path: Path)
 def test_a_workspace_without_a_readable_mark_is_known_by_its_head(tmp_path: Path, content: bytes | None) -> None:
     store = Store(tmp_path)
     entry = {"fingerprint": "f" * 20, "overrides": {}}
-    (tmp_path / "HEAD.json").write_text(json.dumps({"layout": LAYOUT, "read-corpus": entry}))
+    (tmp_path / "HEAD.json").write_bytes(signed({"layout": LAYOUT, "read-corpus": entry}))
     if content is not None:
         (tmp_path / MARK).write_bytes(content)
     store.check_workspace()

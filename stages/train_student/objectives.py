@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from amalgam.data.arrays import RowNumbers
-from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
+from amalgam.pipeline.config.schema import Objective
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.inference.batches import mean_over_tokens
 from amalgam.stages.common.inference.states import in_blocks
-from amalgam.stages.common.training.losses import Batch, Objective
+from amalgam.stages.common.training.losses import Batch, Loss
 
 HEADS = 8
 """Attention heads of a Strata; fewer if they do not divide the width."""
@@ -38,8 +38,8 @@ GUARD = 1.0
 
 @dataclass(frozen=True)
 class ObjectiveContext:
-    config: ObjectiveConfig
-    targets: Objective
+    config: Objective
+    targets: Loss
     """The loss on the targets alone."""
     states: Sequence[States]
     """Each teacher's states of the training texts, in their order."""
@@ -55,11 +55,11 @@ class ObjectiveContext:
         return [states.width for states in self.states]
 
 
-Phases = Sequence[tuple[str, Objective]]
+Phases = Sequence[tuple[str, Loss]]
 """Phases of a training by name; a single phase has no name."""
 
 
-class StateLearning(Objective, nn.Module):
+class StateLearning(Loss, nn.Module):
     """Adds the teachers' states [B, T, blocks, W] to each batch; subclasses define the loss."""
 
     reads_states: ClassVar[bool] = True

@@ -261,7 +261,7 @@ def _training(run: Run, manifest: Record) -> TrainingSummary:
 
 def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts, UnknownStates | None]:
     from amalgam.stages.common.training.loop import training_of
-    from amalgam.stages.common.training.losses import targets_objective
+    from amalgam.stages.common.training.losses import targets_loss
     from amalgam.stages.train_student import training
 
     student, objective = run.experiment.student, objective_inputs(run.experiment)
@@ -270,7 +270,7 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     validation = _validation(run, new, facts["labels"])
     texts = load.tokenized_buckets(run, part, new, ["key"])
     data = training.targeted(texts, read_targets(run), held_out=held_out_share(run), unused=load.excluded_texts(run))
-    targets = targets_objective(facts)
+    targets = targets_loss(facts)
     if validation:
         selection = _by_accuracy(validation, new.pad_id)
     else:

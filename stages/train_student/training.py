@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from amalgam.data.arrays import unknown_score
 from amalgam.data.parquet import key_array, matrix
 from amalgam.data.tokens import Ids, Ragged, TokenRows
-from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
+from amalgam.pipeline.config.schema import Objective
 from amalgam.pipeline.errors import ExperimentError, ModelError, WorkError
 from amalgam.stages.build_targets.stage import TargetFacts
 from amalgam.stages.common.cached.read import States
@@ -32,7 +32,7 @@ from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.models.unknown import UnknownStates
 from amalgam.stages.common.training.batches import BucketArrays, Examples, TrainingData, split
 from amalgam.stages.common.training.loop import TrainingSettings
-from amalgam.stages.common.training.losses import Objective, WeightedKL
+from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.stages.common.training.run import FEWEST_TO_SELECT, Selection, TrainingServices, learn, negative_loss
 from amalgam.stages.common.training.schedule import PhasedFacts, TrainingFacts, UnknownThreshold
 from amalgam.stages.make_embeddings.search import SpecialTokens, check_reads_embeddings, fit_projection
@@ -59,10 +59,8 @@ def train(  # noqa: PLR0913 - the training's inputs, by name
 ) -> TrainingFacts:
     """Trains the student in place; returns the facts of the last phase, with those of all if there are several."""
     results = {
-        name: learn(
-            services, new, examples, settings, selection, checkpoint / name, objective, keep=bool(name), phase=name
-        )
-        for name, objective in phases
+        name: learn(services, new, examples, settings, selection, checkpoint / name, loss, keep=bool(name), phase=name)
+        for name, loss in phases
     }
     last = list(results.values())[-1]
     if len(results) == 1:
@@ -147,20 +145,20 @@ def targeted(
     return split((read(*bucket, own) for bucket, own in zip(texts, targets, strict=True)), held_out, unused)
 
 
-def selection(data: TrainingData, pad_id: int, objective: Objective, facts: TargetFacts) -> Selection:
+def selection(data: TrainingData, pad_id: int, loss: Loss, facts: TargetFacts) -> Selection:
     """Returns how checkpoints are selected without validation texts."""
     gold = "gold labels among them" if facts["gold"] else "no labels used"
     source = f"held-out targets, {gold}" if data.held_out else "the targets themselves"
     scored = data.held_out or data.learn.first(FEWEST_TO_SELECT)  # nothing is selected without held-out texts
     name = f"{SCORE_NAMES.get(facts['objective'], 'KL to')} {source}"
-    return Selection(name, negative_loss(scored, pad_id, objective), len(data.held_out or ()))
+    return Selection(name, negative_loss(scored, pad_id, loss), len(data.held_out or ()))
 
 
 def objective_phases(  # noqa: PLR0913 - the fields of the context, by name
-    config: ObjectiveConfig,
+    config: Objective,
     new: NewClassifier,
     states: Sequence[States],
-    targets: Objective,
+    targets: Loss,
     *,
     seed: int,
     confidence: np.ndarray[Any, Any] | None,
@@ -220,7 +218,7 @@ def projected_embeddings(
 
 
 def split_embeddings(
-    embeddings: torch.Tensor, targets: torch.Tensor, objective: WeightedKL, *, held_out: float
+    embeddings: torch.Tensor, targets: torch.Tensor, loss: WeightedKL, *, held_out: float
 ) -> tuple[Examples, Selection]:
     """Returns the embeddings to learn from, and how checkpoints are selected without validation texts."""
     is_held_out = np.random.default_rng(0).random(len(targets)) < held_out
@@ -230,16 +228,16 @@ def split_embeddings(
     examples = Examples(ids, None, targets[learned].numpy(), weights, embeddings[learned])
     source = "held-out pseudo embeddings" if is_held_out.any() else "the pseudo embeddings themselves"
     rows = torch.from_numpy(is_held_out) if is_held_out.any() else learned
-    score = partial(_negative_loss, embeddings[rows], targets[rows], objective)
+    score = partial(_negative_loss, embeddings[rows], targets[rows], loss)
     name = f"KL to the teachers on {source}, no labels used"
     return examples, Selection(name, score, int(is_held_out.sum()))
 
 
-def _negative_loss(embeddings: torch.Tensor, targets: torch.Tensor, objective: WeightedKL, model: Any) -> float:
+def _negative_loss(embeddings: torch.Tensor, targets: torch.Tensor, loss: WeightedKL, model: Any) -> float:
     device, total = next(model.parameters()).device, 0.0
     with torch.no_grad():
         for inputs, predicted in zip(torch.split(embeddings, SCORED), torch.split(targets, SCORED), strict=True):
             logits = model(inputs_embeds=inputs.to(device)).logits.double().cpu()
             weights = torch.ones(len(logits), dtype=torch.float64)
-            total += float(objective(logits, {"targets": predicted.double(), "weights": weights}).sum())
+            total += float(loss(logits, {"targets": predicted.double(), "weights": weights}).sum())
     return -total / len(targets)

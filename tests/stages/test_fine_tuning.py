@@ -32,7 +32,7 @@ from amalgam.stages.common.training.loop import (
     dropout_seed,
     learning_rate,
 )
-from amalgam.stages.common.training.losses import Objective, WeightedKL
+from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import quiet_environment, run_ranks
 
@@ -102,7 +102,7 @@ def run_of(
     *,
     examples: Examples | None = None,
     watch: Watch | None = None,
-    objective: Objective | None = None,
+    objective: Loss | None = None,
     score: Any = None,
     dtype: str = "auto",
     select: bool = True,
@@ -232,7 +232,7 @@ def test_every_trainable_weight_changes_and_a_frozen_one_does_not(tmp_path: Path
     assert all(weight.grad is None for weight in model.parameters())
 
 
-class Scaled(Objective, torch.nn.Module):
+class Scaled(Loss, torch.nn.Module):
     """An objective with a weight of its own."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.training import checkpoint
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, TrainingRun, TrainingSettings
-from amalgam.stages.common.training.losses import Objective, WeightedKL
+from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import flip_bit, quiet_environment
 
@@ -82,7 +82,7 @@ def train(
     training: TrainingSettings = PLAIN,
     *,
     watch: Watch | None = None,
-    objective: Objective | None = None,
+    objective: Loss | None = None,
     examples: Examples | None = None,
     sign: int = 1,
     keep: bool = False,
@@ -250,7 +250,7 @@ def test_a_signed_checkpoint_of_other_content_is_skipped(tmp_path: Path, changes
     assert any("skipped" in note for note in result.notes)
 
 
-class NotANumber(Objective):
+class NotANumber(Loss):
     """WeightedKL, but for some of its calls; with accumulate 2, each step makes two."""
 
     def __init__(self, *calls: int) -> None:

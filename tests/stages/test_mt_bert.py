@@ -13,12 +13,11 @@ import torch
 
 from amalgam.data.keys import LabelSpace, union_of
 from amalgam.data.tokens import encode
-from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
-from amalgam.pipeline.config.schema import Targets
+from amalgam.pipeline.config.schema import Objective, Targets
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import TrainingRun, TrainingSettings
-from amalgam.stages.common.training.losses import MTBertLoss, targets_objective
+from amalgam.stages.common.training.losses import MTBertLoss, targets_loss
 from amalgam.stages.target_methods import TargetBatch, TargetInputs, TeacherPredictions, target_method
 from amalgam.stages.train_student.objectives import MTBertObjective, ObjectiveContext
 from amalgam.tests.stages.tiny_models import tiny
@@ -98,7 +97,7 @@ def test_the_loss_is_the_teachers_cross_entropy_at_t_and_the_golds_at_one() -> N
     assert MTBertLoss(2.0)(logits, settings).tolist() == pytest.approx([2 * wanted])
     plain = -1.2 * math.log(0.25) - 0.4 * math.log(0.75) - math.log(0.75)
     assert MTBertLoss()(logits, settings).tolist() == pytest.approx([2 * plain])
-    assert targets_objective({"student_temperature": 2.0, "objective": "mt-bert", "columns": []}) == MTBertLoss(2.0)
+    assert targets_loss({"student_temperature": 2.0, "objective": "mt-bert", "columns": []}) == MTBertLoss(2.0)
 
 
 def states(values: Any) -> States:
@@ -109,7 +108,7 @@ def states(values: Any) -> States:
 
 
 def led(teachers: list[States], *, width: int, layers: int, **settings: Any) -> MTBertObjective:
-    return MTBertObjective(ObjectiveContext(ObjectiveConfig(name="mt-bert", **settings), MTBertLoss(), teachers, width))
+    return MTBertObjective(ObjectiveContext(Objective(name="mt-bert", **settings), MTBertLoss(), teachers, width))
 
 
 def test_each_block_is_led_to_every_teachers_through_a_map_of_its_own() -> None:

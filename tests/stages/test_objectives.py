@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from amalgam.stages.common.training.losses import RestrictedKL, WeightedKL, targets_objective
+from amalgam.stages.common.training.losses import RestrictedKL, WeightedKL, targets_loss
 from amalgam.stages.target_methods import LossFacts
 
 
@@ -51,5 +51,5 @@ def test_uhc_is_least_where_the_student_agrees_with_every_teacher() -> None:
 
 def test_the_targets_say_by_which_objective_they_are_learned() -> None:
     facts: LossFacts = {"student_temperature": 2.0, "columns": [[0, 1], [2]], "objective": "restricted"}
-    assert targets_objective(facts) == RestrictedKL([[0, 1], [2]], 2.0)
-    assert targets_objective({**facts, "objective": "kl"}) == WeightedKL(2.0)
+    assert targets_loss(facts) == RestrictedKL([[0, 1], [2]], 2.0)
+    assert targets_loss({**facts, "objective": "kl"}) == WeightedKL(2.0)

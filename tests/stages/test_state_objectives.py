@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
+from amalgam.pipeline.config.schema import Objective
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.losses import LogitMSE, WeightedKL
@@ -40,7 +40,7 @@ def states(values: Any, lengths: list[int] | None = None) -> States:
 
 
 def setting(teachers: list[States], *, width: int, layers: int = 1, **settings: Any) -> ObjectiveContext:
-    return ObjectiveContext(ObjectiveConfig(**settings), WeightedKL(), teachers, width)
+    return ObjectiveContext(Objective(**settings), WeightedKL(), teachers, width)
 
 
 def fill(module: torch.nn.Module, **values: Any) -> None:

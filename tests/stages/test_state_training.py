@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
+from amalgam.pipeline.config.schema import Objective
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, TrainingRun, TrainingSettings
-from amalgam.stages.common.training.losses import Objective, WeightedKL
+from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext
 from amalgam.tests.stages.tiny_models import tiny
 
@@ -53,7 +53,7 @@ def some_examples() -> Examples:
 
 def objective_of(way: str) -> Any:
     """Three teachers of other widths than the student's; states of two blocks."""
-    settings, draw = ObjectiveConfig(**WAYS[way]), np.random.default_rng(1)
+    settings, draw = Objective(**WAYS[way]), np.random.default_rng(1)
     lengths = some_examples().lengths if settings.states == "tokens" else np.ones(TEXTS, np.int64)
     starts, place = np.cumsum(lengths) - lengths, np.zeros(TEXTS, np.int64)
     arrays = [draw.normal(size=(int(lengths.sum()), 2, width)).astype(np.float16) for width in (8, 32, 20)]
@@ -67,7 +67,7 @@ def objective_of(way: str) -> Any:
 def train(
     model: Any,
     folder: Path,
-    objective: Objective,
+    objective: Loss,
     training: TrainingSettings = PLAIN,
     *,
     stop_after: int = 0,

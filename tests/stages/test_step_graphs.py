@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from amalgam.stages.common.training import loop, step_graphs
-from amalgam.stages.common.training.losses import Objective, RestrictedKL, WeightedKL
+from amalgam.stages.common.training.losses import Loss, RestrictedKL, WeightedKL
 from amalgam.stages.common.training.step_graphs import Recorded, StepGraphs, Tensors, graph_width
 from amalgam.tests.stages.test_fine_tuning import PLAIN, Watch, run_of, tiny_bert, train
 
@@ -193,7 +193,7 @@ def test_many_tokens_and_long_texts_are_not_recorded(monkeypatch: pytest.MonkeyP
     [(WeightedKL(), "cuda", True), (WeightedKL(), "cpu", False), (RestrictedKL([[0], [1]]), "cuda", False)],
 )
 def test_graphs_are_for_gpus_and_losses_of_fixed_steps(
-    objective: Objective, device: str, recorded: bool, tmp_path: Path
+    objective: Loss, device: str, recorded: bool, tmp_path: Path
 ) -> None:
     run = run_of(tiny_bert(), tmp_path, objective=objective, cpu=True)
     assert run.graphs is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from amalgam.pipeline.config.schema import Objective as ObjectiveConfig
+from amalgam.pipeline.config.schema import Objective
 from amalgam.stages.common.training.losses import WeightedKL
 from amalgam.stages.train_student.objectives import GUARD, ObjectiveContext, Strata, StrataNetObjective
 from amalgam.tests.stages.test_state_objectives import KL, SURE, batch, fill, states
@@ -99,7 +99,7 @@ def objective(
     teachers: Any, confidence: Any, *, width: int = 2, guard: float = GUARD, **settings: Any
 ) -> StrataNetObjective:
     """`teachers`: the states of each, [texts, blocks, W]."""
-    overrides = ObjectiveConfig(name="stratanet", **settings)
+    overrides = Objective(name="stratanet", **settings)
     kept = [states(one) for one in teachers]
     shares = np.asarray(confidence, np.float64)
     return StrataNetObjective(ObjectiveContext(overrides, WeightedKL(), kept, width, 2, shares), guard).double()

@@ -39,7 +39,7 @@ from amalgam.stages.common.models.model_folder import end_token, reads_padding
 from amalgam.stages.common.training import checkpoint as checkpoints
 from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share
 from amalgam.stages.common.training.checkpoint import Checkpoint
-from amalgam.stages.common.training.losses import Batch, Objective, WeightedKL
+from amalgam.stages.common.training.losses import Batch, Loss, WeightedKL
 from amalgam.stages.common.training.schedule import FitFacts, Schedule, ScoredStep
 from amalgam.stages.common.training.step_graphs import RECORDED_MODELS, StepGraphs, graph_width
 
@@ -115,7 +115,7 @@ class _State(TypedDict):
 class _Learner(nn.Module):
     """Model and objective as one module, so both are moved, averaged, clipped and saved in the same way."""
 
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
+    def __init__(self, model: nn.Module, objective: Loss) -> None:
         super().__init__()
         self.model, self.objective = model, objective
 
@@ -160,7 +160,7 @@ class TrainingRun:
     checkpoint: Path
     stop: Callable[[], bool]
     on_step: Callable[[int, int, float], None]
-    objective: Objective = field(default_factory=WeightedKL)
+    objective: Loss = field(default_factory=WeightedKL)
     cpu: bool = False
     dtype: str = "auto"
     keep: bool = False

@@ -1,4 +1,4 @@
-"""Objectives that a training minimises: the interface, and the losses on the targets, which read logits alone."""
+"""Losses that a training minimises: the interface, and the losses on the targets, which read logits alone."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Batch = dict[str, torch.Tensor]
 """The encoder's inputs, targets, weights, rows and the tensors of `extra_batch`."""
 
 
-class Objective:
-    """A loss per row. The parameters of an objective that is also an nn.Module are trained with the model's."""
+class Loss:
+    """A loss per row. The parameters of a loss that is also an nn.Module are trained with the model's."""
 
     reads_states: ClassVar[bool] = False
     """The loss reads batch["states"], a tuple of the student's states [B, T, W], one per layer without embeddings."""
@@ -43,7 +43,7 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class WeightedKL(Objective):
+class WeightedKL(Loss):
     """weight * T^2 * KL(target || softmax(logits / T)); equals cross-entropy for one-hot targets at T = 1."""
 
     recordable = True
@@ -56,7 +56,7 @@ class WeightedKL(Objective):
 
 
 @dataclass(frozen=True)
-class RestrictedKL(Objective):
+class RestrictedKL(Loss):
     """UHC: T^2 times the sum over teachers of KL(teacher || student restricted to that teacher's labels).
 
     Targets are the concatenated distributions of the teachers; `columns` has each teacher's labels in the union.
@@ -75,7 +75,7 @@ class RestrictedKL(Objective):
 
 
 @dataclass(frozen=True)
-class LogitMSE(Objective):
+class LogitMSE(Loss):
     """Shen et al. 2019: weight * the mean squared difference from the concatenated logits of all teachers.
 
     A label that several teachers share is compared with each of them.
@@ -90,7 +90,7 @@ class LogitMSE(Objective):
 
 
 @dataclass(frozen=True)
-class MTBertLoss(Objective):
+class MTBertLoss(Loss):
     """MT-BERT: weight * (CE(teachers' weighted sum at t, softmax(logits / t)) + CE(gold, softmax(logits))).
 
     Targets are the concatenation of that sum and the one-hot gold label.
@@ -105,9 +105,9 @@ class MTBertLoss(Objective):
         return -batch["weights"] * (from_teachers + (gold * log_softmax(logits, dim=-1)).sum(dim=-1))
 
 
-def targets_objective(facts: LossFacts) -> Objective:
+def targets_loss(facts: LossFacts) -> Loss:
     temperature, columns = float(facts["student_temperature"]), facts["columns"]
-    losses: dict[str, Objective] = {
+    losses: dict[str, Loss] = {
         "kl": WeightedKL(temperature),
         "restricted": RestrictedKL(columns, temperature),
         "scores": LogitMSE(columns),

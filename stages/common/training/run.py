@@ -31,7 +31,7 @@ from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.checkpoint_files import LOGS, log_digest, write_log_digest
 from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingRun, TrainingSettings, learning_rate
-from amalgam.stages.common.training.losses import Objective, WeightedKL
+from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.stages.common.training.schedule import TrainingFacts
 
 EVERY_STEPS = 10
@@ -88,7 +88,7 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
     training: TrainingSettings,
     selection: Selection,
     checkpoint: Path,
-    objective: Objective | None = None,
+    objective: Loss | None = None,
     *,
     keep: bool = False,
     phase: str = "",
@@ -146,14 +146,14 @@ def accuracy_on(examples: Examples, pad_id: int) -> Score:
     return lambda model: float((_logits(model, examples, pad_id).argmax(axis=1) == gold).mean())
 
 
-def negative_loss(examples: Examples, pad_id: int, objective: Objective) -> Score:
+def negative_loss(examples: Examples, pad_id: int, loss: Loss) -> Score:
     """Returns a score: minus the mean loss on the targets, without the terms on hidden states."""
 
     def score(model: Any) -> float:
         arrays = _logits(model, examples, pad_id), examples.targets, examples.weights
         logits, targets, weights = (torch.from_numpy(array.astype(np.float64)) for array in arrays)
         with torch.no_grad():
-            return -float(objective(logits, {"targets": targets, "weights": weights}).mean())
+            return -float(loss(logits, {"targets": targets, "weights": weights}).mean())
 
     return score
 

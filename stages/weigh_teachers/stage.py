@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from amalgam.data.arrays import Array, Keys, top_margin
 from amalgam.data.keys import text_key
@@ -58,7 +58,7 @@ class WeightConfig(TypedDict):
     targets: WeightSettings
 
 
-class BlockFacts(TypedDict):
+class BlockSums(TypedDict):
     """Sums over the texts of a block."""
 
     texts: int
@@ -80,7 +80,7 @@ class WeighTeachers(Stage):
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
-    facts = FactTypes(WeightFacts, BlockFacts, config=WeightConfig)
+    facts = FactTypes(WeightFacts, BlockSums, config=WeightConfig)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and target_method(experiment.targets).weighs_together
@@ -133,11 +133,11 @@ class WeighTeachers(Stage):
         return float(sum(unit.size for unit in units))
 
     def run_unit(self, run: Run, unit: Unit) -> None:
-        block: Block = unit.payload
+        block: TextBlock = unit.payload
         is_first = not block.start
         texts, checks = Texts.of(run, block), WeightFacts(notes=[])
         fitted = Fitted() if is_first else _fitted(run, unit.folder)
-        weighed, largest, evidence = _weigh(run, texts, fitted, checks)
+        weighed, evidence = _weigh(run, texts, fitted, checks)
         weights, labelled, labelled_weights = weighed.weights, _labelled(run, texts.keys), None
         if labelled is not None:
             if is_first:
@@ -145,10 +145,10 @@ class WeighTeachers(Stage):
             else:
                 weights = _corrected(weighed, fitted.scope("labels"))
             weights = with_known(weights, labelled.rows, labelled.has_label)
-        facts = BlockFacts(
+        facts = BlockSums(
             texts=len(weights),
             weights=weights.sum(axis=0).tolist(),
-            largest=largest,
+            largest=float(weigh.largest_sums(weighed.weights, weighed.predicted).sum()),
             moved=int((weights.argmax(axis=1) != weighed.weights.argmax(axis=1)).sum()),
             unclear=0 if evidence is None else int((evidence < UNCLEAR).sum()),
         )
@@ -209,7 +209,7 @@ class WeighTeachers(Stage):
 
 
 @dataclass(frozen=True)
-class Block:
+class TextBlock:
     """Neighbouring buckets of training texts; build-targets has the same ones."""
 
     buckets: tuple[Bucket, ...]
@@ -217,15 +217,15 @@ class Block:
     """The number of texts before it."""
 
 
-def _blocks(run: Run) -> list[Block]:
+def _blocks(run: Run) -> list[TextBlock]:
     return _blocks_of(run, load.train_part(run).texts_digest)
 
 
 @once
-def _blocks_of(run: Run, _digest: str) -> list[Block]:
+def _blocks_of(run: Run, _digest: str) -> list[TextBlock]:
     groups = list(neighbouring_buckets(load.train_part(run).buckets))
     ends = np.cumsum([sum(bucket.rows for bucket in group) for group in groups]).tolist()
-    return [Block(group, start) for group, start in zip(groups, [0, *ends], strict=False)]
+    return [TextBlock(group, start) for group, start in zip(groups, [0, *ends], strict=False)]
 
 
 @dataclass(frozen=True)
@@ -238,22 +238,15 @@ class Texts:
     """The number of texts before the block that they are from."""
 
     @classmethod
-    def of(cls, run: Run, block: Block) -> Texts:
+    def of(cls, run: Run, block: TextBlock) -> Texts:
         return cls(keys_of(run, block.buckets), [bucket.prefix for bucket in block.buckets], block.start)
 
 
-class Estimate(NamedTuple):
-    """The estimate without labels."""
+def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[Weighed, Array | None]:
+    """Returns the weights of these texts without labels, and the largest scaled evidence of a teacher on each text.
 
-    weighed: Weighed
-    largest: float
-    """Sum of each text's largest sum of weights for one label."""
-    evidence: Array | None
-    """The largest scaled evidence of a teacher on each text; None: no kinds of evidence were used."""
-
-
-def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Estimate:
-    """Returns the weights of these texts; on the first block it adds its numbers to `fitted` and `facts`."""
+    The evidence is None if no kinds of evidence were used. The first block adds its numbers to `fitted` and `facts`.
+    """
     targets, label_sets = run.experiment.targets, LabelSets.of(load.label_space(run))
     answers = answer_signals(run, texts.prefixes, texts.keys)
     shares: Array | None = None
@@ -279,8 +272,7 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> Estima
     if estimated is not None:
         facts["shares"] = dict(zip(load.label_space(run).columns, estimated.round(4).tolist(), strict=True))
     kinds = [label_sets.by_teacher(kind) for kind in kinds]
-    largest = float(weigh.largest_sums(weights, answers.labels).sum())
-    return Estimate(Weighed(weights, kinds, answers.labels, spaces), largest, largest_evidence)
+    return Weighed(weights, kinds, answers.labels, spaces), largest_evidence
 
 
 def _note_on_unclear(unclear: int, texts: int) -> str:
@@ -353,7 +345,7 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
     """
     reused, parts = replace(fitted, is_reused=True), [(texts, PartlyLabelled(**vars(weighed), **vars(labelled)))]
     for others, labels in _labelled_elsewhere(run):
-        own = _weigh(run, others, reused, WeightFacts(notes=[])).weighed
+        own, _ = _weigh(run, others, reused, WeightFacts(notes=[]))
         parts.append((others, PartlyLabelled(**vars(own), **vars(labels))))
     first, *rest = [own for _, own in parts]
     fit = fit_labels(first, rest, len(load.label_space(run).names))

@@ -33,16 +33,16 @@ from amalgam.stages.registry import STAGES
 from amalgam.stages.train_teachers.stage import encoders_of
 
 
-class Row(NamedTuple):
+class CheckResult(NamedTuple):
     check: str
     result: str
     fix: str = ""
     ok: bool = True
 
 
-def diagnose(config: Path, overrides: list[str]) -> Iterator[Row]:
+def diagnose(config: Path, overrides: list[str]) -> Iterator[CheckResult]:
     """Yields a row for each check; of a library that cannot be imported one row, not those of all checks with it."""
-    yield Row("python", platform.python_version())
+    yield CheckResult("python", platform.python_version())
     libraries = [
         row
         for library, version in library_versions().items()
@@ -59,20 +59,20 @@ def _device() -> str:
     return f"{device}, {dtype_for(device)}"
 
 
-def _experiment(config: Path, overrides: list[str]) -> Iterator[Row]:
+def _experiment(config: Path, overrides: list[str]) -> Iterator[CheckResult]:
     """Yields a check of the file and of each input that it names; loads no weights and fetches no texts."""
     if not config.exists() and config == DEFAULT_FILE:
-        yield Row("experiment", f"no {config.name} here", "amalgam init")
-        yield Row("disk", f"{size(shutil.disk_usage(Path.cwd()).free)} free")
+        yield CheckResult("experiment", f"no {config.name} here", "amalgam init")
+        yield CheckResult("disk", f"{size(shutil.disk_usage(Path.cwd()).free)} free")
         return
     try:
         run = open_run(config, overrides)
     except AmalgamError as error:
         is_store = "://" in (error.where or "")  # opening the run reads the workspace
-        yield Row("workspace" if is_store else "experiment", error.what, error.fix or "", ok=False)
+        yield CheckResult("workspace" if is_store else "experiment", error.what, error.fix or "", ok=False)
         return
-    yield Row("experiment", config.name)
-    yield Row("method", method_name(run.experiment))
+    yield CheckResult("experiment", config.name)
+    yield CheckResult("method", method_name(run.experiment))
     parts = sources_of(run.experiment)
     text_checks = [partial(check_texts, run, part=part) for part in parts]
     yield from _rows("texts", text_checks, f"{', '.join(parts)}: every local file has rows and its columns")
@@ -81,7 +81,7 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Row]:
     label_checks = [partial(load.check_unknown, run), partial(load.check_labels, run)]
     yield from _rows("labels", label_checks, f"labels: {labels}" if labels else "none given")
     yield from (row for row in _models(run) if row.ok or row[1:] not in {own[1:] for own in teachers})
-    yield from (Row("max_tokens", note) for note in checks.limit_notes(run))
+    yield from (CheckResult("max_tokens", note) for note in checks.limit_notes(run))
     folder_checks = [partial(checks.check_folder, run, stage) for stage in STAGES]
     yield from _rows("folders", folder_checks, "results can be written next to the experiment file")
     yield from _rows("workspace", [partial(_workspace, run)])
@@ -91,7 +91,7 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[Row]:
     yield from _rows("disk", [partial(checks.check_space, run, ())])
 
 
-def _rows(name: str, inspections: Iterable[Callable[[], object]], result: str = "") -> list[Row]:
+def _rows(name: str, inspections: Iterable[Callable[[], object]], result: str = "") -> list[CheckResult]:
     """Returns a row for each different fault; without one, a row with the result, by default that of the last check."""
     rows = []
     for check in inspections:
@@ -103,15 +103,15 @@ def _rows(name: str, inspections: Iterable[Callable[[], object]], result: str = 
             expected = expected_error(error)
             if expected is None:
                 raise
-            rows.append(Row(name, expected.what, expected.fix or "", ok=False))
+            rows.append(CheckResult(name, expected.what, expected.fix or "", ok=False))
         else:
             result = result or str(value)
-    return list(dict.fromkeys(rows)) or [Row(name, result)]
+    return list(dict.fromkeys(rows)) or [CheckResult(name, result)]
 
 
 def _model(
     name: str, find: Callable[[], ModelFiles], *further: Callable[[ModelFiles], object], result: str = ""
-) -> list[Row]:
+) -> list[CheckResult]:
     """Returns a row for each fault of a model; the other checks need its files."""
     files: list[ModelFiles] = []
     rows = _rows(name, [lambda: files.append(find())], result)
@@ -119,7 +119,7 @@ def _model(
     return _rows(name, [partial(check, files[0]) for check in further], result) if files else rows
 
 
-def _teachers(run: Run) -> Iterator[Row]:
+def _teachers(run: Run) -> Iterator[CheckResult]:
     """Finds every teacher, on the Hub too, and reads its labels; of trained ones the encoder."""
     experiment, find = run.experiment, Finder().find
     encoders = encoders_of(run).values() if experiment.train_teachers else ()
@@ -152,13 +152,13 @@ def _summary(run: Run) -> str:
     return "; ".join(filter(None, [*parts, similar_labels_note(own)]))
 
 
-def _models(run: Run) -> Iterator[Row]:
-    experiment, student, rows = run.experiment, run.experiment.student, list[Row]()
+def _models(run: Run) -> Iterator[CheckResult]:
+    experiment, student, rows = run.experiment, run.experiment.student, list[CheckResult]()
     if experiment.generate and experiment.generate.writes:
         rows += _rows("models", [partial(language_model_files, run)])
     if student.learns or experiment.corpus.test:
         rows += _model("models", partial(load.encoder_files, run, student, ENCODER), result=f"{student.encoder} found")
-    yield from [row for row in rows if not row.ok] or rows[-1:] or [Row("models", "none needed")]
+    yield from [row for row in rows if not row.ok] or rows[-1:] or [CheckResult("models", "none needed")]
 
 
 def _workspace(run: Run) -> str:

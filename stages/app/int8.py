@@ -60,7 +60,7 @@ class Speed(TypedDict):
     start_seconds: float
 
 
-class Agreement(TypedDict):
+class Int8Agreement(TypedDict):
     texts: int
     source: str
     same_label: float
@@ -69,7 +69,7 @@ class Agreement(TypedDict):
     accuracy_int8: float | None
 
 
-class Int8Facts(Agreement):
+class Int8Facts(Int8Agreement):
     speed: list[Speed]
 
 
@@ -196,7 +196,7 @@ def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts
     }
 
 
-def agreement(labels: Sequence[str], texts: ComparedTexts, expected: Array, quantised: Array) -> Agreement:
+def agreement(labels: Sequence[str], texts: ComparedTexts, expected: Array, quantised: Array) -> Int8Agreement:
     """Compares the student's labels of the texts, by number, with those of the int8 model."""
     names = {label: index for index, label in enumerate(labels)}
     gold = np.array([names.get(label or "", -1) for label in texts.gold], np.int64)

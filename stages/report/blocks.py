@@ -188,7 +188,7 @@ class StudentQuality(TypedDict):
     """Digest of the positions of these texts in the test part; None if they are all of it."""
     teachers: TeachersQuality
     rivals: list[types.RivalCounts]
-    coverage: types.Coverage
+    coverage: types.CoverageCurve
     lengths: list[LengthGroup]
     unknown: UnknownQuality | None
     """None if the student has no threshold."""
@@ -322,7 +322,7 @@ class TeacherChoice(TypedDict):
     """Texts that a teacher predicts right."""
 
 
-class Mixture(TypedDict):
+class TargetMixture(TypedDict):
     mean: dict[str, float]
     """By teacher: its mean weight."""
     largest: Histogram
@@ -352,7 +352,7 @@ class TargetQuality(TypedDict, total=False):
     labelled: int
     uncertainty: TeacherUncertainty | None
     choice: TeacherChoice
-    mixture: Mixture
+    mixture: TargetMixture
     disputed: list[DisputedText]
 
 

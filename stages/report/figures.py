@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from amalgam.stages.report.blocks import EvaluationBlock, Histogram, ReportJson, StudentQuality, UnknownQuality
-from amalgam.stages.report.verdict_types import Coverage
+from amalgam.stages.report.verdict_types import CoverageCurve
 
 WIDTH, HEIGHT = 360, 240
 
@@ -64,7 +64,7 @@ def _measure(numbers: ReportJson) -> str:
     return f"agreement with the {unlabelled['agreement']['reference']}" if unlabelled else "accuracy"
 
 
-def coverage_of(numbers: ReportJson) -> Coverage | None:
+def coverage_of(numbers: ReportJson) -> CoverageCurve | None:
     """Returns the coverage on the test texts, or on the training texts without labels; None without a student."""
     measured = (numbers["student_quality"] or numbers["unlabelled"]) if numbers["learns"] else None
     return measured["coverage"] if measured and measured["coverage"]["curve"] else None
@@ -116,7 +116,7 @@ def _is_spike(totals: Sequence[int]) -> bool:
     return any(totals) and max(totals) > MOST_IN_ONE_BIN * sum(totals)
 
 
-def coverage(measured: Coverage, unit: str) -> Markup | None:
+def coverage(measured: CoverageCurve, unit: str) -> Markup | None:
     """Draws accuracy by the share of texts that are answered, the most probable first; None for few texts."""
     rows = [row for row in measured["curve"] if row["n"] >= LEAST_TEXTS]
     if len(rows) < 2:

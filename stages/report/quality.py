@@ -28,7 +28,7 @@ from amalgam.stages.common.intervals import interval_of_auroc
 from amalgam.stages.report import blocks
 from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
 from amalgam.stages.report.evaluation import EvaluationInputs, Predictions, TestAnswers, calibration_bin, gold_indices
-from amalgam.stages.report.verdict_types import Coverage, Kind, RivalCounts, Threshold
+from amalgam.stages.report.verdict_types import CoverageCurve, Kind, RivalCounts, Threshold
 from amalgam.stages.target_methods import gives_label_distributions
 
 MOST_ERRORS, MOST_PAIRS, MOST_DISPUTED = 12, 15, 12
@@ -175,7 +175,7 @@ def _rival(name: str, kind: Kind, ours: Array, theirs: Array) -> RivalCounts:
     }
 
 
-def coverage(confidence: Array, right: Array) -> Coverage:
+def coverage(confidence: Array, right: Array) -> CoverageCurve:
     """Counts the texts that the student answers if it answers only above a probability, and those answered right."""
     order = np.argsort(-confidence, kind="stable")
     sums = np.cumsum(right[order])

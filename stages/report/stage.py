@@ -68,12 +68,12 @@ EVALUATION, FINDINGS, TEXTS_TO_LABEL = "evaluation.json", "findings.json", "to-l
 ZERO_SHOT, ZERO_SHOT_VERSION = "zero-shot", 1
 
 
-class Speed(TypedDict):
+class StudentSpeed(TypedDict):
     texts: int
     seconds: float
 
 
-class UnitFacts(TypedDict, total=False):
+class ReportUnitFacts(TypedDict, total=False):
     """The facts of the evaluation, if there are labelled test texts; of the similarities the words of each label."""
 
     scores: dict[str, float | None]
@@ -82,7 +82,7 @@ class UnitFacts(TypedDict, total=False):
     labels: dict[str, str]
 
 
-class ReportFacts(UnitFacts):
+class ReportFacts(ReportUnitFacts):
     method: str
     supervised: bool
     """Whether the student learned gold labels alone."""
@@ -91,7 +91,7 @@ class ReportFacts(UnitFacts):
 class ReportMade(Made):
     executed: NotRequired[list[str]]
     teacher_costs: NotRequired[list[TeacherCost]]
-    student: NotRequired[Speed | None]
+    student: NotRequired[StudentSpeed | None]
     date: NotRequired[str]
 
 
@@ -101,7 +101,7 @@ class Report(Stage):
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
-    facts = FactTypes(ReportFacts, UnitFacts, ReportMade)
+    facts = FactTypes(ReportFacts, ReportUnitFacts, ReportMade)
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         answers = ("cache-teachers",) if experiment.teacher_names else ()
@@ -282,7 +282,7 @@ def _print(run: Run, scores: Evaluation | None, findings: Findings, numbers: Rep
 # ---- inputs of the units
 
 
-def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Speed | None]:
+def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, StudentSpeed | None]:
     """Returns the evaluation and the student's speed with labelled test texts, else the texts to label as csv."""
     from amalgam.stages.report.quality import script_counts, target_quality
 
@@ -306,7 +306,7 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Speed 
     return scores, findings, to_label, speed
 
 
-def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, Speed | None]:
+def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, StudentSpeed | None]:
     """Evaluates every system on the labelled test texts, and describes the reported one."""
     from amalgam.stages.report.evaluation import evaluate_systems, ordinary_texts, predict_test
     from amalgam.stages.report.quality import rivals_of_selected, student_quality
@@ -331,7 +331,7 @@ def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, Speed |
     if selected:
         scores["selected"] = Selected(texts=selected, random=len(every.picked) - selected)
         quality["rivals"] = rivals_of_selected(every, inputs.labels, inputs.system)
-    return scores, quality, Speed(texts=len(answers.gold), seconds=round(answers.seconds, 3)) if learns else None
+    return scores, quality, StudentSpeed(texts=len(answers.gold), seconds=round(answers.seconds, 3)) if learns else None
 
 
 def _learned(run: Run, test: Part) -> types.LearnedTexts | None:

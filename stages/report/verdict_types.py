@@ -92,7 +92,7 @@ class Threshold(Answered):
     """Least probability of the answers."""
 
 
-class Coverage(TypedDict):
+class CoverageCurve(TypedDict):
     """Texts answered (`n`) and answered right, by least probability, and for the most probable n texts."""
 
     thresholds: list[Threshold]
@@ -166,7 +166,7 @@ class UnlabelledQuality(TypedDict):
     ensemble: int | None
     """Texts on which the ensemble has the same label."""
     labels: list[LabelShare]
-    coverage: Coverage
+    coverage: CoverageCurve
     """Agreement with the reference by least probability."""
     to_label: int
     """Texts in the file to label."""

@@ -218,20 +218,21 @@ def _leftovers(run: Run, entries: Sequence[FileInfo], records: Sequence[tuple[st
     with_records = {result_folder(inside) for inside, _ in records}
     old = {entry.path for entry in entries if _is_old(entry.modified)}
     for entry in entries:
-        parts = entry.path.split("/")
+        parts, kind = entry.path.split("/"), ""
         if entry.path in packs and not entry.packed:
-            if packs[entry.path] in old:
-                yield _row(entry.path, entry.bytes, "packed")
+            kind = "packed" if packs[entry.path] in old else ""
         elif entry.path not in old or entry.path in named:
             continue
         elif paths.is_unfinished(parts, roots, OTHER_FOLDERS):
-            yield _row(entry.path, entry.bytes, "temporary")
+            kind = "temporary"
         elif _is_quarantined(parts):
-            yield _row(entry.path, entry.bytes, "quarantined")
+            kind = "quarantined"
         elif paths.is_pack(parts, roots) or (paths.unit_of(parts, roots) and not _is_in_unit(parts, complete)):
-            yield _row(entry.path, entry.bytes, "orphan")
+            kind = "orphan"
         elif result_folder(entry.path) not in with_records and FAMILY_PATH.fullmatch(entry.path):
-            yield _row(entry.path, entry.bytes, "family")
+            kind = "family"
+        if kind:
+            yield _row(entry.path, entry.bytes, kind)
 
 
 def _is_quarantined(parts: Sequence[str]) -> bool:
@@ -353,8 +354,7 @@ def result_folder(path: str) -> str:
 
 def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
     """Returns the paths of HEAD's results, and of all units in the families and results of this experiment."""
-    results = dict(_head_results(run, records))
-    folders, texts = set[str](), set[str]()
+    results, folders = dict(_head_results(run, records)), set[str]()
     for state in plan(STAGES, run):
         stage = next(stage for stage in STAGES if stage.name == state.stage)
         if state.state == "current":
@@ -363,16 +363,17 @@ def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
             units = stage.units(run, run.store.folder(stage.name, state.fingerprint))
             folders |= {run.store.inside(unit.folder) for unit in units}
     kept = {f"{folder}/{name}" for folder in results for name in (MANIFEST, TIMING)}
-    for folder, manifest in results.items():
-        kept |= {file.path for file in manifest.files}
-        texts |= {file.sha256 for file in manifest.files} if folder.startswith("read-corpus/") else set()
+    kept |= {file.path for manifest in results.values() for file in manifest.files}
+    corpora = (manifest for folder, manifest in results.items() if folder.startswith("read-corpus/"))
+    buckets = {file.sha256 for manifest in corpora for file in manifest.files}
     # A manifest may share files with a result in use: it is no unit of it.
-    for inside, record in records:
-        if not inside.endswith(MANIFEST) and any(file.path in kept for file in record.files):
-            folders.add(inside.rpartition("/")[0])
-    for inside, record in records:
-        of_family = inside.rpartition("/")[0] in folders and not inside.endswith((MANIFEST, TIMING))
-        if of_family or (inside.startswith(f"{paths.CACHED_TOKENS}/") and record.facts.get("bucket") in texts):
+    committed = [(inside, record) for inside, record in records if not inside.endswith((MANIFEST, TIMING))]
+    folders |= {
+        inside.rpartition("/")[0] for inside, record in committed if any(file.path in kept for file in record.files)
+    }
+    for inside, record in committed:
+        has_tokens = inside.startswith(f"{paths.CACHED_TOKENS}/") and record.facts.get("bucket") in buckets
+        if has_tokens or inside.rpartition("/")[0] in folders:
             kept |= {inside, *(file.path for file in record.files)}
     return kept
 

@@ -81,9 +81,10 @@ class Setting:
     def evidence(self) -> Evidence:
         states = [own.astype(np.float32) for own in self.states]
         features = self.features.astype(np.float32)
-        density = neighbours.densities([features, *states], len(self.labels))
-        joint = neighbours.SideBySide.of([features, *states])
-        near = neighbours.similar(joint, NEIGHBOURS)
+        spaces = [features, *states]
+        density = neighbours.densities(spaces, len(self.labels), spaces, 0, is_relative=True)
+        joint = neighbours.SideBySide.of(spaces)
+        near = neighbours.similar(joint, NEIGHBOURS, joint, 0)
         kinds = weigh.kinds_of(list(self.answers.values()), density, self.names, Fitted())
         kinds = with_absence(kinds, self.answered, Fitted())
         return Evidence(kinds, self.answered, len(self.labels), near, spaces=joint.apart())
@@ -256,10 +257,8 @@ def write_setting(setting: Setting, path: Path) -> None:
     `signals` are the raw KINDS, `kinds` the standardised ones. `signal` is the scaled evidence, NaN where kinds do
     not agree. `near` has the places of neighbours.
     """
-    states = [own.astype(np.float32) for own in setting.states]
-    density = standard(
-        neighbours.densities([setting.features.astype(np.float32), *states], len(setting.labels)), Fitted()
-    )
+    spaces = [own.astype(np.float32) for own in (setting.features, *setting.states)]
+    density = standard(neighbours.densities(spaces, len(setting.labels), spaces, 0, is_relative=True), Fitted())
     kinds = [*setting.answers.values(), density, setting.names]
     nowhere = np.full((len(setting.gold), len(setting.teachers)), np.nan)
     about: dict[str, Any] = {name: getattr(setting, name) for name in ("name", "pool", "labels", "teachers", "layers")}
@@ -269,7 +268,7 @@ def write_setting(setting: Setting, path: Path) -> None:
         "kinds": np.stack(list(setting.evidence.kinds.values()), axis=2).astype(np.float32),
         "signal": (nowhere if signal is None else signal).astype(np.float32),
         "confidence": setting.answers["confidence"],
-        "near": neighbours.nearest(setting.features.astype(np.float32), NEIGHBOURS)[0],
+        "near": neighbours.nearest(spaces[0], NEIGHBOURS, spaces[0], 0)[0],
         **{name: getattr(setting, name) for name in ("gold", "features", "similarity")},
         "texts": packed(setting.texts),
     }

@@ -32,14 +32,16 @@ def signal_of(setting: Setting) -> Array | None:
     features, states = setting.features.astype(np.float32), [own.astype(np.float32) for own in setting.states]
     kinds = {
         "answers": together(list(setting.answers.values()), Fitted()),
-        "states": standard(np.stack([neighbours.density(own, CLOSEST) for own in states], axis=1), Fitted()),
+        "states": standard(np.stack([neighbours.density(own, CLOSEST, own, 0) for own in states], axis=1), Fitted()),
         "names": standard(setting.names, Fitted()),
     }
     kept = weigh.agreeing_kinds(kinds, WeightFacts(notes=[]))
     if kept is None:
         return None
     spaces = (features, neighbours.SideBySide.of([features, *states]))
-    nearest = [neighbours.nearest(space, max(NEIGHBOURS))[0][:, :count] for space in spaces for count in NEIGHBOURS]
+    nearest = [
+        neighbours.nearest(space, max(NEIGHBOURS), space, 0)[0][:, :count] for space in spaces for count in NEIGHBOURS
+    ]
     whole = together(list(kept.values()), Fitted())
     others = whole.sum(axis=1, keepdims=True) - whole
     factors = [_factor(own, others) if kind in OWN else 1.0 for kind, own in kept.items()]

@@ -173,7 +173,8 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, fitted: Fit
         [_Mapped(folder / f"{place}.npy", part) for place in range(teachers + 1)] for part in (rows, first)
     )
     targets, facts = Targets.model_validate(AMALGAM), WeightFacts(notes=[])
-    density = densities([spaces[-1], *spaces[:-1]], LABELS * teachers, [references[-1], *references[:-1]], rows.start)
+    own, first_own = [spaces[-1], *spaces[:-1]], [references[-1], *references[:-1]]
+    density = densities(own, LABELS * teachers, first_own, rows.start, is_relative=True)
     kinds = weigh.kinds_of(answers, density, names, fitted)
     first_joint = SideBySide.of(references)
     joint = first_joint.of_texts(spaces)

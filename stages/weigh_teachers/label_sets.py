@@ -49,9 +49,8 @@ class LabelSets:
         best = [np.array(group)[answers[:, list(group)].argmax(axis=1)] for group in self.groups]
         return np.take_along_axis(labels, np.stack(best, axis=1), axis=1)
 
-    def joined(self, states: Sequence[Space], references: Sequence[Space] | None = None) -> list[Space]:
+    def joined(self, states: Sequence[Space], references: Sequence[Space]) -> list[Space]:
         """Returns one space for each group; its teachers have equal scale over the references."""
-        references = references or states
         return [
             states[group[0]]
             if len(group) == 1

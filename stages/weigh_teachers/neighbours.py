@@ -88,13 +88,13 @@ def _of_length_1(states: Array) -> Array:
     return unit_states
 
 
-def nearest(space: Space, count: int, references: Space | None = None, start: int = 0) -> tuple[Array, Array]:
+def nearest(space: Space, count: int, references: Space, start: int) -> tuple[Array, Array]:
     """Returns places and similarities [texts, count] of the nearest references by exact cosine; fewer if absent.
 
-    The states have length 1. `references` is the space of the corpus's first texts, if `space` has other ones, which
-    begin at the text number `start`.
+    The states have length 1. `references` is the space of the corpus's first texts; the texts of `space` begin at the
+    text number `start`.
     """
-    others = torch.from_numpy(references_of(space if references is None else references)).T
+    others = torch.from_numpy(references_of(references)).T
     total = others.shape[1]
     count = max(0, min(count, total - 1))
     places = np.empty((len(space), count), np.int32)
@@ -111,19 +111,14 @@ def nearest(space: Space, count: int, references: Space | None = None, start: in
     return places, alike
 
 
-def similar(space: Space, count: int, references: Space | None = None, start: int = 0) -> Array:
+def similar(space: Space, count: int, references: Space, start: int) -> Array:
     """Returns places [texts, count] of the nearest references, of which there are fewer in a small corpus."""
-    total = min(len(space if references is None else references), REFERENCES)
+    total = min(len(references), REFERENCES)
     return nearest(space, min(count, max(1, total // QUARTER)), references, start)[0]
 
 
 def densities(
-    spaces: Sequence[Space],
-    labels: int,
-    references: Sequence[Space] | None = None,
-    start: int = 0,
-    *,
-    is_relative: bool = True,
+    spaces: Sequence[Space], labels: int, references: Sequence[Space], start: int, *, is_relative: bool
 ) -> Array:
     """Returns the density of texts in each teacher's space, relative to that in the encoder's, the first of `spaces`.
 
@@ -132,7 +127,6 @@ def densities(
     `labels` is the number of labels of all teachers: small classes have few neighbours.
     """
     least, most = CLOSEST
-    references = references or spaces
     closest = min(most, max(least, round(min(len(references[0]), REFERENCES) / (OF_A_LABEL * labels))))
     encoder, *teachers = zip(spaces, references, strict=True)
     of_teachers = np.stack([density(own, closest, reference, start) for own, reference in teachers], axis=1)
@@ -142,9 +136,9 @@ def densities(
     return relative
 
 
-def density(states: Space, closest: int, references: Space | None = None, start: int = 0) -> Array:
+def density(states: Space, closest: int, references: Space, start: int) -> Array:
     """Returns -log of each text's mean distance to the closest references: 1 - cosine around their mean."""
-    centred = SideBySide.of([states if references is None else references])
+    centred = SideBySide.of([references])
     similarity = nearest(centred.of_texts([states]), closest, centred, start)[1].astype(np.float64)
     distance = 1 - similarity.mean(axis=1) if similarity.shape[1] else np.ones(len(states))
     log_density: Array = -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)

@@ -437,7 +437,7 @@ def _evidence(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) ->
     is_relative = encoder not in {teacher.files.digest for teacher in load.teachers_of(run)}
     density = densities(spaces, len(space.names), reference_spaces, texts.start, is_relative=is_relative)
     kinds = weigh.kinds_of(list(answers.by_name.values()), density, closest, fitted)
-    joined, reference_joined = label_sets.joined(states, reference_states), label_sets.joined(reference_states)
+    joined, reference_joined = (label_sets.joined(own, reference_states) for own in (states, reference_states))
     reference_joint = SideBySide.of([reference_features, *reference_joined])
     joint = reference_joint.of_texts([features, *joined])
     predicted = label_sets.predicted(answers.labels, kinds["answers"])

@@ -127,7 +127,8 @@ def test_weights_by_confidence_are_mukas() -> None:
 
 @pytest.mark.parametrize("texts", [1, 2, 3])
 def test_few_texts_have_as_many_neighbours_as_there_are_others(texts: int) -> None:
-    near = nearest(np.eye(texts, dtype=np.float32), 50)[0]
+    space = np.eye(texts, dtype=np.float32)
+    near = nearest(space, 50, space, 0)[0]
     assert near.shape == (texts, texts - 1)
     assert smoothed(np.ones((texts, 2)), near, Fitted()).shape == (texts, 2)
 
@@ -302,7 +303,8 @@ def test_counted_shares_are_of_the_highest_signals_and_never_zero() -> None:
 
 
 def evidence_of(right: Array, kinds: dict[str, Array], count: int = 10) -> Evidence:
-    near = similar(SideBySide.of([company(right)[1]] * 3), count)
+    space = SideBySide.of([company(right)[1]] * 3)
+    near = similar(space, count, space, 0)
     return Evidence(kinds, np.zeros((len(right), int(right.max()) + 1), int), 1, near)
 
 
@@ -349,7 +351,8 @@ def test_evidence_is_used_from_two_texts_a_label_on(labels: int, teachers: int, 
 @pytest.mark.parametrize("settings", [{}, {"teacher_weights": "mixture"}, {"teacher_weights": "standardised"}])
 def test_other_blocks_get_the_weights_that_the_fitted_block_gives_the_same_texts(settings: dict[str, Any]) -> None:
     right = np.random.default_rng(0).choice(2, 900, p=[0.7, 0.3])
-    kept, near = company(right)[0], nearest(company(right)[1], 10)[0]
+    kept, space = company(right)
+    near = nearest(space, 10, space, 0)[0]
     predicted = np.random.default_rng(1).integers(3, size=(900, 2))
     targets = Targets.model_validate({**AMALGAM, **settings})
 
@@ -519,7 +522,8 @@ def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sur
     between = random.normal(size=(2000, 16)) / 4
     own = [np.where(right[:, None] == teacher, classes + 0.2 * between, between) for teacher in range(2)]
     encoder = random.normal(size=(2000, 16)).astype(np.float32)
-    statistics = standard(densities([encoder, *(states.astype(np.float32) for states in own)], 6), Fitted())
+    spaces = [encoder, *(states.astype(np.float32) for states in own)]
+    statistics = standard(densities(spaces, 6, spaces, 0, is_relative=True), Fitted())
     assert rightly(of_mixture(statistics), right) > 0.95
     lengths = standard(np.stack([np.linalg.norm(states, axis=1) for states in own], axis=1), Fitted())
     assert rightly(of_mixture(statistics), right) > rightly(of_mixture(lengths), right) + 0.02

@@ -76,8 +76,8 @@ def corrected(weights: Array, kinds: Sequence[Array], answers: Array, has_label:
     before = loss_of(softmax(design.dense[0]), learned)
     candidates: list[tuple[float, float | None, Array]] = [(before, None, weights[:texts])]
     for strength in STRENGTHS if texts > 1 else ():
-        own = _cross_validated(design, learned, strength)
-        candidates.append((loss_of(own, learned), strength, own))
+        cross_validated = _cross_validated(design, learned, strength)
+        candidates.append((loss_of(cross_validated, learned), strength, cross_validated))
     best, chosen, left_out = min(candidates, key=lambda candidate: candidate[0])
     if (before - best) * texts <= LEAST_GAIN:
         best, chosen, left_out = candidates[0]
@@ -97,8 +97,8 @@ def correction_of(
 def with_known(weights: Array, rows: RowNumbers, has_label: Array) -> Array:
     """Divides the weight of the labelled texts `rows` among the teachers that have the label, in proportion."""
     result = weights.copy()
-    own = np.maximum(weights[rows], LEAST_WEIGHT) * has_label
-    result[rows] = own / own.sum(axis=1, keepdims=True)
+    remaining = np.maximum(weights[rows], LEAST_WEIGHT) * has_label
+    result[rows] = remaining / remaining.sum(axis=1, keepdims=True)
     return result
 
 
@@ -143,8 +143,9 @@ class _Design:
     def terms(self) -> Array:
         """Returns all terms of a few texts [texts, teachers, terms]."""
         texts, teachers = self.answers.shape
-        own = np.broadcast_to(np.eye(teachers), (texts, teachers, teachers))
-        return np.concatenate([np.stack(self.dense, axis=2), own, np.eye(len(self.biases) + 1)[self.answers]], axis=2)
+        by_teacher = np.broadcast_to(np.eye(teachers), (texts, teachers, teachers))
+        by_answer = np.eye(len(self.biases) + 1)[self.answers]
+        return np.concatenate([np.stack(self.dense, axis=2), by_teacher, by_answer], axis=2)
 
     def only(self, rows: Array) -> _Design:
         return _Design([term[rows] for term in self.dense], self.answers[rows], self.biases)
@@ -155,32 +156,33 @@ def _fit(design: _Design, has_label: Array, strength: float) -> Array:
     terms, coefficients = design.terms(), design.centre
     used = np.flatnonzero(terms.any(axis=(0, 1)))  # the other coefficients stay at their centre
     terms, centre = terms[:, :, used], coefficients[used]
-    flat, own = terms.reshape(-1, len(used)), centre
+    flat, point = terms.reshape(-1, len(used)), centre
 
-    def posterior(own: Array) -> float:
-        scores = terms @ own
+    def posterior(point: Array) -> float:
+        scores = terms @ point
         right = np.logaddexp.reduce(np.where(has_label, scores, -np.inf), axis=1)
-        return float((right - np.logaddexp.reduce(scores, axis=1)).sum() - strength / 2 * ((own - centre) ** 2).sum())
+        likelihood = (right - np.logaddexp.reduce(scores, axis=1)).sum()
+        return float(likelihood - strength / 2 * ((point - centre) ** 2).sum())
 
-    value = posterior(own)
+    value = posterior(point)
     for _ in range(ROUNDS):
-        scores = terms @ own
+        scores = terms @ point
         weights, right = softmax(scores), softmax(np.where(has_label, scores, -np.inf))
-        gradient = (right - weights).ravel() @ flat - strength * (own - centre)
+        gradient = (right - weights).ravel() @ flat - strength * (point - centre)
         weighted = flat * weights.reshape(-1, 1)
         mean = weighted.reshape(terms.shape).sum(axis=1)
         spread = flat.T @ weighted - mean.T @ mean
         step = np.linalg.solve(spread + strength * np.eye(len(used)), gradient)
-        share, after = 1.0, posterior(own + step)
+        share, after = 1.0, posterior(point + step)
         while after < value and share > SHORTEST_STEP:
             share /= 2
-            after = posterior(own + share * step)
+            after = posterior(point + share * step)
         if after < value:
             break
-        own, value = own + share * step, after
+        point, value = point + share * step, after
         if share * np.abs(step).max() < SETTLED:
             break
-    coefficients[used] = own
+    coefficients[used] = point
     return coefficients
 
 

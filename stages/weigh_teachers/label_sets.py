@@ -62,8 +62,8 @@ class LabelSets:
         """Divides the weight of each group [texts, groups] among its teachers, by the evidence of their predictions."""
         divided = np.empty(answers.shape)
         for group, weight in zip(self.groups, weights.T, strict=True):
-            own = standardised(answers[:, list(group)], fitted.scope(f"group {group[0]}"))
-            divided[:, list(group)] = weight[:, None] * own
+            within_group = standardised(answers[:, list(group)], fitted.scope(f"group {group[0]}"))
+            divided[:, list(group)] = weight[:, None] * within_group
         return divided
 
     def divided_shares(self, shares: Array, weights: Array) -> Array:

@@ -74,7 +74,7 @@ class StateMaps:
     def __call__(self, spaces: Sequence[Space], answers: Array) -> list[Array]:
         """Returns both kinds of evidence [texts, teachers] of texts that the maps did not learn."""
         maps = ((self.to_teachers, None), (self.to_labels, answers)) if spaces else ()
-        kinds = [mean_predicted(spaces, *own) for own in maps]
+        kinds = [mean_predicted(spaces, *pair) for pair in maps]
         return [_scaled(values, scale) for values, scale in zip(kinds, self.scales, strict=True)]
 
 
@@ -103,9 +103,9 @@ def fit_labels(first: PartlyLabelled, others: Sequence[PartlyLabelled], labels: 
     if result.strength is None:
         return plain
     left_out = _cross_validated(blocks, result.strength)
-    own, has_label = left_out[: few_labels.MOST_LEARNED], blocks.has_label[: few_labels.MOST_LEARNED]
-    loss = few_labels.loss_of(own, has_label)
-    is_better = loss < plain.result.loss_after and (result.loss_before - loss) * len(own) > few_labels.LEAST_GAIN
+    weights, has_label = left_out[: few_labels.MOST_LEARNED], blocks.has_label[: few_labels.MOST_LEARNED]
+    loss = few_labels.loss_of(weights, has_label)
+    is_better = loss < plain.result.loss_after and (result.loss_before - loss) * len(weights) > few_labels.LEAST_GAIN
     if not is_better:
         return plain
     weights = blocks.after(result.correction, learned.of_first)
@@ -140,13 +140,13 @@ class _Blocks:
     def only(self, is_used: Array) -> _Blocks:
         ends = np.cumsum([len(part.rows) for part in self.parts])[:-1]
         used = np.split(is_used, ends)
-        return replace(self, parts=[part.only(own) for part, own in zip(self.parts, used, strict=True)])
+        return replace(self, parts=[part.only(flags) for part, flags in zip(self.parts, used, strict=True)])
 
     def _of_labelled(self) -> tuple[Array, list[Array], Array]:
         weights = np.concatenate([part.weights[part.rows] for part in self.parts])
         answers = np.concatenate([part.predicted[part.rows] for part in self.parts])
         places = range(len(self.parts[0].kinds))
-        return weights, [np.concatenate([own.kinds[at][own.rows] for own in self.parts]) for at in places], answers
+        return weights, [np.concatenate([part.kinds[at][part.rows] for part in self.parts]) for at in places], answers
 
 
 @dataclass(frozen=True)
@@ -162,19 +162,20 @@ class _Learned:
 
 def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], few_labels.Correction]) -> _Learned:
     first, *others = blocks.parts
-    to_teachers, own, left_out = _maps_to_teachers(blocks)
-    teacher_scale = _scale_of(own)
-    of_first, of_labelled = [_scaled(own, teacher_scale)], [_scaled(left_out, teacher_scale)]
+    to_teachers, of_texts, left_out = _maps_to_teachers(blocks)
+    teacher_scale = _scale_of(of_texts)
+    of_first, of_labelled = [_scaled(of_texts, teacher_scale)], [_scaled(left_out, teacher_scale)]
     for _ in range(ROUNDS):
         learned = preferred(blocks.after(correct(of_labelled), of_first), first.predicted)
         learned[first.rows] = first.gold
         to_labels = [linear_map.coefficients(learned, blocks.labels) for linear_map in blocks.maps]
         pairs = zip(blocks.maps, to_labels, strict=True)
-        own = np.mean([linear_map.left_out(its, learned, first.predicted) for linear_map, its in pairs], axis=0)
+        by_space = [linear_map.left_out(matrix, learned, first.predicted) for linear_map, matrix in pairs]
+        of_texts = np.mean(by_space, axis=0)
         elsewhere = [mean_predicted(part.states(), to_labels, part.predicted[part.rows]) for part in others]
-        label_scale = _scale_of(own)
-        of_first[1:] = [_scaled(own, label_scale)]
-        of_labelled[1:] = [_scaled(np.concatenate([own[first.rows], *elsewhere]), label_scale)]
+        label_scale = _scale_of(of_texts)
+        of_first[1:] = [_scaled(of_texts, label_scale)]
+        of_labelled[1:] = [_scaled(np.concatenate([of_texts[first.rows], *elsewhere]), label_scale)]
     maps = StateMaps(to_teachers, to_labels, np.stack([teacher_scale, label_scale]))
     return _Learned(maps, of_first, of_labelled)
 
@@ -204,14 +205,14 @@ def _maps_to_teachers(blocks: _Blocks) -> tuple[list[Array], Array, Array]:
     first, targets = blocks.parts[0], blocks.has_label.astype(np.float64)
     before = np.cumsum([0, *(len(part.rows) for part in blocks.parts)])
     parts = [part for part, texts in zip(blocks.parts, before, strict=False) if texts < few_labels.MOST_LEARNED]
-    states = [np.concatenate(own) for own in zip(*(part.states() for part in parts), strict=True)]
+    states = [np.concatenate(arrays) for arrays in zip(*(part.states() for part in parts), strict=True)]
     learned = slice(0, few_labels.MOST_LEARNED)
-    coefficients, left_out = zip(*(ridge(own[learned], targets[learned]) for own in states), strict=True)
+    coefficients, left_out = zip(*(ridge(space[learned], targets[learned]) for space in states), strict=True)
     of_labelled = np.concatenate([mean_predicted(part.states(), coefficients) for part in blocks.parts])
     of_labelled[learned] = np.mean(left_out, axis=0)
-    own = mean_predicted(first.spaces, coefficients)
-    own[first.rows] = of_labelled[: len(first.rows)]
-    return list(coefficients), own, of_labelled
+    of_first = mean_predicted(first.spaces, coefficients)
+    of_first[first.rows] = of_labelled[: len(first.rows)]
+    return list(coefficients), of_first, of_labelled
 
 
 def ridge(states: Array, targets: Array) -> tuple[Array, Array]:

@@ -53,8 +53,8 @@ class LinearMap:
         """Returns the coefficients [width, labels] of the map to the label of each text."""
         sums = torch.zeros(count, len(self.factor), dtype=torch.float64)
         for rows in blocks_of(self.space):
-            own = torch.from_numpy(labels[rows].astype(np.int64))
-            sums.index_add_(0, own, _inputs(self.space, rows).double())
+            columns = torch.from_numpy(labels[rows].astype(np.int64))
+            sums.index_add_(0, columns, _inputs(self.space, rows).double())
         coefficients: Array = torch.cholesky_solve(sums.T, self.factor).float().numpy()
         return coefficients
 
@@ -67,10 +67,10 @@ class LinearMap:
 
 def predicted(space: Space, coefficients: Array, candidates: Array | None = None) -> Array:
     """Returns the predictions of a map [texts, columns], or those for candidate labels [texts, teachers]."""
-    own = torch.from_numpy(coefficients)
-    predictions = np.empty((len(space), own.shape[1]) if candidates is None else candidates.shape)
+    matrix = torch.from_numpy(coefficients)
+    predictions = np.empty((len(space), matrix.shape[1]) if candidates is None else candidates.shape)
     for rows in blocks_of(space):
-        values = _inputs(space, rows) @ own
+        values = _inputs(space, rows) @ matrix
         if candidates is not None:
             values = values.gather(1, torch.from_numpy(candidates[rows].astype(np.int64)))
         predictions[rows] = values.numpy()

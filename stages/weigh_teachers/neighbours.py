@@ -129,7 +129,7 @@ def densities(
     least, most = CLOSEST
     closest = min(most, max(least, round(min(len(references[0]), REFERENCES) / (OF_A_LABEL * labels))))
     encoder, *teachers = zip(spaces, references, strict=True)
-    of_teachers = np.stack([density(own, closest, reference, start) for own, reference in teachers], axis=1)
+    of_teachers = np.stack([density(space, closest, reference, start) for space, reference in teachers], axis=1)
     if not is_relative:
         return of_teachers
     relative: Array = of_teachers - density(encoder[0], closest, encoder[1], start)[:, None]

@@ -80,7 +80,7 @@ ONE_LABEL, FEW_TEXTS = 0.95, 100
 def one_label(predicted: Array) -> Array:
     """Returns whether each teacher predicts one label for nearly all texts, which is then no evidence: [teachers]."""
     texts = len(predicted)
-    counts = [np.unique(own, return_counts=True)[1].max(initial=0) for own in predicted.T]
+    counts = [np.unique(labels, return_counts=True)[1].max(initial=0) for labels in predicted.T]
     return np.array([texts >= FEW_TEXTS and count > ONE_LABEL * texts for count in counts], bool)
 
 

@@ -286,10 +286,10 @@ def _note_on_unclear(unclear: int, texts: int) -> str:
 def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
     """Yields a note for each teacher that predicts one label for nearly all texts."""
     space = load.label_space(run)
-    for teacher, own, alone in zip(space.columns, predicted.T, one_label(predicted), strict=True):
+    for teacher, labels, alone in zip(space.columns, predicted.T, one_label(predicted), strict=True):
         if alone:
-            counts = np.bincount(own)
-            share = percent(counts.max() / len(own))
+            counts = np.bincount(labels)
+            share = percent(counts.max() / len(labels))
             yield (
                 f"teacher {teacher} predicts {space.names[counts.argmax()]} for {share} of the texts, so its "
                 f"evidence is weak: label some texts ({LABEL})"
@@ -345,14 +345,14 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
     """
     reused, parts = replace(fitted, is_reused=True), [(texts, PartlyLabelled(**vars(weighed), **vars(labelled)))]
     for others, labels in _labelled_elsewhere(run):
-        own, _ = _weigh(run, others, reused, WeightFacts(notes=[]))
-        parts.append((others, PartlyLabelled(**vars(own), **vars(labels))))
-    first, *rest = [own for _, own in parts]
+        weighed, _ = _weigh(run, others, reused, WeightFacts(notes=[]))
+        parts.append((others, PartlyLabelled(**vars(weighed), **vars(labels))))
+    first, *rest = [part for _, part in parts]
     fit = fit_labels(first, rest, len(load.label_space(run).names))
     result, maps = fit.result, fit.maps
     named = {"correction": result.correction.coefficients, "biases": result.correction.biases, "scales": maps.scales}
-    named |= {f"teachers {at}": own for at, own in enumerate(maps.to_teachers)}
-    named |= {f"labels {at}": own for at, own in enumerate(maps.to_labels)}
+    named |= {f"teachers {at}": coefficients for at, coefficients in enumerate(maps.to_teachers)}
+    named |= {f"labels {at}": coefficients for at, coefficients in enumerate(maps.to_labels)}
     fitted.scope("labels").store(named)
     facts.pop("shares", None)
     facts["labelled"] = {
@@ -362,7 +362,7 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
         "loss_before": round(result.loss_before, 4),
         "loss_after": round(result.loss_after, 4),
     }
-    keys = pa.concat_arrays([its.keys.take(pa.array(own.rows)) for its, own in parts])
+    keys = pa.concat_arrays([texts.keys.take(pa.array(part.rows)) for texts, part in parts])
     columns = {"fitted": result.fitted.astype(np.float32), "left_out": result.left_out.astype(np.float32)}
     return fit.weights, build_table(LABELLED_WEIGHTS, {"key": keys, **columns})
 
@@ -373,7 +373,7 @@ def _labelled_elsewhere(run: Run) -> Iterator[tuple[Texts, Labelled]]:
     bits = {format(int.from_bytes(key[:2], "big"), "016b") for key in given.by_key} if given else set()
     buckets = [bucket for block in after for bucket in block.buckets]
     lengths = {len(bucket.prefix) for bucket in buckets}
-    prefixes = {own[:length] for own in bits for length in lengths}
+    prefixes = {digits[:length] for digits in bits for length in lengths}
     start = sum(bucket.rows for bucket in first.buckets)
     for group in neighbouring_buckets([bucket for bucket in buckets if bucket.prefix in prefixes]):
         keys = keys_of(run, group)
@@ -392,7 +392,7 @@ def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
     rows = np.flatnonzero(is_given.to_numpy(zero_copy_only=False))
     place = {name: index for index, name in enumerate(space.names)}
     gold = np.array([place[given.by_key[key]] for key in keys.take(rows).to_pylist()], np.int64)
-    return Labelled(rows, np.stack([np.isin(gold, own) for own in space.columns.values()], axis=1), gold)
+    return Labelled(rows, np.stack([np.isin(gold, labels) for labels in space.columns.values()], axis=1), gold)
 
 
 # ---- the evidence
@@ -412,12 +412,12 @@ def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerS
     """Reads the predictions of all teachers on the texts with these keys, which are in these buckets."""
     reader, in_order = cached.answer_reader(run), pl.Series("key", keys, pl.Binary)
     by_teacher, predicted = [], []
-    for teacher, own in load.label_space(run).columns.items():
+    for teacher, labels in load.label_space(run).columns.items():
         answers = reader.predictions(teacher, prefixes, in_order)
         logits, confidence = answers.logits.to_numpy(), answers.confidence.to_numpy()
         margin = top_margin(logits.astype(np.float64))
         by_teacher.append(np.stack([confidence, margin, logits.max(axis=1)], axis=1))
-        predicted.append(np.array(own)[logits.argmax(axis=1)])
+        predicted.append(np.array(labels)[logits.argmax(axis=1)])
     joined = np.stack(by_teacher, axis=2)
     by_name = {name: joined[:, index] for index, name in enumerate(("confidence", "margin", "highest"))}
     return AnswerSignals(by_name, np.stack(predicted, axis=1))
@@ -431,18 +431,20 @@ def _evidence(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) ->
     states, reference_states = _states(run, texts), _states(run, first)
     names, owned = _name_states(run), list(map(list, space.columns.values()))
     similarity = (features[rows] @ names for rows in blocks_of(features))
-    closest = np.concatenate([np.stack([block[:, own].max(axis=1) for own in owned], axis=1) for block in similarity])
+    closest = np.concatenate(
+        [np.stack([block[:, labels].max(axis=1) for labels in owned], axis=1) for block in similarity]
+    )
     spaces, reference_spaces = [features, *states], [reference_features, *reference_states]
     encoder = load.encoder_digest(run, run.experiment.student, cached.ENCODER)
     is_relative = encoder not in {teacher.files.digest for teacher in load.teachers_of(run)}
     density = densities(spaces, len(space.names), reference_spaces, texts.start, is_relative=is_relative)
     kinds = weigh.kinds_of(list(answers.by_name.values()), density, closest, fitted)
-    joined, reference_joined = (label_sets.joined(own, reference_states) for own in (states, reference_states))
+    joined, reference_joined = (label_sets.joined(spaces, reference_states) for spaces in (states, reference_states))
     reference_joint = SideBySide.of([reference_features, *reference_joined])
     joint = reference_joint.of_texts([features, *joined])
     predicted = label_sets.predicted(answers.labels, kinds["answers"])
     evidence = Evidence(
-        kinds=with_absence({kind: label_sets.mean(own) for kind, own in kinds.items()}, predicted, fitted),
+        kinds=with_absence({kind: label_sets.mean(values) for kind, values in kinds.items()}, predicted, fitted),
         predicted=predicted,
         labels=len(space.names),
         near=similar(joint, run.experiment.targets.neighbours, reference_joint, texts.start),
@@ -457,7 +459,7 @@ def _features(run: Run, texts: Texts) -> Space:
 
 
 def _states(run: Run, texts: Texts) -> list[Space]:
-    return [Pooled(own) for own in cached.states_of(run, key_array(texts.keys), cached.last_states, texts.prefixes)]
+    return list(map(Pooled, cached.states_of(run, key_array(texts.keys), cached.last_states, texts.prefixes)))
 
 
 @once

@@ -152,7 +152,7 @@ def weigh(  # noqa: PLR0913 - the parts of a choice
 
 def largest_sums(weights: Array, predicted: Array) -> Array:
     """Returns, for each text, the largest sum of the weights of teachers that predict one label."""
-    sums = [(weights * (predicted == own[:, None])).sum(axis=1) for own in predicted.T]
+    sums = [(weights * (predicted == labels[:, None])).sum(axis=1) for labels in predicted.T]
     largest: Array = np.max(sums, axis=0)
     return largest
 
@@ -223,12 +223,12 @@ def agreed_signal(evidence: Evidence, facts: WeightFacts, fitted: Fitted) -> tup
     scaled = {}
     for kind in (kind for kind, keep in zip(kinds, is_kept, strict=True) if keep):
         scope = fitted.scope(f"signal of {kind}")
-        own = together([kinds[kind], smoothed(kinds[kind], evidence.near, scope)], scope)
-        scaled[kind] = by_range(own, evidence.predicted, scope)
+        smooth = together([kinds[kind], smoothed(kinds[kind], evidence.near, scope)], scope)
+        scaled[kind] = by_range(smooth, evidence.predicted, scope)
     agreeing = facts.get("agreement", {})
-    weights = fitted.value("weights", lambda: [round(own, 4) for own in weights_of_kinds(scaled, agreeing).values()])
+    weights = fitted.value("weights", lambda: [round(raw, 4) for raw in weights_of_kinds(scaled, agreeing).values()])
     facts["kinds"] = dict(zip(scaled, weights.tolist(), strict=True))
-    signal: Array = np.sum([weight * own for weight, own in zip(weights, scaled.values(), strict=True)], axis=0)
+    signal: Array = np.sum([weight * values for weight, values in zip(weights, scaled.values(), strict=True)], axis=0)
 
     def shares() -> Array:
         of_texts = generated_shares(provenance)
@@ -286,7 +286,7 @@ def with_maps(signal: Array, evidence: Evidence, fitted: Fitted) -> Array:
         predictions = mean_predicted(evidence.spaces, stored, evidence.predicted)
         return _mapped(signal, predictions, fitted.stored("biases"), evidence)
     coefficients, biases, total = _fitted_maps(signal, evidence)
-    fitted.store({"biases": biases, **{str(index): own for index, own in enumerate(coefficients)}})
+    fitted.store({"biases": biases, **{str(index): matrix for index, matrix in enumerate(coefficients)}})
     return total
 
 
@@ -296,10 +296,11 @@ def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Ar
     coefficients, biases = list[Array](), np.zeros((signal.shape[1], evidence.labels))
     for _ in range(MAP_ROUNDS):
         labels = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
-        coefficients = [own.coefficients(labels, evidence.labels) for own in maps]
-        parts = zip(maps, coefficients, strict=True)
-        predictions = np.mean([own.left_out(its, labels, evidence.predicted) for own, its in parts], axis=0)
-        before, after = (softmax(own / RANGE_TEMPERATURE) for own in (signal, signal + MAPS * predictions))
+        coefficients = [linear_map.coefficients(labels, evidence.labels) for linear_map in maps]
+        pairs = zip(maps, coefficients, strict=True)
+        by_space = [linear_map.left_out(matrix, labels, evidence.predicted) for linear_map, matrix in pairs]
+        predictions = np.mean(by_space, axis=0)
+        before, after = (softmax(scaled / RANGE_TEMPERATURE) for scaled in (signal, signal + MAPS * predictions))
         biases = RANGE_TEMPERATURE * label_biases(before, after, evidence.predicted, evidence.labels)
         total = _mapped(signal, predictions, biases, evidence)
     return coefficients, biases, total
@@ -346,10 +347,10 @@ def _ends(signal: Array, predicted: Array) -> Array:
 def _upper_ends(signal: Array, predicted: Array) -> Array:
     """Returns the upper ends [teachers, labels + 1]; a label without texts, as the last one, has the teacher's mean."""
     ends = np.empty((signal.shape[1], int(predicted.max(initial=-1)) + 2))
-    for teacher, (own, labels) in enumerate(zip(signal.T, predicted.T, strict=True)):
+    for teacher, (signals, labels) in enumerate(zip(signal.T, predicted.T, strict=True)):
         highest = {}
         for label in np.unique(labels):
-            values = np.sort(own[labels == label])
+            values = np.sort(signals[labels == label])
             highest[label] = values[-max(ENDS, int(TOP * len(values))) :].mean()
         ends[teacher] = np.mean(list(highest.values()))
         ends[teacher, list(highest)] = list(highest.values())
@@ -361,7 +362,7 @@ def weights_of_kinds(scaled: Mapping[str, Array], agreeing: Mapping[str, float])
 
     Provenance separates by construction; its lead is at most that of the best other kind.
     """
-    leads = {kind: float(top_margin(own).mean()) if own.shape[1] > 1 else 1.0 for kind, own in scaled.items()}
+    leads = {kind: float(top_margin(values).mean()) if values.shape[1] > 1 else 1.0 for kind, values in scaled.items()}
     best = max(lead for kind, lead in leads.items() if kind != "provenance")
     powers = {kind: max(min(lead, best), LEAST_RANGE) ** SHARPER for kind, lead in leads.items()}
     powers = {kind: power * agreeing.get(kind, 1.0) ** CONFIRMED for kind, power in powers.items()}
@@ -388,7 +389,7 @@ def _kept(evidence: Evidence, kinds: Mapping[str, Array], facts: WeightFacts) ->
         few = f"{counted(texts, 'text', 'is', 'are')} too few to compare teachers on {evidence.labels} labels"
         facts["notes"].append(f"{few}: {FALLBACK}")
         return {}
-    kept = agreeing_kinds({kind: own for kind, own in kinds.items() if kind != "provenance"}, facts)
+    kept = agreeing_kinds({kind: signal for kind, signal in kinds.items() if kind != "provenance"}, facts)
     if kept is None or "provenance" not in kinds:
         return kept or {}
     return with_provenance(kept, kinds["provenance"], facts)

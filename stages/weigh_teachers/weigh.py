@@ -184,7 +184,7 @@ def with_interval(share: float, texts: int) -> AccuracyEstimate:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What weigh-teachers reads of the texts of a block, before any estimate."""
+    """The evidence of the texts of a block, before any estimate."""
 
     kinds: Mapping[str, Array]
     """Standardised evidence [texts, teachers] of each kind but provenance."""
@@ -377,15 +377,10 @@ def leading_shares(signal: Array) -> Array:
     return shares
 
 
-def are_few(texts: int, labels: int, teachers: int) -> bool:
-    """Returns whether there are too few texts to compare a teacher's evidence on one text with that on others."""
-    return teachers > 1 and texts < FEWEST * labels
-
-
 def _kept(evidence: Evidence, kinds: Mapping[str, Array], facts: WeightFacts) -> Mapping[str, Array]:
     """Returns the kinds of evidence that are used."""
     texts, teachers = next(iter(kinds.values())).shape
-    if evidence.provenance is None and are_few(texts, evidence.labels, teachers):
+    if evidence.provenance is None and teachers > 1 and texts < FEWEST * evidence.labels:
         few = f"{counted(texts, 'text', 'is', 'are')} too few to compare teachers on {evidence.labels} labels"
         facts["notes"].append(f"{few}: {FALLBACK}")
         return {}

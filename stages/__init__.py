@@ -1,4 +1,4 @@
-"""What amalgam does: one folder per stage, shared libraries in common/, commands in app/."""
+"""The stages of amalgam: one folder per stage, shared libraries in common/, commands in app/."""
 
 STAGE_FOLDERS = (
     "generate",

@@ -1,1 +1,1 @@
-"""What the commands and `from amalgam import Experiment` do; above all stages."""
+"""The commands and `from amalgam import Experiment`; above all stages."""

@@ -58,7 +58,7 @@ class TargetSummary(TypedDict):
 
 
 class TargetMeaning(LossFacts):
-    """What the columns of the targets mean, and the loss that reads them."""
+    """The meaning of the columns of the targets, and the loss that reads them."""
 
     labels: list[str]
     knows: dict[str, list[str]]

@@ -249,7 +249,7 @@ class Site:
 
 
 class Call(NamedTuple):
-    """What one dropout call looked like in a probe."""
+    """One dropout call, as a probe recorded it."""
 
     name: str
     rate: float

@@ -57,7 +57,7 @@ ALL_LAYERS_FIX = "set cache.dropout: null (dropout in every layer), or cache.pas
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What goes through a teacher at once: each row a (text, pass). All passes are DROPOUT_OFF, or none is."""
+    """Rows that go through a teacher at once: each a (text, pass). All passes are DROPOUT_OFF, or none is."""
 
     tokens: Sequence[Tokens]
     keys: Sequence[bytes]

@@ -38,7 +38,7 @@ LAST_LAYER = 0
 """A number of blocks of hidden states that means the last layer alone."""
 
 PLACEHOLDER = re.compile(r"LABEL_\d+")
-"""What transformers calls an output without a name."""
+"""The name that transformers gives an output without a name."""
 
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 """A label that is no name: teachers of different tasks number their outputs alike."""

@@ -152,20 +152,21 @@ def _verdict_inputs(
     others: list[tuple[str, students.OtherStudent]],
     remade: Mapping[str, Mapping[str, Any]],
 ) -> VerdictInputs:
-    quality, losses = numbers["student_quality"], numbers["accuracy_losses"]
+    evaluation, quality = numbers["evaluation"], numbers["student_quality"]
     student: StudentFacts = inputs.facts("train-student")
     weights: WeightFacts | None = inputs.facts("weigh-teachers")
-    evaluation = numbers["evaluation"]
     selected = evaluation.get("selected") if evaluation else None
-    missing = {"corpus.test"} if evaluation is None else set()
-    missing |= set() if inputs.settings.corpus.label else {"corpus.label"}
-    right = evaluation["n"] - quality["wrong"] if evaluation and quality else 0
-    ordinary = evaluation["n"] if evaluation and (not selected or selected["random"]) else 0
-    other_rivals = students.student_rivals(right, quality["right_hex"], others) if quality and ordinary else []
+    n = evaluation["n"] if evaluation and (not selected or selected["random"]) else 0
+    rivals, labels = list(quality["rivals"]) if quality else [], list[blocks.LabelQuality]()
+    if quality and n:
+        rivals += students.student_rivals(n - quality["wrong"], quality["right_hex"], others)
+        labels = quality["classes"]
+    set_next = {"corpus.test"} if evaluation is None else set()  # by the user: no command repeats an override of these
+    set_next |= set() if inputs.settings.corpus.label else {"corpus.label"}
     return VerdictInputs(
-        n=ordinary,
-        rivals=[*quality["rivals"], *other_rivals] if quality else (),
-        labels=quality["classes"] if quality and ordinary else (),
+        n=n,
+        rivals=rivals,
+        labels=labels,
         unlabelled=numbers["unlabelled"],
         teachers=len(inputs.labels.columns),
         steps=student["steps"],
@@ -174,7 +175,7 @@ def _verdict_inputs(
         learning_rate=student["learning_rate"],
         automatic_rate=inputs.automatic.learning_rate if inputs.automatic else None,
         texts=student["texts"],
-        largest_loss=relevant_loss(losses),
+        largest_loss=relevant_loss(numbers["accuracy_losses"]),
         by_labels=numbers["label_estimates"],
         weights_unused=weights is not None and weights.get("fallback", False),
         long_texts=student["cut"] / max(student["texts"], 1),
@@ -188,7 +189,7 @@ def _verdict_inputs(
         file=inputs.file,
         remade=remade,
         folders=inputs.folders,
-        overrides={field: value for field, value in inputs.overrides.items() if field not in missing},
+        overrides={field: value for field, value in inputs.overrides.items() if field not in set_next},
     )
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from amalgam.stages.app.batcher import Batcher, EndedError, Prediction, QueueFullError, Text
 from amalgam.stages.app.serve import LAUNCH_TOKENS, launches
-from amalgam.tests.test_serve import Gate, by_length, until
+from amalgam.tests.test_serve import Gate, by_length
+from amalgam.tests.workspaces import until
 
 
 def test_batches_mix_requests_and_keep_the_order_of_each() -> None:

@@ -27,7 +27,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, WorkerS
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.tests.stages.tiny_models import tiny
-from amalgam.tests.workspaces import TIMEOUT, Workspace, finish
+from amalgam.tests.workspaces import Workspace, finish, until
 
 ray = pytest.importorskip("ray", reason="pip install amalgam-distill[ray]")
 
@@ -78,13 +78,6 @@ def cluster() -> Iterator[Cluster]:
     yield running
     ray.shutdown()
     running.inner.shutdown()
-
-
-def until(ready: Any) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 class Errands(Stage):

@@ -27,7 +27,7 @@ from amalgam.stages.app.batcher import Batcher, Description, Limits, Prediction,
 from amalgam.stages.app.http_server import Server
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_export import ALONE, ROOT, exported, printed_by  # noqa: F401  a fixture
-from amalgam.tests.workspaces import Workspace, finish
+from amalgam.tests.workspaces import Workspace, finish, until
 
 LABELS = ["short", 'a "quoted"\\label\n']
 LIMITS = Limits(texts=8, characters=200, body=2000, seconds=5.0, grace=10.0)
@@ -338,13 +338,6 @@ class Gate:
         self.entered.set()
         assert self.opened.wait(30)
         return by_length(texts)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_full_queue_is_status_503_with_a_time_to_wait() -> None:

@@ -300,6 +300,14 @@ def largest_difference(one: TargetsByKey, other: TargetsByKey) -> float:
     )
 
 
+def until(condition: Callable[[], object]) -> None:
+    """Waits for the condition; fails if it does not become true."""
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def rewrite(path: Path, change: Callable[[Record], Record]) -> None:
     """Change a record and its digest."""
     path.write_text(canonical_record(change(Record.from_json(path.read_text()))))

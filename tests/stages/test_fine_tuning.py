@@ -76,9 +76,10 @@ def some_examples(count: int = 33, seed: int = 0) -> Examples:
 
 @dataclass
 class Watch:
-    """A caller that keeps the losses and requests a stop after a step."""
+    """A caller that keeps the losses, and stops or interrupts the training after a step."""
 
     stop_after: int | None = None
+    fail_after: int | None = None
     losses: dict[int, float] = field(default_factory=dict)
     asked: int = 0
 
@@ -89,6 +90,8 @@ class Watch:
     def on_step(self, step: int, total: int, loss: float) -> None:
         assert 0 < step <= total
         self.losses[step] = loss
+        if step == self.fail_after:
+            raise KeyboardInterrupt
 
 
 def train(model: Any, folder: Path, training: TrainingSettings = PLAIN, **how: Any) -> TrainingResult:

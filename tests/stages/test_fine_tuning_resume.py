@@ -10,14 +10,13 @@ import os
 import resource
 import shutil
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification
 
 from amalgam.pipeline.errors import DiskFullError, WorkError
 from amalgam.stages.common.inference.batches import predict
@@ -26,6 +25,7 @@ from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, TrainingRun, TrainingSettings
 from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.tests.forking import Forked
+from amalgam.tests.stages.test_fine_tuning import Watch, tiny_bert
 from amalgam.tests.workspaces import flip_bit, quiet_environment
 
 if TYPE_CHECKING:
@@ -46,34 +46,10 @@ PLAIN = TrainingSettings(
 )
 
 
-def tiny_bert() -> Any:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    torch.manual_seed(1)
-    return BertForSequenceClassification(BertConfig(vocab_size=50, max_position_embeddings=16, num_labels=4, **sizes))
-
-
 def some_examples() -> Examples:
     draw = np.random.default_rng(0)
     tokens = [draw.integers(1, 50, size=length).astype(np.int32) for length in draw.integers(3, 13, size=20)]
     return Examples(tokens, None, draw.dirichlet(np.ones(4), size=20).astype(np.float32), np.ones(20, np.float32))
-
-
-@dataclass
-class Watch:
-    stop_after: int | None = None
-    fail_after: int | None = None
-    losses: dict[int, float] = field(default_factory=dict)
-    asked: int = 0
-
-    def stop(self) -> bool:
-        self.asked += 1
-        return self.stop_after == self.asked
-
-    def on_step(self, step: int, total: int, loss: float) -> None:
-        assert 0 < step <= total
-        self.losses[step] = loss
-        if step == self.fail_after:
-            raise KeyboardInterrupt
 
 
 def train(

@@ -248,33 +248,38 @@ def label(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Writes the texts to label, or with a filled file prints the changes by its labels."""
     files = [argument for argument in arguments if "=" not in argument]
+    overrides = [argument for argument in arguments if "=" in argument]
+    if not files:
+        _write_texts_to_label(config, overrides, count or NEW_TEXTS, seed or 0, out, as_json=as_json)
+        return
     if len(files) > 1:
         raise ExperimentError(f"{len(files)} files of labels are given", where="amalgam label", fix="name one file")
     options = {"--count": count, "--seed": seed, "--out": out}
-    if files and (given := [name for name, value in options.items() if value is not None]):
+    if given := [name for name, value in options.items() if value is not None]:
         what = f"`amalgam label FILE` takes no {' or '.join(given)}: it writes no texts to label"
         fix = f"omit {' and '.join(given)}; for texts after these labels, write {shlex.quote(f'labels={files[0]}')}"
         raise ExperimentError(what, where=f"amalgam label {shlex.quote(files[0])}", fix=fix)
-    overrides = [argument for argument in arguments if "=" in argument]
-    if files:
-        _show_label_effect(files[0], config, overrides, as_json=as_json)
-        return
+    _show_label_effect(files[0], config, overrides, as_json=as_json)
+
+
+def _write_texts_to_label(  # noqa: PLR0913 - the options of a command
+    config: Path, overrides: list[str], count: int, seed: int, out: Path | None, *, as_json: bool
+) -> None:
     console, experiment = _looking(config, overrides)
     target = out or config.parent / LABELS_FILE
     if target.suffix.lower() != ".csv":
         fix = f"--out {shlex.quote(str(target.parent / f'{target.stem or Path(LABELS_FILE).stem}.csv'))}"
         raise ExperimentError(f"--out {target} does not end in .csv", where="amalgam label", fix=fix)
     check_new(target)
-    wanted = count or NEW_TEXTS
-    table = experiment.label(wanted, seed=seed or 0)
+    table = experiment.label(count, seed=seed)
     write_labels_file(target, table)
     command = f"amalgam label {shlex.join([str(target), *overrides])}{file_option(config)}"
     corpus, labels = experiment.config.corpus, experiment.labels
     column = label_column(corpus)
     earlier = sum(label != "" for label in table[column])
     texts = table.height - earlier
-    if texts < wanted:
-        console.note(f"these are all training texts without a label, fewer than {wanted:,}; test texts are left out")
+    if texts < count:
+        console.note(f"these are all training texts without a label, fewer than {count:,}; test texts are left out")
     if as_json:
         console.json({"file": str(target), "texts": texts, "earlier": earlier, "labels": labels, "next": command})
         return

@@ -24,7 +24,7 @@ from amalgam.stages.app.api import QuietTables
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_students, read_metadata
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
-from amalgam.stages.report.blocks import ReportJson, Scores, reported_scores
+from amalgam.stages.report.blocks import EvaluationBlock, ReportJson, Scores, reported_scores
 from amalgam.stages.report.conditions import were_learned
 from amalgam.stages.report.html import render
 from amalgam.stages.report.publish import place_of, publish
@@ -212,37 +212,43 @@ def _print_stored(path: Path, config: Path, requirements: Requirements) -> None:
 def _check(path: Path, config: Path, requirements: Requirements) -> None:
     """Prints report.json if wanted, and raises QualityError if the student misses a requirement."""
     numbers = read_report(path, config)
-    evaluation = numbers["evaluation"]
+    evaluation, verdict, where = numbers["evaluation"], numbers["verdict"], f"{REPORTS}/{path.name}"
     if requirements.as_json:
         Console().json(numbers)
-    scores, where = _scores(numbers), f"{REPORTS}/{path.name}"
     if not requirements.need_test:
         return
-    if not scores or not evaluation:
+    if not evaluation:
         raise _no_test_texts()
-    if requirements.fail_under is not None and "selected" in evaluation and not evaluation["selected"]["random"]:
-        what, fix = "the accuracy is unknown: all test texts were selected", "add rows with `random` in column `why`"
-        raise ExperimentError(what, where="corpus.test", fix=fix)
-    learned, verdict = evaluation.get("learned"), numbers["verdict"]
-    if requirements.fail_under is not None and learned and learned.get("generated") and were_learned(learned):
-        fix = "use labelled real texts as corpus.test"
-        raise ExperimentError(learned_sentence(learned).removesuffix("."), where="corpus.test", fix=fix)
     command = verdict["next"].get("command") if verdict and verdict["decision"] != "ship" else None
     fix = f"run `{command}`" if command else "train another student, or lower the requirement"
-    if requirements.fail_under is not None and scores["accuracy"] < requirements.fail_under:
-        low, high = interval(scores["accuracy"], scores["n"])
-        figures = f"n = {scores['n']:,}, 95 % interval {bounds(low, high)}"
-        least = f"below {percent(requirements.fail_under)} (--fail-under)"
-        raise QualityError(f"the accuracy is {percent(scores['accuracy'])} ({figures}), {least}", where=where, fix=fix)
+    if requirements.fail_under is not None:
+        _check_accuracy(evaluation, requirements.fail_under, where, fix)
     if requirements.worse_than is not None:
-        rival = _rival(numbers, requirements.worse_than)
-        if not rival["n"]:
-            what = f"no test text has a label of teacher {rival['name']}"
-            raise ExperimentError(what, where="--fail-if-worse-than", fix="add labelled test texts of this teacher")
-        if rival["student_is"] == "worse":
-            on = tested_on(verdict["rivals"]) if verdict and rival["kind"] != "teacher on its own labels" else ""
-            what = f"{difference_sentence(rival)}{on} (--fail-if-worse-than {requirements.worse_than})"
-            raise QualityError(what, where=where, fix=fix)
+        _check_rival(numbers, requirements.worse_than, where, fix)
+
+
+def _check_accuracy(evaluation: EvaluationBlock, least: float, where: str, fix: str) -> None:
+    if "selected" in evaluation and not evaluation["selected"]["random"]:
+        what, add = "the accuracy is unknown: all test texts were selected", "add rows with `random` in column `why`"
+        raise ExperimentError(what, where="corpus.test", fix=add)
+    learned, scores = evaluation.get("learned"), reported_scores(evaluation)
+    if learned and learned.get("generated") and were_learned(learned):
+        what, use = learned_sentence(learned).removesuffix("."), "use labelled real texts as corpus.test"
+        raise ExperimentError(what, where="corpus.test", fix=use)
+    if scores["accuracy"] < least:
+        figures = f"n = {scores['n']:,}, 95 % interval {bounds(*interval(scores['accuracy'], scores['n']))}"
+        what = f"the accuracy is {percent(scores['accuracy'])} ({figures}), below {percent(least)} (--fail-under)"
+        raise QualityError(what, where=where, fix=fix)
+
+
+def _check_rival(numbers: ReportJson, name: str, where: str, fix: str) -> None:
+    rival, verdict = _rival(numbers, name), numbers["verdict"]
+    if not rival["n"]:
+        what = f"no test text has a label of teacher {rival['name']}"
+        raise ExperimentError(what, where="--fail-if-worse-than", fix="add labelled test texts of this teacher")
+    if rival["student_is"] == "worse":
+        on = tested_on(verdict["rivals"]) if verdict and rival["kind"] != "teacher on its own labels" else ""
+        raise QualityError(f"{difference_sentence(rival)}{on} (--fail-if-worse-than {name})", where=where, fix=fix)
 
 
 def _rival(numbers: ReportJson, name: str) -> Rival:

@@ -87,10 +87,10 @@ def _estimated(scores: Array, shares: Array | None) -> Mixture:
 def _fit(scores: Array, weights: Array, known_shares: Array | None) -> Mixture:
     texts, teachers = scores.shape
     counts, means, spreads = [], [], []
-    for part in (weights, 1 - weights):
-        counts.append(np.maximum(part.sum(axis=0), 1e-9))
-        means.append((part * scores).sum(axis=0) / counts[-1])
-        spreads.append(np.maximum((part * (scores - means[-1]) ** 2).sum(axis=0) / counts[-1], 1e-6))
+    for probability in (weights, 1 - weights):
+        counts.append(np.maximum(probability.sum(axis=0), 1e-9))
+        means.append((probability * scores).sum(axis=0) / counts[-1])
+        spreads.append(np.maximum((probability * (scores - means[-1]) ** 2).sum(axis=0) / counts[-1], 1e-6))
     ratio = float(np.clip(np.exp(np.log(spreads[0] / spreads[1]).mean() / 2), LEAST_RATIO, 1 / LEAST_RATIO))
     variance = (counts[0] * spreads[0] / ratio**2 + counts[1] * spreads[1]) / texts
     noise = np.sqrt(np.maximum(variance, LEAST_NOISE**2))

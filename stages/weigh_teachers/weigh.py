@@ -175,7 +175,7 @@ def with_interval(share: float, texts: int) -> AccuracyEstimate:
         math.hypot(math.log(ODDS_FACTOR), math.log(bound / (1 - bound) / odds)) for bound in interval(share, texts)
     )
     bounds = odds * math.exp(-low), odds, odds * math.exp(high)
-    lowest, value, highest = (round(part / (1 + part), 4) for part in bounds)
+    lowest, value, highest = (round(bound / (1 + bound), 4) for bound in bounds)
     return {"low": lowest, "value": value, "high": highest}
 
 
@@ -481,7 +481,7 @@ def _is_coherent(signal: Array, smooth: Array, facts: WeightFacts) -> bool:
     return False
 
 
-# ---- parts
+# ---- signals
 
 
 def _relative(signal: Array) -> Array:

@@ -290,8 +290,8 @@ def _texts_in(file: LabelFile, paths: Iterable[Path], corpus: Corpus) -> Iterato
 
 def labels_in(tables: Iterable[pa.Table], names: Sequence[str], unknown: str | None) -> GivenLabels:
     """Returns the labels of the union in the corpus's own column; `unknown` is that of unknown texts."""
-    columns = (zip(*(table.column(name).to_pylist() for name in ("key", "label")), strict=True) for table in tables)
-    pairs, union = [pair for part in columns for pair in part if pair[1] is not None], set(names)
+    table, union = pa.concat_tables(table.drop_null() for table in tables), set(names)
+    pairs = list(zip(*(table.column(name).to_pylist() for name in ("key", "label")), strict=True))
     labels = {key: label for key, label in pairs if label in union}
     return GivenLabels(labels, unknown=frozenset(key for key, label in pairs if label == unknown))
 

@@ -91,10 +91,10 @@ class LabelFile:
     problems: Sequence[str]
     corpus: Corpus
     empty: int
-    marked: bool
+    has_reasons: bool
     """Whether the file has the column WHY."""
-    way: str
-    """How texts to label are made, as the end of a fix."""
+    how_to_label: str
+    """The end of a fix: the call that makes texts to label."""
     blank: Sequence[bytes | str]
     """Key or id of each text without a label that is marked as random."""
     label: str
@@ -163,7 +163,7 @@ class LabelFile:
             raise DataError(f"no row of {self.name} has a label{others}", where=self.where, fix=fix)
 
     def by_key(self, keys: Mapping[bytes | str, bytes]) -> GivenLabels:
-        random = frozenset(keys[row.text] for row in self.rows if row.why == RANDOM) if self.marked else None
+        random = frozenset(keys[row.text] for row in self.rows if row.why == RANDOM) if self.has_reasons else None
         outside = self.corpus.unknown
         labels = {keys[row.text]: row.label for row in self.rows if row.label != outside}
         unknown = frozenset(keys[row.text] for row in self.rows if row.label == outside)
@@ -182,7 +182,7 @@ class LabelFile:
         lines = [f"{self.name}: {counted(len(problems), 'problem')}"]
         lines += [f"  {problem}" for problem in problems[:MOST_SHOWN]]
         lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
-        fix = f"correct or remove {'the other' if rename else 'these'} rows; {self.way}"
+        fix = f"correct or remove {'the other' if rename else 'these'} rows; {self.how_to_label}"
         if self.corpus.on_bad_row != "skip":
             fix += "; or leave such rows out: corpus.on_bad_row=skip, or use no labels: labels=null"
         if rename:
@@ -190,7 +190,7 @@ class LabelFile:
         return DataError("\n".join(lines), where=self.where, fix=start + fix)
 
 
-def read_label_file(path: Path, corpus: Corpus, way: str, name: str) -> LabelFile:
+def read_label_file(path: Path, corpus: Corpus, how_to_label: str, name: str) -> LabelFile:
     """Reads the rows with a label; the columns have the names of the corpus, or key, id, text and label.
 
     `name` is that of a frame in messages; a file has its own.
@@ -222,7 +222,9 @@ def read_label_file(path: Path, corpus: Corpus, way: str, name: str) -> LabelFil
             rows.append(LabelRow(place, identity, shown(fields[0]), row.label, why))
     where = WHERE if name else f"{WHERE}: {shown(str(path), 200)}"
     name = name or shown(path.name, 200)
-    return LabelFile(name, where, column, rows, problems, corpus, empty, reasons is not None, way, blank, label)
+    return LabelFile(
+        name, where, column, rows, problems, corpus, empty, reasons is not None, how_to_label, blank, label
+    )
 
 
 def why_column(corpus: Corpus) -> str:

@@ -211,14 +211,14 @@ def label_file(run: Run, source: str) -> LabelFile:
     where = label_files.WHERE
     path = user_path(source, run.base, DataError, where=where)
     is_frame = path.parent == run.store.root / GIVEN
-    way = f"`amalgam label --count 50{run.file_option}` writes a file of texts to label"
+    how_to_label = f"`amalgam label --count 50{run.file_option}` writes a file of texts to label"
     if is_frame or run.file is None:
-        way = "`experiment.label(50)` returns texts to label"
+        how_to_label = "`experiment.label(50)` returns texts to label"
     if not path.is_file():
-        fix = f"name a csv, tsv, jsonl or parquet file, or `corpus`; {way}"
+        fix = f"name a csv, tsv, jsonl or parquet file, or `corpus`; {how_to_label}"
         raise DataError(f"{shown(source)} {'is no file' if path.exists() else 'does not exist'}", where=where, fix=fix)
     file = find_files(source, run.base)[0]
-    return label_files.read_label_file(file, run.experiment.corpus, way, label_files.FRAME if is_frame else "")
+    return label_files.read_label_file(file, run.experiment.corpus, how_to_label, label_files.FRAME if is_frame else "")
 
 
 def check_labels(run: Run) -> None:

@@ -101,13 +101,11 @@ class WeighTeachers(Stage):
         inputs["knows"] = load.known_labels(run)
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs |= load.generated_identity(run)
-        if load.given_labels(run):
-            inputs |= load.labels_identity(run)
+        inputs |= load.labels_identity(run)
         if run.experiment.corpus.limit is not None and len(_blocks(run)) > 1:
             inputs["blocks"] = [group_name(block.buckets) for block in _blocks(run)]  # texts beyond the limit move them
-        upstream = ["cache-features"] if target_method(targets).reads_features else []
-        fingerprints = {stage: run.fingerprint(stage) for stage in upstream}
-        return Identity({"targets": settings}, inputs, fingerprints)
+        upstream = ["cache-features"] * target_method(targets).reads_features
+        return Identity({"targets": settings}, inputs, {stage: run.fingerprint(stage) for stage in upstream})
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Returns the first block alone until it is complete."""

@@ -83,7 +83,15 @@ def test_a_sweep_makes_the_students_of_single_runs_and_computes_no_pass_twice(wo
     assert deviation == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5)
     again = workspace("sweep", "student.seed=0,1")
     assert "running" not in again.err
+    assert "replaced" not in again.err
     assert [line.split("  ")[0] for line in again.out.splitlines()[3:]] == ["seed-0", "seed-1", "all, mean of 2"]
+
+
+def test_notes_name_replaced_students_and_fields_without_effect(workspace: Workspace) -> None:
+    for setting in ("student.learning_rate=1e-3", "student.learning_rate=2e-3"):
+        notes = workspace("sweep", "student.accumulate=1,2", setting).err
+    assert "students of other settings were replaced: students/accumulate-1, students/accumulate-2" in notes
+    assert "accumulate-1 and accumulate-2 have equal scores: student.accumulate changed" in notes
 
 
 def test_a_student_that_cannot_be_trained_is_named_before_any_is(workspace: Workspace) -> None:

@@ -32,7 +32,7 @@ from amalgam.pipeline.signals import InterruptHandler
 from amalgam.stages.app.api import QuietTables, check_requirements, open_run, run_without_tables, working
 from amalgam.stages.app.checks import check_student_encoder, error_of
 from amalgam.stages.build_targets.stage import check_train_gold
-from amalgam.stages.common.deliveries import STUDENTS
+from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.blocks import Scores, reported_scores
@@ -69,6 +69,7 @@ def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: b
     run = open_run(config, sweep_runs[0].overrides)
     if run.share.kind == "torchrun":
         raise ExperimentError("a sweep runs in one process", fix="omit torchrun, or set execution.engine=ray")
+    before = {each.name: read_metadata(run.base / STUDENTS / each.name) for each in sweep_runs}
     if run.experiment.execution.engine == "ray":
         _train_in_parallel(config, sweep_runs, quiet=quiet)
     results: list[SweepResult] = []
@@ -79,6 +80,30 @@ def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: b
         Console(quiet=quiet).say(f"== {sweep_run.name}")
         results.append(_result(sweep_run, run_without_tables(config, sweep_run.overrides, quiet=quiet)))
     _show(Console(quiet=quiet), results, as_json=as_json)
+    for note in _notes(results, {name: metadata["fingerprint"] for name, metadata in before.items() if metadata}):
+        Console(quiet=quiet).note(note)
+
+
+def _notes(results: Sequence[SweepResult], before: Mapping[str, str]) -> Iterator[str]:
+    """Yields notes on replaced students and on equal ones; `before`: the fingerprints of the present students."""
+    replaced = [one["name"] for one in results if before.get(one["name"], one["fingerprint"]) != one["fingerprint"]]
+    if replaced:
+        names = ", ".join(f"{STUDENTS}/{name}" for name in replaced)
+        yield f"students of other settings were replaced: {names}; student.name=PREFIX starts the names of a sweep"
+    for equal, fields in equal_students(results):
+        yield f"{' and '.join(equal)} have equal scores: {' and '.join(fields)} changed nothing"
+
+
+def equal_students(results: Iterable[SweepResult]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yields the names of students whose scores are all equal, and the fields in which they differ."""
+    groups: dict[tuple[float | None, ...], list[SweepResult]] = {}
+    for result in results:
+        if result["scores"] and result["scores"]["nll_nats"] is not None:
+            groups.setdefault(tuple(result["scores"][score] for score in SCORES), []).append(result)
+    for group in groups.values():
+        fields = [field for field in group[0]["values"] if len({one["values"][field] for one in group}) > 1]
+        if fields:
+            yield [one["name"] for one in group], fields
 
 
 def _check_students(config: Path, sweep_runs: Sequence[SweepRun]) -> None:

@@ -107,6 +107,18 @@ def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[No
 
 
 @contextlib.contextmanager
+def as_keyboard_interrupt() -> Iterator[None]:
+    """Raises KeyboardInterrupt where Python's own handler would: no `except Exception` of a program catches it."""
+    try:
+        yield
+    except InterruptedRunError as error:
+        by_keyboard = error.exit_code == 128 + signal.SIGINT
+        if by_keyboard and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            raise KeyboardInterrupt(str(error)) from None
+        raise
+
+
+@contextlib.contextmanager
 def without_units(end: str) -> Iterator[None]:
     """Replaces the message of a signal for work that the same command cannot continue; `end` is the output's state."""
     try:

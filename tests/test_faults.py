@@ -16,7 +16,7 @@ import pytest
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.errors import InterruptedRunError
 from amalgam.pipeline.execution.stage import Unit
-from amalgam.pipeline.signals import InterruptHandler
+from amalgam.pipeline.signals import InterruptHandler, stopping
 from amalgam.stages.app.api import open_run, working
 from amalgam.stages.cache_teachers.ask import record_conflict
 from amalgam.stages.common import load
@@ -298,6 +298,18 @@ def test_a_signal_to_a_finished_run_reaches_the_work_around_it() -> None:
         with pytest.raises(InterruptedRunError):
             around.check()
         around.arrived = None
+
+
+def test_ctrl_c_in_a_program_is_a_keyboard_interrupt(workspace: Workspace) -> None:
+    run, before = open_run(workspace.config, []), signal.signal(signal.SIGINT, signal.default_int_handler)
+    run.signals.arrived = signal.SIGINT
+    try:
+        with pytest.raises(KeyboardInterrupt, match="committed units stay"), working(run):
+            run.signals.check()
+        with pytest.raises(InterruptedRunError), stopping(), working(run):  # of the command line
+            run.signals.check()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_killed_three_times_it_ends_where_an_uninterrupted_run_does(fresh: Workspace, uninterrupted: Workspace) -> None:

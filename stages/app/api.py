@@ -32,6 +32,7 @@ from amalgam.pipeline.execution.plan import IdentityJson, StageState, StateJson,
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, share_of
 from amalgam.pipeline.notebook import console_of_python, table_html
+from amalgam.pipeline.signals import as_keyboard_interrupt
 from amalgam.pipeline.storage.fingerprint import FileDigests, differences
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app import arguments, frames, maintenance
@@ -78,7 +79,7 @@ def open_run(
 @contextmanager
 def working(run: Run) -> Iterator[None]:
     """Handles signals during the block, and stores new file digests after it if there is a workspace."""
-    with run.signals.listening():
+    with as_keyboard_interrupt(), run.signals.listening():
         try:
             yield
             if "torch" in sys.modules and torch.distributed.is_available() and torch.distributed.is_initialized():

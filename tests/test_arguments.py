@@ -156,7 +156,7 @@ def test_test_texts_in_memory_keep_how_they_were_picked(shop: Workspace) -> None
         experiment.run()
         numbers = json.loads(experiment.report.with_suffix(".json").read_text())
         evaluations.append((numbers["evaluation"]["n"], numbers["evaluation"]["selected"]))
-    assert evaluations == 3 * [(20, {"texts": 5, "random": 20})]
+    assert evaluations == 3 * [(20, {"texts": 5, "random": 20, "unused": 5})]
 
 
 def test_rows_without_a_text_are_skipped_on_request(shop: Workspace) -> None:

@@ -1,4 +1,4 @@
-"""The proposed command of a verdict is about the student of the report; test texts whose labels are learned."""
+"""The proposed command of a verdict is about the student of the report; test texts that are learned or selected."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import csv
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from amalgam.stages.common.deliveries import METADATA
 from amalgam.tests.workspaces import TEST, TRAIN, Workspace, amalgam
 
 
+def numbers_of(workspace: Workspace, name: str = "student") -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((workspace.folder / f"reports/{name}.json").read_text())
+    return content
+
+
 def next_of(workspace: Workspace, name: str) -> dict[str, Any]:
-    step: dict[str, Any] = json.loads((workspace.folder / f"reports/{name}.json").read_text())["verdict"]["next"]
+    step: dict[str, Any] = numbers_of(workspace, name)["verdict"]["next"]
     return step
 
 
@@ -139,3 +145,57 @@ def test_the_file_of_texts_to_label_has_the_columns_of_the_corpus(workspace: Wor
     path.write_text(path.read_text().replace(",,", ",computing,", 1))
     workspace(*texts, "corpus.label=label")
     assert path.read_text().startswith("key,text,topic,"), "a file with labels is kept"
+
+
+def write_reasons(workspace: Workspace, whys: Sequence[str], **others: str) -> None:
+    """Give the first texts to label these reasons, in a file of any name; `others` replace values in all rows."""
+    gold, target = dict(workspace.texts()), workspace.folder / "texts/labelled.csv"
+    if not target.exists():
+        workspace("report", "corpus.test=null")
+    rows = csv.DictReader((workspace.folder / "reports/student.to-label.csv").read_text("utf-8").splitlines())
+    named = [{**row, "label": gold[row["text"]], "why": why, **others} for row, why in zip(rows, whys, strict=False)]
+    with target.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, named[0])
+        writer.writeheader()
+        writer.writerows(named)
+
+
+def test_of_selected_test_texts_only_random_ones_count_but_for_the_ensemble(workspace: Workspace) -> None:
+    whys = ["random"] * 20 + ["student and ensemble differ"] * 12 + ["small margin"] * 5
+    write_reasons(workspace, whys)
+    result = workspace("run", "corpus.test=texts/labelled.csv")
+    numbers = numbers_of(workspace)
+    assert numbers["evaluation"]["n"] == 20
+    assert numbers["evaluation"]["selected"] == {"texts": 17, "random": 20, "unused": 5}
+    assert sum(row["n"] for row in numbers["student_quality"]["classes"]) == 20
+    rivals = {rival["kind"]: rival["n"] for rival in numbers["verdict"]["rivals"]}
+    assert (rivals["ensemble"], rivals["zero-shot"], rivals["most frequent label"]) == (32, 20, 20)
+    caution = "17 of 37 test texts were selected (column `why`)"
+    assert f"  caution: {caution}" in result.out
+    assert "20 random labelled test texts" in result.out
+    text = (workspace.folder / "reports/student.html").read_text("utf-8")
+    assert "17 of 37 test texts were selected" in text
+    assert "20 random labelled test texts" in text
+
+    write_reasons(workspace, whys, student="a label of another student")
+    workspace("run", "corpus.test=texts/labelled.csv")
+    numbers = numbers_of(workspace)
+    assert numbers["evaluation"]["selected"]["unused"] == 17
+    assert not any("selected" in rival or rival["n"] > 20 for rival in numbers["verdict"]["rivals"])
+    assert f"{caution} for another student" in numbers["verdict"]["cautions"][0]
+
+    write_reasons(workspace, whys[20:])
+    workspace("run", "corpus.test=texts/labelled.csv")
+    numbers = numbers_of(workspace)
+    assert {rival["kind"] for rival in numbers["verdict"]["rivals"]} == {"ensemble"}
+    assert numbers["verdict"]["decision"] != "ship"
+    refused = workspace.attempt("report", "corpus.test=texts/labelled.csv", "--fail-under", "0.1")
+    assert refused.code == 2
+    assert "all test texts were selected" in refused.err
+
+
+def test_a_column_why_of_the_users_own_selects_nothing(workspace: Workspace) -> None:
+    write_reasons(workspace, ["a remark"] * 40)
+    workspace("run", "corpus.test=texts/labelled.csv")
+    assert numbers_of(workspace)["evaluation"]["n"] == 40
+    assert "selected" not in numbers_of(workspace)["evaluation"]

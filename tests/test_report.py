@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -321,48 +320,6 @@ def test_without_test_texts_there_are_texts_to_label_and_their_labels_are_kept(w
     assert workspace.attempt("report", "corpus.test=null", "--fail-under", "0.5").code == 2
     changed = workspace.attempt("report", "corpus.test=null", "student.seed=9", "--fail-if-worse-than", "ensemble")
     assert (changed.code, "train-student" in changed.err) == (2, False), changed.err
-
-
-def write_reasons(workspace: Workspace, whys: Sequence[str]) -> None:
-    """Give the first test texts these reasons, in a file of any name."""
-    rows = list(zip(workspace.texts("test"), whys, strict=False))
-    with (workspace.folder / "texts/labelled.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerows([("text", "label", "why"), *((*row, why) for row, why in rows)])
-
-
-def test_of_selected_test_texts_only_random_ones_count_but_for_the_ensemble(workspace: Workspace) -> None:
-    whys = ["random"] * 20 + ["student and ensemble differ"] * 12 + ["small margin"] * 5
-    write_reasons(workspace, whys)
-    result = workspace("run", "corpus.test=texts/labelled.csv")
-    numbers = numbers_of(workspace)
-    assert numbers["evaluation"]["n"] == 20
-    assert numbers["evaluation"]["selected"] == {"texts": 17, "random": 20}
-    assert sum(row["n"] for row in numbers["student_quality"]["classes"]) == 20
-    rivals = {rival["kind"]: rival["n"] for rival in numbers["verdict"]["rivals"]}
-    assert (rivals["ensemble"], rivals["zero-shot"], rivals["most frequent label"]) == (32, 20, 20)
-    caution = "17 of 37 test texts were selected (column `why`)"
-    assert f"  caution: {caution}" in result.out
-    assert "20 random labelled test texts" in result.out
-    text = Page(page_of(workspace)).text
-    assert caution.replace("`", "") in text.replace("`", "")
-    assert "20 random labelled test texts" in text
-
-    write_reasons(workspace, whys[20:])
-    workspace("run", "corpus.test=texts/labelled.csv")
-    numbers = numbers_of(workspace)
-    assert {rival["kind"] for rival in numbers["verdict"]["rivals"]} == {"ensemble"}
-    assert numbers["verdict"]["decision"] != "ship"
-    refused = workspace.attempt("report", "corpus.test=texts/labelled.csv", "--fail-under", "0.1")
-    assert refused.code == 2
-    assert "all test texts were selected" in refused.err
-
-
-def test_a_column_why_of_the_users_own_selects_nothing(workspace: Workspace) -> None:
-    write_reasons(workspace, ["a remark"] * 40)
-    workspace("run", "corpus.test=texts/labelled.csv")
-    assert numbers_of(workspace)["evaluation"]["n"] == 40
-    assert "selected" not in numbers_of(workspace)["evaluation"]
 
 
 def test_a_student_trained_again_under_its_name_can_be_made_again(workspace: Workspace) -> None:

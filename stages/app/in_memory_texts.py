@@ -1,7 +1,7 @@
 """Stores texts of in-memory objects as Parquet files named by their content.
 
 Any object that yields Arrow tables is accepted, and a list of texts. The columns of the corpus section are stored,
-class numbers as names. Test texts keep the column with how they were picked.
+class numbers as names. Test texts keep the columns of a file to label with how they were picked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from amalgam.pipeline.storage.paths import GIVEN, GIVEN_NAME
 from amalgam.pipeline.storage.store import open_store
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.corpus import IN_MEMORY
-from amalgam.stages.common.given_labels import why_column
+from amalgam.stages.common.given_labels import PREDICTED, free_name, why_column
 from amalgam.stages.methods import load_with_methods
 
 PARTS = ("train", "validation", "test")
@@ -217,8 +217,8 @@ def _selected(table: pa.Table, corpus: Corpus, part: str) -> pa.Table:
                 fix = f'pass texts with labels: a frame, or {{"{corpus.text[0]}": [...], "{name}": [...]}}'
             raise DataError(f"no column {shown(name)} in the {part} texts", where=f"texts[{part!r}]", fix=fix)
     read = {*corpus.text, corpus.id, corpus.label}
-    if part == "test":
-        read.add(why_column(corpus))
+    if part == "test" and why_column(corpus) in columns:
+        read |= {why_column(corpus), *(free_name(name, corpus) for name in PREDICTED)}
     selected = [name for name in columns if name in read]
     twice = next((name for name in selected if selected.count(name) > 1), None)
     if twice is not None:

@@ -25,11 +25,16 @@ WHY, RANDOM = "why", "random"
 
 DIFFER = "student and ensemble differ"
 """Value of this column for a random text of those on which student and ensemble differ."""
+PREDICTED = ("student", "ensemble")
+"""The columns with the labels that the two predict."""
 SELECTED = {DIFFER, "student and ensemble disagree", "small margin"}
 """All values for texts that are no random ones; older versions wrote the last two."""
 
-ORDINARY, DIFFERING, HARD = 0, 1, 2
-"""How a test text was picked; a hard one was picked because a model is unsure of it, or sure against another."""
+ORDINARY, DIFFERING, HARD, MOVED = 0, 1, 2, 3
+"""How a test text was picked; a hard one was picked because a model is unsure of it, or sure against another.
+
+A moved one was picked because student and ensemble differ, but one of the two now predicts another label.
+"""
 
 MOST_SHOWN = 5
 SIMILAR = 0.7
@@ -236,13 +241,21 @@ def free_name(name: str, corpus: Corpus) -> str:
     return f"{name}_" if name in {*corpus.text, corpus.id, corpus.label} else name
 
 
-def picked_in(path: Path, corpus: Corpus) -> dict[bytes, int]:
-    """Returns how the texts were picked, by key, if the file has the column; only of those that are not ordinary."""
+def picked_in(path: Path, corpus: Corpus) -> dict[bytes, Sequence[str | None]]:
+    """Returns the selected texts by key, if the file has the column with the reasons.
+
+    The value has the labels that student and ensemble predict if the text was selected because these differ.
+    """
     reasons = _column(path, why_column(corpus)) or {}
     if not SELECTED & set(reasons.values()):
         return {}
+    labels = [_column(path, free_name(name, corpus)) or {} for name in PREDICTED]
     rows = ((reasons.get(row.number), row) for row in read_rows(path, corpus=corpus) if isinstance(row, Row))
-    return {text_key(row.fields): DIFFERING if why == DIFFER else HARD for why, row in rows if why in SELECTED}
+    return {
+        text_key(row.fields): [own.get(row.number) for own in labels] if why == DIFFER else []
+        for why, row in rows
+        if why in SELECTED
+    }
 
 
 def label_column(corpus: Corpus) -> str:

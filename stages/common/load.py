@@ -198,9 +198,9 @@ def excluded_texts(run: Run) -> frozenset[bytes]:
 
 
 @once
-def picked_texts(run: Run) -> dict[bytes, int]:
-    """Returns how the test texts were picked, by key; only of selected ones, which a file of texts to label marks."""
-    corpus, picked = corpus_for(run.experiment, "test"), dict[bytes, int]()
+def picked_texts(run: Run) -> dict[bytes, Sequence[str | None]]:
+    """Returns the selected test texts, which a file of texts to label marks; the values are those of `picked_in`."""
+    corpus, picked = corpus_for(run.experiment, "test"), dict[bytes, Sequence[str | None]]()
     for path in part_files(run, "test"):
         picked |= label_files.picked_in(path, corpus) if path.stat().st_size <= MOST_SCANNED else {}
     return picked

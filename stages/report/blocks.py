@@ -51,6 +51,8 @@ class Selected(TypedDict):
 
     texts: int
     random: int
+    unused: NotRequired[int]
+    """Selected ones that nothing uses, if there are any."""
 
 
 class EvaluatedSystems(TypedDict):

@@ -116,7 +116,7 @@ def too_few(inputs: types.VerdictInputs, rivals: Sequence[types.Rival], needed: 
 def cautions_of(inputs: types.VerdictInputs, rivals: Sequence[types.Rival]) -> Iterator[str]:
     """Yields the remarks; that on selected texts comes first."""
     if inputs.selected:
-        yield words.selection_sentence(inputs.n, inputs.selected)
+        yield words.selection_sentence(inputs.n, inputs.selected, inputs.unused)
     if inputs.learned:
         yield words.learned_sentence(inputs.learned)
     share = inputs.by_labels["unknown"] if inputs.by_labels else None

@@ -25,7 +25,7 @@ from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
-from amalgam.stages.common.given_labels import ORDINARY
+from amalgam.stages.common.given_labels import DIFFERING, HARD, MOVED, ORDINARY
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report.blocks import Scores
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 TIE = 1e-6
 """Weight of a probability that is added to its logit: far less than different logits in half precision differ by."""
+MOST_MOVED = 0.02
+"""Share of the texts on which student and ensemble differ that may be moved, by rounding; more: another student."""
 GROUP_TEXTS = 4096
 """Texts with a score for every label in memory at a time."""
 
@@ -107,8 +109,8 @@ class EvaluationInputs(TeacherInputs):
     calibration_bins: int
     unknown_label: str | None
     """Gold label of texts that belong to no label of the union."""
-    picked: Mapping[bytes, int]
-    """By key of a selected test text: how it was picked."""
+    picked: Mapping[bytes, Sequence[str | None]]
+    """The selected test texts by key; the values are those of `picked_in`."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def predict_test(inputs: EvaluationInputs) -> TestAnswers:
         sum(group.seconds for group in groups),
         np.concatenate([group.scores for group in groups]),
         np.concatenate([group.unknown_scores for group in groups]),
-        np.concatenate([group.picked for group in groups]),
+        _of_this_student(np.concatenate([group.picked for group in groups])),
     )
 
 
@@ -206,10 +208,30 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     seconds, letters = time.perf_counter() - began, np.array([sum(map(len, text)) for text in texts], np.int64)
     if inputs.student is not None and inputs.unknown_label is not None:
         _, unknown_scores = inputs.student.logits_and_scores(fields(unknown))
-    picked = np.array([inputs.picked.get(key, ORDINARY) for key in table.column("key").to_pylist()], np.int8)
+    picked = _picked(inputs, table, systems)
     return TestAnswers(
         first + np.flatnonzero(kept), gold, own, systems, letters, seconds, scores, unknown_scores, picked
     )
+
+
+def _picked(inputs: EvaluationInputs, table: pa.Table, systems: Mapping[str, Predictions]) -> Array:
+    """Returns how each text was picked."""
+    picked = np.full(len(table), ORDINARY, np.int8)
+    names, pair = inputs.labels.names, [systems.get(name) for name in (inputs.system, "ensemble")]
+    for row, key in enumerate(table.column("key").to_pylist()):
+        if key in inputs.picked:
+            labels = [own and names[int(own.label[row])].strip() for own in pair]
+            written = inputs.picked[key]
+            picked[row] = HARD if not written else DIFFERING if labels == written else MOVED
+    return picked
+
+
+def _of_this_student(picked: Array) -> Array:
+    """Makes texts hard that were picked because another student differs: there the ensemble is often wrong."""
+    differing = np.isin(picked, (DIFFERING, MOVED))
+    is_another = (picked == MOVED).sum() > MOST_MOVED * differing.sum()
+    of_this: Array = np.where(differing, np.int8(HARD if is_another else DIFFERING), picked)
+    return of_this
 
 
 def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:

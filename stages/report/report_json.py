@@ -183,6 +183,7 @@ def _verdict_inputs(
         label_file=inputs.settings.labels,
         label=inputs.settings.corpus.label,
         selected=selected["texts"] if selected else 0,
+        unused=selected.get("unused", 0) if selected else 0,
         learned=evaluation.get("learned") if evaluation else None,
         generates=_generates(inputs.settings),
         page=numbers["name"],

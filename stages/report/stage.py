@@ -29,7 +29,7 @@ from amalgam.stages.common import load
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import Part, read_bucket
 from amalgam.stages.common.deliveries import STUDENTS, delivered_students
-from amalgam.stages.common.given_labels import ORDINARY, GivenLabels
+from amalgam.stages.common.given_labels import HARD, ORDINARY, GivenLabels
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
@@ -97,7 +97,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 19  # generated test texts
+    VERSION = 20  # test texts that were selected for another student
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
@@ -130,7 +130,7 @@ class Report(Stage):
         if test:
             inputs = {"test": test.labels_digest, "zero-shot": _zero_shot_identity(run), **unknown}
             picked = load.picked_texts(run)
-            inputs |= {"picked": fingerprint(sorted((key.hex(), how) for key, how in picked.items()))} if picked else {}
+            inputs |= {"picked": fingerprint({key.hex(): labels for key, labels in picked.items()})} if picked else {}
         if load.teachers_of(run):
             inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
             if sampled_texts(run):
@@ -330,6 +330,9 @@ def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, Student
     selected = int((every.picked != ORDINARY).sum())
     if selected:
         scores["selected"] = Selected(texts=selected, random=len(every.picked) - selected)
+        unused = int((every.picked == HARD).sum())
+        if unused:
+            scores["selected"]["unused"] = unused
         quality["rivals"] = rivals_of_selected(every, inputs.labels, inputs.system)
     return scores, quality, StudentSpeed(texts=len(answers.gold), seconds=round(answers.seconds, 3)) if learns else None
 

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NotRequired, TypedDict
 
+from amalgam.stages.common.given_labels import PREDICTED, WHY
+
 Decision = Literal["ship", "do not ship", "cannot say"]
 
 Kind = Literal[
@@ -23,7 +25,7 @@ Standing = Literal["better", "worse", "not clearly different"]
 TO_LABEL = ".to-label.csv"
 """End of the name of the file with the texts to label."""
 
-PREDICTED_COLUMNS = ("student", "ensemble", "why")
+PREDICTED_COLUMNS = (*PREDICTED, WHY)
 """Columns of this file that follow the column to fill."""
 
 
@@ -257,6 +259,8 @@ class VerdictInputs:
     """Column of the gold labels in the experiment file."""
     selected: int = 0
     """Labelled test texts that were selected because they are hard."""
+    unused: int = 0
+    """Those of them that nothing uses."""
     learned: LearnedTexts | None = None
     generates: bool = False
     """Whether stage generate wrote the training texts, which are then no test texts."""

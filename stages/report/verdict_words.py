@@ -56,16 +56,21 @@ def figures_of(rival: types.Rival, *, rival_first: bool = False) -> str:
     return f"{first} against {second}, 95 % interval {100 * low:+.1f} to {100 * high:+.1f}, n = {n:,}{texts}"
 
 
-def selection_sentence(n: int, selected: int) -> str:
+def selection_sentence(n: int, selected: int, unused: int = 0) -> str:
     """Returns how many test texts were selected, and for which numbers only the n random ones count."""
     total = counted(n + selected, "test text")
     were, them = ("was", "it") if selected == 1 else ("were", "them")
     if not n:
         every = "The only test text" if selected == 1 else f"All {total}"
         return f"{every} {were} selected (column `why`): the accuracy on ordinary texts is unknown."
+    random = f"numbers are of the {counted(n, 'random text')}."
+    another = f"for another student, or by an older version, so nothing uses {them}. All {random}"
+    if selected == unused:
+        return f"{selected:,} of {total} {were} selected (column `why`) {another}"
+    used = f"{selected - unused:,} of them" if unused else them
     return (
-        f"{selected:,} of {total} {were} selected (column `why`). Only the comparison with the ensemble uses {them}; "
-        f"its difference is larger than on ordinary texts. All other numbers are of the {counted(n, 'random text')}."
+        f"{selected:,} of {total} {were} selected (column `why`). Only the comparison with the ensemble uses {used}; "
+        f"its difference is larger than on ordinary texts. All other {random}"
     )
 
 
@@ -88,7 +93,8 @@ def learned_sentence(learned: types.LearnedTexts) -> str:
 def evaluation_cautions(evaluation: EvaluatedSystems | None) -> Iterator[str]:
     """Yields the cautions on test texts that are not ordinary new texts, and on probabilities."""
     if evaluation and "selected" in evaluation:
-        yield selection_sentence(evaluation["selected"]["random"], evaluation["selected"]["texts"])
+        selected = evaluation["selected"]
+        yield selection_sentence(selected["random"], selected["texts"], selected.get("unused", 0))
     if evaluation and "learned" in evaluation:
         yield learned_sentence(evaluation["learned"])
     if evaluation and evaluation["n"] >= LEAST_CALIBRATED:

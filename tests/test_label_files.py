@@ -7,11 +7,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import polars as pl
 import pytest
 
 from amalgam import Experiment
 from amalgam.data.keys import text_key
+from amalgam.pipeline.config.schema import Corpus
+from amalgam.stages.report.labelling import columns_of, select
 from amalgam.tests.test_usage import examples_of
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
@@ -21,7 +24,7 @@ AMALGAM = ("student.method=amalgam", "targets.mode=hard")
 
 def write(workspace: Workspace, rows: Sequence[Sequence[str]], name: str = "labels.csv") -> None:
     with (workspace.folder / name).open("w", newline="") as file:
-        csv.writer(file).writerows([("text", "label"), *rows])
+        csv.writer(file).writerows([("text", "label", "why")[: len(rows[0])], *rows])
 
 
 def rows_of(workspace: Workspace, name: str) -> list[dict[str, str]]:
@@ -239,10 +242,21 @@ def test_earlier_labels_that_another_file_lacks_are_counted(workspace: Workspace
     assert "newly" not in workspace("label", "./labels.csv", "labels=labels.csv", *AMALGAM).out
 
 
-def test_texts_of_a_file_without_reasons_do_not_become_random(workspace: Workspace) -> None:
+def test_texts_of_a_file_without_reasons_are_random_only_if_drawn(workspace: Workspace) -> None:
     write(workspace, workspace.texts()[:3])
-    workspace("label", "--count", "2", "--out", "more.csv", *AMALGAM, "labels=labels.csv")
+    workspace("label", "--count", "2", "--seed", "1", "--out", "more.csv", *AMALGAM, "labels=labels.csv")
     assert [row["why"] for row in rows_of(workspace, "more.csv")] == ["", "", "", "random", "random"]
+
+
+def test_texts_that_were_selected_keep_the_reason_or_become_random_as_often_as_others(workspace: Workspace) -> None:
+    """The texts without a label are easier than all texts if student and ensemble differ on the labelled ones."""
+    rows = [(*row, "student and ensemble differ") for row in workspace.texts()[:60]]
+    write(workspace, rows)
+    workspace("label", "--count", "30", "--out", "more.csv", *AMALGAM, "labels=labels.csv")
+    reasons = [row["why"] for row in rows_of(workspace, "more.csv")]
+    assert set(reasons[:60]) == {"student and ensemble differ", "random"}
+    assert 15 < reasons[:60].count("random") < 45
+    assert reasons[60:] == ["random"] * 30
 
 
 def test_texts_to_label_are_no_test_texts(workspace: Workspace) -> None:
@@ -295,3 +309,73 @@ def test_skip_keeps_refusing_contradictions_and_a_file_of_lost_texts_only(fresh:
     assert "row 2: no training text is a text of last month" in fresh.attempt(*skip).err
     write(fresh, [("a text of last month", "law"), fresh.texts()[0]])
     fresh(*skip)
+
+
+# ---- the texts to label of a report
+
+
+def test_texts_to_label_are_random_ones_and_random_ones_on_which_student_and_ensemble_differ() -> None:
+    rng = np.random.default_rng(0)
+    student, ensemble = rng.dirichlet(np.ones(4), 1000), rng.dirichlet(np.ones(4), 1000)
+    chosen = select(student, ensemble)
+    assert chosen == select(student, ensemble)
+    assert len({row for row, _ in chosen}) == len(chosen) == 200
+    by_reason = {why: [row for row, reason in chosen if reason == why] for _, why in chosen}
+    assert {why: len(own) for why, own in by_reason.items()} == {"student and ensemble differ": 100, "random": 100}
+    differ = np.flatnonzero(student.argmax(axis=1) != ensemble.argmax(axis=1))
+    assert by_reason["student and ensemble differ"] == differ[differ >= 100][:100].tolist()
+
+
+@pytest.mark.parametrize("wrong", [0.02, 0.5])
+def test_random_texts_to_label_estimate_the_accuracy(wrong: float) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        student, gold = rng.dirichlet(np.ones(4), 1000), np.empty(1000, int)
+        gold[:] = student.argmax(axis=1)
+        errors = rng.random(1000) < wrong
+        gold[errors] = (gold[errors] + 1) % 4
+        chosen = select(student, np.eye(4)[gold])  # the ensemble disagrees exactly on errors
+        assert 190 <= len(chosen) <= 200
+        random = [row for row, why in chosen if why == "random"]
+        assert sorted(random) == list(range(len(random)))  # the first rows are a random sample
+        assert len(random) >= 100
+
+
+def test_few_texts_are_all_labelled_and_no_ensemble_is_needed() -> None:
+    student = np.random.default_rng(0).dirichlet(np.ones(3), 30)
+    assert sorted(row for row, _ in select(student, None)) == list(range(30))
+
+
+def test_texts_that_have_a_label_are_not_labelled_again() -> None:
+    rng = np.random.default_rng(0)
+    student, ensemble = rng.dirichlet(np.ones(4), 1000), rng.dirichlet(np.ones(4), 1000)
+    labelled = set(range(0, 1000, 3))
+    chosen = [row for row, _ in select(student, ensemble, labelled)]
+    assert len(set(chosen)) == 200
+    assert not labelled & set(chosen)
+    assert select(student, ensemble, range(1000)) == select(student, ensemble, (), range(1000)) == []
+    assert [row for row, _ in select(student, None, labelled)] == [row for row in range(1000) if row % 3][:200]
+
+
+@pytest.mark.parametrize("texts", [2000, 500])
+def test_random_texts_are_random_after_labels_of_texts_on_which_student_and_ensemble_differ(texts: int) -> None:
+    """Without those the others are easier; if the texts between them are needed, they are among the random ones."""
+    rng, errors = np.random.default_rng(0), []
+    for _ in range(20):
+        differ = rng.random(texts) < 0.2
+        student, ensemble = np.eye(2)[np.zeros(texts, int)], np.eye(2)[differ.astype(int)]
+        first = select(student, ensemble)
+        random, picked = ({row for row, own in first if (own == "random") == which} for which in (True, False))
+        second = select(student, ensemble, random, picked)
+        assert sum(row not in picked for row, _ in second) >= 150
+        assert not random & {row for row, _ in second}
+        assert texts == 500 or not picked & {row for row, _ in second}
+        errors.append(np.mean([differ[row] for row, own in second if own == "random"]) - differ.mean())
+    assert abs(np.mean(errors)) < 0.03
+
+
+def test_the_columns_are_those_of_the_corpus() -> None:
+    plain = Corpus(train=["a.csv"])
+    assert columns_of(plain) == ["key", "text", "label", "student", "ensemble", "why"]
+    pairs = Corpus(train=["a.csv"], text=["premise", "why"], id="number", label="gold")
+    assert columns_of(pairs) == ["key", "number", "premise", "why", "gold", "student", "ensemble", "why_"]

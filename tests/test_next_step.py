@@ -73,6 +73,13 @@ def test_labelled_texts_are_not_among_those_to_label_and_their_file_is_not_the_o
     assert sorted([*others, *(row["key"] for row in labelled)]) == sorted(row["key"] for row in rows)
     assert path.name in next_of(workspace, "student")["command"]
 
+    hard, text = {row["key"]: row["label"] for row in labelled[:20]}, (workspace.folder / "labels.csv").read_text()
+    (workspace.folder / "labels.csv").write_text(text.replace(",random\n", ",student and ensemble differ\n", 20))
+    for override in ("report.calibration_bins=9", "report.calibration_bins=8"):
+        assert "was kept" not in workspace("run", *settings, "labels=labels.csv", override).err
+        content = {row["key"]: row["label"] for row in csv.DictReader(path.read_text().splitlines())}
+        assert content == dict.fromkeys(others, "") | hard
+
 
 def test_test_texts_to_add_are_for_the_student_of_this_name(workspace: Workspace) -> None:
     overrides = ["corpus.test=texts/few.csv", "student.name=two", "student.epochs=80"]

@@ -46,8 +46,9 @@ def check_takes_labels(experiment: ExperimentConfig) -> None:
 def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
     """Returns key, id, text, label (empty), and the distinct predictions of the teachers, for random texts.
 
-    The texts of the experiment's labels come first, with their labels, because `labels` is one file. Test texts are
-    left out: a test text with a label in `labels` is learned, and measures nothing.
+    The texts of the experiment's labels come first, with their labels, because `labels` is one file. Some of them are
+    drawn as random ones: if they are hard, the others alone are no random sample. Test texts are left out: a test text
+    with a label in `labels` is learned, and measures nothing.
     """
     keys, given = keys_of(run, train_part(run).buckets), given_labels(run) or GivenLabels({})
     earlier = _among(keys, pa.array([*given.by_key, *given.unknown, *given.blank], keys.type))
@@ -60,7 +61,11 @@ def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
         raise ExperimentError(what, where="label", fix=f"add training texts, or use the labels: {command}")
     random = np.random.default_rng(seed)
     new = random.choice(rows, min(count, len(rows)), replace=False)
-    return _table(run, np.concatenate([np.flatnonzero(earlier), new]), random, given)
+    is_random = _among(keys, pa.array([*(given.random or ()), *given.blank], keys.type))
+    picked = np.flatnonzero(earlier & ~is_test & ~is_random)
+    is_random[new] = True
+    is_random[picked] = random.random(len(picked)) < len(new) / len(rows)  # as likely as the new ones
+    return _table(run, np.concatenate([np.flatnonzero(earlier), new]), is_random, random, given)
 
 
 def _among(keys: pa.Array, others: pa.Array) -> Array:
@@ -68,7 +73,7 @@ def _among(keys: pa.Array, others: pa.Array) -> Array:
     return is_among
 
 
-def _table(run: Run, rows: Array, random: np.random.Generator, given: GivenLabels) -> pl.DataFrame:
+def _table(run: Run, rows: Array, is_random: Array, random: np.random.Generator, given: GivenLabels) -> pl.DataFrame:
     from amalgam.stages.report.quality import rows_at
 
     corpus, space, buckets = run.experiment.corpus, label_space(run), train_part(run).buckets
@@ -78,7 +83,7 @@ def _table(run: Run, rows: Array, random: np.random.Generator, given: GivenLabel
     if corpus.id != "auto":
         columns[corpus.id] = texts.column("id").to_pylist()
     columns |= dict(zip(corpus.text, map(list, zip(*fields(texts), strict=True)), strict=True))
-    labels = {**given.by_key, **dict.fromkeys(given.unknown, corpus.unknown or "")}
+    labels = given.written(corpus)
     columns[label_column(corpus)] = [labels.get(key, "") for key in own_keys]
     places = np.unique(np.searchsorted(np.cumsum([bucket.rows for bucket in buckets]), rows, side="right"))
     prefixes, keys = [buckets[place].prefix for place in places], pl.Series("key", texts.column("key"), pl.Binary)
@@ -88,8 +93,8 @@ def _table(run: Run, rows: Array, random: np.random.Generator, given: GivenLabel
     for place in range(max(map(len, hints), default=0)):
         name = free_name(f"{HINT}{place + 1}", corpus)
         columns[name] = [own[place] if place < len(own) else "" for own in hints]
-    unmarked = labels.keys() - (given.random or frozenset())
-    columns[why_column(corpus)] = ["" if key in unmarked else RANDOM for key in own_keys]
+    reasons = zip(own_keys, is_random[rows].tolist(), strict=True)
+    columns[why_column(corpus)] = [RANDOM if marked else given.why.get(key, "") for key, marked in reasons]
     return pl.DataFrame(columns)
 
 

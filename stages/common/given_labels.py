@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -51,6 +51,12 @@ class GivenLabels:
     """Keys of the texts with the label `corpus.unknown`: no label of a teacher fits."""
     blank: frozenset[bytes] = frozenset()
     """Keys of the texts without a label that the file marks as random."""
+    why: Mapping[bytes, str] = field(default_factory=dict)
+    """By key of a labelled or unknown text: another reason in the file."""
+
+    def written(self, corpus: Corpus) -> dict[bytes, str]:
+        """Returns the labels as in the file, also of unknown texts."""
+        return {**self.by_key, **dict.fromkeys(self.unknown, corpus.unknown or "")}
 
     @property
     def digest(self) -> str:
@@ -173,7 +179,8 @@ class LabelFile:
         labels = {keys[row.text]: row.label for row in self.rows if row.label != outside}
         unknown = frozenset(keys[row.text] for row in self.rows if row.label == outside)
         blank = frozenset(keys[text] for text in self.blank if text in keys)
-        return GivenLabels(labels, self.empty, random, unknown, blank - labels.keys() - unknown)
+        why = {keys[row.text]: row.why for row in self.rows if row.why and row.why != RANDOM}
+        return GivenLabels(labels, self.empty, random, unknown, blank - labels.keys() - unknown, why)
 
     def _unknown_fix(self, refused: Sequence[LabelRow], names: Sequence[str]) -> str:
         """Returns the start of a fix if the refused rows have one label, which may mark texts of no label; else ""."""

@@ -23,7 +23,7 @@ from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import key_array, key_list, matrix
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
-from amalgam.stages.common.given_labels import DIFFER, KEY, RANDOM, free_name, label_column
+from amalgam.stages.common.given_labels import DIFFER, KEY, RANDOM, GivenLabels, free_name, label_column
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.training.batches import held_out_keys
 from amalgam.stages.report import verdict_types as types
@@ -55,8 +55,8 @@ class LabellingInputs(TeacherInputs):
     """One table for each bucket, if a target is a distribution over the labels."""
     held_out: float
     corpus: Corpus
-    labelled: Collection[bytes]
-    """Keys of the texts with a label in `labels`, which are not labelled again."""
+    given: GivenLabels
+    """The labels in `labels`; their texts are not labelled again."""
     read_weights: Callable[[Sequence[Bucket]], pa.Table] | None
     """Reads the teachers' weights on the texts of buckets, if they estimate accuracies."""
     accuracy: AccuracyEstimate | None
@@ -81,8 +81,10 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality
     """Returns the description, and the texts to label as csv."""
     sample = _sample(inputs)
     keys = key_list(key_array(sample.table.column("key")))
-    labelled = {row for row, key in enumerate(keys) if key in inputs.labelled}
-    predicted, chosen = sample.student.argmax(axis=1), select(sample.student, sample.ensemble, labelled)
+    labels, random = inputs.given.written(inputs.corpus), inputs.given.sample | inputs.given.unknown_sample
+    left_out = {row for row, key in enumerate(keys) if key in random}
+    picked = {row for row, key in enumerate(keys) if key in labels} - left_out
+    predicted, chosen = sample.student.argmax(axis=1), select(sample.student, sample.ensemble, left_out, picked)
     same = predicted == sample.reference.argmax(axis=1)
     has_held_out = sample.held_out.sum() >= LEAST_HELD_OUT
     compared = sample.held_out if has_held_out else np.ones(len(predicted), dtype=bool)
@@ -98,7 +100,7 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality
         "ensemble": None if sample.ensemble is None else int((predicted == sample.ensemble.argmax(axis=1)).sum()),
         "labels": _shares(inputs.labels, predicted, sample),
         "coverage": coverage(sample.student.max(axis=1)[compared], same[compared]),
-        "to_label": len(chosen),
+        "to_label": sum(row not in picked for row, _ in chosen),
         "estimates": _estimates(inputs, sample, predicted),
     }
     return quality, _csv(inputs, sample, chosen)
@@ -177,18 +179,31 @@ def _weighed(
 # ---- the texts to label
 
 
-def select(student: Array, ensemble: Array | None, labelled: Collection[int] = ()) -> list[tuple[int, str]]:
+def select(
+    student: Array, ensemble: Array | None, left_out: Collection[int] = (), picked: Collection[int] = ()
+) -> list[tuple[int, str]]:
     """Returns the rows to label in order, with the reason: first those where student and ensemble differ.
 
     Both groups are the first rows by key, so they are random: only then they compare the two and estimate an accuracy.
+    `picked` rows have a label and are no random ones. Rows between them are none either, so the groups follow the last
+    one, or contain them.
     """
-    rows = [row for row in range(len(student)) if row not in labelled]
-    if ensemble is None or len(rows) <= SELECTED:
-        return [(row, RANDOM) for row in rows[:SELECTED]]
+    rows = [row for row in range(len(student)) if row not in left_out]
+    following = [row for row in rows if row > max(picked, default=-1)]
+    rows = following if len(following) >= SELECTED else rows
+    free = [row for row in rows if row not in picked]
+    if ensemble is None or len(free) <= SELECTED:
+        return [(row, RANDOM) for row in _first(rows, picked, SELECTED)] if free else []
     differs = student.argmax(axis=1) != ensemble.argmax(axis=1)
-    random = rows[: SELECTED - min(int(differs[rows].sum()), MOST_DIFFERING)]
-    differing = [row for row in rows[len(random) :] if differs[row]][:MOST_DIFFERING]
+    random = _first(rows, picked, SELECTED - min(int(differs[free].sum()), MOST_DIFFERING))
+    differing = _first([row for row in rows[len(random) :] if differs[row]], picked, MOST_DIFFERING)
     return [*((row, DIFFER) for row in differing), *((row, RANDOM) for row in random)]
+
+
+def _first(rows: list[int], picked: Collection[int], count: int) -> list[int]:
+    """Returns the first rows, up to the one that completes this many without a label."""
+    free = [place for place, row in enumerate(rows) if row not in picked]
+    return rows[: free[count - 1] + 1] if len(free) >= count else rows
 
 
 def columns_of(corpus: Corpus) -> list[str]:
@@ -203,6 +218,7 @@ def _csv(inputs: LabellingInputs, sample: _Sample, chosen: Sequence[tuple[int, s
     table = sample.table.take(pa.array(rows, pa.int64()))
     keys = [key.hex() for key in key_list(key_array(table.column("key")))]
     ids = [[given or key] for key, given in zip(keys, table.column("id").to_pylist(), strict=True)]
+    labels = inputs.given.written(inputs.corpus)
     file = io.StringIO(newline="")
     writer = csv.writer(file)
     writer.writerow(columns_of(inputs.corpus))
@@ -211,5 +227,5 @@ def _csv(inputs: LabellingInputs, sample: _Sample, chosen: Sequence[tuple[int, s
         own = names[int(sample.student[row].argmax())]
         other = names[int(sample.ensemble[row].argmax())] if sample.ensemble is not None else ""
         identity: list[Any] = [] if inputs.corpus.id == "auto" else ids[index]
-        writer.writerow([keys[index], *identity, *texts, "", own, other, why])
+        writer.writerow([keys[index], *identity, *texts, labels.get(bytes.fromhex(keys[index]), ""), own, other, why])
     return file.getvalue()

@@ -92,9 +92,10 @@ def publish_texts(base: Path, name: str, content: bytes) -> str:
 
 
 def _without_labels(path: Path, content: bytes) -> bool:
-    """Returns whether the file has the columns of `content`, perhaps with other names, and not a single label."""
-    header = next(csv.reader(io.StringIO(content.decode())))
+    """Returns whether the file has the columns of `content`, perhaps with other names, and no other labels."""
+    header, *new = csv.reader(io.StringIO(content.decode()))
     label = -1 - len(PREDICTED_COLUMNS)
+    labels = {(row[0], row[label]) for row in new}
     if not is_regular(path):
         return False
     try:
@@ -102,7 +103,9 @@ def _without_labels(path: Path, content: bytes) -> bool:
             rows = csv.reader(file)
             own = next(rows, [])
             is_ours = len(own) == len(header) and own[0] == header[0] and own[label + 1 :] == header[label + 1 :]
-            return is_ours and not any(len(row) != len(header) or row[label].strip() for row in rows)
+            return is_ours and all(
+                len(row) == len(header) and (not row[label].strip() or (row[0], row[label]) in labels) for row in rows
+            )
     except (OSError, ValueError, csv.Error):
         return False
 

@@ -138,9 +138,9 @@ class Report(Stage):
             inputs["knows"] = load.known_labels(run)
         given = load.given_labels(run)
         if given:
-            sample = fingerprint(sorted(key.hex() for key in given.unknown_sample))
+            sample = fingerprint(sorted(key.hex() for key in given.sample | given.unknown_sample))
             is_random = load.picked_at_random(run)
-            inputs["labels"] = {"random": is_random, "empty": given.empty, "unknown sample": sample, **unknown}
+            inputs["labels"] = {"random": is_random, "empty": given.empty, "sample": sample, **unknown}
         config: dict[str, object] = {"report": run.experiment.report.model_dump()}
         if not run.experiment.student.learns:
             return Identity({**config, "method": method_name(run.experiment)}, inputs)
@@ -427,7 +427,7 @@ def _unlabelled(run: Run, train: Part) -> tuple[types.UnlabelledQuality, str]:
         targets=read_targets(run) if gives_label_distributions(target_facts(run)["objective"]) else None,
         held_out=held_out_share(run),
         corpus=run.experiment.corpus,
-        labelled=given.by_key if (given := load.given_labels(run)) else (),
+        given=load.given_labels(run) or GivenLabels({}),
         read_weights=partial(weights_of, run) if accuracy else None,
         accuracy=accuracy,
     )

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amalgam.pipeline.config.schema import Corpus
 from amalgam.stages.common.intervals import (
     errors_of,
     interval,
@@ -22,7 +21,6 @@ from amalgam.stages.common.intervals import (
     unpaired,
 )
 from amalgam.stages.report.conditions import never_predicted
-from amalgam.stages.report.labelling import columns_of, select
 from amalgam.stages.report.quality import by_length, coverage
 from amalgam.stages.report.tables import estimate_line
 from amalgam.stages.report.verdict import EQUAL, lines, verdict
@@ -484,59 +482,6 @@ def test_several_comparisons_have_wider_intervals() -> None:
     assert errors_of(1) == pytest.approx(1.96)
     assert errors_of(20) == pytest.approx(3.02, abs=0.01)
     assert interval(0.5, 100, errors_of(20))[0] < interval(0.5, 100)[0]
-
-
-# ---- the texts to label
-
-
-def test_texts_to_label_are_random_ones_and_random_ones_on_which_student_and_ensemble_differ() -> None:
-    rng = np.random.default_rng(0)
-    student, ensemble = rng.dirichlet(np.ones(4), 1000), rng.dirichlet(np.ones(4), 1000)
-    chosen = select(student, ensemble)
-    assert chosen == select(student, ensemble)
-    assert len({row for row, _ in chosen}) == len(chosen) == 200
-    by_reason = {why: [row for row, reason in chosen if reason == why] for _, why in chosen}
-    assert {why: len(own) for why, own in by_reason.items()} == {"student and ensemble differ": 100, "random": 100}
-    differ = np.flatnonzero(student.argmax(axis=1) != ensemble.argmax(axis=1))
-    assert by_reason["student and ensemble differ"] == differ[differ >= 100][:100].tolist()
-
-
-@pytest.mark.parametrize("wrong", [0.02, 0.5])
-def test_random_texts_to_label_estimate_the_accuracy(wrong: float) -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        student, gold = rng.dirichlet(np.ones(4), 1000), np.empty(1000, int)
-        gold[:] = student.argmax(axis=1)
-        errors = rng.random(1000) < wrong
-        gold[errors] = (gold[errors] + 1) % 4
-        chosen = select(student, np.eye(4)[gold])  # the ensemble disagrees exactly on errors
-        assert 190 <= len(chosen) <= 200
-        random = [row for row, why in chosen if why == "random"]
-        assert sorted(random) == list(range(len(random)))  # the first rows are a random sample
-        assert len(random) >= 100
-
-
-def test_few_texts_are_all_labelled_and_no_ensemble_is_needed() -> None:
-    student = np.random.default_rng(0).dirichlet(np.ones(3), 30)
-    assert sorted(row for row, _ in select(student, None)) == list(range(30))
-
-
-def test_texts_that_have_a_label_are_not_labelled_again() -> None:
-    rng = np.random.default_rng(0)
-    student, ensemble = rng.dirichlet(np.ones(4), 1000), rng.dirichlet(np.ones(4), 1000)
-    labelled = set(range(0, 1000, 3))
-    chosen = [row for row, _ in select(student, ensemble, labelled)]
-    assert len(set(chosen)) == 200
-    assert not labelled & set(chosen)
-    assert select(student, ensemble, range(1000)) == []
-    assert [row for row, _ in select(student, None, labelled)] == [row for row in range(1000) if row % 3][:200]
-
-
-def test_the_columns_are_those_of_the_corpus() -> None:
-    plain = Corpus(train=["a.csv"])
-    assert columns_of(plain) == ["key", "text", "label", "student", "ensemble", "why"]
-    pairs = Corpus(train=["a.csv"], text=["premise", "why"], id="number", label="gold")
-    assert columns_of(pairs) == ["key", "number", "premise", "why", "gold", "student", "ensemble", "why_"]
 
 
 # ---- coverage and lengths

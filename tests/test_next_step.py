@@ -201,6 +201,21 @@ def test_of_selected_test_texts_only_random_ones_count_but_for_the_ensemble(work
     assert "all test texts were selected" in refused.err
 
 
+def test_selected_texts_of_no_label_do_not_count_among_the_unknown_ones(workspace: Workspace) -> None:
+    write_reasons(workspace, ["random"] * 20 + ["student and ensemble differ"] * 4)
+    path = workspace.folder / "texts/labelled.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows([*rows[:17], *({**row, "label": "none"} for row in rows[17:])])
+    workspace("run", "corpus.test=texts/labelled.csv", "corpus.unknown=none")
+    numbers = numbers_of(workspace)
+    counts = numbers["evaluation"]["n"], numbers["evaluation"]["left_out"], numbers["student_quality"]["unknown"]
+    assert (*counts[:2], counts[2]["labelled"], counts[2]["unknown"]) == (17, 0, 17, 3)
+
+
 def test_a_column_why_of_the_users_own_selects_nothing(workspace: Workspace) -> None:
     write_reasons(workspace, ["a remark"] * 40)
     workspace("run", "corpus.test=texts/labelled.csv")

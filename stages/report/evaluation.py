@@ -134,6 +134,8 @@ class TestAnswers:
     """The scores of the texts with the unknown label."""
     picked: Array = field(default_factory=lambda: np.zeros(0, np.int8))
     """How each text was picked."""
+    unknown_picked: Array = field(default_factory=lambda: np.zeros(0, bool))
+    """Whether each text with the unknown label was selected."""
 
     def where(self, kept: Array) -> TestAnswers:
         return replace(
@@ -151,7 +153,10 @@ class TestAnswers:
 def ordinary_texts(answers: TestAnswers) -> TestAnswers:
     """Leaves out selected texts, which are harder than others; without other texts returns all."""
     ordinary = answers.picked == ORDINARY
-    return answers.where(ordinary) if ordinary.any() and not ordinary.all() else answers
+    if not ordinary.any():
+        return answers
+    unknown = ~answers.unknown_picked
+    return replace(answers.where(ordinary), unknown_scores=answers.unknown_scores[unknown])
 
 
 def predict_test(inputs: EvaluationInputs) -> TestAnswers:
@@ -171,6 +176,7 @@ def predict_test(inputs: EvaluationInputs) -> TestAnswers:
         np.concatenate([group.scores for group in groups]),
         np.concatenate([group.unknown_scores for group in groups]),
         _of_this_student(np.concatenate([group.picked for group in groups])),
+        np.concatenate([group.unknown_picked for group in groups]),
     )
 
 
@@ -201,16 +207,25 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
         systems["ensemble"] = Predictions.of(ensemble(logits, labels), gold)
     systems["zero-shot"] = Predictions.of(softmax(similar), gold)
     texts, began = fields(table), time.perf_counter()
-    scores = unknown_scores = np.zeros(0)
+    scores, unknown_scores, unknown_picked = np.zeros(0), np.zeros(0), np.zeros(0, bool)
     if inputs.student is not None:
         predicted, scores = inputs.student.logits_and_scores(texts)
         systems[inputs.system] = Predictions.of(softmax(predicted), gold)
     seconds, letters = time.perf_counter() - began, np.array([sum(map(len, text)) for text in texts], np.int64)
     if inputs.student is not None and inputs.unknown_label is not None:
         _, unknown_scores = inputs.student.logits_and_scores(fields(unknown))
-    picked = _picked(inputs, table, systems)
+        unknown_picked = np.array([key in inputs.picked for key in unknown.column("key").to_pylist()], bool)
     return TestAnswers(
-        first + np.flatnonzero(kept), gold, own, systems, letters, seconds, scores, unknown_scores, picked
+        first + np.flatnonzero(kept),
+        gold,
+        own,
+        systems,
+        letters,
+        seconds,
+        scores,
+        unknown_scores,
+        _picked(inputs, table, systems),
+        unknown_picked,
     )
 
 

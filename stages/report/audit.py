@@ -44,6 +44,9 @@ COLUMNS = ("logits", "distribution", "confidence")
 CONFIDENT = 0.5
 """Least confidence of both teachers of a conflict."""
 
+LEAST_LABELLED = 50
+"""Fewer texts with gold labels find harmful teachers, but do not show that there are none."""
+
 LEAST_AGREEMENT, MOST_DISTANCE = 0.98, 0.05
 """Duplicates: two teachers of the same labels with this agreement and this mean distance of probabilities."""
 
@@ -290,16 +293,16 @@ def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iter
 def left_out(counts: AuditCounts, index: int) -> blocks.LeftOut:
     """Returns the effect of leaving out a teacher; `harmful` is None where no text can decide it."""
     gained, lost, comparable = counts.gained[index], counts.lost[index], counts.comparable[index]
-    harmful = None
-    if counts.labelled:
-        harmful = _significant(gained, lost, len(counts.gained))
-    elif comparable:
+    by_gold = _significant(gained, lost, len(counts.gained))
+    labelled = counts.labelled if by_gold or counts.labelled >= LEAST_LABELLED else 0
+    harmful = by_gold if labelled else None
+    if not labelled and comparable:
         harmful = _significant(counts.only_without[index], counts.only_with[index], len(counts.gained))
     return {
         "changed": _share(counts.changed[index], counts.texts),
-        "accuracy": _share(counts.right + gained - lost, counts.labelled),
-        "gain": _share(gained - lost, counts.labelled),
-        "gain_error": _share(math.sqrt(gained + lost), counts.labelled),
+        "accuracy": _share(counts.right + gained - lost, labelled),
+        "gain": _share(gained - lost, labelled),
+        "gain_error": _share(math.sqrt(gained + lost), labelled),
         "held_out_agreement": {
             "texts": int(comparable),
             "with": _share(counts.agreed_with[index], comparable),

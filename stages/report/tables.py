@@ -168,7 +168,11 @@ def advice(audit: blocks.AuditBlock) -> list[str]:
     unmeasured = any(teacher["left_out"] and teacher["left_out"]["harmful"] is None for teacher in audit["teachers"])
     if unmeasured:
         none = [] if lines else ["no duplicate teacher was found"]
-        return [*lines, *none, "a harmful teacher is found only by gold labels, or by three teachers that share labels"]
+        return [
+            *lines,
+            *none,
+            "a harmful teacher is found only by 50 gold labels, or by three teachers that share labels",
+        ]
     return lines or ["no harmful or duplicate teacher was found"]
 
 

@@ -84,6 +84,15 @@ def test_of_more_teachers_a_harmful_one_needs_clearer_evidence(teachers: int, *,
     assert left_out(counts, 1)["harmful"] is False
 
 
+@pytest.mark.parametrize(("labelled", "harmful"), [(0, None), (1, None), (49, None), (50, False)])
+def test_a_few_gold_labels_show_a_harmful_teacher_but_not_that_there_is_none(labelled: int, harmful: bool) -> None:
+    counts = AuditCounts(union_of({"A": ["x"], "B": ["y"]}))
+    counts.texts, counts.labelled = 100, labelled
+    counts.gained[0] = min(labelled, 10)
+    assert left_out(counts, 0)["harmful"] is (labelled >= 10 or None)
+    assert left_out(counts, 1)["harmful"] is harmful
+
+
 def test_of_three_with_the_same_labels_the_one_that_misleads_is_seen_without_gold() -> None:
     """A and B predict x, C predicts y with certainty. A disagrees with the union of B and C, agrees with B.
 

@@ -272,6 +272,11 @@ def test_test_texts_that_teachers_learned_are_named_and_a_caution(workspace: Wor
     assert numbers["verdict"]["decision"] != "ship"
     assert caution in numbers["verdict"]["cautions"]
     assert numbers["data"]["learned_by_teachers"] == {"test": number}
+    given, others = workspace.texts()[:10], workspace.texts("test")
+    workspace.write(given, "given")
+    workspace.write([*given, *others], "both")
+    ran = workspace("report", "corpus.test=texts/both.csv", "labels=texts/given.csv")
+    assert f"{number + 10} of {number + 10} test texts were learned with their gold labels" in ran.out
 
 
 def test_json_is_all_that_is_printed(built: Workspace) -> None:

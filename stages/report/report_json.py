@@ -194,14 +194,19 @@ def _verdict_inputs(
     )
 
 
-def learned_texts(settings: ExperimentConfig, facts: CorpusFacts, *, validated: bool) -> LearnedTexts | None:
-    """Returns the test texts that training used, with gold labels if teachers, student or the validation read them."""
+def gold_parts(settings: ExperimentConfig) -> set[str]:
+    """Returns the parts whose gold labels the teachers or the student learn."""
+    return {"teachers", "train"} if train_needs_label(settings) else {"teachers"}
+
+
+def learned_texts(
+    settings: ExperimentConfig, facts: CorpusFacts, labelled: int, *, validated: bool
+) -> LearnedTexts | None:
+    """Returns the test texts that training used; `labelled` are those that it used with gold labels."""
     shared = {leak["other"]: leak["texts"] for leak in facts["leaks"] if leak["part"] == "test"}
     selecting = shared.pop("validation", 0) * validated
     if not shared and not selecting:
         return None
-    gold = {"teachers", "train"} if train_needs_label(settings) else {"teachers"}
-    labelled = max((texts for other, texts in shared.items() if other in gold), default=0)
     of = facts["parts"]["test"]["texts"]
     if _generates(settings) and shared.get("train", 0) >= max(labelled, selecting, 1):
         return {"texts": shared["train"], "of": of, "labelled": False, "generated": True}

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from amalgam.data.lazy import pa, pc
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig, Targets
 from amalgam.pipeline.errors import DamagedError, ExperimentError
@@ -27,7 +28,7 @@ from amalgam.stages.build_targets.stage import read_targets, target_facts, unset
 from amalgam.stages.cache_teachers.stage import sampled_texts
 from amalgam.stages.common import load
 from amalgam.stages.common.cached import load as cached
-from amalgam.stages.common.corpus import Part, read_bucket
+from amalgam.stages.common.corpus import Part, tables
 from amalgam.stages.common.deliveries import STUDENTS, delivered_students
 from amalgam.stages.common.given_labels import HARD, ORDINARY, GivenLabels
 from amalgam.stages.common.intervals import interval
@@ -47,7 +48,14 @@ from amalgam.stages.report.blocks import (
 )
 from amalgam.stages.report.html import page
 from amalgam.stages.report.publish import check_page, page_name, place_of, publish, publish_texts
-from amalgam.stages.report.report_json import MEASURES, ReportInputs, learned_texts, report_json, teacher_costs
+from amalgam.stages.report.report_json import (
+    MEASURES,
+    ReportInputs,
+    gold_parts,
+    learned_texts,
+    report_json,
+    teacher_costs,
+)
 from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
@@ -340,14 +348,18 @@ def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, Student
 def _learned(run: Run, test: Part) -> types.LearnedTexts | None:
     """Returns the test texts that training also used; those of `labels` are learned with their gold labels."""
     validated = run.experiment.student.learns and validation_part(run) is not None
-    learned = learned_texts(run.experiment, run.result("read-corpus").facts, validated=validated)
-    given = load.given_labels(run)
-    if learned is None or given is None or "generated" in learned:
-        return learned
-    keys = (key for bucket in test.buckets for key in read_bucket(run.store, bucket, ["key"]).column("key").to_pylist())
-    texts = sum(key in given.by_key for key in keys)
-    labelled = learned["texts"] if learned["labelled"] else 0
-    return {"texts": texts, "of": learned["of"], "labelled": True} if texts > labelled else learned
+    facts, given = run.result("read-corpus").facts, load.given_labels(run)
+    shared = {leak["other"]: leak["texts"] for leak in facts["leaks"] if leak["part"] == "test"}
+    names, texts = shared.keys() & gold_parts(run.experiment), set[bytes]()
+    if not shared or (given is None and len(names) < 2):
+        return learned_texts(run.experiment, facts, sum(shared[name] for name in names), validated=validated)
+    keys = pa.concat_tables(tables(run.store, test, ["key"])).column("key").combine_chunks()
+    if given:
+        texts.update(key for key in keys.to_pylist() if key in given.by_key)
+    parts = filter(None, (load.part_of(run, name) for name in names))
+    for table in (table for part in parts for table in tables(run.store, part, ["key"])):
+        texts.update(table.filter(pc.is_in(table.column("key"), value_set=keys)).column("key").to_pylist())
+    return learned_texts(run.experiment, facts, len(texts), validated=validated)
 
 
 def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEstimates:

@@ -192,13 +192,18 @@ def consistency_checks(experiment: ExperimentConfig) -> Checks:
     yield from _teacher_checks(experiment)
     yield from _corpus_checks(experiment)
     yield from _student_checks(experiment)
-    targets, passes = experiment.targets, experiment.cache.passes
+    targets, method, passes = experiment.targets, target_method(experiment.targets), experiment.cache.passes
     too_many = targets.passes is not None and passes is not None and targets.passes > passes
     yield too_many, "targets.passes", f"{targets.passes} is more than cache.passes, {passes}"
     stops = experiment.cache.adaptive and experiment.cache.last_layer
     message = "saves no time with cache.dropout: last-layer, whose passes cost little; set cache.adaptive: false"
     yield stops, "cache.adaptive", message
-    yield from target_method(targets).checks()
+    used = passes if targets.passes is None else targets.passes
+    runs_none = method.reads_states and not method.reads_passes  # by cache.passes: auto
+    too_few = experiment.student.learns and (runs_none if used is None else used < 2)
+    message = f"{targets.uncertainty} compares passes of a text: use at least 2 (cache.passes and targets.passes)"
+    yield too_few and method.compares_passes, "targets.uncertainty", message
+    yield from method.checks()
     yield from objective_inputs(experiment).checks()
     yield from _generate_checks(experiment)
 

@@ -20,6 +20,9 @@ LEAST_MARGIN = 1e-6
 COMPARATIVE = ("rmd", "md", "msp")
 """Values of `targets.uncertainty` that compare teachers by distance from each one's own texts."""
 
+OF_PASSES = ("mutual-information", "variation-ratio")
+"""Values of `targets.uncertainty` that compare the passes of a text: equal passes, or a single one, look certain."""
+
 
 @dataclass(frozen=True)
 class TeacherPredictions:
@@ -114,6 +117,11 @@ class TargetMethod:
     def reads_passes(self) -> bool:
         """Returns whether the Monte-Carlo dropout passes enter the targets."""
         return False
+
+    @property
+    def compares_passes(self) -> bool:
+        """Returns whether the confidences measure how much a text's passes differ."""
+        return self.targets.uncertainty in OF_PASSES and (self.reads_confidence or self.weighs_together)
 
     @property
     def weighs_by_domain(self) -> bool:

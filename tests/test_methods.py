@@ -189,6 +189,20 @@ def test_passes_are_run_for_methods_that_read_them(fresh: Workspace) -> None:
     assert (asked[0].logits, asked[0].passes) == (0, 0)
 
 
+@pytest.mark.parametrize("measure", ["mutual-information", "variation-ratio"])
+def test_a_measure_that_compares_passes_needs_two(workspace: Workspace, measure: str) -> None:
+    def load_with(*overrides: str) -> None:
+        load_with_methods(workspace.config, [f"targets.uncertainty={measure}", *overrides])
+
+    for accepted in (("cache.passes=2",), ("cache.passes=auto",), ("targets.mode=uhc", "cache.passes=0")):
+        load_with(*accepted)
+    amalgam = ["targets.teacher_weights=range", "targets.weight_signal=all"]
+    load_with("student.method=ensemble", "cache.passes=0")
+    for refused in (["cache.passes=1"], ["targets.passes=0"], ["cache.passes=auto", *amalgam], ["cache.passes=0"]):
+        with pytest.raises(ExperimentError, match=r"targets.uncertainty: .*compares passes"):
+            load_with(*refused)
+
+
 def test_methods_are_listed_with_their_source_and_needs(fresh: Workspace) -> None:
     listed = fresh("methods", "--json").json
     assert set(listed) == set(METHODS)

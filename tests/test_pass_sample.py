@@ -193,6 +193,22 @@ def test_a_teacher_without_dropout_has_equal_passes(auto: Workspace) -> None:
     assert "teacher first: it has no active dropout in its last layer and head, so its prediction" in last.err
 
 
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_measure_that_compares_passes_refuses_equal_ones(auto: Workspace, *, is_cached: bool) -> None:
+    """They would make the teacher look certain, whether they are computed now or were cached for another measure."""
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
+    labels = TEACHER_LABELS["first"]
+    write_model(auto.folder / "models" / "first", words=word_list(auto), seed=1, labels=labels, **still)
+    method = ("student.method=muka-hard", "cache.passes=auto")
+    if is_cached:
+        auto("build-targets", *method)
+    with auto.counting() as asked:
+        refused = auto.attempt("build-targets", *method, "targets.uncertainty=mutual-information")
+    assert (refused.code, asked[0].units) == (2, 0)
+    assert "teacher first" in refused.err
+    assert "passes are all the same" in refused.err
+
+
 def test_a_teacher_whose_dropout_cannot_be_keyed_has_equal_passes(auto: Workspace) -> None:
     save_tiny(auto.folder / "models/first", "longformer", labels=TEACHER_LABELS["first"])
     result = auto("cache-teachers", *AUTO, "cache.dtype=auto")

@@ -49,8 +49,8 @@ class CacheInputs:
     store: Store
     console: Console
     check_interrupt: Callable[[], None]
-    auto: bool
-    """Whether the number of passes is amalgam's own choice: then a teacher without dropout is no error."""
+    may_repeat: bool
+    """Whether a teacher without dropout is no error: its prediction counts as every pass."""
 
 
 def ask_teachers(inputs: CacheInputs, units: Sequence[Unit]) -> None:
@@ -59,8 +59,8 @@ def ask_teachers(inputs: CacheInputs, units: Sequence[Unit]) -> None:
         requests = [unit for unit in units if unit.payload.teacher == resolved.name]
         if requests:
             passes = max(unit.payload.last for unit in requests)
-            teacher = inputs.loader.load(resolved, inputs.dtype, passes=0 if inputs.auto else passes)
-            if inputs.auto and passes and not teacher.has_active_dropout:
+            teacher = inputs.loader.load(resolved, inputs.dtype, passes=0 if inputs.may_repeat else passes)
+            if inputs.may_repeat and passes and not teacher.has_active_dropout:
                 where = " in its last layer and head" if teacher.last_layer else ""
                 is_keyed = teacher.keyed_sites is not None
                 why = f"it has no active dropout{where}" if is_keyed else "its dropout cannot be keyed"
@@ -151,7 +151,7 @@ def _compute(
     request = pool[0].unit.payload
     began = time.monotonic()
     wanted = range(request.first, request.last)
-    repeats = inputs.auto and len(wanted) > 0 and not teacher.has_active_dropout
+    repeats = inputs.may_repeat and len(wanted) > 0 and not teacher.has_active_dropout
     logits, passes = run_passes(
         teacher,
         join(tokenized.tokens for tokenized in pool),

@@ -132,7 +132,7 @@ class CacheTeachers(Stage):
             store=run.store,
             console=run.console,
             check_interrupt=run.signals.check,
-            auto=run.experiment.cache.passes is None,
+            may_repeat=_may_repeat(run),
         )
         _check_new_teachers(run)
         for teacher in inputs.teachers:
@@ -220,10 +220,16 @@ def _check_new_teachers(run: Run) -> None:
     for teacher in load.teachers_of(run):
         folder = cached.units_folder(run, CacheTeachers.name, families[teacher.name])
         if not any(run.store.units(folder, [path.stem]) for path in run.store.units_in(folder)):  # ends at the first
-            loaded = loader.load(teacher, cached.dtype_of(run), passes=run.experiment.cache.passes or 0)
-            wanted = cached.passes_of(run.experiment) or sampled_texts(run)
+            passes = cached.passes_of(run.experiment)
+            loaded = loader.load(teacher, cached.dtype_of(run), passes=0 if _may_repeat(run) else passes)
+            wanted = passes or sampled_texts(run)
             if loaded.last_layer and wanted and loaded.keyed_sites != ():
                 _ = loaded.early_sites  # refuses a model whose last layer cannot run alone
+
+
+def _may_repeat(run: Run) -> bool:
+    """Returns whether passes may be all the same: `auto` chose their number, and no measure compares them."""
+    return run.experiment.cache.passes is None and not target_method(run.experiment.targets).compares_passes
 
 
 def _choose_dtype(run: Run) -> None:

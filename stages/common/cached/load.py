@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from amalgam.data.arrays import Keys
 from amalgam.data.parquet import read_keys
 from amalgam.pipeline.config.schema import STATIC, ExperimentConfig
+from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.storage.store import MANIFEST, StoredFile
 from amalgam.stages.common import load
 from amalgam.stages.common.cached import coverage
-from amalgam.stages.common.cached.read import AnswerReader, Features, States, open_features, open_states
+from amalgam.stages.common.cached.read import AnswerReader, Features, States, open_features, open_states, passes_differ
 from amalgam.stages.common.corpus import Bucket, Part
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.models.model_folder import reads_padding, states_body
@@ -177,6 +178,8 @@ def _family_indexes(run: Run, stage: str, _fingerprint: str) -> dict[str, covera
 
 
 def answer_reader(run: Run) -> AnswerReader:
+    if target_method(run.experiment.targets).compares_passes:
+        _check_passes_differ(run)
     return AnswerReader(
         store=run.store,
         manifest=run.result("cache-teachers"),
@@ -186,6 +189,20 @@ def answer_reader(run: Run) -> AnswerReader:
         targets=run.experiment.targets,
         passes=passes_of(run.experiment),
     )
+
+
+@once
+def _check_passes_differ(run: Run) -> None:
+    """Refuses a teacher whose cached passes are all the same, as `auto` writes them for one without dropout."""
+    for teacher, family in families_of(run).items():
+        units = [unit for unit in units_of(run, "cache-teachers", family).entries if unit.last - unit.first > 1]
+        if units and not any(
+            passes_differ(run.store.verified_path(unit.file), unit.last - unit.first) for unit in units
+        ):
+            measure = run.experiment.targets.uncertainty
+            what = f"teacher {teacher}: its cached passes are all the same, so {measure} finds it always certain"
+            fix = "set dropout: 0.1 for this teacher, or targets.uncertainty: entropy"
+            raise ModelError(what, fix=fix)
 
 
 # ---- hidden states

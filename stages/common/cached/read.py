@@ -102,6 +102,13 @@ def distinct(families: Mapping[str, str]) -> list[str]:
     return sorted(set(families.values()))
 
 
+def passes_differ(path: Path, passes: int) -> bool:
+    """Returns whether the passes of any text of the file differ."""
+    raw = matrix(read_table(path, ["passes"]).column("passes"))
+    raw = raw.reshape(len(raw), passes, -1)
+    return bool((raw != raw[:, :1]).any())
+
+
 def scan(paths: list[Path], schema: dict[str, Any]) -> pl.LazyFrame:
     """Scans files of one family; not all of them have every column."""
     return pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 from amalgam.data.tokens import encode
@@ -21,7 +22,7 @@ from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.inference import teacher as teacher_module
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
-from amalgam.stages.common.models.loading import apply_rate
+from amalgam.stages.common.models.loading import apply_rate, would_pad_with_last_token
 from amalgam.stages.common.models.resolve import Reference, resolve
 from amalgam.tests.stages.tiny_models import ENCODERS, SPECIAL, WORDS, save_tiny, tiny, tiny_config, word_tokenizer
 
@@ -96,6 +97,27 @@ def test_a_teacher_without_a_pad_token_uses_eos_with_a_note() -> None:
         alone = teacher.run(Rows([one], [bytes(16)], np.array([DROPOUT_OFF])))
         assert (alone[0] - together[row]).abs().max() < 1e-5
     assert teacher_of("bert").notes == ()
+
+
+@pytest.mark.parametrize(("ends", "pad"), [(True, 0), (False, 3)])
+def test_the_token_that_ends_each_text_does_not_pad(tmp_path: Path, pad: int, *, ends: bool) -> None:
+    """A head that reads the last token which is no padding would read the one before."""
+    model, tokenizer = tiny("gpt2", spread=6.0)
+    if ends:
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="$A [SEP]", special_tokens=[("[SEP]", 3)]
+        )
+    inputs = [tokenizer(words(count), return_tensors="pt")["input_ids"] for count in (2, 7, 4)]
+    alone = torch.cat([model(input_ids=ids).logits for ids in inputs])
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    files = resolve(Reference(str(tmp_path), None, tmp_path, Store(tmp_path / "pins"), file_digest))
+    assert would_pad_with_last_token(files) == ends
+    teacher = Teacher(model, tokenizer, digest="", seed=0, limit=10)
+    tokens = teacher.tokenise([(words(count),) for count in (2, 7, 4)])
+    together = teacher.run(Rows(tokens, [bytes(16)] * 3, np.full(3, DROPOUT_OFF)))
+    assert model.config.pad_token_id == pad
+    assert (together - alone).abs().max() < 1e-5
 
 
 def test_a_finished_model_without_a_pad_token_predicts_batches(tmp_path: Path) -> None:

@@ -164,7 +164,19 @@ def family_key(run: Run, teacher: ResolvedTeacher, dtype: str) -> dict[str, obje
     key: dict[str, object] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype}
     if run.experiment.cache.last_layer:
         key["passes"] = "last-layer"
-    return key | run.versions
+    return key | _pad_token(run, teacher.name) | run.versions
+
+
+@once
+def _pad_token(run: Run, name: str) -> dict[str, str]:
+    """Returns a part of the key of predictions: earlier ones were padded with the token that ends each text."""
+    [files] = [teacher.files for teacher in load.teachers_of(run) if teacher.name == name]
+    config = files.config
+    if config.get("text_config", config).get("pad_token_id") is not None:
+        return {}
+    from amalgam.stages.common.models.loading import would_pad_with_last_token
+
+    return {"pad": "no end token"} if would_pad_with_last_token(files) else {}
 
 
 @once

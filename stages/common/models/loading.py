@@ -145,15 +145,32 @@ def check_token_id(highest: int, vocabulary: int, tokenizer: PreTrainedTokenizer
 def choose_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> tuple[int, bool]:
     """Sets the model's pad token; returns it, and whether model or tokenizer has it. Else it is the end token, or 0.
 
-    That of the config comes first: models read positions and the last token by it.
+    That of the config comes first: models read positions and the last token by it. Another one must not end each text:
+    heads that read the last token which is no padding would read the one before.
     """
     config, vocabulary = model.config.get_text_config(), vocabulary_of(model, name=name)
     own_pad, own_end = (getattr(config, field, None) for field in ("pad_token_id", "eos_token_id"))
     eos = own_end if isinstance(own_end, int) else tokenizer.eos_token_id
-    pads, others = (own_pad, tokenizer.pad_token_id), (eos, 0)
-    pad = next(pad for pad in (*pads, *others) if pad is not None and 0 <= pad < vocabulary)
+    others, end = (tokenizer.pad_token_id, eos, 0, 1), last_token(tokenizer)
+    pads = [pad for pad in (own_pad, *(pad for pad in others if pad != end)) if pad is not None]
+    pad = next(pad for pad in pads if 0 <= pad < vocabulary)
     config.pad_token_id = pad
-    return int(pad), pad in pads
+    return int(pad), pad in (own_pad, tokenizer.pad_token_id)
+
+
+def last_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Returns the token that the tokenizer appends to each text, if any."""
+    return next(reversed(tokenizer("")["input_ids"]), None)
+
+
+def would_pad_with_last_token(files: ModelFiles) -> bool:
+    """Returns whether `choose_pad` passes over the pad or end token of a classifier, because it ends each text."""
+    config = _config(files).get_text_config()
+    if config.pad_token_id is not None:
+        return False
+    tokenizer = load_tokenizer(files)
+    ends = (getattr(config, "eos_token_id", None), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    return last_token(tokenizer) in set(ends) - {None}
 
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from amalgam.stages.cache_teachers.half_precision import sample_texts
@@ -50,6 +51,17 @@ def test_auto_is_fp32_where_bf16_cannot_resolve_the_logits(fresh: Workspace, pas
     result = fresh("cache-teachers", "cache.dtype=auto", f"cache.passes={passes}", "student.method=amalgam")
     assert result.code == 0, result.err
     assert re.search(r"cache.dtype.* fp32 .*first (?!1\.000)\d", result.err)
+    assert dtypes(fresh) == {"fp32"}
+
+
+@pytest.mark.usefixtures("half")
+def test_auto_is_fp32_where_bf16_changes_labels_and_no_pass_is_compared(fresh: Workspace) -> None:
+    """All logits are near 400, where bf16 has steps of 2."""
+    path = fresh.folder / "models" / "first" / "model.safetensors"
+    weights = load_file(path)
+    save_file({**weights, "classifier.bias": weights["classifier.bias"] + 400}, path, metadata={"format": "pt"})
+    result = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=0")
+    assert re.search(r"cache.dtype.* fp32 .*labels that differ: first [1-9]\d*\.", result.err)
     assert dtypes(fresh) == {"fp32"}
 
 

@@ -1,7 +1,7 @@
-"""Checks whether half precision keeps the uncertainty of these teachers on these texts, before anything is cached.
+"""Checks whether half precision keeps predictions and uncertainty of these teachers, before anything is cached.
 
-With the same masks, passes must vary as much as in fp32 (median over texts), and the same teacher must be the most
-confident one. Otherwise fp32 is used, and a note gives the figures.
+Each teacher must predict the same labels as in fp32. With the same masks, passes must vary as much (median over texts),
+and the same teacher must be the most confident one. Otherwise fp32 is used, and a note gives the figures.
 """
 
 from __future__ import annotations
@@ -62,8 +62,11 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
     `passes` None: passes of teachers with dropout are compared, because a later method may run them.
     """
 
-    def logits_of(resolved: ResolvedTeacher, precision: str) -> Array:
-        """Returns logits [texts, passes, labels]; without passes, those of the run without dropout."""
+    def logits_of(resolved: ResolvedTeacher, precision: str) -> tuple[Array, Array]:
+        """Returns the first label of each text without dropout, and logits [texts, passes, labels].
+
+        Without passes, the logits are those of the run without dropout.
+        """
         teacher = loader.load(resolved, precision, passes=passes or 0)
         count = PASSES if passes is None and teacher.keyed_sites else min(PASSES, passes or 0)
         logits, raw = run_passes(
@@ -71,35 +74,43 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
             teacher.tokenise(list(sample.values())),
             list(sample),
             range(count),
-            deterministic=not count,
+            deterministic=True,
             batch_tokens=loader.tokens_at_once(teacher),
             stop=check_interrupt,
         )
-        return raw.astype(np.float64) if logits is None else logits[:, None].astype(np.float64)
+        if logits is None:
+            raise AssertionError(resolved.name)  # the run without dropout gives them
+        return logits.argmax(axis=1), (raw if count else logits[:, None]).astype(np.float64)
 
-    ratios: dict[str, float] = {}
+    ratios, changed = dict[str, float](), dict[str, float]()
     confidences: dict[str, list[Array]] = {"fp32": [], dtype: []}
     checked = f"{dtype} on {len(sample)} texts"
     for resolved in teachers:
-        variances = []
+        variances, labels = [], []
         for precision in ("fp32", dtype):
             try:
-                logits = logits_of(resolved, precision)
+                first, logits = logits_of(resolved, precision)
             except WorkError as error:
                 return False, f"{checked}: {error.what}, in {precision}"
             except RuntimeError as error:  # an operation without half precision
                 if precision == "fp32" or is_out_of_memory(error):
                     raise
                 return False, f"{checked}: teacher {resolved.name} cannot run in it: {first_line(error)}"
+            labels.append(first)
             variances.append(logits.var(1).mean(1))
             confidences[precision].append(summarise_passes(logits).confidence)
         ratios[resolved.name] = _ratio(*variances)
-    chosen = {precision: np.stack(values).argmax(0) for precision, values in confidences.items()}
-    flips = float((chosen["fp32"] != chosen[dtype]).mean()) if sample else 0.0
-    passed = all(RATIO[0] <= ratio <= RATIO[1] for ratio in ratios.values()) and flips <= FLIPS
-    listed = ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
-    figures = f"variance of passes against fp32: {listed}; the most confident teacher differs on {flips:.2%}"
-    return passed, f"{checked}: {figures}"
+        changed[resolved.name] = _share_changed(*labels)
+    flips = _share_changed(*(np.stack(values).argmax(0) for values in confidences.values()))
+    passed = all(RATIO[0] <= ratio <= RATIO[1] for ratio in ratios.values()) and max(flips, *changed.values()) <= FLIPS
+    variance = ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
+    labels_changed = ", ".join(f"{name} {share:.2%}" for name, share in changed.items())
+    figures = f"variance of passes against fp32: {variance}; labels that differ: {labels_changed}; "
+    return passed, f"{checked}: {figures}the most confident teacher differs on {flips:.2%}"
+
+
+def _share_changed(exact: Array, low: Array) -> float:
+    return float((exact != low).mean()) if len(exact) else 0.0
 
 
 def _ratio(exact: Array, low: Array) -> float:

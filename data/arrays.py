@@ -6,6 +6,7 @@ flat, in one vectorised operation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -23,6 +24,13 @@ RowNumbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 # ---- NumPy
+
+
+def held_out_keys(keys: Keys, share: float) -> Array:
+    """Returns which texts are held out: by the half of the key that buckets do not use, so alike in any corpus."""
+    halves = np.frombuffer(keys.tobytes(), ">u8").reshape(-1, 2)
+    is_held_out: Array = halves[:, 1] < np.uint64(math.ceil(share * 2**64))
+    return is_held_out
 
 
 def softmax(logits: Array) -> Array:

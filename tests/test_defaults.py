@@ -51,3 +51,14 @@ def test_a_student_with_nothing_set_learns_200_texts_and_set_to_the_same_values_
     assert fresh.stale(GOLD, *explicit, f"student.epochs={chosen['student.epochs'] + 1}") == {"train-student", "report"}
     assert " ".join(explicit) in messages
     assert f"student.epochs={chosen['student.epochs']}" in fresh("plan", GOLD, *NOTHING_SET).out
+
+
+def test_held_out_texts_are_part_of_no_epoch(fresh: Workspace) -> None:
+    """Of 33 texts, 31 are learned: an epoch has one step instead of two."""
+    labels = sorted({label for _, label in fresh.texts()})
+    fresh.write(fresh.texts()[:33])
+    teachers = (f"train_teachers={{encoder: ./models/encoder, groups: {{one: {labels}}}}}", "teachers=[]")
+    fresh("build-targets", GOLD)
+    of_student, of_teacher = fresh.plan(GOLD, *NOTHING_SET)["train-student"], fresh.plan(*teachers)["train-teachers"]
+    assert of_student["chosen"]["student.epochs"] == 300 + 10 * len(labels)
+    assert of_teacher["chosen"]["train_teachers.epochs"] == 300 + 10 * len(labels)

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from amalgam import Experiment
+from amalgam.data.arrays import held_out_keys
 from amalgam.data.keys import text_key
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.stages.common import load
 from amalgam.stages.common.intervals import interval
-from amalgam.stages.common.training.batches import held_out_keys
 from amalgam.stages.report.label_estimates import RightTexts
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace

@@ -21,13 +21,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from amalgam.cli import main
+from amalgam.data.arrays import held_out_keys
 from amalgam.data.demo_corpus import generate
 from amalgam.data.keys import text_key
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common import corpus
 from amalgam.stages.common.corpus import Bucket
-from amalgam.stages.common.training.batches import held_out_keys
 from amalgam.stages.train_student import training
 from amalgam.stages.weigh_teachers import neighbours, signals, stage, weigh
 from amalgam.stages.weigh_teachers.stage import LABELLED, WeighTeachers

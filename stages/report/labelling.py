@@ -18,14 +18,13 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from amalgam.data.arrays import Array, softmax
+from amalgam.data.arrays import Array, held_out_keys, softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import key_array, key_list, matrix
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.common.given_labels import DIFFER, KEY, RANDOM, GivenLabels, free_name, label_column
 from amalgam.stages.common.inference.batches import Classifier
-from amalgam.stages.common.training.batches import held_out_keys
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.evaluation import TeacherInputs, ensemble
 from amalgam.stages.report.quality import coverage, first_buckets, rows_at

@@ -8,6 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amalgam.data.arrays import Keys
+from amalgam.data.lazy import np
+from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig, Student
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
 from amalgam.pipeline.storage.facts import FactTypes
@@ -16,7 +19,7 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common import load
 from amalgam.stages.common.cached.load import ENCODER, states_of
-from amalgam.stages.common.corpus import Part, corpus_for, hub_datasets, sources_of
+from amalgam.stages.common.corpus import Part, corpus_for, hub_datasets, sources_of, tables
 from amalgam.stages.common.deliveries import STUDENTS, Mark, check_deliverable, check_target, deliver, named
 from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.read_card import Source, TrainingSummary, model_digests, source_of
@@ -185,7 +188,7 @@ def automatic_schedule(run: Run) -> Schedule:
 
 def _schedule_for(run: Run, student: Student) -> Schedule:
     width = width_of(load.encoder_files(run, student, ENCODER))
-    return schedules.schedule_of(student, texts=_examples(run), labels=len(load.label_space(run).names), width=width)
+    return schedules.schedule_of(student, texts=_learned(run), labels=len(load.label_space(run).names), width=width)
 
 
 def _examples(run: Run) -> int:
@@ -193,6 +196,21 @@ def _examples(run: Run) -> int:
     if reads_texts(run.experiment):
         return load.train_part(run).texts
     return run.experiment.pseudo_embeddings.count * sum(len(teacher.labels) for teacher in load.teachers_of(run))
+
+
+@once
+def _learned(run: Run) -> int:
+    """Returns the number of training texts that are neither held out nor excluded, or of such pseudo embeddings."""
+    share = held_out_share(run)
+    if not reads_texts(run.experiment):
+        return int((~schedules.held_out_rows(_examples(run), share)).sum()) or _examples(run)
+    part, excluded = load.train_part(run), load.excluded_texts(run)
+
+    def keys() -> Keys:
+        every = np.concatenate([key_array(table.column("key")) for table in tables(run.store, part, ["key"])])
+        return every[~np.isin(every, np.array(list(excluded), every.dtype))]
+
+    return schedules.learned_texts(part.texts - len(excluded), share, keys)
 
 
 def validation_part(run: Run) -> Part | None:

@@ -34,7 +34,7 @@ from amalgam.stages.common.training.batches import BucketArrays, Examples, Train
 from amalgam.stages.common.training.loop import TrainingSettings
 from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.stages.common.training.run import FEWEST_TO_SELECT, Selection, TrainingServices, learn, negative_loss
-from amalgam.stages.common.training.schedule import PhasedFacts, TrainingFacts, UnknownThreshold
+from amalgam.stages.common.training.schedule import PhasedFacts, TrainingFacts, UnknownThreshold, held_out_rows
 from amalgam.stages.make_embeddings.search import SpecialTokens, check_reads_embeddings, fit_projection
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext, Phases
 
@@ -221,7 +221,7 @@ def split_embeddings(
     embeddings: torch.Tensor, targets: torch.Tensor, loss: WeightedKL, *, held_out: float
 ) -> tuple[Examples, Selection]:
     """Returns the embeddings to learn from, and how checkpoints are selected without validation texts."""
-    is_held_out = np.random.default_rng(0).random(len(targets)) < held_out
+    is_held_out = held_out_rows(len(targets), held_out)
     learned = torch.from_numpy(~is_held_out)
     ids = [np.zeros(embeddings.shape[1], np.int64)] * int(learned.sum())
     weights = np.ones(len(ids), np.float32)

@@ -8,10 +8,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from amalgam.data.arrays import Keys
 from amalgam.data.keys import cut_in_groups, shown_names
+from amalgam.data.lazy import np, pa
+from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig, Student
 from amalgam.pipeline.config.schema import TrainTeachers as Settings
 from amalgam.pipeline.console import counted
@@ -22,7 +26,7 @@ from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common import load
-from amalgam.stages.common.corpus import Part
+from amalgam.stages.common.corpus import Part, tables
 from amalgam.stages.common.deliveries import TEACHERS, Mark, check_deliverable, check_target, deliver, named
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import reads_padding
@@ -213,13 +217,21 @@ def schedule(run: Run, name: str) -> Schedule:
     """Returns a teacher's epochs and learning rate, chosen by texts, labels and encoder where the file sets none."""
     settings, where = next(iter(encoders_of(run).values()))
     width, labels = width_of(load.encoder_files(run, settings, where)), len(groups_of(run)[name])
-    return schedules.schedule_of(settings, texts=texts_of(run, name), labels=labels, width=width)
+    keys = partial(_keys_of, run, name)
+    texts = schedules.learned_texts(texts_of(run, name), schedules.TEACHER_HELD_OUT, keys)
+    return schedules.schedule_of(settings, texts=texts, labels=labels, width=width)
 
 
 def texts_of(run: Run, name: str) -> int:
     """Returns the number of labelled texts with a label of this teacher."""
     counts = _labelled_part(run).facts["labels"]
     return sum(int(counts[label]) for label in groups_of(run)[name])
+
+
+def _keys_of(run: Run, name: str) -> Keys:
+    """Returns the keys of the labelled texts with a label of this teacher."""
+    rows, labels = pa.concat_tables(tables(run.store, _labelled_part(run), ["key", "label"])), groups_of(run)[name]
+    return key_array(rows.column("key"))[np.isin(rows.column("label").to_pylist(), labels)]
 
 
 def _schedules(run: Run) -> dict[str, object]:

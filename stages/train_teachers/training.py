@@ -27,10 +27,13 @@ from amalgam.stages.common.training.batches import Examples, TrainingData, label
 from amalgam.stages.common.training.loop import TrainingSettings
 from amalgam.stages.common.training.losses import RestrictedKL
 from amalgam.stages.common.training.run import Score, Selection, TrainingServices, accuracy_on, learn
-from amalgam.stages.common.training.schedule import HELD_OUT_ACCURACY, CoTrainedFacts, TeacherFacts, TrainingFacts
-
-HELD_OUT = 0.05
-"""Share of the texts on which the accuracy is measured and, if there are enough, the best checkpoint is selected."""
+from amalgam.stages.common.training.schedule import (
+    HELD_OUT_ACCURACY,
+    TEACHER_HELD_OUT,
+    CoTrainedFacts,
+    TeacherFacts,
+    TrainingFacts,
+)
 
 Encoders = Mapping[str, tuple[NewClassifier, Iterable[tuple[pa.Table, TokenRows]]]]
 """By teacher: its encoder under a new head, and the labelled texts in its tokens."""
@@ -43,7 +46,7 @@ def train(
     encoders: Encoders, labels: list[str], settings: TrainingSettings, services: TrainingServices, checkpoint: Path
 ) -> Trained:
     [(name, (new, texts))] = encoders.items()
-    data = labelled(texts, labels, held_out=HELD_OUT)
+    data = labelled(texts, labels, held_out=TEACHER_HELD_OUT)
     selection = _selection(accuracy_on(data.held_out or data.learn, new.pad_id), data)
     facts = learn(services, new, data.learn, settings, selection, checkpoint)
     return {name: (new, _facts(facts, labels, data))}
@@ -55,7 +58,7 @@ def co_train(
     news = {name: new for name, (new, _) in encoders.items()}
     first = next(iter(news.values()))
     _check_widths(news)
-    data = [labelled(texts, labels, held_out=HELD_OUT) for _, texts in encoders.values()]
+    data = [labelled(texts, labels, held_out=TEACHER_HELD_OUT) for _, texts in encoders.values()]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         head = head_for(first.model.config, len(labels))

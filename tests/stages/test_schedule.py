@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from amalgam.pipeline.config.schema import Student, TrainTeachers
@@ -15,6 +16,7 @@ from amalgam.stages.common.training.schedule import (
     Schedule,
     TrainingFacts,
     few_steps,
+    learned_texts,
     schedule_of,
 )
 from amalgam.stages.train_teachers import stage
@@ -40,6 +42,14 @@ def test_more_labels_get_more_steps_and_more_texts_no_fewer() -> None:
     assert labels == sorted(set(labels))
     steps = [steps_of(schedule_of(Student(), texts=count, labels=2, width=384), count) for count in (200, 3_000, 10**6)]
     assert steps == sorted(steps)
+
+
+def test_the_learned_texts_are_counted_unless_they_are_many() -> None:
+    keys = np.array([bytes(8) + (int(2**64 * index / 100)).to_bytes(8, "big") for index in range(100)], "S16")
+    assert learned_texts(100, 0.3, lambda: keys) == 70
+    assert learned_texts(100, 0.3, lambda: keys[:10]) == 100  # none would remain
+    assert learned_texts(100, 0.0, lambda: pytest.fail("read")) == 100
+    assert learned_texts(1_000_000, 0.05, lambda: pytest.fail("read")) == 950_000
 
 
 def test_a_narrow_encoder_gets_a_larger_rate_than_a_wide_one() -> None:

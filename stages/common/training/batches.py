@@ -7,7 +7,6 @@ accumulated parts; these only divide it.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from amalgam.data.arrays import Array, Keys, RowNumbers
+from amalgam.data.arrays import Array, RowNumbers, held_out_keys
 from amalgam.data.parquet import key_array
 from amalgam.data.tokens import Ids, Ragged, TokenRows, join
 from amalgam.stages.common.inference.batches import model_inputs
@@ -125,13 +124,6 @@ def labelled(
         return keys, tokens.take(kept), targets, np.ones(len(kept), np.float32)
 
     return split((read(*bucket) for bucket in buckets), held_out)
-
-
-def held_out_keys(keys: Keys, share: float) -> Array:
-    """Returns which texts are held out: by the half of the key that buckets do not use, so alike in any corpus."""
-    halves = np.frombuffer(keys.tobytes(), ">u8").reshape(-1, 2)
-    is_held_out: Array = halves[:, 1] < np.uint64(math.ceil(share * 2**64))
-    return is_held_out
 
 
 def split(buckets: Iterable[BucketArrays], held_out: float, unused: Collection[bytes] = ()) -> TrainingData:

@@ -6,10 +6,12 @@ The chosen values enter fingerprints: a field set to the value that auto chose r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
+from amalgam.data.arrays import Array, Keys, held_out_keys
+from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Student, TrainTeachers
 from amalgam.pipeline.console import counted
 
@@ -27,6 +29,11 @@ STATIC_RATE, STATIC_STEPS, STATIC_EPOCHS = 1e-3, 3, 6
 FEW_STEPS = 200
 """Steps below which a note is shown: fine-tuning a pre-trained encoder usually takes some hundreds."""
 
+TEACHER_HELD_OUT = 0.05
+"""Share of a teacher's texts on which its accuracy is measured and, if they are enough, the checkpoint is selected."""
+MOST_COUNTED = 10_000
+"""Texts up to which the learned ones are counted; of more, a step more or less in an epoch does not matter."""
+
 HELD_OUT_ACCURACY = "held-out accuracy"
 """Name of the score that selects the checkpoint of a teacher."""
 
@@ -40,8 +47,21 @@ class Schedule:
     evaluate_every: int
 
 
+def held_out_rows(rows: int, share: float) -> Array:
+    """Returns which rows without a key are held out."""
+    is_held_out: Array = np.random.default_rng(0).random(rows) < share
+    return is_held_out
+
+
+def learned_texts(texts: int, held_out: float, keys: Callable[[], Keys]) -> int:
+    """Returns the number of texts that are not held out, or of all if none remains; `keys` reads their keys."""
+    if not held_out or texts > MOST_COUNTED:
+        return round(texts * (1 - held_out)) or texts
+    return int((~held_out_keys(keys(), held_out)).sum()) or texts
+
+
 def schedule_of(section: Student | TrainTeachers, *, texts: int, labels: int, width: int) -> Schedule:
-    """Returns the section's own values, and chosen ones for the fields that are not set."""
+    """Returns the section's own values, and chosen ones for the fields that are not set; `texts` are learned."""
     per_epoch = max(1, -(-texts // section.batch_size))
     is_static = isinstance(section, Student) and section.is_static
     fewest_steps = (STATIC_STEPS if is_static else 1) * (MIN_STEPS + STEPS_PER_LABEL * labels)

@@ -281,6 +281,14 @@ def test_the_precision_of_a_trainer_in_this_process_neither_matters_nor_changes(
     assert trainers.mixed_precision == AcceleratorState().mixed_precision == "bf16"
 
 
+def test_the_accumulation_of_a_launcher_changes_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = tiny_bert(), tiny_bert()
+    for steps, model in zip("18", models, strict=True):
+        monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps)
+        train(model, tmp_path / steps)
+    assert equal(*map(weights_of, models))
+
+
 def test_gradients_are_clipped(tmp_path: Path) -> None:
     moved = {}
     for clip in (1.0, 1e-10):

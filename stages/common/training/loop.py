@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs, parse_flag_from_env
+from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin, parse_flag_from_env
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -518,7 +518,11 @@ def _start_accelerator(learner: nn.Module, batch: dict[str, torch.Tensor], *, cp
     of_process = AcceleratorState._shared_state  # noqa: SLF001  no public way to another one
     AcceleratorState._shared_state = {}  # noqa: SLF001
     try:
-        return Accelerator(mixed_precision="no", cpu=cpu, kwargs_handlers=[parallel])
+        # Without the plugin an environment variable of `accelerate launch` would divide the gradients.
+        whole = GradientAccumulationPlugin(num_steps=1)
+        return Accelerator(
+            mixed_precision="no", cpu=cpu, gradient_accumulation_plugin=whole, kwargs_handlers=[parallel]
+        )
     finally:
         AcceleratorState._shared_state = of_process  # noqa: SLF001
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, GradientState
 from transformers import BertConfig, BertForSequenceClassification
 
 from amalgam.pipeline.errors import WorkError
@@ -269,16 +269,18 @@ def test_weights_of_zero_train_nothing_and_only_matrices_decay(tmp_path: Path) -
         assert smaller if weight.ndim > 1 else torch.equal(weight, before[name]), name
 
 
-def test_the_precision_of_a_trainer_in_this_process_neither_matters_nor_changes(
+def test_the_precision_and_accumulation_of_a_trainer_in_this_process_neither_matter_nor_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
-    trainers = Accelerator(mixed_precision="bf16")
+    for kind in (AcceleratorState, GradientState):
+        monkeypatch.setattr(kind, "_shared_state", {})
+    trainers = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=8)
     model = tiny_bert()
     before = weights_of(model)
     train(model, tmp_path)
     assert not equal(before, weights_of(model))
     assert trainers.mixed_precision == AcceleratorState().mixed_precision == "bf16"
+    assert trainers.gradient_accumulation_steps == GradientState().num_steps == 8
 
 
 def test_the_accumulation_of_a_launcher_changes_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypedDict, get_type_hints
 import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin, parse_flag_from_env
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
@@ -514,9 +514,12 @@ def _start_accelerator(learner: nn.Module, batch: dict[str, torch.Tensor], *, cp
     state = PartialState(cpu=cpu)
     unused = state.num_processes > 1 and _some_unused(learner.to(state.device), batch, state.device)
     parallel = DistributedDataParallelKwargs(find_unused_parameters=unused)
-    # The loop sets half precision itself: Accelerate has one choice for the whole process, a Trainer's for example.
-    of_process = AcceleratorState._shared_state  # noqa: SLF001  no public way to another one
-    AcceleratorState._shared_state = {}  # noqa: SLF001
+    # The loop sets half precision and accumulates itself. Accelerate has one choice of each for the whole process, a
+    # Trainer's for example, and no public way to another one.
+    kinds = AcceleratorState, GradientState
+    of_process = [kind._shared_state for kind in kinds]  # noqa: SLF001
+    for kind in kinds:
+        kind._shared_state = {}  # noqa: SLF001
     try:
         # Without the plugin an environment variable of `accelerate launch` would divide the gradients.
         whole = GradientAccumulationPlugin(num_steps=1)
@@ -524,7 +527,8 @@ def _start_accelerator(learner: nn.Module, batch: dict[str, torch.Tensor], *, cp
             mixed_precision="no", cpu=cpu, gradient_accumulation_plugin=whole, kwargs_handlers=[parallel]
         )
     finally:
-        AcceleratorState._shared_state = of_process  # noqa: SLF001
+        for kind, state_of_process in zip(kinds, of_process, strict=True):
+            kind._shared_state = state_of_process  # noqa: SLF001
 
 
 def _some_unused(learner: nn.Module, batch: dict[str, torch.Tensor], device: torch.device) -> bool:

@@ -93,6 +93,7 @@ def test_gold_labels_that_chose_the_teacher_do_not_measure_the_choice(workspace:
     assert numbers["target_quality"]["choice"]["n"] == 0
     assert "no sampled training text has a gold label of a teacher outside `labels`" in numbers["summary"][1]
     assert "right teacher chosen" not in everything.err
+    assert workspace.manifest("train-student")["facts"]["selected_by"].endswith("targets, gold labels among them")
 
 
 # ---- ids

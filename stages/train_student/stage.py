@@ -292,7 +292,8 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     if validation:
         selection = _by_accuracy(validation, new.pad_id)
     else:
-        selection = training.selection(data, new.pad_id, targets, facts)
+        are_labelled = load.given_labels(run) is not None
+        selection = training.selection(data, new.pad_id, targets, facts, are_labelled=are_labelled)
     states = states_of(run, data.keys) if objective.states else []
     if objective.states == "tokens":
         training.check_lengths(states, data.learn)

@@ -145,9 +145,9 @@ def targeted(
     return split((read(*bucket, own) for bucket, own in zip(texts, targets, strict=True)), held_out, unused)
 
 
-def selection(data: TrainingData, pad_id: int, loss: Loss, facts: TargetFacts) -> Selection:
-    """Returns how checkpoints are selected without validation texts."""
-    gold = "gold labels among them" if facts["gold"] else "no labels used"
+def selection(data: TrainingData, pad_id: int, loss: Loss, facts: TargetFacts, *, are_labelled: bool) -> Selection:
+    """Returns how checkpoints are selected without validation texts; `are_labelled`: `labels` corrected targets."""
+    gold = "gold labels among them" if facts["gold"] or are_labelled else "no labels used"
     source = f"held-out targets, {gold}" if data.held_out else "the targets themselves"
     scored = data.held_out or data.learn.first(FEWEST_TO_SELECT)  # nothing is selected without held-out texts
     name = f"{SCORE_NAMES.get(facts['objective'], 'KL to')} {source}"

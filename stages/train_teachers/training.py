@@ -22,6 +22,7 @@ from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.attentive import AttentiveHead, attentive_classifier, head_for, without_pooler
+from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples, TrainingData, labelled
 from amalgam.stages.common.training.loop import TrainingSettings
@@ -125,9 +126,22 @@ class CoTrainedTeachers(nn.Module):
         logits = []
         for index, body in enumerate(self.bodies):
             inputs = self._inputs(index, input_ids, token_type_ids)
-            states = body(**inputs).last_hidden_state
-            logits.append(self.head(states, inputs["attention_mask"]))
+            logits.append((self._unpadded if reads_padding(body.config) else self._logits)(body, inputs))
         return SimpleNamespace(logits=torch.cat(logits, dim=-1))
+
+    def _logits(self, body: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits: torch.Tensor = self.head(body(**inputs).last_hidden_state, inputs["attention_mask"])
+        return logits
+
+    def _unpadded(self, body: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Returns the logits of a body that reads padding, from texts of one length at a time."""
+        lengths = inputs["attention_mask"].sum(dim=1)
+        groups = {length: (lengths == length).nonzero().flatten() for length in {*lengths.tolist()}}
+        parts = [
+            self._logits(body, {name: tensor[rows, :length] for name, tensor in inputs.items()})
+            for length, rows in groups.items()
+        ]
+        return torch.cat(parts)[torch.cat([*groups.values()]).argsort()]
 
     def _inputs(self, index: int, ids: torch.Tensor, types: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """Returns the tokens of one encoder, padded on the right."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,18 @@ def test_each_encoder_reads_its_own_tokens_of_a_text_that_holds_all() -> None:
             torch.testing.assert_close(logits[:, 3 * place : 3 * place + 3], wanted, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["convbert", "fnet"])
+def test_an_encoder_that_reads_padding_gets_none(kind: str) -> None:
+    together, parts = examples_of(["bert", kind])
+    together.eval()
+    texts = concatenated(parts, together.starts)
+    texts = replace(texts, tokens=[ids[: len(ids) - row % 3] for row, ids in enumerate(texts.tokens)], type_ids=None)
+    with torch.no_grad():
+        batches = [collate(texts, rows, together.pad_id) for rows in (np.arange(6), *np.arange(6)[:, None])]
+        first, *alone = (together(batch["input_ids"], batch["attention_mask"]).logits for batch in batches)
+    torch.testing.assert_close(first, torch.cat(alone), atol=1e-5, rtol=1e-4)
+
+
 def test_the_sum_of_the_teachers_cross_entropies_is_what_is_minimised() -> None:
     logits = torch.log(torch.tensor([[1.0, 3.0, 2.0, 2.0]], dtype=torch.float64))
     batch = {"targets": torch.tensor([[0.0, 1.0, 0.0, 1.0]]), "weights": torch.ones(1)}
@@ -138,7 +151,7 @@ def test_the_sum_of_the_teachers_cross_entropies_is_what_is_minimised() -> None:
     assert loss.tolist() == pytest.approx([-math.log(0.75) - math.log(0.5)])
 
 
-@pytest.mark.parametrize("kinds", [["bert"], ["bert", "roberta"]])
+@pytest.mark.parametrize("kinds", [["bert"], ["bert", "roberta"], ["bert", "convbert"]])
 def test_every_encoder_and_the_shared_head_learn(tmp_path: Path, kinds: list[str]) -> None:
     together, parts = examples_of(kinds)
     before = {name: value.clone() for name, value in together.named_parameters()}

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, overload
 
 from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.lazy import np
+from amalgam.pipeline.errors import ModelError
 
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.integer[Any]]]"
 
@@ -137,9 +138,19 @@ def encode(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, type
     types = uses_token_types(tokenizer, types=types)
     if not texts:
         return _rows([], [] if types else None, [])
+    if len(texts[0]) > 1:
+        _check_room(tokenizer, limit)
     encode_with = _encode_by_backend if has_fast_backend(tokenizer) else _encode_by_call
     with ENCODING:
         return encode_with(tokenizer, texts, limit, types=types)
+
+
+def _check_room(tokenizer: Any, limit: int) -> None:
+    """Refuses a limit without a token of each text of a pair, where different pairs would be equal."""
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    if limit < special + 2:
+        what = f"{limit} tokens leave no room for both texts of a pair next to {special} special ones"
+        raise ModelError(what, where=str(tokenizer.name_or_path), fix=f"set max_tokens to at least {special + 2}")
 
 
 def has_fast_backend(tokenizer: Any) -> bool:

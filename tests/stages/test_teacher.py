@@ -54,6 +54,15 @@ def test_of_a_pair_the_longer_text_is_cut_first() -> None:
     assert (tokens.type_ids == 1).sum() == 3 + 1
 
 
+def test_a_limit_without_room_for_both_texts_of_a_pair_is_refused() -> None:
+    pairs = [(words(3), words(1, first=5)), (words(2, first=7), words(4, first=9))]
+    with pytest.raises(ModelError, match="no room for both texts of a pair next to 3 special ones"):
+        teacher_of(limit=4).tokenise(pairs)
+    first, second = teacher_of(limit=5).tokenise(pairs)
+    assert len(first) == len(second) == 5
+    assert first.ids.tolist() != second.ids.tolist()
+
+
 def test_padding_and_truncation_saved_with_the_tokenizer_are_not_obeyed() -> None:
     teacher = teacher_of()
     teacher.tokenizer.backend_tokenizer.enable_padding(length=30)

@@ -187,7 +187,7 @@ def test_a_tokenizer_that_does_otherwise_has_another_digest(workspace: Workspace
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("limit", [4, 6, 32])
+@pytest.mark.parametrize("limit", [5, 6, 32])
 @pytest.mark.parametrize("texts", [SINGLES, PAIRS], ids=["singles", "pairs"])
 def test_the_fast_backend_gives_the_tokenizers_ids(
     texts: list[tuple[str, ...]], limit: int, split: bool, side: str

@@ -29,7 +29,7 @@ from amalgam.stages.common import load
 from amalgam.stages.common.corpus import Part, tables
 from amalgam.stages.common.deliveries import TEACHERS, Mark, check_deliverable, check_target, deliver, named
 from amalgam.stages.common.intervals import bounds, interval, percent
-from amalgam.stages.common.models.model_folder import reads_padding
+from amalgam.stages.common.models.model_folder import full_attention, reads_padding
 from amalgam.stages.common.models.resolve import least_bytes_of, width_of
 from amalgam.stages.common.training import schedule as schedules
 from amalgam.stages.common.training.schedule import Schedule, TeacherFacts, TeachersFacts
@@ -270,9 +270,14 @@ def _encoder_digests(run: Run) -> Any:
 
 
 def trained_digest(run: Run, settings: Student | Settings, where: str) -> str:
-    """Returns the encoder's digest for the identity of a training; it marks an encoder whose texts are not padded."""
+    """Returns the encoder's digest for the identity of a training.
+
+    It marks an encoder whose texts are not padded, or whose attention is no longer sparse.
+    """
     digest = load.encoder_digest(run, settings, where)
-    return f"{digest} unpadded" if reads_padding(load.encoder_files(run, settings, where).config) else digest
+    config = load.encoder_files(run, settings, where).config
+    attention = " full attention" if full_attention(config, settings.max_tokens) else ""
+    return f"{digest}{' unpadded' if reads_padding(config) else attention}"
 
 
 def _teacher_fingerprint(run: Run, name: str, labels: Sequence[str]) -> str:

@@ -13,7 +13,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BigBirdConfig,
+    BigBirdForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 from amalgam.data.tokens import encode
 from amalgam.pipeline.errors import DataError, ModelError
@@ -22,7 +28,13 @@ from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.inference import teacher as teacher_module
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
-from amalgam.stages.common.models.loading import apply_rate, would_pad_with_last_token
+from amalgam.stages.common.models.loading import (
+    apply_rate,
+    load_classifier,
+    save_pretrained_folder,
+    would_pad_with_last_token,
+)
+from amalgam.stages.common.models.model_folder import full_attention
 from amalgam.stages.common.models.resolve import Reference, resolve
 from amalgam.tests.stages.tiny_models import ENCODERS, SPECIAL, WORDS, save_tiny, tiny, tiny_config, word_tokenizer
 
@@ -146,6 +158,25 @@ def test_on_a_gpu_texts_are_padded_to_share_a_launch_unless_this_changes_logits(
     monkeypatch.setattr(teacher_module, "put_on", lambda _device, tensors: tensors)
     teacher.device = torch.device("cuda")
     assert teacher.padding == share
+
+
+def test_a_short_text_does_not_change_the_attention_of_later_texts(tmp_path: Path) -> None:
+    """BigBird's attention is sparse in transformers until the first short text."""
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    shape |= {"block_size": 2, "num_random_blocks": 1, "max_position_embeddings": 64, "pad_token_id": 0}
+    model = BigBirdForSequenceClassification(BigBirdConfig(vocab_size=95, num_labels=3, **shape))
+    for parameter in model.parameters():
+        parameter.data *= 20 if parameter.dim() > 1 else 1
+    save_pretrained_folder(model, word_tokenizer(), tmp_path)
+    files = resolve(Reference(str(tmp_path), None, tmp_path, Store(tmp_path / "pins"), file_digest))
+    logits = []
+    for texts in ([(words(40),)], [(words(1),), (words(40),)]):
+        own = load_classifier(files, dropout=None, dtype="fp32")
+        teacher = Teacher(own, word_tokenizer(), digest="", seed=0, limit=60)
+        runs = [Rows([tokens], [bytes(16)], np.array([DROPOUT_OFF])) for tokens in teacher.tokenise(texts)]
+        logits.append([teacher.run(rows) for rows in runs][-1])
+    assert torch.equal(*logits)
+    assert [bool(full_attention(files.config, limit)) for limit in (14, 15)] == [False, True]
 
 
 def test_a_model_without_a_vocabulary_is_refused() -> None:

@@ -19,7 +19,7 @@ from amalgam.stages.common.cached import coverage
 from amalgam.stages.common.cached.read import AnswerReader, Features, States, open_features, open_states, passes_differ
 from amalgam.stages.common.corpus import Bucket, Part
 from amalgam.stages.common.device import pick_device
-from amalgam.stages.common.models.model_folder import reads_padding, states_body
+from amalgam.stages.common.models.model_folder import full_attention, reads_padding, states_body
 from amalgam.stages.common.models.resolve import LAST_LAYER, ResolvedTeacher, depth_of
 from amalgam.stages.objective_inputs import measure_of, objective_inputs, reads_texts
 from amalgam.stages.target_methods import target_method
@@ -164,6 +164,7 @@ def family_key(run: Run, teacher: ResolvedTeacher, dtype: str) -> dict[str, obje
     key: dict[str, object] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype}
     if run.experiment.cache.last_layer:
         key["passes"] = "last-layer"
+    key |= full_attention(teacher.files.config, teacher.max_tokens)
     return key | _pad_token(run, teacher.name) | run.versions
 
 
@@ -258,7 +259,7 @@ def encoder_states(run: Run) -> CachedStates:
     config = load.encoder_files(run, student, ENCODER).config
     if config.get("is_encoder_decoder"):
         key["part"] = "encoder"
-    key |= _without_padding(config)
+    key |= _without_padding(config) | full_attention(config, student.max_tokens)
     return CachedStates(key, None, run.versions)
 
 
@@ -290,6 +291,7 @@ def _states_of_teacher(run: Run, teacher: ResolvedTeacher, kind: str, blocks: in
         "max_tokens": teacher.max_tokens,
         "dtype": dtype_of(run),
         **_without_padding(teacher.files.config),
+        **full_attention(teacher.files.config, teacher.max_tokens),
     }
     return CachedStates(key, teacher, run.versions)
 

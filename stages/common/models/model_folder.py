@@ -53,6 +53,8 @@ STATIC = "amalgam-static"
 """amalgam's architecture without a transformer, in static.py."""
 READS_PADDING = frozenset({"convbert", "fnet", "mra", "nystromformer", "reformer", "xlnet", "yoso"})
 """Kinds of models whose logits change with padding: a layer has no mask, or the head reads the last place."""
+SPARSE = frozenset({"big_bird", "bigbird_pegasus"})
+"""Kinds of models with sparse attention that transformers replaces by the full one permanently at a short text."""
 NO_VOCABULARY = frozenset({"canine", "perceiver"})
 """Kinds of models without an embedding of each token."""
 NO_ENCODER = {
@@ -133,6 +135,17 @@ def position_limit(config: Any) -> int:
 def reads_padding(config: Any) -> bool:
     """Returns whether padding changes the logits, by the model's configuration or the content of its config.json."""
     return _getter(_getter(config)("text_config", config))("model_type") in READS_PADDING
+
+
+def full_attention(config: Mapping[str, Any], max_tokens: int) -> dict[str, str]:
+    """Returns a part of the key of results: earlier ones of SPARSE models depended on the order of the texts.
+
+    `config` is the content of config.json; texts of at most `max_tokens` tokens may all be short.
+    """
+    get = _getter(config.get("text_config", config))
+    short = (5 + 2 * (get("num_random_blocks") or 3)) * (get("block_size") or 64)
+    is_sparse = get("model_type") in SPARSE and get("attention_type") != "original_full"
+    return {"attention": "full"} if is_sparse and max_tokens > short else {}
 
 
 def end_token(config: Any) -> int | None:

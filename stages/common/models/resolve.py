@@ -473,7 +473,10 @@ def auto_config(files: ModelFiles) -> Any:
     if files.config.get("model_type") == STATIC:
         import amalgam.stages.common.models.static  # noqa: F401 - registers it
     trusted = files.trust_remote_code
-    return AutoConfig.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trusted)
+    config = AutoConfig.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trusted)
+    if config.get_text_config().model_type in model_folder.SPARSE:
+        config.get_text_config().attention_type = "original_full"
+    return config
 
 
 def check_model_type(files: ModelFiles) -> None:

@@ -464,9 +464,12 @@ class TrainingRun:
 
     @cached_property
     def _identity(self) -> str:
-        """Returns a fingerprint of everything that a checkpoint must share with the run that resumes it."""
+        """Returns a fingerprint of everything that a checkpoint must share with the run that resumes it.
+
+        More parts of a batch save memory, also from the middle of a training; only dropout masks and rounding differ.
+        """
         parts = {
-            "training": asdict(self.training) | {"checkpoint_seconds": None},
+            "training": asdict(self.training) | {"checkpoint_seconds": None, "accumulate": 1},
             "select": self.select,
             "examples": self.examples.digest(),
             "objective": type(self.objective).__qualname__,

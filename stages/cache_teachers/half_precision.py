@@ -30,6 +30,10 @@ SHARE = 20
 PASSES = 16
 RATIO = (0.98, 1.02)
 FLIPS = 0.005
+"""Largest share of the texts on which the most confident teacher may change."""
+
+LABELS = 0.02
+"""The same for each teacher's label; one text may always change. Without its labels, its first two are often near."""
 
 
 def sample_texts(tables: Iterable[pa.Table], work: int, passes: int | None) -> dict[bytes, tuple[str, ...]]:
@@ -102,7 +106,9 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
         ratios[resolved.name] = _ratio(*variances)
         changed[resolved.name] = _share_changed(*labels)
     flips = _share_changed(*(np.stack(values).argmax(0) for values in confidences.values()))
-    passed = all(RATIO[0] <= ratio <= RATIO[1] for ratio in ratios.values()) and max(flips, *changed.values()) <= FLIPS
+    most = max(LABELS, 1 / max(len(sample), 1))
+    same_labels = all(share <= most for share in changed.values())
+    passed = same_labels and flips <= FLIPS and all(RATIO[0] <= ratio <= RATIO[1] for ratio in ratios.values())
     variance = ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
     labels_changed = ", ".join(f"{name} {share:.2%}" for name, share in changed.items())
     figures = f"variance of passes against fp32: {variance}; labels that differ: {labels_changed}; "

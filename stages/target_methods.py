@@ -396,6 +396,19 @@ def target_method(targets: Targets) -> TargetMethod:
     return TARGET_METHODS[targets.mode](targets)
 
 
+def compared_by(targets: Targets) -> Targets:
+    """Returns the settings by which a report compares teachers: the targets' own, else MUKA's entropy.
+
+    A temperature that the targets do not read has its default here.
+    """
+    method = target_method(targets)
+    if "temperature" in method.fields or method.weighs_together:
+        return targets
+    if method.weighted or method.weighs_by_domain:
+        return targets.model_copy(update={"temperature": Targets().temperature})
+    return Targets(passes=targets.passes)
+
+
 # ---- parts of rules
 
 

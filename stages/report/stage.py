@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from amalgam.data.lazy import pa, pc
 from amalgam.data.parquet import key_array
-from amalgam.pipeline.config.schema import ExperimentConfig, Targets
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
@@ -60,7 +60,13 @@ from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_words import evaluation_cautions
-from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions, gives_label_distributions, target_method
+from amalgam.stages.target_methods import (
+    COMPARATIVE,
+    TeacherPredictions,
+    compared_by,
+    gives_label_distributions,
+    target_method,
+)
 from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder, validation_part
 from amalgam.stages.weigh_teachers.stage import weights_of
 
@@ -488,20 +494,7 @@ def _train_part(run: Run) -> Part | None:
 def _compared(experiment: ExperimentConfig) -> ExperimentConfig:
     """Returns the experiment by which the page compares teachers; it reads no passes that the student's own lacks."""
     cache = experiment.cache.model_copy(update={"passes": cached.passes_of(experiment)})
-    return experiment.model_copy(update={"targets": _compared_by(experiment.targets), "cache": cache})
-
-
-def _compared_by(targets: Targets) -> Targets:
-    """Returns the settings by which the page compares teachers: the targets' own, else MUKA's entropy.
-
-    A temperature that the targets do not read has its default here.
-    """
-    method = target_method(targets)
-    if "temperature" in method.fields or method.weighs_together:
-        return targets
-    if method.weighted or method.weighs_by_domain:
-        return targets.model_copy(update={"temperature": Targets().temperature})
-    return Targets(passes=targets.passes)
+    return experiment.model_copy(update={"targets": compared_by(experiment.targets), "cache": cache})
 
 
 def _train_identity(run: Run) -> dict[str, object]:
@@ -514,7 +507,7 @@ def _train_identity(run: Run) -> dict[str, object]:
     if columns and not load.part_of(run, "test"):
         inputs["columns"] = columns  # of the file of texts to label
     if load.teachers_of(run):
-        targets = _compared_by(run.experiment.targets)
+        targets = compared_by(run.experiment.targets)
         method = target_method(targets)
         fields = {"uncertainty", "temperature"} & method.fields
         # Where stage weigh-teachers weighs, its result has these inputs already.

@@ -55,3 +55,18 @@ def test_a_stored_page_decides_nothing_about_another_student(workspace: Workspac
     noted = workspace("report", "student")
     assert f"note: {differs}: run `amalgam report student.name=student`" in noted.err
     assert "verdict: " in noted.out
+
+
+def test_a_student_that_learned_the_test_texts_meets_no_requirement_and_is_no_rival(workspace: Workspace) -> None:
+    fitted = ["student.learning_rate=1e-2", "student.epochs=20"]
+    workspace("report", "student.method=supervised", "corpus.train=texts/test.csv", "student.name=leaky", *fitted)
+    verdict = workspace("report", "--json").json["verdict"]
+    better = next(caution for caution in verdict["cautions"] if caution.startswith("The other student “leaky” is"))
+    assert "were learned with their gold labels" in better
+    assert not any("leaky" in reason for reason in verdict["reasons"])
+    for requirement in (["leaky", "--fail-under", "0"], ["student", "--fail-if-worse-than", "leaky"]):
+        refused = workspace.attempt("report", *requirement)
+        assert (refused.code, "were learned with their gold labels" in refused.err) == (2, True), refused.err
+    compared = workspace("report", "student", "leaky").out
+    assert "\nleaky: " in compared
+    assert "No run can be called better" in compared

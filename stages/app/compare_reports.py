@@ -32,7 +32,7 @@ from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost, rival_names
 from amalgam.stages.report.tables import measure, print_evaluation, share
 from amalgam.stages.report.verdict import lines
-from amalgam.stages.report.verdict_types import Estimate, Rival
+from amalgam.stages.report.verdict_types import Estimate, LearnedTexts, Rival
 from amalgam.stages.report.verdict_words import difference_sentence, evaluation_cautions, learned_sentence, tested_on
 
 SUFFIXES = (".yaml", ".yml")
@@ -92,6 +92,8 @@ class Comparison(TypedDict):
     chance: float | None
     groups: list[GroupAccuracy]
     settings: list[DifferingSetting]
+    cautions: list[str]
+    """On runs that learned too many of the test texts."""
     summary: str
 
 
@@ -219,6 +221,9 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
         return
     if not evaluation:
         raise _no_test_texts()
+    learned = _learned(evaluation)
+    if learned and (requirements.fail_under is not None or not learned.get("generated")):
+        raise _texts_learned(learned)
     command = verdict["next"].get("command") if verdict and verdict["decision"] != "ship" else None
     fix = f"run `{command}`" if command else "train another student, or lower the requirement"
     if requirements.fail_under is not None:
@@ -231,10 +236,7 @@ def _check_accuracy(evaluation: EvaluationBlock, least: float, where: str, fix: 
     if "selected" in evaluation and not evaluation["selected"]["random"]:
         what, add = "the accuracy is unknown: all test texts were selected", "add rows with `random` in column `why`"
         raise ExperimentError(what, where="corpus.test", fix=add)
-    learned, scores = evaluation.get("learned"), reported_scores(evaluation)
-    if learned and learned.get("generated") and were_learned(learned):
-        what, use = learned_sentence(learned).removesuffix("."), "use labelled real texts as corpus.test"
-        raise ExperimentError(what, where="corpus.test", fix=use)
+    scores = reported_scores(evaluation)
     if scores["accuracy"] < least:
         figures = f"n = {scores['n']:,}, 95 % interval {bounds(*interval(scores['accuracy'], scores['n']))}"
         what = f"the accuracy is {percent(scores['accuracy'])} ({figures}), below {percent(least)} (--fail-under)"
@@ -246,9 +248,24 @@ def _check_rival(numbers: ReportJson, name: str, where: str, fix: str) -> None:
     if not rival["n"]:
         what = f"no test text has a label of teacher {rival['name']}"
         raise ExperimentError(what, where="--fail-if-worse-than", fix="add labelled test texts of this teacher")
+    if "learned" in rival:
+        raise _texts_learned(rival["learned"], f"of the other student {shown(rival['name'])}, ")
     if rival["student_is"] == "worse":
         on = tested_on(verdict["rivals"]) if verdict and rival["kind"] != "teacher on its own labels" else ""
         raise QualityError(f"{difference_sentence(rival)}{on} (--fail-if-worse-than {name})", where=where, fix=fix)
+
+
+def _learned(evaluation: EvaluationBlock | None) -> LearnedTexts | None:
+    """Returns the test texts that training used, if they are too many for a requirement or a comparison."""
+    learned = evaluation.get("learned") if evaluation else None
+    return learned if learned and were_learned(learned) else None
+
+
+def _texts_learned(learned: LearnedTexts, student: str = "") -> ExperimentError:
+    fix = "remove these texts from corpus.test: a note names their rows"
+    fix = "use labelled real texts as corpus.test" if learned.get("generated") else fix
+    fix = "set student.select to held-out" if learned.get("validation") else fix
+    return ExperimentError(f"{student}{learned_sentence(learned).removesuffix('.')}", where="corpus.test", fix=fix)
 
 
 def _rival(numbers: ReportJson, name: str) -> Rival:
@@ -277,7 +294,8 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
     comparison, console = comparison_of(reports), Console(quiet=quiet)
     rows = _table(comparison)
     console.table("", ["", *reports], rows)
-    console.sentence(comparison["summary"])
+    for sentence in (*comparison["cautions"], comparison["summary"]):
+        console.sentence(sentence)
     page = render("comparison.html.j2", numbers=comparison, rows=rows)
     base = (files[0] if files else config).parent.absolute()
     console.say(f"report: {publish(base, COMPARISON, page, comparison)}")
@@ -350,6 +368,11 @@ def comparison_of(reports: Mapping[str, ReportJson]) -> Comparison:
         "chance": first["chance"] if same_texts else None,
         "groups": _groups(runs) if same_texts else [],
         "settings": list(_differing_settings(runs)),
+        "cautions": [
+            f"{name}: {learned_sentence(learned)}"
+            for name, run in reports.items()
+            if (learned := _learned(run["evaluation"]))
+        ],
         "summary": _summary(reports, same_texts=same_texts),
     }
 
@@ -432,9 +455,11 @@ def _value(value: Any) -> str:
 
 
 def _summary(reports: Mapping[str, ReportJson], *, same_texts: bool) -> str:
-    measured = [(scores, name) for name, run in reports.items() if (scores := _scores(run))]
+    measured = [
+        (scores, name) for name, run in reports.items() if (scores := _scores(run)) and not _learned(run["evaluation"])
+    ]
     if len(measured) < 2:
-        return "No run can be called better: fewer than two have labelled test texts."
+        return "No run can be called better: fewer than two have labelled test texts that they did not learn."
     if not same_texts:
         return "The runs have different test texts, so their accuracies cannot be compared."
     (best, name), (second, next_name), *_ = sorted(measured, key=lambda entry: -entry[0]["accuracy"])

@@ -141,6 +141,9 @@ def _rival_cautions(rivals: Sequence[types.Rival]) -> Iterator[str]:
     untested = conditions.untested_teachers(rivals)
     for rival in rivals:
         is_better, difference = rival["student_is"] == "worse", words.difference_sentence(rival)
+        if is_better and "learned" in rival:
+            yield f"{difference}. Of that student, {words.learned_sentence(rival['learned'])}"
+            continue
         if untested and is_better and rival["kind"] in {"ensemble", "student"}:
             yield f"{difference}{words.tested_on(rivals)}."
         if is_better and rival["kind"] == "supervised student":

@@ -34,7 +34,8 @@ def next_step(
     if decision == "cannot say" and "few-steps" not in codes:
         return _label_test_texts(inputs, rivals, needed)
     remedy = _remedy(inputs, codes, rivals)
-    better = [rival for rival in rivals if rival["kind"] == "student" and rival["student_is"] == "worse"]
+    others = [rival for rival in rivals if rival["kind"] == "student" and "learned" not in rival]
+    better = [rival for rival in others if rival["student_is"] == "worse"]
     if not better or untested_teachers(rivals):  # such texts favour students that follow one teacher
         return remedy
     better.sort(key=lambda rival: (rival["name"] in inputs.remade, rival["mean"]))  # students with a folder first

@@ -93,6 +93,7 @@ class ReportUnitFacts(TypedDict, total=False):
     scores: dict[str, float | None]
     right_hex: str | None
     rows: str | None
+    learned: types.LearnedTexts
     labels: dict[str, str]
 
 
@@ -111,7 +112,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 20  # test texts that were selected for another student
+    VERSION = 20  # test texts that were selected for another student, and learned ones
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
@@ -183,6 +184,7 @@ class Report(Stage):
             scores = reported_scores(evaluation).items()
             facts["scores"] = {name: value for name, value in scores if name in MEASURES}
             facts |= {"right_hex": quality["right_hex"], "rows": quality["rows"]}
+            facts |= {"learned": evaluation["learned"]} if "learned" in evaluation else {}
         costs: list[TeacherCost] = []
         if "cache-teachers" in run.results:
             costs = teacher_costs(run.result("cache-teachers"), run.store, cached.families_of(run))

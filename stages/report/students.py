@@ -10,7 +10,8 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.storage.small_files import canonical
 from amalgam.pipeline.storage.store import MANIFEST, Record, Store
 from amalgam.stages.report.blocks import StudentScores, SweepPoint
-from amalgam.stages.report.verdict_types import RivalCounts
+from amalgam.stages.report.conditions import were_learned
+from amalgam.stages.report.verdict_types import LearnedTexts, RivalCounts
 
 TARGET_STAGES = {"build-targets", "weigh-teachers"}
 """Stages between the teachers' predictions and the student: their settings are compared, not their results."""
@@ -27,6 +28,8 @@ class OtherStudent:
     """Bits of the test texts that the student predicts right."""
     supervised: bool
     """Whether its targets are gold labels alone."""
+    learned: LearnedTexts | None
+    """The test texts that it learned, if they are too many for a comparison."""
     encoder: Any
     temperature: float | None
     rest: str
@@ -63,12 +66,14 @@ def other_students(store: Store, test: str, picked: str | None, rows: str | None
         temperature = settings.pop("temperature", None)
         inputs = [targets.get(key) for key in ("inputs", "upstream", "version")]
         own = {key: value for key, value in student.items() if key != "upstream"}
+        learned = manifest.facts.get("learned")
         scores: Any = {"fingerprint": fingerprint, "method": manifest.facts["method"], **manifest.facts["scores"]}
         yield OtherStudent(
             scores=scores,
             student=manifest.identity.get("upstream", {}).get("train-student"),
             right_hex=manifest.facts.get("right_hex"),
             supervised=manifest.facts["supervised"],
+            learned=learned if learned and were_learned(learned) else None,
             encoder=student.get("inputs", {}).get("encoder"),
             temperature=temperature,
             rest=canonical([settings, *inputs, own]),
@@ -107,9 +112,8 @@ def _upstream(store: Store, identity: Mapping[str, Any], stage: str) -> Mapping[
 def best_supervised(fingerprint: str, students: list[OtherStudent]) -> StudentScores | None:
     """Returns the scores of the best student of the same encoder that was trained on gold labels."""
     encoder = next((student.encoder for student in students if student.scores["fingerprint"] == fingerprint), None)
-    candidates = [
-        student.scores for student in students if student.supervised and (encoder is None or student.encoder == encoder)
-    ]
+    supervised = [student for student in students if student.supervised and not student.learned]
+    candidates = [student.scores for student in supervised if encoder is None or student.encoder == encoder]
     return max(candidates, key=lambda scores: float(scores["accuracy"]), default=None)
 
 
@@ -198,6 +202,8 @@ def student_rivals(right: int, right_hex: str | None, students: list[tuple[str, 
                 "lost": lost,
             }
         )
+        if student.learned:
+            rivals[-1]["learned"] = student.learned
     return rivals
 
 

@@ -161,10 +161,10 @@ def _faults(inputs: types.VerdictInputs, rivals: Sequence[types.Rival]) -> Itera
 
 
 def _better_rivals(rivals: Sequence[types.Rival]) -> Iterator[str]:
-    """Yields the rivals that are better. Texts without a label of some teacher favour those that follow another one."""
+    """Yields the better rivals: none that learned the texts, or that texts without a label of some teacher favour."""
     favoured = FAVOURED if conditions.untested_teachers(rivals) else ()
     blocking = [rival for rival in rivals if rival["kind"] in BLOCKING and rival["kind"] not in favoured]
-    better = [rival for rival in blocking if rival["student_is"] == "worse"]
+    better = [rival for rival in blocking if rival["student_is"] == "worse" and "learned" not in rival]
     best: dict[types.Kind, list[types.Rival]] = {}
     for rival in sorted(better, key=lambda rival: rival["mean"]):
         best.setdefault(rival["kind"], []).append(rival)

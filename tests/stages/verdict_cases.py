@@ -108,12 +108,14 @@ def of_selected(student: float, ensemble: float, zero_shot: float = 0.4, *, shar
     return VerdictInputs(n=n, rivals=rivals, labels=counts, teachers=2, steps=900, selected=len(rows) - n)
 
 
-def with_student(inputs: VerdictInputs, accuracy: float, kind: Any = "student", *, same: int = 1) -> VerdictInputs:
+def with_student(
+    inputs: VerdictInputs, accuracy: float, kind: Any = "student", *, same: int = 1, **facts: Any
+) -> VerdictInputs:
     """Adds other students whose errors are independent of this student's."""
     n, ours = inputs.n, inputs.rivals[-1]["student_right"]
     right = round(accuracy * n)
     both = round(right * ours / n)
-    counts = {"n": n, "student_right": ours, "right": right, "gained": ours - both, "lost": right - both}
+    counts = {"n": n, "student_right": ours, "right": right, "gained": ours - both, "lost": right - both, **facts}
     others = [{"name": f"muka-{at}", "kind": kind, **counts} for at in range(same)]
     return replace(inputs, rivals=[*inputs.rivals, *others])  # type: ignore[list-item]
 
@@ -207,6 +209,12 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
     ),
     "a supervised student is better": (
         lambda: with_student(made(500, 0.85, 0.75), 0.97, "supervised student"),
+        "ship",
+        set(),
+        "amalgam predict",
+    ),
+    "a student that learned the test texts is better": (
+        lambda: with_student(made(500, 0.85, 0.75), 0.97, learned={"texts": 60, "of": 500, "labelled": True}),
         "ship",
         set(),
         "amalgam predict",

@@ -5,8 +5,12 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+import numpy as np
 import pytest
 
+from amalgam.data.arrays import held_out_keys
+from amalgam.data.keys import text_key
+from amalgam.stages.common.training.schedule import TEACHER_HELD_OUT
 from amalgam.tests.workspaces import TEACHER_LABELS, TRAIN, Workspace, shift_weights
 
 
@@ -59,6 +63,21 @@ def test_labels_that_choose_the_teachers_do_not_measure_them(workspace: Workspac
     workspace("build-targets", *method, "labels=corpus")
     audit = audited(workspace, *method, "labels=corpus")
     assert (audit["labelled"], audit["accuracy"], audit["gold"]) == (0, None, [])
+
+
+@pytest.mark.parametrize("own_texts", [0, 60])
+def test_texts_that_trained_teachers_learned_do_not_measure_them(fresh: Workspace, own_texts: int) -> None:
+    experiment, rows = fresh.config.read_text("utf-8"), fresh.texts()
+    trained = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 1\n  max_tokens: 16\n"
+    if own_texts:
+        fresh.write(rows[:own_texts], "own")
+        trained += "  texts: texts/own.csv\n"
+    fresh.edit(experiment[experiment.index("teachers:") : experiment.index("cache:")], trained)
+    fresh("cache-teachers")
+    keys = np.array([text_key([text]) for text, _ in rows[: own_texts or None]], "S16")
+    learned = len(keys) - held_out_keys(keys, TEACHER_HELD_OUT).sum()
+    assert 0 < learned < len(keys)
+    assert audited(fresh)["labelled"] == TRAIN - learned
 
 
 def test_an_audit_without_cache_is_refused_with_the_command_that_fills_it(fresh: Workspace) -> None:

@@ -7,7 +7,7 @@ union, C labels of one teacher.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -66,8 +66,11 @@ class AuditInputs:
     store: Store
     read_predictions: Callable[[Sequence[str], pa.ChunkedArray], Sequence[TeacherPredictions]]
     """(bucket prefixes, text keys) -> one entry per teacher, in the order of `labels`."""
-    given: Collection[bytes]
-    """Keys of the texts with a label in `labels`, which sets their weights and targets: no accuracy counts them."""
+    are_learned: Callable[[Sequence[str], pa.ChunkedArray], Array]
+    """(bucket prefixes, text keys) -> which texts no accuracy counts.
+
+    Their gold labels set weights and targets (`labels`), or trained teachers learned them.
+    """
     passes: PassAudit | None
     """Counts on a sample of texts, which ran passes that the others did not."""
 
@@ -80,7 +83,7 @@ class AuditedTexts:
         inputs: TargetInputs,
         targets: Targets,
         gold_N: Array,  # noqa: N803
-        given_N: Array | bool = False,  # noqa: N803
+        learned_N: Array | bool = False,  # noqa: N803
     ) -> None:
         method = target_method(targets)
         self.inputs, self.method = inputs, method if isinstance(method, WeightedSum) else MukaSoft(targets)
@@ -94,8 +97,8 @@ class AuditedTexts:
         """The first label of each teacher by position in the union."""
         self.gold_N = gold_N
         """By position in the union; -1 without a gold label."""
-        self.counted_N = np.where(given_N, -1, gold_N)
-        """The same; -1 also where the label set the weights, so that no accuracy counts it."""
+        self.counted_N = np.where(learned_N, -1, gold_N)
+        """The same; -1 also where weights or teachers learned the label, so that no accuracy counts it."""
         ranking, self.shares_NT = self.weighed(range(len(self.columns)))
         self.leader_N = ranking.leader.to_numpy()
         """The teacher with the largest weight, by position."""
@@ -140,12 +143,12 @@ def _rescaled(weights: Array) -> Array:
 def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[AuditedTexts]:
     for group in neighbouring_buckets(buckets):
         rows = pa.concat_tables(read_bucket(inputs.store, bucket, ["key", "label"]) for bucket in group)
-        predictions = inputs.read_predictions([bucket.prefix for bucket in group], rows.column("key"))
+        prefixes, keys = [bucket.prefix for bucket in group], rows.column("key")
+        predictions, is_learned = inputs.read_predictions(prefixes, keys), inputs.are_learned(prefixes, keys)
         weights = None
         if inputs.read_weights is not None:
             weights = pl.Series(matrix(inputs.read_weights(group).column("weight")).astype(np.float64))
         names = pl.Series("label", rows.column("label"), dtype=pl.String)
-        is_given = np.array([key in inputs.given for key in rows.column("key").to_pylist()], dtype=bool)
         gold = gold_indices(inputs.labels, rows)
         for start in range(0, rows.num_rows, BLOCK_TEXTS):
             block = slice(start, start + BLOCK_TEXTS)
@@ -153,7 +156,7 @@ def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[Au
                 replace(teacher, **{name: getattr(teacher, name)[block] for name in COLUMNS}) for teacher in predictions
             ]
             given = TargetInputs(inputs.labels, names[block], cut, None if weights is None else weights[block])
-            yield AuditedTexts(given, inputs.targets, gold[block], is_given[block])
+            yield AuditedTexts(given, inputs.targets, gold[block], is_learned[block])
 
 
 def audit_texts(inputs: AuditInputs, parts: Iterable[AuditedTexts]) -> blocks.AuditBlock:

@@ -21,7 +21,7 @@ from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
 from amalgam.stages.report.blocks import Conflicts, LengthGroup, Measures, ModelSize, ReportJson
 from amalgam.stages.report.figures import coverage_of, figures, spikes
-from amalgam.stages.report.report_json import total_seconds
+from amalgam.stages.report.report_json import TEST, total_seconds
 from amalgam.stages.report.tables import advice, estimate_line, system_name, unknown_line
 from amalgam.stages.report.verdict_types import Threshold, UnlabelledQuality
 
@@ -238,15 +238,14 @@ def _losses(numbers: ReportJson) -> list[Row]:
         "choice": "the targets",
         "fit": "the student" if numbers["learns"] else "the method",
     }
-    quality, rows = numbers["student_quality"], list[Row]()
+    rows = list[Row]()
     for loss in numbers["accuracy_losses"]:
-        on_test = loss["where"] == "test texts"
+        on_test = loss["where"] == TEST
         name = names.get(loss["step"], names["fit"])
         rows.append({"name": name, "train": None if on_test else loss, "test": loss if on_test else None})
-    oracle = quality["teachers"]["oracle"] if quality else None
-    if rows and rows[0]["train"] and quality and oracle is not None:
-        n = quality["teachers"]["n"]
-        rows[0]["test"] = {"right": oracle / n, "n": n}
+    choice = (numbers["target_quality"] or {}).get("choice")
+    if rows and choice and choice["n"]:
+        rows[0]["train"] = {"right": choice["oracle"] / choice["n"], "n": choice["n"]}
     return rows if len(rows) > 1 else []
 
 

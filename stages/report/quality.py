@@ -315,7 +315,7 @@ def target_quality(
     work = max(len(inputs.labels.columns) ** 3 * len(inputs.labels.names), 1)
     buckets = first_buckets(train, min(SAMPLE, max(LEAST_SAMPLE, MOST_WORK / work)))
     keys = pa.concat_tables(read_bucket(inputs.store, bucket, ["key"]) for bucket in buckets).column("key")
-    unset = np.array([key not in inputs.given for key in keys.to_pylist()], dtype=bool)
+    unset = ~inputs.are_learned([bucket.prefix for bucket in buckets], keys)
     quality: blocks.TargetQuality = {
         "texts": train.texts,
         "sample": sum(bucket.rows for bucket in buckets),
@@ -339,7 +339,7 @@ def _targets(
 ) -> blocks.TargetCounts:
     """Returns the margins, and how often the target's first label is the gold label.
 
-    `unset`: texts whose target and teacher are not set by a label in `labels`; only these count as labelled.
+    `unset`: texts whose label neither target nor teachers learned; only these count as labelled.
     """
     labels, store = inputs.labels, inputs.store
     right: int | None = None

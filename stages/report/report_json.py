@@ -23,7 +23,7 @@ from amalgam.stages.methods import method_name
 from amalgam.stages.read_corpus.stage import train_needs_label
 from amalgam.stages.report import blocks, students
 from amalgam.stages.report.causes import MANY_WRONG
-from amalgam.stages.report.conditions import MOST_LEARNED
+from amalgam.stages.report.conditions import LEAST_TEXTS, MOST_LEARNED
 from amalgam.stages.report.next_step import free_student
 from amalgam.stages.report.verdict import verdict
 from amalgam.stages.report.verdict_types import LearnedTexts, VerdictInputs
@@ -349,6 +349,8 @@ def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -
 
 # ---- summary: two sentences, the student's accuracy next to others, and the largest loss of accuracy
 
+TEST, LABELLED = "test texts", "training texts with gold labels"
+
 
 def summary(numbers: blocks.ReportJson) -> list[str]:
     evaluation = numbers["evaluation"]
@@ -389,29 +391,23 @@ def accuracy_losses(numbers: blocks.ReportJson, *, teachers: int) -> list[blocks
     """Returns the accuracy lost at each step from the teachers to the student; `lost` may be negative.
 
     The steps: wrong teachers, targets that follow the wrong one of several, a student that does not fit its targets.
+    The teachers' loss is that on the test texts; of the rest, the share of the choice is measured on training texts.
     """
     quality, evaluation, targets = numbers["student_quality"], numbers["evaluation"], numbers["target_quality"] or {}
     if not evaluation or not quality or _supervised(numbers) or numbers["method"] == "zero-shot":
         return []
-    steps: list[tuple[str, float, int, str]] = []
+    n, accuracy, losses = evaluation["n"], blocks.reported_scores(evaluation)["accuracy"], list[blocks.AccuracyLoss]()
     choice, oracle = targets.get("choice"), quality["teachers"]["oracle"]
-    if choice and choice["n"]:
-        where, right, labelled = "training texts with gold labels", targets["targets"]["right"], choice["n"]
-        steps.append(("teachers", choice["oracle"] / labelled, labelled, where))
-        if right is not None:
-            labelled = targets["targets"]["labelled"]
-            steps.append(("choice", right / labelled, labelled, where))
-    elif oracle is not None:
-        steps.append(("teachers", oracle / evaluation["n"], evaluation["n"], "test texts"))
-    accuracy = blocks.reported_scores(evaluation)["accuracy"]
-    unseparated = len(steps) == 1 and (teachers > 1 or not numbers["learns"])
+    if oracle is not None:
+        losses.append({"step": "teachers", "right": oracle / n, "n": n, "where": TEST, "lost": 1 - oracle / n})
+    if choice and choice["n"] >= LEAST_TEXTS and targets["targets"]["right"] is not None:
+        labelled = choice["n"]
+        right, best = targets["targets"]["right"] / labelled, choice["oracle"] / labelled
+        losses.append({"step": "choice", "right": right, "n": labelled, "where": LABELLED, "lost": best - right})
+    unseparated = len(losses) == 1 and (teachers > 1 or not numbers["learns"])
+    lost = 1 - accuracy - sum(loss["lost"] for loss in losses)
     last = "choice and fit" if unseparated else "fit"
-    steps.append((last, accuracy, evaluation["n"], "test texts"))
-    before = [1.0, *(right for _, right, _, _ in steps)]
-    return [
-        {"step": step, "right": right, "n": n, "where": where, "lost": earlier - right}
-        for earlier, (step, right, n, where) in zip(before, steps, strict=False)
-    ]
+    return [*losses, {"step": last, "right": accuracy, "n": n, "where": TEST, "lost": lost}]
 
 
 def relevant_loss(losses: Sequence[blocks.AccuracyLoss]) -> str | None:
@@ -430,9 +426,9 @@ def _supervised(numbers: blocks.ReportJson) -> bool:
 REASONS = {
     "teachers": "wrong teachers: the best possible choice of a teacher has {right} accuracy on the {where}",
     "choice": "the choice of the teacher: the targets have {right} accuracy, the best choice {before} (on the {where})",
-    "fit": "the student's fit: {right} accuracy on the test texts, {before} for its targets on the {before_where}",
+    "fit": "the student's fit: {right} accuracy on the {where}, about {before} for its targets",
     "choice and fit": "the choice of the teacher and the student's fit, which cannot be separated here: {right} "
-    "accuracy, {before} for the best choice on the {before_where}",
+    "accuracy, {before} for the best choice on the {where}",
 }
 
 UNTRAINED = "the choice of the teacher: {right} accuracy on the test texts, {before} for the best choice"
@@ -444,14 +440,12 @@ def _largest_loss(numbers: blocks.ReportJson) -> str:
         return "The student learned from gold labels, not from teachers, so its accuracy losses are its own."
     if len(losses) < 2:
         return "Accuracy losses cannot be separated: the method uses no teachers."
-    index = max(range(len(losses)), key=lambda index: float(losses[index]["lost"]))
-    loss, before = losses[index], losses[max(index - 1, 0)]
+    loss = max(losses, key=lambda loss: float(loss["lost"]))
     if loss["lost"] <= 0:
         return "These numbers show no accuracy loss from the teachers to the student."
     reasons = REASONS if numbers["learns"] else REASONS | {"choice and fit": UNTRAINED}
-    reason = reasons[loss["step"]].format(
-        right=percent(loss["right"]), before=percent(before["right"]), where=loss["where"], before_where=before["where"]
-    )
+    before = percent(loss["right"] + loss["lost"])
+    reason = reasons[loss["step"]].format(right=percent(loss["right"]), before=before, where=loss["where"])
     return f"Largest loss, {100 * loss['lost']:.1f} points of accuracy: {reason}."
 
 
@@ -463,5 +457,6 @@ def _teacher_choice(numbers: blocks.ReportJson) -> str:
             f"On {choice['n']:,} training texts with gold labels, the leading teacher has the label of {right}; "
             f"the best possible choice of a teacher has {oracle} accuracy."
         )
-    outside = " outside `labels`" if numbers["settings"]["labels"] else ""
+    outside = " that teachers did not learn" if numbers["settings"]["train_teachers"] else ""
+    outside = " outside `labels`" if numbers["settings"]["labels"] else outside
     return f"Accuracy losses are unknown too: no sampled training text has a gold label of a teacher{outside}."

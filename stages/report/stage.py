@@ -68,6 +68,7 @@ from amalgam.stages.target_methods import (
     target_method,
 )
 from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder, validation_part
+from amalgam.stages.train_teachers.stage import learned_by_teachers
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
@@ -579,6 +580,12 @@ def _audit_inputs(run: Run) -> AuditInputs:
         predictions = [reader.predictions(name, prefixes, column) for name in labels.columns] if reader else []
         return with_domain_confidence(run, predictions, prefixes, key_array(keys)) if by_domain else predictions
 
+    given = load.given_labels(run)
+
+    def are_learned(prefixes: Sequence[str], keys: Any) -> Any:
+        learned = learned_by_teachers(run, prefixes, key_array(keys))
+        return learned | [key in given.by_key for key in keys.to_pylist()] if given else learned
+
     return AuditInputs(
         labels=labels,
         models={teacher.name: teacher.files for teacher in load.teachers_of(run)},
@@ -587,6 +594,6 @@ def _audit_inputs(run: Run) -> AuditInputs:
         uncertainty="entropy" if targets.uncertainty in COMPARATIVE and not by_domain else targets.uncertainty,
         store=run.store,
         read_predictions=read_predictions,
-        given=given.by_key if (given := load.given_labels(run)) else (),
+        are_learned=are_learned,
         passes=run.result("cache-teachers").facts.get("audit") if load.teachers_of(run) else None,
     )

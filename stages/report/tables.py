@@ -97,7 +97,8 @@ def row(name: str, system: blocks.Scores, groups: Iterable[str]) -> list[str]:
 
 
 def print_audit(console: Console, audit: blocks.AuditBlock) -> None:
-    gold = f"{audit['labelled']:,} with gold labels" if audit["labelled"] else "no gold labels (corpus.label)"
+    gold = "no gold labels (corpus.label) that training did not use"
+    gold = f"{audit['labelled']:,} with gold labels" if audit["labelled"] else gold
     title = f"{audit['texts']:,} texts, {gold}; weights {audit['weights']}, confidence by {audit['uncertainty']}"
     if audit["accuracy"] is not None:
         title += f"; the union has {percent(audit['accuracy'])} accuracy"

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amalgam.data.arrays import Keys
-from amalgam.data.keys import cut_in_groups, shown_names
+from amalgam.data.arrays import Array, Keys, held_out_keys
+from amalgam.data.keys import cut_in_groups, overlaps, shown_names
 from amalgam.data.lazy import np, pa
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig, Student
@@ -26,7 +26,7 @@ from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common import load
-from amalgam.stages.common.corpus import Part, tables
+from amalgam.stages.common.corpus import Part, read_bucket, tables
 from amalgam.stages.common.deliveries import TEACHERS, Mark, check_deliverable, check_target, deliver, named
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import full_attention, reads_padding
@@ -152,6 +152,19 @@ def _accuracy(facts: Mapping[str, Any]) -> str:
         return f"{measured}, the best of the evaluations"
     low, high = interval(accuracy, held_out)
     return f"{measured} (95 % interval {bounds(low, high)})"
+
+
+def learned_by_teachers(run: Run, prefixes: Sequence[str], keys: Keys) -> Array:
+    """Returns which texts of the buckets with these prefixes the trained teachers learned, without held-out ones."""
+    if run.experiment.train_teachers is None:
+        return np.zeros(len(keys), bool)
+    part = _labelled_part(run)
+    is_known = np.full(len(keys), part.name == "train")
+    for bucket in part.buckets if part.name == "teachers" else ():
+        if any(overlaps(bucket.prefix, prefix) for prefix in prefixes):
+            is_known |= np.isin(keys, key_array(read_bucket(run.store, bucket, ["key"]).column("key")))
+    is_learned: Array = is_known & ~held_out_keys(keys, schedules.TEACHER_HELD_OUT)
+    return is_learned
 
 
 # ---- inputs

@@ -48,7 +48,8 @@ def test_an_interval_is_wilsons(right: float, n: int, low: float, high: float) -
     assert interval(right, n) == pytest.approx((low, high), abs=1e-4)
 
 
-def measured(oracle: int, targets: int, accuracy: float, n: int = 1000) -> Any:
+def measured(oracle: int, targets: int, accuracy: float, n: int = 1000, *, on_training: int | None = None) -> Any:
+    """`on_training`: training texts that a teacher predicts right, if not as many as test texts."""
     system = {"accuracy": accuracy}
     return {
         "learns": True,
@@ -58,7 +59,10 @@ def measured(oracle: int, targets: int, accuracy: float, n: int = 1000) -> Any:
         "settings": {"targets": {"mode": "soft"}},
         "evaluation": {"system": "student", "n": n, "systems": {"student": system, "teacher:a": {"accuracy": 0.25}}},
         "student_quality": {"teachers": {"oracle": oracle}, "rivals": []},
-        "target_quality": {"choice": {"n": n, "oracle": oracle}, "targets": {"right": targets, "labelled": n}},
+        "target_quality": {
+            "choice": {"n": n, "oracle": on_training or oracle},
+            "targets": {"right": targets, "labelled": n},
+        },
     }
 
 
@@ -82,6 +86,16 @@ def test_the_summary_names_the_step_with_the_largest_loss(
     assert re.search(pattern, second)
 
 
+def test_teachers_that_know_only_the_training_texts_have_their_loss_on_the_test_texts() -> None:
+    report = measured(280, 750, 0.17, on_training=980)
+    report["accuracy_losses"] = losses = accuracy_losses(report, teachers=2)
+    assert [round(loss["lost"], 2) for loss in losses] == [0.72, 0.23, -0.12]
+    assert relevant_loss(losses) == "teachers"
+    assert "72.0 points of accuracy: wrong teachers" in summary(report)[1]
+    report["target_quality"]["choice"]["n"] = 49
+    assert [loss["step"] for loss in accuracy_losses(report, teachers=2)] == ["teachers", "choice and fit"]
+
+
 def test_the_summary_names_the_teachers_that_the_test_texts_miss() -> None:
     report = measured(970, 960, 0.9)
     report["accuracy_losses"] = accuracy_losses(report, teachers=2)
@@ -102,7 +116,7 @@ def test_a_student_of_one_teacher_loses_accuracy_by_its_fit_and_not_by_a_choice(
     report = measured(900, 0, 0.7)
     report["target_quality"] = {"choice": {"n": 0, "oracle": 0}, "targets": {"right": None, "labelled": 0}}
     report["accuracy_losses"] = losses = accuracy_losses(report, teachers=1)
-    assert "the student's fit: 70.0 % accuracy on the test texts, 90.0 % for its targets" in summary(report)[1]
+    assert "the student's fit: 70.0 % accuracy on the test texts, about 90.0 % for its targets" in summary(report)[1]
     causes = verdict(made(1000, 0.7, 0.9, teachers=1, largest_loss=relevant_loss(losses)))["causes"]
     assert causes == [{"code": "not-fitted", "text": "the student does not fit its targets"}]
     workspace.write([(text, "") for text, _ in workspace.texts()])

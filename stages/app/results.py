@@ -99,7 +99,7 @@ class Audit:
 
     @property
     def advice(self) -> list[str]:
-        """A line for each harmful teacher and each pair of duplicates."""
+        """A line for each harmful or disagreeing teacher and each pair of duplicates."""
         return advice(self.block)
 
     def to_json(self) -> AuditBlock:
@@ -119,7 +119,7 @@ class Audit:
 def _audit_row(teacher: AuditedTeacher) -> dict[str, object]:
     left_out: Mapping[str, object] = teacher["left_out"] or {}
     own = {name: value for name, value in teacher.items() if name != "left_out"}
-    return own | {f"without_{name}": left_out.get(name) for name in ("changed", "accuracy", "harmful")}
+    return own | {f"without_{name}": left_out.get(name) for name in ("changed", "accuracy", "harmful", "disagrees")}
 
 
 # ---- run

@@ -213,7 +213,8 @@ class AuditCounts:
         # By the teacher left out: agreement of a held-out teacher with the union of the rest, with and without the
         # left-out teacher. A text counts if both labels of the union are labels of the held-out teacher.
         self.comparable, self.agreed_with, self.agreed_without = np.zeros((3, teachers), np.int64)
-        self.only_with, self.only_without = np.zeros((2, teachers), np.int64)
+        # Sum of squares of each text's agreements gained without the left-out teacher; a text counts once in a test.
+        self.squares = np.zeros(teachers, np.int64)
 
     def add(self, texts: AuditedTexts) -> None:
         padded = texts.padded()
@@ -265,6 +266,7 @@ class AuditCounts:
         self.changed += (without != whole_N).sum(axis=1)
         self.gained += (right_without & ~right).sum(axis=1)
         self.lost += (right & ~right_without).sum(axis=1)
+        gained_TN = np.zeros(without.shape, np.int64)  # noqa: N806
         for a, b in self.shared if teachers > 2 else ():
             both_out = texts.first_labels(padded, a, b)
             for left_out, held_out in ((a, b), (b, a)):
@@ -274,8 +276,8 @@ class AuditCounts:
                 self.comparable[left_out] += comparable.sum()
                 self.agreed_with[left_out] += agrees.sum()
                 self.agreed_without[left_out] += agrees_without.sum()
-                self.only_with[left_out] += (agrees & ~agrees_without).sum()
-                self.only_without[left_out] += (agrees_without & ~agrees).sum()
+                gained_TN[left_out] += agrees_without.astype(np.int64) - agrees
+        self.squares += (gained_TN**2).sum(axis=1)
 
 
 # ---- from sums to shares
@@ -294,13 +296,11 @@ def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iter
 
 
 def left_out(counts: AuditCounts, index: int) -> blocks.LeftOut:
-    """Returns the effect of leaving out a teacher; `harmful` is None where no text can decide it."""
+    """Returns the effect of leaving out a teacher; `harmful` needs gold labels, as most teachers may be wrong."""
     gained, lost, comparable = counts.gained[index], counts.lost[index], counts.comparable[index]
-    by_gold = _significant(gained, lost, len(counts.gained))
+    teachers, agreed = len(counts.gained), counts.agreed_without[index] - counts.agreed_with[index]
+    by_gold = _significant(gained - lost, gained + lost, teachers)
     labelled = counts.labelled if by_gold or counts.labelled >= LEAST_LABELLED else 0
-    harmful = by_gold if labelled else None
-    if not labelled and comparable:
-        harmful = _significant(counts.only_without[index], counts.only_with[index], len(counts.gained))
     return {
         "changed": _share(counts.changed[index], counts.texts),
         "accuracy": _share(counts.right + gained - lost, labelled),
@@ -311,13 +311,14 @@ def left_out(counts: AuditCounts, index: int) -> blocks.LeftOut:
             "with": _share(counts.agreed_with[index], comparable),
             "without": _share(counts.agreed_without[index], comparable),
         },
-        "harmful": harmful,
+        "harmful": by_gold if labelled else None,
+        "disagrees": _significant(agreed, counts.squares[index], teachers) if comparable else None,
     }
 
 
-def _significant(better: int, worse: int, teachers: int) -> bool:
-    """Applies McNemar's test to the texts that became right or wrong; it is one of `teachers` tests (Bonferroni)."""
-    return bool(better - worse > errors_of(teachers) * math.sqrt(better + worse))
+def _significant(gained: int, squares: int, teachers: int) -> bool:
+    """Applies McNemar's test to a sum of gains by text and that of their squares; of `teachers` tests (Bonferroni)."""
+    return bool(gained > errors_of(teachers) * math.sqrt(squares))
 
 
 def _shared(counts: AuditCounts, labels: LabelSpace) -> Iterator[blocks.SharedLabels]:

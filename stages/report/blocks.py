@@ -211,6 +211,9 @@ class LeftOut(TypedDict):
     gain_error: float | None
     held_out_agreement: Agreements
     harmful: bool | None
+    """By gold labels, else None."""
+    disagrees: NotRequired[bool | None]
+    """Whether the others agree more without it; None if no held-out teacher shares labels."""
 
 
 class AuditedTeacher(TypedDict):

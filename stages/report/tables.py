@@ -138,7 +138,11 @@ def _teacher_row(teacher: blocks.AuditedTeacher, audit: blocks.AuditBlock) -> li
             share(left_out["changed"]),
             "-" if gain is None else f"{share(left_out['accuracy'])} ({points(gain)})",
             f"{share(agreement['with'])} -> {share(agreement['without'])}" if agreement["texts"] else "-",
-            ", ".join(["harmful"] * bool(left_out["harmful"]) + ["duplicate"] * duplicate),
+            ", ".join(
+                ["harmful"] * bool(left_out["harmful"])
+                + ["disagrees"] * _disagrees(left_out)
+                + ["duplicate"] * duplicate
+            ),
         ]
     shares = (teacher["mean_confidence"], teacher["wins"], teacher["wins_by_weights"])
     return [teacher["teacher"], str(teacher["labels"]), *map(share, shares), *effect]
@@ -153,12 +157,17 @@ def _label_row(label: blocks.AuditedLabel, audit: blocks.AuditBlock) -> list[str
 
 
 def advice(audit: blocks.AuditBlock) -> list[str]:
-    """Returns one line per harmful teacher and per pair of duplicates, with the action to take."""
+    """Returns one line per harmful or disagreeing teacher and per pair of duplicates, with the action to take."""
+    left_out = [(teacher["teacher"], teacher["left_out"]) for teacher in audit["teachers"] if teacher["left_out"]]
     lines = [
-        f"harmful teacher: {teacher['teacher']} (without it {_effect(teacher['left_out'])}); "
-        "remove it from teachers, or check its labels"
-        for teacher in audit["teachers"]
-        if teacher["left_out"] and teacher["left_out"]["harmful"]
+        f"harmful teacher: {name} (without it {_effect(effect)}); remove it from teachers, or check its labels"
+        for name, effect in left_out
+        if effect["harmful"]
+    ]
+    lines += [
+        f"teacher {name} disagrees with the others ({_agreement(effect)}); label some texts to see which are right"
+        for name, effect in left_out
+        if _disagrees(effect)
     ]
     for pair in audit["duplicates"]:
         reason = "the same model"
@@ -166,20 +175,22 @@ def advice(audit: blocks.AuditBlock) -> list[str]:
             agreement, distance = share(pair["agreement"]), f"{pair['distance']:.3f}"
             reason = f"same label on {agreement} of the texts, mean distance {distance}"
         lines.append(f"duplicates: {' and '.join(pair['teachers'])} ({reason}); remove one of them to save its cost")
-    unmeasured = any(teacher["left_out"] and teacher["left_out"]["harmful"] is None for teacher in audit["teachers"])
-    if unmeasured:
+    if any(effect["harmful"] is None for _, effect in left_out):
         none = [] if lines else ["no duplicate teacher was found"]
-        return [
-            *lines,
-            *none,
-            "a harmful teacher is found only by 50 gold labels, or by three teachers that share labels",
-        ]
+        return [*lines, *none, "a harmful teacher is found only by 50 gold labels"]
     return lines or ["no harmful or duplicate teacher was found"]
 
 
+def _disagrees(left_out: blocks.LeftOut) -> bool:
+    """Returns whether a teacher disagrees with the others, and no gold label shows who is right."""
+    return left_out["harmful"] is None and bool(left_out.get("disagrees"))
+
+
 def _effect(left_out: blocks.LeftOut) -> str:
-    if left_out["gain"] is not None:
-        change = f"{points(left_out['gain'])} ± {100 * (left_out['gain_error'] or 0.0):.1f} points"
-        return f"accuracy {share(left_out['accuracy'])}, {change}"
+    change = f"{points(left_out['gain'] or 0.0)} ± {100 * (left_out['gain_error'] or 0.0):.1f} points"
+    return f"accuracy {share(left_out['accuracy'])}, {change}"
+
+
+def _agreement(left_out: blocks.LeftOut) -> str:
     agreement = left_out["held_out_agreement"]
-    return f"the agreement of the others is {share(agreement['without'])} instead of {share(agreement['with'])}"
+    return f"their agreement is {share(agreement['without'])} without it, {share(agreement['with'])} with it"

@@ -11,6 +11,7 @@ import pytest
 from amalgam.data.keys import LabelSpace, union_of
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.report.audit import AuditCounts, AuditedTexts, left_out
+from amalgam.stages.report.tables import advice
 from amalgam.stages.target_methods import TargetInputs, TeacherPredictions
 
 
@@ -93,7 +94,7 @@ def test_a_few_gold_labels_show_a_harmful_teacher_but_not_that_there_is_none(lab
     assert left_out(counts, 1)["harmful"] is harmful
 
 
-def test_of_three_with_the_same_labels_the_one_that_misleads_is_seen_without_gold() -> None:
+def test_of_three_with_the_same_labels_the_one_that_disagrees_is_seen_without_gold() -> None:
     """A and B predict x, C predicts y with certainty. A disagrees with the union of B and C, agrees with B.
 
     Two teachers with one answer divide the weight of one, so C's certainty outweighs A and B together.
@@ -104,10 +105,28 @@ def test_of_three_with_the_same_labels_the_one_that_misleads_is_seen_without_gol
     a, c = [[0.9, 0.1]] * texts, [[0.0, 1.0]] * texts
     counts.add(block(space, [a, a, c], [[0.5, 0.5, 0.5]] * texts))
     assert counts.comparable.tolist() == [40, 40, 40]
-    assert (counts.only_with.tolist(), counts.only_without.tolist()) == ([0, 0, 0], [0, 0, 40])
+    assert (counts.agreed_with.tolist(), counts.agreed_without.tolist()) == ([0, 0, 0], [0, 0, 40])
     assert counts.changed.tolist() == [0, 0, texts]
     assert counts.differed.tolist() == [[0, 0, texts], [0, 0, texts], [0, 0, 0]]
     assert [counts.distance[pair] for pair in ((0, 1), (0, 2))] == pytest.approx([0.0, 0.9 * texts])
+    effects = [left_out(counts, index) for index in range(3)]
+    assert [(effect["harmful"], effect["disagrees"]) for effect in effects] == [(None, False)] * 2 + [(None, True)]
+    teachers = [{"teacher": name, "left_out": effect} for name, effect in zip("ABC", effects, strict=True)]
+    first, *_ = advice({"teachers": teachers, "duplicates": []})  # type: ignore[typeddict-item]
+    assert first.startswith(
+        "teacher C disagrees with the others (their agreement is 100.0 % without it, 0.0 % with it)"
+    )
+    assert "remove" not in first
+
+
+def test_a_text_counts_once_in_the_test_of_a_teacher_that_disagrees() -> None:
+    """Of 10 teachers one disagrees on 6 texts, which is 2.4 standard errors: below the 2.81 of ten tests."""
+    space = union_of({f"teacher-{n}": ["x", "y"] for n in range(10)})
+    counts = AuditCounts(space)
+    others, last = [[0.9, 0.1]] * 6, [[0.0, 1.0]] * 6
+    counts.add(block(space, [others] * 9 + [last], [[0.5] * 10] * 6))
+    assert counts.agreed_without[9] - counts.agreed_with[9] == 6 * 9
+    assert left_out(counts, 9)["disagrees"] is False
 
 
 def test_labels_in_another_order_are_the_same_labels() -> None:

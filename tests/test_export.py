@@ -238,12 +238,18 @@ def test_other_texts_change_no_answer_of_an_int8_export(exported: Workspace) -> 
     assert softmax(logits.astype(np.float64)).tolist() == [each.probabilities.tolist() for each in together]
 
 
-def int8_facts(before: float | None, after: float | None, same: float, labelled: int = 500) -> int8.Int8Facts:
+def int8_facts(
+    before: float | None, after: float | None, same: float, labelled: int = 2000, gained: int = 0
+) -> int8.Int8Facts:
+    """`gained`: texts on which only the int8 model is right."""
+    lost = gained + round(((before or 0.0) - (after or 0.0)) * labelled)
     return {
         "texts": 500,
         "source": "corpus.test",
         "same_label": same,
         "labelled": 0 if before is None else labelled,
+        "gained": gained,
+        "lost": lost,
         "accuracy_fp32": before,
         "accuracy_int8": after,
         "speed": [],
@@ -262,12 +268,14 @@ def test_an_int8_model_that_loses_accuracy_is_refused_without_force(
     int8.check_loss(int8_facts(0.9, 0.896, 0.97), force=False)
     int8.check_loss(int8_facts(None, None, 0.98), force=False)
     int8.check_loss(int8_facts(0.9, 0.5, 0.5), force=True)
+    int8.check_loss(int8_facts(0.9, 0.894, 0.99, gained=100), force=False)  # 100 against 112 texts may be chance
+    int8.check_loss(int8_facts(0.9, 0.89, 0.99, labelled=100), force=False)  # one text
     with pytest.raises(WorkError, match=r"loses 0\.6 points"):
         int8.check_loss(int8_facts(0.9, 0.894, 0.99), force=False)
     for few in (int8_facts(None, None, 0.97), int8_facts(1.0, 1.0, 0.97, labelled=1)):
         with pytest.raises(WorkError, match="another label"):
             int8.check_loss(few, force=False)
-    monkeypatch.setattr(int8, "MOST_LOST", -1.0)
+    monkeypatch.setattr(int8, "LEAST_SAME", 1.1)
     refused = exported.attempt("export", "--onnx", "--int8", "--out", "refused")
     assert refused.code != 0
     assert_three_lines(refused.err)

@@ -36,13 +36,13 @@ from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.serve import usable_cores
 from amalgam.stages.app.student import StudentFolder
 from amalgam.stages.common.inference.batches import Classifier, model_batches, model_inputs, predict
-from amalgam.stages.common.intervals import percent
+from amalgam.stages.common.intervals import paired, percent
 from amalgam.stages.methods import load_with_methods
 
 MOST_LOST = 0.004
-"""Largest loss of accuracy on labelled texts."""
+"""Largest loss of accuracy on FEWEST_LABELLED or more labelled texts; a larger one must be significant to count."""
 LEAST_SAME = 0.98
-"""Smallest share of texts with the same label, if fewer than FEWEST_LABELLED texts have a gold label."""
+"""Smallest share of texts with the same label, if fewer texts have a gold label: two texts can be 1 % of these."""
 FEWEST_LABELLED = 500
 MOST_TEXTS = 2000
 TIMED_TEXTS, SINGLE_TEXTS, ROUNDS = 64, 16, 5
@@ -65,6 +65,9 @@ class Int8Agreement(TypedDict):
     source: str
     same_label: float
     labelled: int
+    gained: int
+    """Labelled texts on which only the int8 model is right."""
+    lost: int
     accuracy_fp32: float | None
     accuracy_int8: float | None
 
@@ -201,12 +204,15 @@ def agreement(labels: Sequence[str], texts: ComparedTexts, expected: Array, quan
     names = {label: index for index, label in enumerate(labels)}
     gold = np.array([names.get(label or "", -1) for label in texts.gold], np.int64)
     labelled = gold >= 0
-    accuracies = [float((own == gold)[labelled].mean()) if labelled.any() else None for own in (expected, quantised)]
+    right = [(own == gold)[labelled] for own in (expected, quantised)]
+    accuracies = [float(own.mean()) if labelled.any() else None for own in right]
     return {
         "texts": len(expected),
         "source": texts.source,
         "same_label": float((quantised == expected).mean()),
         "labelled": int(labelled.sum()),
+        "gained": int((right[1] & ~right[0]).sum()),
+        "lost": int((right[0] & ~right[1]).sum()),
         "accuracy_fp32": accuracies[0],
         "accuracy_int8": accuracies[1],
     }
@@ -259,10 +265,11 @@ def _texts_per_second(
 
 
 def check_loss(facts: Int8Facts, *, force: bool) -> None:
-    """Refuses an int8 model that loses more than MOST_LOST, or agrees on less than LEAST_SAME of few labelled texts."""
-    before, after, labelled = facts["accuracy_fp32"], facts["accuracy_int8"], facts["labelled"]
-    if before is not None and after is not None and before - after > MOST_LOST + 1e-12:
-        what = f"int8 loses {100 * (before - after):.1f} points of accuracy ({percent(before)} to {percent(after)})"
+    """Refuses an int8 model that clearly loses more than MOST_LOST; of few labelled texts, LEAST_SAME decides."""
+    before, after, labelled = facts["accuracy_fp32"] or 0.0, facts["accuracy_int8"] or 0.0, facts["labelled"]
+    change = paired(facts["gained"], facts["lost"], labelled)
+    if labelled >= FEWEST_LABELLED and change.mean < -MOST_LOST and change.high < 0:
+        what = f"int8 loses {-100 * change.mean:.1f} points of accuracy ({percent(before)} to {percent(after)})"
         where = f"{labelled:,} labelled texts of {facts['source']}; at most {100 * MOST_LOST:.1f} are allowed"
     elif labelled < FEWEST_LABELLED and facts["same_label"] < LEAST_SAME:
         what = f"int8 gives {100 * (1 - facts['same_label']):.1f} % of the texts another label"

@@ -14,8 +14,8 @@ from amalgam.stages.report.conditions import LEAST_OF_LABEL, untested_teachers
 SHOWN = 5
 """Most names in a sentence."""
 
-LEAST_CALIBRATED, MOST_ECE = 50, 0.2
-"""Of at least so many test texts, a larger calibration error is a caution; of few texts it is always large."""
+LEAST_CALIBRATED, MOST_ECE = 100, 0.2
+"""Of at least so many test texts, a larger calibration error is a caution; of 50 texts even chance reaches it."""
 
 
 def listed(names: Sequence[str]) -> str:

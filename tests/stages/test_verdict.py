@@ -67,7 +67,7 @@ def test_the_verdict_of_a_made_experiment(name: str) -> None:
     assert len(more) <= 4
 
 
-@pytest.mark.parametrize(("ece", "n", "cautions"), [(0.21, 50, 1), (0.19, 50, 0), (0.9, 49, 0), (None, 50, 0)])
+@pytest.mark.parametrize(("ece", "n", "cautions"), [(0.21, 100, 1), (0.19, 100, 0), (0.9, 99, 0), (None, 100, 0)])
 def test_probabilities_far_from_the_accuracy_are_a_caution(ece: float | None, n: int, cautions: int) -> None:
     evaluation: Any = {"n": n, "system": "student", "systems": {"student": {"ece": ece}, "ensemble": {"ece": 1.0}}}
     sentences = list(evaluation_cautions(evaluation))

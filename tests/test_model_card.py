@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import yaml
 from amalgam.stages.app.licences import FREE, RESTRICTED, common_licence, warnings
 from amalgam.stages.app.model_card import CardInfo, Numbers, card
 from amalgam.stages.common.corpus import hub_datasets
+from amalgam.stages.common.intervals import percent
 from amalgam.stages.common.models.read_card import MOST_BYTES, Source, read_card
+from amalgam.tests.workspaces import Workspace
 
 
 def source(role: str = "teacher a", *licences: str, **more: Any) -> Source:
@@ -159,3 +162,14 @@ def test_data_sets_of_the_hub_are_named_by_their_id() -> None:
         "texts/x.csv",
     ]
     assert hub_datasets(sources) == ["a/b"]
+
+
+def test_card_page_and_console_have_the_same_measures(built: Workspace) -> None:
+    [path] = built.artifacts.glob("report/*/report-*/evaluation.json")
+    evaluation, printed = json.loads(path.read_text("utf-8")), built("report").out
+    text = card(CardInfo(evaluation["labels"], {}, None, numbers=Numbers(evaluation=evaluation)), "me/m")
+    chance = json.loads((built.folder / "reports/student.json").read_text("utf-8"))["chance"]
+    assert f"always predicting the most frequent label has {percent(chance)} accuracy" in text
+    for lines in (text, printed):
+        [row] = [line for line in lines.splitlines() if "teacher:first" in line.replace("\\", "")]
+        assert "∞" in row, "a label of another teacher has probability 0"

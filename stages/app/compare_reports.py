@@ -427,9 +427,23 @@ def difference(run: ReportJson, other: ReportJson) -> Against | None:
 
 
 def _groups(runs: Sequence[ReportJson]) -> list[GroupAccuracy]:
+    """Returns the accuracies on the labels of each teacher that has the same labels in all runs."""
     slices = [scores["slice_accuracy"] for run in runs if (scores := _scores(run))]
-    shared = [name for name in slices[0] if all(name in accuracy for accuracy in slices)]
+    labels = [_teacher_labels(run) for run in runs]
+    shared = [
+        name
+        for name in slices[0]
+        if all(name in accuracy for accuracy in slices) and all(own.get(name) == labels[0].get(name) for own in labels)
+    ]
     return [{"group": name, "accuracy": [accuracy[name] for accuracy in slices]} for name in shared[:MOST_GROUPS]]
+
+
+def _teacher_labels(run: ReportJson) -> dict[str, set[str]]:
+    labels: dict[str, set[str]] = {}
+    for row in run["student_quality"]["classes"] if run["student_quality"] else ():
+        for teacher in row["teachers"]:
+            labels.setdefault(teacher, set()).add(row["label"])
+    return labels
 
 
 def _differing_settings(runs: Sequence[ReportJson]) -> Iterator[DifferingSetting]:

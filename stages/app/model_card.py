@@ -30,7 +30,7 @@ from amalgam.stages.common.models.read_card import Source, TrainingSummary
 from amalgam.stages.report.blocks import Evaluation, reported_scores
 from amalgam.stages.report.stage import EVALUATION
 from amalgam.stages.report.students import complete_reports
-from amalgam.stages.report.tables import measure
+from amalgam.stages.report.tables import measure_of
 from amalgam.stages.report.verdict_words import evaluation_cautions
 
 TEMPLATE = Path(__file__).parent / "card.md.j2"
@@ -168,7 +168,7 @@ def card(info: CardInfo, repo_id: str) -> str:
     environment.filters |= {
         "plain": plain,
         "sentence": partial(plain, limit=SENTENCE),
-        "measure": measure,
+        "measure": measure_of,
         "percent": percent,
         "listed": lambda values: ", ".join(map(plain, values)) or "not stated",
     }
@@ -181,6 +181,7 @@ def card(info: CardInfo, repo_id: str) -> str:
         info=info,
         evaluation=info.numbers.evaluation,
         interval=_interval(info.numbers.evaluation),
+        majority=_majority(info.numbers.evaluation),
         cautions=list(evaluation_cautions(info.numbers.evaluation)),
         shown=LABELS_SHOWN,
         settings=_code(training.settings) if training else "",
@@ -225,6 +226,11 @@ def _interval(evaluation: Evaluation | None) -> str:
         return ""
     low, high = interval(reported_scores(evaluation)["accuracy"], evaluation["n"])
     return f"{percent(low)} to {percent(high)}"
+
+
+def _majority(evaluation: Evaluation | None) -> float:
+    """Returns the accuracy of always predicting the most frequent label."""
+    return max(map(sum, reported_scores(evaluation)["confusion"])) / evaluation["n"] if evaluation else 0.0
 
 
 def _code(settings: Mapping[str, Any]) -> str:

@@ -23,6 +23,11 @@ def share(value: float | None) -> str:
     return "-" if value is None else percent(value)
 
 
+def measure_of(scores: blocks.Measures, score: Score) -> str:
+    """Returns a measure of a system; NLL is infinite if a gold label has probability 0."""
+    return "∞" if score == "nll_nats" and scores.get("nll_infinite") else measure(score, scores[score])
+
+
 def measure(score: Score, value: float | None) -> str:
     """Returns a measure as on the page: NLL in nats, the others in percent."""
     return nats(value) if score == "nll_nats" and value is not None else share(value)
@@ -89,7 +94,7 @@ def header(groups: Iterable[str]) -> list[str]:
 
 def row(name: str, system: blocks.Scores, groups: Iterable[str]) -> list[str]:
     """Returns the cells of one system: its name, four measures and the accuracy on each group of labels."""
-    measures = (measure(score, system[score]) for score in SCORES)
+    measures = (measure_of(system, score) for score in SCORES)
     return [name, *measures, *(share(system["slice_accuracy"][group]) for group in groups)]
 
 

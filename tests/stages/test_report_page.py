@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from amalgam.stages.app.compare_reports import difference
+from amalgam.stages.app.compare_reports import comparison_of, difference
 from amalgam.stages.common.intervals import interval, paired
 from amalgam.stages.report.evaluation import Predictions
 from amalgam.stages.report.figures import Axis, Figure, axis, figures, spikes
@@ -173,6 +173,14 @@ def test_two_runs_are_compared_on_the_texts_where_they_differ() -> None:
     assert comparison["mean"] == pytest.approx(0.2)
     assert (comparison["low"], comparison["high"]) == paired(3, 1, 10)[1:]
     assert difference(one, other | {"test": "elsewhere"}) is None
+
+
+def test_runs_have_a_row_for_the_labels_of_a_teacher_only_if_these_are_the_same(built: Workspace) -> None:
+    first, second = numbers(built), numbers(built)
+    assert [row["group"] for row in comparison_of({"a": first, "b": second})["groups"]] == ["first", "second"]
+    for row in second["student_quality"]["classes"]:
+        row["teachers"] = ["second" if name == "first" else "first" for name in row["teachers"]]
+    assert comparison_of({"a": first, "b": second})["groups"] == []
 
 
 # ---- counting

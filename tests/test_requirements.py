@@ -16,6 +16,7 @@ def test_a_missed_requirement_has_its_own_exit_code_and_names_the_number(built: 
     assert f"{100 * accuracy:.1f} %" in missed.err
     assert "--fail-under" in missed.err
     assert built.attempt("report", "--fail-under", str(accuracy)).code == 0
+    assert f"below {100 * accuracy + 0.004:.3f} %" in built.attempt("report", "--fail-under", str(accuracy + 4e-5)).err
     assert built.attempt("report", "--fail-under", "80").code == 2
     assert built.attempt("report", "student", "other", "--fail-under", "0.5").code == 2
 

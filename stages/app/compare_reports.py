@@ -23,7 +23,7 @@ from amalgam.pipeline.storage.facts import fits
 from amalgam.stages.app.api import QuietTables
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_students, read_metadata
-from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
+from amalgam.stages.common.intervals import bounds, interval, paired, percent, points, separate
 from amalgam.stages.report.blocks import EvaluationBlock, ReportJson, Scores, reported_scores
 from amalgam.stages.report.conditions import were_learned
 from amalgam.stages.report.html import render
@@ -239,7 +239,8 @@ def _check_accuracy(evaluation: EvaluationBlock, least: float, where: str, fix: 
     scores = reported_scores(evaluation)
     if scores["accuracy"] < least:
         figures = f"n = {scores['n']:,}, 95 % interval {bounds(*interval(scores['accuracy'], scores['n']))}"
-        what = f"the accuracy is {percent(scores['accuracy'])} ({figures}), below {percent(least)} (--fail-under)"
+        accuracy, required = separate(scores["accuracy"], least)
+        what = f"the accuracy is {accuracy} ({figures}), below {required} (--fail-under)"
         raise QualityError(what, where=where, fix=fix)
 
 

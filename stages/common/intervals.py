@@ -25,6 +25,15 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+def separate(share: float, other: float) -> tuple[str, str]:
+    """Formats two shares in percent, with as many digits as show which is larger."""
+    for digits in range(1, 16):
+        first, second = (f"{100 * value:.{digits}f} %" for value in (share, other))
+        if first != second:
+            break
+    return first, second
+
+
 def points(difference: float) -> str:
     """Formats a difference of two shares in percentage points; zero has no minus."""
     return f"{round(100 * difference, 1) + 0.0:+.1f}"

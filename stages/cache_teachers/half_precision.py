@@ -106,13 +106,19 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
         ratios[resolved.name] = _ratio(*variances)
         changed[resolved.name] = _share_changed(*labels)
     flips = _share_changed(*(np.stack(values).argmax(0) for values in confidences.values()))
-    most = max(LABELS, 1 / max(len(sample), 1))
+    passed, figures = _judged(ratios, changed, flips, len(sample))
+    return passed, f"{checked}: {figures}"
+
+
+def _judged(ratios: Mapping[str, float], changed: Mapping[str, float], flips: float, texts: int) -> tuple[bool, str]:
+    """Returns whether the figures of half precision pass, and their text."""
+    most = max(LABELS, 1 / max(texts, 1))
     same_labels = all(share <= most for share in changed.values())
     passed = same_labels and flips <= FLIPS and all(RATIO[0] <= ratio <= RATIO[1] for ratio in ratios.values())
     variance = ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
-    labels_changed = ", ".join(f"{name} {share:.2%}" for name, share in changed.items())
-    figures = f"variance of passes against fp32: {variance}; labels that differ: {labels_changed}; "
-    return passed, f"{checked}: {figures}the most confident teacher differs on {flips:.2%}"
+    labels = ", ".join(f"{name} {share:.2%}" for name, share in changed.items())
+    figures = f"variance of passes against fp32: {variance}; labels that differ: {labels}"
+    return passed, f"{figures}; the most confident teacher differs on {flips:.2%}"
 
 
 def _share_changed(exact: Array, low: Array) -> float:

@@ -105,14 +105,15 @@ def lines(verdict: types.Verdict, cautions: Sequence[str] = (), place: str = "")
 
 def _compared(counts: types.RivalCounts, rivals: Sequence[types.RivalCounts]) -> types.Rival:
     """Adds the difference; of several rivals of one kind the interval holds for all together."""
-    errors = errors_of(sum(rival["kind"] == counts["kind"] for rival in rivals))
+    together = sum(rival["kind"] == counts["kind"] for rival in rivals)
+    errors = errors_of(together)
     gained, lost, n = counts["gained"], counts["lost"], counts["n"]
     if gained is None or lost is None:
         mean, low, high = unpaired(counts["student_right"] / max(n, 1), counts["right"] / max(n, 1), n, errors)
     else:
         mean, low, high = paired(gained, lost, n, errors)
     student_is: types.Standing = "better" if low > 0 else "worse" if high < 0 else "not clearly different"
-    return {**counts, "mean": mean, "low": low, "high": high, "student_is": student_is}
+    return {**counts, "mean": mean, "low": low, "high": high, "student_is": student_is, "together": together}
 
 
 def _decided(

@@ -60,6 +60,8 @@ class Rival(RivalCounts, Estimate):
     """`mean`: accuracy of the student minus that of the rival."""
 
     student_is: Standing
+    together: int
+    """Number of rivals of this kind: the interval holds for all of them together. Earlier pages lack it."""
 
 
 class Cause(TypedDict):

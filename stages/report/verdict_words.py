@@ -53,7 +53,8 @@ def figures_of(rival: types.Rival, *, rival_first: bool = False) -> str:
     first, second = ratio(rival["student_right"], n), ratio(rival["right"], n)
     if rival_first:
         first, second, low, high = second, first, -high, -low
-    return f"{first} against {second}, 95 % interval {100 * low:+.1f} to {100 * high:+.1f}, n = {n:,}{texts}"
+    of = f" for {rival['together']} comparisons together" if rival.get("together", 1) > 1 else ""
+    return f"{first} against {second}, 95 % interval{of} {100 * low:+.1f} to {100 * high:+.1f}, n = {n:,}{texts}"
 
 
 def selection_sentence(n: int, selected: int, unused: int = 0) -> str:

@@ -35,6 +35,7 @@ from amalgam.stages.report.verdict_types import (
 from amalgam.stages.report.verdict_words import (
     difference_sentence,
     evaluation_cautions,
+    figures_of,
     learned_sentence,
     selection_sentence,
 )
@@ -482,6 +483,15 @@ def test_several_comparisons_have_wider_intervals() -> None:
     assert errors_of(1) == pytest.approx(1.96)
     assert errors_of(20) == pytest.approx(3.02, abs=0.01)
     assert interval(0.5, 100, errors_of(20))[0] < interval(0.5, 100)[0]
+    counts: RivalCounts = {
+        "name": "a", "kind": "student", "n": 1000, "student_right": 800, "right": 860, "gained": 25, "lost": 85
+    }  # fmt: skip
+    ensemble: RivalCounts = {**counts, "name": "ensemble", "kind": "ensemble"}
+    cases = (VerdictInputs(1000, [*[counts] * number, ensemble], steps=900) for number in (1, 2))
+    one, two = (verdict(case)["rivals"][0] for case in cases)
+    assert two["low"] < one["low"]
+    assert "95 % interval -" in figures_of(one)
+    assert "95 % interval for 2 comparisons together -" in figures_of(two)
 
 
 # ---- coverage and lengths

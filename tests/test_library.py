@@ -26,6 +26,7 @@ from amalgam.pipeline.errors import AmalgamError, DamagedError
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.stages.app.api import Experiment, open_run
+from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES as ALL_STAGES
 from amalgam.tests.workspaces import PASSES, TEACHER_LABELS, TEST, TRAIN, Workspace, quiet_environment
@@ -233,7 +234,10 @@ def test_no_texts_give_a_frame_of_the_same_columns(done: Experiment) -> None:
 def test_the_evaluation_is_the_reports(done: Experiment) -> None:
     evaluation = done.evaluation
     assert evaluation["system"].to_list()[:3] == ["teacher:first", "teacher:second", "ensemble"]
-    assert evaluation.columns == ["system", "accuracy", "macro_f1", "nll_nats", "ece", "on_first", "on_second"]
+    scores, groups = ["accuracy", "macro_f1", "nll_nats", "ece"], ["on_first", "on_second"]
+    assert evaluation.columns == ["system", "n", *scores, "accuracy_low", "accuracy_high", *groups]
+    one = evaluation.row(0, named=True)
+    assert (one["accuracy_low"], one["accuracy_high"]) == interval(one["accuracy"], one["n"])
 
 
 def test_the_student_answers_from_python_as_from_the_command_line(done: Experiment, desk: Workspace) -> None:

@@ -446,7 +446,10 @@ class Experiment:
 
     @property
     def evaluation(self) -> pl.DataFrame:
-        """system, accuracy, macro_f1, nll_nats, ece, and on_GROUP: accuracy on the labels of each teacher."""
+        """system, n, accuracy, macro_f1, nll_nats, ece, accuracy_low and accuracy_high: the 95 % interval, on_GROUP.
+
+        on_GROUP is the accuracy on the labels of each teacher.
+        """
         return frames.evaluation(self._current("report"))
 
     def predict(

@@ -17,6 +17,7 @@ from amalgam.stages.app.student import Student
 from amalgam.stages.common.cached.coverage import family_in
 from amalgam.stages.common.cached.load import families_of
 from amalgam.stages.common.cached.read import scan
+from amalgam.stages.common.intervals import interval
 from amalgam.stages.common.load import part_of, teachers_of
 from amalgam.stages.report.stage import evaluation as evaluation_of
 from amalgam.stages.report.tables import SCORES
@@ -66,9 +67,11 @@ def targets(run: Run) -> pl.LazyFrame:
 
 def evaluation(run: Run) -> pl.DataFrame:
     scores = evaluation_of(run)
+    ends = ("accuracy_low", "accuracy_high")
     rows = [
-        {"system": name}
+        {"system": name, "n": scores["n"]}
         | {key: value for key, value in system.items() if key in SCORES}
+        | dict(zip(ends, interval(system["accuracy"], scores["n"]), strict=True))
         | {f"on_{group}": system["slice_accuracy"][group] for group in scores["groups"]}
         for name, system in scores["systems"].items()
     ]

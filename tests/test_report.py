@@ -414,10 +414,12 @@ def two(built: Workspace, shared: Path, tmp_path: Path) -> Workspace:
 
 
 def test_two_students_are_compared(two: Workspace) -> None:
+    as_json = two("report", "student", "warm", "--json").json
     result = two("report", "student", "warm")
     assert result.err.splitlines()[-1] == "report: reports/comparison.html"
     pages, text = numbers_of(two, "comparison"), page_of(two, "comparison")
     assert [row["name"] for row in pages["runs"]] == ["student", "warm"]
+    assert as_json == pages
     assert {"field": "targets.temperature", "values": ["0.2", "0.5"]} in pages["settings"]
     first, second = (row["accuracy"] for row in pages["runs"])
     against = pages["runs"][1]["against_first"]

@@ -79,7 +79,7 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "report nosuch", 2, "existing: student"),
     (nothing, "report nosuch", 2, "fix: name an existing one, or run `amalgam report student.name=nosuch` first"),
     (nothing, "report student nosuch", 2, "there is no report of nosuch"),
-    (nothing, "report a b --json", 2, "a comparison takes none of"),
+    (nothing, "report a b --fail-under=0.5", 2, "a comparison takes none of"),
     (write("reports/student.json", "{}"), "report student other", 3, "student.json is not a report"),
     (write("reports/student.json", PART_OF_REPORT), "report student", 3, "the field name is missing or was edited"),
     (edited("evaluation", "n", value="many"), "report student", 3, "field evaluation is missing or was edited"),

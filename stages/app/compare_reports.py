@@ -141,11 +141,11 @@ def report(  # noqa: PLR0913 - the options of a command
         if judged:
             _check(experiment.report.with_suffix(".json"), file, requirements)
         return
-    _check_arguments(arguments, has_options=bool(only or force or part or (len(names) > 1 and judged)))
+    _check_arguments(arguments, has_options=bool(only or force or part or (len(names) > 1 and requirements.need_test)))
     if len(names) == 1:
         _print_stored(config.parent / REPORTS / f"{names[0]}.json", config, requirements)
     else:
-        _compare(config, names, overrides, quiet=quiet)
+        _compare(config, names, overrides, quiet=quiet, as_json=requirements.as_json)
 
 
 def _check_arguments(arguments: Sequence[str], *, has_options: bool) -> None:
@@ -163,7 +163,7 @@ def _check_arguments(arguments: Sequence[str], *, has_options: bool) -> None:
         raise ExperimentError(what, where=f"amalgam report {shlex.join(arguments)}", fix=fix)
     if has_options:
         fix = "remove these options, or name one run"
-        what = "a comparison takes none of --no-upstream, --force, --part, --json and --fail-..."
+        what = "a comparison takes none of --no-upstream, --force, --part and --fail-..."
         raise ExperimentError(what, fix=fix)
 
 
@@ -280,23 +280,26 @@ def _rival(numbers: ReportJson, name: str) -> Rival:
     return matching[0]
 
 
-def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: bool) -> None:
+def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: bool, as_json: bool) -> None:
     """Runs each file and reads its report at once: a later file may have the same student name."""
     reports = {}
     for name in names:
         file, path = config, config.parent / REPORTS / f"{name}.json"
         if name.endswith(SUFFIXES):  # as `amalgam run` does: overrides of earlier commands have no effect
             file = Path(name)
-            path = run_stages(file, overrides, target=None, quiet=quiet).report.with_suffix(".json")
+            path = run_stages(file, overrides, target=None, quiet=quiet, tables=not as_json).report.with_suffix(".json")
         reports[_title(name)] = numbers = read_report(path, file)
         if other := _other_student(numbers, path):
             Console(quiet=quiet).note(f"{other}: run `{_command(path, file)}`")
     files = [Path(name) for name in names if name.endswith(SUFFIXES)]
     comparison, console = comparison_of(reports), Console(quiet=quiet)
     rows = _table(comparison)
-    console.table("", ["", *reports], rows)
-    for sentence in (*comparison["cautions"], comparison["summary"]):
-        console.sentence(sentence)
+    if as_json:
+        console.json(comparison)
+    else:
+        console.table("", ["", *reports], rows)
+        for sentence in (*comparison["cautions"], comparison["summary"]):
+            console.sentence(sentence)
     page = render("comparison.html.j2", numbers=comparison, rows=rows)
     base = (files[0] if files else config).parent.absolute()
     console.say(f"report: {publish(base, COMPARISON, page, comparison)}")

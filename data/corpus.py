@@ -332,8 +332,9 @@ class _PartReader:
         what = f"a row of the {self.part} texts cannot be used: {first.reason}"
         if count > 1:
             reasons = "; ".join(f"{row.source} row {row.number} {row.reason}" for row in bad)
-            more = " or more" if count == MOST_REPORTED else ""
-            what = f"{count}{more} rows of the {self.part} texts cannot be used: {reasons}"
+            what = f"{count} rows of the {self.part} texts cannot be used: {reasons}"
+            if count == MOST_REPORTED:
+                what = f"rows of the {self.part} texts cannot be used, the first {count} are: {reasons}"
         return DataError(what, where=first.where, fix=f"{first.fix}; or leave such rows out, corpus.on_bad_row: skip")
 
     def _check_ids(self, repeated: set[bytes]) -> None:

@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from amalgam.pipeline.errors import AmalgamError, ExperimentError
+from amalgam.pipeline.errors import AmalgamError, DataError, ExperimentError
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.common.inference import teacher as loading
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, Workspace
@@ -270,6 +270,26 @@ def test_errors_of_a_file_and_its_overrides_name_the_call_in_python(tmp_path: Pa
     assert "\n  overrides, targets.temperature: must be" in refused("one.yaml", "targets.temperature=hot").what
     assert f"did you mean {tmp_path}/one.yaml?" in str(refused("ones.yaml").fix)
     assert 'by Experiment.load("FILE")' in str(refused("absent/x.yaml").fix)
+
+
+@pytest.mark.parametrize(
+    ("labels", "places"),
+    [
+        (
+            [0.5] * 7,
+            ("the first 5 are: texts['test'] row 0 not text", "texts['test'] row 0, field label", ".astype(str)"),
+        ),
+        (["law", *["sailing"] * 6], ("6 test texts", "column label: texts['test'] row 1, texts['test'] row 2,")),
+    ],
+)
+def test_an_error_names_the_rows_of_a_frame(shop: Workspace, labels: list[object], places: tuple[str, ...]) -> None:
+    test = frame_of(shop).head(7).with_columns(label=pl.Series(labels))
+    with pytest.raises(DataError) as refused:
+        Experiment(TEACHERS, frame_of(shop).head(8), test=test, workspace="rows", quiet=True, **SETTINGS).run(
+            until="cache-teachers"
+        )
+    assert [place for place in places if place not in str(refused.value)] == []
+    assert ".parquet" not in str(refused.value)
 
 
 def test_audit_and_label_without_a_file_name_the_call(shop: Workspace) -> None:

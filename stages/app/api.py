@@ -39,7 +39,7 @@ from amalgam.stages.app import arguments, frames, maintenance
 from amalgam.stages.app import verify as verification
 from amalgam.stages.app.checks import execution_checks, problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
-from amalgam.stages.app.in_memory_texts import check_stored, store_labels, store_texts
+from amalgam.stages.app.in_memory_texts import check_stored, name_rows, store_labels, store_texts
 from amalgam.stages.app.label import LabelEffect, check_takes_labels, label_effect, texts_to_label
 from amalgam.stages.app.oracle import show_divergence
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
@@ -85,6 +85,8 @@ def working(run: Run) -> Iterator[None]:
             if "torch" in sys.modules and torch.distributed.is_available() and torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()  # of torchrun: torch warns of a leak otherwise
         except Exception as error:
+            if isinstance(error, AmalgamError):
+                name_rows(error, run.experiment.corpus)
             cause = error.__cause__ or error
             is_of_system = isinstance(cause, OSError) and cause.errno is not None  # pyarrow's on a content have none
             if is_of_system or (isinstance(error, AmalgamError) and not isinstance(cause, OSError)):

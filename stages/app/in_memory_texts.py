@@ -7,8 +7,9 @@ class numbers as names. Test texts keep the columns of a file to label with how 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from amalgam.data.keys import shown
@@ -17,7 +18,7 @@ from amalgam.data.rows import FIXES, has_surrogate
 from amalgam.pipeline.config.load import ExperimentSource, LoadedExperiment
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import counted
-from amalgam.pipeline.errors import DataError, ExperimentError, nearest
+from amalgam.pipeline.errors import AmalgamError, DataError, ExperimentError, nearest
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.local import temporary_path
 from amalgam.pipeline.storage.paths import GIVEN, GIVEN_NAME
@@ -78,6 +79,23 @@ def check_stored(experiment: ExperimentConfig, base: Path, workspace: Path) -> N
         if path.parent == workspace / GIVEN and not path.exists():
             fix = "make the experiment again from its texts: Experiment(teachers=..., texts=...)"
             raise DataError("the stored file of texts or labels from Python was deleted", where=str(path), fix=fix)
+
+
+def name_rows(error: AmalgamError, corpus: Corpus) -> None:
+    """Makes an error name rows of the Python object, counted from 0, instead of those of its stored file."""
+    sources = [(PurePath(source), part) for part in PARTS for source in getattr(corpus, part) or ()]
+    parts = {path.name: part for path, part in sources if path.parent.name == GIVEN}
+
+    def in_object(text: str) -> str:
+        stored = re.compile(f"({'|'.join(map(re.escape, parts))}) row (\\d+)")
+        return stored.sub(lambda match: f"texts[{parts[match[1]]!r}] row {int(match[2]) - 1:,}", text)
+
+    if parts:
+        column = re.search(r"\.parquet row \d+, field (\S+): not text", error.where or "")
+        if column:
+            fix = f'with pandas: frame["{column[1]}"] = frame["{column[1]}"].astype(str)'
+            error.fix = (error.fix or "").replace(FIXES["not text"], f"{FIXES['not text']}, {fix}")
+        error.what, error.where = in_object(error.what), error.where and in_object(error.where)
 
 
 def _folder(loaded: LoadedExperiment) -> Path:

@@ -310,7 +310,7 @@ def rename_fix(unknown: Iterable[str], union: Iterable[str], corpus: Corpus) -> 
     if not pairs and not corpus.labels and all(label.isdecimal() for label in unknown):
         return "set corpus.labels to the names of the labels 0, 1, 2 ... in this order"
     if not pairs:
-        return "rename the labels in the files to those of the teachers (corpus.rename)"
+        return "rename these labels to those of the teachers (corpus.rename)"
     new = dict(list(pairs.items())[:MOST_RENAMES])
     renames = {**{label: new.get(name, name) for label, name in corpus.rename.items()}, **new}
     look_alike = not all(unicodedata.is_normalized("NFC", label) for label in new)

@@ -35,6 +35,14 @@ def test_texts_from_python_are_checked(texts: Any, piece: str) -> None:
     assert piece in str(refused.value)
 
 
+def test_a_frame_of_pairs_is_refused_with_the_two_columns() -> None:
+    with pytest.raises(DataError) as refused:
+        checked_texts({"premise": ["a"], "hypothesis": ["b"]}, ("premise", "hypothesis"))
+    assert (
+        refused.value.fix == 'pass pairs of texts: experiment.predict(list(zip(frame["premise"], frame["hypothesis"])))'
+    )
+
+
 def test_texts_from_python_may_be_any_column() -> None:
     import numpy as np
     import polars as pl

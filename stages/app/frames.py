@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def evaluation(run: Run) -> pl.DataFrame:
 
 
 def predictions(student: Student, inputs: Sequence[str | tuple[str, str]]) -> pl.DataFrame:
-    texts = checked_texts(inputs)
+    texts = checked_texts(inputs, student.finished.learned)
     if texts:
         fix, fix_pairs = 'pass pairs of texts: [("a text", "its second text")]', 'pass single texts: ["a text"]'
         student.finished.check_pairs(len(texts[0]), "predict", fix, fix_pairs)
@@ -104,13 +105,19 @@ def _files(run: Run, name: str) -> tuple[dict[Path, tuple[int, int]], int]:
     return dict(zip(run.store.verified_paths(files), spans, strict=True)), len(teachers[name].labels)
 
 
-def checked_texts(texts: Any) -> list[tuple[str, ...]]:
-    """Returns the fields of each text; refuses anything but non-empty texts, or pairs of them."""
+def checked_texts(texts: Any, learned: Sequence[str] = ()) -> list[tuple[str, ...]]:
+    """Returns the fields of each text; refuses anything but non-empty texts, or pairs of them.
+
+    `learned`: the text columns that the student learned.
+    """
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         fix = 'pass a list: experiment.predict(["a text"])'
         raise DataError(f"predict takes a list of texts, got {type(texts).__name__}", where="predict", fix=fix)
     if isinstance(texts, Mapping) or hasattr(texts, "columns"):
-        fix = 'pass one column: experiment.predict(frame["text"])'
+        first, *second = [f"frame[{json.dumps(name, ensure_ascii=False)}]" for name in learned or ("text",)]
+        fix = f"pass one column: experiment.predict({first})"
+        if second:
+            fix = f"pass pairs of texts: experiment.predict(list(zip({first}, {second[0]})))"
         raise DataError(f"predict takes a list of texts, got {type(texts).__name__}", where="predict", fix=fix)
     rows = [tuple(text) if isinstance(text, tuple | list) else (text,) for text in texts]
     for number, row in enumerate(rows):

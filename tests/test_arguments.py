@@ -218,6 +218,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no such user's workspace": (lambda: Experiment(TEACHERS, ["a"], workspace="~nobody-here/a"), "there is no user"),
     "no model": (lambda: Experiment(["./texts", SECOND], ["a"]), "no config.json"),
     "a model in memory": (lambda: Experiment([Model(), SECOND], ["a"]), "save_pretrained(FOLDER)"),  # type: ignore[list-item]
+    "a mapping of teachers": (
+        lambda: Experiment({"a": FIRST, "b": SECOND}, ["a"]),  # type: ignore[arg-type]
+        f"teachers=[{{'name': 'a', 'model': {FIRST!r}}}, ...]",
+    ),
     "no reference": (lambda: Experiment([{"name": FIRST}, SECOND], ["a"]), "a teacher has no model"),
     "too few labels": (lambda: Experiment([{"model": FIRST, "labels": ["a"]}], ["a"]), "exactly 4 labels"),
     "no such section": (lambda: Experiment(TEACHERS, ["a"], studnt={"method": "uhc"}), "did you mean 'student'?"),

@@ -492,6 +492,8 @@ MUST_BE = {
 
 MUST_BE_QUOTED = {kind: f"{MUST_BE[kind]}; YAML reads this value as a mapping: quote it" for kind in ("list", "string")}
 
+MUST_BE_TEACHERS = "must be a list: write each teacher as `- {name: NAME, model: FOLDER}`"
+
 
 def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
     given = item["input"]
@@ -517,6 +519,7 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
         case _:
             rule = MUST_BE.get(kind) if fault in {"parsing", "type", "from_float"} else None
             rule = MUST_BE_QUOTED.get(kind, rule) if isinstance(given, dict) else rule
+            rule = MUST_BE_TEACHERS if path == ("teachers",) and isinstance(given, dict) else rule
             message = rule or item["msg"].removeprefix("Value error, ").replace("Input should", "must")
             if not isinstance(given, dict | list | BaseModel):
                 is_word = isinstance(given, bool) and raw  # such as yes, no, on and off

@@ -153,6 +153,9 @@ def _teacher_entries(teachers: Any, base: Path) -> list[dict[str, Any]]:
     if isinstance(teachers, str | Path | Mapping) or not isinstance(teachers, Sequence):
         is_file = str(teachers).endswith((".yaml", ".yml"))
         fix = f"Experiment.load({str(teachers)!r})" if is_file else 'teachers=["./models/a", "org/model"]'
+        if isinstance(teachers, Mapping) and teachers and not {"name", "model"} & teachers.keys():
+            name, model = next(iter(teachers.items()))
+            fix = f"teachers=[{{'name': {name!r}, 'model': {str(model)!r}}}, ...]"
         raise ExperimentError(f"teachers is a list, not a {type(teachers).__name__}", where=GIVEN, fix=fix)
     entries = [_teacher_entry(teacher, index, base) for index, teacher in enumerate(teachers)]
     models = [(entry["model"], entry.get("revision")) for entry in entries]

@@ -107,6 +107,8 @@ def test_a_teacher_without_a_name_has_that_of_its_model(tmp_path: Path) -> None:
     assert teachers("", "teachers=[./a, org/b]") == [("a", "./a"), ("b", "org/b")]
     with pytest.raises(ExperimentError, match=r"teachers\.0: is a section: write its fields below it"):
         teachers("teachers: [7, ./a]\n")
+    with pytest.raises(ExperimentError, match=r"teachers: must be a list: write each teacher as `- {name:"):
+        teachers("teachers: {a: ./models/x}\n")
     with pytest.raises(ExperimentError, match=r"teachers\.0\.model: is required"):
         teachers("teachers: [{revision: main}]\n")
 

@@ -396,14 +396,15 @@ def _model_folders(parent: Path) -> list[str]:
 
 
 def _folder_near(folder: Path) -> str:
-    """Returns the fix: a folder of the nearest existing parent, if it has any."""
+    """Returns the fix: a model or a similar name in the nearest existing parent, if it has any."""
     missing = Path(os.path.abspath(folder))  # noqa: PTH100 - .. is to be taken literally, links are not to be followed
     while not missing.parent.is_dir():
         missing = missing.parent
     siblings = _model_folders(missing.parent)
-    close = nearest(missing.name, siblings, 3, ratio=0.4) or siblings[:5]
+    models = [name for name in siblings[:5] if (missing.parent / name / "config.json").is_file()]
+    close = nearest(missing.name, siblings, 3, ratio=0.4) or models
     if not close:
-        return f"name another folder: {missing.parent} has none"
+        return f"copy the model to this place, or name another folder: {missing.parent} has no {missing.name}"
     return f"name a folder of {missing.parent}, such as {', '.join(close)}"
 
 

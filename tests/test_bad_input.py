@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common.corpus import rename_fix
+from amalgam.stages.common.models.resolve import place_of
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, largest_difference, rewrite, shift_weights
 
 TRAIN = "texts/train.csv"
@@ -468,3 +470,17 @@ def test_a_workspace_without_write_permission_is_an_error_before_any_model_loads
     assert result.code == 2
     assert "workspace" in result.err
     assert "execution.workspace=DIR" in result.err
+
+
+def test_a_name_without_the_letters_of_its_folder_is_remarked(fresh: Workspace) -> None:
+    (fresh.folder / "models/first").rename(fresh.folder / "models/中文")
+    teachers = "teachers=[./models/中文, ./models/second]"
+    assert "teacher ./models/中文 is named teacher: names have ASCII letters; set `name`" in fresh("plan", teachers).err
+    assert "is named" not in fresh("plan", "teachers.0.model=./models/中文").err
+
+
+def test_a_folder_without_models_is_not_proposed(tmp_path: Path) -> None:
+    (tmp_path / "artifacts").mkdir()
+    with pytest.raises(ModelError, match="no folder") as refused:
+        place_of("./models/first", tmp_path)
+    assert refused.value.fix == f"copy the model to this place, or name another folder: {tmp_path} has no models"

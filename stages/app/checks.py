@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from amalgam.data.keys import similar_labels_note
+from amalgam.data.keys import shown, similar_labels_note
 from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import STATIC
 from amalgam.pipeline.errors import AmalgamError
@@ -139,6 +139,7 @@ def remarks_of(run: Run, states: Sequence[StageState]) -> Iterator[str]:
     """Yields remarks on settings that are valid but would surprise a user."""
     yield from _about_gold_labels(run)
     yield from _about_models(run)
+    yield from _about_names(run)
     yield from _about_revisions(run)
     yield from limit_notes(run)
     yield from _about_teachers(run)
@@ -157,6 +158,13 @@ def _about_gold_labels(run: Run) -> Iterator[str]:
     if facts and not experiment.labels and method.takes_labels and 0 < labelled < facts["texts"] / 2:
         have, them = ("has", "it") if labelled == 1 else ("have", "them")
         yield f"{labelled:,} of {facts['texts']:,} training texts {have} a gold label; `labels: corpus` uses {them}"
+
+
+def _about_names(run: Run) -> Iterator[str]:
+    """Yields teachers whose names lost letters of the model's name."""
+    for index, teacher in enumerate(run.experiment.teachers):
+        if f"teachers.{index}.name" not in run.places and not PurePath(teacher.model).name.isascii():
+            yield f"teacher {shown(teacher.model)} is named {teacher.name}: names have ASCII letters; set `name`"
 
 
 def _about_models(run: Run) -> Iterator[str]:

@@ -49,7 +49,7 @@ def test_every_combination_is_a_student_with_a_name_of_its_own(config: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "piece"),
     [
-        (["student.epochs=2"], "field"),
+        (["student.seed=0-2"], "no field has several values; given: student.seed=0-2\nfix: separate values by commas"),
         (["student.name=a,b"], "student.name"),
         (["execution.device=cpu,cuda"], "execution.device"),
         (["student.seed=1,1"], "seed-1: student.seed=1 and student.seed=1\nfix: name each value once"),

@@ -21,6 +21,7 @@ from typing import TypedDict
 
 import yaml
 
+from amalgam.data.keys import shown
 from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, InputChangedError
@@ -129,7 +130,7 @@ def combinations(config: Path, overrides: Sequence[str]) -> list[SweepRun]:
         raise ExperimentError(f"{field} is given {given[field]} times", where=COMMAND_LINE, fix=fix)
     fields = {field: values_of(text) for field, _, text in (override.partition("=") for override in overrides)}
     swept = {field: values for field, values in fields.items() if len(values) > 1}
-    _check_fields(swept, config)
+    _check_fields(swept, overrides, config)
     fixed = [override for override in overrides if override.partition("=")[0] not in swept]
     first_values = [f"{field}={values[0]}" for field, values in swept.items()]
     student = load_with_methods(config, [*fixed, *first_values]).experiment.student
@@ -162,13 +163,14 @@ def values_of(text: str) -> list[str]:
     return [flow[item.start_mark.index : item.end_mark.index] for item in items] or [text]
 
 
-def _check_fields(swept: Mapping[str, Sequence[str]], config: Path) -> None:
+def _check_fields(swept: Mapping[str, Sequence[str]], given: Sequence[str], config: Path) -> None:
     for field_name in swept:
         if field_name.startswith("execution.") or field_name == "student.name":
             raise ExperimentError(f"{field_name} does not distinguish students", fix=f"give {field_name} one value")
     if not swept:
-        fix = f"amalgam sweep student.seed=0,1,2{file_option(config)}"
-        raise ExperimentError("no field has several values", fix=fix)
+        fix = f"separate values by commas, without blanks: amalgam sweep student.seed=0,1,2{file_option(config)}"
+        read = f"; given: {shown(shlex.join(given))}" if given else ""
+        raise ExperimentError(f"no field has several values{read}", fix=fix)
     count = math.prod(map(len, swept.values()))
     if count > MOST:
         raise ExperimentError(f"{count:,} students exceed the limit of {MOST} in a sweep", fix="give fewer values")

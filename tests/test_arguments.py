@@ -171,6 +171,7 @@ class Model:
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "a mapping as a file": (lambda: Experiment.load({"teachers": TEACHERS}), "write Experiment(teachers=[...]"),  # type: ignore[arg-type]
     "no arguments": (Experiment, "  corpus.train: is required"),
     "a file": (lambda: Experiment("amalgam.yaml"), "Experiment.load('amalgam.yaml')"),
     "an empty list": (lambda: Experiment(TEACHERS, []), "the train texts have no rows"),

@@ -198,6 +198,9 @@ class Experiment:
         `texts`: {"train": ..., "test": ...}, instead of the file's own, as in `Experiment(texts=...)`. Each is written
         once as Parquet into the workspace, under a name made of its content.
         """
+        if not isinstance(path, str | Path):
+            fix = 'write Experiment(teachers=[...], texts=...), or Experiment.load("amalgam.yaml")'
+            raise ExperimentError(f"path is a {type(path).__name__}, not the path of a file", where="path", fix=fix)
         assignments = arguments.assignments_of(overrides)
         if texts is not None and not isinstance(texts, Mapping):
             fix = 'texts={"train": ..., "test": ...}'

@@ -227,6 +227,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "too few labels": (lambda: Experiment([{"model": FIRST, "labels": ["a"]}], ["a"]), "exactly 4 labels"),
     "no such section": (lambda: Experiment(TEACHERS, ["a"], studnt={"method": "uhc"}), "did you mean 'student'?"),
     "no such field": (lambda: Experiment(TEACHERS, ["a"], student={"epoch": 3}), "did you mean 'epochs'?"),
+    "true for a number": (lambda: Experiment(TEACHERS, ["a"], student={"seed": True}), "whole number (given True)"),
     "a field": (lambda: Experiment(TEACHERS, ["a"], epochs=3), "student={'epochs': 3}"),  # type: ignore[arg-type]
     "one teacher": (lambda: Experiment(texts=["a"], teacher=[FIRST]), f"write teachers=[{FIRST!r}]"),  # type: ignore[arg-type]
     "no section": (lambda: Experiment(TEACHERS, ["a"], student="uhc"), "student={'method': 'uhc'}"),  # type: ignore[arg-type]

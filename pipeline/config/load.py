@@ -522,7 +522,7 @@ def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
             rule = MUST_BE_TEACHERS if path == ("teachers",) and isinstance(given, dict) else rule
             message = rule or item["msg"].removeprefix("Value error, ").replace("Input should", "must")
             if not isinstance(given, dict | list | BaseModel):
-                is_word = isinstance(given, bool) and raw  # such as yes, no, on and off
+                is_word = isinstance(given, bool) and raw not in {None, "true", "false"}  # such as yes, no, on and off
                 written = f"{raw}, which YAML reads as {json.dumps(given)}" if is_word else _written(given)
                 is_list = kind in {"int", "float"} and isinstance(given, str) and "," in given
                 sweep = f"; for several students: amalgam sweep {_dotted(path)}={given}" if is_list else ""

@@ -26,7 +26,7 @@ def show_divergence(run: Run, folder: Path) -> None:
     if not gives_label_distributions(facts["objective"]):
         what = f"targets.mode: {run.experiment.targets.mode} has no distribution over all labels to compare"
         raise ExperimentError(what, where="--oracle", fix="remove --oracle, or choose another targets.mode")
-    oracle = load_student(run, folder, facts["labels"], where="--oracle")
+    oracle = load_student(run, folder, facts["labels"], where="the oracle")
     parts = []
     for rows, table in zip(tables(run.store, train_part(run)), read_targets(run), strict=True):
         target, logits = matrix(table.column("target")), oracle.logits(fields(rows))

@@ -522,7 +522,7 @@ def label_names(
     renamed = [rename.get(name, name) for name in names]
     if len(renamed) < 2:
         what = f"the teacher has one label ({', '.join(renamed)}), so it is never uncertain"
-        fix = "leave it out, or give it two outputs, with logits 0 and z: One output, in docs/how-to/own-teachers.md"
+        fix = "leave it out, or give it two outputs as in docs/how-to/own-teachers.md, At least two outputs"
         raise ModelError(what, where=where, fix=fix)
     twice = sorted({name for name in renamed if renamed.count(name) > 1})
     if twice:

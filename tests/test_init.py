@@ -194,7 +194,7 @@ def test_every_file_of_a_model_that_git_lfs_has_not_fetched_is_refused(fresh: Wo
     [
         (("a", "b"), "tokenizer.json", "the model has no tokenizer"),
         (("a", "b"), "model.safetensors", "the model has no weights"),
-        (("LABEL_0",), "", "with logits 0 and z"),
+        (("LABEL_0",), "", "give it two outputs"),
     ],
 )
 def test_a_folder_that_plan_refuses_is_no_teacher(

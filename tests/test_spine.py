@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -364,3 +366,15 @@ def test_verify_names_the_command_that_recomputes_quarantined_files(workspace: W
     assert "`amalgam run`" in result.err
     workspace("run")
     assert workspace("verify").code == 0
+
+
+def test_plan_loads_no_torch_for_a_teacher_without_a_pad_token(workspace: Workspace) -> None:
+    config = workspace.folder / "models/first/config.json"
+    content = json.loads(config.read_text())
+    del content["pad_token_id"]
+    config.write_text(json.dumps(content))
+    code = "import sys, atexit; atexit.register(lambda: print('torch' in sys.modules)); "
+    code += "from amalgam.cli import main; sys.argv[1:] = ['plan']; main()"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=workspace.folder, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

@@ -164,20 +164,10 @@ def family_key(run: Run, teacher: ResolvedTeacher, dtype: str) -> dict[str, obje
     key: dict[str, object] = {**teacher.identity, "seed": run.experiment.cache.seed, "dtype": dtype}
     if run.experiment.cache.last_layer:
         key["passes"] = "last-layer"
-    key |= full_attention(teacher.files.config, teacher.max_tokens)
-    return key | _pad_token(run, teacher.name) | run.versions
-
-
-@once
-def _pad_token(run: Run, name: str) -> dict[str, str]:
-    """Returns a part of the key of predictions: earlier ones were padded with the token that ends each text."""
-    [files] = [teacher.files for teacher in load.teachers_of(run) if teacher.name == name]
-    config = files.config
-    if config.get("text_config", config).get("pad_token_id") is not None:
-        return {}
-    from amalgam.stages.common.models.loading import would_pad_with_last_token
-
-    return {"pad": "no end token"} if would_pad_with_last_token(files) else {}
+    config = teacher.files.config
+    if config.get("text_config", config).get("pad_token_id") is None:
+        key["pad"] = "no end token"  # earlier predictions were padded with the token that ends each text
+    return key | full_attention(config, teacher.max_tokens) | run.versions
 
 
 @once

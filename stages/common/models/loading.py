@@ -163,16 +163,6 @@ def last_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return next(reversed(tokenizer("")["input_ids"]), None)
 
 
-def would_pad_with_last_token(files: ModelFiles) -> bool:
-    """Returns whether `choose_pad` passes over the pad or end token of a classifier, because it ends each text."""
-    config = _config(files).get_text_config()
-    if config.pad_token_id is not None:
-        return False
-    tokenizer = load_tokenizer(files)
-    ends = (getattr(config, "eos_token_id", None), tokenizer.eos_token_id, tokenizer.pad_token_id)
-    return last_token(tokenizer) in set(ends) - {None}
-
-
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> list[str]:
     """Refuses a tokenizer with ids that a new classifier lacks, makes their inputs agree, and returns notes.
 

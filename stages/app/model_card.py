@@ -27,7 +27,7 @@ from amalgam.stages.app.licences import common_licence, warnings
 from amalgam.stages.common.deliveries import REPORTS
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.models.read_card import Source, TrainingSummary
-from amalgam.stages.report.blocks import Evaluation, reported_scores
+from amalgam.stages.report.blocks import Evaluation, majority, reported_scores
 from amalgam.stages.report.stage import EVALUATION
 from amalgam.stages.report.students import complete_reports
 from amalgam.stages.report.tables import measure_of
@@ -181,7 +181,7 @@ def card(info: CardInfo, repo_id: str) -> str:
         info=info,
         evaluation=info.numbers.evaluation,
         interval=_interval(info.numbers.evaluation),
-        majority=_majority(info.numbers.evaluation),
+        majority=majority(info.numbers.evaluation) if info.numbers.evaluation else None,
         cautions=list(evaluation_cautions(info.numbers.evaluation)),
         shown=LABELS_SHOWN,
         settings=_code(training.settings) if training else "",
@@ -226,11 +226,6 @@ def _interval(evaluation: Evaluation | None) -> str:
         return ""
     low, high = interval(reported_scores(evaluation)["accuracy"], evaluation["n"])
     return f"{percent(low)} to {percent(high)}"
-
-
-def _majority(evaluation: Evaluation | None) -> float:
-    """Returns the accuracy of always predicting the most frequent label."""
-    return max(map(sum, reported_scores(evaluation)["confusion"])) / evaluation["n"] if evaluation else 0.0
 
 
 def _code(settings: Mapping[str, Any]) -> str:

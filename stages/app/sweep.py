@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import yaml
 
@@ -70,7 +70,7 @@ def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: b
     run = open_run(config, sweep_runs[0].overrides)
     if run.share.kind == "torchrun":
         raise ExperimentError("a sweep runs in one process", fix="omit torchrun, or set execution.engine=ray")
-    before = {each.name: read_metadata(run.base / STUDENTS / each.name) for each in sweep_runs}
+    before = {each.name: read_metadata(run.base / STUDENTS / each.name) or {} for each in sweep_runs}
     if run.experiment.execution.engine == "ray":
         _train_in_parallel(config, sweep_runs, quiet=quiet)
     results: list[SweepResult] = []
@@ -81,13 +81,14 @@ def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: b
         Console(quiet=quiet).say(f"== {sweep_run.name}")
         results.append(_result(sweep_run, run_without_tables(config, sweep_run.overrides, quiet=quiet)))
     _show(Console(quiet=quiet), results, as_json=as_json)
-    for note in _notes(results, {name: metadata["fingerprint"] for name, metadata in before.items() if metadata}):
+    for note in _notes(results, before):
         Console(quiet=quiet).note(note)
 
 
-def _notes(results: Sequence[SweepResult], before: Mapping[str, str]) -> Iterator[str]:
-    """Yields notes on replaced students and on equal ones; `before`: the fingerprints of the present students."""
-    replaced = [one["name"] for one in results if before.get(one["name"], one["fingerprint"]) != one["fingerprint"]]
+def _notes(results: Sequence[SweepResult], before: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yields notes on replaced students and on equal ones; `before`: the marks of the folders before the sweep."""
+    trained = [(one["name"], one["fingerprint"]) for one in results if one["fingerprint"]]
+    replaced = [name for name, own in trained if before[name].get("fingerprint", own) != own]
     if replaced:
         names = ", ".join(f"{STUDENTS}/{name}" for name in replaced)
         yield f"students of other settings were replaced: {names}; student.name=PREFIX starts the names of a sweep"

@@ -26,6 +26,7 @@ from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_buck
 from amalgam.stages.common.intervals import errors_of
 from amalgam.stages.common.models.resolve import ModelFiles, same_models
 from amalgam.stages.report import blocks
+from amalgam.stages.report.conditions import LEAST_TEXTS
 from amalgam.stages.report.evaluation import gold_indices
 from amalgam.stages.target_methods import (
     MukaSoft,
@@ -43,9 +44,6 @@ COLUMNS = ("logits", "distribution", "confidence")
 
 CONFIDENT = 0.5
 """Least confidence of both teachers of a conflict."""
-
-LEAST_LABELLED = 50
-"""Fewer texts with gold labels find harmful teachers, but do not show that there are none."""
 
 LEAST_AGREEMENT, MOST_DISTANCE = 0.98, 0.05
 """Duplicates: two teachers of the same labels with this agreement and this mean distance of probabilities."""
@@ -300,7 +298,7 @@ def left_out(counts: AuditCounts, index: int) -> blocks.LeftOut:
     gained, lost, comparable = counts.gained[index], counts.lost[index], counts.comparable[index]
     teachers, agreed = len(counts.gained), counts.agreed_without[index] - counts.agreed_with[index]
     by_gold = _significant(gained - lost, gained + lost, teachers)
-    labelled = counts.labelled if by_gold or counts.labelled >= LEAST_LABELLED else 0
+    labelled = counts.labelled if by_gold or counts.labelled >= LEAST_TEXTS else 0
     return {
         "changed": _share(counts.changed[index], counts.texts),
         "accuracy": _share(counts.right + gained - lost, labelled),

@@ -73,6 +73,11 @@ def reported_scores(evaluation: EvaluatedSystems) -> Scores:
     return evaluation["systems"][evaluation["system"]]
 
 
+def majority(evaluation: EvaluatedSystems) -> float:
+    """Returns the accuracy of always predicting the most frequent label of the test texts."""
+    return max(map(sum, reported_scores(evaluation)["confusion"])) / evaluation["n"]
+
+
 class Evaluation(EvaluatedSystems):
     """evaluation.json: every system on the labelled test texts."""
 

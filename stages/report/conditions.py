@@ -9,7 +9,7 @@ from amalgam.stages.common.intervals import errors_of, interval
 from amalgam.stages.report import verdict_types as types
 
 LEAST_TEXTS = 50
-"""Least labelled test texts of a student to ship."""
+"""Least labelled test texts of a student to ship; least labelled training texts for losses and a harmless teacher."""
 
 LEAST_OF_LABEL = 10
 """Least texts of a label or of a teacher's labels that are looked at alone."""

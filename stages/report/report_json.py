@@ -95,7 +95,6 @@ def report_json(
     ours = next((student for student in measured if student.scores["fingerprint"] == fingerprint), None)
     record = inputs.store.record(inputs.store.folder("report", fingerprint) / "report.json")
     history = record.made if record else {}
-    counts = [row["n"] for row in findings["student_quality"]["classes"]] if findings["student_quality"] else []
     numbers: blocks.ReportJson = {
         "amalgam_report": FORMAT,
         "name": name,
@@ -106,7 +105,7 @@ def report_json(
         "evaluation": _evaluation_block(evaluation) if evaluation else None,
         "student_quality": findings["student_quality"],
         "target_quality": findings["target_quality"],
-        "chance": max(counts) / sum(counts) if sum(counts) else None,  # always predicting the most frequent label
+        "chance": blocks.majority(evaluation) if evaluation else None,
         "supervised": students.best_supervised(fingerprint, measured),
         "sweep": students.temperature_sweep(fingerprint, measured),
         "students": [{**student.scores, "name": name, "supervised": student.supervised} for name, student in others],

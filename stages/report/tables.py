@@ -10,6 +10,7 @@ from amalgam.pipeline.console import Console, counted
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.intervals import bounds, nats, percent, points
 from amalgam.stages.report import blocks
+from amalgam.stages.report.conditions import LEAST_TEXTS
 from amalgam.stages.report.verdict_types import LabelEstimates, SystemEstimate
 from amalgam.stages.report.verdict_words import share_of_unknown_line
 
@@ -182,7 +183,7 @@ def advice(audit: blocks.AuditBlock) -> list[str]:
         lines.append(f"duplicates: {' and '.join(pair['teachers'])} ({reason}); remove one of them to save its cost")
     if any(effect["harmful"] is None for _, effect in left_out):
         none = [] if lines else ["no duplicate teacher was found"]
-        return [*lines, *none, "a harmful teacher is found only by 50 gold labels"]
+        return [*lines, *none, f"a harmful teacher is found only by {LEAST_TEXTS} gold labels"]
     return lines or ["no harmful or duplicate teacher was found"]
 
 

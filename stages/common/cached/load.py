@@ -19,7 +19,7 @@ from amalgam.stages.common.cached import coverage
 from amalgam.stages.common.cached.read import AnswerReader, Features, States, open_features, open_states, passes_differ
 from amalgam.stages.common.corpus import Bucket, Part
 from amalgam.stages.common.device import pick_device
-from amalgam.stages.common.models.model_folder import full_attention, reads_padding, states_body
+from amalgam.stages.common.models.model_folder import full_attention, reads_padding, states_body, text_config
 from amalgam.stages.common.models.resolve import LAST_LAYER, ResolvedTeacher, depth_of
 from amalgam.stages.objective_inputs import measure_of, objective_inputs, reads_texts
 from amalgam.stages.target_methods import target_method
@@ -165,7 +165,7 @@ def family_key(run: Run, teacher: ResolvedTeacher, dtype: str) -> dict[str, obje
     if run.experiment.cache.last_layer:
         key["passes"] = "last-layer"
     config = teacher.files.config
-    if config.get("text_config", config).get("pad_token_id") is None:
+    if text_config(config).get("pad_token_id") is None:
         key["pad"] = "no end token"  # earlier predictions were padded with the token that ends each text
     return key | full_attention(config, teacher.max_tokens) | run.versions
 

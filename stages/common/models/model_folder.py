@@ -116,12 +116,17 @@ def longest_text(folder: Path, config: Mapping[str, Any]) -> int:
     return min(limit, int(length)) if length and 0 < length < ABSURD_LENGTH else limit
 
 
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the part of config.json about the model of texts; null, like an absent one, is all of it."""
+    return config.get("text_config") or config
+
+
 def position_limit(config: Any) -> int:
     """Returns the number of tokens for which a model has positions; ABSURD_LENGTH if positions are distances.
 
     `config` is the model's configuration, or the content of its config.json.
     """
-    get = _getter(config.get("text_config", config) if isinstance(config, dict) else config.get_text_config())
+    get = _getter(text_config(config) if isinstance(config, dict) else config.get_text_config())
     positions, kind = get("max_position_embeddings") or get("n_positions"), get("model_type")
     is_relative = get("relative_attention") and not get("position_biased_input", True)
     if get("relative_attention_num_buckets") is not None:
@@ -134,7 +139,7 @@ def position_limit(config: Any) -> int:
 
 def reads_padding(config: Any) -> bool:
     """Returns whether padding changes the logits, by the model's configuration or the content of its config.json."""
-    return _getter(_getter(config)("text_config", config))("model_type") in READS_PADDING
+    return _getter(_getter(config)("text_config") or config)("model_type") in READS_PADDING
 
 
 def full_attention(config: Mapping[str, Any], max_tokens: int) -> dict[str, str]:
@@ -142,7 +147,7 @@ def full_attention(config: Mapping[str, Any], max_tokens: int) -> dict[str, str]
 
     `config` is the content of config.json; texts of at most `max_tokens` tokens may all be short.
     """
-    get = _getter(config.get("text_config", config))
+    get = _getter(text_config(config))
     short = (5 + 2 * (get("num_random_blocks") or 3)) * (get("block_size") or 64)
     is_sparse = get("model_type") in SPARSE and get("attention_type") != "original_full"
     return {"attention": "full"} if is_sparse and max_tokens > short else {}

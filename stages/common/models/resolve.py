@@ -454,7 +454,7 @@ def width_of(files: ModelFiles) -> int:
 
 def _size(files: ModelFiles, names: Sequence[str]) -> Any:
     """Returns the size with one of these names; transformers leaves its defaults out of config.json."""
-    config = files.config.get("text_config") or files.config
+    config = model_folder.text_config(files.config)
     present = (config[name] for name in names if name in config)
     return next(present, None) or getattr(auto_config(files).get_text_config(), names[0], None)
 

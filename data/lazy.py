@@ -15,8 +15,12 @@ __all__ = ["np", "pa", "pc", "pl", "pq", "torch"]
 class LazyModule(ModuleType):
     """Loads a module at the first access to one of its attributes."""
 
+    _loaded: ModuleType | None = None
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self.__name__), name)
+        if self._loaded is None:
+            self._loaded = import_module(self.__name__)
+        return getattr(self._loaded, name)
 
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from amalgam.pipeline.errors import ExperimentError, fix_of, is_disk_full
 from amalgam.pipeline.storage.backend import TEMPORARY, FileInfo
-from amalgam.pipeline.storage.paths import MOST_BYTES, inside, is_below
+from amalgam.pipeline.storage.paths import MOST_BYTES, folder_of, inside, is_below
 
 LOCK_SECONDS, POLL_SECONDS = 5.0, 0.005
 
@@ -53,7 +53,7 @@ class LocalStorage:
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
         """Returns the sizes of regular files; those behind a link out of the workspace count as absent."""
         sizes, root = {}, str(self.root)
-        below = cache(lambda folder: is_below(self.root / folder, self.root))
+        below = cache(lambda folder: is_below(folder, self.root))
         for path in paths:  # paths as strings, because there may be a hundred thousand of them
             try:
                 status = os.lstat(f"{root}/{path}")
@@ -61,16 +61,16 @@ class LocalStorage:
                 raise
             except (OSError, ValueError):
                 continue
-            if stat.S_ISREG(status.st_mode) and below(path.rpartition("/")[0]):
+            if stat.S_ISREG(status.st_mode) and below(folder_of(path)):
                 sizes[path] = status.st_size
         return sizes
 
     def list(self, folder: str = "") -> Iterator[FileInfo]:
-        if is_below(self.root / folder, self.root):
+        if is_below(folder, self.root):
             yield from _list(str(self.root / folder), f"{folder}/" if folder else "")
 
     def names(self, folder: str) -> set[str]:
-        if not is_below(self.root / folder, self.root):
+        if not is_below(folder, self.root):
             return set()
         try:
             with os.scandir(self.root / folder) as listing:

@@ -24,7 +24,15 @@ from typing import Any, NamedTuple, TypeVar
 from amalgam.pipeline.storage.backend import PROBE, QUARANTINE, FileInfo, StorageBackend
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import replacing
-from amalgam.pipeline.storage.paths import CACHED_TOKENS, check_path, inside, is_below, regular, temporary_part
+from amalgam.pipeline.storage.paths import (
+    CACHED_TOKENS,
+    check_path,
+    folder_of,
+    inside,
+    is_below,
+    regular,
+    temporary_part,
+)
 
 FOLDER = "packs"
 
@@ -126,7 +134,7 @@ class PackedStorage:
 
     def _rebuilt(self, path: str) -> dict[str, Any]:
         """Returns the content of a lost index from the packs that no other index names."""
-        folder, indexed = path.rpartition("/")[0], set[str]()
+        folder, indexed = folder_of(path), set[str]()
         entries = [entry for entry in self.inner.list(folder) if entry.path.startswith(f"{folder}/")]
         for name in [entry.path for entry in entries if entry.path.endswith(".gz")]:
             indexed |= (_parsed(self.inner.read([name]).get(name, b"")) or _content())["packs"].keys()
@@ -176,10 +184,10 @@ class PackedStorage:
         self.index(folder, refresh=True)
 
     def _text(self, path: str) -> bytes | None:
-        return self.index(_parent(path)).texts.get(path)
+        return self.index(folder_of(path)).texts.get(path)
 
     def _entry(self, path: str, *, refresh: bool = False) -> PackEntry | None:
-        return self.index(_parent(path), refresh=refresh).pieces.get(path)
+        return self.index(folder_of(path), refresh=refresh).pieces.get(path)
 
     # ---- reading
 
@@ -200,12 +208,12 @@ class PackedStorage:
     def _packed_or_loose(
         self, paths: Sequence[str], packed: Callable[[str], T | None], loose: Callable[[Sequence[str]], dict[str, T]]
     ) -> dict[str, T]:
-        with_index = {folder for folder in set(map(_parent, paths)) if self.index(folder).read}
-        in_packs = [path for path in paths if _parent(path) in with_index] if with_index else []
+        with_index = {folder for folder in set(map(folder_of, paths)) if self.index(folder).read}
+        in_packs = [path for path in paths if folder_of(path) in with_index] if with_index else []
         values = {path: value for path in in_packs if (value := packed(path)) is not None}
         values |= loose([path for path in paths if path not in values] if values else paths)
         rest = [path for path in paths if path not in values]
-        for folder in {_parent(path) for path in rest}:
+        for folder in {folder_of(path) for path in rest}:
             self.index(folder, refresh=True)
         return values | {path: value for path in rest if (value := packed(path)) is not None}
 
@@ -292,7 +300,7 @@ class PackedStorage:
     def put_if_absent(self, path: str, content: bytes) -> bool:
         if self._text(path) is not None or not self.inner.put_if_absent(path, content):
             return False
-        self.index(_parent(path), refresh=True)
+        self.index(folder_of(path), refresh=True)
         if self._text(path) is None:
             return True
         self.inner.delete([path])  # another process wrote and packed it after the index was read
@@ -323,7 +331,7 @@ class PackedStorage:
 
     def quarantine_loose(self, paths: Sequence[str]) -> None:
         """Moves files, links and pipes; a file behind a link out of the workspace stays."""
-        ours = [path for path in map(check_path, paths) if is_below((self.root / path).parent, self.root)]
+        ours = [path for path in map(check_path, paths) if is_below(folder_of(path), self.root)]
         self.inner.get([path for path in ours if not os.path.lexists(self.root / path)])
         for path in ours:
             if os.path.lexists(self.root / path):
@@ -340,7 +348,7 @@ class PackedStorage:
         for path in packed:
             if self.unpacked != self.root:
                 inside(self.unpacked, path).unlink(missing_ok=True)
-        for folder, gone in groupby(sorted(packed), key=_parent):
+        for folder, gone in groupby(sorted(packed), key=folder_of):
             self.add(folder, gone=list(gone))
 
 
@@ -360,10 +368,6 @@ def cache_folder(address: str) -> Path:
 def endpoint(address: str) -> str | None:
     """Returns the server that the environment names for the address's scheme."""
     return next((os.environ.get(name) for scheme, name in ENDPOINTS.items() if address.startswith(scheme)), None)
-
-
-def _parent(path: str) -> str:
-    return path.rpartition("/")[0]
 
 
 def _quarantined(path: str) -> str:

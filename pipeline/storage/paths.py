@@ -58,25 +58,32 @@ def is_name(text: str) -> bool:
 def inside(root: Path, path: str) -> Path:
     """Returns where the file is on this machine; raises DamagedError if its folder is a link out of the root."""
     target = root / check_path(path)
-    if not is_below(target.parent, root):
+    if not is_below(folder_of(path), root):
         what = f"{path} leaves the workspace through a link"
         raise DamagedError(what, path=path, where=str(target), fix="replace the link by a folder of its own")
     return target
 
 
-def is_below(folder: Path, root: Path) -> bool:
-    """Returns whether the folder is the root or below it, also after its links are resolved."""
-    names = folder.relative_to(root).parts
-    if not any(os.path.islink(os.path.join(root, *names[:depth])) for depth in range(1, len(names) + 1)):  # noqa: PTH114, PTH118 - fast
-        return True
-    real_root = os.path.realpath(root)
-    return os.path.commonpath([real_root, os.path.realpath(folder)]) == real_root
+def folder_of(path: str) -> str:
+    """Returns the folder of a file inside a workspace; "" is the workspace itself."""
+    return path.rpartition("/")[0]
+
+
+def is_below(folder: str, root: Path) -> bool:
+    """Returns whether a folder inside the root is still below it after links are resolved."""
+    at = str(root)  # strings, because there may be a hundred thousand paths
+    for name in filter(None, folder.split("/")):
+        at = f"{at}/{name}"
+        if os.path.islink(at):  # noqa: PTH114 - fast
+            real_root = os.path.realpath(root)
+            return os.path.commonpath([real_root, os.path.realpath(root / folder)]) == real_root
+    return True
 
 
 def regular(root: Path, path: str) -> Path | None:
     """Returns where the file is on this machine; None if there is no regular file, or a link leads out of the root."""
     target = root / check_path(path)
-    return target if is_regular(target) and is_below(target.parent, root) else None
+    return target if is_regular(target) and is_below(folder_of(path), root) else None
 
 
 def is_regular(path: Path) -> bool:

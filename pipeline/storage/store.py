@@ -81,6 +81,13 @@ def content_fault(path: Path, file: StoredFile, digest_of: Callable[[Path], str]
     return None if digest_of(path) == file.sha256 else "its content does not match its digest"
 
 
+def _fault_at(path: Path, file: StoredFile) -> str | None:
+    try:
+        return content_fault(path, file)
+    except (FileNotFoundError, NotADirectoryError):  # other errors come from the mount: the file is not quarantined
+        return "missing"
+
+
 class HeadEntry(TypedDict):
     """The last result of a stage, in HEAD.json."""
 
@@ -202,15 +209,15 @@ class Store:
 
         A file that was deleted since then is missing.
         """
-        path = self.backend.local_path(file.path) if file.path in self.verified_files else None
-        if path is None:
+        path = self.backend.local_path(file.path)
+        if path is None or not (file.path in self.verified_files or _fault_at(path, file) is None):
             fault = self.check_file(file)
             if fault:
                 self.backend.quarantine([file.path])
                 what = "is missing" if fault == "missing" else f"is damaged ({fault}) and was quarantined"
                 raise DamagedError(f"{file.path} {what}", path=file.path, where=self.where(self.path(file)))
-            self.verified_files.add(file.path)
             path = self.backend.local_path(file.path) or self.path(file)
+        self.verified_files.add(file.path)
         return path
 
     def content(self, file: StoredFile, kind: Any) -> Any:
@@ -262,10 +269,7 @@ class Store:
         path = self.backend.local_path(file.path)
         if path is None:
             return "no regular file in the workspace" if os.path.lexists(self.path(file)) else "missing"
-        try:
-            return content_fault(path, file)
-        except (FileNotFoundError, NotADirectoryError):  # other errors come from the mount: the file is not quarantined
-            return "missing"
+        return _fault_at(path, file)
 
     def quarantine(self, *paths: Path) -> None:
         """Moves files to the quarantine folder; nothing is deleted."""

@@ -6,13 +6,10 @@ huggingface_hub has the endpoint, the token, the offline mode and the proxies; a
 from __future__ import annotations
 
 import fnmatch
-import logging
 import re
 import shutil
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +17,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from amalgam.data.keys import shown_names
 from amalgam.data.lazy import pl
+from amalgam.pipeline.console import silenced
 from amalgam.pipeline.errors import DataError, is_disk_full, nearest
 
 if TYPE_CHECKING:
@@ -135,20 +133,3 @@ def silent() -> AbstractContextManager[None]:
 
     show_bars = None if are_progress_bars_disabled() else enable_progress_bars
     return silenced("huggingface_hub", disable_progress_bars, show_bars)
-
-
-@contextmanager
-def silenced(library: str, hide_bars: Callable[[], object], show_bars: Callable[[], None] | None) -> Iterator[None]:
-    """Silences a library's warnings, messages and progress bars, because amalgam raises its own errors."""
-    logger = logging.getLogger(library)
-    level = logger.level
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logger.setLevel(logging.CRITICAL)
-        hide_bars()
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
-            if show_bars:
-                show_bars()

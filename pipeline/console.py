@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import sys
 import textwrap
 import time
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
@@ -302,3 +304,20 @@ def _encodable(text: str, stream: TextIO) -> str:
     """Escapes control characters except line ends, and replaces characters that the stream cannot show by ASCII."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return printable(text).replace("→", "->").encode(encoding, "backslashreplace").decode(encoding)
+
+
+@contextlib.contextmanager
+def silenced(library: str, hide_bars: Callable[[], object], show_bars: Callable[[], None] | None) -> Iterator[None]:
+    """Silences a library's warnings, messages and progress bars, because amalgam raises its own errors."""
+    logger = logging.getLogger(library)
+    level = logger.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.CRITICAL)
+        hide_bars()
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            if show_bars:
+                show_bars()

@@ -25,8 +25,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from amalgam.data.hub import silenced
 from amalgam.data.keys import shown_names
+from amalgam.pipeline.console import silenced
 from amalgam.pipeline.errors import AmalgamError, ModelError, first_line
 from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.resolve import ModelFiles, auto_config, has_two_types

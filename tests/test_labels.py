@@ -18,7 +18,7 @@ from amalgam import Experiment
 from amalgam.data.arrays import held_out_keys
 from amalgam.data.keys import text_key
 from amalgam.pipeline.errors import AmalgamError
-from amalgam.stages.common import load
+from amalgam.stages.common import load_labels
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.report.label_estimates import RightTexts
 from amalgam.stages.weigh_teachers import weigh
@@ -247,7 +247,7 @@ def estimates(workspace: Workspace) -> dict[str, Any]:
 @pytest.fixture
 def estimating(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """Return a workspace in which 10 of 120 texts are enough for an estimate."""
-    monkeypatch.setattr(load, "LEAST_ESTIMATION", 10)
+    monkeypatch.setattr(load_labels, "LEAST_ESTIMATION", 10)
     return workspace
 
 

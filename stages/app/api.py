@@ -47,7 +47,8 @@ from amalgam.stages.app.student import Student, StudentFolder, changes_since, fi
 from amalgam.stages.build_targets.stage import target_facts
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, page_mark
 from amalgam.stages.common.device import ON_EVERY_MACHINE
-from amalgam.stages.common.load import check_labels, labels_by_teacher
+from amalgam.stages.common.load import labels_by_teacher
+from amalgam.stages.common.load_labels import check_labels
 from amalgam.stages.methods import load_with_methods, method_name
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.publish import page_name

@@ -20,7 +20,7 @@ from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.build_targets.stage import check_train_gold
-from amalgam.stages.common import load
+from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached.load import ENCODER, adaptive_sample, passes_of
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.common.device import check_device, check_libraries
@@ -121,12 +121,12 @@ def check_space(run: Run, states: Sequence[StageState]) -> str:
 CHECKS: list[tuple[str, Check]] = [
     *(("read-corpus", partial(check_texts, part=part)) for part in ("train", "validation", "test", "teachers")),
     ("train-teachers", check_teacher_encoders),
-    ("report", load.check_gold),  # another test file runs no earlier stage, and a run checks it before any
+    ("report", load_labels.check_gold),  # another test file runs no earlier stage, and a run checks it before any
     ("cache-teachers", load.labels_by_teacher),  # reads configurations; checks weights, tokenizers and labels
-    ("build-targets", load.check_labels),
+    ("build-targets", load_labels.check_labels),
     ("build-targets", check_train_gold),  # of a corpus that was read when no label was needed
     ("train-student", check_student_encoder),
-    ("report", load.check_unknown),
+    ("report", load_labels.check_unknown),
     *((stage.name, partial(check_folder, stage=stage)) for stage in STAGES),
 ]
 """Each check, and the stage that would fail without it."""

@@ -21,7 +21,7 @@ from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.user_paths import DEFAULT_FILE
 from amalgam.stages.app import checks
 from amalgam.stages.app.api import open_run
-from amalgam.stages.common import load
+from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
 from amalgam.stages.common.device import dtype_for, pick_device
@@ -78,7 +78,7 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[CheckResult]:
     yield from _rows("texts", text_checks, f"{', '.join(parts)}: every local file has rows and its columns")
     yield from (teachers := list(_teachers(run)))
     labels = run.experiment.labels
-    label_checks = [partial(load.check_unknown, run), partial(load.check_labels, run)]
+    label_checks = [partial(load_labels.check_unknown, run), partial(load_labels.check_labels, run)]
     yield from _rows("labels", label_checks, f"labels: {labels}" if labels else "none given")
     yield from (row for row in _models(run) if row.ok or row[1:] not in {own[1:] for own in teachers})
     yield from (CheckResult("max_tokens", note) for note in checks.limit_notes(run))

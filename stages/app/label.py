@@ -23,7 +23,8 @@ from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.cached.load import answer_reader
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.given_labels import KEY, RANDOM, GivenLabels, free_name, label_column, why_column
-from amalgam.stages.common.load import given_labels, label_space, part_of, picked_at_random, train_part
+from amalgam.stages.common.load import label_space, part_of, train_part
+from amalgam.stages.common.load_labels import given_labels, picked_at_random
 from amalgam.stages.report.stage import estimate_inputs, share_of_unknown
 from amalgam.stages.report.verdict_types import ShareOfUnknown, SystemEstimate
 from amalgam.stages.report.verdict_words import share_of_unknown_line

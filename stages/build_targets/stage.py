@@ -23,7 +23,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import MANIFEST, Record
 from amalgam.stages.build_targets.labels import with_labels
-from amalgam.stages.common import load
+from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import Bucket, even_groups, group_name, read_bucket
 from amalgam.stages.common.intervals import percent
@@ -94,7 +94,7 @@ class BuildTargets(Stage):
 
     def resolve_inputs(self, run: Run) -> None:
         if not load.teachers_of(run):  # with teachers, cache-teachers has checked it
-            load.check_gold(run)
+            load_labels.check_gold(run)
 
     def identity(self, run: Run) -> Identity:
         """Returns the inputs read from cache-teachers, not its fingerprint: new test parts or passes change nothing."""
@@ -109,7 +109,7 @@ class BuildTargets(Stage):
             inputs["knows"] = load.known_labels(run)
             inputs["dtype"] = cached.dtype_of(run)
             inputs |= cached.passes_counted(run) if method.reads_passes else {}
-        inputs |= load.labels_identity(run)
+        inputs |= load_labels.labels_identity(run)
         upstream = ["weigh-teachers"] * method.weighs_together + ["fit-statistics"] * method.weighs_by_domain
         fingerprints = {stage: run.fingerprint(stage) for stage in upstream}
         return Identity({"targets": targets.model_dump(include=method.fields)}, inputs, fingerprints)
@@ -211,7 +211,7 @@ def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> TargetBatch
         return method.build(TargetInputs(space, gold))
     weights = _weights(run, buckets, rows) if method.weighs_together else None
     batch = method.build(TargetInputs(space, gold, _predictions(run, buckets, rows), weights))
-    given = load.given_labels(run)
+    given = load_labels.given_labels(run)
     return with_labels(batch, space, given, rows, by_teacher=method.loss == "restricted") if given else batch
 
 

@@ -26,7 +26,7 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers import adaptive, sample
 from amalgam.stages.cache_teachers.adaptive import RegressionFacts, StopFacts
 from amalgam.stages.cache_teachers.sample import PassAudit
-from amalgam.stages.common import load
+from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.cached.coverage import AnswerFacts, CachedUnits, UnitRequest, family_in, units_for
 from amalgam.stages.common.cached.read import distinct
@@ -73,8 +73,8 @@ class CacheTeachers(Stage):
 
     def resolve_inputs(self, run: Run) -> None:
         load.prepare_teachers(run)
-        load.check_gold(run)
-        load.check_labels(run)
+        load_labels.check_gold(run)
+        load_labels.check_labels(run)
         if run.experiment.cache.dtype == "auto" and run.store.pinned("dtype", "auto") is None:
             earlier = cached.pinned_dtype(run)
             if earlier is None:

@@ -26,7 +26,7 @@ from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
 from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
 from amalgam.stages.cache_teachers.stage import sampled_texts
-from amalgam.stages.common import load
+from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import Part, tables
 from amalgam.stages.common.deliveries import STUDENTS, delivered_students
@@ -133,7 +133,7 @@ class Report(Stage):
         )
 
     def resolve_inputs(self, run: Run) -> None:
-        load.check_unknown(run)
+        load_labels.check_unknown(run)
         if run.experiment.corpus.test:
             load.encoder_files(run, run.experiment.student, cached.ENCODER)
 
@@ -145,17 +145,17 @@ class Report(Stage):
         unknown = {"unknown": run.experiment.corpus.unknown} if run.experiment.corpus.unknown else {}
         if test:
             inputs = {"test": test.labels_digest, "zero-shot": _zero_shot_identity(run), **unknown}
-            picked = load.picked_texts(run)
+            picked = load_labels.picked_texts(run)
             inputs |= {"picked": fingerprint({key.hex(): labels for key, labels in picked.items()})} if picked else {}
         if load.teachers_of(run):
             inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
             if sampled_texts(run):
                 inputs["adaptive"] = run.fingerprint("cache-teachers")
             inputs["knows"] = load.known_labels(run)
-        given = load.given_labels(run)
+        given = load_labels.given_labels(run)
         if given:
             sample = fingerprint(sorted(key.hex() for key in given.sample | given.unknown_sample))
-            is_random = load.picked_at_random(run)
+            is_random = load_labels.picked_at_random(run)
             inputs["labels"] = {"random": is_random, "empty": given.empty, "sample": sample, **unknown}
         config: dict[str, object] = {"report": run.experiment.report.model_dump()}
         if not run.experiment.student.learns:
@@ -303,7 +303,7 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Studen
     """Returns the evaluation and the student's speed with labelled test texts, else the texts to label as csv."""
     from amalgam.stages.report.quality import script_counts, target_quality
 
-    test, train, given = load.part_of(run, "test"), _train_part(run), load.given_labels(run)
+    test, train, given = load.part_of(run, "test"), _train_part(run), load_labels.given_labels(run)
     scores, to_label, speed = None, None, None
     findings: Findings = {
         "student_quality": None,
@@ -318,7 +318,7 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Studen
     if train:
         audit_inputs = _audit_inputs(replace(run, experiment=_compared(run.experiment)))
         findings["target_quality"] = target_quality(audit_inputs, train, read_targets(run), target_facts(run))
-    if train and given and load.estimation_texts(run):
+    if train and given and load_labels.estimation_texts(run):
         findings["label_estimates"] = _label_estimates(run, train, given)
     return scores, findings, to_label, speed
 
@@ -357,7 +357,7 @@ def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, Student
 def _learned(run: Run, test: Part) -> types.LearnedTexts | None:
     """Returns the test texts that training also used; those of `labels` are learned with their gold labels."""
     validated = run.experiment.student.learns and validation_part(run) is not None
-    facts, given = run.result("read-corpus").facts, load.given_labels(run)
+    facts, given = run.result("read-corpus").facts, load_labels.given_labels(run)
     shared = {leak["other"]: leak["texts"] for leak in facts["leaks"] if leak["part"] == "test"}
     names, texts = shared.keys() & gold_parts(run.experiment), set[bytes]()
     if not shared or (given is None and len(names) < 2):
@@ -374,7 +374,7 @@ def _learned(run: Run, test: Part) -> types.LearnedTexts | None:
 def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEstimates:
     from amalgam.stages.report.label_estimates import right_texts
 
-    gold = {key: given.by_key[key] for key in load.estimation_texts(run)}
+    gold = {key: given.by_key[key] for key in load_labels.estimation_texts(run)}
     right = right_texts(estimate_inputs(run, train, gold, _student(run)))
     both = None if right.student is None or right.ensemble is None else (right.student, right.ensemble)
     return {
@@ -382,7 +382,7 @@ def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEs
         "labels": len(given.by_key),
         "empty": given.empty,
         "unknown": share_of_unknown(run, given),
-        "random": load.picked_at_random(run),
+        "random": load_labels.picked_at_random(run),
         "weights": target_method(run.experiment.targets).weighs_together,
         "systems": list(right.systems()),
         "gained": int((both[0] & ~both[1]).sum()) if both else None,
@@ -411,9 +411,9 @@ def _print_estimates(run: Run, findings: Findings) -> None:
     elif unlabelled and unlabelled["estimates"]:
         title = "  accuracy estimated without labels, from the teachers' weights"
         print_estimates(run.console, title, unlabelled["estimates"]["systems"])
-    elif load.given_labels(run):
-        texts = math.ceil(load.LEAST_ESTIMATION / load.ESTIMATION_SHARE)
-        least = f"{load.LEAST_ESTIMATION} random labelled texts of {texts:,}"
+    elif load_labels.given_labels(run):
+        texts = math.ceil(load_labels.LEAST_ESTIMATION / load_labels.ESTIMATION_SHARE)
+        least = f"{load_labels.LEAST_ESTIMATION} random labelled texts of {texts:,}"
         run.console.say(f"  the labels estimate no accuracy: an estimate needs at least {least} training texts")
 
 
@@ -448,7 +448,7 @@ def _unlabelled(run: Run, train: Part) -> tuple[types.UnlabelledQuality, str]:
         targets=read_targets(run) if gives_label_distributions(target_facts(run)["objective"]) else None,
         held_out=held_out_share(run),
         corpus=run.experiment.corpus,
-        given=load.given_labels(run) or GivenLabels({}),
+        given=load_labels.given_labels(run) or GivenLabels({}),
         read_weights=partial(weights_of, run) if accuracy else None,
         accuracy=accuracy,
     )
@@ -472,7 +472,7 @@ def evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
         student=_student(run) if learns else None,
         calibration_bins=run.experiment.report.calibration_bins,
         unknown_label=run.experiment.corpus.unknown,
-        picked=load.picked_texts(run),
+        picked=load_labels.picked_texts(run),
     )
 
 
@@ -580,7 +580,7 @@ def _audit_inputs(run: Run) -> AuditInputs:
         predictions = [reader.predictions(name, prefixes, column) for name in labels.columns] if reader else []
         return with_domain_confidence(run, predictions, prefixes, key_array(keys)) if by_domain else predictions
 
-    given = load.given_labels(run)
+    given = load_labels.given_labels(run)
 
     def are_learned(prefixes: Sequence[str], keys: Any) -> Any:
         learned = learned_by_teachers(run, prefixes, key_array(keys))

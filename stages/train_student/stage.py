@@ -17,7 +17,7 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.build_targets.stage import read_targets, target_facts
-from amalgam.stages.common import load
+from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached.load import ENCODER, states_of
 from amalgam.stages.common.corpus import Part, corpus_for, hub_datasets, sources_of, tables
 from amalgam.stages.common.deliveries import STUDENTS, Mark, check_deliverable, check_target, deliver, named
@@ -92,7 +92,7 @@ class TrainStudent(Stage):
             config["objective"] = run.experiment.objective.model_dump(include=objective.fields)
         if objective.states:
             upstream["cache-features"] = run.fingerprint("cache-features")
-        excluded = load.excluded_texts(run)
+        excluded = load_labels.excluded_texts(run)
         if excluded:
             inputs["excluded texts"] = fingerprint(sorted(key.hex() for key in excluded))
         if reads_evidence(run.experiment):
@@ -204,7 +204,7 @@ def _learned(run: Run) -> int:
     share = held_out_share(run)
     if not reads_texts(run.experiment):
         return int((~schedules.held_out_rows(_examples(run), share)).sum()) or _examples(run)
-    part, excluded = load.train_part(run), load.excluded_texts(run)
+    part, excluded = load.train_part(run), load_labels.excluded_texts(run)
 
     def keys() -> Keys:
         every = np.concatenate([key_array(table.column("key")) for table in tables(run.store, part, ["key"])])
@@ -287,12 +287,14 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     new = load.load_new_classifier(run, student, facts["labels"], ENCODER)
     validation = _validation(run, new, facts["labels"])
     texts = load.tokenized_buckets(run, part, new, ["key"])
-    data = training.targeted(texts, read_targets(run), held_out=held_out_share(run), unused=load.excluded_texts(run))
+    data = training.targeted(
+        texts, read_targets(run), held_out=held_out_share(run), unused=load_labels.excluded_texts(run)
+    )
     targets = targets_loss(facts)
     if validation:
         selection = _by_accuracy(validation, new.pad_id)
     else:
-        are_labelled = load.given_labels(run) is not None
+        are_labelled = load_labels.given_labels(run) is not None
         selection = training.selection(data, new.pad_id, targets, facts, are_labelled=are_labelled)
     states = states_of(run, data.keys) if objective.states else []
     if objective.states == "tokens":

@@ -21,7 +21,7 @@ from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record, StoredFile
-from amalgam.stages.common import load
+from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.corpus import Bucket, are_written, group_name, neighbouring_buckets, read_bucket
@@ -101,7 +101,7 @@ class WeighTeachers(Stage):
         inputs["knows"] = load.known_labels(run)
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs |= load.generated_identity(run)
-        inputs |= load.labels_identity(run)
+        inputs |= load_labels.labels_identity(run)
         if run.experiment.corpus.limit is not None and len(_blocks(run)) > 1:
             inputs["blocks"] = [group_name(block.buckets) for block in _blocks(run)]  # texts beyond the limit move them
         upstream = ["cache-features"] * target_method(targets).reads_features
@@ -367,7 +367,7 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
 
 def _labelled_elsewhere(run: Run) -> Iterator[tuple[Texts, Labelled]]:
     """Yields the labelled texts after the first block, in groups of buckets."""
-    given, first, after = load.given_labels(run), _blocks(run)[0], _blocks(run)[1:]
+    given, first, after = load_labels.given_labels(run), _blocks(run)[0], _blocks(run)[1:]
     bits = {format(int.from_bytes(key[:2], "big"), "016b") for key in given.by_key} if given else set()
     buckets = [bucket for block in after for bucket in block.buckets]
     lengths = {len(bucket.prefix) for bucket in buckets}
@@ -383,7 +383,7 @@ def _labelled_elsewhere(run: Run) -> Iterator[tuple[Texts, Labelled]]:
 
 def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
     """Returns the texts with a label in `labels` of the experiment; None without `labels`."""
-    given, space = load.given_labels(run), load.label_space(run)
+    given, space = load_labels.given_labels(run), load.label_space(run)
     if given is None:
         return None
     is_given = pc.is_in(keys, value_set=pa.array(list(given.by_key), keys.type))

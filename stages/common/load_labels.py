@@ -1,0 +1,201 @@
+"""Loads the gold labels of a run for stages, and refuses faulty ones: `labels` of the experiment and the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from amalgam.data.corpus import find_files
+from amalgam.data.keys import shown, shown_names, union_of
+from amalgam.pipeline.config.schema import FROM_CORPUS
+from amalgam.pipeline.errors import DataError, ExperimentError
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
+from amalgam.pipeline.storage.paths import GIVEN
+from amalgam.pipeline.user_paths import user_path
+from amalgam.stages.common import given_labels as label_files
+from amalgam.stages.common.corpus import (
+    GENERATED,
+    IN_MEMORY,
+    LABELS_SHOWN,
+    REMOTE,
+    check_gold_labels,
+    corpus_for,
+    sources_of,
+    tables,
+)
+from amalgam.stages.common.given_labels import GivenLabels, LabelFile
+from amalgam.stages.common.load import (
+    label_space,
+    labels_by_teacher,
+    part_files,
+    part_of,
+    source_files,
+    teachers_of,
+    train_part,
+)
+from amalgam.stages.common.models.resolve import ResolvedTeacher
+from amalgam.stages.objective_inputs import reads_texts
+from amalgam.stages.target_methods import target_method
+
+MOST_SCANNED = 50_000_000
+"""Most bytes of texts that `plan` and `doctor` read to look up the texts of given labels, or of a file to label."""
+
+MOST_ESTIMATION, ESTIMATION_SHARE = 500, 0.1
+"""Most labelled texts that estimate accuracies, and their largest share of the training texts."""
+
+LEAST_ESTIMATION = 20
+"""Fewer labelled texts are too few to estimate an accuracy; students learn them."""
+
+
+@once
+def given_labels(run: Run) -> GivenLabels | None:
+    """Returns the labels of `labels` in the experiment; None without them, or if the targets do not use them."""
+    source = run.experiment.labels
+    if source is None or not _takes_labels(run):
+        return None
+    part, names = train_part(run), label_space(run).names
+    if source == FROM_CORPUS:
+        if not part.facts["labels"]:
+            fix = "fill the column corpus.label in some rows, or name a file of labels"
+            raise DataError("no training text has a label", where="labels: corpus", fix=fix)
+        return label_files.labels_in(tables(run.store, part, ["key", "label"]), names, run.experiment.corpus.unknown)
+    file = label_file(run, source).matched(names)
+    columns, corpus = ["key", "id"] if file.column == "id" else ["key"], corpus_for(run.experiment, "train")
+    read, paths = partial(tables, run.store, part, columns), partial(part_files, run, "train")
+    keys = label_files.find_texts(file, read, paths, corpus)
+    file, note = file.without_skipped(names, keys)
+    if note:
+        run.console.note(note)
+    file.check(names, keys)
+    return file.by_key(keys)
+
+
+def _takes_labels(run: Run) -> bool:
+    """Returns whether the targets use `labels` of the experiment."""
+    return target_method(run.experiment.targets).takes_labels and reads_texts(run.experiment)
+
+
+def labels_identity(run: Run) -> dict[str, str]:
+    """Returns the input of the labels for an identity; empty without labels."""
+    labels = given_labels(run)
+    return {"given labels": labels.digest} if labels else {}
+
+
+@once
+def estimation_texts(run: Run) -> frozenset[bytes]:
+    """Returns the labelled texts that estimate accuracies; no student learns them.
+
+    They are the random ones, if the file marks these. Of too many, the last by key are a random sample: the first are
+    held out of the training.
+    """
+    given = given_labels(run)
+    if given is None:
+        return frozenset()
+    keys = given.sample
+    most = min(MOST_ESTIMATION, int(ESTIMATION_SHARE * train_part(run).texts))
+    is_enough = len(keys) >= LEAST_ESTIMATION <= most
+    return frozenset(sorted(keys, key=lambda key: key[8:], reverse=True)[:most] if is_enough else ())
+
+
+def picked_at_random(run: Run) -> bool:
+    """Returns whether the labelled texts are known to be a random sample: marked ones, or all training texts."""
+    given = given_labels(run)
+    if given is None:
+        return False
+    return given.random is not None or len(given.by_key) + len(given.unknown) == train_part(run).texts
+
+
+def excluded_texts(run: Run) -> frozenset[bytes]:
+    """Returns the labelled texts that no student learns: those of the estimates, and unknown ones."""
+    given = given_labels(run)
+    return estimation_texts(run) | (given.unknown if given else frozenset())
+
+
+@once
+def picked_texts(run: Run) -> dict[bytes, Sequence[str | None]]:
+    """Returns the selected test texts, which a file of texts to label marks; the values are those of `picked_in`."""
+    corpus, picked = corpus_for(run.experiment, "test"), dict[bytes, Sequence[str | None]]()
+    for path in part_files(run, "test"):
+        picked |= label_files.picked_in(path, corpus) if path.stat().st_size <= MOST_SCANNED else {}
+    return picked
+
+
+@once
+def label_file(run: Run, source: str) -> LabelFile:
+    where = label_files.WHERE
+    path = user_path(source, run.base, DataError, where=where)
+    is_frame = path.parent == run.store.root / GIVEN
+    how_to_label = f"`amalgam label --count 50{run.file_option}` writes a file of texts to label"
+    if is_frame or run.file is None:
+        how_to_label = "`experiment.label(50)` returns texts to label"
+    if not path.is_file():
+        fix = f"name a csv, tsv, jsonl or parquet file, or `corpus`; {how_to_label}"
+        raise DataError(f"{shown(source)} {'is no file' if path.exists() else 'does not exist'}", where=where, fix=fix)
+    file = find_files(source, run.base)[0]
+    return label_files.read_label_file(file, run.experiment.corpus, how_to_label, label_files.FRAME if is_frame else "")
+
+
+def check_labels(run: Run) -> None:
+    """Refuses faulty labels as far as teachers and corpus are known; `given_labels` checks the rest."""
+    source, union = run.experiment.labels, None
+    if source is None:
+        return
+    try:
+        given_labels(run)
+    except PendingDependencyError:
+        if source != FROM_CORPUS:
+            own, file = labels_by_teacher(run), label_file(run, source)
+            if len(own) == len(run.experiment.teacher_names):
+                union = union_of(own).names
+            keys = _keys_in_sources(run, file)
+            file.matched(union).without_skipped(union, keys)[0].check(union, keys)
+
+
+def _keys_in_sources(run: Run, file: LabelFile) -> dict[bytes | str, bytes] | None:
+    """Returns the texts of the file that are in the files of texts; None if these are remote, large or not written."""
+    sources = sources_of(run.experiment).get("train", [])
+    if any(source.startswith((*REMOTE, GENERATED, IN_MEMORY)) for source in sources):
+        return None
+    files = [path for source in sources for path in source_files(run, source)]
+    are_small = sum(path.stat().st_size for path in files) <= MOST_SCANNED
+    return label_files.keys_in_corpus(file, files, corpus_for(run.experiment, "train")) if are_small else None
+
+
+def check_gold(run: Run) -> None:
+    """Refuses gold labels outside the union before any teacher runs: no student can learn or predict them."""
+    method = target_method(run.experiment.targets)
+    if method.one_label_set:
+        check_one_label_set(teachers_of(run), run.experiment.targets.mode)
+    treatments = dict.fromkeys(["test", "validation", *(["train"] if method.reads_gold else [])], "left out")
+    if run.experiment.labels == FROM_CORPUS and _takes_labels(run):
+        treatments["train"] = "learned without a label"
+    for name, treatment in treatments.items():
+        if part := part_of(run, name):
+            union, files = set(label_space(run).names), partial(part_files, run, name)
+            if note := check_gold_labels(part, run.experiment.corpus, union, files, treatment):
+                run.console.note(note)
+    check_unknown(run)
+
+
+def check_unknown(run: Run) -> None:
+    """Refuses corpus.unknown if it is a label of a teacher, because its texts would count as labelled and unknown."""
+    unknown = run.experiment.corpus.unknown
+    owners = [teacher for teacher, own in labels_by_teacher(run).items() if unknown in own] if unknown else []
+    if owners:
+        what = f"corpus.unknown: {shown(str(unknown))} is a label of teacher {' and '.join(owners)}"
+        fix = "name a label that no teacher has, such as none, or remove corpus.unknown"
+        raise ExperimentError(what, where="corpus.unknown", fix=fix)
+
+
+def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:
+    """Refuses teachers with different label sets, for methods that average over one set."""
+    first = teachers[0]
+    for teacher in teachers[1:]:
+        difference = sorted(set(first.labels) ^ set(teacher.labels))
+        if difference:
+            raise ExperimentError(
+                f"{mode} needs teachers with one label set: {first.name} and {teacher.name} do not share "
+                f"{shown_names(difference, LABELS_SHOWN)}",
+                where=f"targets.mode: {mode}",
+                fix="rename labels that mean the same (teachers: rename), or another method: `amalgam methods`",
+            )

@@ -9,22 +9,28 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
-import json
 import re
 import shlex
-import types
-import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
-from amalgam.pipeline.config.schema import NO_TEACHERS, SAFE_NAME, SCHEMA_VERSION, Checks, ExperimentConfig
+from amalgam.pipeline.config.messages import (
+    KeyPath,
+    dotted,
+    fields_at,
+    hint,
+    kinds_in,
+    not_yaml,
+    path_in,
+    placed,
+    validation_message,
+)
+from amalgam.pipeline.config.schema import NO_TEACHERS, SAFE_NAME, Checks, ExperimentConfig
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, nearest, short_path
 from amalgam.pipeline.input_files import FileMark, InputFile
 from amalgam.pipeline.secrets import has_secret, masked
@@ -37,8 +43,6 @@ MOST_SHOWN = 500
 
 ON_GENERATED = "on generated texts"
 """Key of a preset's further sections, which apply if texts are generated."""
-
-KeyPath = tuple[str | int, ...]
 
 
 class LoadedExperiment(NamedTuple):
@@ -105,8 +109,8 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
         experiment = ExperimentConfig.model_validate(data, context=names)
     except ValidationError as error:
         for item in error.errors(include_url=False):
-            place = _path_in(data, item["loc"], missing=item["type"] == "missing")
-            parsed.add(place, _message(item, place, parsed.raw.get(place)))
+            place = path_in(data, item["loc"], missing=item["type"] == "missing")
+            parsed.add(place, validation_message(item, place, parsed.raw.get(place)))
     else:
         for contradiction, changed, message in checks(experiment):
             if contradiction:
@@ -114,7 +118,7 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
                 parsed.add(_repeated_name(parsed, experiment) if is_name else tuple(changed.split(".")), message)
         if not parsed.problems:
             base = source.parent.absolute() if isinstance(source, Path) else source.base
-            places = {_dotted(path): place for path, place in parsed.places.items()}
+            places = {dotted(path): place for path, place in parsed.places.items()}
             return LoadedExperiment(experiment, base, applied, parsed.file, places)
     raise _config_error(source, parsed.problems)
 
@@ -171,7 +175,7 @@ class ParsedFile:
         """Adds a problem with the place of the value or of the nearest section around it."""
         prefixes = (path[:length] for length in range(len(path), -1, -1))
         place = next((self.places[prefix] for prefix in prefixes if prefix in self.places), "")
-        self.problems.append(_placed(place, path, problem))
+        self.problems.append(placed(place, path, problem))
 
     def read(self, node: yaml.Node, path: KeyPath = ()) -> Any:
         """Returns the plain value of a node, and keeps its place."""
@@ -216,9 +220,9 @@ class ParsedFile:
             key = str(key_node.value)
             here = (*path, key)
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == f"{TAG}merge":
-                self.problems.append(_placed(line, path, "keys must be plain words"))
+                self.problems.append(placed(line, path, "keys must be plain words"))
             elif key in values:
-                self.problems.append(_placed(line, here, f"given twice (first in {self.places[here]})"))
+                self.problems.append(placed(line, here, f"given twice (first in {self.places[here]})"))
             else:
                 self.places[here] = line
                 self.refuse_secret(key, here)
@@ -233,7 +237,7 @@ class ParsedFile:
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
             a_file = text.endswith((".yaml", ".yml"))
-            is_field = text.rpartition(".")[2] in _fields_at(tuple(text.split(".")[:-1]))
+            is_field = text.rpartition(".")[2] in fields_at(tuple(text.split(".")[:-1]))
             fix = f"write {text}=VALUE" if is_field else "write field=value"
             fix = f"name an experiment file with -c {shlex.quote(text)}" if a_file else fix
             self.problems.append(f"{COMMAND_LINE}, {text}: an override looks like targets.temperature=0.5; {fix}")
@@ -249,7 +253,7 @@ class ParsedFile:
             if isinstance(plain, dict) and not value.lstrip().startswith("{") and _is_text(path):  # such as "word: "
                 inner, plain = ParsedFile(), value
         values = _fields_of(path, value if inner.problems else plain)
-        if values == {path: {}} and isinstance(_value_at(self.data, _dotted(path)), dict):
+        if values == {path: {}} and isinstance(_value_at(self.data, dotted(path)), dict):
             return {}
         for field_path, field_value in values.items():
             if not self._put(field_path, field_value):
@@ -261,7 +265,7 @@ class ParsedFile:
         self.places |= dict.fromkeys(inner.places, COMMAND_LINE)
         self.raw |= inner.raw
         self.refuse_secret(text, path)
-        return {_dotted(field_path): field_value for field_path, field_value in values.items()}
+        return {dotted(field_path): field_value for field_path, field_value in values.items()}
 
     def drop_those_of_the_file(self, fields: Iterable[str]) -> None:
         """Removes fields such as `targets.mode`, unless an override sets them."""
@@ -280,9 +284,9 @@ class ParsedFile:
                 part = str(part)  # noqa: PLW2901 - a key that consists of digits
                 holder.setdefault(part, None)
             elif not (isinstance(holder, list) and isinstance(part, int) and part < len(holder)):
-                count = f"; {_dotted(path[:index])} has {len(holder)}, from 0 on" if isinstance(holder, list) else ""
-                none = f"there is no {_dotted(path[: index + 1])} to override{count}"
-                self.problems.append(f"{COMMAND_LINE}, {_dotted(path)}: {none}")
+                count = f"; {dotted(path[:index])} has {len(holder)}, from 0 on" if isinstance(holder, list) else ""
+                none = f"there is no {dotted(path[: index + 1])} to override{count}"
+                self.problems.append(f"{COMMAND_LINE}, {dotted(path)}: {none}")
                 return False
             if index == len(path) - 1:
                 holder[part] = value
@@ -294,7 +298,7 @@ class ParsedFile:
 
 def _fields_of(path: KeyPath, value: Any) -> dict[KeyPath, Any]:
     """Returns the fields in a mapping for a section, by path; any other value by its own path."""
-    if not (isinstance(value, dict) and value and path[0] in SECTIONS and _fields_at(path)):
+    if not (isinstance(value, dict) and value and path[0] in SECTIONS and fields_at(path)):
         return {path: value}
     inner = (_fields_of((*path, name), inner_value) for name, inner_value in value.items())
     return {field_path: field_value for fields in inner for field_path, field_value in fields.items()}
@@ -302,8 +306,8 @@ def _fields_of(path: KeyPath, value: Any) -> dict[KeyPath, Any]:
 
 def _is_text(path: KeyPath) -> bool:
     """Returns whether the schema allows text at this path, and no mapping."""
-    field = _fields_at(path[:-1]).get(str(path[-1]))
-    kinds = set(_kinds_in(field.annotation)) if field else set()
+    field = fields_at(path[:-1]).get(str(path[-1]))
+    kinds = set(kinds_in(field.annotation)) if field else set()
     return str in kinds and not any(kind is dict or issubclass(kind, BaseModel) for kind in kinds)
 
 
@@ -325,7 +329,7 @@ def _parse(source: ExperimentSource) -> ParsedFile:
             raise _config_error(source, ["no section such as `corpus:`; is it an experiment file?"])
         parsed.data = parsed.read(node) or {}
     except yaml.MarkedYAMLError as error:
-        raise _config_error(source, [*parsed.problems, _not_yaml(error, text.splitlines())]) from None
+        raise _config_error(source, [*parsed.problems, not_yaml(error, text.splitlines())]) from None
     except (yaml.YAMLError, RecursionError) as error:
         raise _config_error(source, [f"not YAML: {str(error).splitlines()[0]}"]) from None
     if not isinstance(source, Path):
@@ -372,34 +376,6 @@ def _files_like(path: Path) -> list[str]:
     return [str(folder / name) for name in near]
 
 
-NOT_YAML = {
-    "\\t": "a tab: YAML is indented with spaces",
-    "mapping values": "a second colon in one line: quote the value, or begin a new line",
-    "another document": "`---` begins a second document: one file is one experiment",
-    "<document start>": "no fields are written like this: each is `name: value`",
-    "'<scalar>'": "text after the end of a value: check the quotes and brackets of this line and of the one above",
-    "block": "the indentation differs from the lines above: indent it as they are, with `- ` if it begins an item",
-}
-"""Maps parts of the parser's messages to plain words."""
-
-
-def _not_yaml(error: yaml.MarkedYAMLError, lines: list[str]) -> str:
-    """Returns the error in plain words with its line; the parser may name the line after the faulty one."""
-    mark, problem = error.problem_mark, error.problem or "not YAML"
-    if mark is None:
-        return problem
-    if error.context == "while scanning a quoted scalar" and "end of stream" in problem and error.context_mark:
-        begin = error.context_mark
-        return f"line {begin.line + 1}, column {begin.column + 1}: this quote has no second one: close it"
-    begun = next((number for number in range(mark.line, 0, -1) if lines[number - 1 : number] != [""]), 0)
-    for number in (mark.line + 1, begun):
-        if re.match(r"\s*(- )?[A-Za-z_]+:[^\s:/]", "".join(lines[number - 1 : number]) if number else ""):
-            line = lines[number - 1].partition(" #")[0].strip()
-            return f"line {number}: a space is missing after the colon: {line}"
-    words = next((words for piece, words in NOT_YAML.items() if piece in problem), problem)
-    return f"line {mark.line + 1}, column {mark.column + 1}: {words}"
-
-
 def _name_teachers(data: dict[str, Any]) -> None:
     """Makes a section of each teacher that is given by its model alone, and names teachers after their models."""
     given = data.get("teachers")
@@ -442,7 +418,7 @@ def _with_preset(parsed: ParsedFile, presets: Mapping[str, Mapping[str, Any]], d
         return parsed.data
     preset = presets.get(re.sub(r"^teacher:.*", "teacher:<name>", method))
     if preset is None:
-        parsed.add(("student", "method"), f"no method {method!r}{_hint(method, presets)}")
+        parsed.add(("student", "method"), f"no method {method!r}{hint(method, presets)}")
         return parsed.data
     defaults = {section: fields for section, fields in preset.items() if section != ON_GENERATED}
     if isinstance(parsed.data.get("generate"), dict):
@@ -454,144 +430,3 @@ def _merged(under: Any, over: Any) -> Any:
     if isinstance(under, Mapping) and isinstance(over, Mapping):
         return {**under, **{key: _merged(under.get(key), value) for key, value in over.items()}}
     return over
-
-
-# ---- messages
-
-
-def _dotted(path: KeyPath) -> str:
-    return ".".join(map(str, path))
-
-
-def _placed(place: str, path: KeyPath, problem: str) -> str:
-    return f"{', '.join(filter(None, [place, _dotted(path)]))}: {problem}"
-
-
-def _path_in(data: Any, loc: tuple[int | str, ...], *, missing: bool) -> KeyPath:
-    """Returns pydantic's location without the names of union types and validators."""
-    path: list[str | int] = []
-    for index, part in enumerate(loc):
-        if isinstance(data, dict) and (part in data or (missing and index == len(loc) - 1)):
-            data = data.get(part)
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            data = data[part]
-        else:
-            break
-        path.append(part)
-    return tuple(path)
-
-
-MUST_BE = {
-    "int": "must be a whole number",
-    "float": "must be a number",
-    "bool": "must be true or false",
-    "list": "must be a list: [a, b]",
-    "string": "must be text",
-}
-"""Messages by the first word of pydantic's error type, such as int_parsing, int_type or int_from_float."""
-
-MUST_BE_QUOTED = {kind: f"{MUST_BE[kind]}; YAML reads this value as a mapping: quote it" for kind in ("list", "string")}
-
-MUST_BE_TEACHERS = "must be a list: write each teacher as `- {name: NAME, model: FOLDER}`"
-
-
-def _message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
-    given = item["input"]
-    kind, _, fault = item["type"].partition("_")
-    match item["type"]:
-        case _ if path == ("schema_version",):
-            return f"this amalgam reads schema_version {SCHEMA_VERSION}; CHANGELOG.md lists the changes"
-        case "extra_forbidden":
-            message = f"unknown key{_field_hint(path)}"
-        case "missing":
-            message = "is required"
-        case "literal_error":
-            expected = str(item["ctx"]["expected"])
-            choices, word = re.findall(r"'([^']*)'", expected), str(given)
-            hint = _hint("cuda" if word.casefold() == "gpu" else word, choices, listed=False)
-            message = f"is {_written(given)}; must be one of {expected}{hint}"
-        case "string_pattern_mismatch":
-            message = f"is {given!r}; use letters, digits, '.', '_' and '-', starting with a letter or digit"
-        case "model_type":
-            message = "is a section: write its fields below it, indented, or leave it out"
-        case "string_type" if given is None or isinstance(given, bool | float | int):
-            message = f"is {json.dumps(given)}, not text: {_as_text(given, path, raw)}"
-        case _:
-            rule = MUST_BE.get(kind) if fault in {"parsing", "type", "from_float"} else None
-            rule = MUST_BE_QUOTED.get(kind, rule) if isinstance(given, dict) else rule
-            rule = MUST_BE_TEACHERS if path == ("teachers",) and isinstance(given, dict) else rule
-            message = rule or item["msg"].removeprefix("Value error, ").replace("Input should", "must")
-            if not isinstance(given, dict | list | BaseModel):
-                is_word = isinstance(given, bool) and raw not in {None, "true", "false"}  # such as yes, no, on and off
-                written = f"{raw}, which YAML reads as {json.dumps(given)}" if is_word else _written(given)
-                is_list = kind in {"int", "float"} and isinstance(given, str) and "," in given
-                sweep = f"; for several students: amalgam sweep {_dotted(path)}={given}" if is_list else ""
-                message = f"{message[0].lower()}{message[1:]} (given {written}){sweep}"
-    return message
-
-
-def _written(value: object) -> str:
-    return "null" if value is None else repr(value)
-
-
-def _as_text(given: object, path: KeyPath, raw: str | None) -> str:
-    """Returns the fix: quote the value, or leave out a null; in a list it may be the text "null"."""
-    if given is not None or isinstance(path[-1], int):
-        return f'quote it ("{given if raw is None else raw}")'
-    field = _fields_at(path[:-1]).get(str(path[-1]))
-    if field is None or field.is_required():
-        return "write one"
-    return "leave it out" + (f", or write {field.default}" if field.default else "")
-
-
-def _hint(word: str, choices: Iterable[str], *, listed: bool = True) -> str:
-    words = list(choices)
-    for choice in nearest(word, words, ratio=0.6):
-        return f"; did you mean {choice!r}?"
-    return f"; known: {', '.join(words)}" if listed and words else ""
-
-
-OTHER_NAMES = {
-    "lr": "learning_rate",
-    "num_train_epochs": "epochs",
-    "per_device_train_batch_size": "batch_size",
-    "path": "model",
-    "folder": "model",
-    "text_column": "text",
-    "label_column": "label",
-}
-"""Names of other programs for a field."""
-
-
-def _field_hint(path: KeyPath) -> str:
-    """Returns the fields of this name in other sections, those of the student first; else the nearest one here."""
-    name, sections = OTHER_NAMES.get(str(path[-1]), str(path[-1])), {**ExperimentConfig.model_fields}
-    if name in _fields_at(path[:-1]):
-        return f"; did you mean {name!r}?"
-    owners = [section for section in sections if section != "teachers" and name in _fields_at((section,))]
-    fields = [f"{section}.{name}" for section in sorted(owners, key=lambda section: section != "student")]
-    return f"; did you mean {' or '.join(fields)}?" if fields else _hint(name, _fields_at(path[:-1]))
-
-
-def _fields_at(path: KeyPath) -> Mapping[str, FieldInfo]:
-    """Returns the fields that the schema allows at a path."""
-    model: type[BaseModel] | None = ExperimentConfig
-    for part in path:
-        if model is not None and part in model.model_fields:
-            model = _model_in(model.model_fields[str(part)].annotation)
-    return model.model_fields if model is not None else {}
-
-
-def _kinds_in(annotation: Any) -> Iterator[type]:
-    """Yields the types of an annotation, also those of unions and lists."""
-    origin = typing.get_origin(annotation) or annotation
-    if isinstance(origin, type) and origin is not types.UnionType:
-        yield origin
-    for option in () if origin in {dict, typing.Literal} else typing.get_args(annotation):
-        yield from _kinds_in(option)
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if not isinstance(annotation, types.GenericAlias) and isinstance(annotation, type):
-        return annotation if issubclass(annotation, BaseModel) else None
-    return next((model for option in typing.get_args(annotation) if (model := _model_in(option)) is not None), None)

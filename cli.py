@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,11 +16,11 @@ from amalgam import __version__
 from amalgam.data.lazy import LazyModule
 from amalgam.pipeline.console import Console, printing
 from amalgam.pipeline.errors import ExperimentError, OutputError
-from amalgam.pipeline.signals import stopping, without_units
+from amalgam.pipeline.signals import stopping
 from amalgam.pipeline.user_paths import DEFAULT_FILE, user_path
 from amalgam.stages import STAGE_FOLDERS
-from amalgam.stages.app import completion, serve_command
-from amalgam.stages.app.command_tree import HEADINGS, GroupedCommands, as_overrides
+from amalgam.stages.app import completion, student_commands
+from amalgam.stages.app.command_tree import HEADINGS, AsJson, Config, GroupedCommands, Quiet, as_overrides
 
 if TYPE_CHECKING:
     from amalgam.stages.app import commands, compare_reports
@@ -42,10 +42,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-
-Config = Annotated[Path, typer.Option("-c", "--config", readable=False, help="The experiment file.")]
-"""`readable=False`: errors of amalgam have a place and a fix."""
-
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -62,15 +58,6 @@ Only = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Recompute the stage's result even if it is current.")]
 
 Part = Annotated[str | None, typer.Option("--part", help="Run share i of n, such as 0/4; auto: from the job array.")]
-
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the result.")]
-
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-Student = Annotated[
-    Path | None, typer.Option("--student", help="Folder of a student; default: the student of the experiment.")
-]
 
 
 def _print_version(*, wanted: bool) -> None:
@@ -409,149 +396,8 @@ def doctor(overrides: Overrides = None, config: Config = DEFAULT_FILE, as_json: 
     commands.show_health(config, overrides or [], as_json=as_json)
 
 
-# ---- the student
-
-
-PREDICT = """\
-Examples:
-
-amalgam predict "the onion was fried" --top 3 --explain
-
-amalgam predict --input texts.csv --text body --id number --out labels.parquet
-
-grep -h onion *.log | amalgam predict --input - > labels.csv
-
-The file has a row for each of the texts, in their order: row, key, id, label, probability; with --top K also label_2,
-probability_2 and so on; with --explain mass_TEACHER, the sum over that teacher's labels (a label that several teachers
-share counts for each of them); with --unknown the columns unknown and unknown_score.
-"""
-
-
-EXPORT = """\
-Examples:
-
-amalgam export --onnx --student students/student --out served/model
-
-amalgam export --onnx --int8                    smaller and faster; compared on corpus.test, or the texts of --input
-
-The folder has model.onnx (inputs input_ids, attention_mask and, for encoders that take them, token_type_ids; output
-logits; any batch, any length the student takes), tokenizer.json and config.json with the labels' names. It is written
-only if ONNX Runtime and torch agree on 32 texts; export.json has the figure. Needs: pip install 'amalgam-distill[onnx]'
-An int8 model that loses more than 0.4 points of accuracy is refused without --force. --numpy exports static students.
-"""
-
-
-PUSH = """\
-Examples:
-
-amalgam push me/desk-and-study                  lists what would be uploaded, and uploads nothing
-
-amalgam push me/desk-and-study --card           shows the model card
-
-amalgam push me/desk-and-study --yes            uploads to a private repository
-
-The token is that of the Hub client: HF_TOKEN, or the one stored by `hf auth login`. A README.md in the student's folder
-is uploaded unchanged; without one the card has the numbers of `amalgam report` and the licences of the teachers.
-"""
-
-
-@app.command(rich_help_panel=STUDENT, epilog=PREDICT)
-def predict(  # noqa: PLR0913 - the options of a command
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to classify.")] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--input", metavar="FILE", help="csv, tsv, jsonl, parquet or txt; - is standard input, one text per line."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A .parquet or .csv file; without it csv goes to stdout.")
-    ] = None,
-    student: Student = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="The text column; twice for pairs. [default: corpus.text]"),
-    ] = None,
-    id_column: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="A column to copy as id.")] = None,
-    top: Annotated[int, typer.Option(min=1, metavar="K", help="Number of most likely labels for each text.")] = 1,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Add the summed probability of each teacher's labels.")
-    ] = False,
-    unknown: Annotated[
-        bool, typer.Option("--unknown", help="Add a flag and a score of texts unlike the training texts.")
-    ] = False,
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Leave out unusable rows and count them.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --out.")] = False,
-    config: Config = DEFAULT_FILE,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Predict labels and probabilities of texts, or of a file of any size."""
-    from amalgam.stages.app import predict as student_predictions
-
-    student_predictions.predict(
-        texts or [],
-        source,
-        out,
-        config=config,
-        student=student,
-        columns=text or [],
-        id_column=id_column,
-        top=top,
-        explain=explain,
-        unknown=unknown,
-        skip_bad_rows=skip_bad_rows,
-        force=force,
-        quiet=quiet,
-        as_json=as_json,
-    )
-
-
-@app.command(rich_help_panel=STUDENT, epilog=EXPORT)
-def export(  # noqa: PLR0913 - the options of a command
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX.")] = False,
-    numpy: Annotated[bool, typer.Option("--numpy", help="Write a static student with its numpy code.")] = False,
-    student: Student = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="[default: the student's folder with -onnx or -numpy]")
-    ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Quantise the model to int8 and compare it with torch.")] = False,
-    source: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts to compare int8 on.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an export, or accept an int8 loss.")] = False,
-    config: Config = DEFAULT_FILE,
-    quiet: Quiet = False,
-) -> None:
-    """Export the student to ONNX or numpy and compare it with torch."""
-    if onnx is numpy:
-        raise ExperimentError("give one format", where="amalgam export", fix="run `amalgam export --onnx`, or --numpy")
-    with without_units("no export was written"):
-        from amalgam.stages.app import export as exports
-
-        name: Literal["onnx", "numpy"] = "onnx" if onnx else "numpy"
-        exports.export(name, config, student, out, int8=int8, source=source, force=force, quiet=quiet)
-
-
-app.command(rich_help_panel=STUDENT, epilog=serve_command.EPILOG)(serve_command.serve)
-
-
-@app.command(rich_help_panel=STUDENT, epilog=PUSH)
-def push(  # noqa: PLR0913 - the options of a command
-    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="Repository on the Hub, such as me/a-model.")],
-    student: Student = None,
-    public: Annotated[bool, typer.Option("--public", help="Make a new repository public; default: private.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Upload. Without it, only list.")] = False,
-    card: Annotated[bool, typer.Option("--card", help="Print the model card only.")] = False,
-    licence: Annotated[
-        str | None, typer.Option("--license", metavar="ID", help="Licence in the card, such as apache-2.0.")
-    ] = None,
-    config: Config = DEFAULT_FILE,
-) -> None:
-    """Upload the student to the Hugging Face Hub, with a model card from the report."""
-    from amalgam.stages.app import push as upload
-
-    upload.push(repo_id, config, student, licence=licence, public=public, yes=yes, show_card=card)
+for _command, _epilog in student_commands.COMMANDS.items():
+    app.command(rich_help_panel=STUDENT, epilog=_epilog)(_command)
 
 
 def main() -> None:

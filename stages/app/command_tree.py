@@ -1,17 +1,25 @@
-"""The tree of commands: its headings in `amalgam --help`, and the fixes for misspelt commands and options."""
+"""The tree of commands: the headings of `amalgam --help`, shared options, and fixes for misspelt words."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from typer.core import TyperGroup
 
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, nearest
 from amalgam.stages.app import completion
 
 HEADINGS = ("Start", "Stages, in their order", "All stages", "The student", "The workspace")
+
+Config = Annotated[Path, typer.Option("-c", "--config", readable=False, help="The experiment file.")]
+"""`readable=False`: errors of amalgam have a place and a fix."""
+
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the result.")]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 INSTEAD = {
     "--until": "run the command of that stage, such as `amalgam build-targets`; it first runs the stages before it",

@@ -353,7 +353,7 @@ def correct_answers(run: Run) -> dict[str, Array]:
     """Returns whether each system is correct on each test text."""
     from amalgam.stages.common.load import part_of
     from amalgam.stages.report.evaluation import predict_test
-    from amalgam.stages.report.stage import evaluation_inputs
+    from amalgam.stages.report.load import evaluation_inputs
 
     test = part_of(run, "test")
     if test is None:

@@ -47,7 +47,9 @@ HEAVY = {
 }
 OPTIONAL = {"ray", "obstore", "onnx", "onnxruntime", "onnxscript", "h11"}
 RUN = ("amalgam.pipeline.execution.stage", "Run")
-EDGE = re.compile(r"pipeline/execution/.*|stages/app/.*|stages/common/(\w+/)?load(_labels)?\.py|stages/\w+/stage\.py")
+EDGE = re.compile(
+    r"pipeline/execution/.*|stages/app/.*|stages/\w+/(stage|load|load_labels)\.py|stages/common/\w+/load\.py"
+)
 
 LATE = {
     "cli.py": "a command loads its own work: `--help` takes 0.1 s, and pydantic alone would take 0.2 s more",

@@ -25,7 +25,8 @@ from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.given_labels import KEY, RANDOM, GivenLabels, free_name, label_column, why_column
 from amalgam.stages.common.load import label_space, part_of, train_part
 from amalgam.stages.common.load_labels import given_labels, picked_at_random
-from amalgam.stages.report.stage import estimate_inputs, share_of_unknown
+from amalgam.stages.report.load import estimate_inputs
+from amalgam.stages.report.stage import share_of_unknown
 from amalgam.stages.report.verdict_types import ShareOfUnknown, SystemEstimate
 from amalgam.stages.report.verdict_words import share_of_unknown_line
 from amalgam.stages.target_methods import gives_label_distributions, target_method

@@ -51,7 +51,7 @@ LEAST_AGREEMENT, MOST_DISTANCE = 0.98, 0.05
 
 @dataclass(frozen=True)
 class AuditInputs:
-    """Everything that the audit reads, resolved from the run by report/stage.py."""
+    """Everything that the audit reads, resolved from the run by report/load.py."""
 
     labels: LabelSpace
     models: Mapping[str, ModelFiles]

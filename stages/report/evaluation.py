@@ -81,7 +81,7 @@ class Predictions(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherInputs:
-    """The labels and the teachers' cached predictions, resolved from the run by report/stage.py."""
+    """The labels and the teachers' cached predictions, resolved from the run by report/load.py."""
 
     store: Store
     labels: LabelSpace

@@ -48,7 +48,7 @@ MEASURES = ("n", "accuracy", "macro_f1", "nll_nats", "ece")
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """Everything that report.json is made of, resolved from the run by report/stage.py."""
+    """Everything that report.json is made of, resolved from the run by report/load.py."""
 
     settings: ExperimentConfig
     store: Store

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from amalgam.data.lazy import pa, pc
-from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState
@@ -24,17 +22,14 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes, Made
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
-from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
+from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.cache_teachers.stage import sampled_texts
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import Part, tables
-from amalgam.stages.common.deliveries import STUDENTS, delivered_students
 from amalgam.stages.common.given_labels import HARD, ORDINARY, GivenLabels
 from amalgam.stages.common.intervals import interval
-from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
-from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.blocks import (
     AuditBlock,
@@ -47,40 +42,29 @@ from amalgam.stages.report.blocks import (
     reported_scores,
 )
 from amalgam.stages.report.html import page
-from amalgam.stages.report.publish import check_page, page_name, place_of, publish, publish_texts
-from amalgam.stages.report.report_json import (
-    MEASURES,
-    ReportInputs,
-    gold_parts,
-    learned_texts,
-    report_json,
-    teacher_costs,
+from amalgam.stages.report.load import (
+    ZERO_SHOT,
+    audit_inputs,
+    compared_experiment,
+    estimate_inputs,
+    evaluation_inputs,
+    labelling_inputs,
+    learned_part,
+    loaded_student,
+    page_inputs,
+    zero_shot_identity,
+    zero_shot_unit,
 )
+from amalgam.stages.report.publish import check_page, page_name, place_of, publish, publish_texts
+from amalgam.stages.report.report_json import MEASURES, gold_parts, learned_texts, report_json, teacher_costs
 from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_words import evaluation_cautions
-from amalgam.stages.target_methods import (
-    COMPARATIVE,
-    TeacherPredictions,
-    compared_by,
-    gives_label_distributions,
-    target_method,
-)
-from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder, validation_part
-from amalgam.stages.train_teachers.stage import learned_by_teachers
-from amalgam.stages.weigh_teachers.stage import weights_of
-
-if TYPE_CHECKING:
-    from amalgam.stages.common.cached.read import AnswerReader
-    from amalgam.stages.common.inference.batches import Classifier
-    from amalgam.stages.report.audit import AuditInputs
-    from amalgam.stages.report.evaluation import EvaluationInputs
-    from amalgam.stages.report.label_estimates import EstimateInputs
+from amalgam.stages.target_methods import compared_by, target_method
+from amalgam.stages.train_student.stage import validation_part
 
 EVALUATION, FINDINGS, TEXTS_TO_LABEL = "evaluation.json", "findings.json", "to-label.csv"
-
-ZERO_SHOT, ZERO_SHOT_VERSION = "zero-shot", 1
 
 
 class StudentSpeed(TypedDict):
@@ -144,7 +128,7 @@ class Report(Stage):
         test, inputs = load.part_of(run, "test"), dict[str, object]()
         unknown = {"unknown": run.experiment.corpus.unknown} if run.experiment.corpus.unknown else {}
         if test:
-            inputs = {"test": test.labels_digest, "zero-shot": _zero_shot_identity(run), **unknown}
+            inputs = {"test": test.labels_digest, "zero-shot": zero_shot_identity(run), **unknown}
             picked = load_labels.picked_texts(run)
             inputs |= {"picked": fingerprint({key.hex(): labels for key, labels in picked.items()})} if picked else {}
         if load.teachers_of(run):
@@ -166,7 +150,7 @@ class Report(Stage):
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Returns the units in order: the report reads the zero-shot similarities."""
         test = load.part_of(run, "test")
-        return [*([_zero_shot_unit(run, test)] if test else []), Unit("report", folder)]
+        return [*([zero_shot_unit(run, test)] if test else []), Unit("report", folder)]
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of predicted texts, counted once for each evaluation: test texts, else training texts."""
@@ -211,7 +195,7 @@ class Report(Stage):
         for note in damaged_reports(run.store, run.file_option):
             run.console.note(note)
         scores, findings, name = evaluation_if_any(run), _findings(run), page_name(run.experiment)
-        numbers = report_json(_page_inputs(run), scores, findings, name)
+        numbers = report_json(page_inputs(run), scores, findings, name)
         to_label = _file(run, TEXTS_TO_LABEL)
         texts = run.store.verified_path(to_label).read_bytes() if to_label else None
         written = publish_texts(run.base, name + types.TO_LABEL, texts) if texts is not None else ""
@@ -258,24 +242,6 @@ def _file(run: Run, name: str) -> StoredFile | None:
 # ---- the page and the console
 
 
-def _page_inputs(run: Run) -> ReportInputs:
-    return ReportInputs(
-        settings=run.experiment,
-        store=run.store,
-        results=run.results,
-        descriptions=run.descriptions,
-        labels=load.label_space(run),
-        teachers={teacher.name: teacher.files for teacher in load.teachers_of(run)},
-        student=run.base / STUDENTS / run.experiment.student.name,
-        notes=run.notes,
-        needs=run.needs,
-        names=delivered_students(run.base),
-        automatic=automatic_schedule(run) if run.experiment.student.learns else None,
-        file=run.file.path.name if run.file else "",
-        overrides=run.overrides,
-    )
-
-
 def _print(run: Run, scores: Evaluation | None, findings: Findings, numbers: ReportJson) -> None:
     if scores:
         print_evaluation(run.console, scores, len(scores["labels"]), scores["groups"])
@@ -296,14 +262,15 @@ def _print(run: Run, scores: Evaluation | None, findings: Findings, numbers: Rep
         run.console.verdict(lines(numbers["verdict"], list(evaluation_cautions(scores)), place_of(run.base)))
 
 
-# ---- inputs of the units
+# ---- the evaluation
 
 
 def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, StudentSpeed | None]:
     """Returns the evaluation and the student's speed with labelled test texts, else the texts to label as csv."""
+    from amalgam.stages.report.labelling import unlabelled_quality
     from amalgam.stages.report.quality import script_counts, target_quality
 
-    test, train, given = load.part_of(run, "test"), _train_part(run), load_labels.given_labels(run)
+    test, train, given = load.part_of(run, "test"), learned_part(run), load_labels.given_labels(run)
     scores, to_label, speed = None, None, None
     findings: Findings = {
         "student_quality": None,
@@ -314,10 +281,10 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Studen
     if test:
         scores, findings["student_quality"], speed = _measured(run, test)
     elif train:
-        findings["unlabelled"], to_label = _unlabelled(run, train)
+        findings["unlabelled"], to_label = unlabelled_quality(labelling_inputs(run, train))
     if train:
-        audit_inputs = _audit_inputs(replace(run, experiment=_compared(run.experiment)))
-        findings["target_quality"] = target_quality(audit_inputs, train, read_targets(run), target_facts(run))
+        teachers = audit_inputs(replace(run, experiment=compared_experiment(run.experiment)))
+        findings["target_quality"] = target_quality(teachers, train, read_targets(run), target_facts(run))
     if train and given and load_labels.estimation_texts(run):
         findings["label_estimates"] = _label_estimates(run, train, given)
     return scores, findings, to_label, speed
@@ -375,7 +342,7 @@ def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEs
     from amalgam.stages.report.label_estimates import right_texts
 
     gold = {key: given.by_key[key] for key in load_labels.estimation_texts(run)}
-    right = right_texts(estimate_inputs(run, train, gold, _student(run)))
+    right = right_texts(estimate_inputs(run, train, gold, loaded_student(run)))
     both = None if right.student is None or right.ensemble is None else (right.student, right.ensemble)
     return {
         "n": len(gold),
@@ -417,92 +384,12 @@ def _print_estimates(run: Run, findings: Findings) -> None:
         run.console.say(f"  the labels estimate no accuracy: an estimate needs at least {least} training texts")
 
 
-def estimate_inputs(
-    run: Run, train: Part, gold: Mapping[bytes, str], student: Classifier | None = None
-) -> EstimateInputs:
-    """Returns the inputs of the estimates on the texts with these gold labels by key."""
-    from amalgam.stages.report.label_estimates import EstimateInputs
-
-    return EstimateInputs(
-        store=run.store,
-        train=train,
-        labels=load.label_space(run),
-        gold=gold,
-        answers=_answers(run),
-        targets=partial(unset_targets, run),
-        student=student,
-    )
-
-
-def _unlabelled(run: Run, train: Part) -> tuple[types.UnlabelledQuality, str]:
-    from amalgam.stages.report.labelling import LabellingInputs, unlabelled_quality
-
-    weighed = "weigh-teachers" in run.results
-    accuracy = run.result("weigh-teachers").facts.get("accuracy") if weighed else None
-    inputs = LabellingInputs(
-        store=run.store,
-        train=train,
-        labels=load.label_space(run),
-        student=_student(run),
-        answers=_answers(run),
-        targets=read_targets(run) if gives_label_distributions(target_facts(run)["objective"]) else None,
-        held_out=held_out_share(run),
-        corpus=run.experiment.corpus,
-        given=load_labels.given_labels(run) or GivenLabels({}),
-        read_weights=partial(weights_of, run) if accuracy else None,
-        accuracy=accuracy,
-    )
-    return unlabelled_quality(inputs)
-
-
-def evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
-    from amalgam.stages.report.evaluation import EvaluationInputs
-
-    learns, system = run.experiment.student.learns, method_name(run.experiment)
-    similarities = run.store.record(_zero_shot_unit(run, test).record_path)
-    if similarities is None:
-        raise AssertionError("the zero-shot unit is complete before the report")
-    return EvaluationInputs(
-        store=run.store,
-        test=test,
-        labels=load.label_space(run),
-        answers=_answers(run),
-        similarities=run.store.verified_path(similarities.files[0]),
-        system=f"student ({system})" if learns else system,
-        student=_student(run) if learns else None,
-        calibration_bins=run.experiment.report.calibration_bins,
-        unknown_label=run.experiment.corpus.unknown,
-        picked=load_labels.picked_texts(run),
-    )
-
-
-def _answers(run: Run) -> AnswerReader | None:
-    """Returns the reader of the teachers' cached predictions; None without teachers."""
-    return cached.answer_reader(run) if load.label_space(run).columns else None
-
-
-def _student(run: Run) -> Classifier:
-    return load.load_student(run, student_folder(run), load.label_space(run).names, where="the student")
-
-
-# ---- the training texts
-
-
-def _train_part(run: Run) -> Part | None:
-    """Returns None if the student learns from no texts."""
-    learns = run.experiment.student.learns and reads_texts(run.experiment)
-    return load.part_of(run, "train") if learns else None
-
-
-def _compared(experiment: ExperimentConfig) -> ExperimentConfig:
-    """Returns the experiment by which the page compares teachers; it reads no passes that the student's own lacks."""
-    cache = experiment.cache.model_copy(update={"passes": cached.passes_of(experiment)})
-    return experiment.model_copy(update={"targets": compared_by(experiment.targets), "cache": cache})
+# ---- parts of the identity and the units
 
 
 def _train_identity(run: Run) -> dict[str, object]:
     """Returns the inputs of the target description, and of the texts to label, that are not inputs of the student."""
-    part, corpus = _train_part(run), run.experiment.corpus
+    part, corpus = learned_part(run), run.experiment.corpus
     if part is None:
         return {}
     inputs: dict[str, object] = {"gold": part.labels_digest}
@@ -517,21 +404,6 @@ def _train_identity(run: Run) -> dict[str, object]:
         inputs["compared by"] = {} if method.weighs_together else targets.model_dump(include=fields)
         inputs |= {} if method.weighs_by_domain else cached.passes_counted(run)
     return inputs
-
-
-# ---- zero-shot
-
-
-def _zero_shot_identity(run: Run) -> dict[str, object]:
-    """Identifies the student's encoder before training, with all layers: `student.layers` is not part of it."""
-    student = run.experiment.student
-    digest = load.encoder_digest(run, student, cached.ENCODER)
-    return {"encoder": digest, "max_tokens": student.max_tokens, "version": ZERO_SHOT_VERSION}
-
-
-def _zero_shot_unit(run: Run, test: Part) -> Unit:
-    name = fingerprint([_zero_shot_identity(run), test.texts_digest, list(load.label_space(run).names)])
-    return Unit(ZERO_SHOT, run.store.folder("report", f"{ZERO_SHOT}-{name}"), payload=test)
 
 
 def _write_similarities(run: Run, unit: Unit) -> None:
@@ -560,40 +432,7 @@ def audit(run: Run, states: Sequence[StageState]) -> AuditBlock:
         fix = f"run `amalgam cache-teachers{run.options}`, then `amalgam audit{run.options}` again"
         fix = fix if run.file else "experiment.run(until='cache-teachers'), then experiment.audit()"
         raise ExperimentError(what, where=run.store.where(run.store.root / "cache-teachers"), fix=fix)
-    inputs = _audit_inputs(run)
+    inputs = audit_inputs(run)
     if inputs.read_weights is None and any(state.stage == "weigh-teachers" for state in states):
         run.console.note("the teacher weights are not built: the audit uses those of MUKA; run weigh-teachers first")
     return audit_texts(inputs, audited_texts(inputs, load.train_part(run).buckets))
-
-
-def _audit_inputs(run: Run) -> AuditInputs:
-    import polars as pl
-
-    from amalgam.stages.report.audit import AuditInputs
-
-    labels, targets = load.label_space(run), run.experiment.targets
-    by_domain = target_method(targets).weighs_by_domain and {"fit-statistics", "cache-features"} <= run.results.keys()
-    reader = _answers(run)
-
-    def read_predictions(prefixes: Sequence[str], keys: Any) -> Sequence[TeacherPredictions]:
-        column = pl.Series("key", keys, pl.Binary)
-        predictions = [reader.predictions(name, prefixes, column) for name in labels.columns] if reader else []
-        return with_domain_confidence(run, predictions, prefixes, key_array(keys)) if by_domain else predictions
-
-    given = load_labels.given_labels(run)
-
-    def are_learned(prefixes: Sequence[str], keys: Any) -> Any:
-        learned = learned_by_teachers(run, prefixes, key_array(keys))
-        return learned | [key in given.by_key for key in keys.to_pylist()] if given else learned
-
-    return AuditInputs(
-        labels=labels,
-        models={teacher.name: teacher.files for teacher in load.teachers_of(run)},
-        targets=targets,
-        read_weights=partial(weights_of, run) if "weigh-teachers" in run.results else None,
-        uncertainty="entropy" if targets.uncertainty in COMPARATIVE and not by_domain else targets.uncertainty,
-        store=run.store,
-        read_predictions=read_predictions,
-        are_learned=are_learned,
-        passes=run.result("cache-teachers").facts.get("audit") if load.teachers_of(run) else None,
-    )

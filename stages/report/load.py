@@ -1,0 +1,184 @@
+"""Resolves the inputs of the report's parts from the run: evaluation, estimates, audit and page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from amalgam.data.parquet import key_array
+from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.execution.stage import Run, Unit
+from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
+from amalgam.stages.common import load, load_labels
+from amalgam.stages.common.cached import load as cached
+from amalgam.stages.common.corpus import Part
+from amalgam.stages.common.deliveries import STUDENTS, delivered_students
+from amalgam.stages.common.given_labels import GivenLabels
+from amalgam.stages.fit_statistics.stage import with_domain_confidence
+from amalgam.stages.methods import method_name
+from amalgam.stages.objective_inputs import reads_texts
+from amalgam.stages.report.report_json import ReportInputs
+from amalgam.stages.target_methods import (
+    COMPARATIVE,
+    TeacherPredictions,
+    compared_by,
+    gives_label_distributions,
+    target_method,
+)
+from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder
+from amalgam.stages.train_teachers.stage import learned_by_teachers
+from amalgam.stages.weigh_teachers.stage import weights_of
+
+if TYPE_CHECKING:
+    from amalgam.stages.common.cached.read import AnswerReader
+    from amalgam.stages.common.inference.batches import Classifier
+    from amalgam.stages.report.audit import AuditInputs
+    from amalgam.stages.report.evaluation import EvaluationInputs
+    from amalgam.stages.report.label_estimates import EstimateInputs
+    from amalgam.stages.report.labelling import LabellingInputs
+
+ZERO_SHOT, ZERO_SHOT_VERSION = "zero-shot", 1
+
+
+def learned_part(run: Run) -> Part | None:
+    """Returns None if the student learns from no texts."""
+    learns = run.experiment.student.learns and reads_texts(run.experiment)
+    return load.part_of(run, "train") if learns else None
+
+
+def loaded_student(run: Run) -> Classifier:
+    return load.load_student(run, student_folder(run), load.label_space(run).names, where="the student")
+
+
+def teacher_answers(run: Run) -> AnswerReader | None:
+    """Returns the reader of the teachers' cached predictions; None without teachers."""
+    return cached.answer_reader(run) if load.label_space(run).columns else None
+
+
+def zero_shot_identity(run: Run) -> dict[str, object]:
+    """Identifies the student's encoder before training, with all layers: `student.layers` is not part of it."""
+    student = run.experiment.student
+    digest = load.encoder_digest(run, student, cached.ENCODER)
+    return {"encoder": digest, "max_tokens": student.max_tokens, "version": ZERO_SHOT_VERSION}
+
+
+def zero_shot_unit(run: Run, test: Part) -> Unit:
+    name = fingerprint([zero_shot_identity(run), test.texts_digest, list(load.label_space(run).names)])
+    return Unit(ZERO_SHOT, run.store.folder("report", f"{ZERO_SHOT}-{name}"), payload=test)
+
+
+def evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
+    from amalgam.stages.report.evaluation import EvaluationInputs
+
+    learns, system = run.experiment.student.learns, method_name(run.experiment)
+    similarities = run.store.record(zero_shot_unit(run, test).record_path)
+    if similarities is None:
+        raise AssertionError("the zero-shot unit is complete before the report")
+    return EvaluationInputs(
+        store=run.store,
+        test=test,
+        labels=load.label_space(run),
+        answers=teacher_answers(run),
+        similarities=run.store.verified_path(similarities.files[0]),
+        system=f"student ({system})" if learns else system,
+        student=loaded_student(run) if learns else None,
+        calibration_bins=run.experiment.report.calibration_bins,
+        unknown_label=run.experiment.corpus.unknown,
+        picked=load_labels.picked_texts(run),
+    )
+
+
+def estimate_inputs(
+    run: Run, train: Part, gold: Mapping[bytes, str], student: Classifier | None = None
+) -> EstimateInputs:
+    """Returns the inputs of the estimates on the texts with these gold labels by key."""
+    from amalgam.stages.report.label_estimates import EstimateInputs
+
+    return EstimateInputs(
+        store=run.store,
+        train=train,
+        labels=load.label_space(run),
+        gold=gold,
+        answers=teacher_answers(run),
+        targets=partial(unset_targets, run),
+        student=student,
+    )
+
+
+def labelling_inputs(run: Run, train: Part) -> LabellingInputs:
+    from amalgam.stages.report.labelling import LabellingInputs
+
+    weighed = "weigh-teachers" in run.results
+    accuracy = run.result("weigh-teachers").facts.get("accuracy") if weighed else None
+    return LabellingInputs(
+        store=run.store,
+        train=train,
+        labels=load.label_space(run),
+        student=loaded_student(run),
+        answers=teacher_answers(run),
+        targets=read_targets(run) if gives_label_distributions(target_facts(run)["objective"]) else None,
+        held_out=held_out_share(run),
+        corpus=run.experiment.corpus,
+        given=load_labels.given_labels(run) or GivenLabels({}),
+        read_weights=partial(weights_of, run) if accuracy else None,
+        accuracy=accuracy,
+    )
+
+
+def compared_experiment(experiment: ExperimentConfig) -> ExperimentConfig:
+    """Returns the experiment by which the page compares teachers; it reads no passes that the student's own lacks."""
+    cache = experiment.cache.model_copy(update={"passes": cached.passes_of(experiment)})
+    return experiment.model_copy(update={"targets": compared_by(experiment.targets), "cache": cache})
+
+
+def audit_inputs(run: Run) -> AuditInputs:
+    import polars as pl
+
+    from amalgam.stages.report.audit import AuditInputs
+
+    labels, targets = load.label_space(run), run.experiment.targets
+    by_domain = target_method(targets).weighs_by_domain and {"fit-statistics", "cache-features"} <= run.results.keys()
+    reader = teacher_answers(run)
+
+    def read_predictions(prefixes: Sequence[str], keys: Any) -> Sequence[TeacherPredictions]:
+        column = pl.Series("key", keys, pl.Binary)
+        predictions = [reader.predictions(name, prefixes, column) for name in labels.columns] if reader else []
+        return with_domain_confidence(run, predictions, prefixes, key_array(keys)) if by_domain else predictions
+
+    given = load_labels.given_labels(run)
+
+    def are_learned(prefixes: Sequence[str], keys: Any) -> Any:
+        learned = learned_by_teachers(run, prefixes, key_array(keys))
+        return learned | [key in given.by_key for key in keys.to_pylist()] if given else learned
+
+    return AuditInputs(
+        labels=labels,
+        models={teacher.name: teacher.files for teacher in load.teachers_of(run)},
+        targets=targets,
+        read_weights=partial(weights_of, run) if "weigh-teachers" in run.results else None,
+        uncertainty="entropy" if targets.uncertainty in COMPARATIVE and not by_domain else targets.uncertainty,
+        store=run.store,
+        read_predictions=read_predictions,
+        are_learned=are_learned,
+        passes=run.result("cache-teachers").facts.get("audit") if load.teachers_of(run) else None,
+    )
+
+
+def page_inputs(run: Run) -> ReportInputs:
+    return ReportInputs(
+        settings=run.experiment,
+        store=run.store,
+        results=run.results,
+        descriptions=run.descriptions,
+        labels=load.label_space(run),
+        teachers={teacher.name: teacher.files for teacher in load.teachers_of(run)},
+        student=run.base / STUDENTS / run.experiment.student.name,
+        notes=run.notes,
+        needs=run.needs,
+        names=delivered_students(run.base),
+        automatic=automatic_schedule(run) if run.experiment.student.learns else None,
+        file=run.file.path.name if run.file else "",
+        overrides=run.overrides,
+    )

@@ -268,7 +268,7 @@ def write_setting(setting: Setting, path: Path) -> None:
         "kinds": np.stack(list(setting.evidence.kinds.values()), axis=2).astype(np.float32),
         "signal": (nowhere if signal is None else signal).astype(np.float32),
         "confidence": setting.answers["confidence"],
-        "near": neighbours.nearest(spaces[0], NEIGHBOURS, spaces[0], 0)[0],
+        "near": neighbours.nearest_texts(spaces[0], NEIGHBOURS, spaces[0], 0)[0],
         **{name: getattr(setting, name) for name in ("gold", "features", "similarity")},
         "texts": packed(setting.texts),
     }

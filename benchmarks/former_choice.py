@@ -40,7 +40,9 @@ def signal_of(setting: Setting) -> Array | None:
         return None
     spaces = (features, neighbours.SideBySide.of([features, *states]))
     nearest = [
-        neighbours.nearest(space, max(NEIGHBOURS), space, 0)[0][:, :count] for space in spaces for count in NEIGHBOURS
+        neighbours.nearest_texts(space, max(NEIGHBOURS), space, 0)[0][:, :count]
+        for space in spaces
+        for count in NEIGHBOURS
     ]
     whole = together(list(kept.values()), Fitted())
     others = whole.sum(axis=1, keepdims=True) - whole

@@ -28,7 +28,7 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.corpus import UNIT_TEXTS
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
-from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest
+from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest_texts
 from amalgam.stages.weigh_teachers.signals import Fitted
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
 
@@ -178,7 +178,7 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, fitted: Fit
     kinds = weigh.kinds_of(answers, density, names, fitted)
     first_joint = SideBySide.of(references)
     joint = first_joint.of_texts(spaces)
-    near = nearest(joint, targets.neighbours, first_joint, rows.start)[0]
+    near = nearest_texts(joint, targets.neighbours, first_joint, rows.start)[0]
     evidence = Evidence(kinds, predicted, LABELS * teachers, near, spaces=joint.apart())
     signal, shares = weigh.agreed_signal(evidence, facts, fitted)
     if signal is not None:

@@ -124,7 +124,7 @@ def reads_texts(experiment: ExperimentConfig) -> bool:
     return objective_inputs(experiment).reads_texts
 
 
-def measure_of(experiment: ExperimentConfig) -> str | None:
+def domain_measure(experiment: ExperimentConfig) -> str | None:
     """Returns the measure of distance from the teachers' domains that targets or objective read, or None."""
     uncertainty = experiment.targets.uncertainty
     if objective_inputs(experiment).weighs_by_domain:

@@ -14,7 +14,7 @@ import pytest
 from amalgam import Experiment
 from amalgam.data.keys import text_key
 from amalgam.pipeline.config.schema import Corpus
-from amalgam.stages.report.labelling import columns_of, select
+from amalgam.stages.report.labelling import header_of, select
 from amalgam.tests.test_usage import examples_of
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
@@ -377,6 +377,6 @@ def test_random_texts_are_random_after_labels_of_texts_on_which_student_and_ense
 
 def test_the_columns_are_those_of_the_corpus() -> None:
     plain = Corpus(train=["a.csv"])
-    assert columns_of(plain) == ["key", "text", "label", "student", "ensemble", "why"]
+    assert header_of(plain) == ["key", "text", "label", "student", "ensemble", "why"]
     pairs = Corpus(train=["a.csv"], text=["premise", "why"], id="number", label="gold")
-    assert columns_of(pairs) == ["key", "number", "premise", "why", "gold", "student", "ensemble", "why_"]
+    assert header_of(pairs) == ["key", "number", "premise", "why", "gold", "student", "ensemble", "why_"]

@@ -11,7 +11,7 @@ import pytest
 
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.common.cached import load
-from amalgam.stages.common.inference.states import words_of
+from amalgam.stages.common.inference.states import label_words
 from amalgam.stages.methods import METHODS, experiment_schema, load_with_methods, method_of, objective_in
 from amalgam.stages.objective_inputs import OBJECTIVE_INPUTS
 from amalgam.stages.target_methods import TARGET_METHODS, VanillaKD
@@ -120,7 +120,7 @@ def test_a_copy_of_a_teacher_changes_neither_targets_nor_weights(workspace: Work
 def test_label_names_are_read_as_words() -> None:
     names = ["sci_tech", "sci-tech", "sciTech", "SciTech", "sci tech", "HTTPError", "Sports", "__", "top_up-byCard"]
     words = ["sci tech", "sci tech", "sci Tech", "Sci Tech", "sci tech", "HTTP Error", "Sports", "__", "top up by Card"]
-    assert [words_of(name) for name in names] == words
+    assert [label_words(name) for name in names] == words
 
 
 @pytest.mark.parametrize(

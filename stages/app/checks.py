@@ -70,7 +70,7 @@ def check_teacher_encoders(run: Run) -> None:
         load.check_encoder(run, settings, where)
 
 
-def check_folder(run: Run, stage: Stage) -> None:
+def check_public_folder(run: Run, stage: Stage) -> None:
     """Refuses a public folder of results that cannot be written, such as students/."""
     if stage.is_needed(run.experiment):
         stage.check_output(run)
@@ -127,7 +127,7 @@ CHECKS: list[tuple[str, Check]] = [
     ("build-targets", check_train_gold),  # of a corpus that was read when no label was needed
     ("train-student", check_student_encoder),
     ("report", load_labels.check_unknown),
-    *((stage.name, partial(check_folder, stage=stage)) for stage in STAGES),
+    *((stage.name, partial(check_public_folder, stage=stage)) for stage in STAGES),
 ]
 """Each check, and the stage that would fail without it."""
 

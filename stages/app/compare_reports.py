@@ -24,7 +24,7 @@ from amalgam.stages.app.api import QuietTables
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_students, read_metadata
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points, separate
-from amalgam.stages.report.blocks import EvaluationBlock, ReportJson, Scores, reported_scores
+from amalgam.stages.report.blocks import EvaluationBlock, ReportJson, SystemScores, reported_scores
 from amalgam.stages.report.conditions import were_learned
 from amalgam.stages.report.html import render
 from amalgam.stages.report.publish import place_of, publish
@@ -381,7 +381,7 @@ def comparison_of(reports: Mapping[str, ReportJson]) -> Comparison:
     }
 
 
-def _scores(run: ReportJson) -> Scores | None:
+def _scores(run: ReportJson) -> SystemScores | None:
     """Returns the scores of the system that the report is about; None without test texts."""
     evaluation = run["evaluation"]
     return reported_scores(evaluation) if evaluation else None

@@ -82,7 +82,7 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[CheckResult]:
     yield from _rows("labels", label_checks, f"labels: {labels}" if labels else "none given")
     yield from (row for row in _models(run) if row.ok or row[1:] not in {own[1:] for own in teachers})
     yield from (CheckResult("max_tokens", note) for note in checks.limit_notes(run))
-    folder_checks = [partial(checks.check_folder, run, stage) for stage in STAGES]
+    folder_checks = [partial(checks.check_public_folder, run, stage) for stage in STAGES]
     yield from _rows("folders", folder_checks, "results can be written next to the experiment file")
     yield from _rows("workspace", [partial(_workspace, run)])
     for field, check in checks.OF_EXECUTION.items():

@@ -81,7 +81,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 # ---- metrics
 
 
-class Histogram:
+class MetricHistogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
 
@@ -101,8 +101,8 @@ class Histogram:
 class Metrics:
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Answers by path and status."""
-    seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
-    batch_texts: Histogram = field(default_factory=lambda: Histogram(TEXTS))
+    seconds: MetricHistogram = field(default_factory=lambda: MetricHistogram(SECONDS))
+    batch_texts: MetricHistogram = field(default_factory=lambda: MetricHistogram(TEXTS))
     labels: Counter[str] = field(default_factory=Counter)
     truncated: int = 0
     unknown: int = 0

@@ -25,7 +25,7 @@ else:
         LazyModule(f"amalgam.stages.app.{name}") for name in ("batcher", "export", "predict", "push", "serve")
     )
 
-Student = Annotated[
+StudentOption = Annotated[
     Path | None, typer.Option("--student", help="Folder of a student; default: the student of the experiment.")
 ]
 
@@ -98,7 +98,7 @@ def predict(  # noqa: PLR0913 - the options of a command
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A .parquet or .csv file; without it csv goes to stdout.")
     ] = None,
-    student: Student = None,
+    student: StudentOption = None,
     text: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMN", help="The text column; twice for pairs. [default: corpus.text]"),
@@ -141,7 +141,7 @@ def predict(  # noqa: PLR0913 - the options of a command
 def export(  # noqa: PLR0913 - the options of a command
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX.")] = False,
     numpy: Annotated[bool, typer.Option("--numpy", help="Write a static student with its numpy code.")] = False,
-    student: Student = None,
+    student: StudentOption = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="[default: the student's folder with -onnx or -numpy]")
     ] = None,
@@ -204,7 +204,7 @@ def serve(  # noqa: PLR0913 - the options of a command
 
 def push(  # noqa: PLR0913 - the options of a command
     repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="Repository on the Hub, such as me/a-model.")],
-    student: Student = None,
+    student: StudentOption = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public; default: private.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Upload. Without it, only list.")] = False,
     card: Annotated[bool, typer.Option("--card", help="Print the model card only.")] = False,

@@ -36,7 +36,7 @@ from amalgam.stages.build_targets.stage import check_train_gold
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.blocks import Scores, reported_scores
+from amalgam.stages.report.blocks import SystemScores, reported_scores
 from amalgam.stages.report.stage import evaluation_if_any
 from amalgam.stages.report.tables import SCORES, Score, header, measure, row
 
@@ -237,7 +237,7 @@ class SweepResult(TypedDict):
     folder: str | None
     n: int | None
     groups: dict[str, list[str]]
-    scores: Scores | None
+    scores: SystemScores | None
 
 
 class SeedSummary(TypedDict):
@@ -291,7 +291,7 @@ def _mean(score: Score, mean: float | None, deviation: float | None) -> str:
 
 def over_seeds(results: Iterable[SweepResult]) -> Iterator[SeedSummary]:
     """Yields mean and standard deviation of students that differ only in seeds."""
-    groups: dict[str, list[Scores]] = {}
+    groups: dict[str, list[SystemScores]] = {}
     for result in results:
         words = [_word(field, value) for field, value in result["values"].items() if not field.endswith(".seed")]
         if result["scores"] and len(words) < len(result["values"]):
@@ -309,6 +309,6 @@ def over_seeds(results: Iterable[SweepResult]) -> Iterator[SeedSummary]:
             }
 
 
-def _spread(students: Sequence[Scores], score: Score) -> Spread:
+def _spread(students: Sequence[SystemScores], score: Score) -> Spread:
     values = [value for scores in students if (value := scores[score]) is not None]
     return (statistics.mean(values), statistics.stdev(values)) if len(values) == len(students) else (None, None)

@@ -23,9 +23,9 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common import load
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.cached.coverage import UnitFacts, units_for
-from amalgam.stages.common.models.resolve import ModelFiles, width_of
+from amalgam.stages.common.models.resolve import ModelFiles, hidden_size
 from amalgam.stages.common.token_cache import TokenizedUnit, tokenizer_digest
-from amalgam.stages.objective_inputs import measure_of, objective_inputs
+from amalgam.stages.objective_inputs import domain_measure, objective_inputs
 from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class CacheFeatures(Stage):
     facts = FactTypes(FamiliesFacts, StateFacts)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
-        reads_states = objective_inputs(experiment).states is not None or measure_of(experiment) is not None
+        reads_states = objective_inputs(experiment).states is not None or domain_measure(experiment) is not None
         return experiment.student.learns and (reads_states or target_method(experiment.targets).reads_features)
 
     def resolve_inputs(self, run: Run) -> None:
@@ -96,7 +96,7 @@ class CacheFeatures(Stage):
             states.teacher.files if states.teacher else load.encoder_files(run, student, cached.ENCODER)
             for states in cached.required_states(run)
         ]
-        sizes = [width_of(model) for model in files]
+        sizes = [hidden_size(model) for model in files]
         return int(self.workload(run, units)) * min(sizes, default=0), 0
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:

@@ -43,7 +43,7 @@ from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.models import resolve as models
 from amalgam.stages.common.models.model_folder import position_limit
 from amalgam.stages.common.token_cache import TokenCache, UnitTexts, tokenizer_digest
-from amalgam.stages.objective_inputs import measure_of
+from amalgam.stages.objective_inputs import domain_measure
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.batches import Classifier
@@ -227,12 +227,12 @@ def load_new_classifier(
     if isinstance(settings, Student) and settings.is_static:
         from amalgam.stages.common.models.static import static_classifier, token_vectors
 
-        encoder = loading.load_student(files, labels=["one", "two"], layers=None, seed=0)
+        encoder = loading.new_student(files, labels=["one", "two"], layers=None, seed=0)
         device = pick_device(run.experiment.execution.device)
         vectors = token_vectors(encoder, tokenizer, loading.vocabulary_of(encoder, name=where), device)
         model = static_classifier(vectors, labels=list(labels), seed=settings.seed, dropout=dropout)
     else:
-        model = loading.load_student(files, labels=list(labels), layers=layers, seed=settings.seed, dropout=dropout)
+        model = loading.new_student(files, labels=list(labels), layers=layers, seed=settings.seed, dropout=dropout)
     for remark in loading.check_tokens(model, tokenizer, name=where):
         _note_once(run, remark)
     digest = tokenizer_digest(tokenizer, files)
@@ -308,7 +308,7 @@ def reference_part(run: Run) -> Part:
 
 def extra_parts(run: Run) -> list[Part]:
     """Returns the parts that teachers predict only for these statistics."""
-    held_out = part_of(run, HELD_OUT) if measure_of(run.experiment) else None
+    held_out = part_of(run, HELD_OUT) if domain_measure(run.experiment) else None
     return [held_out] if held_out else []
 
 

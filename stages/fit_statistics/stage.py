@@ -21,7 +21,7 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.load import answer_reader, state_of, states_of, statistics_states
 from amalgam.stages.common.load import generated_identity, generated_texts, reference_part, teachers_of
-from amalgam.stages.objective_inputs import measure_of
+from amalgam.stages.objective_inputs import domain_measure
 from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions
 
 FEW = 5
@@ -55,7 +55,7 @@ class FitStatistics(Stage):
     facts = FactTypes(AllStatisticsFacts, StatisticsFacts)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
-        return experiment.student.learns and measure_of(experiment) is not None
+        return experiment.student.learns and domain_measure(experiment) is not None
 
     def identity(self, run: Run) -> Identity:
         """Returns the key of the states, which also determines the dropout-off logits."""
@@ -150,7 +150,7 @@ def domain_confidences(run: Run, keys: Keys, prefixes: Sequence[str]) -> Array:
     """Returns [n, blocks, teachers]: each teacher's confidence by the text's distance from its domain."""
     from amalgam.stages.fit_statistics.fit import Statistics, confidences
 
-    measure = str(measure_of(run.experiment))
+    measure = str(domain_measure(run.experiment))
     teachers = teachers_of(run)
     files = {Path(file.path).stem.rsplit("-", 1)[0]: file for file in run.result("fit-statistics").files}
     fitted = [Statistics.load(run.store.verified_path(files[teacher.name])) for teacher in teachers]

@@ -37,7 +37,7 @@ class SweepPoint(StudentScores):
     """Whether it is the student of the page."""
 
 
-class Scores(Measures):
+class SystemScores(Measures):
     """The measures of one system; `evaluation.evaluate` defines them."""
 
     slice_accuracy: dict[str, float | None]
@@ -58,7 +58,7 @@ class Selected(TypedDict):
 class EvaluatedSystems(TypedDict):
     n: int
     left_out: int
-    systems: dict[str, Scores]
+    systems: dict[str, SystemScores]
     system: str
     """The system that the report is about."""
     selected_by: str
@@ -68,7 +68,7 @@ class EvaluatedSystems(TypedDict):
     """Only with test texts that are also learned."""
 
 
-def reported_scores(evaluation: EvaluatedSystems) -> Scores:
+def reported_scores(evaluation: EvaluatedSystems) -> SystemScores:
     """Returns the scores of the system that the report is about."""
     return evaluation["systems"][evaluation["system"]]
 

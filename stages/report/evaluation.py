@@ -27,7 +27,7 @@ from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
 from amalgam.stages.common.given_labels import DIFFERING, HARD, MOVED, ORDINARY
 from amalgam.stages.common.inference.batches import Classifier
-from amalgam.stages.report.blocks import Scores
+from amalgam.stages.report.blocks import SystemScores
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.states import Encoder
@@ -58,7 +58,7 @@ def write_similarities(
 # ---- predictions of all systems
 
 
-class Predictions(NamedTuple):
+class SystemPredictions(NamedTuple):
     """Three numbers per text of a model's probabilities, for any number of labels."""
 
     label: Array
@@ -122,7 +122,7 @@ class TestAnswers:
     gold: Array
     own: dict[str, Array]
     """By teacher: its prediction among its own labels."""
-    systems: dict[str, Predictions]
+    systems: dict[str, SystemPredictions]
     """By system, in the order of the table."""
     letters: Array
     """Length of each text in letters."""
@@ -143,7 +143,7 @@ class TestAnswers:
             rows=self.rows[kept],
             gold=self.gold[kept],
             own={name: own[kept] for name, own in self.own.items()},
-            systems={name: Predictions(*(column[kept] for column in own)) for name, own in self.systems.items()},
+            systems={name: SystemPredictions(*(column[kept] for column in own)) for name, own in self.systems.items()},
             letters=self.letters[kept],
             scores=self.scores[kept] if len(self.scores) else self.scores,
             picked=self.picked[kept],
@@ -170,7 +170,7 @@ def predict_test(inputs: EvaluationInputs) -> TestAnswers:
         np.concatenate([group.rows for group in groups]),
         np.concatenate([group.gold for group in groups]),
         {name: np.concatenate([group.own[name] for group in groups]) for name in groups[0].own},
-        {name: Predictions.joined([group.systems[name] for group in groups]) for name in groups[0].systems},
+        {name: SystemPredictions.joined([group.systems[name] for group in groups]) for name in groups[0].systems},
         np.concatenate([group.letters for group in groups]),
         sum(group.seconds for group in groups),
         np.concatenate([group.scores for group in groups]),
@@ -195,22 +195,22 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     unknown = table.filter(pa.array([label == inputs.unknown_label for label in table.column("label").to_pylist()]))
     table, gold, similar = table.filter(pa.array(kept)), gold[kept], similar[kept]
     own: dict[str, Array] = {}
-    systems: dict[str, Predictions] = {}
+    systems: dict[str, SystemPredictions] = {}
     logits = inputs.teacher_logits(buckets, table)
     for name, columns in labels.columns.items():
         own[name] = np.array(columns)[logits[name].argmax(axis=1)]
         # Labels of other teachers get 0, so their NLL is infinite.
         union = np.zeros((len(gold), len(labels.names)))
         union[:, list(columns)] = softmax(logits[name])
-        systems[f"teacher:{name}"] = Predictions.of(union, gold)
+        systems[f"teacher:{name}"] = SystemPredictions.of(union, gold)
     if logits:
-        systems["ensemble"] = Predictions.of(ensemble(logits, labels), gold)
-    systems["zero-shot"] = Predictions.of(softmax(similar), gold)
+        systems["ensemble"] = SystemPredictions.of(ensemble(logits, labels), gold)
+    systems["zero-shot"] = SystemPredictions.of(softmax(similar), gold)
     texts, began = fields(table), time.perf_counter()
     scores, unknown_scores, unknown_picked = np.zeros(0), np.zeros(0), np.zeros(0, bool)
     if inputs.student is not None:
         predicted, scores = inputs.student.logits_and_scores(texts)
-        systems[inputs.system] = Predictions.of(softmax(predicted), gold)
+        systems[inputs.system] = SystemPredictions.of(softmax(predicted), gold)
     seconds, letters = time.perf_counter() - began, np.array([sum(map(len, text)) for text in texts], np.int64)
     if inputs.student is not None and inputs.unknown_label is not None:
         _, unknown_scores = inputs.student.logits_and_scores(fields(unknown))
@@ -229,7 +229,7 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     )
 
 
-def _picked(inputs: EvaluationInputs, table: pa.Table, systems: Mapping[str, Predictions]) -> Array:
+def _picked(inputs: EvaluationInputs, table: pa.Table, systems: Mapping[str, SystemPredictions]) -> Array:
     """Returns how each text was picked."""
     picked = np.full(len(table), ORDINARY, np.int8)
     names, pair = inputs.labels.names, [systems.get(name) for name in (inputs.system, "ensemble")]
@@ -266,7 +266,7 @@ def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:
 # ---- metrics
 
 
-def evaluate_systems(inputs: EvaluationInputs, answers: TestAnswers) -> dict[str, Scores]:
+def evaluate_systems(inputs: EvaluationInputs, answers: TestAnswers) -> dict[str, SystemScores]:
     systems = {
         name: evaluate(predictions, answers.gold, inputs.labels, inputs.calibration_bins)
         for name, predictions in answers.systems.items()
@@ -276,7 +276,7 @@ def evaluate_systems(inputs: EvaluationInputs, answers: TestAnswers) -> dict[str
     return systems
 
 
-def evaluate(predictions: Predictions, gold: Array, labels: LabelSpace, bins: int) -> Scores:
+def evaluate(predictions: SystemPredictions, gold: Array, labels: LabelSpace, bins: int) -> SystemScores:
     """Returns the report's figures of one model on labelled texts; gold [n] is by position in the union.
 
     - macro_f1: mean over the labels that occur in gold or in the predictions; one that is never right counts 0.
@@ -321,7 +321,7 @@ def calibration_bin(confidence: Array, bins: int) -> Array:
     return place
 
 
-def _check(predictions: Predictions, gold: Array) -> None:
+def _check(predictions: SystemPredictions, gold: Array) -> None:
     if not len(gold):
         raise DataError("there are no labelled texts to measure on", where="corpus.test", fix="give labelled texts")
     wrong = np.flatnonzero(~np.isfinite(predictions.confidence))

@@ -185,7 +185,7 @@ def calibration(evaluation: EvaluationBlock, quality: StudentQuality) -> Markup 
 
 
 @dataclass(frozen=True)
-class Axis:
+class FigureAxis:
     label: str
     ticks: Sequence[float]
 
@@ -198,18 +198,18 @@ def short_percent(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
-def axis(label: str, low: float, high: float) -> Axis:
+def axis(label: str, low: float, high: float) -> FigureAxis:
     """Returns an axis in percent with about five round ticks that enclose `low` and `high`."""
     size = 10.0 ** math.floor(math.log10((high - low) / 4))
     step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= (high - low) / 4 * (1 - 1e-9))
     first, last = math.floor(low / step + NEAR), math.ceil(high / step - NEAR)
-    return Axis(label, [index * step for index in range(first, last + 1)])
+    return FigureAxis(label, [index * step for index in range(first, last + 1)])
 
 
 class Figure:
     """An SVG with two axes; coordinates are in the units of the axes."""
 
-    def __init__(self, title: str, x: Axis, y: Axis, legend: Mapping[str, str]) -> None:
+    def __init__(self, title: str, x: FigureAxis, y: FigureAxis, legend: Mapping[str, str]) -> None:
         self._title, self._x, self._y = title, x, y
         self._top, self._height = TOP + LEGEND * len(legend), HEIGHT + LEGEND * len(legend)
         self._bottom = self._height - BOTTOM

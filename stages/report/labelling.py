@@ -205,7 +205,7 @@ def _first(rows: list[int], picked: Collection[int], count: int) -> list[int]:
     return rows[: free[count - 1] + 1] if len(free) >= count else rows
 
 
-def columns_of(corpus: Corpus) -> list[str]:
+def header_of(corpus: Corpus) -> list[str]:
     """Returns the header: the corpus's own columns are named as in its files."""
     own_id = [] if corpus.id == "auto" else [corpus.id]
     predicted = (free_name(name, corpus) for name in types.PREDICTED_COLUMNS)
@@ -220,7 +220,7 @@ def _csv(inputs: LabellingInputs, sample: _Sample, chosen: Sequence[tuple[int, s
     labels = inputs.given.written(inputs.corpus)
     file = io.StringIO(newline="")
     writer = csv.writer(file)
-    writer.writerow(columns_of(inputs.corpus))
+    writer.writerow(header_of(inputs.corpus))
     for index, (row, why) in enumerate(chosen):
         texts = [table.column(name)[index].as_py() or "" for name in ("text", "text_2")[: len(inputs.corpus.text)]]
         own = names[int(sample.student[row].argmax())]

@@ -27,7 +27,13 @@ from amalgam.stages.common.given_labels import DIFFERING, HARD, ORDINARY
 from amalgam.stages.common.intervals import interval_of_auroc
 from amalgam.stages.report import blocks
 from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
-from amalgam.stages.report.evaluation import EvaluationInputs, Predictions, TestAnswers, calibration_bin, gold_indices
+from amalgam.stages.report.evaluation import (
+    EvaluationInputs,
+    SystemPredictions,
+    TestAnswers,
+    calibration_bin,
+    gold_indices,
+)
 from amalgam.stages.report.verdict_types import CoverageCurve, Kind, RivalCounts, Threshold
 from amalgam.stages.target_methods import gives_label_distributions
 
@@ -209,7 +215,7 @@ def by_length(letters: Array, right: Array) -> list[blocks.LengthGroup]:
     return rows if len(rows) > 1 else []
 
 
-def calibration(predictions: Predictions, gold: Array, bins: int) -> list[blocks.CalibrationBin]:
+def calibration(predictions: SystemPredictions, gold: Array, bins: int) -> list[blocks.CalibrationBin]:
     """Returns the non-empty bins of confidence, (low, high], with the edges that ECE uses."""
     place, right = calibration_bin(predictions.confidence, bins), predictions.label == gold
     return [

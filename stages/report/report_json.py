@@ -198,7 +198,7 @@ def gold_parts(settings: ExperimentConfig) -> set[str]:
     return {"teachers", "train"} if train_needs_label(settings) else {"teachers"}
 
 
-def learned_texts(
+def learned_test_texts(
     settings: ExperimentConfig, facts: CorpusFacts, labelled: int, *, validated: bool
 ) -> LearnedTexts | None:
     """Returns the test texts that training used; `labelled` are those that it used with gold labels."""

@@ -56,7 +56,7 @@ from amalgam.stages.report.load import (
     zero_shot_unit,
 )
 from amalgam.stages.report.publish import check_page, page_name, place_of, publish, publish_texts
-from amalgam.stages.report.report_json import MEASURES, gold_parts, learned_texts, report_json, teacher_costs
+from amalgam.stages.report.report_json import MEASURES, gold_parts, learned_test_texts, report_json, teacher_costs
 from amalgam.stages.report.students import damaged_reports
 from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
@@ -328,14 +328,14 @@ def _learned(run: Run, test: Part) -> types.LearnedTexts | None:
     shared = {leak["other"]: leak["texts"] for leak in facts["leaks"] if leak["part"] == "test"}
     names, texts = shared.keys() & gold_parts(run.experiment), set[bytes]()
     if not shared or (given is None and len(names) < 2):
-        return learned_texts(run.experiment, facts, sum(shared[name] for name in names), validated=validated)
+        return learned_test_texts(run.experiment, facts, sum(shared[name] for name in names), validated=validated)
     keys = pa.concat_tables(tables(run.store, test, ["key"])).column("key").combine_chunks()
     if given:
         texts.update(key for key in keys.to_pylist() if key in given.by_key)
     parts = filter(None, (load.part_of(run, name) for name in names))
     for table in (table for part in parts for table in tables(run.store, part, ["key"])):
         texts.update(table.filter(pc.is_in(table.column("key"), value_set=keys)).column("key").to_pylist())
-    return learned_texts(run.experiment, facts, len(texts), validated=validated)
+    return learned_test_texts(run.experiment, facts, len(texts), validated=validated)
 
 
 def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEstimates:
@@ -407,14 +407,14 @@ def _train_identity(run: Run) -> dict[str, object]:
 
 
 def _write_similarities(run: Run, unit: Unit) -> None:
-    from amalgam.stages.common.inference.states import words_of
+    from amalgam.stages.common.inference.states import label_words
     from amalgam.stages.report.evaluation import write_similarities
 
     encoder, names = cached.load_encoder(run), load.label_space(run).names
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
         buckets = load.tokenized_buckets(run, unit.payload, encoder.classifier, ["key"])
         write_similarities(draft.folder, buckets, encoder, names)
-        draft.facts = {"labels": {name: words_of(name) for name in names}}
+        draft.facts = {"labels": {name: label_words(name) for name in names}}
 
 
 # ---- the teachers' audit

@@ -93,7 +93,7 @@ def header(groups: Iterable[str]) -> list[str]:
     return ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in groups)]
 
 
-def row(name: str, system: blocks.Scores, groups: Iterable[str]) -> list[str]:
+def row(name: str, system: blocks.SystemScores, groups: Iterable[str]) -> list[str]:
     """Returns the cells of one system: its name, four measures and the accuracy on each group of labels."""
     measures = (measure_of(system, score) for score in SCORES)
     return [name, *measures, *(share(system["slice_accuracy"][group]) for group in groups)]

@@ -23,12 +23,12 @@ from amalgam.stages.common.corpus import Part, corpus_for, hub_datasets, sources
 from amalgam.stages.common.deliveries import STUDENTS, Mark, check_deliverable, check_target, deliver, named
 from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.read_card import Source, TrainingSummary, model_digests, source_of
-from amalgam.stages.common.models.resolve import NewClassifier, least_bytes_of, width_of
+from amalgam.stages.common.models.resolve import NewClassifier, hidden_size, least_bytes_of
 from amalgam.stages.common.training import schedule as schedules
 from amalgam.stages.common.training.schedule import Schedule, StudentFacts, StudentRecordFacts
 from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.methods import method_name
-from amalgam.stages.objective_inputs import measure_of, objective_inputs, reads_texts
+from amalgam.stages.objective_inputs import domain_measure, objective_inputs, reads_texts
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.train_teachers.stage import encoders_of, trained_digest
 from amalgam.stages.weigh_teachers.stage import largest_evidence
@@ -99,7 +99,7 @@ class TrainStudent(Stage):
             upstream["weigh-teachers"] = run.fingerprint("weigh-teachers")
         if objective.weighs_by_domain:
             upstream["fit-statistics"] = run.fingerprint("fit-statistics")
-            config["confidence"] = measure_of(run.experiment)
+            config["confidence"] = domain_measure(run.experiment)
         return Identity(config, inputs, upstream)
 
     def chosen(self, run: Run) -> dict[str, object]:
@@ -187,7 +187,7 @@ def automatic_schedule(run: Run) -> Schedule:
 
 
 def _schedule_for(run: Run, student: Student) -> Schedule:
-    width = width_of(load.encoder_files(run, student, ENCODER))
+    width = hidden_size(load.encoder_files(run, student, ENCODER))
     return schedules.schedule_of(student, texts=_learned(run), labels=len(load.label_space(run).names), width=width)
 
 

@@ -30,7 +30,7 @@ from amalgam.stages.common.corpus import Part, read_bucket, tables
 from amalgam.stages.common.deliveries import TEACHERS, Mark, check_deliverable, check_target, deliver, named
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import full_attention, reads_padding
-from amalgam.stages.common.models.resolve import least_bytes_of, width_of
+from amalgam.stages.common.models.resolve import hidden_size, least_bytes_of
 from amalgam.stages.common.training import schedule as schedules
 from amalgam.stages.common.training.schedule import Schedule, TeacherFacts, TeachersFacts
 
@@ -229,7 +229,7 @@ def ungrouped_labels(run: Run) -> Iterator[str]:
 def schedule(run: Run, name: str) -> Schedule:
     """Returns a teacher's epochs and learning rate, chosen by texts, labels and encoder where the file sets none."""
     settings, where = next(iter(encoders_of(run).values()))
-    width, labels = width_of(load.encoder_files(run, settings, where)), len(groups_of(run)[name])
+    width, labels = hidden_size(load.encoder_files(run, settings, where)), len(groups_of(run)[name])
     keys = partial(_keys_of, run, name)
     texts = schedules.learned_texts(texts_of(run, name), schedules.TEACHER_HELD_OUT, keys)
     return schedules.schedule_of(settings, texts=texts, labels=labels, width=width)

@@ -88,7 +88,7 @@ def _of_length_1(states: Array) -> Array:
     return unit_states
 
 
-def nearest(space: Space, count: int, references: Space, start: int) -> tuple[Array, Array]:
+def nearest_texts(space: Space, count: int, references: Space, start: int) -> tuple[Array, Array]:
     """Returns places and similarities [texts, count] of the nearest references by exact cosine; fewer if absent.
 
     The states have length 1. `references` is the space of the corpus's first texts; the texts of `space` begin at the
@@ -114,7 +114,7 @@ def nearest(space: Space, count: int, references: Space, start: int) -> tuple[Ar
 def similar(space: Space, count: int, references: Space, start: int) -> Array:
     """Returns places [texts, count] of the nearest references, of which there are fewer in a small corpus."""
     total = min(len(references), REFERENCES)
-    return nearest(space, min(count, max(1, total // QUARTER)), references, start)[0]
+    return nearest_texts(space, min(count, max(1, total // QUARTER)), references, start)[0]
 
 
 def densities(
@@ -139,7 +139,7 @@ def densities(
 def density(states: Space, closest: int, references: Space, start: int) -> Array:
     """Returns -log of each text's mean distance to the closest references: 1 - cosine around their mean."""
     centred = SideBySide.of([references])
-    similarity = nearest(centred.of_texts([states]), closest, centred, start)[1].astype(np.float64)
+    similarity = nearest_texts(centred.of_texts([states]), closest, centred, start)[1].astype(np.float64)
     distance = 1 - similarity.mean(axis=1) if similarity.shape[1] else np.ones(len(states))
     log_density: Array = -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)
     return log_density

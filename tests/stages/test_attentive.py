@@ -17,7 +17,12 @@ from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.attentive import AttentivePooling, attentive_classifier, head_for, without_pooler
-from amalgam.stages.common.models.loading import load_classifier, load_student, load_tokenizer, save_pretrained_folder
+from amalgam.stages.common.models.loading import (
+    load_classifier,
+    load_tokenizer,
+    new_student,
+    save_pretrained_folder,
+)
 from amalgam.stages.common.models.resolve import ModelFiles, Reference, resolve
 from amalgam.stages.common.training.batches import Examples, collate
 from amalgam.stages.common.training.loop import TrainingRun, TrainingSettings
@@ -96,7 +101,7 @@ def test_the_encoders_configuration_is_saved_without_its_folder(tmp_path: Path) 
 
 def test_a_student_begins_as_its_body_under_a_head_of_its_own_kind(tmp_path: Path) -> None:
     classifier, files = saved(tmp_path / "teacher", "bert")
-    student: Any = load_student(files, labels=["p", "q"], layers=1, seed=0)
+    student: Any = new_student(files, labels=["p", "q"], layers=1, seed=0)
     assert type(student).__name__ == "BertForSequenceClassification"
     own, given = student.state_dict(), classifier.state_dict()
     body = [name for name in own if name.startswith("bert.") and "pooler" not in name]

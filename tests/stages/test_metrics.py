@@ -11,7 +11,7 @@ import pytest
 
 from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.errors import DataError, WorkError
-from amalgam.stages.report.evaluation import Predictions, ensemble, evaluate
+from amalgam.stages.report.evaluation import SystemPredictions, ensemble, evaluate
 from amalgam.stages.report.quality import unknown_quality
 
 LABELS = LabelSpace(("a", "b", "c", "d"), {"left": (0, 1), "right": (2, 3)})
@@ -29,7 +29,7 @@ def test_of_equal_logits_the_ensemble_takes_that_of_the_surer_teacher_in_any_ord
 
 
 def test_every_figure_equals_the_one_worked_out_by_hand() -> None:
-    metrics = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, bins=5)
+    metrics = evaluate(SystemPredictions.of(PROBABILITIES, GOLD), GOLD, LABELS, bins=5)
     assert metrics["n"] == 4
     assert metrics["accuracy"] == 0.5
     # a: 1 right of gold 1 + predicted 2; b: never right; c: 1 right of gold 2 + predicted 1; d occurs nowhere.
@@ -45,28 +45,29 @@ def test_every_figure_equals_the_one_worked_out_by_hand() -> None:
 
 
 def test_texts_read_in_parts_have_the_scores_of_one_read() -> None:
-    parts = [Predictions.of(PROBABILITIES[rows], GOLD[rows]) for rows in (slice(0, 1), slice(1, 1), slice(1, 4))]
-    at_once = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, LABELS, bins=5)
-    assert evaluate(Predictions.joined(parts), GOLD, LABELS, bins=5) == at_once
+    parts = [SystemPredictions.of(PROBABILITIES[rows], GOLD[rows]) for rows in (slice(0, 1), slice(1, 1), slice(1, 4))]
+    at_once = evaluate(SystemPredictions.of(PROBABILITIES, GOLD), GOLD, LABELS, bins=5)
+    assert evaluate(SystemPredictions.joined(parts), GOLD, LABELS, bins=5) == at_once
 
 
 def test_a_slices_accuracy_is_over_the_union_and_not_its_own_labels() -> None:
     # Within {c, d} alone this text would be right.
     probabilities = np.array([[0.5, 0.0, 0.4, 0.1]])
-    metrics = evaluate(Predictions.of(probabilities, np.array([2])), np.array([2]), LABELS, bins=10)
+    metrics = evaluate(SystemPredictions.of(probabilities, np.array([2])), np.array([2]), LABELS, bins=10)
     assert metrics["slice_accuracy"] == {"left": None, "right": 0.0}
     assert metrics["slice_n"] == {"left": 0, "right": 1}
 
 
 def test_an_infinite_likelihood_is_counted_and_the_result_is_plain_json() -> None:
-    metrics = evaluate(Predictions.of(PROBABILITIES, np.array([0, 1, 0, 3])), np.array([0, 1, 0, 3]), LABELS, bins=5)
+    gold = np.array([0, 1, 0, 3])
+    metrics = evaluate(SystemPredictions.of(PROBABILITIES, gold), gold, LABELS, bins=5)
     assert metrics["nll_nats"] is None
     assert metrics["nll_infinite"] == 2
     assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
 
 
 def test_of_equal_probabilities_the_first_label_is_predicted() -> None:
-    metrics = evaluate(Predictions.of(np.full((1, 4), 0.25), np.array([0])), np.array([0]), LABELS, bins=4)
+    metrics = evaluate(SystemPredictions.of(np.full((1, 4), 0.25), np.array([0])), np.array([0]), LABELS, bins=4)
     assert metrics["accuracy"] == 1.0
     # 0.25 is the upper end of the first bin, so the gap is 0.75 whatever the rounding.
     assert metrics["ece"] == pytest.approx(0.75)
@@ -74,18 +75,18 @@ def test_of_equal_probabilities_the_first_label_is_predicted() -> None:
 
 def test_a_label_of_two_teachers_counts_in_both_slices() -> None:
     labels = LabelSpace(LABELS.names, {"left": (0, 1), "right": (1, 2)})
-    metrics = evaluate(Predictions.of(PROBABILITIES, GOLD), GOLD, labels, bins=5)
+    metrics = evaluate(SystemPredictions.of(PROBABILITIES, GOLD), GOLD, labels, bins=5)
     assert metrics["slice_n"] == {"left": 2, "right": 3}
     assert metrics["slice_accuracy"]["right"] == pytest.approx(1 / 3)
 
 
 def test_no_texts_and_predictions_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(DataError, match="labelled texts"):
-        evaluate(Predictions.of(np.zeros((0, 4)), GOLD[:0]), GOLD[:0], LABELS, bins=5)
+        evaluate(SystemPredictions.of(np.zeros((0, 4)), GOLD[:0]), GOLD[:0], LABELS, bins=5)
     broken = PROBABILITIES.copy()
     broken[2, 1] = np.nan
     with pytest.raises(WorkError, match="where: rows 2"):
-        evaluate(Predictions.of(broken, GOLD), GOLD, LABELS, bins=5)
+        evaluate(SystemPredictions.of(broken, GOLD), GOLD, LABELS, bins=5)
 
 
 def test_auroc_counts_the_pairs_that_the_unknown_score_orders() -> None:

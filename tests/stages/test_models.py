@@ -18,8 +18,8 @@ from amalgam.stages.common.models.loading import (
     check_tokens,
     load_classifier,
     load_language_model,
-    load_student,
     load_tokenizer,
+    new_student,
     save_pretrained_folder,
     token_limit,
 )
@@ -85,7 +85,7 @@ def test_a_teacher_loads_all_weights_in_eval_mode_and_with_sdpa_if_supported(tmp
 def test_loaded_weights_are_aligned_in_memory(tmp_path: Path, kind: str) -> None:
     """Unaligned memory makes some CPUs round otherwise: equal weights must give equal logits."""
     folder = saved(tmp_path / "model", kind)
-    models = [load(files_of(folder)), load_student(files_of(folder), labels=LABELS, layers=None, seed=3)]
+    models = [load(files_of(folder)), new_student(files_of(folder), labels=LABELS, layers=None, seed=3)]
     for model in models:
         assert [name for name, tensor in model.state_dict().items() if tensor.data_ptr() % 64] == []
 
@@ -136,10 +136,10 @@ def test_a_config_that_describes_fewer_or_more_layers_is_refused(tmp_path: Path)
     folder = saved(tmp_path / "model")
     rewrite_config(folder, num_hidden_layers=2)
     assert "fewer layers" in refusal(lambda: load(files_of(folder))).what
-    assert "fewer layers" in refusal(lambda: load_student(files_of(folder), labels=LABELS, layers=None, seed=0)).what
+    assert "fewer layers" in refusal(lambda: new_student(files_of(folder), labels=LABELS, layers=None, seed=0)).what
     rewrite_config(folder, num_hidden_layers=4)
     assert "weights are missing" in refusal(lambda: load(files_of(folder))).what
-    error = refusal(lambda: load_student(files_of(folder), labels=LABELS, layers=None, seed=0))
+    error = refusal(lambda: new_student(files_of(folder), labels=LABELS, layers=None, seed=0))
     assert "weights" in error.what
 
 
@@ -214,7 +214,7 @@ def test_nothing_is_printed_and_the_users_logging_is_left_alone(
 
     folder = saved(tmp_path / "model", form="AutoModelForMaskedLM")
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    student = load_student(files_of(folder), labels=LABELS, layers=1, seed=0)
+    student = new_student(files_of(folder), labels=LABELS, layers=1, seed=0)
     save_pretrained_folder(student, load_tokenizer(files_of(folder)), tmp_path / "out")
     load(files_of(tmp_path / "out"))
     refusal(lambda: load(files_of(folder)))
@@ -227,7 +227,7 @@ def test_the_threshold_of_unknown_texts_is_not_that_of_the_encoder(tmp_path: Pat
     folder = saved(tmp_path / "model")
     rewrite_config(folder, unknown_threshold=-3.5)
     assert load(files_of(folder)).config.unknown_threshold == -3.5
-    assert not hasattr(load_student(files_of(folder), labels=LABELS, layers=None, seed=0).config, "unknown_threshold")
+    assert not hasattr(new_student(files_of(folder), labels=LABELS, layers=None, seed=0).config, "unknown_threshold")
 
 
 def body_of(model: Any) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def test_a_student_is_the_first_layers_of_any_encoder_under_a_new_head(tmp_path:
     folder = saved(tmp_path / "encoder", kind, form=form)
     whole = body_of(AutoModel.from_pretrained(folder))
     for layers in (None, 2):
-        student = load_student(files_of(folder), labels=LABELS, layers=layers, seed=3)
+        student = new_student(files_of(folder), labels=LABELS, layers=layers, seed=3)
         body = body_of(student)
         assert all(torch.equal(tensor, whole[name]) for name, tensor in body.items())
         assert student.config.num_hidden_layers == (layers or 3)
@@ -265,11 +265,11 @@ def test_a_student_is_a_function_of_its_seed_and_leaves_the_callers_randomness_a
     files = files_of(saved(tmp_path / "encoder", "roberta", form="AutoModel"))
     torch.manual_seed(11)
     state = torch.get_rng_state()
-    one = load_student(files, labels=LABELS, layers=2, seed=1).state_dict()
+    one = new_student(files, labels=LABELS, layers=2, seed=1).state_dict()
     assert torch.equal(state, torch.get_rng_state())
     torch.manual_seed(12)
-    same = load_student(files, labels=LABELS, layers=2, seed=1).state_dict()
-    other = load_student(files, labels=LABELS, layers=2, seed=2).state_dict()
+    same = new_student(files, labels=LABELS, layers=2, seed=1).state_dict()
+    other = new_student(files, labels=LABELS, layers=2, seed=2).state_dict()
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert [name for name in one if not torch.equal(one[name], other[name])] == [
         "classifier.dense.weight",
@@ -285,7 +285,7 @@ def test_another_classifiers_head_is_never_kept_not_even_one_of_the_right_size(
 
     files = files_of(saved(tmp_path / "encoder", "electra"))
     head = {name: tensor for name, tensor in load(files).state_dict().items() if name.startswith("classifier.")}
-    student = load_student(files, labels=labels, layers=None, seed=3).state_dict()
+    student = new_student(files, labels=labels, layers=None, seed=3).state_dict()
     matrices = [name for name in head if name.endswith("weight")]
     assert len(matrices) == 2
     assert not any(torch.equal(student[name], head[name]) for name in matrices)
@@ -296,7 +296,7 @@ def test_a_pretrained_prediction_head_stays_below_the_new_outputs(tmp_path: Path
     from safetensors.torch import load_file
 
     folder = saved(tmp_path / "encoder", "modernbert", form="AutoModelForMaskedLM")
-    student = load_student(files_of(folder), labels=LABELS, layers=1, seed=3)
+    student = new_student(files_of(folder), labels=LABELS, layers=1, seed=3)
     stored = load_file(folder / "model.safetensors")
     assert torch.equal(student.state_dict()["head.dense.weight"], stored["head.dense.weight"])
 
@@ -344,7 +344,7 @@ def test_an_encoder_made_of_blocks_cannot_be_cut(tmp_path: Path) -> None:
     shape = {"block_sizes": [1, 1], "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "vocab_size": 95}
     folder = tmp_path / "encoder"
     save_pretrained_folder(FunnelForSequenceClassification(FunnelConfig(**shape)), word_tokenizer(), folder)
-    error = refusal(lambda: load_student(files_of(folder), labels=LABELS, layers=1, seed=0))
+    error = refusal(lambda: new_student(files_of(folder), labels=LABELS, layers=1, seed=0))
     assert "cannot be cut" in error.what
 
 
@@ -441,13 +441,13 @@ def of_texts_and_images(folder: Path) -> ModelFiles:
 
 def test_the_pad_token_of_a_model_of_texts_and_images_is_that_of_its_texts(tmp_path: Path) -> None:
     files = of_texts_and_images(tmp_path / "encoder")
-    model, tokenizer = load_student(files, labels=LABELS, layers=None, seed=0), load_tokenizer(files)
+    model, tokenizer = new_student(files, labels=LABELS, layers=None, seed=0), load_tokenizer(files)
     assert check_tokens(model, tokenizer, name="teacher news") == []
     assert model.config.text_config.pad_token_id == tokenizer.pad_token_id
 
 
 def test_a_model_of_texts_and_images_is_cut_to_the_first_layers_of_its_texts(tmp_path: Path) -> None:
-    model = load_student(of_texts_and_images(tmp_path / "encoder"), labels=LABELS, layers=1, seed=0)
+    model = new_student(of_texts_and_images(tmp_path / "encoder"), labels=LABELS, layers=1, seed=0)
     assert len(model.base_model.language_model.layers) == 1
 
 
@@ -457,7 +457,7 @@ def test_an_encoder_and_decoder_of_two_configs_cannot_be_cut(tmp_path: Path) -> 
     shape = {**SHAPE, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 95}
     config = T5GemmaConfig(encoder=shape, decoder={**shape, "cross_attention_hidden_size": 32}, vocab_size=95)
     save_pretrained_folder(T5GemmaForSequenceClassification(config), word_tokenizer(types=False), tmp_path / "encoder")
-    error = refusal(lambda: load_student(files_of(tmp_path / "encoder"), labels=LABELS, layers=1, seed=0))
+    error = refusal(lambda: new_student(files_of(tmp_path / "encoder"), labels=LABELS, layers=1, seed=0))
     assert "t5gemma cannot be cut" in error.what
 
 
@@ -467,7 +467,7 @@ def test_a_saved_model_is_a_plain_folder_that_pipelines_load(tmp_path: Path) -> 
     files = files_of(saved(tmp_path / "encoder", form="AutoModel"))
     tokenizer = load_tokenizer(files)
     tokenizer(["word1", "word2 word3"], padding="max_length", truncation=True, max_length=50)
-    save_pretrained_folder(load_student(files, labels=LABELS, layers=None, seed=0), tokenizer, tmp_path / "student")
+    save_pretrained_folder(new_student(files, labels=LABELS, layers=None, seed=0), tokenizer, tmp_path / "student")
     names = sorted(path.name for path in (tmp_path / "student").iterdir())
     assert names == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     for name in names[0], *names[2:]:

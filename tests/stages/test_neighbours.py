@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from amalgam.stages.weigh_teachers import neighbours
-from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, density, mean_of, nearest
+from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, density, mean_of, nearest_texts
 
 
 def test_the_nearest_texts_are_those_of_a_full_comparison_and_never_the_text_itself() -> None:
@@ -14,7 +14,7 @@ def test_the_nearest_texts_are_those_of_a_full_comparison_and_never_the_text_its
     features /= np.linalg.norm(features, axis=1, keepdims=True)
     similarity = features @ features.T
     np.fill_diagonal(similarity, -2)
-    neighbours = nearest(features, 5, features, 0)[0]
+    neighbours = nearest_texts(features, 5, features, 0)[0]
     assert neighbours.shape == (2100, 5)
     assert not (neighbours == np.arange(2100)[:, None]).any()
     found_similarity = np.take_along_axis(similarity, neighbours, axis=1)
@@ -23,20 +23,20 @@ def test_the_nearest_texts_are_those_of_a_full_comparison_and_never_the_text_its
 
 def test_texts_that_are_equal_are_each_others_neighbours() -> None:
     texts = np.ones((2, 3), np.float32)
-    assert nearest(texts, 1, texts, 0)[0].tolist() == [[1], [0]]
+    assert nearest_texts(texts, 1, texts, 0)[0].tolist() == [[1], [0]]
 
 
 def test_neighbours_in_a_large_corpus_are_references_without_the_text_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "REFERENCES", 700)
     features = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float32)
     features /= np.linalg.norm(features, axis=1, keepdims=True)
-    near = nearest(features, 5, features, 0)[0]
+    near = nearest_texts(features, 5, features, 0)[0]
     assert near.max() < 700
     assert not (near == np.arange(3000)[:, None]).any()
     for row in (3, 2999):
         order = np.argsort(-(features[:700] @ features[row]))
         assert sorted(near[row]) == sorted(order[order != row][:5])
-    assert np.array_equal(nearest(features[600:], 5, features, 600)[0], near[600:])
+    assert np.array_equal(nearest_texts(features[600:], 5, features, 600)[0], near[600:])
 
 
 def test_spaces_side_by_side_count_alike_whatever_their_scale() -> None:

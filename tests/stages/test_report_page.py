@@ -15,8 +15,8 @@ from markupsafe import Markup
 
 from amalgam.stages.app.compare_reports import comparison_of, difference
 from amalgam.stages.common.intervals import interval, paired
-from amalgam.stages.report.evaluation import Predictions
-from amalgam.stages.report.figures import Axis, Figure, axis, figures, spikes
+from amalgam.stages.report.evaluation import SystemPredictions
+from amalgam.stages.report.figures import Figure, FigureAxis, axis, figures, spikes
 from amalgam.stages.report.html import CLASSES_SHOWN, TEACHERS_SHOWN, as_html, page
 from amalgam.stages.report.quality import (
     MATRIX,
@@ -201,7 +201,7 @@ def test_a_value_past_an_end_by_rounding_is_counted_at_that_end() -> None:
 def test_calibration_bins_are_those_of_ece() -> None:
     answers = np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])
     gold = np.array([0, 1, 1])
-    bins = calibration(Predictions.of(answers, gold), gold, 5)
+    bins = calibration(SystemPredictions.of(answers, gold), gold, 5)
     assert [(one["low"], one["n"], one["accuracy"]) for one in bins] == [(0.4, 1, 1.0), (0.6, 1, 0.0), (0.8, 1, 1.0)]
 
 
@@ -249,7 +249,7 @@ def test_ticks_are_few_and_hold_what_is_drawn(low: float, width: float) -> None:
 
 
 def test_a_figure_names_its_axes_and_escapes_its_words() -> None:
-    unit = Axis("<b>share</b>", [0.0, 1.0])
+    unit = FigureAxis("<b>share</b>", [0.0, 1.0])
     figure = Figure('a "title"', unit, unit, {"<i>one</i>": "one"})
     figure.path([(0.0, 0.0), (1.0, 0.5)], "line one")
     svg = figure.svg()

@@ -20,8 +20,8 @@ from amalgam.stages.app.student import finished_in
 from amalgam.stages.common.inference.batches import model_inputs, predict
 from amalgam.stages.common.models.loading import (
     check_tokens,
-    load_student,
     load_tokenizer,
+    new_student,
     save_pretrained_folder,
 )
 from amalgam.stages.common.models.model_folder import ONNX_MODEL
@@ -225,7 +225,7 @@ def test_a_model_that_learned_no_token_types_gets_none_and_its_head_finds_the_la
     save_pretrained_folder(model, word_tokenizer(), tmp_path / "encoder")
     files = read_model(tmp_path / "encoder", "the encoder")
     loaded = load_tokenizer(files)
-    new = load_student(files, labels=["a", "b"], layers=None, seed=0)
+    new = new_student(files, labels=["a", "b"], layers=None, seed=0)
     assert "token_type_ids" in loaded.model_input_names
     check_tokens(new, loaded, name="student.encoder")
     texts = ["word1 word2", "word3 word4 word5 word6"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from amalgam.pipeline.config.schema import Student, TrainTeachers
-from amalgam.stages.common.models.resolve import ModelFiles, width_of
+from amalgam.stages.common.models.resolve import ModelFiles, hidden_size
 from amalgam.stages.common.training.run import FEWEST_TO_SELECT, Selection
 from amalgam.stages.common.training.schedule import (
     HELD_OUT_ACCURACY,
@@ -122,7 +122,7 @@ def test_a_short_training_gets_a_note_with_its_settings() -> None:
     "config", [{"hidden_size": 48}, {"dim": 48}, {"model_type": "amalgam", "text_config": {"hidden_size": 48}}]
 )
 def test_the_width_of_an_encoder_is_in_its_configuration(tmp_path: Path, config: dict[str, Any]) -> None:
-    assert width_of(ModelFiles("given", tmp_path, "", None, "safetensors", config)) == 48
+    assert hidden_size(ModelFiles("given", tmp_path, "", None, "safetensors", config)) == 48
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.cached.uncertainty import MEASURES, confidence, sums_over_passes
 from amalgam.stages.target_methods import COMPARATIVE, TargetBatch, TargetInputs, TeacherPredictions, target_method
 
-LN2, LN3 = math.log(2), math.log(3)
+LN2 = math.log(2)
 
 
 def arrays(*rows: list[float]) -> pl.Series:

@@ -17,7 +17,7 @@ from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, label_biases, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised
-from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest, similar
+from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest_texts, similar
 from amalgam.stages.weigh_teachers.signals import Fitted, correlation, standard, together
 from amalgam.stages.weigh_teachers.weigh import (
     AGREEING,
@@ -128,7 +128,7 @@ def test_weights_by_confidence_are_mukas() -> None:
 @pytest.mark.parametrize("texts", [1, 2, 3])
 def test_few_texts_have_as_many_neighbours_as_there_are_others(texts: int) -> None:
     space = np.eye(texts, dtype=np.float32)
-    near = nearest(space, 50, space, 0)[0]
+    near = nearest_texts(space, 50, space, 0)[0]
     assert near.shape == (texts, texts - 1)
     assert smoothed(np.ones((texts, 2)), near, Fitted()).shape == (texts, 2)
 
@@ -352,7 +352,7 @@ def test_evidence_is_used_from_two_texts_a_label_on(labels: int, teachers: int, 
 def test_other_blocks_get_the_weights_that_the_fitted_block_gives_the_same_texts(settings: dict[str, Any]) -> None:
     right = np.random.default_rng(0).choice(2, 900, p=[0.7, 0.3])
     kept, space = company(right)
-    near = nearest(space, 10, space, 0)[0]
+    near = nearest_texts(space, 10, space, 0)[0]
     predicted = np.random.default_rng(1).integers(3, size=(900, 2))
     targets = Targets.model_validate({**AMALGAM, **settings})
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from amalgam.data.keys import union_of
 from amalgam.stages.common.given_labels import DIFFERING, ORDINARY
-from amalgam.stages.report.evaluation import Predictions
+from amalgam.stages.report.evaluation import SystemPredictions
 from amalgam.stages.report.evaluation import TestAnswers as Answers
 from amalgam.stages.report.labelling import select
 from amalgam.stages.report.quality import rival_counts, rivals_of_selected
@@ -60,7 +60,8 @@ def made(
     answers |= {} if ensemble is None else {"ensemble": predicted(ensemble, everything)}
     answers |= {} if zero_shot is None else {"zero-shot": predicted(zero_shot, everything)}
     systems = {
-        name: Predictions(labels_of, np.ones(len(gold)), np.ones(len(gold))) for name, labels_of in answers.items()
+        name: SystemPredictions(labels_of, np.ones(len(gold)), np.ones(len(gold)))
+        for name, labels_of in answers.items()
     }
     test = Answers(everything, gold, teacher_answers, systems, everything, 0.0)
     counts: list[Any] = [
@@ -92,7 +93,9 @@ def of_selected(student: float, ensemble: float, zero_shot: float = 0.4, *, shar
     chosen = select(made["student"], made["ensemble"])
     rows = np.array([row for row, _ in chosen])
     picked = np.array([ORDINARY if why == "random" else DIFFERING for _, why in chosen], np.int8)
-    systems = {name: Predictions(own[rows].argmax(axis=1), *np.ones((2, len(rows)))) for name, own in made.items()}
+    systems = {
+        name: SystemPredictions(own[rows].argmax(axis=1), *np.ones((2, len(rows)))) for name, own in made.items()
+    }
     space = union_of({"teacher-0": NAMES[:2], "teacher-1": NAMES[2:4]})
     own = {name: np.full(len(rows), place) for place, name in enumerate(space.columns)}
     answers = Answers(rows, gold[rows], own, systems, rows, 0.0, picked=picked)

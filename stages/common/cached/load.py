@@ -21,7 +21,7 @@ from amalgam.stages.common.corpus import Bucket, Part
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.models.model_folder import full_attention, reads_padding, states_body, text_config
 from amalgam.stages.common.models.resolve import LAST_LAYER, ResolvedTeacher, depth_of
-from amalgam.stages.objective_inputs import measure_of, objective_inputs, reads_texts
+from amalgam.stages.objective_inputs import domain_measure, objective_inputs, reads_texts
 from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class CachedStates:
 def required_states(run: Run) -> list[CachedStates]:
     """Returns every family of states that the experiment reads, in the order of computation."""
     method, objective = target_method(run.experiment.targets), objective_inputs(run.experiment)
-    by_domain = measure_of(run.experiment) is not None and not objective.weighs_by_domain
+    by_domain = domain_measure(run.experiment) is not None and not objective.weighs_by_domain
     families = [encoder_states(run)] if method.reads_features else []
     if by_domain or method.reads_states:
         families += [last_states(run, teacher) for teacher in load.teachers_of(run)]

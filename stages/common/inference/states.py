@@ -34,7 +34,7 @@ CHUNK = 16 << 20
 LARGEST = float(np.finfo(np.float16).max)
 
 
-def words_of(label: str) -> str:
+def label_words(label: str) -> str:
     """Returns the words of a label name: sci_tech, sci-tech and sciTech all give two words."""
     return " ".join(word for word in WORD_BOUNDARY.split(label) if word) or label
 
@@ -79,7 +79,7 @@ class Encoder:
     def name_states(self, names: Sequence[str]) -> Array:
         """Returns the states of label names: [names, width], each of length 1."""
         new = self.classifier
-        return self.pooled(encode(new.tokenizer, [(words_of(name),) for name in names], new.limit, types=new.types))
+        return self.pooled(encode(new.tokenizer, [(label_words(name),) for name in names], new.limit, types=new.types))
 
 
 def feature_table(encoder: Encoder, keys: Any, tokens: TokenRows) -> pa.Table:

@@ -68,7 +68,7 @@ def load_language_model(files: ModelFiles) -> PreTrainedModel:
     return model
 
 
-def load_student(
+def new_student(
     files: ModelFiles, *, labels: list[str], layers: int | None, seed: int, dropout: float | None = None
 ) -> PreTrainedModel:
     """Loads an encoder, or its first layers, under a new head for these labels; depends on files and arguments only."""

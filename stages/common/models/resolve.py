@@ -448,7 +448,7 @@ def checked_encoder(files: ModelFiles, layers: int | None) -> ModelFiles:
     return files
 
 
-def width_of(files: ModelFiles) -> int:
+def hidden_size(files: ModelFiles) -> int:
     return int(_size(files, WIDTH))
 
 

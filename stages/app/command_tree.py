@@ -95,7 +95,7 @@ class GroupedCommands(TyperGroup):
 
 def _unknown_option(error: Any, command: str, options: set[str]) -> ExperimentError:
     option = str(error.option_name)
-    name, names = option.lstrip("-").replace("-", "_"), [own[2:] for own in options if own.startswith("--")]
+    name, names = option.lstrip("-").replace("-", "_"), [word[2:] for word in options if word.startswith("--")]
     close = " or ".join(f"--{near}" for near in nearest(option.lstrip("-"), names, 2, ratio=0.6))
     takes_fields = bool(options & {"overrides", "arguments"})
     fields = fields_named(name) if takes_fields else []
@@ -120,7 +120,7 @@ def _wrong_use(error: Any, command: Any) -> ExperimentError:
     lines = [line.partition("  ")[0] for line in (command.epilog or "").splitlines()]
     examples = [line for line in lines if line.startswith(f"{name} ")]
     parameter, option = getattr(error, "param", None), getattr(error, "option_name", None)
-    parameter = next((own for own in command.params if option in own.opts), parameter)
+    parameter = next((candidate for candidate in command.params if option in candidate.opts), parameter)
     what, fix = f"`{name}`: {message[:1].lower()}{message[1:]}", f"run `{name} --help`"
     if parameter and parameter.param_type_name == "option":
         examples = [line for line in examples if not {*parameter.opts}.isdisjoint(line.split())]

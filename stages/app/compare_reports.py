@@ -437,7 +437,8 @@ def _groups(runs: Sequence[ReportJson]) -> list[GroupAccuracy]:
     shared = [
         name
         for name in slices[0]
-        if all(name in accuracy for accuracy in slices) and all(own.get(name) == labels[0].get(name) for own in labels)
+        if all(name in accuracy for accuracy in slices)
+        and all(of_run.get(name) == labels[0].get(name) for of_run in labels)
     ]
     return [{"group": name, "accuracy": [accuracy[name] for accuracy in slices]} for name in shared[:MOST_GROUPS]]
 

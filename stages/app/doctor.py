@@ -80,7 +80,7 @@ def _experiment(config: Path, overrides: list[str]) -> Iterator[CheckResult]:
     labels = run.experiment.labels
     label_checks = [partial(load_labels.check_unknown, run), partial(load_labels.check_labels, run)]
     yield from _rows("labels", label_checks, f"labels: {labels}" if labels else "none given")
-    yield from (row for row in _models(run) if row.ok or row[1:] not in {own[1:] for own in teachers})
+    yield from (row for row in _models(run) if row.ok or row[1:] not in {teacher[1:] for teacher in teachers})
     yield from (CheckResult("max_tokens", note) for note in checks.limit_notes(run))
     folder_checks = [partial(checks.check_public_folder, run, stage) for stage in STAGES]
     yield from _rows("folders", folder_checks, "results can be written next to the experiment file")
@@ -143,13 +143,13 @@ def _check_tokenizer(files: ModelFiles) -> None:
 def _summary(run: Run) -> str:
     """Returns the number of the teachers and of their labels, and the encoders of trained teachers."""
     load.prepare_teachers(run)
-    own, trained = load.labels_by_teacher(run), run.experiment.train_teachers
-    labels = {label for names in own.values() for label in names}
-    parts = [f"{counted(len(own), 'teacher')}, {counted(len(labels), 'label')}"] if own or not trained else []
+    named, trained = load.labels_by_teacher(run), run.experiment.train_teachers
+    labels = {label for names in named.values() for label in names}
+    parts = [f"{counted(len(named), 'teacher')}, {counted(len(labels), 'label')}"] if named or not trained else []
     if trained:
         encoders = sorted({str(settings.encoder) for settings, _ in encoders_of(run).values()})
         parts.append(f"trained by train-teachers from {', '.join(encoders)}")
-    return "; ".join(filter(None, [*parts, similar_labels_note(own)]))
+    return "; ".join(filter(None, [*parts, similar_labels_note(named)]))
 
 
 def _models(run: Run) -> Iterator[CheckResult]:

@@ -92,12 +92,12 @@ def _write_for_teachers(models: Sequence[str], into: Path) -> str:
 
 def write_with_schema(path: Path, text: str) -> Path:
     """Writes a new experiment file, and the schema with which an editor completes and checks it."""
-    schema, own = path.with_name(SCHEMA_FILE), experiment_schema()
-    if os.path.lexists(schema) and _title_of(schema) != own["title"]:
+    schema, content = path.with_name(SCHEMA_FILE), experiment_schema()
+    if os.path.lexists(schema) and _title_of(schema) != content["title"]:
         fix = "move it away, or write into another folder"
         raise ExperimentError(f"{SCHEMA_FILE} exists, and amalgam did not write it", where=str(schema), fix=fix)
     write_new(path, text)
-    schema.write_text(json.dumps(own, indent=1) + "\n", encoding="utf-8")
+    schema.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path
 
 
@@ -162,9 +162,9 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
         resolve.read_model(folder, where, allow_pickle=True)  # `plan` requires allow_pickle
     files = resolve.ModelFiles(given, folder, "", commit, "safetensors", config)
     resolve.check_model_type(files)
-    own, is_named = resolve.own_labels(files, teacher=name)
-    is_named = is_named and not any(map(_is_no_name, own))
-    labels = resolve.label_names(files, labels=None if is_named else own, rename={}, teacher=name)
+    stored, is_named = resolve.own_labels(files, teacher=name)
+    is_named = is_named and not any(map(_is_no_name, stored))
+    labels = resolve.label_names(files, labels=None if is_named else stored, rename={}, teacher=name)
     return DetectedTeacher(name, _reference_from(into, given, place), commit, labels, is_named)
 
 

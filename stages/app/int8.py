@@ -204,8 +204,8 @@ def agreement(labels: Sequence[str], texts: ComparedTexts, expected: Array, quan
     names = {label: index for index, label in enumerate(labels)}
     gold = np.array([names.get(label or "", -1) for label in texts.gold], np.int64)
     labelled = gold >= 0
-    right = [(own == gold)[labelled] for own in (expected, quantised)]
-    accuracies = [float(own.mean()) if labelled.any() else None for own in right]
+    right = [(predicted == gold)[labelled] for predicted in (expected, quantised)]
+    accuracies = [float(part.mean()) if labelled.any() else None for part in right]
     return {
         "texts": len(expected),
         "source": texts.source,

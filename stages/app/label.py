@@ -90,11 +90,11 @@ def _table(run: Run, rows: Array, is_random: Array, random: np.random.Generator,
     places = np.unique(np.searchsorted(np.cumsum([bucket.rows for bucket in buckets]), rows, side="right"))
     prefixes, keys = [buckets[place].prefix for place in places], pl.Series("key", texts.column("key"), pl.Binary)
     logits = [answer_reader(run).logits(teacher, prefixes, keys).to_numpy() for teacher in space.columns]
-    answers = [np.array(own)[part.argmax(axis=1)] for own, part in zip(space.columns.values(), logits, strict=True)]
-    hints = [[space.names[label] for label in random.permutation(np.unique(own))] for own in zip(*answers, strict=True)]
+    answers = [np.array(ids)[part.argmax(axis=1)] for ids, part in zip(space.columns.values(), logits, strict=True)]
+    hints = [[space.names[label] for label in random.permutation(np.unique(row))] for row in zip(*answers, strict=True)]
     for place in range(max(map(len, hints), default=0)):
         name = free_name(f"{HINT}{place + 1}", corpus)
-        columns[name] = [own[place] if place < len(own) else "" for own in hints]
+        columns[name] = [names[place] if place < len(names) else "" for names in hints]
     reasons = zip(own_keys, is_random[rows].tolist(), strict=True)
     columns[why_column(corpus)] = [RANDOM if marked else given.why.get(key, "") for key, marked in reasons]
     return pl.DataFrame(columns)
@@ -239,7 +239,7 @@ def _targets(run: Run, given: GivenLabels) -> _Targets:
 
 def _shares(before: pl.Series, after: pl.Series, teachers: Sequence[str]) -> dict[str, tuple[float, float]]:
     counts = {name: [int((texts == name).sum()) for texts in (before, after)] for name in teachers}
-    return {name: (own / len(before), other / len(after)) for name, (own, other) in counts.items()}
+    return {name: (old / len(before), new / len(after)) for name, (old, new) in counts.items()}
 
 
 def next_step(path: str, overrides: Sequence[str], config: Path) -> str:

@@ -96,7 +96,7 @@ def _repeated(restriction: Restriction, licence: str, published: Sequence[str]) 
         return False
     if restriction is SHARE_ALIKE:
         return licence in published
-    return any(restriction in RESTRICTED.get(own, ()) for own in published)
+    return any(restriction in RESTRICTED.get(entry, ()) for entry in published)
 
 
 def _sentence(source: Source, licence: str, restriction: Restriction) -> str:

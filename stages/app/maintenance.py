@@ -77,7 +77,9 @@ def list_artifacts(run: Run) -> Status:
         for name, files in sorted(folders[stage.name].items())
         if (summary := _summary(run, stage, name, files, sizes))
     ]
-    references = ((own.name, model_reference(run, own.model, own.revision)) for own in run.experiment.teachers)
+    references = (
+        (teacher.name, model_reference(run, teacher.model, teacher.revision)) for teacher in run.experiment.teachers
+    )
     newer = ((name, revision) for name, reference in references if (revision := newer_revision(reference)))
     notes = [
         f"teacher {name}: the Hub has a newer version, {new[:12]}; revision: {new} takes it" for name, new in newer
@@ -336,8 +338,8 @@ def _unused_records(
     by_path = {entry.path: entry for entry in entries if entry.path not in kept}
     for inside, record in records:
         if inside not in kept:
-            own = (inside, *(file.path for file in record.files))
-            yield inside, [by_path[path] for path in own if path in by_path]
+            paths = (inside, *(file.path for file in record.files))
+            yield inside, [by_path[path] for path in paths if path in by_path]
 
 
 def _young_folders(entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]]) -> set[str]:

@@ -109,8 +109,8 @@ def numbers_of(store: Store, base: Path, student: str, own_test: Callable[[], st
         why_not = "all labelled test texts were selected" if selected else "there are no labelled test texts"
         return Numbers(None, why_not, _verdict(base, reports[0].fingerprint))
     if len(ordinary) > 1 and ordinary[0].fingerprint != last:
-        own = own_test()
-        ordinary.sort(key=lambda report: (report.test != own, -report.texts))
+        own_digest = own_test()
+        ordinary.sort(key=lambda report: (report.test != own_digest, -report.texts))
     return Numbers(ordinary[0].evaluation, "", _verdict(base, ordinary[0].fingerprint))
 
 

@@ -321,8 +321,8 @@ Values = Sequence[Sequence[Any]]
 
 
 def _columns(rows: Sequence[Row], result: Predictions) -> Values:
-    own = [[row.number for row in rows], [text_key(row.fields) for row in rows], [row.id for row in rows]]
-    return [*own, *(values.tolist() if isinstance(values, np.ndarray) else values for values in result.columns)]
+    leading = [[row.number for row in rows], [text_key(row.fields) for row in rows], [row.id for row in rows]]
+    return [*leading, *(values.tolist() if isinstance(values, np.ndarray) else values for values in result.columns)]
 
 
 @contextmanager

@@ -118,8 +118,8 @@ class Audit:
 
 def _audit_row(teacher: AuditedTeacher) -> dict[str, object]:
     left_out: Mapping[str, object] = teacher["left_out"] or {}
-    own = {name: value for name, value in teacher.items() if name != "left_out"}
-    return own | {f"without_{name}": left_out.get(name) for name in ("changed", "accuracy", "harmful", "disagrees")}
+    plain = {name: value for name, value in teacher.items() if name != "left_out"}
+    return plain | {f"without_{name}": left_out.get(name) for name in ("changed", "accuracy", "harmful", "disagrees")}
 
 
 # ---- run

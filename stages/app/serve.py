@@ -71,8 +71,8 @@ def export_folder(config: Path, student: Path | None, console: Console) -> Expor
     if student is not None:
         fix = f"name a folder that `amalgam export --onnx` wrote, such as {STUDENTS}/student{SUFFIX}"
         if (student / CONFIG).is_file() and not (student / EXPORT_FACTS).exists():
-            own, exported = shlex.quote(str(student)), shlex.quote(f"{student}{SUFFIX}")
-            fix = f"run `amalgam export --onnx --student {own}`, then `amalgam serve --student {exported}`"
+            given, exported = shlex.quote(str(student)), shlex.quote(f"{student}{SUFFIX}")
+            fix = f"run `amalgam export --onnx --student {given}`, then `amalgam serve --student {exported}`"
         return read_export(student, fix, file_option)
     loaded = load_with_methods(config)
     source = loaded.base / STUDENTS / loaded.experiment.student.name

@@ -88,14 +88,14 @@ class StudentFolder:
             )
             raise ModelError(what, where=str(self.folder), fix=fix)
         position = {label: index for index, label in enumerate(labels)}
-        missing = [label for own in self.teachers.values() for label in own if label not in position]
+        missing = [label for names in self.teachers.values() for label in names if label not in position]
         if missing or not self.teachers:
             what = "the student's folder lists no labels of its teachers"
             if missing:
                 what = f"the student lacks the label of a teacher: {shown(missing[0])}"
             fix = f"run `{command}`, which writes the file again and trains nothing, or omit --explain"
             raise ModelError(what, where=str(self.folder / METADATA), fix=fix)
-        return {teacher: [position[label] for label in own] for teacher, own in self.teachers.items()}
+        return {teacher: [position[label] for label in names] for teacher, names in self.teachers.items()}
 
 
 def finished_student(config: Path, folder: Path | None) -> StudentFolder:
@@ -117,10 +117,10 @@ def finished_in(folder: Path, fix: str = "run the experiment", file_option: str 
     check_delivered(folder, file_option)
     if (folder / EXPORT_FACTS).is_file() and not (folder / SAFETENSORS[0]).exists():
         use = "`amalgam serve` uses this one" if (folder / ONNX_MODEL).is_file() else "its classify.py uses this one"
-        own = shlex.quote(re.sub("-(onnx|numpy)(-int8)?$", "", str(folder)))
+        source = shlex.quote(re.sub("-(onnx|numpy)(-int8)?$", "", str(folder)))
         what, fix = (
             "this folder is an export, without the weights of a student",
-            f"name the student, such as {own}; {use}",
+            f"name the student, such as {source}; {use}",
         )
         raise ModelError(what, where=str(folder.absolute()), fix=fix)
     metadata = read_metadata(folder) or {}

@@ -88,7 +88,7 @@ def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: b
 def _notes(results: Sequence[SweepResult], before: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yields notes on replaced students and on equal ones; `before`: the marks of the folders before the sweep."""
     trained = [(one["name"], one["fingerprint"]) for one in results if one["fingerprint"]]
-    replaced = [name for name, own in trained if before[name].get("fingerprint", own) != own]
+    replaced = [name for name, fingerprint in trained if before[name].get("fingerprint", fingerprint) != fingerprint]
     if replaced:
         names = ", ".join(f"{STUDENTS}/{name}" for name in replaced)
         yield f"students of other settings were replaced: {names}; student.name=PREFIX starts the names of a sweep"
@@ -143,9 +143,9 @@ def combinations(config: Path, overrides: Sequence[str]) -> list[SweepRun]:
         settings = [*fixed, *(f"{field}={value}" for field, value in values.items()), f'student.name="{name}"']
         file = load_with_methods(config, settings).file
         if name in sweep_runs:
-            earlier, own = (shlex.join(map("=".join, run.items())) for run in (sweep_runs[name].values, values))
-            what, fix = f"two students have the name {name}: {earlier} and {own}", "name each value once"
-            if earlier != own:
+            earlier, later = (shlex.join(map("=".join, run.items())) for run in (sweep_runs[name].values, values))
+            what, fix = f"two students have the name {name}: {earlier} and {later}", "name each value once"
+            if earlier != later:
                 alone = f"amalgam run {shlex.join(settings[:-1])} student.name=NAME{file_option(config)}"
                 fix = f"leave the second out, and run it alone: {alone}"
             raise ExperimentError(what, fix=fix)

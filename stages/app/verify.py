@@ -102,8 +102,8 @@ def _unmended(path: str, fault: str, repair: str, command: str = "") -> Damage:
 
 def _links(base: Path, store: Store) -> Iterator[Damage]:
     fault, repair = "it is a link, behind which no file is checked or written", "move the link away and run again"
-    own = [] if store.backend.is_remote else [*(stage.name for stage in STAGES), CACHED_TOKENS, LOGS]
-    for path in (*(base / name for name in (STUDENTS, TEACHERS, REPORTS)), *(store.root / name for name in own)):
+    folders = [] if store.backend.is_remote else [*(stage.name for stage in STAGES), CACHED_TOKENS, LOGS]
+    for path in (*(base / name for name in (STUDENTS, TEACHERS, REPORTS)), *(store.root / name for name in folders)):
         if path.is_symlink():
             yield _unmended(path.relative_to(base if path.parent == base else store.root).as_posix(), fault, repair)
 

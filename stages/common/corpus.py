@@ -65,8 +65,8 @@ UNIT_TEXTS = 1 << 15
 def sources_of(experiment: ExperimentConfig) -> dict[str, list[str]]:
     """Returns the paths, remote addresses or GENERATED of each part that the experiment has."""
     corpus = experiment.corpus
-    own = experiment.train_teachers.texts if experiment.train_teachers else None
-    parts = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test, "teachers": own}
+    of_teachers = experiment.train_teachers.texts if experiment.train_teachers else None
+    parts = {"train": corpus.train, "validation": corpus.validation, "test": corpus.test, "teachers": of_teachers}
     if experiment.generate is not None and reads_texts(experiment):
         parts |= {"train": [GENERATED], **({HELD_OUT: [GENERATED]} if experiment.generate.held_out else {})}
     return {part: sources for part, sources in parts.items() if sources}
@@ -85,8 +85,8 @@ def hub_datasets(sources: Iterable[str]) -> list[str]:
 
 def corpus_for(experiment: ExperimentConfig, part: str) -> Corpus:
     """Returns the corpus section of one part: only the training part and the teachers' texts have limits."""
-    own = experiment.train_teachers.limit if experiment.train_teachers else None
-    limit = {"train": experiment.corpus.limit, "teachers": own}.get(part)
+    of_teachers = experiment.train_teachers.limit if experiment.train_teachers else None
+    limit = {"train": experiment.corpus.limit, "teachers": of_teachers}.get(part)
     generated = GENERATED in sources_of(experiment).get(part, [])
     return experiment.corpus.model_copy(update={**(AS_GENERATED if generated else {}), "limit": limit})
 
@@ -127,7 +127,7 @@ def generated_part(table: pa.Table, settings: Generate, part: str) -> tuple[pa.T
         "max_repetition": _numbers(table, "repetition", 0.0) <= settings.max_repetition,
     }
     passes["max_duplicate"] = _nearness(table, np.logical_and.reduce(list(passes.values()))) <= settings.max_duplicate
-    return table.filter(rows), {name: own[rows] for name, own in passes.items()}
+    return table.filter(rows), {name: are_kept[rows] for name, are_kept in passes.items()}
 
 
 def _nearness(table: pa.Table, passes: Array) -> Array:

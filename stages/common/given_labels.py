@@ -259,7 +259,7 @@ def picked_in(path: Path, corpus: Corpus) -> dict[bytes, Sequence[str | None]]:
     labels = [_column(path, free_name(name, corpus)) or {} for name in PREDICTED]
     rows = ((reasons.get(row.number), row) for row in read_rows(path, corpus=corpus) if isinstance(row, Row))
     return {
-        text_key(row.fields): [own.get(row.number) for own in labels] if why == DIFFER else []
+        text_key(row.fields): [by_row.get(row.number) for by_row in labels] if why == DIFFER else []
         for why, row in rows
         if why in SELECTED
     }

@@ -88,7 +88,7 @@ def interval_of_auroc(wins: Array, losses: Array) -> tuple[float, float]:
     groups, mean = (wins, losses), float(wins.mean())
     fewest = min(map(len, groups))
     centre = (mean * fewest + 2) / (fewest + 4)  # not 0 or 1, where no text varies
-    variance = sum(float(own.var(ddof=1)) / len(own) if len(own) > 1 else 1.0 for own in groups)
+    variance = sum(float(values.var(ddof=1)) / len(values) if len(values) > 1 else 1.0 for values in groups)
     texts = np.clip(centre * (1 - centre) / max(variance, sys.float_info.min), fewest, 3 * fewest)
     return interval(mean, float(texts))
 

@@ -117,7 +117,7 @@ def labels_by_teacher(run: Run) -> dict[str, list[str]]:
         return labels_of(run, teacher, files) if files else None
 
     labels = zip(teachers, models.for_all(labels_if_here, teachers.values(), cannot="be teachers"), strict=True)
-    return {name: own for name, own in labels if own}
+    return {name: names for name, names in labels if names}
 
 
 def unfetched_models(run: Run) -> list[str]:
@@ -145,8 +145,8 @@ def labels_of(run: Run, teacher: TeacherSection, files: models.ModelFiles) -> li
 def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:
     """Refuses an encoder on this machine that cannot be loaded; a trained teacher is no model yet."""
     name = teacher_in(settings)
-    own = [teacher_reference(run, teacher) for teacher in run.experiment.teachers if teacher.name == name]
-    for model in own if name else [model_reference(run, _encoder_of(settings), settings.revision, where=where)]:
+    references = [teacher_reference(run, teacher) for teacher in run.experiment.teachers if teacher.name == name]
+    for model in references if name else [model_reference(run, _encoder_of(settings), settings.revision, where=where)]:
         if files := models.local_model(model):
             models.checked_encoder(files, getattr(settings, "layers", None))
 
@@ -270,7 +270,7 @@ def part_of(run: Run, name: str) -> Part | None:
     if facts is None:
         return None
     inside = {file.path.rpartition("/")[2]: file for file in manifest.files if unit_name_of(file) == name}
-    buckets = (Bucket(own["prefix"], own["rows"], own["keys_digest"], inside[own["file"]]) for own in facts["buckets"])
+    buckets = (Bucket(row["prefix"], row["rows"], row["keys_digest"], inside[row["file"]]) for row in facts["buckets"])
     return Part(name, facts, tuple(buckets))
 
 
@@ -292,8 +292,8 @@ def generated_texts(run: Run, part: str) -> pa.Table:
     if run.experiment.generate is None:
         raise AssertionError("no generated texts")  # their stages need none
     table = read_table(run.store.verified_path(generated_file(run)))
-    own, filters = generated_part(table, run.experiment.generate, part)
-    return own.filter(np.logical_and.reduce(list(filters.values())))
+    texts, filters = generated_part(table, run.experiment.generate, part)
+    return texts.filter(np.logical_and.reduce(list(filters.values())))
 
 
 def generated_identity(run: Run) -> dict[str, object]:
@@ -352,8 +352,8 @@ def source_files(run: Run, source: str) -> list[Path]:
 
 def text_inputs(run: Run, sources: Iterable[str]) -> list[InputFile]:
     """Returns the files of the sources that are outside the workspace."""
-    own = (source for source in sources if source != GENERATED and not source.startswith(REMOTE))
-    return [file for source in own for file in _own_files(run, source)]
+    local = (source for source in sources if source != GENERATED and not source.startswith(REMOTE))
+    return [file for source in local for file in _own_files(run, source)]
 
 
 def local_files(run: Run, source: str) -> list[Path]:

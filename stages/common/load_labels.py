@@ -144,9 +144,9 @@ def check_labels(run: Run) -> None:
         given_labels(run)
     except PendingDependencyError:
         if source != FROM_CORPUS:
-            own, file = labels_by_teacher(run), label_file(run, source)
-            if len(own) == len(run.experiment.teacher_names):
-                union = union_of(own).names
+            labels, file = labels_by_teacher(run), label_file(run, source)
+            if len(labels) == len(run.experiment.teacher_names):
+                union = union_of(labels).names
             keys = _keys_in_sources(run, file)
             file.matched(union).without_skipped(union, keys)[0].check(union, keys)
 
@@ -180,7 +180,7 @@ def check_gold(run: Run) -> None:
 def check_unknown(run: Run) -> None:
     """Refuses corpus.unknown if it is a label of a teacher, because its texts would count as labelled and unknown."""
     unknown = run.experiment.corpus.unknown
-    owners = [teacher for teacher, own in labels_by_teacher(run).items() if unknown in own] if unknown else []
+    owners = [teacher for teacher, labels in labels_by_teacher(run).items() if unknown in labels] if unknown else []
     if owners:
         what = f"corpus.unknown: {shown(str(unknown))} is a label of teacher {' and '.join(owners)}"
         fix = "name a label that no teacher has, such as none, or remove corpus.unknown"

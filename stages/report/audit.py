@@ -90,7 +90,7 @@ class AuditedTexts:
         """By teacher: [N, C] over its own labels, dropout off."""
         self.confidence_NT = np.stack([teacher.confidence.to_numpy() for teacher in inputs.predictions], axis=1)
         self.predicted_NT = np.stack(
-            [own[rows.argmax(axis=1)] for own, rows in zip(self.columns, self.distributions, strict=True)], axis=1
+            [labels[rows.argmax(axis=1)] for labels, rows in zip(self.columns, self.distributions, strict=True)], axis=1
         )
         """The first label of each teacher by position in the union."""
         self.gold_N = gold_N
@@ -109,7 +109,7 @@ class AuditedTexts:
         elif len(teachers) < len(self.columns) and self.method.confidence_is_weight:
             shares = _rescaled(self.confidence_NT[:, teachers])
             predictions = [
-                replace(teacher, confidence=pl.Series(own)) for teacher, own in zip(predictions, shares.T, strict=True)
+                replace(teacher, confidence=pl.Series(row)) for teacher, row in zip(predictions, shares.T, strict=True)
             ]
         inputs = replace(self.inputs, predictions=predictions, weights=weights)
         ranking = self.method.ranking(inputs, self.predicted_NT[:, teachers])
@@ -118,9 +118,9 @@ class AuditedTexts:
     def padded(self) -> list[Array]:
         """Returns what the targets add up for each teacher [N, L]."""
         padded = []
-        for own, distribution in zip(self.columns, self.method.distributions(self.inputs), strict=True):
+        for positions, distribution in zip(self.columns, self.method.distributions(self.inputs), strict=True):
             padded.append(np.zeros((len(self.gold_N), len(self.inputs.space.names))))
-            padded[-1][:, own] = distribution.to_numpy()
+            padded[-1][:, positions] = distribution.to_numpy()
         return padded
 
     def first_labels(self, padded: Sequence[Array], *left_out: int) -> Array:
@@ -188,7 +188,7 @@ class AuditCounts:
     """The sums of the audit, by teacher unless a comment states otherwise."""
 
     def __init__(self, labels: LabelSpace) -> None:
-        self.columns = [np.array(own) for own in labels.columns.values()]
+        self.columns = [np.array(positions) for positions in labels.columns.values()]
         self.width = len(labels.names)
         teachers = len(self.columns)
         # Pairs of teachers, with the labels of both.
@@ -268,8 +268,8 @@ class AuditCounts:
         for a, b in self.shared if teachers > 2 else ():
             both_out = texts.first_labels(padded, a, b)
             for left_out, held_out in ((a, b), (b, a)):
-                own, label_N = self.columns[held_out], texts.predicted_NT[:, held_out]  # noqa: N806
-                comparable = np.isin(without[held_out], own) & np.isin(both_out, own)
+                positions, label_N = self.columns[held_out], texts.predicted_NT[:, held_out]  # noqa: N806
+                comparable = np.isin(without[held_out], positions) & np.isin(both_out, positions)
                 agrees, agrees_without = (comparable & (union == label_N) for union in (without[held_out], both_out))
                 self.comparable[left_out] += comparable.sum()
                 self.agreed_with[left_out] += agrees.sum()
@@ -282,10 +282,10 @@ class AuditCounts:
 
 
 def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iterator[blocks.AuditedTeacher]:
-    for index, (name, own) in enumerate(labels.columns.items()):
+    for index, (name, columns) in enumerate(labels.columns.items()):
         yield {
             "teacher": name,
-            "labels": len(own),
+            "labels": len(columns),
             "mean_confidence": _share(counts.confidence[index], counts.texts),
             "wins": _share(counts.wins[index], counts.texts),
             "wins_by_weights": _share(counts.wins_by_weights[index], counts.texts) if weighed else None,
@@ -332,8 +332,8 @@ def _shared(counts: AuditCounts, labels: LabelSpace) -> Iterator[blocks.SharedLa
 
 
 def _labels(counts: AuditCounts, labels: LabelSpace) -> Iterator[blocks.AuditedLabel]:
-    for teacher, (name, own) in enumerate(labels.columns.items()):
-        for label in own:
+    for teacher, (name, columns) in enumerate(labels.columns.items()):
+        for label in columns:
             predicted = int(counts.predicted[teacher, label])
             wins = _share(counts.predicted_and_won[teacher, label], predicted)
             yield {"teacher": name, "label": labels.names[label], "predicted": predicted, "wins": wins}

@@ -69,7 +69,7 @@ def _teacher_causes(inputs: types.VerdictInputs, rivals: Sequence[types.Rival]) 
         yield {"code": "teacher-loses", "text": text}
     if inputs.unlabelled:
         unpredicted = conditions.unpredicted_teachers(inputs.unlabelled).items()
-        absent = [teacher for teacher, own in unpredicted if all(row["expected"] == 0 for row in own)]
+        absent = [teacher for teacher, rows in unpredicted if all(row["expected"] == 0 for row in rows)]
         without = {"targets": "no target has a label", "ensemble": "the ensemble predicts no label"}
         if absent:
             reference = inputs.unlabelled["agreement"]["reference"]

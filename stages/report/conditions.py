@@ -47,9 +47,9 @@ def _are_many(lost: Sequence[int], labels: Sequence[int], texts: int) -> bool:
 
 def weak_teachers(rivals: Sequence[types.Rival]) -> types.Answered | None:
     """Returns the teachers' accuracy on their own labels if they are weak; of a single teacher it is the ensemble's."""
-    own = [rival for rival in rivals if rival["kind"] == "teacher on its own labels"]
-    own = own or [rival for rival in rivals if rival["kind"] == "ensemble" and not rival.get("selected")]
-    n, right, frequent = sum(rival["n"] for rival in own), sum(rival["right"] for rival in own), most_frequent(rivals)
+    used = [rival for rival in rivals if rival["kind"] == "teacher on its own labels"]
+    used = used or [rival for rival in rivals if rival["kind"] == "ensemble" and not rival.get("selected")]
+    n, right, frequent = sum(rival["n"] for rival in used), sum(rival["right"] for rival in used), most_frequent(rivals)
     texts = min(n, frequent["n"]) if frequent else n  # teachers with the same labels have the same texts
     return {"n": n, "right": right} if n and interval(right / n, texts)[1] < WEAK_TEACHERS else None
 
@@ -68,9 +68,9 @@ def lost_teachers(rivals: Sequence[types.Rival]) -> list[types.Rival]:
 
     Both are measured, so the bound of the difference decides too; all teachers are compared at once.
     """
-    own = [rival for rival in rivals if rival["kind"] == "teacher on its own labels" and rival["n"] >= LEAST_OF_LABEL]
-    errors = errors_of(len(own))
-    return [rival for rival in own if _is_below_half(rival, errors)]
+    large = [rival for rival in rivals if rival["kind"] == "teacher on its own labels" and rival["n"] >= LEAST_OF_LABEL]
+    errors = errors_of(len(large))
+    return [rival for rival in large if _is_below_half(rival, errors)]
 
 
 def _is_below_half(rival: types.Rival, errors: float) -> bool:
@@ -98,5 +98,5 @@ def unpredicted_teachers(quality: types.UnlabelledQuality) -> dict[str, list[typ
     """Returns the teachers of whose labels the student predicts none, with their labels."""
     labels = quality["labels"]
     teachers = dict.fromkeys(name for row in labels for name in row["teachers"])
-    own = {teacher: [row for row in labels if teacher in row["teachers"]] for teacher in teachers}
-    return {teacher: rows for teacher, rows in own.items() if not any(row["predicted"] for row in rows)}
+    labels_of = {teacher: [row for row in labels if teacher in row["teachers"]] for teacher in teachers}
+    return {teacher: rows for teacher, rows in labels_of.items() if not any(row["predicted"] for row in rows)}

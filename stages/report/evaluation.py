@@ -94,7 +94,7 @@ class TeacherInputs:
             return {}
         prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", rows.column("key"), pl.Binary)
         logits = {name: self.answers.logits(name, prefixes, keys) for name in self.labels.columns}
-        return {name: own.to_numpy().astype(np.float64) for name, own in logits.items()}
+        return {name: column.to_numpy().astype(np.float64) for name, column in logits.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +142,11 @@ class TestAnswers:
             self,
             rows=self.rows[kept],
             gold=self.gold[kept],
-            own={name: own[kept] for name, own in self.own.items()},
-            systems={name: SystemPredictions(*(column[kept] for column in own)) for name, own in self.systems.items()},
+            own={name: labels_of[kept] for name, labels_of in self.own.items()},
+            systems={
+                name: SystemPredictions(*(column[kept] for column in predictions))
+                for name, predictions in self.systems.items()
+            },
             letters=self.letters[kept],
             scores=self.scores[kept] if len(self.scores) else self.scores,
             picked=self.picked[kept],
@@ -235,7 +238,7 @@ def _picked(inputs: EvaluationInputs, table: pa.Table, systems: Mapping[str, Sys
     names, pair = inputs.labels.names, [systems.get(name) for name in (inputs.system, "ensemble")]
     for row, key in enumerate(table.column("key").to_pylist()):
         if key in inputs.picked:
-            labels = [own and names[int(own.label[row])].strip() for own in pair]
+            labels = [system and names[int(system.label[row])].strip() for system in pair]
             written = inputs.picked[key]
             picked[row] = HARD if not written else DIFFERING if labels == written else MOVED
     return picked
@@ -254,7 +257,7 @@ def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:
 
     In half precision logits of two teachers are often equal. The teacher's own probability decides, not their order.
     """
-    values = [own + TIE * softmax(own) for own in logits.values()]
+    values = [scores + TIE * softmax(scores) for scores in logits.values()]
     probabilities = softmax(np.concatenate(values, axis=1))
     union = np.zeros((len(probabilities), len(labels.names)))
     columns = [label for teacher in logits for label in labels.columns[teacher]]
@@ -298,7 +301,7 @@ def evaluate(predictions: SystemPredictions, gold: Array, labels: LabelSpace, bi
     bin_of = calibration_bin(predictions.confidence, bins)
     gaps = np.bincount(bin_of, weights=right - predictions.confidence, minlength=bins)
     infinite = int((predictions.of_gold <= 0).sum())
-    slices = {teacher: right[np.isin(gold, own)] for teacher, own in labels.columns.items()}
+    slices = {teacher: right[np.isin(gold, columns)] for teacher, columns in labels.columns.items()}
     return {
         "n": len(gold),
         "accuracy": float(right.mean()),
@@ -309,8 +312,8 @@ def evaluate(predictions: SystemPredictions, gold: Array, labels: LabelSpace, bi
         "nll_nats": None if infinite else float(-np.log(predictions.of_gold).mean()),
         "nll_infinite": infinite,
         "ece": float(np.abs(gaps).sum() / len(gold)),
-        "slice_accuracy": {teacher: float(own.mean()) if len(own) else None for teacher, own in slices.items()},
-        "slice_n": {teacher: len(own) for teacher, own in slices.items()},
+        "slice_accuracy": {teacher: float(texts.mean()) if len(texts) else None for teacher, texts in slices.items()},
+        "slice_n": {teacher: len(texts) for teacher, texts in slices.items()},
         "confusion": confusion.tolist(),
     }
 

@@ -184,8 +184,8 @@ def _systems(numbers: ReportJson) -> list[Row]:
 
 def _system(name: str, scores: Measures, *, reported: bool, remark: str | None = None) -> Row:
     low, high = interval(scores["accuracy"], scores["n"])
-    own = {"name": name, "reported": reported, "low": low, "high": high, "lead": None, "remark": remark}
-    return {"nll_infinite": 0, **scores, **own}
+    row = {"name": name, "reported": reported, "low": low, "high": high, "lead": None, "remark": remark}
+    return {"nll_infinite": 0, **scores, **row}
 
 
 def _lengths(groups: Sequence[LengthGroup]) -> list[Row]:
@@ -288,11 +288,11 @@ def _teachers(numbers: ReportJson) -> list[Row]:
     targets, quality = numbers["target_quality"] or {}, numbers["student_quality"]
     audited = {row["teacher"]: row for row in targets["audit"]["teachers"]} if "audit" in targets else {}
     means = targets["mixture"]["mean"] if "mixture" in targets else {}
-    own = quality["teachers"]["own"] if quality else {}
+    on_own = quality["teachers"]["own"] if quality else {}
     rows: list[Row] = []
     for labels in numbers["labels"]["teachers"]:
         name = labels["teacher"]
-        rows.append({**labels, "audit": audited.get(name), "weight": means.get(name), "own": own.get(name)})
+        rows.append({**labels, "audit": audited.get(name), "weight": means.get(name), "own": on_own.get(name)})
     return sorted(rows, key=lambda row: -(row["weight"] or 0.0)) if len(rows) > TEACHERS_SHOWN else rows
 
 

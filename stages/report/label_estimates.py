@@ -77,8 +77,8 @@ def right_texts(inputs: EstimateInputs) -> RightTexts:
     position = {name: index for index, name in enumerate(inputs.labels.names)}
     gold = np.array([position[inputs.gold[key]] for key in table.column("key").to_pylist()])
     logits = inputs.teacher_logits(buckets, table)
-    columns = {name: np.array(own) for name, own in inputs.labels.columns.items()}
-    teachers = {name: columns[name][own.argmax(axis=1)] == gold for name, own in logits.items()}
+    columns = {name: np.array(positions) for name, positions in inputs.labels.columns.items()}
+    teachers = {name: columns[name][scores.argmax(axis=1)] == gold for name, scores in logits.items()}
     targets = inputs.targets(buckets, table)
     predicted = inputs.student.logits(fields(table)).argmax(axis=1) if inputs.student else None
     return RightTexts(

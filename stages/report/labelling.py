@@ -166,9 +166,9 @@ def _weighed(
     prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", table.column("key"), pl.Binary)
     answers = [inputs.answers.predictions(name, prefixes, keys) for name in inputs.labels.columns]
     first = [answer.logits.to_numpy().argmax(axis=1) for answer in answers]
-    columns = [np.array(own) for own in inputs.labels.columns.values()]
+    columns = [np.array(positions) for positions in inputs.labels.columns.values()]
     return WeighedTexts(
-        np.stack([own[places] for own, places in zip(columns, first, strict=True)], axis=1),
+        np.stack([positions[places] for positions, places in zip(columns, first, strict=True)], axis=1),
         np.stack([answer.confidence.to_numpy() for answer in answers], axis=1),
         matrix(inputs.read_weights(buckets).take(pa.array(chosen)).column("weight")).astype(np.float64),
         held_out & (held_out.sum() >= LEAST_HELD_OUT),
@@ -223,8 +223,10 @@ def _csv(inputs: LabellingInputs, sample: _Sample, chosen: Sequence[tuple[int, s
     writer.writerow(header_of(inputs.corpus))
     for index, (row, why) in enumerate(chosen):
         texts = [table.column(name)[index].as_py() or "" for name in ("text", "text_2")[: len(inputs.corpus.text)]]
-        own = names[int(sample.student[row].argmax())]
-        other = names[int(sample.ensemble[row].argmax())] if sample.ensemble is not None else ""
+        predicted = names[int(sample.student[row].argmax())]
+        by_ensemble = names[int(sample.ensemble[row].argmax())] if sample.ensemble is not None else ""
         identity: list[Any] = [] if inputs.corpus.id == "auto" else ids[index]
-        writer.writerow([keys[index], *identity, *texts, labels.get(bytes.fromhex(keys[index]), ""), own, other, why])
+        writer.writerow(
+            [keys[index], *identity, *texts, labels.get(bytes.fromhex(keys[index]), ""), predicted, by_ensemble, why]
+        )
     return file.getvalue()

@@ -101,8 +101,8 @@ def _without_labels(path: Path, content: bytes) -> bool:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
-            own = next(rows, [])
-            is_ours = len(own) == len(header) and own[0] == header[0] and own[label + 1 :] == header[label + 1 :]
+            first = next(rows, [])
+            is_ours = len(first) == len(header) and first[0] == header[0] and first[label + 1 :] == header[label + 1 :]
             return is_ours and all(
                 len(row) == len(header) and (not row[label].strip() or (row[0], row[label]) in labels) for row in rows
             )

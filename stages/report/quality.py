@@ -78,7 +78,7 @@ def student_quality(
     calibrated = [name for name in ("ensemble", inputs.system) if name in answers.systems and name != "zero-shot"]
     right, threshold = predictions.label == gold, inputs.student.unknown_threshold if inputs.student else None
     # Whether any teacher predicts the gold label: the upper bound for a choice among teachers.
-    oracle = np.any([own == gold for own in answers.own.values()], axis=0) if answers.own else None
+    oracle = np.any([predicted == gold for predicted in answers.own.values()], axis=0) if answers.own else None
     own_right = {name: (answers.own[name] == gold)[np.isin(gold, columns)] for name, columns in labels.columns.items()}
     return {
         "classes": _classes(confusion, labels, gold, oracle),
@@ -94,7 +94,7 @@ def student_quality(
         "teachers": {
             "n": len(gold),
             "oracle": None if oracle is None else int(oracle.sum()),
-            "own": {name: {"n": len(own), "right": int(own.sum())} for name, own in own_right.items()},
+            "own": {name: {"n": len(hits), "right": int(hits.sum())} for name, hits in own_right.items()},
         },
         "rivals": rival_counts(answers, labels, inputs.system),
         "coverage": coverage(predictions.confidence, right),
@@ -147,9 +147,9 @@ def rival_counts(answers: TestAnswers, labels: LabelSpace, system: str) -> list[
         for name, kind in kinds.items()
         if name in answers.systems and name != system
     ]
-    for name, own in answers.own.items() if len(answers.own) > 1 else ():
+    for name, predicted in answers.own.items() if len(answers.own) > 1 else ():
         inside = np.isin(gold, labels.columns[name])
-        counts.append(_rival(name, "teacher on its own labels", right[inside], (own == gold)[inside]))
+        counts.append(_rival(name, "teacher on its own labels", right[inside], (predicted == gold)[inside]))
     frequent = int(np.bincount(gold).argmax())
     counts.append(_rival(labels.names[frequent], "most frequent label", right, gold == frequent))
     return counts
@@ -367,13 +367,13 @@ def _targets(
 
 def _teachers(inputs: AuditInputs, train: Part, parts: Sequence[AuditedTexts]) -> blocks.TargetQuality:
     """Compares the teachers' confidences and weights with the gold labels."""
-    columns = [np.array(own) for own in inputs.labels.columns.values()]
+    columns = [np.array(positions) for positions in inputs.labels.columns.values()]
     predicted = np.concatenate([texts.predicted_NT for texts in parts])
     confidence = np.concatenate([texts.confidence_NT for texts in parts])
     weights = np.concatenate([texts.shares_NT for texts in parts])
     leading = np.concatenate([texts.leader_N for texts in parts])
     gold = np.concatenate([texts.gold_N for texts in parts])
-    owns = np.stack([np.isin(gold, own) for own in columns], axis=1)
+    owns = np.stack([np.isin(gold, positions) for positions in columns], axis=1)
     labelled = owns.any(axis=1)
     counted = labelled & np.concatenate([texts.counted_N >= 0 for texts in parts])
     return {

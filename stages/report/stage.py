@@ -302,7 +302,7 @@ def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, Student
         n=len(answers.gold),
         left_out=test.texts - len(every.gold) - len(every.unknown_scores),
         labels=list(names),
-        groups={name: [names[column] for column in own] for name, own in inputs.labels.columns.items()},
+        groups={name: [names[column] for column in columns] for name, columns in inputs.labels.columns.items()},
         systems=evaluate_systems(inputs, answers),
         system=inputs.system,
         selected_by=run.result("train-student").facts["selected_by"] if learns else "no student was trained",

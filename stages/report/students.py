@@ -65,7 +65,7 @@ def other_students(store: Store, test: str, picked: str | None, rows: str | None
         settings = dict(targets.get("config", {}).get("targets", {}))
         temperature = settings.pop("temperature", None)
         inputs = [targets.get(key) for key in ("inputs", "upstream", "version")]
-        own = {key: value for key, value in student.items() if key != "upstream"}
+        without_upstream = {key: value for key, value in student.items() if key != "upstream"}
         learned = manifest.facts.get("learned")
         scores: Any = {"fingerprint": fingerprint, "method": manifest.facts["method"], **manifest.facts["scores"]}
         yield OtherStudent(
@@ -76,7 +76,7 @@ def other_students(store: Store, test: str, picked: str | None, rows: str | None
             learned=learned if learned and were_learned(learned) else None,
             encoder=student.get("inputs", {}).get("encoder"),
             temperature=temperature,
-            rest=canonical([settings, *inputs, own]),
+            rest=canonical([settings, *inputs, without_upstream]),
             settings={name: value for identity in made_by for name, value in _settings(identity)},
             inputs=canonical([_other_inputs(identity) for identity in made_by[:2]]),
         )

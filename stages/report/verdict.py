@@ -153,10 +153,10 @@ def _faults(inputs: types.VerdictInputs, rivals: Sequence[types.Rival]) -> Itera
     yield from _better_rivals(rivals)
     yield from _missed_labels(inputs)
     for rival in conditions.lost_teachers(rivals):
-        own, of_teacher = (words.ratio(count, rival["n"]) for count in (rival["student_right"], rival["right"]))
+        of_student, of_teacher = (words.ratio(count, rival["n"]) for count in (rival["student_right"], rival["right"]))
         yield (
-            f"On the labels of teacher {rival['name']} the student has {own} accuracy, less than half of the teacher's "
-            f"{of_teacher} (n = {rival['n']:,}). The teacher chooses among these labels alone."
+            f"On the labels of teacher {rival['name']} the student has {of_student} accuracy, less than half of "
+            f"the teacher's {of_teacher} (n = {rival['n']:,}). The teacher chooses among these labels alone."
         )
     yield from _useless(rivals)
 
@@ -279,8 +279,8 @@ def _unpredicted(quality: types.UnlabelledQuality) -> Iterator[str]:
 
 def _lost_without_labels(quality: types.UnlabelledQuality) -> Iterator[str]:
     """Yields the teachers whose labels the student never predicts, though the ensemble often does."""
-    for teacher, own in conditions.unpredicted_teachers(quality).items():
-        texts = sum(row["ensemble"] or 0 for row in own)
+    for teacher, rows in conditions.unpredicted_teachers(quality).items():
+        texts = sum(row["ensemble"] or 0 for row in rows)
         if texts >= max(RELEVANT * quality["n"], conditions.LEAST_OF_LABEL):
             yield (
                 f"The student never predicts a label of teacher {teacher}; the ensemble does on "

@@ -329,8 +329,8 @@ class TrainingRun:
         if self.world == 1:
             loss, length = torch.stack([total, norm]).tolist()
             return [loss, *requests, length]
-        own = [torch.full((), value, dtype=torch.float64, device=self.device) for value in requests]
-        summed = self.accelerator.reduce(torch.stack([total.double() / self.world, *own]), reduction="sum")
+        scalars = [torch.full((), value, dtype=torch.float64, device=self.device) for value in requests]
+        summed = self.accelerator.reduce(torch.stack([total.double() / self.world, *scalars]), reduction="sum")
         values: list[float] = torch.cat([summed, norm.double()[None]]).tolist()
         return values
 
@@ -452,12 +452,12 @@ class TrainingRun:
         typed = progress.keys() == kinds.keys() and all(fits(progress[name], kind) for name, kind in kinds.items())
         if not typed or not progress["step"] == snapshot.step <= self.total:
             return False
-        own, weights = _shapes(self.learner.state_dict()), snapshot.tensors.get("weights", {})
+        shapes, weights = _shapes(self.learner.state_dict()), snapshot.tensors.get("weights", {})
         best, moments = snapshot.tensors.get("best"), snapshot.tensors.get("optimizer", {})
-        named = {f"{name}/{weight}": shape for weight, shape in own.items() for name in ("exp_avg", "exp_avg_sq")}
+        named = {f"{name}/{weight}": shape for weight, shape in shapes.items() for name in ("exp_avg", "exp_avg_sq")}
         return (
-            _shapes(weights) == own
-            and (best is None or _shapes(best) == own)
+            _shapes(weights) == shapes
+            and (best is None or _shapes(best) == shapes)
             and bool(progress["history"]) == (progress["best_score"] is not None)
             and all(named.get(name, ()) == shape for name, shape in _shapes(moments).items())
         )

@@ -27,7 +27,7 @@ def journal_of(workspace: Workspace) -> Path:
 
 def training(**changed: Any) -> TrainingSettings:
     settings = {"epochs": 1, "learning_rate": 0.5, "batch_size": 8, "accumulate": 1, "warmup": 0.0}
-    return TrainingSettings(**{**settings, "weight_decay": 0.0, "clip": 1.0, "evaluate_every": 5, "seed": 0, **changed})
+    return TrainingSettings(**{**settings, "weight_decay": 0.0, "evaluate_every": 5, "seed": 0, **changed})
 
 
 def test_a_training_leaves_its_metrics_and_the_score_that_chose_the_student(built: Workspace) -> None:

@@ -24,7 +24,6 @@ SHORT = TrainingSettings(
     accumulate=2,
     warmup=0.0,
     weight_decay=0.01,
-    clip=1.0,
     evaluate_every=1000,
     seed=7,
     checkpoint_seconds=1e9,

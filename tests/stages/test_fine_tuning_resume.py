@@ -25,6 +25,7 @@ from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, TrainingRun, TrainingSettings
 from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.tests.forking import Forked
+from amalgam.tests.stages import test_fine_tuning
 from amalgam.tests.stages.test_fine_tuning import Watch, tiny_bert
 from amalgam.tests.workspaces import flip_bit, quiet_environment
 
@@ -32,18 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # 20 rows in batches of 4: 5 steps an epoch, 10 in all.
-PLAIN = TrainingSettings(
-    epochs=2,
-    learning_rate=1e-3,
-    batch_size=4,
-    accumulate=2,
-    warmup=0.1,
-    weight_decay=0.01,
-    clip=1.0,
-    evaluate_every=3,
-    seed=0,
-    checkpoint_seconds=1e9,
-)
+PLAIN = replace(test_fine_tuning.PLAIN, batch_size=4, accumulate=2, seed=0)
 
 
 def some_examples() -> Examples:

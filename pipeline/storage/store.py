@@ -51,6 +51,10 @@ class StoredFile:
     bytes: int
     sha256: str
 
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
 
 @dataclass(frozen=True)
 class Record:

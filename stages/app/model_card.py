@@ -134,7 +134,7 @@ def _reports(store: Store, student: str) -> list[StudentReport]:
     for fingerprint, manifest in complete_reports(store):
         upstream, inputs = manifest.identity.get("upstream"), manifest.identity.get("inputs", {})
         if upstream and upstream.get("train-student") == student:
-            file = next((file for file in manifest.files if Path(file.path).name == EVALUATION), None)
+            file = next((file for file in manifest.files if file.name == EVALUATION), None)
             evaluation: Evaluation | None = store.content(file, Evaluation) if file else None
             reports.append(StudentReport(fingerprint, inputs.get("test"), evaluation))
     return reports

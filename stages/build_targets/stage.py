@@ -175,7 +175,7 @@ def _meaning(run: Run) -> TargetMeaning:
 
 def read_targets(run: Run) -> Iterator[pa.Table]:
     """Yields the columns READ of the targets, bucket by bucket of the training texts, in key order."""
-    files = sorted(run.result("build-targets").files, key=lambda file: Path(file.path).name)
+    files = sorted(run.result("build-targets").files, key=lambda file: file.name)
     run.store.backend.fetch([file.path for file in files])
     left = iter(files)
     rest: pa.Table | None = None

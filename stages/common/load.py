@@ -269,7 +269,7 @@ def part_of(run: Run, name: str) -> Part | None:
     facts = corpus["parts"].get(name)
     if facts is None:
         return None
-    inside = {file.path.rpartition("/")[2]: file for file in manifest.files if unit_name_of(file) == name}
+    inside = {file.name: file for file in manifest.files if unit_name_of(file) == name}
     buckets = (Bucket(row["prefix"], row["rows"], row["keys_digest"], inside[row["file"]]) for row in facts["buckets"])
     return Part(name, facts, tuple(buckets))
 

@@ -236,7 +236,7 @@ def _findings(run: Run) -> Findings:
 
 
 def _file(run: Run, name: str) -> StoredFile | None:
-    return next((file for file in run.result("report").files if Path(file.path).name == name), None)
+    return next((file for file in run.result("report").files if file.name == name), None)
 
 
 # ---- the page and the console

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from amalgam.data.arrays import Array, Keys, top_margin
@@ -532,8 +532,8 @@ def largest_evidence(run: Run, keys: Keys) -> Array | None:
 
 def _weight_files(run: Run) -> list[StoredFile]:
     """Returns the files of the blocks, in the order of their keys."""
-    tables = [file for file in run.result("weigh-teachers").files if file.path.endswith(".parquet")]
-    return [file for file in tables if PurePosixPath(file.path).name != LABELLED]
+    files = run.result("weigh-teachers").files
+    return [file for file in files if file.name.endswith(".parquet") and file.name != LABELLED]
 
 
 def weights_of(run: Run, buckets: Sequence[Bucket]) -> pa.Table:
@@ -553,7 +553,7 @@ def weights_of(run: Run, buckets: Sequence[Bucket]) -> pa.Table:
 def labelled_weights_of(run: Run) -> pa.Table:
     """Returns the teacher weights of the labelled texts before their labels were set."""
     files = run.result("weigh-teachers").files
-    return _read_weights(run, next(file for file in files if PurePosixPath(file.path).name == LABELLED))
+    return _read_weights(run, next(file for file in files if file.name == LABELLED))
 
 
 @once

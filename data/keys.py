@@ -6,8 +6,9 @@ Nothing here needs a heavy library: `plan` reads keys without opening a Parquet 
 
 from __future__ import annotations
 
+import json
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from itertools import pairwise
@@ -122,6 +123,39 @@ def similar_labels(labels: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]
     return list(pairs)
 
 
+CATCH_ALL = frozenset(
+    [
+        "other",
+        "others",
+        "none",
+        "noneofthese",
+        "noneoftheabove",
+        "neither",
+        "nothing",
+        "misc",
+        "miscellaneous",
+        "rest",
+        "background",
+        "unknown",
+        "undefined",
+        "irrelevant",
+        "notrelevant",
+        "outofscope",
+        "oos",
+        "outofdomain",
+        "ood",
+        "na",
+        "sonstiges",
+        "andere",
+        "autre",
+        "autres",
+        "otro",
+        "otros",
+    ]
+)
+"""Names of labels, folded, that usually mean none of a teacher's other labels."""
+
+
 def cut_in_groups(labels: Sequence[str], groups: int) -> list[list[str]]:
     """Labels sorted by name, cut into contiguous groups of equal size, the remainder in the last."""
     ordered = sorted(labels)
@@ -130,11 +164,24 @@ def cut_in_groups(labels: Sequence[str], groups: int) -> list[list[str]]:
     return [ordered[start:end] for start, end in pairwise(cuts)]
 
 
-def similar_labels_note(labels: Mapping[str, Sequence[str]]) -> str | None:
-    """Returns a note on labels of different teachers that differ only by case, separators or a plural."""
+def is_catch_all(name: str) -> bool:
+    """Returns whether labels of this name usually mean none of a teacher's other labels."""
+    return "".join(filter(str.isalnum, folded(name))) in CATCH_ALL
+
+
+def label_notes(labels: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yields notes on labels of several teachers: nearly the same names, and names that mean none of the others."""
     pairs = [f"{shown_name(a)} and {shown_name(b)}{_coding(a, b)}" for a, b in similar_labels(labels)]
     fix = "to make them one label, use teachers: rename"
-    return f"labels with nearly the same name count as different: {_listed(pairs, 5)}; {fix}" if pairs else None
+    if pairs:
+        yield f"labels with nearly the same name count as different: {_listed(pairs, 5)}; {fix}"
+    owners: dict[str, list[str]] = {}
+    for teacher, own in labels.items() if len(labels) > 1 else ():
+        for name in filter(is_catch_all, own):
+            owners.setdefault(name, []).append(teacher)
+    for name, teachers in owners.items():
+        fix = f"if it means none of their other labels, set catch_all: [{json.dumps(name, ensure_ascii=False)}] there"
+        yield f"{shown_name(name)} of {', '.join(teachers)} counts as a label of the student; {fix}"
 
 
 def _coding(a: str, b: str) -> str:

@@ -35,6 +35,8 @@ class TeacherPredictions:
     distribution: pl.Series
     """Over the teacher's own labels, as `targets.distribution` selects it."""
     confidence: pl.Series
+    own: pl.Series | None = None
+    """Probability of its labels together, where it has outputs that mean none of them."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def _teachers_stay_loaded() -> Iterator[None]:
     load = TeacherLoader.load
 
     def load_once(self: TeacherLoader, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
-        settings = dataclasses.replace(resolved, files=None, labels=len(resolved.labels))  # type: ignore[arg-type]
+        settings = dataclasses.replace(resolved, files=None, outputs=len(resolved.outputs))  # type: ignore[arg-type]
         if not passes:  # make-embeddings computes gradients, which a model no longer allows once it ran for inference
             return load(self, resolved, dtype, passes=passes)
         key = (settings, resolved.files.digest, dtype, self.seed, self.device, self.last_layer)

@@ -280,6 +280,9 @@ class Teacher(ConfigSection):
     """Label names in the order of the model's outputs; null: the model's own names (id2label)."""
     rename: dict[Text, Text] = {}
     """Map from label names of the model to label names of the student."""
+    catch_all: list[Text] = []
+    """Label names of the model that mean none of its other labels, such as other. The student does not predict them,
+    and a teacher weighs less where it does."""
     max_tokens: Positive | None = None
     """Largest text length in tokens, special tokens included; null: cache.max_tokens."""
     dropout: Rate | None = None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
-from amalgam.data.keys import shown, similar_labels_note
+from amalgam.data.keys import label_notes, shown
 from amalgam.data.lazy import pl, torch
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource, GivenExperiment
 from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
@@ -340,8 +340,7 @@ class Experiment:
         """Counts from the cache how often each teacher wins, is missed, and contradicts another."""
         states = self.plan()
         with working(self._run):
-            note = similar_labels_note(labels_by_teacher(self._run))
-            if note:
+            for note in label_notes(labels_by_teacher(self._run)):
                 self._console.note(note)
             return Audit(audit(self._run, states))
 

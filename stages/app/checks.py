@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
-from amalgam.data.keys import shown, similar_labels_note
+from amalgam.data.keys import label_notes, shown
 from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import STATIC
 from amalgam.pipeline.errors import AmalgamError
@@ -240,7 +240,7 @@ def _about_teachers(run: Run) -> Iterator[str]:
         labels = load.labels_by_teacher(run)
     except AmalgamError:  # a problem, not a remark
         return
-    yield from filter(None, [similar_labels_note(labels)])
+    yield from label_notes(labels)
     with suppress(PendingDependencyError):
         yield from load.same_model_notes({teacher.name: teacher.files for teacher in load.teachers_of(run)})
 

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from amalgam.data.keys import similar_labels_note
+from amalgam.data.keys import label_notes
 from amalgam.pipeline.config.schema import Execution
 from amalgam.pipeline.console import counted, size
 from amalgam.pipeline.errors import AmalgamError, ModelError
@@ -149,7 +149,7 @@ def _summary(run: Run) -> str:
     if trained:
         encoders = sorted({str(settings.encoder) for settings, _ in encoders_of(run).values()})
         parts.append(f"trained by train-teachers from {', '.join(encoders)}")
-    return "; ".join(filter(None, [*parts, similar_labels_note(named)]))
+    return "; ".join([*parts, *label_notes(named)])
 
 
 def _models(run: Run) -> Iterator[CheckResult]:

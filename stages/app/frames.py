@@ -94,7 +94,7 @@ def predictions(student: Student, inputs: Sequence[str | tuple[str, str]]) -> pl
 
 
 def _files(run: Run, name: str) -> tuple[dict[Path, tuple[int, int]], int]:
-    """Returns the teacher's files with their range of passes, and the number of its labels."""
+    """Returns the teacher's files with their range of passes, and the number of its outputs."""
     teachers = {teacher.name: teacher for teacher in teachers_of(run)}
     if name not in teachers:
         raise ExperimentError(f"no teacher {name!r}", where="teachers", fix=f"name one of {', '.join(teachers)}")
@@ -102,7 +102,7 @@ def _files(run: Run, name: str) -> tuple[dict[Path, tuple[int, int]], int]:
     ranges = manifest.facts["ranges"]
     files = [file for file in manifest.files if file.path in ranges and family_in(file.path) == family]
     spans = [(int(first), int(last)) for first, last in (ranges[file.path] for file in files)]
-    return dict(zip(run.store.verified_paths(files), spans, strict=True)), len(teachers[name].labels)
+    return dict(zip(run.store.verified_paths(files), spans, strict=True)), len(teachers[name].outputs)
 
 
 def checked_texts(texts: Any, learned: Sequence[str] = ()) -> list[tuple[str, ...]]:

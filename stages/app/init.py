@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amalgam.data.hub import DEFAULT_REVISION
-from amalgam.data.keys import shown, shown_names, similar_labels, similar_labels_note
+from amalgam.data.keys import is_catch_all, label_notes, shown, shown_names, similar_labels
 from amalgam.pipeline.config.load import name_of, template
 from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import counted
@@ -23,6 +23,7 @@ from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.pipeline.user_paths import DEFAULT_FILE, user_path, write_new
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder, resolve
+from amalgam.stages.common.models.label_names import NUMBER, PLACEHOLDER, UNNAMED, label_names, own_labels
 from amalgam.stages.methods import experiment_schema
 
 LABELS_SHOWN = 20
@@ -83,11 +84,11 @@ def _write_for_teachers(models: Sequence[str], into: Path) -> str:
     task = f"name your texts and the labels of {', '.join(unnamed)}" if unnamed else "name your texts"
     message = f"wrote {path}: {count}, {len(labels)} labels; {task} in it, then `amalgam plan{file_option(path)}`"
     unread = [teacher.name for teacher in teachers if not teacher.is_read]
-    notes = [similar_labels_note({teacher.name: teacher.labels for teacher in teachers if teacher.is_named})]
+    notes = [*label_notes({teacher.name: teacher.labels for teacher in teachers if teacher.is_named})]
     if unread:
         when = f"`amalgam doctor{file_option(path)}` reads them once it can"
         notes.append(f"the Hub cannot be reached, so the labels of {', '.join(unread)} are not in the file; {when}")
-    return "\n".join([message, *(f"note: {note}" for note in notes if note)])
+    return "\n".join([message, *(f"note: {note}" for note in notes)])
 
 
 def write_with_schema(path: Path, text: str) -> Path:
@@ -128,7 +129,7 @@ def _section(teachers: Sequence[DetectedTeacher]) -> str:
             lines.append("    # its labels were not read: the Hub could not be reached")
             continue
         if not teacher.is_named:
-            blanks = [f'"{resolve.UNNAMED}"' if _is_no_name(label) else as_yaml(label) for label in labels]
+            blanks = [f'"{UNNAMED}"' if _is_no_name(label) else as_yaml(label) for label in labels]
             lines.append(f"    labels: [{', '.join(blanks)}]  # name the {len(labels)} outputs, in the model's order")
             continue
         lines.append(f"    # {len(labels)} labels: {shown_names(labels, LABELS_SHOWN)}")
@@ -139,6 +140,10 @@ def _section(teachers: Sequence[DetectedTeacher]) -> str:
         if alike:
             pairs = ", ".join(f"{as_yaml(old)}: {as_yaml(new)}" for old, new in alike.items())
             lines.append(f"    # rename: {{{pairs}}}  # if these are the same label")
+        if len(teachers) > 1 and (others := list(filter(is_catch_all, labels))):
+            lines.append(
+                f"    # catch_all: [{', '.join(map(as_yaml, others))}]  # if it means none of the other labels"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -162,14 +167,14 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
         resolve.read_model(folder, where, allow_pickle=True)  # `plan` requires allow_pickle
     files = resolve.ModelFiles(given, folder, "", commit, "safetensors", config)
     resolve.check_model_type(files)
-    stored, is_named = resolve.own_labels(files, teacher=name)
+    stored, is_named = own_labels(files, teacher=name)
     is_named = is_named and not any(map(_is_no_name, stored))
-    labels = resolve.label_names(files, labels=None if is_named else stored, rename={}, teacher=name)
+    labels = label_names(files, labels=None if is_named else stored, rename={}, teacher=name)
     return DetectedTeacher(name, _reference_from(into, given, place), commit, labels, is_named)
 
 
 def _is_no_name(label: str) -> bool:
-    return bool(resolve.PLACEHOLDER.fullmatch(label) or resolve.NUMBER.fullmatch(label))
+    return bool(PLACEHOLDER.fullmatch(label) or NUMBER.fullmatch(label))
 
 
 def _from_hub(model_id: str) -> tuple[Path, str] | None:

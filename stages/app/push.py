@@ -32,9 +32,10 @@ from amalgam.stages.app.student import StudentFolder, finished_student
 from amalgam.stages.common.deliveries import COPY_OF_MARK
 from amalgam.stages.common.load import part_of
 from amalgam.stages.common.models import hub
+from amalgam.stages.common.models.label_names import own_labels
 from amalgam.stages.common.models.model_folder import CARD, STATIC, UNKNOWN, reads_padding
 from amalgam.stages.common.models.read_card import read_card
-from amalgam.stages.common.models.resolve import own_labels, read_model
+from amalgam.stages.common.models.resolve import read_model
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
 

@@ -22,9 +22,10 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.common.deliveries import METADATA, STUDENTS, check_delivered, read_metadata
+from amalgam.stages.common.models.label_names import check_single_label
 from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, SAFETENSORS, UNKNOWN
 from amalgam.stages.common.models.read_card import Source, TrainingSummary, model_digests
-from amalgam.stages.common.models.resolve import check_single_label, read_model
+from amalgam.stages.common.models.resolve import read_model
 from amalgam.stages.methods import load_with_methods, method_name
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from amalgam.data.arrays import Keys
-from amalgam.data.keys import similar_labels_note
+from amalgam.data.keys import label_notes
 from amalgam.data.lazy import np
 from amalgam.data.parquet import key_array, key_list, read_keys, read_table
 from amalgam.pipeline.config.schema import ExperimentConfig
@@ -113,7 +113,7 @@ class CacheTeachers(Stage):
 
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         """Returns a byte for each logit: half of its size in fp16, because the files are compressed."""
-        labels = min(len(teacher.labels) for teacher in load.teachers_of(run))
+        labels = min(len(teacher.outputs) for teacher in load.teachers_of(run))
         return _text_passes(run, units) * labels, 0
 
     def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
@@ -137,7 +137,7 @@ class CacheTeachers(Stage):
         _check_new_teachers(run)
         for teacher in inputs.teachers:
             key = cached.family_key(run, teacher, inputs.dtype)
-            content = {"teacher": teacher.name, **key, "labels": list(teacher.labels)}
+            content = {"teacher": teacher.name, **key, "labels": list(teacher.outputs)}
             cached.describe_family(run, self.name, families[teacher.name], content)
         ask_teachers(inputs, [unit for unit in units if isinstance(unit.payload, UnitRequest)])
         decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
@@ -175,7 +175,7 @@ class CacheTeachers(Stage):
         return facts
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:
-        yield from filter(None, [similar_labels_note(load.labels_by_teacher(run))])
+        yield from label_notes(load.labels_by_teacher(run))
         for teacher, count in manifest.facts["cut"].items():
             if count:
                 were = "was" if count == 1 else "were"

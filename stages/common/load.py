@@ -41,6 +41,7 @@ from amalgam.stages.common.corpus import (
 from amalgam.stages.common.deliveries import DeliveryServices
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.models import resolve as models
+from amalgam.stages.common.models.label_names import catch_all_places, label_names, own_labels
 from amalgam.stages.common.models.model_folder import position_limit
 from amalgam.stages.common.token_cache import TokenCache, UnitTexts, tokenizer_digest
 from amalgam.stages.objective_inputs import domain_measure
@@ -59,7 +60,10 @@ def teachers_of(run: Run) -> list[models.ResolvedTeacher]:
 
 def known_labels(run: Run) -> list[list[object]]:
     """Returns the name and the labels of each teacher for identities: numbers by teacher are stored in their order."""
-    return [[teacher.name, list(teacher.labels)] for teacher in teachers_of(run)]
+    return [
+        [teacher.name, list(teacher.labels), *([teacher.places] if teacher.catch_all else [])]
+        for teacher in teachers_of(run)
+    ]
 
 
 def label_space(run: Run) -> LabelSpace:
@@ -94,9 +98,10 @@ def _named_teachers(run: Run) -> Iterable[models.ResolvedTeacher]:
         if models.needs_network(reference):
             raise PendingDependencyError(f"the download of {teacher.model}")
         files = models.resolve(reference)
-        labels, max_tokens = tuple(labels_of(run, teacher, files)), teacher.max_tokens or cache.max_tokens
+        outputs, catch_all = _outputs_of(run, teacher, files)
         dropout = cache.rate if teacher.dropout is None else teacher.dropout
-        yield models.ResolvedTeacher(teacher.name, files, labels, max_tokens, dropout)
+        max_tokens = teacher.max_tokens or cache.max_tokens
+        yield models.ResolvedTeacher(teacher.name, files, tuple(outputs), max_tokens, dropout, catch_all)
 
 
 def model_reference(run: Run, model: str, revision: str | None = None, *, where: str | None = None) -> models.Reference:
@@ -135,11 +140,18 @@ def unfetched_models(run: Run) -> list[str]:
 
 
 def labels_of(run: Run, teacher: TeacherSection, files: models.ModelFiles) -> list[str]:
-    """Returns the labels of a teacher of the file; the labels of the only teacher may be numbers."""
+    """Returns the labels of a teacher of the file, without those of catch_all."""
+    outputs, catch_all = _outputs_of(run, teacher, files)
+    return [name for place, name in enumerate(outputs) if place not in catch_all]
+
+
+def _outputs_of(run: Run, teacher: TeacherSection, files: models.ModelFiles) -> tuple[list[str], frozenset[int]]:
+    """Returns the names of the outputs, which may be numbers for the only teacher, and the places of catch_all."""
     only, rename = len(run.experiment.teacher_names) == 1, teacher.rename
-    labels = models.label_names(files, labels=teacher.labels, rename=rename, teacher=teacher.name, numbers=only)
+    outputs = label_names(files, labels=teacher.labels, rename=rename, teacher=teacher.name, numbers=only)
     models.check_model_type(files)
-    return labels
+    named = teacher.labels or own_labels(files, teacher=teacher.name)[0]
+    return outputs, catch_all_places(files, named, teacher.catch_all, teacher=teacher.name)
 
 
 def check_encoder(run: Run, settings: Student | TrainTeachers, where: str) -> None:
@@ -157,7 +169,7 @@ def _trained_teachers(run: Run) -> Iterable[models.ResolvedTeacher]:
         return
     for name in run.result("train-teachers").facts["teachers"]:
         files = models.resolve(model_reference(run, str(run.store.verified_folder(trained_files(run, name)))))
-        labels = models.label_names(files, labels=None, rename={}, teacher=name)
+        labels = label_names(files, labels=None, rename={}, teacher=name)
         yield models.ResolvedTeacher(name, files, tuple(labels), settings.max_tokens, run.experiment.cache.rate)
 
 

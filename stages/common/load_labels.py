@@ -183,7 +183,7 @@ def check_unknown(run: Run) -> None:
     owners = [teacher for teacher, labels in labels_by_teacher(run).items() if unknown in labels] if unknown else []
     if owners:
         what = f"corpus.unknown: {shown(str(unknown))} is a label of teacher {' and '.join(owners)}"
-        fix = "name a label that no teacher has, such as none, or remove corpus.unknown"
+        fix = "name a label that no teacher has, or if it means none of that teacher's others, set its catch_all"
         raise ExperimentError(what, where="corpus.unknown", fix=fix)
 
 

@@ -64,7 +64,10 @@ class FitStatistics(Stage):
         inputs: dict[str, object] = {
             "texts": reference_part(run).texts_digest,
             "teachers": {
-                teacher.name: {**statistics_states(run, teacher).key, "labels": len(teacher.labels)}
+                teacher.name: {
+                    **statistics_states(run, teacher).key,
+                    "labels": teacher.places if teacher.catch_all else len(teacher.labels),
+                }
                 for teacher in teachers_of(run)
             },
         }

@@ -118,7 +118,7 @@ class TextPlan:
         if not settings.writes:
             yield Family(key, teacher.name, None, settings.texts * len(teacher.labels))
             return
-        for index, label in enumerate(teacher.labels):
+        for index, label in zip(teacher.places, teacher.labels, strict=True):
             choices = sampling_choices(settings)
             choices["prompt"] = [prompt.replace("{label}", label) for prompt in choices["prompt"]]
             own = {**key, "language_model": self.language_model, "label": index, **choices}

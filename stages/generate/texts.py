@@ -250,7 +250,7 @@ def block_table(first: int, texts: Sequence[decoding.GeneratedText]) -> pa.Table
 
 def collected_table(plan: TextPlan, store: Store) -> pa.Table:
     """Returns all texts, sorted by index and then by teacher and class, with their measures."""
-    settings, labels = plan.settings, {teacher.name: teacher.labels for teacher in plan.teachers}
+    settings, labels = plan.settings, {teacher.name: teacher.outputs for teacher in plan.teachers}
     numbers = {family.name: number for number, family in enumerate(plan.families)}
     rows: list[tuple[int, int, dict[str, Any]]] = []
     for family, table in _blocks(plan.units(store), store):

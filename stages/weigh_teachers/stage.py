@@ -41,6 +41,9 @@ LABEL = "amalgam label --count 50"
 """The command in a stored note; the option -c is added when the note is shown."""
 
 LABELLED = "weights_labelled.parquet"
+
+LEAST_OWN = 1e-9
+"""Probabilities of a teacher's labels below it count as equal."""
 """The file with the weights of labelled texts; it exists with `labels` of the experiment."""
 
 
@@ -414,6 +417,9 @@ def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerS
         answers = reader.predictions(teacher, prefixes, in_order)
         logits, confidence = answers.logits.to_numpy(), answers.confidence.to_numpy()
         margin = top_margin(logits.astype(np.float64))
+        if answers.own is not None:  # it may prefer none of its labels
+            own = answers.own.to_numpy().clip(LEAST_OWN, 1 - LEAST_OWN)
+            margin = np.minimum(margin, np.log(own / (1 - own)))
         by_teacher.append(np.stack([confidence, margin, logits.max(axis=1)], axis=1))
         predicted.append(np.array(labels)[logits.argmax(axis=1)])
     joined = np.stack(by_teacher, axis=2)

@@ -11,11 +11,11 @@ import pytest
 
 from amalgam.data.keys import (
     bits_for,
+    label_notes,
     overlaps,
     prefix_name,
     shown,
     shown_names,
-    similar_labels_note,
     text_key,
     union_of,
 )
@@ -34,13 +34,13 @@ def test_fields_are_kept_apart() -> None:
 def test_a_name_that_a_list_would_tear_apart_is_quoted() -> None:
     assert shown_names(["returns, swaps", " mail ", "it's", "a b", ""]) == '"returns, swaps", " mail ", it\'s, a b, ""'
     assert shown_names(["a,b", "c", "d"], most=1) == '"a,b" and 2 more'
-    note = similar_labels_note({"first": ["Returns, swaps"], "second": ["returns, swaps"]})
-    assert ': "Returns, swaps" and "returns, swaps"; to' in str(note)
+    [note] = label_notes({"first": ["Returns, swaps"], "second": ["returns, swaps"]})
+    assert ': "Returns, swaps" and "returns, swaps"; to' in note
 
 
 def test_labels_of_two_teachers_that_look_the_same_are_noted_with_the_reason() -> None:
-    note = similar_labels_note({"first": ["caf\u00e9", "tea"], "second": ["cafe\u0301", "milk"]})
-    assert "(the same name with accents in Unicode NFC and NFD)" in str(note)
+    [note] = label_notes({"first": ["caf\u00e9", "tea"], "second": ["cafe\u0301", "milk"]})
+    assert "(the same name with accents in Unicode NFC and NFD)" in note
 
 
 def test_half_a_character_is_no_text() -> None:

@@ -16,10 +16,10 @@ import pytest
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.store import Store
+from amalgam.stages.common.models.label_names import label_names
 from amalgam.stages.common.models.resolve import (
     ModelFiles,
     Reference,
-    label_names,
     needs_network,
     resolve,
     resolve_all,

@@ -35,7 +35,8 @@ def reader_of(folder: Path, units: dict[str, tuple[list[int], float, Span]]) -> 
     store: Any = SimpleNamespace(verified_paths=lambda chosen: [folder / file.path for file in chosen])
     manifest = Record("MANIFEST", files, {"ranges": {name: span for name, (_, _, span) in units.items()}})
     index = {"family": PrefixIndex([("all", file) for file in files])}
-    return AnswerReader(store, manifest, index, {"first": "family"}, {"first": 2}, Targets(mode="vanilla-kd"), 0)
+    teacher: Any = SimpleNamespace(outputs=("a", "b"), places=[0, 1], catch_all=frozenset())
+    return AnswerReader(store, manifest, index, {"first": "family"}, {"first": teacher}, Targets(mode="vanilla-kd"), 0)
 
 
 @pytest.mark.parametrize("later", [(0, 0), (0, 2), (2, 4)])

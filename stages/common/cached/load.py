@@ -188,7 +188,7 @@ def answer_reader(run: Run) -> AnswerReader:
         manifest=run.result("cache-teachers"),
         indexes=_family_indexes(run, "cache-teachers", run.fingerprint("cache-teachers")),
         families=families_of(run),
-        labels={teacher.name: len(teacher.labels) for teacher in load.teachers_of(run)},
+        teachers={teacher.name: teacher for teacher in load.teachers_of(run)},
         targets=run.experiment.targets,
         passes=passes_of(run.experiment),
     )

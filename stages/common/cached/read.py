@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amalgam.data.arrays import Array, Keys, RowNumbers, softmax_column, width
+from amalgam.data.arrays import Array, Keys, RowNumbers, side_by_side, softmax_column, total, width
 from amalgam.data.lazy import np, pa, pl
 from amalgam.data.parquet import key_array, matrix, read_table
 from amalgam.pipeline.config.schema import Targets
@@ -19,6 +19,7 @@ from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.common.cached.coverage import PrefixIndex
 from amalgam.stages.common.cached.uncertainty import COUNT, MEASURES, Measure, confidence, mean, sums_over_passes
+from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions
 
 
@@ -39,25 +40,25 @@ class AnswerReader:
     indexes: Mapping[str, PrefixIndex[StoredFile]]
     families: Mapping[str, str]
     """By teacher."""
-    labels: Mapping[str, int]
-    """Number of labels by teacher."""
+    teachers: Mapping[str, ResolvedTeacher]
     targets: Targets
     passes: int
     """Passes that the experiment caches for each text, or the most of them."""
 
     def logits(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
         """Returns the logits with dropout off; `prefixes` are the buckets of the keys."""
-        schema: dict[str, Any] = {"key": pl.Binary, "logits": pl.Array(pl.Float32, self.labels[teacher])}
+        schema: dict[str, Any] = {"key": pl.Binary, "logits": pl.Array(pl.Float32, len(self.teachers[teacher].outputs))}
         paths = self.store.verified_paths(self._files(teacher, prefixes))
         # Polars decodes no column but the key for other texts.
         cached = scan(paths, schema).filter(pl.col("key").is_in(keys.implode())).collect().drop_nulls("logits")
-        return _aligned(_one_of_each(cached), keys, teacher)["logits"]
+        return self._of_labels(teacher, _aligned(_one_of_each(cached), keys, teacher)["logits"])
 
     def predictions(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> TeacherPredictions:
         """Returns logits, distribution and confidence, a row for each key."""
         targets = self.targets
         answers = self._answers(teacher, prefixes, keys)
-        logits = _aligned(_logits(answers), keys, teacher)["logits"]
+        outputs = _aligned(_logits(answers), keys, teacher)["logits"]
+        logits, own = self._of_labels(teacher, outputs), self._own_share(teacher, outputs)
         full = self.passes if targets.passes is None else targets.passes
         comparative = targets.uncertainty in COMPARATIVE  # a placeholder: fit-statistics computes these confidences
         measure = MEASURES["entropy" if comparative else targets.uncertainty]
@@ -66,9 +67,23 @@ class AnswerReader:
         elif "confidences" in self.manifest.facts:
             return TeacherPredictions(teacher, logits, softmax_column(logits), self._stored(teacher, prefixes, keys))
         else:
-            sums = _aligned(_summed(answers, full, measure), keys, teacher)
+            places = self.teachers[teacher].places if own is not None else None
+            sums = _aligned(_summed(answers, full, measure, places), keys, teacher)
         distribution = mean(sums, "probability") if targets.distribution == "mc-mean" else softmax_column(logits)
-        return TeacherPredictions(teacher, logits, distribution, confidence(sums, measure))
+        certain = confidence(sums, measure)
+        return TeacherPredictions(teacher, logits, distribution, certain if own is None else certain * own, own)
+
+    def _of_labels(self, teacher: str, outputs: pl.Series) -> pl.Series:
+        """Returns the logits of the teacher's labels, without catch_all."""
+        places = self.teachers[teacher].places
+        return outputs if len(places) == width(outputs) else side_by_side([outputs.arr.get(each) for each in places])
+
+    def _own_share(self, teacher: str, outputs: pl.Series) -> pl.Series | None:
+        """Returns the probability of all labels together; None if the teacher has no catch_all."""
+        if not self.teachers[teacher].catch_all:
+            return None
+        probability = softmax_column(outputs)
+        return total(probability.arr.get(place) for place in self.teachers[teacher].places)
 
     def _answers(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> list[Answers]:
         """Returns the rows of these keys in the order of pass ranges; a text occurs once in each."""
@@ -146,9 +161,9 @@ def _aligned(frame: pl.DataFrame, keys: pl.Series, teacher: str) -> pl.DataFrame
     return frame
 
 
-def _summed(answers: Sequence[Answers], take: int, measure: Measure) -> pl.DataFrame:
+def _summed(answers: Sequence[Answers], take: int, measure: Measure, places: Sequence[int] | None) -> pl.DataFrame:
     """Sums over the first `take` passes of all texts. Ranges follow each other: [0, 16), then [16, 24); where they
-    overlap, as after a mended loss, each pass counts once.
+    overlap, as after a mended loss, each pass counts once. `places` are the outputs that count; None is all.
     """
     total = pl.DataFrame()
     for part in answers:
@@ -159,6 +174,8 @@ def _summed(answers: Sequence[Answers], take: int, measure: Measure) -> pl.DataF
         for count, rows in _by_count(frame, total):
             if part.first <= count < last:
                 raw = rows["passes"].to_numpy()[:, (count - part.first) * classes : (last - part.first) * classes]
+                if places is not None:
+                    raw = raw.reshape(len(raw), -1, classes)[:, :, places].reshape(len(raw), -1)
                 sums = sums_over_passes(raw, last - count, measure)
                 total = _grown(total, pl.DataFrame({"key": rows["key"], **sums}))
     return total if total.is_empty() else total.filter(pl.col(COUNT) == take)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +18,6 @@ from typing import Any, Literal, TypeVar
 
 from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.data.keys import shown
-from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ModelError, nearest
 from amalgam.pipeline.input_files import FileMark, InputFile, changed_error, unchanged
 from amalgam.pipeline.storage.store import Store
@@ -36,15 +33,6 @@ FP32_BYTES = 4
 
 LAST_LAYER = 0
 """A number of blocks of hidden states that means the last layer alone."""
-
-PLACEHOLDER = re.compile(r"LABEL_\d+")
-"""The name that transformers gives an output without a name."""
-
-NUMBER = re.compile(r"-?\d+(\.\d+)?")
-"""A label that is no name: teachers of different tasks number their outputs alike."""
-
-UNNAMED = "?"
-"""Placeholder that `init` writes for the label of an output without a name."""
 
 DEPTH = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 
@@ -127,9 +115,22 @@ class ResolvedTeacher:
 
     name: str
     files: ModelFiles
-    labels: tuple[str, ...]
+    outputs: tuple[str, ...]
+    """The name of each output of the model, renamed."""
     max_tokens: int
     dropout: float | None
+    catch_all: frozenset[int] = frozenset()
+    """Places of outputs that mean none of the others."""
+
+    @property
+    def places(self) -> list[int]:
+        """Returns the places of the labels among the outputs."""
+        return [place for place in range(len(self.outputs)) if place not in self.catch_all]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Returns the outputs that are labels of the student too."""
+        return tuple(self.outputs[place] for place in self.places)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -492,101 +493,3 @@ def check_model_type(files: ModelFiles) -> None:
         what = f"transformers {version} has no classifier of the kind {shown(str(kind))}"
         fix = "update it (pip install -U transformers), or correct model_type in config.json"
         raise ModelError(what, where=where, fix=fix)
-
-
-def label_names(
-    files: ModelFiles, *, labels: list[str] | None, rename: dict[str, str], teacher: str, numbers: bool = True
-) -> list[str]:
-    """Returns the teacher's label names, renamed, by position; without `numbers`, a label of the model is no number."""
-    where = f"teacher {teacher}: {files.folder / 'config.json'}"
-    check_single_label(files, "teacher", where, "use a teacher that chooses one label per text")
-    own, _ = own_labels(files, teacher=teacher)
-    if not files.trust_remote_code and not model_folder.may_have_head(files.folder, len(own)):
-        raise _no_head(files, len(own), where)
-    names = labels if labels is not None else own
-    if UNNAMED in names:
-        fix = "give each output its name, in `labels` of this teacher"
-        blank = [f"{index} ({own[index]!r})" for index in range(min(len(names), len(own))) if names[index] == UNNAMED]
-        raise ModelError(f'labels: "{UNNAMED}" is no name, for output {", ".join(blank[:5])}', where=where, fix=fix)
-    if len(names) != len(own):
-        extra = ", ".join(map(repr, names[len(own) :]))
-        unnamed = ", ".join(f"{index} ({own[index]!r})" for index in range(len(names), len(own)))
-        unmatched = f"no output for {extra}" if extra else f"no name for output {unnamed}"
-        what = f"labels: {len(names)} names for {len(own)} outputs: {unmatched}"
-        raise ModelError(what, where=where, fix=f"give exactly {len(own)} labels, by position")
-    unknown = sorted(set(rename) - set(names))
-    if unknown:
-        close = nearest(unknown[0], names, ratio=0.4) or names[:5]
-        what = f"rename: the teacher has no label {', '.join(map(repr, unknown))}"
-        raise ModelError(what, where=where, fix=f"name one of its labels, such as {', '.join(map(repr, close))}")
-    renamed = [rename.get(name, name) for name in names]
-    if len(renamed) < 2:
-        what = f"the teacher has one label ({', '.join(renamed)}), so it is never uncertain"
-        fix = "leave it out, or give it two outputs as in docs/how-to/own-teachers.md, At least two outputs"
-        raise ModelError(what, where=where, fix=fix)
-    twice = sorted({name for name in renamed if renamed.count(name) > 1})
-    if twice:
-        what = f"the teacher has two outputs named {', '.join(map(repr, twice))}"
-        raise ModelError(what, where=where, fix="give labels: a different name for each position")
-    _check_named(names if labels is None else [], rename, where, numbers=numbers)
-    return renamed
-
-
-def _no_head(files: ModelFiles, count: int, where: str) -> ModelError:
-    """Returns the error of weights without a head for this count of labels; names that of another head."""
-    outputs = model_folder.head_outputs(files.folder)
-    if outputs is None:
-        fix = "name a classifier, that is a fine-tuned model, saved whole with its own config.json"
-        return ModelError(f"the weights have no classification head of {count} outputs", where=where, fix=fix)
-    labels = counted(count, "label")
-    own = f"names {labels}" if files.config.get("id2label") else f"has no id2label, which means {labels}"
-    what = f"config.json {own}, but the weights have {counted(outputs, 'output')}"
-    fix = 'name each output in config.json, by position: "id2label": {"0": "NAME", "1": "NAME", ...}'
-    return ModelError(what, where=where, fix=fix)
-
-
-def check_single_label(files: ModelFiles, who: str, where: str, fix: str) -> None:
-    """Refuses a model whose outputs are no distribution over labels."""
-    kind = files.config.get("problem_type")
-    if kind in ("multi_label_classification", "regression"):
-        raise ModelError(f"the {who} does {kind}: its outputs are no distribution over labels", where=where, fix=fix)
-
-
-def _check_named(names: list[str], rename: dict[str, str], where: str, *, numbers: bool) -> None:
-    """Refuses labels of the model that are placeholders, or numbers, which would be shared with other teachers."""
-    blank = [name for name in names if PLACEHOLDER.fullmatch(rename.get(name, name))]
-    fix = f"give labels: the {len(names)} names, by position"
-    if blank:
-        raise ModelError(f"the model has no names for its labels: {', '.join(blank[:5])}", where=where, fix=fix)
-    counts = [name for name in names if NUMBER.fullmatch(name) and name not in rename]
-    if counts and not numbers:
-        what = f"the model's labels are numbers ({', '.join(counts[:5])}), which teachers of other tasks share"
-        same = ", ".join(json.dumps(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
-        raise ModelError(what, where=where, fix=f"{fix}; if the numbers are the names, write labels: [{same}]")
-
-
-def _check_label_ids(files: ModelFiles, names: list[str], where: str) -> None:
-    """Refuses a label2id that gives a label of id2label another position: one of them is wrong."""
-    label2id = files.config.get("label2id")
-    if not isinstance(label2id, dict) or any(map(PLACEHOLDER.fullmatch, names)):
-        return
-    for index, name in enumerate(names):
-        if label2id.get(name, index) not in {index, str(index)}:
-            what = f"id2label and label2id contradict: {name!r} is output {index} and {label2id[name]}"
-            raise ModelError(what, where=where, fix="correct the wrong one; predictions show which")
-
-
-def own_labels(files: ModelFiles, *, teacher: str) -> tuple[list[str], bool]:
-    """Returns the labels of id2label and whether they are names; transformers leaves placeholders out of the file."""
-    id2label = files.config.get("id2label")
-    if id2label is None:
-        return [f"LABEL_{index}" for index in range(int(files.config.get("num_labels") or 2))], False
-    where = f"teacher {teacher}: {files.folder / 'config.json'}"
-    names: list[Any] = [None]
-    if isinstance(id2label, dict):
-        names = [id2label.get(str(index)) for index in range(len(id2label))]
-    if not all(isinstance(name, str) and name for name in names):
-        fix = "give labels: the names by position; or mend id2label to count 0, 1, 2, ..."
-        raise ModelError("id2label does not name every output, from 0 on, by a text", where=where, fix=fix)
-    _check_label_ids(files, names, where)
-    return names, not any(map(PLACEHOLDER.fullmatch, names))

@@ -181,7 +181,7 @@ def label_notes(labels: Mapping[str, Sequence[str]]) -> Iterator[str]:
             owners.setdefault(name, []).append(teacher)
     for name, teachers in owners.items():
         fix = f"if it means none of their other labels, set catch_all: [{json.dumps(name, ensure_ascii=False)}] there"
-        yield f"{shown_name(name)} of {', '.join(teachers)} counts as a label of the student; {fix}"
+        yield f"{shown_name(name)} of {' and '.join(teachers)} counts as a label of the student; {fix}"
 
 
 def _coding(a: str, b: str) -> str:

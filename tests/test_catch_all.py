@@ -66,7 +66,7 @@ def test_what_cannot_be_left_out_is_refused(fresh: Workspace) -> None:
 
 def test_a_label_that_looks_like_one_is_noted() -> None:
     [note] = label_notes({"first": ["law", "Other"], "second": ["music", "Other"]})
-    assert note.startswith("Other of first, second counts as a label of the student")
+    assert note.startswith("Other of first and second counts as a label of the student")
     assert 'catch_all: ["Other"]' in note
     assert not [*label_notes({"only": ["law", "other"]})]
 

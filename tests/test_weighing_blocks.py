@@ -29,7 +29,7 @@ from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common import corpus
 from amalgam.stages.common.corpus import Bucket
 from amalgam.stages.train_student import training
-from amalgam.stages.weigh_teachers import neighbours, signals, stage, weigh
+from amalgam.stages.weigh_teachers import name_order, neighbours, signals, stage, weigh
 from amalgam.stages.weigh_teachers.stage import LABELLED, WeighTeachers
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import (
@@ -122,6 +122,18 @@ def test_a_teacher_that_predicts_one_label_for_nearly_all_texts_is_named(
     for teacher in TEACHER_LABELS:
         assert f"teacher {teacher} predicts " in result.err
     assert "amalgam label --count 50 -c other.yaml" in result.err
+
+
+def test_names_in_the_wrong_order_are_noted_where_the_file_gives_them(
+    cached: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(name_order, "FEWEST_LABELS", 1)
+    monkeypatch.setattr(stage, "UNCLEAR_ORDER", -1.0)
+    assert "fit the texts" not in cached(*WEIGH).err
+    names = ", ".join(reversed(TEACHER_LABELS["first"]))
+    noted = cached(*WEIGH, f"teachers.0.labels=[{names}]").err
+    assert "teacher first: the names in `labels` fit the texts" in noted
+    assert "teacher second" not in noted
 
 
 def test_teachers_that_predict_the_same_label_are_right_together_in_the_estimate(

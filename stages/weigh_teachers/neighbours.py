@@ -63,8 +63,8 @@ class SideBySide:
         return len(self.spaces[0])
 
     def __getitem__(self, rows: Any, /) -> Array:
-        parts = [_of_length_1(space[rows] - mean) for space, mean in zip(self.spaces, self.means, strict=True)]
-        return _of_length_1(np.concatenate(parts, axis=1))
+        parts = [of_length_1(space[rows] - mean) for space, mean in zip(self.spaces, self.means, strict=True)]
+        return of_length_1(np.concatenate(parts, axis=1))
 
 
 def mean_of(space: Space) -> Array:
@@ -82,7 +82,7 @@ def blocks_of(space: Space) -> Iterator[slice]:
         yield slice(start, min(start + BLOCK, len(space)))
 
 
-def _of_length_1(states: Array) -> Array:
+def of_length_1(states: Array) -> Array:
     length = np.linalg.norm(states, axis=1, keepdims=True)
     unit_states: Array = states / np.where(length > 0, length, 1)
     return unit_states

@@ -31,6 +31,7 @@ from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.few_labels import Correction, with_known
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.labelled_states import Labelled, PartlyLabelled, StateMaps, Weighed, fit_labels
+from amalgam.stages.weigh_teachers.name_order import UNCLEAR_ORDER, as_good_orders
 from amalgam.stages.weigh_teachers.neighbours import SideBySide, Space, blocks_of, densities, similar
 from amalgam.stages.weigh_teachers.signals import Fitted, one_label, together, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
@@ -40,10 +41,10 @@ FITTED = ".safetensors"
 LABEL = "amalgam label --count 50"
 """The command in a stored note; the option -c is added when the note is shown."""
 
-LABELLED = "weights_labelled.parquet"
-
 LEAST_OWN = 1e-9
 """Probabilities of a teacher's labels below it count as equal."""
+
+LABELLED = "weights_labelled.parquet"
 """The file with the weights of labelled texts; it exists with `labels` of the experiment."""
 
 
@@ -155,6 +156,7 @@ class WeighTeachers(Stage):
         )
         if is_first:
             checks["notes"] += list(_notes_on_labels(run, weighed.predicted))
+            checks["names"] = _as_good_orders(run, texts, weighed.predicted)
             facts["fit"] = {**checks, "fitted": len(weights)}
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             column = pa.nulls(len(weights), "float32") if evidence is None else evidence.astype(np.float32)
@@ -198,8 +200,12 @@ class WeighTeachers(Stage):
             yield f"{counted(labelled['texts'], 'label')}; {moved} another teacher than without labels"
 
     def notes(self, run: Run, manifest: Record) -> list[str]:
-        """Returns the stored notes, whose command gets the file of this run."""
-        return [note.replace(LABEL, f"{LABEL}{run.file_option}") for note in manifest.facts["notes"]]
+        """Returns the stored notes, whose command gets the file of this run, and one on names that the file gives."""
+        given = {teacher.name for teacher in run.experiment.teachers if teacher.labels}
+        orders = manifest.facts.get("names", {}).items()
+        doubtful = [teacher for teacher, share in orders if teacher in given and share > UNCLEAR_ORDER]
+        notes = [*manifest.facts["notes"], *map(_note_on_names, doubtful)]
+        return [note.replace(LABEL, f"{LABEL}{run.file_option}") for note in notes]
 
     def describe(self, manifest: Record) -> str:
         weights = manifest.identity["config"]["targets"]["teacher_weights"]
@@ -282,6 +288,27 @@ def _note_on_unclear(unclear: int, texts: int) -> str:
         "of weigh-teachers): their labels may be in no teacher. Remove such texts from corpus.train, or set "
         "corpus.unknown: none and label them none (`amalgam label`)"
     )
+
+
+def _note_on_names(teacher: str) -> str:
+    return (
+        f"teacher {teacher}: the names in `labels` fit the texts that it predicts them for no better than in another "
+        f"order. Check their order, by the model's outputs; labels of some texts show it too ({LABEL})"
+    )
+
+
+def _as_good_orders(run: Run, texts: Texts, predicted: Array) -> dict[str, float]:
+    """Returns, by teacher, the share of random orders of its label names that fit its predictions as well."""
+    if not target_method(run.experiment.targets).reads_features:
+        return {}
+    features, names, shares = _features(run, texts), _name_states(run), dict[str, float]()
+    for (teacher, labels), column in zip(load.label_space(run).columns.items(), predicted.T, strict=True):
+        place = np.zeros(names.shape[1], np.int64)
+        place[list(labels)] = np.arange(len(labels))
+        share = as_good_orders(features, names[:, list(labels)], place[column])
+        if share is not None:
+            shares[teacher] = round(share, 4)
+    return shares
 
 
 def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:

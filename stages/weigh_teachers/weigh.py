@@ -63,6 +63,8 @@ class WeightFacts(TypedDict, total=False):
     """The weights of the kinds of evidence."""
     exclusion: float
     coherence: float
+    names: dict[str, float]
+    """By teacher, the share of random orders of its label names that fit its predictions as well."""
     labelled: LabelledFacts
     accuracy: AccuracyEstimate
     """The share of training texts whose target has the right label first."""

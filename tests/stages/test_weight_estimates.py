@@ -10,6 +10,7 @@ import pytest
 
 from amalgam.stages.report.verdict_types import WeightEstimates
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
+from amalgam.stages.weigh_teachers.name_order import UNCLEAR_ORDER, as_good_orders
 from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate, estimated_accuracy
 
 Array = Any
@@ -93,3 +94,16 @@ def test_a_student_whose_labels_no_teacher_predicts_has_an_interval_above_zero()
     estimates = weight_estimates(TEXTS, TARGETS, 4, ensemble=labels, student=labels + 9)
     student = estimates["systems"][0]
     assert 0 <= student["low"] <= student["mean"] < 0.01 < student["high"] < 1
+
+
+@pytest.mark.parametrize("turn", [0, 1, 5])
+def test_names_in_the_wrong_order_fit_no_better_than_random_ones(turn: int) -> None:
+    draw = np.random.default_rng(turn)
+    names = draw.normal(size=(64, 12))
+    topics = draw.integers(12, size=400)
+    states = names.T[topics] + 4 * draw.normal(size=(400, 64))
+    share = as_good_orders(states, names, (topics + turn) % 12)
+    assert share is not None
+    assert (share > UNCLEAR_ORDER) == bool(turn)
+    assert as_good_orders(states, names[:, :5], topics % 5) is None
+    assert as_good_orders(states[:24], names, np.arange(24) % 12) is None

@@ -60,6 +60,7 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "teachers.revision": (["teachers.0.revision=main"], NOTHING),  # a folder is known by its content
     "teachers.labels": (["teachers.0.labels=[k, l, m, n]"], TARGETS_ON),
     "teachers.rename": (["teachers.0.rename={banking: money}"], TARGETS_ON),
+    "teachers.catch_all": (["teachers.0.catch_all=[banking]"], TARGETS_ON),
     "teachers.max_tokens": (["teachers.0.max_tokens=16"], CACHE_ON),
     "teachers.dropout": (["teachers.0.dropout=0.3"], CACHE_ON),
     "teachers.trust_remote_code": (["teachers.0.trust_remote_code=true"], REFUSED),

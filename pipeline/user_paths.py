@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from amalgam.pipeline.errors import AmalgamError, ExperimentError, fix_of, reason_of, short_path
+from amalgam.pipeline.errors import (
+    AmalgamError,
+    DiskFullError,
+    ExperimentError,
+    fix_of,
+    is_disk_full,
+    reason_of,
+    short_path,
+)
 
 DEFAULT_FILE = Path("amalgam.yaml")
 """The experiment file of commands without `-c FILE`."""
@@ -87,6 +95,19 @@ def readable(path: Path, kind: type[AmalgamError], where: str = "") -> Iterator[
         raise kind(what, where=f"{where}: {place}" if where else place, fix=fix_of(error)) from error
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns a full disk into an error that names the folder of the file."""
+    try:
+        yield
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        folder = short_path(path.absolute().parent)
+        fix = "free some space there, or name another folder, then run the same command again"
+        raise DiskFullError(f"{path.name} cannot be written: the disk is full", where=folder, fix=fix) from error
+
+
 def check_new(path: Path) -> None:
     """Refuses a path where a file exists or cannot be written."""
     if path.exists():
@@ -99,7 +120,7 @@ def write_new(path: Path, text: str) -> None:
     """Writes a text file, whole or not at all, and the folders above it; refuses to replace a file."""
     check_new(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("x", encoding="utf-8") as file:
+    with writing(path), path.open("x", encoding="utf-8") as file:
         try:
             file.write(text)
             file.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -185,6 +186,25 @@ def test_a_disk_without_a_block_for_the_workspace_is_full(
     assert "the disk is full" in result.err
     assert "the missing results need at least" in result.err
     assert "amalgam gc" in result.err
+
+
+@pytest.mark.parametrize("words", [("init", "there"), ("predict", "--input", "texts/test.csv", "--out", "there/x.csv")])
+def test_a_full_disk_under_a_file_of_the_user_is_named_and_keeps_no_part(
+    workspace: Workspace, words: tuple[str, ...]
+) -> None:
+    (workspace.folder / "there").mkdir()
+    limit, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))  # the error counts as a full disk
+        result = workspace.attempt(*words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    assert result.code == 1, result.err
+    assert_three_lines("\n".join(result.err.splitlines()[-3:]))
+    assert "cannot be written: the disk is full" in result.err
+    assert f"where: {workspace.folder}/there\nfix: free some space there" in result.err
+    assert list((workspace.folder / "there").iterdir()) == []
+    workspace(*words)
 
 
 def test_a_new_text_file_is_whole_or_absent(tmp_path: Path) -> None:

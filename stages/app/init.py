@@ -20,7 +20,8 @@ from amalgam.pipeline.config.load import name_of, template
 from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
-from amalgam.pipeline.user_paths import DEFAULT_FILE, user_path, write_new
+from amalgam.pipeline.storage.local import atomic_write
+from amalgam.pipeline.user_paths import DEFAULT_FILE, check_new, user_path, write_new, writing
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder, resolve
 from amalgam.stages.common.models.label_names import NUMBER, PLACEHOLDER, UNNAMED, label_names, own_labels
@@ -97,8 +98,10 @@ def write_with_schema(path: Path, text: str) -> Path:
     if os.path.lexists(schema) and _title_of(schema) != content["title"]:
         fix = "move it away, or write into another folder"
         raise ExperimentError(f"{SCHEMA_FILE} exists, and amalgam did not write it", where=str(schema), fix=fix)
+    check_new(path)
+    with writing(schema), atomic_write(schema) as temporary:  # first: the file is refused where it exists
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     write_new(path, text)
-    schema.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path
 
 

@@ -29,7 +29,7 @@ from amalgam.pipeline.console import Console, counted, padded, printing, width_o
 from amalgam.pipeline.errors import DataError, ExperimentError, nearest
 from amalgam.pipeline.signals import InterruptHandler, without_units
 from amalgam.pipeline.storage.local import atomic_write
-from amalgam.pipeline.user_paths import check_writable, expanded, user_path
+from amalgam.pipeline.user_paths import check_writable, expanded, user_path, writing
 from amalgam.stages.app.student import Predictions, Student, UnknownTexts, finished_student, name_student
 
 SHOWN = 200
@@ -338,7 +338,7 @@ def _output(out: Path | None, columns: Sequence[Column]) -> Iterator[Callable[[V
 
         yield write
         return
-    with atomic_write(out) as temporary:
+    with writing(out), atomic_write(out) as temporary:
         if out.suffix.lower() == ".csv":
             with temporary.open("w", encoding="utf-8", newline="") as file:
                 yield csv_writer(file, columns)

@@ -26,7 +26,15 @@ from amalgam.stages.common.inference.batches import model_inputs
 from amalgam.tests.forking import BARE, Forked
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_errors import LONG, denied, mode, permissions, raising
-from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, build_once, finish, quiet_environment, rewrite_mark
+from amalgam.tests.workspaces import (
+    TEACHER_LABELS,
+    Workspace,
+    amalgam,
+    build_once,
+    finish,
+    quiet_environment,
+    rewrite_mark,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 UNION = [label for own in TEACHER_LABELS.values() for label in own]
@@ -143,6 +151,23 @@ def test_an_export_is_replaced_only_with_force_and_another_folder_never(exported
     refused = exported.attempt("export", "--onnx", "--force", "--out", "texts")
     assert (refused.code, "texts" in refused.err) == (2, True)
     assert (exported.folder / "texts/train.csv").exists()
+
+
+def test_an_export_under_another_name_is_refused_with_its_student(exported: Workspace) -> None:
+    (exported.folder / "students/student").rename(exported.folder / "students/v1")
+    (exported.folder / "releases").mkdir()
+    (exported.folder / "students/student-onnx").rename(exported.folder / "releases/v1")
+    (exported.folder / "current").symlink_to("releases/v1")
+    for export in ("releases/v1", "current"):
+        refused = exported.attempt("predict", "a text", "--student", export)
+        assert "fix: name the student, such as students/v1; " in refused.err, refused.err
+    within = amalgam("predict", "a text", "--student", ".", folder=exported.folder / "current")
+    assert "fix: name the student, such as students/student; " in within.err, within.err
+
+
+def test_an_export_of_the_present_folder_is_next_to_it(exported: Workspace) -> None:
+    refused = amalgam("export", "--onnx", "--student", ".", folder=exported.folder / "students/student")
+    assert (refused.code, refused.err.splitlines()[-1]) == (2, "fix: replace it with --force"), refused.err
 
 
 def test_an_interrupted_export_leaves_the_earlier_one_and_has_no_units(

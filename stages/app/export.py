@@ -62,7 +62,7 @@ def export(  # noqa: PLR0913 - the options of the command
     name_student(console, finished, config, chosen=student is not None)
     form.check(finished, finished.file_option if student is None else f" --student {shlex.quote(str(student))}")
     texts = compared_texts(finished, config, source, int8=int8)
-    folder = out or finished.folder.with_name(f"{finished.folder.name}-{name}{'-int8' if int8 else ''}")
+    folder = out or _next_to(finished.folder, f"-{name}{'-int8' if int8 else ''}")
     check_folder(folder, form.file, force=force)
     classifier = finished.load()
     classifier.model.to("cpu")
@@ -90,6 +90,11 @@ def export(  # noqa: PLR0913 - the options of the command
     if texts is not None:
         show(console, facts["int8"])
     console.result(str(folder))
+
+
+def _next_to(student: Path, ending: str) -> Path:
+    named = student if student.name not in {"", ".."} else student.absolute().resolve()  # such as `.`
+    return named.with_name(f"{named.name}{ending}")
 
 
 def _truncate_as(classifier: Classifier, path: Path) -> None:

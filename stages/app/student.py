@@ -21,7 +21,14 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.pipeline.user_paths import user_path
-from amalgam.stages.common.deliveries import METADATA, STUDENTS, check_delivered, read_metadata
+from amalgam.stages.common.deliveries import (
+    METADATA,
+    STUDENTS,
+    check_delivered,
+    delivered_students,
+    read_mark,
+    read_metadata,
+)
 from amalgam.stages.common.models.label_names import check_single_label
 from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, SAFETENSORS, UNKNOWN
 from amalgam.stages.common.models.read_card import Source, TrainingSummary, model_digests
@@ -104,25 +111,25 @@ def finished_student(config: Path, folder: Path | None) -> StudentFolder:
     file_option = proposals.file_option(config)
     if folder is not None:
         fix = f"name the folder of a model, such as students/student, not {shown(str(folder))}"
-        return finished_in(folder, fix, file_option)
+        return finished_in(folder, fix, file_option, config.parent)
     loaded = load_with_methods(config)
     fix = f"run `amalgam run{file_option}`, or name a folder with --student FOLDER"
     student = finished_in(loaded.base / STUDENTS / loaded.experiment.student.name, fix, file_option)
     return replace(student, device=loaded.experiment.execution.device, columns=loaded.experiment.corpus.text)
 
 
-def finished_in(folder: Path, fix: str = "run the experiment", file_option: str = "") -> StudentFolder:
+def finished_in(
+    folder: Path, fix: str = "run the experiment", file_option: str = "", base: Path = Path()
+) -> StudentFolder:
+    """Returns the student in `folder`; `base` is the folder of the experiment file."""
     folder = user_path(str(folder), kind=ModelError)
     if not folder.is_dir():
         raise ModelError("the student does not exist", where=str(folder.absolute()), fix=fix)
     check_delivered(folder, file_option)
     if (folder / EXPORT_FACTS).is_file() and not (folder / SAFETENSORS[0]).exists():
         use = "`amalgam serve` uses this one" if (folder / ONNX_MODEL).is_file() else "its classify.py uses this one"
-        source = shlex.quote(re.sub("-(onnx|numpy)(-int8)?$", "", str(folder)))
-        what, fix = (
-            "this folder is an export, without the weights of a student",
-            f"name the student, such as {source}; {use}",
-        )
+        what = "this folder is an export, without the weights of a student"
+        fix = f"name the student, such as {shlex.quote(_exported_student(folder, base))}; {use}"
         raise ModelError(what, where=str(folder.absolute()), fix=fix)
     metadata = read_metadata(folder) or {}
     return StudentFolder(
@@ -135,6 +142,16 @@ def finished_in(folder: Path, fix: str = "run the experiment", file_option: str 
         learned=_of_type(list[str], metadata.get("text")) or (),
         file_option=file_option,
     )
+
+
+def _exported_student(export: Path, base: Path) -> str:
+    """Returns the folder of the student of which this is an export, or an example."""
+    mark, folder = read_mark(export), export.absolute()
+    name = delivered_students(base).get(mark.fingerprint) if mark else None
+    named = folder.with_name(re.sub("-(onnx|numpy)(-int8)?$", "", folder.name))
+    if name is None and named != folder and named.is_dir():
+        return _shortest(named)
+    return str(base / STUDENTS / (name or "student"))
 
 
 def _of_type(kind: type[T], value: Any) -> T | None:

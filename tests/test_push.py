@@ -274,6 +274,14 @@ def test_hostile_names_are_text_in_the_card() -> None:
     assert yaml.safe_load(text.split("---")[1])["library_name"] == "transformers"
 
 
+def test_the_card_of_a_student_of_pairs_classifies_pairs() -> None:
+    text = card(CardInfo(["law"], {"a": ["law"]}, 32, learned=["text", "b c"]), NAME)
+    assert 'classify({"text": "first text", "text_pair": "second text"})' in text
+    assert 'tokenizer.encode("first text", "second text")' in text
+    assert "--input texts.csv --text text --text 'b c' --out labels.parquet\n" in text
+    assert "--input texts.csv --out" in card(CardInfo(["law"], {"a": ["law"]}, 32, learned=["text"]), NAME)
+
+
 def test_of_very_many_labels_a_hundred_are_shown_and_the_rest_counted() -> None:
     text = card(CardInfo([f"label {place}" for place in range(150)], {"all": ["label 3"]}, None), NAME)
     assert "--unknown" not in text  # no file of states

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -69,6 +70,8 @@ class CardInfo:
     """Whether the student has no transformer, so that transformers loads it with amalgam only."""
     reads_padding: bool = False
     """Whether padding changes its predictions."""
+    learned: Sequence[str] = ()
+    """Names of the text columns that it learned; two for pairs."""
 
     def owners(self, label: str) -> list[str]:
         return [teacher for teacher, labels in self.teachers.items() if label in labels]
@@ -184,6 +187,9 @@ def card(info: CardInfo, repo_id: str) -> str:
         majority=majority(info.numbers.evaluation) if info.numbers.evaluation else None,
         cautions=list(evaluation_cautions(info.numbers.evaluation)),
         shown=LABELS_SHOWN,
+        columns="".join(
+            f" --text {shown(shlex.quote(name))}" for name in info.learned if list(info.learned) != ["text"]
+        ),
         settings=_code(training.settings) if training else "",
         versions=versions,
     )

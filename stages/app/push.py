@@ -77,6 +77,7 @@ def push(  # noqa: PLR0913 - the options of the command
             flags_unknown=UNKNOWN in files,
             is_static=model.config.get("model_type") == STATIC,
             reads_padding=reads_padding(model.config),
+            learned=finished.learned,
         )
         written, remarks = card(info, repo_id), info.warnings
         remarks += [] if are_named else ["the labels have no names: set id2label in config.json"]

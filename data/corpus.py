@@ -31,7 +31,9 @@ from amalgam.data.rows import (
     SUFFIXES,
     BadRow,
     Row,
+    fix_of_rows,
     in_commands,
+    listed_reasons,
     no_rows,
     read_rows,
 )
@@ -283,6 +285,8 @@ class _PartReader:
     skipped_file: _SkippedFile
     rows: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    fixes: dict[str, str] = field(default_factory=dict)
+    """The fix of the first bad row of each reason."""
 
     def read(self, spill: parquet.ExternalKeySort) -> None:
         id_hashes = bytearray()
@@ -295,9 +299,8 @@ class _PartReader:
             spill.add((text_key(row.fields), text, second, row.id, row.label), len(text) + len(second or ""))
         if not usable:
             names = shown_names(self.names.values(), MOST_REPORTED)
-            reasons = ", ".join(f"{count} {reason}" for reason, count in self.skipped.most_common())
-            where = f"the {self.part} texts"
-            raise DataError(f"no rows left in {names}: {reasons}", where=where, fix="mend them, or name other files")
+            what = f"no rows left in {names}: {listed_reasons(self.skipped)}"
+            raise DataError(what, where=f"the {self.part} texts", fix=f"{fix_of_rows(self.fixes)}; or name other files")
         repeated = _repeated(id_hashes)
         if repeated:
             self._check_ids(repeated)
@@ -314,13 +317,15 @@ class _PartReader:
                 self.rows += 1
                 if isinstance(row, Row):
                     yield row
-                elif self.corpus.on_bad_row == "skip":
-                    self.skipped[row.reason] += 1
-                    self.skipped_file.add(row)
                 else:
-                    last = last or self.rows + LOOK_ON
-                    bad.append(row)
-                if bad and (self.rows >= last or len(bad) == MOST_REPORTED):
+                    self.fixes.setdefault(row.reason, row.fix)
+                    if self.corpus.on_bad_row == "skip":
+                        self.skipped[row.reason] += 1
+                        self.skipped_file.add(row)
+                    else:
+                        last = last or self.rows + LOOK_ON
+                        bad += [row] if len(bad) < MOST_REPORTED else []
+                if bad and self.rows >= last:
                     raise self._unusable(bad)
             if self.rows == before:
                 raise no_rows(path, name)
@@ -335,7 +340,9 @@ class _PartReader:
             what = f"{count} rows of the {self.part} texts cannot be used: {reasons}"
             if count == MOST_REPORTED:
                 what = f"rows of the {self.part} texts cannot be used, the first {count} are: {reasons}"
-        return DataError(what, where=first.where, fix=f"{first.fix}; or leave such rows out, corpus.on_bad_row: skip")
+        return DataError(
+            what, where=first.where, fix=f"{fix_of_rows(self.fixes)}; or leave such rows out, corpus.on_bad_row: skip"
+        )
 
     def _check_ids(self, repeated: set[bytes]) -> None:
         """Reads the rows again to compare the ids with equal hashes."""

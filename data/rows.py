@@ -50,6 +50,18 @@ FIXES: dict[Reason, str] = {
 }
 
 
+def listed_reasons(counts: Mapping[str, int]) -> str:
+    """Returns the counts of bad rows by reason, such as "37 not UTF-8, 23 empty"."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def fix_of_rows(fixes: Mapping[str, str]) -> str:
+    """Returns the fixes of bad rows, by reason."""
+    if len(fixes) == 1:
+        return next(iter(fixes.values()))
+    return "; ".join(f"{reason}: {fix}" for reason, fix in fixes.items())
+
+
 # ---- kinds of files
 
 
@@ -177,7 +189,7 @@ def no_rows(path: Path, name: str = "") -> DataError:
 
 def _txt_rows(table: _Table) -> Iterator[Row | BadRow]:
     with table.path.open("rb") as file:
-        yield from read_lines(file, table.name)
+        yield from read_lines(file, table.name, table.in_commands)
 
 
 class Lines(Protocol):
@@ -186,8 +198,8 @@ class Lines(Protocol):
     def readline(self, limit: int, /) -> bytes: ...
 
 
-def read_lines(file: Lines, name: str) -> Iterator[Row | BadRow]:
-    """Yields each line that is not blank as a row."""
+def read_lines(file: Lines, name: str, in_commands: Mapping[str, str] | None = None) -> Iterator[Row | BadRow]:
+    """Yields each line that is not blank as a row; a pipe has no name for commands."""
     number = 0
     while line := file.readline(FIELD_LIMIT):
         number += 1
@@ -198,11 +210,18 @@ def read_lines(file: Lines, name: str) -> Iterator[Row | BadRow]:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             value = _shown_value(line)
-            fault, fix = f"not UTF-8: {value}", "re-encode it: iconv -f cp1252 -t utf-8"
-            yield BadRow(name, number, None, None, "not UTF-8", value, fault, f"{name} line {number}: {fault}", fix)
+            fix = FIXES["not UTF-8"].format(**in_commands) if in_commands else "re-encode it: iconv -f cp1252 -t utf-8"
+            yield _bad_line(name, number, "not UTF-8", value, fix)
             continue
-        if text and not text.isspace():
+        if len(text) > MOST_CHARACTERS:
+            yield _bad_line(name, number, "too long", shown(text), FIXES["too long"])
+        elif text and not text.isspace():
             yield Row(name, number, (text,), None, None)
+
+
+def _bad_line(name: str, number: int, reason: Reason, value: str, fix: str) -> BadRow:
+    fault = f"{reason}: {value}"
+    return BadRow(name, number, None, None, reason, value, fault, f"{name} line {number}: {fault}", fix)
 
 
 class _Table:

@@ -157,10 +157,16 @@ def test_hostile_or_senseless_yaml_is_refused(fresh: Workspace, text: str) -> No
 
 
 def test_unusable_rows_are_left_out_and_counted_with_skip(fresh: Workspace) -> None:
+    train = fresh.folder / "texts/train.csv"
     fresh.write([*fresh.texts()[:60], ("", "law"), ("   ", "law")])
+    train.write_bytes(train.read_bytes() + b"caf\xe9,law\n")
     result = fresh("cache-teachers", "corpus.on_bad_row=skip")
-    assert "60 texts, 2 rows skipped" in result.err
-    assert "skipped.parquet" in result.err
+    assert "60 texts, 3 rows skipped" in result.err
+    [skipped] = fresh.artifacts.glob("read-corpus/part-*/train-*/skipped.parquet")
+    assert f"2 empty, 1 not UTF-8: {skipped}\n" in result.err
+    note = "note: 1 train row left out, not UTF-8: re-encode it: iconv -f cp1252 -t utf-8 FILE > utf8-FILE\n"
+    assert (note in result.err, "left out, empty" in result.err) == (True, False)
+    assert note not in fresh("cache-teachers", "corpus.on_bad_row=skip").err  # printed once
 
 
 def test_test_texts_that_are_also_in_train_are_counted(fresh: Workspace) -> None:

@@ -6,15 +6,17 @@ statistics of the teachers.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from amalgam.data.corpus import leaks, places_of, read_part
+from amalgam.data.corpus import SKIPPED_FILE, leaks, places_of, read_part
+from amalgam.data.keys import shown_names
 from amalgam.data.lazy import np, pa
 from amalgam.data.parquet import read_table, write_table
-from amalgam.data.rows import no_rows, read_rows
+from amalgam.data.rows import ABSENT, FIXES, listed_reasons, no_rows, read_rows
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig, Generate
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError
@@ -128,10 +130,13 @@ class ReadCorpus(Stage):
         ]
         return {"parts": parts, "leaks": [leak for leak in leaked if leak["texts"]]}
 
-    def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:
         corpus: CorpusFacts = manifest.facts
         for part, facts in corpus["parts"].items():
             yield f"{part}: {_counts(facts)}"
+            if facts["skipped"]:
+                file = next(file for file in manifest.files if re.search(f"/{part}-[^/]*/{SKIPPED_FILE}$", file.path))
+                yield f"  {listed_reasons(facts['skipped'])}: {run.store.where(run.store.root / file.path)}"
             if "accepted" in facts:
                 yield f"  {_passed_texts(facts)}"
 
@@ -143,6 +148,7 @@ class ReadCorpus(Stage):
         yield from _poor_classes(train.get("accepted", {}) if train else {}, source)
         for part, facts in corpus["parts"].items():
             yield from _missing_labels(run.experiment.corpus, part, facts)
+            yield from _mendable(run.experiment.corpus, part, facts)
         for leak in corpus["leaks"]:
             yield _leak_note(leak, corpus["parts"][leak["part"]]["texts"])
 
@@ -184,6 +190,14 @@ def _missing_labels(corpus: Corpus, part: str, facts: PartRecordFacts) -> Iterat
         yield f"{texts} the label {label}: if it is a missing one, fill it in, or remove these rows"
 
 
+def _mendable(corpus: Corpus, part: str, facts: PartRecordFacts) -> Iterator[str]:
+    """Yields a note for each reason of skipped rows that have a text or a label."""
+    for reason, fix in FIXES.items():
+        if reason in facts["skipped"] and reason not in ABSENT:
+            command = fix.format(file="FILE", copy="utf8-FILE", labels=shown_names(corpus.labels or []))
+            yield f"{counted(facts['skipped'][reason], f'{part} row')} left out, {reason}: {command}"
+
+
 def _part_fingerprint(run: Run, part: str) -> str:
     """Paths are left out: a file is known by its content."""
     config = corpus_settings(corpus_for(run.experiment, part))
@@ -213,7 +227,7 @@ def _counts(facts: PartRecordFacts) -> str:
     counts = {
         counted(facts["duplicates"], "duplicate row"): facts["duplicates"],
         f"{counted(facts['conflicts'], 'text')} with contradicting labels": facts["conflicts"],
-        f"{counted(skipped, 'row')} skipped (skipped.parquet)": skipped,
+        f"{counted(skipped, 'row')} skipped": skipped,
         counted(len(facts["labels"]), "label"): facts["labels"],
     }
     return ", ".join([counted(facts["texts"], "text"), *(count for count, occurs in counts.items() if occurs)])

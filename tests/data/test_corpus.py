@@ -188,7 +188,10 @@ def test_bad_rows_are_listed_together_the_first_in_full(tmp_path: Path) -> None:
     assert "4 rows" in caught.value.what
     assert all(f"a.csv row {row} " in caught.value.what for row in (3, 4, 5, 6))
     assert str(caught.value.where).startswith("a.csv row 3, field text: ")
-    assert "corpus.on_bad_row: skip" in str(caught.value.fix)
+    assert str(caught.value.fix) == (
+        "empty: fill it in or remove the row; bad label: corpus.labels allows: a, b; "
+        "or leave such rows out, corpus.on_bad_row: skip"
+    )
     assert caught.value.exit_code == 3
     assert _bytes(tmp_path / "out") == {}
 
@@ -213,6 +216,14 @@ def test_a_text_that_is_not_utf8_obeys_the_policy_too(tmp_path: Path) -> None:
     assert "data.csv row 2 (byte 9), field text" in str(caught.value.where)
     assert r"caf\xe9" in str(caught.value.where)
     assert _take(tmp_path / "skip", source, on_bad_row="skip")["skipped"] == {"not UTF-8": 1}
+
+
+def test_a_reason_that_occurs_after_the_rows_in_the_message_has_its_fix(tmp_path: Path) -> None:
+    (source := tmp_path / "data.csv").write_bytes(b"text\n" + b" \n" * 9 + b"caf\xe9\n")
+    with pytest.raises(DataError) as caught:
+        _take(tmp_path / "out", source)
+    assert "the first 5 are: data.csv row 2 empty; " in caught.value.what
+    assert "; not UTF-8: re-encode it: iconv -f cp1252" in str(caught.value.fix)
 
 
 def test_a_bad_row_is_reported_without_reading_a_huge_file_to_its_end(

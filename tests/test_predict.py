@@ -342,7 +342,7 @@ def unmarked(desk: Workspace) -> None:
         (break_nothing, ["a text", "--input", "texts/test.csv"], 2, "not both"),
         (break_nothing, ["corpus.on_bad_row=skip", "--input", "texts/test.csv"], 2, "out; --skip-bad-rows leaves"),
         (break_nothing, ["  "], 2, "empty"),
-        (break_nothing, ["a text", "student.name=other"], 2, "--student students/NAME"),
+        (break_nothing, ["a text", "student.name=other"], 2, "--student students/other"),
         (break_nothing, ["texts/test.csv"], 2, "fix: amalgam predict --input texts/test.csv"),
         (break_nothing, ["texts/test.csv", "--out", "x.csv"], 2, "fix: amalgam predict --input texts/test.csv"),
         (break_nothing, ["texts/tests.csv"], 2, "texts/tests.csv looks like a file, and does not exist"),

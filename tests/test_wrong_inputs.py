@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -43,6 +44,14 @@ def folder_in_place_of(path: str) -> Change:
         (workspace.folder / path).mkdir()
 
     return change
+
+
+def fifo(name: str) -> Change:
+    return lambda workspace: os.mkfifo(workspace.folder / name)
+
+
+def dangling(name: str) -> Change:
+    return lambda workspace: (workspace.folder / name).symlink_to("nosuch.csv")
 
 
 def edited(*path: str, value: object) -> Change:
@@ -148,6 +157,16 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "--versoin", 2, "did you mean --version?"),
     (nothing, "report --fail-under 101%", 2, "no accuracy between 0 and 1"),
     (nothing, "report --fail-under good", 2, "write 0.8 or 80%"),
+    # rows, files and settings of predict
+    (write("a.csv", b"text\ncaf\xe9\n \n"), "predict --input a.csv --skip-bad-rows", 3, "1 not UTF-8, 1 empty"),
+    (write("a.csv", b"text\ncaf\xe9\n \n"), "predict --input a.csv --skip-bad-rows", 3, "fix: not UTF-8: re-encode"),
+    (write("a.txt", b"caf\xe9\n"), "predict --input a.txt", 3, "iconv -f cp1252 -t utf-8 a.txt > utf8-a.txt"),
+    (write("a.txt", "ab" * (1 << 19) + "\n" + "a " * (1 << 20)), "predict --input a.txt", 3, "a.txt line 2: too long"),
+    (fifo("f.csv"), "predict --input f.csv", 3, "fix: --input - < f.csv"),
+    (dangling("d.csv"), "predict --input d.csv", 3, "fix: set --input FILE"),
+    (nothing, "predict student.name=v2 --input texts/test.csv", 2, "fix: write --student students/v2"),
+    (nothing, "predict student.name=v2", 2, "fix: write --student students/v2"),
+    (nothing, "predict cache.seed=1 --input texts/test.csv", 2, "fix: leave it out\n"),
     # --json
     (nothing, "doctor --json -c nosuch.yaml", 2, "nosuch.yaml does not exist"),
     (nothing, "explain --json nosuch", 2, "name one of generate"),

@@ -22,7 +22,16 @@ from typing import Any, TextIO
 from amalgam.data.keys import shown, shown_name, text_key
 from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
-from amalgam.data.rows import SUFFIXES, BadRow, Row, has_surrogate, read_lines, read_rows
+from amalgam.data.rows import (
+    SUFFIXES,
+    BadRow,
+    Row,
+    fix_of_rows,
+    has_surrogate,
+    listed_reasons,
+    read_lines,
+    read_rows,
+)
 from amalgam.pipeline.config import proposals
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import Console, counted, padded, printing, width_of
@@ -31,6 +40,7 @@ from amalgam.pipeline.signals import InterruptHandler, without_units
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, expanded, user_path, writing
 from amalgam.stages.app.student import Predictions, Student, UnknownTexts, finished_student, name_student
+from amalgam.stages.common.deliveries import STUDENTS
 
 SHOWN = 200
 """Largest number of characters of a text on a terminal."""
@@ -108,8 +118,7 @@ def predict(  # noqa: PLR0913 - the options of the command
                 write(values)
                 console.advance(len(block))
     if inputs.skipped:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in inputs.skipped.most_common())
-        console.note(f"rows left out: {reasons}")
+        console.note(f"rows left out: {listed_reasons(inputs.skipped)}")
     console.say(f"{counted(inputs.predicted, 'text')} -> {out or 'stdout'}")
 
 
@@ -191,15 +200,27 @@ class InputTexts:
             names = sorted(file.name for file in path.iterdir() if file.suffix.lower() in (*SUFFIXES, ".txt"))
             fix = f"name a file in it, such as {shlex.quote(str(Path(self.source) / (names or ['texts.csv'])[0]))}"
             raise DataError("the input is a folder, not a file", where=str(path.absolute()), fix=fix)
+        if path.exists() and not path.is_file():
+            what, fix = "the input is a pipe or a device, not a file", f"--input {PIPE} < {shlex.quote(self.source)}"
+            raise DataError(what, where=str(path.absolute()), fix=f"{fix} reads a text per line")
         if not path.is_file():
-            here = [file.name for file in path.parent.glob("*.*")]
+            here = [file.name for file in path.parent.glob("*.*") if file.is_file()]
             near = [shlex.quote(str(Path(self.source).with_name(name))) for name in nearest(path.name, here, ratio=0.6)]
             fix = f"did you mean --input {near[0]}?" if near else "set --input FILE, or - for a pipe"
             raise DataError("the input file does not exist", where=str(path.absolute()), fix=fix)
         if path.suffix.lower() not in (*SUFFIXES, ".txt"):
             fix = f"name a file of type {', '.join(SUFFIXES)} or .txt (one text per line)"
             raise DataError(f"{shown(path.name)} has no supported file type", where=str(path), fix=fix)
-        count = sum(isinstance(row, Row) for row in self._rows())
+        count, bad, fixes = 0, Counter[str](), dict[str, str]()
+        for row in self._rows():
+            if isinstance(row, Row):
+                count += 1
+            else:
+                bad[row.reason] += 1
+                fixes.setdefault(row.reason, row.fix)
+        if bad and not count:
+            what = f"no row of {shown(path.name)} can be used: {listed_reasons(bad)}"
+            raise DataError(what, where=str(path), fix=fix_of_rows(fixes))
         if not count:
             raise DataError(f"no rows in {shown(path.name)}", where=str(path), fix="fill it, or name another")
         return count
@@ -246,8 +267,16 @@ def _not_one_input(texts: Sequence[str], config: Path) -> ExperimentError:
     fix = f'amalgam predict "some text"{proposals.file_option(config)}, or --input texts.csv; for a pipe, --input -'
     if setting := next(filter(OVERRIDE.match, texts), None):
         what = f"predict takes no overrides, such as {shown(setting)}"
-        fix = "leave it out; --skip-bad-rows leaves out rows that cannot be used"
+        fix = _option_for(setting, config)
     return ExperimentError(what, where="amalgam predict", fix=fix)
+
+
+def _option_for(setting: str, config: Path) -> str:
+    """Returns the fix for an override: the option that does the same, if there is one."""
+    name, _, value = setting.partition("=")
+    if name == "student.name":
+        return f"write --student {shlex.quote(str(config.parent / STUDENTS / value))}"
+    return "leave it out" + ("; --skip-bad-rows leaves out unusable rows" if name == "corpus.on_bad_row" else "")
 
 
 def _check_typed(texts: Sequence[str], config: Path, of_files: Sequence[str]) -> None:
@@ -259,7 +288,7 @@ def _check_typed(texts: Sequence[str], config: Path, of_files: Sequence[str]) ->
         raise ExperimentError("a text is not UTF-8", where="amalgam predict", fix=fix)
     for text in texts:
         if OVERRIDE.match(text):
-            fix = "amalgam predict TEXT --student students/NAME chooses the student; --input FILE reads such texts"
+            fix = f"{_option_for(text, config)}; --input FILE reads such texts"
             raise ExperimentError(f"{shown(text)} is a setting, not a text", where="amalgam predict", fix=fix)
         if text == PIPE:
             fix = f"amalgam predict --input {PIPE}{proposals.file_option(config)}"

@@ -146,14 +146,22 @@ MISSING = object()
 """Marks a value that a row does not have, which differs from null."""
 
 
-def read_rows(
-    path: Path, *, corpus: Corpus, name: str = "", require_label: bool = False, setting: str = "set corpus.{}: "
+def read_rows(  # noqa: PLR0913 - the rules for rows and messages
+    path: Path,
+    *,
+    corpus: Corpus,
+    name: str = "",
+    require_label: bool = False,
+    setting: str = "set corpus.{}: ",
+    any_coding: bool = False,
 ) -> Iterator[Row | BadRow]:
     """Yields every row of one local file; `setting` is the format of a column's name in messages.
 
     A missing label column is an error only with `require_label`. A .txt file has no columns, but a text on each line.
+    With `any_coding` the columns of a csv that are not read need not be UTF-8.
     """
     table = _Table(path, shown(name or path.name, 200), corpus, require_label, setting)
+    table.any_coding = any_coding
     readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".parquet": _parquet_rows, ".txt": _txt_rows}
     with readable(path, DataError):
         if path.suffix.lower() != ".parquet":
@@ -229,7 +237,7 @@ class _Table:
 
     def __init__(self, path: Path, name: str, corpus: Corpus, require_label: bool, setting: str) -> None:
         self.path, self.name, self.corpus, self.require_label = path, name, corpus, require_label
-        self._setting, self.in_commands = setting, in_commands(path)
+        self._setting, self.in_commands, self.any_coding = setting, in_commands(path), False
         self._width = len(corpus.text)
         self._id = None if corpus.id == "auto" else corpus.id
         self._size = self._width + (corpus.id != "auto")
@@ -410,10 +418,12 @@ def _csv_rows(table: _Table) -> Iterator[Row | BadRow]:
             except csv.Error as error:
                 yield _broken_record(table, number, lines.raw, error)
                 continue
-            if lines.bad_byte is not None:
+            values = [record[place] for place in places] if len(record) == len(header) else None
+            is_decoded = table.any_coding and values and not any(map(has_surrogate, values))
+            if lines.bad_byte is not None and not is_decoded:
                 yield table.undecoded(number, dict(zip(header, record, strict=False)), lines.bad_byte)
-            elif len(record) == len(header):
-                yield table.row(number, [record[place] for place in places])
+            elif values is not None:
+                yield table.row(number, values)
             elif record:
                 detail = f"{counted(len(record), 'field')} where the header has {len(header)}"
                 yield table.bad(number, "ragged", lines.raw[0], detail=detail)

@@ -291,7 +291,7 @@ def test_skip_leaves_out_labels_of_lost_texts_and_of_removed_teachers(workspace:
     write(workspace, [*kept, *lost])
     refused = workspace.attempt("plan", "labels=labels.csv")
     assert refused.code == 3
-    assert refused.err.endswith("; or leave such rows out: corpus.on_bad_row=skip, or use no labels: labels=null\n")
+    assert refused.err.endswith("; or leave such rows out: corpus.on_bad_row=skip\n")
     note = "1 of no training text, 1 with a label of no teacher (taxes), 1 without a usable text or label"
     noted = workspace("build-targets", "labels=labels.csv", "corpus.on_bad_row=skip")
     assert noted.err.count(f"note: labels.csv: 3 rows left out: {note}") == 1
@@ -306,10 +306,23 @@ def test_skip_keeps_refusing_contradictions_and_a_file_of_lost_texts_only(fresh:
     contradicting = fresh.attempt(*skip)
     assert (contradicting.code, "has two labels" in contradicting.err) == (3, True)
     assert "labels.csv: 1 problem\n" in contradicting.err
+    write(fresh, [(text, "law"), (text, "music")])
+    assert "on_bad_row" not in fresh.attempt(*skip[:2]).err
     write(fresh, [("a text of last month", "law")])
     assert "row 2: no training text is a text of last month" in fresh.attempt(*skip).err
     write(fresh, [("a text of last month", "law"), fresh.texts()[0]])
     fresh(*skip)
+
+
+def test_a_file_saved_by_a_spreadsheet_in_another_coding_is_read_by_its_keys(fresh: Workspace) -> None:
+    rows = [(text_key([text]).hex(), label) for text, label in fresh.texts()[:30]]
+    rows[0] = (rows[0][0], "LAW")
+    lines = ["key;text;label;why", *(f"{key};caf\xe9;{label};random" for key, label in rows)]
+    (fresh.folder / "labels.csv").write_bytes("\r\n".join(lines).encode("cp1252"))
+    assert "labels.csv: 1 problem\n" in fresh.attempt("plan", "labels=labels.csv").err
+    result = fresh("label", "labels.csv", "corpus.on_bad_row=skip", *AMALGAM)
+    assert "1 row left out: 1 with a label of no teacher (LAW: did you mean law?)" in result.err
+    assert "29 labels" in result.out
 
 
 # ---- the texts to label of a report

@@ -136,10 +136,12 @@ class LabelFile:
         kept = present if names is None else [row for row in present if row.label in accepted]
         if all(row.label == self.corpus.unknown for row in kept):
             return self, ""
-        others = shown_names(sorted({row.label for row in present} - {row.label for row in kept}), MOST_SHOWN)
+        others = sorted({row.label for row in present} - {row.label for row in kept})
+        hints = {label: _similar(label, names or ()) for label in others[:MOST_SHOWN]}
+        others = [f"{label}: did you mean {hints[label]}?" if hints.get(label) else label for label in others]
         counts = {
             "of no training text": len(rows) - len(present),
-            f"with a label of no teacher ({others})": len(present) - len(kept),
+            f"with a label of no teacher ({shown_names(others, MOST_SHOWN)})": len(present) - len(kept),
             "without a usable text or label": len(self.problems),
         }
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
@@ -157,7 +159,8 @@ class LabelFile:
         refused = [row for row in self.rows if names is not None and row.label not in accepted]
         problems += _refusals(refused[:MOST_SHOWN], names or ())
         problems += [row.place for row in refused[MOST_SHOWN:]]  # only counted: a hint takes a millisecond
-        problems += _contradictions(self.rows, keys or {})
+        contradictions = list(_contradictions(self.rows, keys or {}))
+        problems += contradictions
         if keys is not None:
             has = "is" if self.column == TEXT else f"has the {self.column}"
             absent = [row for row in self.rows if row.text not in keys]
@@ -167,7 +170,8 @@ class LabelFile:
             in_other_case = [row.label for row in refused if folded(row.label) in by_folded]
             rename = rename_fix(dict.fromkeys(in_other_case), names or (), self.corpus) if in_other_case else ""
             start = self._unknown_fix(refused, names or ())
-            raise self._error(problems, rename, len(problems) - len(in_other_case), start)
+            can_skip = self.corpus.on_bad_row != "skip" and len(problems) > len(contradictions)
+            raise self._error(problems, rename, len(problems) - len(in_other_case), start, can_skip=can_skip)
         if all(row.label == self.corpus.unknown for row in self.rows):
             fix = f"write a label into the column {shown(self.label)} of some rows"
             others = " of a teacher" if self.rows else ""
@@ -190,13 +194,12 @@ class LabelFile:
         [label] = labels
         return f"if {shown_name(label)} marks texts of no label, set corpus.unknown: {shown_name(label)}; else "
 
-    def _error(self, problems: Sequence[str], rename: str, others: int, start: str) -> DataError:
+    def _error(self, problems: Sequence[str], rename: str, others: int, start: str, *, can_skip: bool) -> DataError:
         lines = [f"{self.name}: {counted(len(problems), 'problem')}"]
         lines += [f"  {problem}" for problem in problems[:MOST_SHOWN]]
         lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
         fix = f"correct or remove {'the other' if rename else 'these'} rows; {self.how_to_label}"
-        if self.corpus.on_bad_row != "skip":
-            fix += "; or leave such rows out: corpus.on_bad_row=skip, or use no labels: labels=null"
+        fix += "; or leave such rows out: corpus.on_bad_row=skip" if can_skip else ""
         if rename:
             fix = f"{rename}; {fix}" if others else f"{rename}, or correct these rows"
         return DataError("\n".join(lines), where=self.where, fix=start + fix)
@@ -220,7 +223,7 @@ def read_label_file(path: Path, corpus: Corpus, how_to_label: str, name: str) ->
         next(read_rows(path, corpus=Corpus(text=[needed]), name=name, setting=setting), None)
     unit = "line" if path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
     reasons = _column(path, why_column(corpus))
-    for row in read_rows(path, corpus=settings, name=name):
+    for row in read_rows(path, corpus=settings, name=name, any_coding=True):
         place = f"{unit} {row.number}"
         if not isinstance(row, Row):
             problems.append(f"{place}: {row.fault}; {row.fix}")
@@ -358,7 +361,7 @@ def _column(path: Path, name: str) -> dict[int, str] | None:
     """Returns the values of a column by row number, without rows that lack one; None if the file has no such column."""
     if not _has_column(path, name):
         return None
-    rows = read_rows(path, corpus=Corpus(text=[name]))
+    rows = read_rows(path, corpus=Corpus(text=[name]), any_coding=True)
     return {row.number: row.fields[0].strip() for row in rows if isinstance(row, Row)}
 
 

@@ -254,6 +254,7 @@ HEADS = {
     post(GOOD).replace(b"Host: here\r\n", b""): 400,
     b"POST /predict HTTP/1.1\r\nHost: a\r\n" + JSON.encode() + b"\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n": 400,
     post(GOOD, "X: " + "x" * 40_000): 431,
+    post(GOOD, "X: " + "x" * 16_400): 431,
     b"GET /../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n": 404,
     b"GET /predict HTTP/1.1\r\nHost: a\r\n\r\n": 405,
     b"DELETE /health HTTP/1.1\r\nHost: a\r\n\r\n": 405,

@@ -232,6 +232,10 @@ def _json(content: Any) -> bytes:
 
 def check_head(path: str, request: h11.Request, limit: int) -> None:
     """Refuses a request by its method, path and headers, before its body is read."""
+    head = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
+    if head > MOST_HEAD:  # the parser refuses a larger head only if it arrives in several reads
+        what = f"request line and headers have more than {MOST_HEAD:,} bytes"
+        raise Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, what, "send fewer or shorter headers", ends=True)
     if request.http_version not in {b"1.0", b"1.1"}:
         what = "the version of HTTP is not supported"
         raise Refusal(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, what, "send HTTP/1.1", ends=True)

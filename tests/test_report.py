@@ -15,7 +15,17 @@ from typing import Any
 
 import pytest
 
-from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN, Workspace, age, build_once, up_to_date, write_texts
+from amalgam.tests.workspaces import (
+    TEACHER_LABELS,
+    TEST,
+    TRAIN,
+    Workspace,
+    age,
+    amalgam,
+    build_once,
+    up_to_date,
+    write_texts,
+)
 
 VOID = {"meta", "br", "path", "rect", "circle"}
 
@@ -417,6 +427,8 @@ def test_two_students_are_compared(two: Workspace) -> None:
     as_json = two("report", "student", "warm", "--json").json
     result = two("report", "student", "warm")
     assert result.err.splitlines()[-1] == "report: reports/comparison.html"
+    outside = amalgam("report", "-c", str(two.config), "student", "warm", folder=two.folder.parent)
+    assert outside.err.splitlines()[-1] == "report (in workspace): reports/comparison.html"
     pages, text = numbers_of(two, "comparison"), page_of(two, "comparison")
     assert [row["name"] for row in pages["runs"]] == ["student", "warm"]
     assert as_json == pages

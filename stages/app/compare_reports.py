@@ -302,7 +302,7 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
             console.sentence(sentence)
     page = render("comparison.html.j2", numbers=comparison, rows=rows)
     base = (files[0] if files else config).parent.absolute()
-    console.say(f"report: {publish(base, COMPARISON, page, comparison)}")
+    console.say(f"report{place_of(base)}: {publish(base, COMPARISON, page, comparison)}")
 
 
 def _title(name: str) -> str:

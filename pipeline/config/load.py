@@ -346,16 +346,18 @@ UNREADABLE = {
 """Messages and fixes by the kind of error; the first that fits."""
 
 
-def _read(path: Path) -> tuple[str, InputFile | None]:
-    """Returns the text, and the file unless it is a pipe, which cannot be read again."""
+def _read(path: Path) -> tuple[str, InputFile]:
     where = str(path.absolute())
+    name = short_path(path.name or path.absolute().name)
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            fix = "save the experiment in a file, and name it with -c FILE"
+            raise ExperimentError(f"{name} is a pipe or a device, not a file", where=short_path(where), fix=fix)
         if path.stat().st_size > MOST_BYTES:
             what = f"{path.name} is larger than {MOST_BYTES:,} bytes"
             raise ExperimentError(what, where=where, fix="move the texts into files, and name these in corpus.train")
         mark, content = FileMark.of(path), path.read_bytes()
         text = io.TextIOWrapper(io.BytesIO(content), "utf-8").read()
-        is_file = path.is_file()
     except (OSError, UnicodeDecodeError) as error:
         what, fix = next(words for kind, words in UNREADABLE.items() if isinstance(error, kind))
         what = what.format(error=error)
@@ -364,8 +366,8 @@ def _read(path: Path) -> tuple[str, InputFile | None]:
             fix = f"run `amalgam init {shlex.quote(str(path))}`, which writes one into it"
         if (is_folder or isinstance(error, FileNotFoundError)) and (near := _files_like(path)):
             fix = f"did you mean -c {shlex.quote(near[0])}?" + ("" if is_folder else f" else {fix}")
-        raise ExperimentError(f"{short_path(path.name)} {what}", where=short_path(where), fix=short_path(fix)) from None
-    return text, InputFile(path.absolute(), mark, hashlib.sha256(content).hexdigest()) if is_file else None
+        raise ExperimentError(f"{name} {what}", where=short_path(where), fix=short_path(fix)) from None
+    return text, InputFile(path.absolute(), mark, hashlib.sha256(content).hexdigest())
 
 
 def _files_like(path: Path) -> list[str]:

@@ -38,6 +38,13 @@ MULTIPART_BYTES = 1 << 30
 MOST_CONFLICTS = 200
 """Largest number of tries of one change while other writers replace the object."""
 
+SETTINGS = {
+    "s3://": "AWS_ENDPOINT_URL and the keys",
+    "gs://": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az://": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+"""The variables of the environment that a request needs, by the start of the address."""
+
 KEY_SERVICE = "169.254.169.254/latest/api/token"
 """Address from which the client gets the keys of a machine in AWS, if the environment has none."""
 
@@ -90,7 +97,7 @@ class ObjectStorage:
                 raise AmalgamError(
                     f"the object store refused a request ({type(error).__name__}): {message}",
                     where=f"{self.address}/{path}",
-                    fix="check the address, AWS_ENDPOINT_URL and the keys in the environment, then run it again",
+                    fix=f"check the address and, in the environment, {SETTINGS[self.address[:5]]}, then run it again",
                 ) from error
 
         if len(paths) < 2:

@@ -552,7 +552,7 @@ def open_store(workspace: str, base: Path) -> Store:
     other = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", workspace)
     if other:
         what = f"a workspace in {other[0]} is not supported"
-        fix = f"name a folder, or {' or '.join(nearest(other[0], BACKENDS) or BACKENDS)}"
+        fix = f"name a folder, or {' or '.join(nearest(other[0], BACKENDS, ratio=0.7) or BACKENDS)}"
         raise ExperimentError(what, where=WORKSPACE, fix=fix)
     check_address(workspace, ExperimentError, WORKSPACE)  # also if an earlier version has made this folder
     return Store(user_path(workspace, base, where=WORKSPACE).absolute())

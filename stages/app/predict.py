@@ -195,22 +195,7 @@ class InputTexts:
         """Reads every row once and returns their number, or None for a pipe."""
         if self.source == PIPE:
             return None
-        path = user_path(self.source, kind=DataError, where="--input")
-        if path.is_dir():
-            names = sorted(file.name for file in path.iterdir() if file.suffix.lower() in (*SUFFIXES, ".txt"))
-            fix = f"name a file in it, such as {shlex.quote(str(Path(self.source) / (names or ['texts.csv'])[0]))}"
-            raise DataError("the input is a folder, not a file", where=str(path.absolute()), fix=fix)
-        if path.exists() and not path.is_file():
-            what, fix = "the input is a pipe or a device, not a file", f"--input {PIPE} < {shlex.quote(self.source)}"
-            raise DataError(what, where=str(path.absolute()), fix=f"{fix} reads a text per line")
-        if not path.is_file():
-            here = [file.name for file in path.parent.glob("*.*") if file.is_file()]
-            near = [shlex.quote(str(Path(self.source).with_name(name))) for name in nearest(path.name, here, ratio=0.6)]
-            fix = f"did you mean --input {near[0]}?" if near else "set --input FILE, or - for a pipe"
-            raise DataError("the input file does not exist", where=str(path.absolute()), fix=fix)
-        if path.suffix.lower() not in (*SUFFIXES, ".txt"):
-            fix = f"name a file of type {', '.join(SUFFIXES)} or .txt (one text per line)"
-            raise DataError(f"{shown(path.name)} has no supported file type", where=str(path), fix=fix)
+        path = _input_file(self.source)
         count, bad, fixes = 0, Counter[str](), dict[str, str]()
         for row in self._rows():
             if isinstance(row, Row):
@@ -304,6 +289,30 @@ def _check_typed(texts: Sequence[str], config: Path, of_files: Sequence[str]) ->
     if of_files:
         what, fix = f"{of_files[0]} is for texts that come from a file", "--input FILE, or --json > FILE"
         raise ExperimentError(what, where="amalgam predict", fix=fix)
+
+
+def _input_file(source: str) -> Path:
+    """Returns the path of the input; refuses one that is no file of texts."""
+    path = user_path(source, kind=DataError, where="--input")
+    if path.is_dir():
+        names = sorted(file.name for file in path.iterdir() if file.suffix.lower() in (*SUFFIXES, ".txt"))
+        fix = f"name a file in it, such as {shlex.quote(str(Path(source) / (names or ['texts.csv'])[0]))}"
+        raise DataError("the input is a folder, not a file", where=str(path.absolute()), fix=fix)
+    if "://" in source and not path.exists():
+        fix = "download the file and name it"
+        raise DataError("predict reads files, not addresses", where=source, fix=fix)
+    if path.exists() and not path.is_file():
+        what, fix = "the input is a pipe or a device, not a file", f"--input {PIPE} < {shlex.quote(source)}"
+        raise DataError(what, where=str(path.absolute()), fix=f"{fix} reads a text per line")
+    if not path.is_file():
+        here = [file.name for file in path.parent.glob("*.*") if file.is_file()]
+        near = [shlex.quote(str(Path(source).with_name(name))) for name in nearest(path.name, here, ratio=0.6)]
+        fix = f"did you mean --input {near[0]}?" if near else "set --input FILE, or - for a pipe"
+        raise DataError("the input file does not exist", where=str(path.absolute()), fix=fix)
+    if path.suffix.lower() not in (*SUFFIXES, ".txt"):
+        fix = f"name a file of type {', '.join(SUFFIXES)} or .txt (one text per line)"
+        raise DataError(f"{shown(path.name)} has no supported file type", where=str(path), fix=fix)
+    return path
 
 
 def _has_lines(source: str) -> bool:

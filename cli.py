@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -403,6 +404,7 @@ for _command, _epilog in student_commands.COMMANDS.items():
 def main() -> None:
     """Runs the command; errors print as message, place and fix, with --debug as a traceback."""
     _open_closed_streams()
+    _buffer_output()
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
@@ -435,6 +437,13 @@ def _open_closed_streams() -> None:
             if descriptor != number:
                 os.dup2(descriptor, number)
             setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+
+
+def _buffer_output() -> None:
+    """Gives stdout a buffer if PYTHONUNBUFFERED has removed it: a full disk may cut off output without one."""
+    raw = getattr(sys.stdout, "buffer", None)
+    if isinstance(raw, io.RawIOBase):
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors)
 
 
 if __name__ == "__main__":

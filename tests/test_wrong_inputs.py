@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import accelerate.tracking
 import pytest
@@ -259,3 +261,24 @@ def test_a_stage_that_trains_nothing_needs_no_tracker(workspace: Workspace, monk
     workspace("run")
     monkeypatch.setitem(sys.modules, "ray", None)
     workspace("run", "execution.trackers=[wandb]", "execution.engine=ray")
+
+
+def test_a_short_write_to_an_unbuffered_output_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With PYTHONUNBUFFERED, stdout has no buffer, and a disk with little space takes a part."""
+    written = bytearray()
+
+    class Short(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            taken = bytes(data)[:100]
+            written.extend(taken)
+            return len(taken)
+
+    stdout = io.TextIOWrapper(Short(), "utf-8", write_through=True)  # type: ignore[type-var]  # as Python makes it
+    monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.setattr(sys, "argv", ["amalgam", "schema"])
+    with contextlib.suppress(SystemExit):
+        main()
+    assert json.loads(written)["title"]

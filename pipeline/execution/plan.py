@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -163,19 +163,26 @@ def _reason(
     old = run.store.identity(stage.name, before)
     if old is None:
         return "missing", "the previous result is no longer there"
-    return explain_change(old, identity)
+    return explain_change(old, identity, stage.chosen(run))
 
 
-def explain_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Reason, str]:
+def explain_change(old: Mapping[str, Any], new: Mapping[str, Any], chosen: Collection[str] = ()) -> tuple[Reason, str]:
+    """Returns the first change; `chosen` fields follow from the other inputs, so they come last."""
     if old.get("version") != new.get("version"):
         return "code", f"{new.get('stage')}: code {old.get('version')} -> {new.get('version')}"
     parts: tuple[tuple[Reason, str], ...] = (("config", "config"), ("input", "inputs"), ("code", "libraries"))
+    derived: list[tuple[str, str]] = []
     for reason, part in parts:
         changes = list(differences(old.get(part, {}), new.get(part, {})))
+        if part == "config":
+            derived = [change for change in changes if change[0] in chosen]
+            changes = [change for change in changes if change[0] not in chosen]
         if changes:
             rest = f" (+{len(changes) - 1} more)" if len(changes) > 1 else ""
             return reason, f"{changes[0][0]}: {changes[0][1]}{rest}"
     changed = [f"{key}: {change}" for key, change in differences(old.get("upstream", {}), new.get("upstream", {}))]
+    if derived and not changed:
+        return "config", "; ".join(f"{key}: {change}" for key, change in derived)
     return "upstream", "; ".join(changed)
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypedDict, get_args
 import pytest
 
 from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.execution.plan import Reason, StageState, plan
+from amalgam.pipeline.execution.plan import Reason, StageState, explain_change, plan
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.facts import DECLARED, FactTypes
@@ -184,6 +184,19 @@ def test_a_partly_done_stage_counts_its_units(tmp_path: Path) -> None:
     assert _plan(tmp_path)[0] == ("letters", "partial", "first-run", "", 2, 3)
     _build(tmp_path)
     assert calls(tmp_path) == ["a", "b", "c", "c", "joined", "pair"]
+
+
+def test_a_field_that_follows_from_other_inputs_is_the_reason_only_alone() -> None:
+    old = {"config": {"student": {"evaluate_every": 39, "seed": 0}}, "upstream": {"build-targets": "a" * 20}}
+    new = {"config": {"student": {"evaluate_every": 38, "seed": 0}}, "upstream": {"build-targets": "b" * 20}}
+    chosen = {"student.evaluate_every": 38}
+    assert explain_change(old, new, chosen) == ("upstream", "build-targets: aaaaaaaa -> bbbbbbbb")
+    assert explain_change(old, {**new, "upstream": old["upstream"]}, chosen) == (
+        "config",
+        "student.evaluate_every: 39 -> 38",
+    )
+    new["config"] = {"student": {"evaluate_every": 38, "seed": 1}}
+    assert explain_change(old, new, chosen) == ("config", "student.seed: 0 -> 1")
 
 
 def test_forced_is_a_reason_of_its_own(tmp_path: Path) -> None:

@@ -108,10 +108,9 @@ def writing(path: Path) -> Iterator[None]:
         raise DiskFullError(f"{path.name} cannot be written: the disk is full", where=folder, fix=fix) from error
 
 
-def check_new(path: Path) -> None:
-    """Refuses a path where a file exists or cannot be written."""
+def check_new(path: Path, fix: str = "edit it, move it away, or give another name") -> None:
+    """Refuses a path where a file exists, with this fix, or cannot be written."""
     if path.exists():
-        fix = "edit it, move it away, or give another name"
         raise ExperimentError(f"{path} exists", where=str(path.absolute()), fix=fix)
     check_writable(path.absolute().parent, "name a folder that you may write")
 

@@ -237,6 +237,14 @@ def test_a_schema_of_the_user_is_kept(folder: Path) -> None:
     assert init(folder, "--from-teachers", "models/desk").code == 0  # amalgam's own schema is replaced
 
 
+def test_an_existing_file_is_kept_and_the_fix_writes_another(folder: Path) -> None:
+    init(folder)
+    for words in ([], ["--from-teachers", "models/desk"]):
+        refused = init(folder, *words)
+        assert (refused.code, "another folder: amalgam init --into FOLDER\n" in refused.err) == (2, True), refused.err
+    assert init(folder, "--into", "other").code == 0
+
+
 def test_outputs_without_names_are_left_to_be_named(folder: Path) -> None:
     small_model(folder / "models/unnamed", labels=("LABEL_0", "LABEL_1", "LABEL_2"))
     result = init(folder, "--from-teachers", "./models/desk", "./models/unnamed")

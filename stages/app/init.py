@@ -98,7 +98,7 @@ def write_with_schema(path: Path, text: str) -> Path:
     if os.path.lexists(schema) and _title_of(schema) != content["title"]:
         fix = "move it away, or write into another folder"
         raise ExperimentError(f"{SCHEMA_FILE} exists, and amalgam did not write it", where=str(schema), fix=fix)
-    check_new(path)
+    check_new(path, "edit it, move it away, or write into another folder: amalgam init --into FOLDER")
     with writing(schema), atomic_write(schema) as temporary:  # first: the file is refused where it exists
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     write_new(path, text)

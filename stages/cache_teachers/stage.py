@@ -176,10 +176,13 @@ class CacheTeachers(Stage):
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:
         yield from label_notes(load.labels_by_teacher(run))
-        for teacher, count in manifest.facts["cut"].items():
-            if count:
-                were = "was" if count == 1 else "were"
-                yield f"teacher {teacher}: {counted(count, 'text')} {were} longer than its limit and {were} truncated"
+        cut: dict[str, int] = manifest.facts["cut"]
+        for count in dict.fromkeys(filter(None, cut.values())):  # teachers of one limit often have the same texts
+            names = [teacher for teacher, texts in cut.items() if texts == count]
+            of, its = ("teachers", "their") if len(names) > 1 else ("teacher", "its")
+            were = "was" if count == 1 else "were"
+            texts = f"{counted(count, 'text')} {were} longer than {its} limit and {were} truncated"
+            yield f"{of} {', '.join(names)}: {texts}"
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002
         if "audit" in manifest.facts:

@@ -157,6 +157,8 @@ def test_folders_without_permission_do_not_matter_to_results_that_are_current(wo
     code, err = denied(workspace, mode("students", 0o555), "run")
     assert code == 0, err
     assert denied(workspace, mode("reports", 0o555), "plan")[0] == 0
+    code, err = denied(workspace, mode("students", 0o555), "run", "student.name=new")
+    assert (code, "students is not writable" in err, ".tmp-" in err) == (2, True, False), err
 
 
 @permissions

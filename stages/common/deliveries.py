@@ -259,6 +259,7 @@ def deliver(services: DeliveryServices, target: Path, mark: Mark) -> None:
             _copy(original, folder / name)
         write_mark(folder, mark)
 
+    check_writable(target.parent, "change its permissions")
     replace_folder(target, write, services)
 
 

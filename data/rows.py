@@ -539,7 +539,8 @@ def _parquet_rows(table: _Table) -> Iterator[Row | BadRow]:
         if isinstance(error, OSError) and error.errno is not None:  # of the system; Arrow's own have no number
             raise
         fix = _text_kind(table.path) or "write it again from where it came"
-        raise DataError(f"{table.name} is not a whole parquet file", where=shown(str(error), 200), fix=fix) from error
+        what = f"{table.name} is not a whole parquet file: {shown(str(error), 200)}"
+        raise DataError(what, where=shown(str(table.path.absolute()), 200), fix=fix) from error
 
 
 def _text_kind(path: Path) -> str | None:

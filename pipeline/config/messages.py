@@ -73,6 +73,9 @@ def validation_message(item: ErrorDetails, path: KeyPath, raw: str | None) -> st
             message = f"is {_written(given)}; must be one of {expected}{hint(word, choices, listed=False)}"
         case "string_pattern_mismatch":
             message = f"is {given!r}; use letters, digits, '.', '_' and '-', starting with a letter or digit"
+        case "too_long" | "too_short":
+            bound, most = ("at most", "max_length") if fault == "long" else ("at least", "min_length")
+            message = f"takes {bound} {item['ctx'][most]} (given {item['ctx']['actual_length']})"
         case "model_type":
             message = "is a section: write its fields below it, indented, or leave it out"
         case "string_type" if given is None or isinstance(given, bool | float | int):

@@ -273,12 +273,19 @@ def test_a_rename_as_fix_keeps_the_settings_that_the_file_has(fresh: Workspace) 
 
 
 def test_texts_with_such_labels_are_left_out_and_counted_with_skip(fresh: Workspace) -> None:
-    fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
+    sailing = [(f"the {boat} left the harbour", "sailing") for boat in ("boat", "ferry", "yacht")]
+    fresh.write([*fresh.texts("test"), *sailing], "test")
     result = fresh("run", "corpus.on_bad_row=skip")
-    assert re.search(r"1 test text .*sailing", result.err)
-    [path] = (fresh.artifacts / "report").glob("*/*/evaluation.json")
-    evaluation = json.loads(path.read_text())
-    assert (evaluation["n"], evaluation["left_out"]) == (40, 1)
+    assert re.search(r"3 test texts .*sailing", result.err)
+    numbers = json.loads((fresh.folder / "reports/student.json").read_text())
+    evaluation = numbers["evaluation"]
+    assert (evaluation["n"], evaluation["left_out"]) == (40, 3)
+    share = 100 * evaluation["systems"][evaluation["system"]]["accuracy"] * 40 / 43
+    caution = f"3 of 43 labelled test texts have a label of no teacher and are not counted: of all 43, {share:.1f} %"
+    assert any(text.startswith(caution) for text in numbers["verdict"]["cautions"])
+    printed = " ".join((result.out + result.err).split())
+    assert caution in printed
+    assert "accuracy over all labels; 3 more have a label of no teacher" in printed
 
 
 def test_a_validation_part_wholly_outside_the_union_is_refused_even_with_skip(fresh: Workspace) -> None:

@@ -14,6 +14,7 @@ import pytest
 from amalgam import Experiment
 from amalgam.data.keys import text_key
 from amalgam.pipeline.config.schema import Corpus
+from amalgam.stages.common import load_labels
 from amalgam.stages.report.labelling import header_of, select
 from amalgam.tests.test_usage import examples_of
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
@@ -323,6 +324,26 @@ def test_a_file_saved_by_a_spreadsheet_in_another_coding_is_read_by_its_keys(fre
     result = fresh("label", "labels.csv", "corpus.on_bad_row=skip", *AMALGAM)
     assert "1 row left out: 1 with a label of no teacher (LAW: did you mean law?)" in result.err
     assert "29 labels" in result.out
+
+
+def test_random_labels_of_no_teacher_are_counted_as_left_out(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_labels, "LEAST_ESTIMATION", 10)
+    workspace("label", "--count", "20", *AMALGAM)
+    outside = [row["text"] for row in rows_of(workspace, "labels.csv")][:6]
+    fill(workspace, "labels.csv", dict(workspace.texts()) | dict.fromkeys(outside, "taxes"), leave=0)
+    settings = ("labels=labels.csv", "corpus.on_bad_row=skip", "corpus.test=null", *AMALGAM)
+    run = workspace("run", *settings)
+    assert "14 labelled training texts, picked at random; 6 more have a label of no teacher" in run.out
+    cautions = json.loads((workspace.folder / "reports/student.json").read_text())["verdict"]["cautions"]
+    assert any(text.startswith("6 of 20 labelled training texts have a label of no teacher") for text in cautions)
+    path = workspace.folder / "labels.csv"
+    first = next(line for line in path.read_text().splitlines(keepends=True) if ",taxes," in line)
+    path.write_text(path.read_text().replace(first, ""))
+    assert "report" in workspace.stale(*settings)
+    effect = workspace("label", "labels.csv", "corpus.on_bad_row=skip", *AMALGAM).out
+    assert "accuracy on 14 labelled texts, picked at random; 5 more have a label of no teacher" in effect
 
 
 # ---- the texts to label of a report

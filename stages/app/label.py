@@ -28,7 +28,7 @@ from amalgam.stages.common.load_labels import given_labels, picked_at_random
 from amalgam.stages.report.load import estimate_inputs
 from amalgam.stages.report.stage import share_of_unknown
 from amalgam.stages.report.verdict_types import ShareOfUnknown, SystemEstimate
-from amalgam.stages.report.verdict_words import share_of_unknown_line
+from amalgam.stages.report.verdict_words import outside_line, share_of_unknown_line
 from amalgam.stages.target_methods import gives_label_distributions, target_method
 from amalgam.stages.weigh_teachers.stage import keys_of
 
@@ -118,12 +118,14 @@ class Estimates:
     """Labelled texts that are marked as random; all, if the file marks none."""
     random: bool
     """Whether they are known to be a random sample of the training texts."""
+    left_out: int
+    """Further ones whose label no teacher has."""
     systems: list[SystemEstimate]
 
     @property
     def title(self) -> str:
         picked = "picked at random" if self.random else "a random sample only if you picked them at random"
-        return f"accuracy on {counted(self.texts, 'labelled text')}, {picked}"
+        return f"accuracy on {counted(self.texts, 'labelled text')}, {picked}{outside_line(self.left_out)}"
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ def _estimates(run: Run, old: _Targets | None, given: GivenLabels) -> Estimates 
     if right.left_out is not None and old is not None:
         before = _right(run, old, gold)
         systems.insert(0, estimate("targets without labels", "targets", before))
-    return Estimates(len(gold), picked_at_random(run), systems)
+    return Estimates(len(gold), picked_at_random(run), given.outside_sample, systems)
 
 
 @dataclass(frozen=True)

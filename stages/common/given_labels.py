@@ -53,6 +53,8 @@ class GivenLabels:
     """Keys of the texts without a label that the file marks as random."""
     why: Mapping[bytes, str] = field(default_factory=dict)
     """By key of a labelled or unknown text: another reason in the file."""
+    outside_sample: int = 0
+    """Texts that are left out because no teacher has their label: random ones, or all if the file has no reasons."""
 
     def written(self, corpus: Corpus) -> dict[bytes, str]:
         """Returns the labels as in the file, also of unknown texts."""
@@ -110,6 +112,8 @@ class LabelFile:
     """Key or id of each text without a label that is marked as random."""
     label: str
     """The column of labels."""
+    outside: Sequence[LabelRow] = ()
+    """Rows that are left out because no teacher has their label."""
 
     @cached_property
     def texts(self) -> frozenset[bytes | str]:
@@ -147,7 +151,8 @@ class LabelFile:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
         left_out = counted(sum(counts.values()), "row")
         note = f"{self.name}: {left_out} left out: {reasons}" if reasons else ""
-        return replace(self, rows=kept, problems=[]), note
+        outside = [row for row in present if names is not None and row.label not in accepted]
+        return replace(self, rows=kept, problems=[], outside=outside), note
 
     def check(self, names: Sequence[str] | None = None, keys: Mapping[bytes | str, bytes] | None = None) -> None:
         """Refuses all faulty rows in one message.
@@ -184,7 +189,8 @@ class LabelFile:
         unknown = frozenset(keys[row.text] for row in self.rows if row.label == outside)
         blank = frozenset(keys[text] for text in self.blank if text in keys)
         why = {keys[row.text]: row.why for row in self.rows if row.why and row.why != RANDOM}
-        return GivenLabels(labels, self.empty, random, unknown, blank - labels.keys() - unknown, why)
+        left_out = {row.text for row in self.outside if row.why == RANDOM or not self.has_reasons}
+        return GivenLabels(labels, self.empty, random, unknown, blank - labels.keys() - unknown, why, len(left_out))
 
     def _unknown_fix(self, refused: Sequence[LabelRow], names: Sequence[str]) -> str:
         """Returns the start of a fix if the refused rows have one label, which may mark texts of no label; else ""."""
@@ -318,7 +324,8 @@ def labels_in(tables: Iterable[pa.Table], names: Sequence[str], unknown: str | N
     table, union = pa.concat_tables(table.drop_null() for table in tables), set(names)
     pairs = list(zip(*(table.column(name).to_pylist() for name in ("key", "label")), strict=True))
     labels = {key: label for key, label in pairs if label in union}
-    return GivenLabels(labels, unknown=frozenset(key for key, label in pairs if label == unknown))
+    unknowns = frozenset(key for key, label in pairs if label == unknown)
+    return GivenLabels(labels, unknown=unknowns, outside_sample=len(pairs) - len(labels) - len(unknowns))
 
 
 def _identity(column: str, fields: Sequence[str]) -> bytes | str:

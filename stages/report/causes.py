@@ -119,6 +119,7 @@ def cautions_of(inputs: types.VerdictInputs, rivals: Sequence[types.Rival]) -> I
         yield words.selection_sentence(inputs.n, inputs.selected, inputs.unused)
     if inputs.learned:
         yield words.learned_sentence(inputs.learned)
+    yield from left_out_cautions(inputs)
     share = inputs.by_labels["unknown"] if inputs.by_labels else None
     if share and share["low"] > MANY_UNKNOWN:
         yield f"{words.share_of_unknown_line(share)}. The student gives such texts one of its labels too."
@@ -135,6 +136,17 @@ def cautions_of(inputs: types.VerdictInputs, rivals: Sequence[types.Rival]) -> I
         labels = counted(len(rare), "label", "has", "have")
         few = f"{labels} fewer than {conditions.LEAST_OF_LABEL} test texts, too few for a decision"
         yield f"{few}: {words.listed(rare)}."
+
+
+def left_out_cautions(inputs: types.VerdictInputs) -> Iterator[str]:
+    """Yields the cautions that accuracies leave out texts with labels of no teacher."""
+    if inputs.labels:
+        right = sum(row["right"] for row in inputs.labels) / max(inputs.n, 1)
+        yield from words.left_out_sentence(inputs.left_out, inputs.n, right, "test texts")
+    for system in inputs.by_labels["systems"] if inputs.by_labels else ():
+        if inputs.by_labels and system["kind"] == "student":
+            left_out, sample = inputs.by_labels.get("left_out", 0), inputs.by_labels.get("sample", 0)
+            yield from words.left_out_sentence(left_out, sample, system["mean"], "training texts")
 
 
 def _rival_cautions(rivals: Sequence[types.Rival]) -> Iterator[str]:

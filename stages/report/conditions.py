@@ -20,6 +20,9 @@ MOST_LOST = 0.05
 MOST_LEARNED = 0.02
 """Share of the test texts that training may have used with their gold labels, or that may be generated."""
 
+MOST_LEFT_OUT = 0.05
+"""Share of the labelled texts that no accuracy counts, because no teacher has their label, without a caution."""
+
 WEAK_TEACHERS = 2 / 3
 """Accuracy of the teachers on their own labels below which they are weak, at the upper end of the interval."""
 

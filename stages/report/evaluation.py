@@ -136,6 +136,8 @@ class TestAnswers:
     """How each text was picked."""
     unknown_picked: Array = field(default_factory=lambda: np.zeros(0, bool))
     """Whether each text with the unknown label was selected."""
+    outside_picked: Array = field(default_factory=lambda: np.zeros(0, bool))
+    """Whether each text with another label of no teacher was selected."""
 
     def where(self, kept: Array) -> TestAnswers:
         return replace(
@@ -158,8 +160,8 @@ def ordinary_texts(answers: TestAnswers) -> TestAnswers:
     ordinary = answers.picked == ORDINARY
     if not ordinary.any():
         return answers
-    unknown = ~answers.unknown_picked
-    return replace(answers.where(ordinary), unknown_scores=answers.unknown_scores[unknown])
+    unknown, outside = ~answers.unknown_picked, answers.outside_picked[~answers.outside_picked]
+    return replace(answers.where(ordinary), unknown_scores=answers.unknown_scores[unknown], outside_picked=outside)
 
 
 def predict_test(inputs: EvaluationInputs) -> TestAnswers:
@@ -180,6 +182,7 @@ def predict_test(inputs: EvaluationInputs) -> TestAnswers:
         np.concatenate([group.unknown_scores for group in groups]),
         _of_this_student(np.concatenate([group.picked for group in groups])),
         np.concatenate([group.unknown_picked for group in groups]),
+        np.concatenate([group.outside_picked for group in groups]),
     )
 
 
@@ -195,7 +198,8 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     table = pa.concat_tables(read_bucket(inputs.store, bucket) for bucket in buckets)
     gold = gold_indices(labels, table)
     kept = gold >= 0
-    unknown = table.filter(pa.array([label == inputs.unknown_label for label in table.column("label").to_pylist()]))
+    is_unknown = np.array([label == inputs.unknown_label for label in table.column("label").to_pylist()], bool)
+    unknown, outside = table.filter(pa.array(is_unknown)), table.filter(pa.array(~kept & ~is_unknown))
     table, gold, similar = table.filter(pa.array(kept)), gold[kept], similar[kept]
     own: dict[str, Array] = {}
     systems: dict[str, SystemPredictions] = {}
@@ -217,7 +221,7 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     seconds, letters = time.perf_counter() - began, np.array([sum(map(len, text)) for text in texts], np.int64)
     if inputs.student is not None and inputs.unknown_label is not None:
         _, unknown_scores = inputs.student.logits_and_scores(fields(unknown))
-        unknown_picked = np.array([key in inputs.picked for key in unknown.column("key").to_pylist()], bool)
+        unknown_picked = _are_selected(inputs, unknown)
     return TestAnswers(
         first + np.flatnonzero(kept),
         gold,
@@ -229,7 +233,12 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
         unknown_scores,
         _picked(inputs, table, systems),
         unknown_picked,
+        _are_selected(inputs, outside),
     )
+
+
+def _are_selected(inputs: EvaluationInputs, table: pa.Table) -> Array:
+    return np.array([key in inputs.picked for key in table.column("key").to_pylist()], bool)
 
 
 def _picked(inputs: EvaluationInputs, table: pa.Table, systems: Mapping[str, SystemPredictions]) -> Array:

@@ -164,6 +164,7 @@ def _verdict_inputs(
     set_next |= set() if inputs.settings.corpus.label else {"corpus.label"}
     return VerdictInputs(
         n=n,
+        left_out=evaluation["left_out"] if evaluation else 0,
         rivals=rivals,
         labels=labels,
         unlabelled=numbers["unlabelled"],

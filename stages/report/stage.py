@@ -97,7 +97,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 20  # test texts that were selected for another student, and learned ones
+    VERSION = 21  # labelled texts of no teacher, and labels that no labelled text has
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
@@ -140,7 +140,8 @@ class Report(Stage):
         if given:
             sample = fingerprint(sorted(key.hex() for key in given.sample | given.unknown_sample))
             is_random = load_labels.picked_at_random(run)
-            inputs["labels"] = {"random": is_random, "empty": given.empty, "sample": sample, **unknown}
+            outside = {"outside": given.outside_sample} if given.outside_sample else {}
+            inputs["labels"] = {"random": is_random, "empty": given.empty, "sample": sample, **unknown, **outside}
         config: dict[str, object] = {"report": run.experiment.report.model_dump()}
         if not run.experiment.student.learns:
             return Identity({**config, "method": method_name(run.experiment)}, inputs)
@@ -300,7 +301,7 @@ def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, Student
     answers = ordinary_texts(every)
     scores = Evaluation(
         n=len(answers.gold),
-        left_out=test.texts - len(every.gold) - len(every.unknown_scores),
+        left_out=len(answers.outside_picked),
         labels=list(names),
         groups={name: [names[column] for column in columns] for name, columns in inputs.labels.columns.items()},
         systems=evaluate_systems(inputs, answers),
@@ -354,6 +355,8 @@ def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEs
         "systems": list(right.systems()),
         "gained": int((both[0] & ~both[1]).sum()) if both else None,
         "lost": int((both[1] & ~both[0]).sum()) if both else None,
+        "left_out": given.outside_sample,
+        "sample": len(given.sample),
     }
 
 

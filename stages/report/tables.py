@@ -12,7 +12,7 @@ from amalgam.stages.common.intervals import bounds, nats, percent, points
 from amalgam.stages.report import blocks
 from amalgam.stages.report.conditions import LEAST_TEXTS
 from amalgam.stages.report.verdict_types import LabelEstimates, SystemEstimate
-from amalgam.stages.report.verdict_words import share_of_unknown_line
+from amalgam.stages.report.verdict_words import outside_line, share_of_unknown_line
 
 Score = Literal["accuracy", "macro_f1", "nll_nats", "ece"]
 SCORES: tuple[Score, ...] = ("accuracy", "macro_f1", "nll_nats", "ece")
@@ -43,7 +43,7 @@ def print_evaluation(console: Console, scores: blocks.EvaluatedSystems, labels: 
     names = [name for name in names[:-MOST_SYSTEMS] if name == scores["system"]] + names[-MOST_SYSTEMS:]
     random = "random " if scores.get("selected", {}).get("random") else ""
     texts = counted(scores["n"], f"{random}labelled test text")
-    title = f"{texts}, {labels} labels; accuracy over all labels"
+    title = f"{texts}, {labels} labels; accuracy over all labels{outside_line(scores['left_out'])}"
     rows = [row(name, scores["systems"][name], groups) for name in names]
     console.table(title, header(groups), rows)
 
@@ -67,7 +67,7 @@ def estimate_line(estimates: LabelEstimates) -> str:
     have = "has no label and may be a harder one" if estimates["empty"] == 1 else "have no label and may be harder ones"
     empty = f"; {estimates['empty']:,} more {have}" if estimates["empty"] else ""
     unknown = f"; {share_of_unknown_line(estimates['unknown'])}" if estimates["unknown"] else ""
-    return f"{count}, {picked}{empty}{unknown}"
+    return f"{count}, {picked}{outside_line(estimates.get('left_out', 0))}{empty}{unknown}"
 
 
 def system_name(system: SystemEstimate) -> str:

@@ -208,6 +208,10 @@ class LabelEstimates(TypedDict):
     gained: int | None
     """Texts on which only the student is right, and not the ensemble; None without teachers."""
     lost: int | None
+    left_out: NotRequired[int]
+    """Random labelled texts whose label no teacher has."""
+    sample: NotRequired[int]
+    """All other random labelled texts, of which the n are a part."""
 
 
 class LabelCounts(TypedDict):
@@ -265,6 +269,8 @@ class VerdictInputs:
     """Labelled test texts that were selected because they are hard."""
     unused: int = 0
     """Those of them that nothing uses."""
+    left_out: int = 0
+    """Labelled test texts whose label no teacher has, without selected ones."""
     learned: LearnedTexts | None = None
     generates: bool = False
     """Whether stage generate wrote the training texts, which are then no test texts."""

@@ -9,7 +9,7 @@ from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.blocks import EvaluatedSystems, reported_scores
-from amalgam.stages.report.conditions import LEAST_OF_LABEL, untested_teachers
+from amalgam.stages.report.conditions import LEAST_OF_LABEL, MOST_LEFT_OUT, untested_teachers
 
 SHOWN = 5
 """Most names in a sentence."""
@@ -98,11 +98,28 @@ def evaluation_cautions(evaluation: EvaluatedSystems | None) -> Iterator[str]:
         yield selection_sentence(selected["random"], selected["texts"], selected.get("unused", 0))
     if evaluation and "learned" in evaluation:
         yield learned_sentence(evaluation["learned"])
+    if evaluation and evaluation.get("selected", {"random": 1})["random"]:
+        accuracy = reported_scores(evaluation).get("accuracy", 0.0)
+        yield from left_out_sentence(evaluation["left_out"], evaluation["n"], accuracy, "test texts")
     if evaluation and evaluation["n"] >= LEAST_CALIBRATED:
         ece = reported_scores(evaluation)["ece"]
         if ece is not None and ece > MOST_ECE:
             off = f"The probabilities differ from the accuracy by {100 * ece:.1f} points on average (ECE)"
             yield f"{off}: before you use a threshold, measure the accuracy above it."
+
+
+def left_out_sentence(left_out: int, n: int, accuracy: float, texts: str) -> Iterator[str]:
+    """Yields a caution if many labelled texts are not among the n counted ones because no teacher has their label."""
+    total = n + left_out
+    if left_out > MOST_LEFT_OUT * total:
+        have = "has a label of no teacher and is" if left_out == 1 else "have a label of no teacher and are"
+        right = f"{'about ' * (texts != 'test texts')}{percent(accuracy * n / total)}"
+        yield f"{left_out:,} of {total:,} labelled {texts} {have} not counted: of all {total:,}, {right} are right."
+
+
+def outside_line(left_out: int) -> str:
+    """Returns the end of a line with a number of labelled texts: those with a label of no teacher."""
+    return f"; {left_out:,} more {'has' if left_out == 1 else 'have'} a label of no teacher" if left_out else ""
 
 
 def ratio(count: int, n: int) -> str:

@@ -70,7 +70,12 @@ def test_the_verdict_of_a_made_experiment(name: str) -> None:
 
 @pytest.mark.parametrize(("ece", "n", "cautions"), [(0.21, 100, 1), (0.19, 100, 0), (0.9, 99, 0), (None, 100, 0)])
 def test_probabilities_far_from_the_accuracy_are_a_caution(ece: float | None, n: int, cautions: int) -> None:
-    evaluation: Any = {"n": n, "system": "student", "systems": {"student": {"ece": ece}, "ensemble": {"ece": 1.0}}}
+    evaluation: Any = {
+        "n": n,
+        "left_out": 0,
+        "system": "student",
+        "systems": {"student": {"ece": ece}, "ensemble": {"ece": 1.0}},
+    }
     sentences = list(evaluation_cautions(evaluation))
     assert len(sentences) == cautions
     assert all("page" not in sentence for sentence in sentences), "the model card has them without the page"
@@ -224,6 +229,17 @@ def test_many_texts_of_no_label_are_a_caution() -> None:
         inputs = replace(made(400, [0.9] * 4, 0.6), by_labels={**estimated(85, 70, gained=20), "unknown": share})
         named = [text for text in verdict(inputs)["cautions"] if "fit no label" in text]
         assert bool(named) == is_named
+
+
+@pytest.mark.parametrize("tested", [True, False])
+def test_many_labelled_texts_of_no_teacher_are_a_caution(*, tested: bool) -> None:
+    for left_out, is_named in ((5, False), (25, True)):
+        by_labels: LabelEstimates = {**estimated(85, 70, gained=20), "left_out": left_out, "sample": 100}
+        inputs = replace(made(400, [0.9] * 4, 0.6), left_out=4 * left_out, by_labels=by_labels)
+        cautions = " ".join(verdict(inputs if tested else VerdictInputs(0, by_labels=by_labels))["cautions"])
+        of_training = "25 of 125 labelled training texts have a label of no teacher and are not counted: "
+        assert (f"{of_training}of all 125, about 68.0 % are right." in cautions) == is_named
+        assert ("100 of 500 labelled test texts" in cautions) == (is_named and tested)
 
 
 def test_one_label_of_twenty_may_be_lost_but_not_two() -> None:

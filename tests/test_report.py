@@ -267,6 +267,17 @@ def test_a_run_ends_with_the_verdict_and_the_page_starts_with_it(built: Workspac
     assert Page(page_of(built)).text.count("steps are few") == 1
 
 
+def test_the_console_counts_the_cautions_that_only_the_page_has(workspace: Workspace) -> None:
+    workspace.write([row for row in workspace.texts("test") if row[1] != "music"], "test")
+    run = workspace("report")
+    cautions = numbers_of(workspace)["verdict"]["cautions"]
+    assert "fewer than 10 test texts" in cautions[-1]
+    more = f"{len(cautions)} more cautions in reports/student.html\n"
+    assert more in run.out + run.err
+    stored = workspace("report", "student")
+    assert more in stored.out + stored.err
+
+
 def test_test_texts_that_teachers_learned_are_named_and_a_caution(workspace: Workspace) -> None:
     trained = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 1\n  texts: texts/test.csv\n"
     experiment = workspace.config.read_text()

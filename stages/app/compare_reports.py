@@ -198,6 +198,7 @@ def _print_stored(path: Path, config: Path, requirements: Requirements) -> None:
     """Prints the stored report of one student, and checks the requirements; nothing runs."""
     numbers, console, place = read_report(path, config), Console(), place_of(config.absolute().parent)
     evaluation, verdict, other = numbers["evaluation"], numbers["verdict"], _other_student(numbers, path)
+    page = f"{REPORTS}/{path.stem}.html"
     if other and requirements.need_test:
         raise ExperimentError(other, where=str(path), fix=f"run `{_command(path, config)}`, which measures it")
     if other:
@@ -206,8 +207,8 @@ def _print_stored(path: Path, config: Path, requirements: Requirements) -> None:
         if evaluation:
             print_evaluation(console, evaluation, evaluation["labels"], evaluation["groups"])
         if verdict:
-            console.verdict(lines(verdict, list(evaluation_cautions(evaluation)), place))
-        console.say(f"report{place}: {REPORTS}/{path.stem}.html")
+            console.verdict(lines(verdict, list(evaluation_cautions(evaluation)), place, page))
+        console.say(f"report{place}: {page}")
     _check(path, config, requirements)
 
 

@@ -27,6 +27,7 @@ from amalgam.stages.cache_teachers.stage import sampled_texts
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import Part, tables
+from amalgam.stages.common.deliveries import REPORTS
 from amalgam.stages.common.given_labels import HARD, ORDINARY, GivenLabels
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import method_name
@@ -260,7 +261,8 @@ def _print(run: Run, scores: Evaluation | None, findings: Findings, numbers: Rep
             f"run `amalgam report --force{run.file_option}`"
         )
     if numbers["verdict"]:
-        run.console.verdict(lines(numbers["verdict"], list(evaluation_cautions(scores)), place_of(run.base)))
+        cautions, page_file = list(evaluation_cautions(scores)), f"{REPORTS}/{page_name(run.experiment)}.html"
+        run.console.verdict(lines(numbers["verdict"], cautions, place_of(run.base), page_file))
 
 
 # ---- the evaluation

@@ -86,14 +86,16 @@ def verdict(inputs: types.VerdictInputs) -> types.Verdict:
     }
 
 
-def lines(verdict: types.Verdict, cautions: Sequence[str] = (), place: str = "") -> list[str]:
+def lines(verdict: types.Verdict, cautions: Sequence[str] = (), place: str = "", page: str = "") -> list[str]:
     """Returns the end of `amalgam run`: the decision with its reasons, cautions, the causes, and the next step.
 
-    `place` follows the word "next": the folder of its command.
+    `place` follows the word "next": the folder of its command. `page` has all cautions.
     """
     printed = [f"verdict: {verdict['decision']}. {' '.join(verdict['reasons'][:2])}"]
     printed += [f"  {reason}" for reason in verdict["reasons"][2:PRINTED]]
     printed += [f"  caution: {caution}" for caution in cautions if caution not in verdict["reasons"]]
+    hidden = {*verdict["cautions"]} - {*cautions, *verdict["reasons"]}
+    printed += [f"  {counted(len(hidden), 'more caution')} in {page}"] if hidden and page else []
     causes = [cause["text"] for cause in verdict["causes"] if cause["code"] != "no-labels"]  # the reason names it
     if causes:
         printed.append(f"  cause: {'; '.join(causes[:3])}")

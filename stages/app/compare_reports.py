@@ -16,7 +16,7 @@ from typing import Any, TypedDict, cast, get_type_hints
 from amalgam.data.keys import shown
 from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.config.schema import COMPARISON, TEACHER
-from amalgam.pipeline.console import Console, duration, size
+from amalgam.pipeline.console import Console, counted, duration, size
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, QualityError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.facts import fits
@@ -33,7 +33,13 @@ from amalgam.stages.report.students import gained_lost, rival_names
 from amalgam.stages.report.tables import measure, print_evaluation, share
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_types import Estimate, LearnedTexts, Rival
-from amalgam.stages.report.verdict_words import difference_sentence, evaluation_cautions, learned_sentence, tested_on
+from amalgam.stages.report.verdict_words import (
+    difference_sentence,
+    evaluation_cautions,
+    learned_sentence,
+    outside_line,
+    tested_on,
+)
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -230,6 +236,7 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
     if requirements.fail_under is not None:
         _check_accuracy(evaluation, requirements.fail_under, where, fix)
     if requirements.worse_than is not None:
+        _check_same_texts(numbers, requirements.worse_than, path, config)
         _check_rival(numbers, requirements.worse_than, where, fix)
 
 
@@ -255,6 +262,26 @@ def _check_rival(numbers: ReportJson, name: str, where: str, fix: str) -> None:
     if rival["student_is"] == "worse":
         on = tested_on(verdict["rivals"]) if verdict and rival["kind"] != "teacher on its own labels" else ""
         raise QualityError(f"{difference_sentence(rival)}{on} (--fail-if-worse-than {name})", where=where, fix=fix)
+
+
+def _check_same_texts(numbers: ReportJson, name: str, path: Path, config: Path) -> None:
+    """Refuses a student that has a report on other test texts, which is then no rival."""
+    other_path, rivals = path.parent / f"{name}.json", numbers["verdict"]["rivals"] if numbers["verdict"] else []
+    if name in {rival["name"] for rival in rivals} or not other_path.is_file():
+        return
+    other = read_report(other_path, config)
+    if _same_texts(numbers, other):
+        return
+    counts = [
+        f"{counted(run['n'], 'text')}{outside_line(run['left_out'])}" if run else "no texts"
+        for run in (other["evaluation"], numbers["evaluation"])
+    ]
+    what = f"{shown(name)} was measured on other test texts ({counts[0]}) than {path.stem} ({counts[1]})"
+    fix = (
+        f"set corpus.test to texts of labels that both students have, and make the report of {shown(name)} again with "
+        f"the experiment file that trained it: `amalgam report student.name={name}`; then repeat this command"
+    )
+    raise ExperimentError(what, where="--fail-if-worse-than", fix=fix)
 
 
 def _learned(evaluation: EvaluationBlock | None) -> LearnedTexts | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -15,7 +16,10 @@ def test_a_missed_requirement_has_its_own_exit_code_and_names_the_number(built: 
     assert missed.code == 4
     assert f"{100 * accuracy:.1f} %" in missed.err
     assert "--fail-under" in missed.err
-    assert built.attempt("report", "--fail-under", str(accuracy)).code == 0
+    met = built("report", "--fail-under", str(accuracy), "--fail-if-worse-than", "zero-shot").out.splitlines()[-1]
+    assert met.startswith(f"requirements met: the accuracy is {100 * accuracy:.1f} % (n = 40, 95 % interval ")
+    standing = r"; the student is (better than|not clearly different from) zero-shot, [+-]\d+\.\d points \("
+    assert re.search(standing, met)
     assert f"below {100 * accuracy + 0.004:.3f} %" in built.attempt("report", "--fail-under", str(accuracy + 4e-5)).err
     assert built.attempt("report", "--fail-under", "80").code == 2
     assert built.attempt("report", "student", "other", "--fail-under", "0.5").code == 2

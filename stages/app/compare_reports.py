@@ -36,7 +36,9 @@ from amalgam.stages.report.verdict_types import Estimate, LearnedTexts, Rival
 from amalgam.stages.report.verdict_words import (
     difference_sentence,
     evaluation_cautions,
+    figures_of,
     learned_sentence,
+    name_of,
     outside_line,
     tested_on,
 )
@@ -233,26 +235,32 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
         raise _texts_learned(learned)
     command = verdict["next"].get("command") if verdict and verdict["decision"] != "ship" else None
     fix = f"run `{command}`" if command else "train another student, or lower the requirement"
+    met = []
     if requirements.fail_under is not None:
-        _check_accuracy(evaluation, requirements.fail_under, where, fix)
+        met.append(_check_accuracy(evaluation, requirements.fail_under, where, fix))
     if requirements.worse_than is not None:
         _check_same_texts(numbers, requirements.worse_than, path, config)
-        _check_rival(numbers, requirements.worse_than, where, fix)
+        met.append(_check_rival(numbers, requirements.worse_than, where, fix))
+    if not requirements.as_json:
+        Console().result(f"requirements met: {'; '.join(met)}")
 
 
-def _check_accuracy(evaluation: EvaluationBlock, least: float, where: str, fix: str) -> None:
+def _check_accuracy(evaluation: EvaluationBlock, least: float, where: str, fix: str) -> str:
+    """Returns a sentence on an accuracy that is large enough, and refuses any other."""
     if "selected" in evaluation and not evaluation["selected"]["random"]:
         what, add = "the accuracy is unknown: all test texts were selected", "add rows with `random` in column `why`"
         raise ExperimentError(what, where="corpus.test", fix=add)
     scores = reported_scores(evaluation)
+    figures = f"n = {scores['n']:,}, 95 % interval {bounds(*interval(scores['accuracy'], scores['n']))}"
     if scores["accuracy"] < least:
-        figures = f"n = {scores['n']:,}, 95 % interval {bounds(*interval(scores['accuracy'], scores['n']))}"
         accuracy, required = separate(scores["accuracy"], least)
         what = f"the accuracy is {accuracy} ({figures}), below {required} (--fail-under)"
         raise QualityError(what, where=where, fix=fix)
+    return f"the accuracy is {percent(scores['accuracy'])} ({figures}), at least {percent(least)}"
 
 
-def _check_rival(numbers: ReportJson, name: str, where: str, fix: str) -> None:
+def _check_rival(numbers: ReportJson, name: str, where: str, fix: str) -> str:
+    """Returns a sentence on a rival that is not significantly better, and refuses any other."""
     rival, verdict = _rival(numbers, name), numbers["verdict"]
     if not rival["n"]:
         what = f"no test text has a label of teacher {rival['name']}"
@@ -262,6 +270,8 @@ def _check_rival(numbers: ReportJson, name: str, where: str, fix: str) -> None:
     if rival["student_is"] == "worse":
         on = tested_on(verdict["rivals"]) if verdict and rival["kind"] != "teacher on its own labels" else ""
         raise QualityError(f"{difference_sentence(rival)}{on} (--fail-if-worse-than {name})", where=where, fix=fix)
+    standing = "better than" if rival["student_is"] == "better" else "not clearly different from"
+    return f"the student is {standing} {name_of(rival)}, {points(rival['mean'])} points ({figures_of(rival)})"
 
 
 def _check_same_texts(numbers: ReportJson, name: str, path: Path, config: Path) -> None:
@@ -278,8 +288,8 @@ def _check_same_texts(numbers: ReportJson, name: str, path: Path, config: Path) 
     ]
     what = f"{shown(name)} was measured on other test texts ({counts[0]}) than {path.stem} ({counts[1]})"
     fix = (
-        f"set corpus.test to texts of labels that both students have, and make the report of {shown(name)} again with "
-        f"the experiment file that trained it: `amalgam report student.name={name}`; then repeat this command"
+        f"set corpus.test to texts of labels that both students have. Make the report of {shown(name)} again with "
+        f"the experiment file that trained it: `amalgam report student.name={name}`. Then repeat this command"
     )
     raise ExperimentError(what, where="--fail-if-worse-than", fix=fix)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from amalgam.stages.common.intervals import interval
 from amalgam.tests.workspaces import (
     TEACHER_LABELS,
     TEST,
@@ -96,6 +97,13 @@ def test_the_last_line_is_the_path_of_the_page(built: Workspace) -> None:
     result = built("report")
     assert result.err.splitlines()[-1] == "report: reports/student.html"
     assert "student (muka-soft)" in result.out
+
+
+def test_the_table_has_the_interval_of_the_reported_accuracy(built: Workspace) -> None:
+    evaluation = numbers_of(built)["evaluation"]
+    low, high = interval(evaluation["systems"][evaluation["system"]]["accuracy"], evaluation["n"])
+    line = f"\n95 % interval of {evaluation['system']}: {100 * low:.1f} to {100 * high:.1f}\n"
+    assert line in built("report", "student").out
 
 
 def test_the_page_has_the_numbers_of_the_evaluation(built: Workspace) -> None:

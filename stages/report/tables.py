@@ -8,7 +8,7 @@ from typing import Literal
 from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.console import Console, counted
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
-from amalgam.stages.common.intervals import bounds, nats, percent, points
+from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
 from amalgam.stages.report import blocks
 from amalgam.stages.report.conditions import LEAST_TEXTS
 from amalgam.stages.report.verdict_types import LabelEstimates, SystemEstimate
@@ -45,7 +45,8 @@ def print_evaluation(console: Console, scores: blocks.EvaluatedSystems, labels: 
     texts = counted(scores["n"], f"{random}labelled test text")
     title = f"{texts}, {labels} labels; accuracy over all labels{outside_line(scores['left_out'])}"
     rows = [row(name, scores["systems"][name], groups) for name in names]
-    console.table(title, header(groups), rows)
+    figures = bounds(*interval(blocks.reported_scores(scores)["accuracy"], scores["n"]))
+    console.table(f"{title}\n95 % interval of {scores['system']}: {figures}", header(groups), rows)
 
 
 def print_estimates(console: Console, title: str, systems: Sequence[SystemEstimate]) -> None:

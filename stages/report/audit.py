@@ -199,9 +199,9 @@ class AuditCounts:
         self.texts = self.labelled = self.right = 0
         self.confidence = np.zeros(teachers)
         self.wins, self.wins_by_weights, self.changed, self.gained, self.lost = np.zeros((5, teachers), np.int64)
-        # By pair: confident conflicts, and texts on which both predict a shared label, the same or another one. The
-        # distance is summed for teachers with the same labels.
-        self.conflicts, self.met, self.differed = np.zeros((3, teachers, teachers), np.int64)
+        # By pair: confident conflicts, and texts on which both predict a shared label, the same or another one, or
+        # one does (row: this teacher). The distance is summed for teachers with the same labels.
+        self.conflicts, self.met, self.differed, self.given = np.zeros((4, teachers, teachers), np.int64)
         self.distance = np.zeros((teachers, teachers))
         # By teacher and label of the union.
         self.predicted, self.predicted_and_won = np.zeros((2, teachers, self.width), np.int64)
@@ -246,7 +246,9 @@ class AuditCounts:
         differ = predicted_NT[:, a] != predicted_NT[:, b]
         confident = (texts.confidence_NT[:, [a, b]] >= CONFIDENT).all(axis=1)
         self.conflicts[[a, b], [b, a]] += (differ & confident).sum()
-        meet = np.isin(predicted_NT[:, [a, b]], self.shared[a, b]).all(axis=1)
+        are_shared = np.isin(predicted_NT[:, [a, b]], self.shared[a, b])
+        self.given[[a, b], [b, a]] += are_shared.sum(axis=0)
+        meet = are_shared.all(axis=1)
         self.met[a, b] += meet.sum()
         self.differed[a, b] += (meet & differ).sum()
         if self.same_labels(a, b):
@@ -326,8 +328,8 @@ def _shared(counts: AuditCounts, labels: LabelSpace) -> Iterator[blocks.SharedLa
             yield {
                 "teachers": [teachers[a], teachers[b]],
                 "labels": [labels.names[label] for label in shared],
-                "texts": int(counts.met[a, b]),
-                "disagree": _share(counts.differed[a, b], counts.met[a, b]),
+                "given": [int(counts.given[a, b]), int(counts.given[b, a])],
+                "same": int(counts.met[a, b] - counts.differed[a, b]),
             }
 
 

@@ -241,12 +241,14 @@ class Conflicts(TypedDict):
 
 
 class SharedLabels(TypedDict):
-    """Two teachers on the `texts` for which both predict one of the labels that they share."""
+    """Two teachers on the texts for which one of them predicts a label that they share."""
 
     teachers: list[str]
     labels: list[str]
-    texts: int
-    disagree: float | None
+    given: list[int]
+    """By teacher: the texts for which it predicts a shared label."""
+    same: int
+    """Texts for which both predict the same one."""
 
 
 class AuditedLabel(TypedDict):

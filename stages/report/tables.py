@@ -122,11 +122,15 @@ def print_audit(console: Console, audit: blocks.AuditBlock) -> None:
         console.table(title, ["", *names], rows)
     if audit["shared_labels"]:
         rows = [
-            [" and ".join(pair["teachers"]), f"{pair['texts']:,}", share(pair["disagree"]), shown_names(pair["labels"])]
+            [
+                " and ".join(pair["teachers"]),
+                *(f"{share(pair['same'] / given if given else None)} of {given:,}" for given in pair["given"]),
+                shown_names(pair["labels"]),
+            ]
             for pair in audit["shared_labels"]
         ]
-        title = "\nshared labels: texts on which both teachers predict one, and the share on which they disagree"
-        console.table(title, ["teachers", "texts", "disagree", "labels"], rows)
+        title = "\nshared labels: by teacher, the texts that get one, and the share that gets the same from the other"
+        console.table(title, ["teachers", "of the first", "of the second", "labels"], rows)
     title = "\nlabels: predictions of each teacher and the share that wins; gold texts, their share won and right"
     header = ["label", "teacher", "predicted", "wins", "gold", "won", "right"]
     console.table(title, header, [_label_row(label, audit) for label in audit["labels"][:MOST_LABELS]])

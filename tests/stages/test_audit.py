@@ -148,6 +148,17 @@ def test_partly_overlapping_teachers_disagree_on_labels_that_both_know_alone() -
     assert counts.conflicts[0, 1] == 2  # x against y, and y against z
 
 
+def test_teachers_that_share_one_label_and_give_it_to_other_texts_are_seen() -> None:
+    space = union_of({"A": ["x", "y"], "B": ["y", "z"]})
+    counts = AuditCounts(space)
+    y, not_y = [[0.1, 0.9], [0.9, 0.1]], [[0.9, 0.1], [0.1, 0.9]]  # of A and of B
+    rows = [y, y, y, not_y, not_y]
+    a, b = [row[0] for row in rows], [row[1] for row in (y, not_y, not_y, y, not_y)]
+    counts.add(block(space, [a, b], [[0.6, 0.6]] * 5))
+    assert counts.given.tolist() == [[0, 3], [2, 0]]
+    assert counts.met[0, 1] - counts.differed[0, 1] == 1
+
+
 def test_given_weights_replace_confidences() -> None:
     """The last text's weight is all A's: without A the others are equal."""
     space = union_of({"A": ["x", "y"], "B": ["z", "w"], "C": ["u", "v"]})

@@ -188,7 +188,7 @@ def advice(audit: blocks.AuditBlock) -> list[str]:
         lines.append(f"duplicates: {' and '.join(pair['teachers'])} ({reason}); remove one of them to save its cost")
     if any(effect["harmful"] is None for _, effect in left_out):
         none = [] if lines else ["no duplicate teacher was found"]
-        return [*lines, *none, f"a harmful teacher is found only by {LEAST_TEXTS} gold labels"]
+        return [*lines, *none, f"fewer than {LEAST_TEXTS} gold labels do not show that no teacher is harmful"]
     return lines or ["no harmful or duplicate teacher was found"]
 
 

@@ -346,6 +346,26 @@ def test_random_labels_of_no_teacher_are_counted_as_left_out(
     assert "accuracy on 14 labelled texts, picked at random; 5 more have a label of no teacher" in effect
 
 
+def test_labels_that_are_older_than_a_teacher_are_noted(workspace: Workspace) -> None:
+    rows = [row for row in workspace.texts() if row[1] in TEACHER_LABELS["first"]]
+    settings = ("labels=labels.csv", *AMALGAM)
+    note = "note: no text of labels.csv has a label of teacher second alone"
+    write(workspace, rows[:29])
+    assert note not in workspace("build-targets", *settings).err
+    write(workspace, rows[:30])
+    run = workspace("report", *settings)
+    assert note in run.err
+    numbers = json.loads((workspace.folder / "reports/student.json").read_text())
+    given, tested = numbers["given_labels"], numbers["student_quality"]["classes"]
+    assert sum(row["n"] for row in given) == sum(row["ensemble"] for row in given) == 30
+    assert {row["label"] for row in given if row["n"]} <= {*TEACHER_LABELS["first"]}
+    assert sum(row["ensemble"] for row in tested) == numbers["evaluation"]["n"]
+    second = next(row for row in workspace.texts() if row[1] in TEACHER_LABELS["second"])
+    write(workspace, [*rows[:30], second])
+    assert note not in workspace("report", *settings).err
+    assert json.loads((workspace.folder / "reports/student.json").read_text())["given_labels"] == []
+
+
 # ---- the texts to label of a report
 
 

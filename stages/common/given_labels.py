@@ -9,7 +9,7 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
-from amalgam.data.keys import KEY_BYTES, shown, shown_name, shown_names, text_key
+from amalgam.data.keys import KEY_BYTES, LabelSpace, shown, shown_name, shown_names, text_key
 from amalgam.data.lazy import pa, pc
 from amalgam.data.rows import MissingColumnError, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
@@ -35,6 +35,12 @@ ORDINARY, DIFFERING, HARD, MOVED = 0, 1, 2, 3
 
 A moved one was picked because student and ensemble differ, but one of the two now predicts another label.
 """
+
+LEAST_LABELS = 30
+"""Of fewer texts it is no surprise that none has a label of some teacher."""
+
+LEAST_MISSING = 5
+"""Least texts that the absent labels of a teacher would have if all labels were equally frequent."""
 
 MOST_SHOWN = 5
 SIMILAR = 0.7
@@ -75,6 +81,23 @@ class GivenLabels:
         """Returns the labelled texts that are random ones, or all if the file has no reasons."""
         keys = frozenset(self.by_key)
         return keys if self.random is None else keys & self.random
+
+    def absent_labels(self, space: LabelSpace) -> dict[str, list[str]]:
+        """Returns the labels that only one teacher has, by teacher, if no text has one of them."""
+        alone: dict[str, list[str]] = {}
+        for name, teachers in zip(space.names, space.owners, strict=True):
+            if len(teachers) == 1:
+                alone.setdefault(teachers[0], []).append(name)
+        given, is_large = {*self.by_key.values()}, len(self.by_key) >= LEAST_LABELS
+        return {teacher: own for teacher, own in alone.items() if is_large and given.isdisjoint(own)}
+
+    def notes_on_absent(self, space: LabelSpace, source: str) -> Iterator[str]:
+        for teacher, labels in self.absent_labels(space).items():
+            if len(labels) * len(self.by_key) >= LEAST_MISSING * len(space.names):
+                yield (
+                    f"no text of {source} has a label of teacher {teacher} alone ({shown_names(labels, MOST_SHOWN)}): "
+                    "labels that are older than this teacher are wrong for such texts"
+                )
 
     @property
     def unknown_sample(self) -> frozenset[bytes]:

@@ -58,7 +58,9 @@ def given_labels(run: Run) -> GivenLabels | None:
         if not part.facts["labels"]:
             fix = "fill the column corpus.label in some rows, or name a file of labels"
             raise DataError("no training text has a label", where="labels: corpus", fix=fix)
-        return label_files.labels_in(tables(run.store, part, ["key", "label"]), names, run.experiment.corpus.unknown)
+        given = label_files.labels_in(tables(run.store, part, ["key", "label"]), names, run.experiment.corpus.unknown)
+        _note_absent(run, given, "corpus.train")
+        return given
     file = label_file(run, source).matched(names)
     columns, corpus = ["key", "id"] if file.column == "id" else ["key"], corpus_for(run.experiment, "train")
     read, paths = partial(tables, run.store, part, columns), partial(part_files, run, "train")
@@ -67,7 +69,14 @@ def given_labels(run: Run) -> GivenLabels | None:
     if note:
         run.console.note(note)
     file.check(names, keys)
-    return file.by_key(keys)
+    given = file.by_key(keys)
+    _note_absent(run, given, file.name)
+    return given
+
+
+def _note_absent(run: Run, given: GivenLabels, source: str) -> None:
+    for note in given.notes_on_absent(label_space(run), source):
+        run.console.note(note)
 
 
 def _takes_labels(run: Run) -> bool:

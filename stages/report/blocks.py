@@ -101,6 +101,8 @@ class LabelQuality(types.LabelCounts):
     """The teachers of the label."""
     teachers_right: int | None
     """Texts of the label that a teacher predicts right; None without teachers."""
+    ensemble: int | None
+    """Texts for which the ensemble predicts it; None without teachers."""
 
 
 class ConfusedPair(TypedDict):
@@ -387,6 +389,8 @@ class Findings(TypedDict):
     scripts: dict[str, ScriptCounts]
     label_estimates: NotRequired[types.LabelEstimates]
     """Only with labelled training texts that the student was not trained on."""
+    given_labels: NotRequired[list[types.LabelOccurrence]]
+    """Labels of `labels`, only if it has no text of the labels that only one teacher has."""
 
 
 # ---- reports/NAME.json
@@ -527,4 +531,6 @@ class ReportJson(TypedDict):
     """Without labelled test texts."""
     label_estimates: types.LabelEstimates | None
     """Accuracies on labelled training texts that the student was not trained on."""
+    given_labels: list[types.LabelOccurrence]
+    """Empty if `labels` has a text of a label that only one teacher has, for each such teacher."""
     notes: list[Note]

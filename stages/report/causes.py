@@ -120,6 +120,7 @@ def cautions_of(inputs: types.VerdictInputs, rivals: Sequence[types.Rival]) -> I
     if inputs.learned:
         yield words.learned_sentence(inputs.learned)
     yield from left_out_cautions(inputs)
+    yield from absent_cautions(inputs, rivals)
     share = inputs.by_labels["unknown"] if inputs.by_labels else None
     if share and share["low"] > MANY_UNKNOWN:
         yield f"{words.share_of_unknown_line(share)}. The student gives such texts one of its labels too."
@@ -136,6 +137,24 @@ def cautions_of(inputs: types.VerdictInputs, rivals: Sequence[types.Rival]) -> I
         labels = counted(len(rare), "label", "has", "have")
         few = f"{labels} fewer than {conditions.LEAST_OF_LABEL} test texts, too few for a decision"
         yield f"{few}: {words.listed(rare)}."
+
+
+def absent_cautions(inputs: types.VerdictInputs, rivals: Sequence[types.Rival] = ()) -> Iterator[str]:
+    """Yields the cautions on labels that no labelled text has, though the ensemble predicts them."""
+    untested = conditions.untested_teachers(rivals)
+    absent = [("text of `labels`", entry) for entry in conditions.absent_labels(inputs.given).items()]
+    absent += [("test text", entry) for entry in conditions.absent_labels(inputs.tested).items()]
+    for text, (teacher, rows) in absent:
+        if text != "test text" or teacher not in untested:
+            names, count = words.listed([row["label"] for row in rows]), conditions.predicted_by_ensemble(rows)
+            absent_sentence = f"No {text} has a label of teacher {teacher} alone: {names}."
+            older = "Labels that are older than this teacher are wrong for such texts."
+            yield f"{absent_sentence} The ensemble predicts them on {count:,}. {older}"
+    predicted = {row["label"] for row in inputs.labels if row["predicted"]}
+    never = [row for row in inputs.tested if not row["n"] and row["label"] not in predicted]
+    if conditions.predicted_by_ensemble(never) >= conditions.LEAST_EXPECTED:
+        names = words.listed([row["label"] for row in never if row["ensemble"]])
+        yield f"The student never predicts labels that no test text has, though the ensemble does: {names}."
 
 
 def left_out_cautions(inputs: types.VerdictInputs) -> Iterator[str]:

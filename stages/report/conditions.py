@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from amalgam.stages.common.given_labels import LEAST_LABELS
 from amalgam.stages.common.intervals import errors_of, interval
 from amalgam.stages.report import verdict_types as types
 
@@ -22,6 +23,9 @@ MOST_LEARNED = 0.02
 
 MOST_LEFT_OUT = 0.05
 """Share of the labelled texts that no accuracy counts, because no teacher has their label, without a caution."""
+
+LEAST_EXPECTED = 5
+"""Least texts for which the ensemble predicts labels that no labelled text has, so that gold labels are in doubt."""
 
 WEAK_TEACHERS = 2 / 3
 """Accuracy of the teachers on their own labels below which they are weak, at the upper end of the interval."""
@@ -64,6 +68,25 @@ def most_frequent(rivals: Sequence[types.Rival]) -> types.Rival | None:
 
 def untested_teachers(rivals: Sequence[types.RivalCounts]) -> list[str]:
     return [rival["name"] for rival in rivals if rival["kind"] == "teacher on its own labels" and not rival["n"]]
+
+
+def absent_labels(rows: Sequence[types.LabelOccurrence]) -> dict[str, list[types.LabelOccurrence]]:
+    """Returns the teachers of whose own labels, which no other has, no text exists though the ensemble predicts them.
+
+    The gold labels may be older than the teacher.
+    """
+    if sum(row["n"] for row in rows) < LEAST_LABELS:
+        return {}
+    alone: dict[str, list[types.LabelOccurrence]] = {}
+    for row in rows:
+        if len(row["teachers"]) == 1:
+            alone.setdefault(row["teachers"][0], []).append(row)
+    absent = {teacher: own for teacher, own in alone.items() if not any(row["n"] for row in own)}
+    return {teacher: own for teacher, own in absent.items() if predicted_by_ensemble(own) >= LEAST_EXPECTED}
+
+
+def predicted_by_ensemble(rows: Sequence[types.LabelOccurrence]) -> int:
+    return sum(row["ensemble"] or 0 for row in rows)
 
 
 def lost_teachers(rivals: Sequence[types.Rival]) -> list[types.Rival]:

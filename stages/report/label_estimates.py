@@ -6,6 +6,7 @@ teachers, so the targets are those of cross-validation, and the student's share 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.intervals import interval, interval_of_mean
 from amalgam.stages.report.evaluation import TeacherInputs, ensemble
-from amalgam.stages.report.verdict_types import SystemEstimate, SystemKind
+from amalgam.stages.report.verdict_types import LabelOccurrence, SystemEstimate, SystemKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,17 @@ def right_texts(inputs: EstimateInputs) -> RightTexts:
         left_out=None if targets is None else targets.left_out == gold,
         student=None if predicted is None else predicted == gold,
     )
+
+
+def label_occurrences(inputs: EstimateInputs) -> list[LabelOccurrence]:
+    """Counts the labels of the texts, and the ensemble's predictions for them."""
+    buckets, table = _rows(inputs)
+    predicted = ensemble(inputs.teacher_logits(buckets, table), inputs.labels).argmax(axis=1)
+    given, counts = Counter(inputs.gold.values()), np.bincount(predicted, minlength=len(inputs.labels.names))
+    return [
+        {"label": name, "teachers": teachers, "n": given[name], "ensemble": count}
+        for name, teachers, count in zip(inputs.labels.names, inputs.labels.owners, counts.tolist(), strict=True)
+    ]
 
 
 def _rows(inputs: EstimateInputs) -> tuple[list[Bucket], pa.Table]:

@@ -81,7 +81,7 @@ def student_quality(
     oracle = np.any([predicted == gold for predicted in answers.own.values()], axis=0) if answers.own else None
     own_right = {name: (answers.own[name] == gold)[np.isin(gold, columns)] for name, columns in labels.columns.items()}
     return {
-        "classes": _classes(confusion, labels, gold, oracle),
+        "classes": _classes(confusion, labels, answers, oracle),
         "confusions": confused_pairs(confusion, labels.names),
         "matrix": confusion_matrix(confusion, labels.names),
         "calibration": {name: calibration(answers.systems[name], gold, inputs.calibration_bins) for name in calibrated},
@@ -231,7 +231,10 @@ def calibration(predictions: SystemPredictions, gold: Array, bins: int) -> list[
     ]
 
 
-def _classes(confusion: Array, labels: LabelSpace, gold: Array, oracle: Array | None) -> list[blocks.LabelQuality]:
+def _classes(
+    confusion: Array, labels: LabelSpace, answers: TestAnswers, oracle: Array | None
+) -> list[blocks.LabelQuality]:
+    gold, ensemble = answers.gold, answers.systems.get("ensemble")
     return [
         {
             "label": name,
@@ -241,6 +244,7 @@ def _classes(confusion: Array, labels: LabelSpace, gold: Array, oracle: Array | 
             "predicted": int(confusion[:, index].sum()),
             # Texts on which a teacher of this label predicts it.
             "teachers_right": None if oracle is None else int((oracle & (gold == index)).sum()),
+            "ensemble": None if ensemble is None else int((ensemble.label == index).sum()),
         }
         for index, (name, teachers) in enumerate(zip(labels.names, labels.owners, strict=True))
     ]

@@ -123,6 +123,7 @@ def report_json(
         "verdict": None,
         "unlabelled": findings["unlabelled"],
         "label_estimates": findings.get("label_estimates"),
+        "given_labels": findings.get("given_labels", []),
         "notes": [{"stage": stage, "note": note} for stage, notes in inputs.notes.items() for note in notes],
     }
     numbers["accuracy_losses"] = accuracy_losses(numbers, teachers=len(inputs.labels.columns))
@@ -167,6 +168,8 @@ def _verdict_inputs(
         left_out=evaluation["left_out"] if evaluation else 0,
         rivals=rivals,
         labels=labels,
+        tested=quality["classes"] if quality and n else (),
+        given=numbers["given_labels"],
         unlabelled=numbers["unlabelled"],
         teachers=len(inputs.labels.columns),
         steps=student["steps"],

@@ -290,6 +290,8 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Studen
         findings["target_quality"] = target_quality(teachers, train, read_targets(run), target_facts(run))
     if train and given and load_labels.estimation_texts(run):
         findings["label_estimates"] = _label_estimates(run, train, given)
+    if train and given and given.absent_labels(load.label_space(run)):
+        findings["given_labels"] = _label_occurrences(run, train, given)
     return scores, findings, to_label, speed
 
 
@@ -339,6 +341,13 @@ def _learned(run: Run, test: Part) -> types.LearnedTexts | None:
     for table in (table for part in parts for table in tables(run.store, part, ["key"])):
         texts.update(table.filter(pc.is_in(table.column("key"), value_set=keys)).column("key").to_pylist())
     return learned_test_texts(run.experiment, facts, len(texts), validated=validated)
+
+
+def _label_occurrences(run: Run, train: Part, given: GivenLabels) -> list[types.LabelOccurrence]:
+    from amalgam.stages.report.label_estimates import label_occurrences
+
+    keys = sorted(given.by_key)[: types.MOST_PREDICTED]
+    return label_occurrences(estimate_inputs(run, train, {key: given.by_key[key] for key in keys}))
 
 
 def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEstimates:

@@ -14,7 +14,7 @@ from amalgam.stages.common.intervals import bounds, errors_of, interval, paired,
 from amalgam.stages.report import conditions
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report import verdict_words as words
-from amalgam.stages.report.causes import causes_of, cautions_of, left_out_cautions, too_few
+from amalgam.stages.report.causes import absent_cautions, causes_of, cautions_of, left_out_cautions, too_few
 from amalgam.stages.report.next_step import next_step
 
 BLOCKING: tuple[types.Kind, ...] = ("ensemble", "zero-shot", "teacher", "student", "most frequent label")
@@ -228,7 +228,7 @@ def _useless(rivals: Sequence[types.Rival]) -> Iterator[str]:
 def _without_labels(inputs: types.VerdictInputs) -> types.Verdict:
     quality, faults, cautions = inputs.unlabelled, list[str](), list[str]()
     reasons = ["There are no labelled test texts.", *_estimates(inputs)]
-    cautions += left_out_cautions(inputs)
+    cautions += [*left_out_cautions(inputs), *absent_cautions(inputs)]
     if inputs.by_labels:
         worse = _worse_than_ensemble(inputs.by_labels)
         (faults if inputs.by_labels["random"] else cautions).extend([worse] if worse else [])

@@ -223,6 +223,18 @@ class LabelCounts(TypedDict):
     predicted: int
 
 
+class LabelOccurrence(TypedDict):
+    """A label among texts with gold labels."""
+
+    label: str
+    teachers: list[str]
+    """The teachers of the label."""
+    n: int
+    """Texts with this gold label."""
+    ensemble: int | None
+    """Texts for which the ensemble predicts it; None without teachers."""
+
+
 class LearnedTexts(TypedDict):
     """Test texts that training also used, of all test texts."""
 
@@ -242,6 +254,10 @@ class VerdictInputs:
     """Labelled test texts, without selected ones."""
     rivals: Sequence[RivalCounts] = ()
     labels: Sequence[LabelCounts] = ()
+    tested: Sequence[LabelOccurrence] = ()
+    """Every label among the test texts."""
+    given: Sequence[LabelOccurrence] = ()
+    """Every label among the texts of `labels`; empty if each teacher has a text of a label that only it has."""
     unlabelled: UnlabelledQuality | None = None
     teachers: int = 0
     steps: int | None = None

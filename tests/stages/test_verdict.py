@@ -26,6 +26,7 @@ from amalgam.stages.report.tables import estimate_line
 from amalgam.stages.report.verdict import EQUAL, lines, verdict
 from amalgam.stages.report.verdict_types import (
     LabelEstimates,
+    LabelOccurrence,
     RivalCounts,
     ShareOfUnknown,
     SystemEstimate,
@@ -240,6 +241,30 @@ def test_many_labelled_texts_of_no_teacher_are_a_caution(*, tested: bool) -> Non
         of_training = "25 of 125 labelled training texts have a label of no teacher and are not counted: "
         assert (f"{of_training}of all 125, about 68.0 % are right." in cautions) == is_named
         assert ("100 of 500 labelled test texts" in cautions) == (is_named and tested)
+
+
+def occurrences(ensemble: int, *, tested: int = 0) -> list[LabelOccurrence]:
+    """40 texts of the labels of teacher a, and `tested` ones of teacher b, which shares law with a."""
+    owners = {"banking": ["a"], "law": ["a", "b"], "java": ["b"], "ruby": ["b"]}
+    counts = {"banking": (20, 20), "law": (20, 20), "java": (tested, ensemble), "ruby": (0, 0)}
+    return [
+        {"label": label, "teachers": teachers, "n": counts[label][0], "ensemble": counts[label][1]}
+        for label, teachers in owners.items()
+    ]
+
+
+def test_labels_of_a_teacher_that_no_labelled_text_has_are_a_caution_if_the_ensemble_predicts_them() -> None:
+    absent = "has a label of teacher b alone: java, ruby. The ensemble predicts them on 5. Labels that are older"
+    never = "The student never predicts labels that no test text has, though the ensemble does: java."
+    for ensemble, tested, is_named in ((5, 0, True), (4, 0, False), (5, 1, False)):
+        rows = occurrences(ensemble, tested=tested)
+        cautions = " ".join(verdict(replace(made(400, [0.9] * 4, 0.6), tested=rows, given=rows))["cautions"])
+        assert (f"No test text {absent}" in cautions) == (never in cautions) == is_named
+        assert (f"No text of `labels` {absent}" in cautions) == is_named
+        without = " ".join(verdict(VerdictInputs(0, given=rows))["cautions"])
+        assert (f"No text of `labels` {absent}" in without) == is_named
+    few = [{**row, "n": row["n"] // 2} for row in occurrences(5)]
+    assert not verdict(VerdictInputs(0, given=few))["cautions"]  # type: ignore[arg-type]
 
 
 def test_one_label_of_twenty_may_be_lost_but_not_two() -> None:

@@ -40,7 +40,8 @@ def table_html(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]])
     columns = list(zip(*cells, strict=True)) or [()] * len(header)
     sides = ["right" if _is_number_column(column) else "left" for column in columns]
     lines = [_row("th", header, sides), "</thead>", "<tbody>", *(_row("td", row, sides) for row in cells)]
-    caption = f"<p>{escape(printable(title.strip()))}</p>\n" if title else ""
+    caption = escape(printable(title.strip())).replace("\n", "<br>")
+    caption = f"<p>{caption}</p>\n" if title else ""
     return caption + "\n".join(["<table>", "<thead>", *lines, "</tbody>", "</table>"])
 
 

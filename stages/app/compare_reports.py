@@ -301,7 +301,7 @@ def _learned(evaluation: EvaluationBlock | None) -> LearnedTexts | None:
 
 
 def _texts_learned(learned: LearnedTexts, student: str = "") -> ExperimentError:
-    fix = "remove these texts from corpus.test: a note names their rows"
+    fix = "remove these texts from corpus.test: rows of `labels`, or training texts that a note of read-corpus names"
     fix = "use labelled real texts as corpus.test" if learned.get("generated") else fix
     fix = "set student.select to held-out" if learned.get("validation") else fix
     return ExperimentError(f"{student}{learned_sentence(learned).removesuffix('.')}", where="corpus.test", fix=fix)

@@ -57,7 +57,7 @@ class Corrected:
     strength: float | None
     """Strength of the prior that cross-validation chose; None: the weights without labels predict as well."""
     loss_before: float
-    """Mean of -log w(teachers that know the label) on labelled texts, without labels."""
+    """Mean of -log w(right teachers) on labelled texts, without labels."""
     loss_after: float
     """The same by cross-validation, at the chosen strength."""
     fitted: Array
@@ -66,12 +66,13 @@ class Corrected:
     """The same by cross-validation: no label of a text's fold is used."""
 
 
-def corrected(weights: Array, kinds: Sequence[Array], answers: Array, has_label: Array) -> Corrected:
+def corrected(weights: Array, kinds: Sequence[Array], answers: Array, is_right: Array) -> Corrected:
     """Returns the correction by labelled texts, and their weights [texts, teachers].
 
-    `kinds` are standardised evidence [texts, teachers], `answers` the label of the union that each teacher predicts.
+    `kinds` are standardised evidence [texts, teachers], `answers` the label of the union that each teacher predicts,
+    and `is_right` whether it is a right teacher.
     """
-    design, learned = _Design.of_learned(weights, kinds, answers), has_label[:MOST_LEARNED]
+    design, learned = _Design.of_learned(weights, kinds, answers), is_right[:MOST_LEARNED]
     texts = len(learned)
     before = loss_of(softmax(design.dense[0]), learned)
     candidates: list[tuple[float, float | None, Array]] = [(before, None, weights[:texts])]
@@ -87,11 +88,11 @@ def corrected(weights: Array, kinds: Sequence[Array], answers: Array, has_label:
 
 
 def correction_of(
-    weights: Array, kinds: Sequence[Array], answers: Array, has_label: Array, strength: float
+    weights: Array, kinds: Sequence[Array], answers: Array, is_right: Array, strength: float
 ) -> Correction:
     """Returns the correction by labelled texts, at a given strength of the prior."""
     design = _Design.of_learned(weights, kinds, answers)
-    return Correction(_fit(design, has_label[:MOST_LEARNED], strength), design.biases)
+    return Correction(_fit(design, is_right[:MOST_LEARNED], strength), design.biases)
 
 
 def with_known(weights: Array, rows: RowNumbers, has_label: Array) -> Array:
@@ -151,7 +152,7 @@ class _Design:
         return _Design([term[rows] for term in self.dense], self.answers[rows], self.biases)
 
 
-def _fit(design: _Design, has_label: Array, strength: float) -> Array:
+def _fit(design: _Design, is_right: Array, strength: float) -> Array:
     """Returns the coefficients with the largest posterior, by Newton's method with a line search."""
     terms, coefficients = design.terms(), design.centre
     used = np.flatnonzero(terms.any(axis=(0, 1)))  # the other coefficients stay at their centre
@@ -160,14 +161,14 @@ def _fit(design: _Design, has_label: Array, strength: float) -> Array:
 
     def posterior(point: Array) -> float:
         scores = terms @ point
-        right = np.logaddexp.reduce(np.where(has_label, scores, -np.inf), axis=1)
+        right = np.logaddexp.reduce(np.where(is_right, scores, -np.inf), axis=1)
         likelihood = (right - np.logaddexp.reduce(scores, axis=1)).sum()
         return float(likelihood - strength / 2 * ((point - centre) ** 2).sum())
 
     value = posterior(point)
     for _ in range(ROUNDS):
         scores = terms @ point
-        weights, right = softmax(scores), softmax(np.where(has_label, scores, -np.inf))
+        weights, right = softmax(scores), softmax(np.where(is_right, scores, -np.inf))
         gradient = (right - weights).ravel() @ flat - strength * (point - centre)
         weighted = flat * weights.reshape(-1, 1)
         mean = weighted.reshape(terms.shape).sum(axis=1)
@@ -186,14 +187,14 @@ def _fit(design: _Design, has_label: Array, strength: float) -> Array:
     return coefficients
 
 
-def _cross_validated(design: _Design, has_label: Array, strength: float) -> Array:
+def _cross_validated(design: _Design, is_right: Array, strength: float) -> Array:
     """Returns the weights of texts on which the coefficients were not fitted [labelled texts, teachers].
 
     Texts are in the order of their keys, which are digests, so each fold is a random sample.
     """
-    weights = np.empty(has_label.shape)
-    for left_out in folds(len(has_label)):
-        coefficients = _fit(design.only(~left_out), has_label[~left_out], strength)
+    weights = np.empty(is_right.shape)
+    for left_out in folds(len(is_right)):
+        coefficients = _fit(design.only(~left_out), is_right[~left_out], strength)
         weights[left_out] = softmax(design.only(left_out).scores(coefficients))
     return weights
 
@@ -205,6 +206,6 @@ def folds(texts: int) -> Iterator[Array]:
         yield fold == number
 
 
-def loss_of(weights: Array, has_label: Array) -> float:
-    """Returns the mean of -log w(teachers that know the label)."""
-    return float(-np.log(np.maximum((weights * has_label).sum(axis=1), LEAST_PROBABILITY)).mean())
+def loss_of(weights: Array, is_right: Array) -> float:
+    """Returns the mean of -log w(right teachers)."""
+    return float(-np.log(np.maximum((weights * is_right).sum(axis=1), LEAST_PROBABILITY)).mean())

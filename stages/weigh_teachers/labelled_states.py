@@ -1,8 +1,8 @@
 """Learns from a few gold labels which hidden states go with which teacher, as further evidence for the correction.
 
-One linear map leads from states to the teachers that have the gold label; it learns the labelled texts alone. Others
-lead to the labels; they learn the gold labels, and on other texts the labels that the corrected weights prefer. A
-teacher that the weights without labels give no text has states too, so a few labels find more of its texts.
+One linear map leads from states to the right teachers; it learns the labelled texts alone. Others lead to the labels;
+they learn the gold labels, and on other texts the labels that the corrected weights prefer. A teacher that the weights
+without labels give no text has states too, so a few labels find more of its texts.
 """
 
 from __future__ import annotations
@@ -52,6 +52,16 @@ class Labelled:
 @dataclass(frozen=True)
 class PartlyLabelled(Labelled, Weighed):
     """Texts of which some have a gold label."""
+
+    @property
+    def is_right(self) -> Array:
+        """Returns whether each teacher predicts the gold label; where none does, whether it has the label.
+
+        Of teachers that share the label, all have it.
+        """
+        predicts = self.predicted[self.rows] == self.gold[:, None]
+        right: Array = np.where(predicts.any(axis=1, keepdims=True), predicts, self.has_label)
+        return right
 
     def only(self, is_used: Array) -> PartlyLabelled:
         """Returns the same texts with a part of their labels."""
@@ -103,8 +113,8 @@ def fit_labels(first: PartlyLabelled, others: Sequence[PartlyLabelled], labels: 
     if result.strength is None:
         return plain
     left_out = _cross_validated(blocks, result.strength)
-    weights, has_label = left_out[: few_labels.MOST_LEARNED], blocks.has_label[: few_labels.MOST_LEARNED]
-    loss = few_labels.loss_of(weights, has_label)
+    weights, is_right = left_out[: few_labels.MOST_LEARNED], blocks.is_right[: few_labels.MOST_LEARNED]
+    loss = few_labels.loss_of(weights, is_right)
     is_better = loss < plain.result.loss_after and (result.loss_before - loss) * len(weights) > few_labels.LEAST_GAIN
     if not is_better:
         return plain
@@ -121,17 +131,17 @@ class _Blocks:
     """Maps of the first block's spaces."""
 
     @property
-    def has_label(self) -> Array:
-        return np.concatenate([part.has_label for part in self.parts])
+    def is_right(self) -> Array:
+        return np.concatenate([part.is_right for part in self.parts])
 
     def corrected(self, more: Sequence[Array]) -> few_labels.Corrected:
         """Returns the correction with further evidence of the labelled texts; cross-validation chooses its strength."""
         weights, kinds, answers = self._of_labelled()
-        return few_labels.corrected(weights, [*kinds, *more], answers, self.has_label)
+        return few_labels.corrected(weights, [*kinds, *more], answers, self.is_right)
 
     def correction(self, more: Sequence[Array], strength: float) -> few_labels.Correction:
         weights, kinds, answers = self._of_labelled()
-        return few_labels.correction_of(weights, [*kinds, *more], answers, self.has_label, strength)
+        return few_labels.correction_of(weights, [*kinds, *more], answers, self.is_right, strength)
 
     def after(self, correction: few_labels.Correction, more: Sequence[Array]) -> Array:
         """Returns the corrected weights of the first block."""
@@ -182,7 +192,7 @@ def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], few_labels.Co
 
 def _cross_validated(blocks: _Blocks, strength: float) -> Array:
     """Returns the weights of the labelled texts without any label of their fold [labelled texts, teachers]."""
-    weights, (first, *others) = np.empty(blocks.has_label.shape), blocks.parts
+    weights, (first, *others) = np.empty(blocks.is_right.shape), blocks.parts
     for left_out in few_labels.folds(len(weights)):
         used = blocks.only(~left_out)
         learned = _learned(used, partial(used.correction, strength=strength))
@@ -202,7 +212,7 @@ def _cross_validated(blocks: _Blocks, strength: float) -> Array:
 
 def _maps_to_teachers(blocks: _Blocks) -> tuple[list[Array], Array, Array]:
     """Returns the coefficients, and the values of the first block's texts and of all labelled texts."""
-    first, targets = blocks.parts[0], blocks.has_label.astype(np.float64)
+    first, targets = blocks.parts[0], blocks.is_right.astype(np.float64)
     before = np.cumsum([0, *(len(part.rows) for part in blocks.parts)])
     parts = [part for part, texts in zip(blocks.parts, before, strict=False) if texts < few_labels.MOST_LEARNED]
     states = [np.concatenate(arrays) for arrays in zip(*(part.states() for part in parts), strict=True)]

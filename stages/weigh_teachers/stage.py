@@ -80,7 +80,7 @@ class BlockSums(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 22  # provenance of the texts that pass the filters
+    VERSION = 23  # labels show which of the teachers that share one is right
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"

@@ -10,7 +10,7 @@ import pytest
 
 from amalgam.stages.weigh_teachers import few_labels
 from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, fit_labels, ridge
-from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE
+from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, preferred
 from amalgam.stages.weigh_teachers.neighbours import SideBySide
 
 Array = Any
@@ -102,3 +102,23 @@ def test_states_that_say_nothing_about_teachers_are_not_used() -> None:
     assert plain.result.strength is not None
     assert fit.maps.to_labels == []
     assert np.array_equal(fit.weights, plain.weights)
+
+
+def test_labels_show_which_of_two_teachers_with_the_same_labels_is_right() -> None:
+    texts, right = lost_teacher()
+    random, gold = np.random.default_rng(2), texts.predicted[np.arange(1200), right]
+    errors = random.integers(1, LABELS, size=(1200, 2)) * (random.random((1200, 2)) < [0.6, 0.05])
+    answers = (gold[:, None] + errors) % LABELS
+    texts = replace(texts, predicted=answers, has_label=np.ones_like(texts.has_label))
+    others = np.setdiff1d(np.arange(1200), texts.rows)
+    targets = preferred(fit_labels(texts, [], LABELS).weights, answers)
+    assert (preferred(texts.weights, answers) == gold)[others].mean() < 0.5
+    assert (targets == gold)[others].mean() > 0.9
+
+
+def test_of_teachers_without_a_shared_label_the_one_that_has_it_is_right() -> None:
+    texts, _ = lost_teacher()
+    wrong = (texts.predicted + np.random.default_rng(2).integers(2, size=(1200, 2))) % 3 + [0, 3]
+    texts = replace(texts, predicted=wrong)
+    assert not (wrong[texts.rows] == texts.gold[:, None]).any(axis=1).all()
+    assert np.array_equal(texts.is_right, texts.has_label)

@@ -161,6 +161,23 @@ def test_teachers_of_equal_labels_that_disagree_lower_the_estimate(cached: Works
     assert estimates[1] < estimates[0] - 0.1
 
 
+def test_a_copy_of_a_teacher_changes_no_weight(cached: Workspace) -> None:
+    labels = TEACHER_LABELS["first"]
+    rename = json.dumps(dict(zip(labels, labels[::-1], strict=True)))
+    unlike = f"  - name: unlike\n    model: ./models/first\n    rename: {rename}\n"
+    copy = "  - name: copy\n    model: ./models/first\n"
+    lines = "".join(f'"{text}",{label}\n' for text, label in cached.texts()[:40])
+    (cached.folder / "labels.csv").write_text(f"text,label\n{lines}")
+    config, by_teachers = cached.config.read_text(), []
+    for entries in (unlike, copy + unlike):
+        cached.config.write_text(config.replace("cache:\n", f"{entries}cache:\n"))
+        by_teachers.append(weights(by_one(cached, "labels=labels.csv")))
+    first, second, *copies, unlike_first = np.array(list(by_teachers[1].values())).T
+    assert np.array_equal(copies[0], first)
+    without = np.array(list(by_teachers[0].values())).T
+    assert np.stack([2 * first, second, unlike_first]) == pytest.approx(without, abs=1e-5)
+
+
 def test_neighbours_are_at_most_a_quarter_of_the_texts(cached: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
 

@@ -1,20 +1,43 @@
 """Combines teachers that have the same labels, because they are right on the same texts.
 
 The weights assume that exactly one teacher is right. Two copies of a teacher would contradict that on all their texts.
+Copies, of equal predictions too, count as one in every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from amalgam.data.arrays import Array
+from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import np
 from amalgam.stages.weigh_teachers.mixture import standardised
 from amalgam.stages.weigh_teachers.neighbours import Space, mean_of, references_of
 from amalgam.stages.weigh_teachers.signals import Fitted
+
+
+@dataclass(frozen=True)
+class DistinctTeachers:
+    """The teachers without copies of earlier ones."""
+
+    space: LabelSpace
+    places: RowNumbers
+    """For each teacher, the position in `space` of the teacher that it is or copies."""
+
+    @classmethod
+    def of(cls, space: LabelSpace, contents: Sequence[Hashable]) -> DistinctTeachers:
+        """Combines teachers of equal contents."""
+        distinct = list(dict.fromkeys(contents))
+        firsts = [list(space.columns)[contents.index(content)] for content in distinct]
+        columns = {name: space.columns[name] for name in firsts}
+        return cls(replace(space, columns=columns), np.array([distinct.index(content) for content in contents]))
+
+    def divided(self, weights: Array) -> Array:
+        """Divides weights [texts, distinct teachers] equally among copies: [texts, teachers]."""
+        divided: Array = (weights / np.bincount(self.places))[:, self.places]
+        return divided
 
 
 @dataclass(frozen=True)

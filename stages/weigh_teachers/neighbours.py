@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from amalgam.data.arrays import Array
 from amalgam.data.lazy import np, torch
+from amalgam.stages.common.cached.read import States
 
 BLOCK = 2048
 REFERENCES = 16_384
@@ -38,6 +39,21 @@ class Space(Protocol):
     def __getitem__(self, rows: Any, /) -> Array:
         """Returns the states of some texts: a slice or an array of their places."""
         ...
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A teacher's pooled states as a space."""
+
+    states: States
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, rows: Any, /) -> Array:
+        places = np.arange(len(self.states))[rows]
+        states: Array = self.states.take(places)[:, :1, 0].astype(np.float32)
+        return states.reshape(len(places), self.states.width)
 
 
 @dataclass(frozen=True)

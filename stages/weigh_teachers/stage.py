@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from amalgam.data.arrays import Array, Keys, top_margin
 from amalgam.data.keys import text_key
@@ -23,16 +23,15 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
-from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.corpus import Bucket, are_written, group_name, neighbouring_buckets, read_bucket
 from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.few_labels import Correction, with_known
-from amalgam.stages.weigh_teachers.label_sets import LabelSets
+from amalgam.stages.weigh_teachers.label_sets import DistinctTeachers, LabelSets
 from amalgam.stages.weigh_teachers.labelled_states import Labelled, PartlyLabelled, StateMaps, Weighed, fit_labels
 from amalgam.stages.weigh_teachers.name_order import UNCLEAR_ORDER, as_good_orders
-from amalgam.stages.weigh_teachers.neighbours import SideBySide, Space, blocks_of, densities, similar
+from amalgam.stages.weigh_teachers.neighbours import Pooled, SideBySide, Space, blocks_of, densities, similar
 from amalgam.stages.weigh_teachers.signals import Fitted, one_label, together, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
 
@@ -147,11 +146,13 @@ class WeighTeachers(Stage):
             else:
                 weights = _corrected(weighed, fitted.scope("labels"))
             weights = with_known(weights, labelled.rows, labelled.has_label)
+        moved = weights.argmax(axis=1) != weighed.weights.argmax(axis=1)
+        weights = _distinct(run).divided(weights)
         facts = BlockSums(
             texts=len(weights),
             weights=weights.sum(axis=0).tolist(),
             largest=float(weigh.largest_sums(weighed.weights, weighed.predicted).sum()),
-            moved=int((weights.argmax(axis=1) != weighed.weights.argmax(axis=1)).sum()),
+            moved=int(moved.sum()),
             unclear=0 if evidence is None else int((evidence < UNCLEAR).sum()),
         )
         if is_first:
@@ -249,12 +250,19 @@ class Texts:
         return cls(keys_of(run, block.buckets), [bucket.prefix for bucket in block.buckets], block.start)
 
 
+@once
+def _distinct(run: Run) -> DistinctTeachers:
+    families = cached.families_of(run)
+    contents = [(families[each.name], each.labels, each.catch_all) for each in load.teachers_of(run)]
+    return DistinctTeachers.of(load.label_space(run), contents)
+
+
 def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[Weighed, Array | None]:
     """Returns the weights of these texts without labels, and the largest scaled evidence of a teacher on each text.
 
     The evidence is None if no kinds of evidence were used. The first block adds its numbers to `fitted` and `facts`.
     """
-    targets, label_sets = run.experiment.targets, LabelSets.of(load.label_space(run))
+    targets, label_sets = run.experiment.targets, LabelSets.of(_distinct(run).space)
     answers = answer_signals(run, texts.prefixes, texts.keys)
     shares: Array | None = None
     spaces: Sequence[Space] = ()
@@ -277,6 +285,7 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[
         weights = label_sets.divided(weights, combined, fitted)
         estimated = None if estimated is None else label_sets.divided_shares(estimated, weights)
     if estimated is not None:
+        estimated = _distinct(run).divided(estimated[None])[0]
         facts["shares"] = dict(zip(load.label_space(run).columns, estimated.round(4).tolist(), strict=True))
     kinds = [label_sets.by_teacher(kind) for kind in kinds]
     return Weighed(weights, kinds, answers.labels, spaces), largest_evidence
@@ -302,7 +311,7 @@ def _as_good_orders(run: Run, texts: Texts, predicted: Array) -> dict[str, float
     if not target_method(run.experiment.targets).reads_features:
         return {}
     features, names, shares = _features(run, texts), _name_states(run), dict[str, float]()
-    for (teacher, labels), column in zip(load.label_space(run).columns.items(), predicted.T, strict=True):
+    for (teacher, labels), column in zip(_distinct(run).space.columns.items(), predicted.T, strict=True):
         place = np.zeros(names.shape[1], np.int64)
         place[list(labels)] = np.arange(len(labels))
         share = as_good_orders(features, names[:, list(labels)], place[column])
@@ -313,7 +322,7 @@ def _as_good_orders(run: Run, texts: Texts, predicted: Array) -> dict[str, float
 
 def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
     """Yields a note for each teacher that predicts one label for nearly all texts."""
-    space = load.label_space(run)
+    space = _distinct(run).space
     for teacher, labels, alone in zip(space.columns, predicted.T, one_label(predicted), strict=True):
         if alone:
             counts = np.bincount(labels)
@@ -328,7 +337,7 @@ def _single_signal(  # noqa: PLR0913 - what the choice rests on
     run: Run, texts: Texts, answers: AnswerSignals, combined: Array, fitted: Fitted, facts: WeightFacts
 ) -> Array | None:
     """Returns the signal of one kind of predictions; None: it does not separate the teachers."""
-    targets, label_sets = run.experiment.targets, LabelSets.of(load.label_space(run))
+    targets, label_sets = run.experiment.targets, LabelSets.of(_distinct(run).space)
     signal = label_sets.mean(answers.by_name[targets.weight_signal])
     if not fitted.value("separates", lambda: weigh.exclusive(signal, facts)):
         return None
@@ -391,7 +400,8 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
         "loss_after": round(result.loss_after, 4),
     }
     keys = pa.concat_arrays([texts.keys.take(pa.array(part.rows)) for texts, part in parts])
-    columns = {"fitted": result.fitted.astype(np.float32), "left_out": result.left_out.astype(np.float32)}
+    by_name = {"fitted": result.fitted, "left_out": result.left_out}
+    columns = {name: _distinct(run).divided(weights).astype(np.float32) for name, weights in by_name.items()}
     return fit.weights, build_table(LABELLED_WEIGHTS, {"key": keys, **columns})
 
 
@@ -413,7 +423,7 @@ def _labelled_elsewhere(run: Run) -> Iterator[tuple[Texts, Labelled]]:
 
 def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
     """Returns the texts with a label in `labels` of the experiment; None without `labels`."""
-    given, space = load_labels.given_labels(run), load.label_space(run)
+    given, space = load_labels.given_labels(run), _distinct(run).space
     if given is None:
         return None
     is_given = pc.is_in(keys, value_set=pa.array(list(given.by_key), keys.type))
@@ -440,7 +450,7 @@ def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerS
     """Reads the predictions of all teachers on the texts with these keys, which are in these buckets."""
     reader, in_order = cached.answer_reader(run), pl.Series("key", keys, pl.Binary)
     by_teacher, predicted = [], []
-    for teacher, labels in load.label_space(run).columns.items():
+    for teacher, labels in _distinct(run).space.columns.items():
         answers = reader.predictions(teacher, prefixes, in_order)
         logits, confidence = answers.logits.to_numpy(), answers.confidence.to_numpy()
         margin = top_margin(logits.astype(np.float64))
@@ -456,7 +466,7 @@ def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerS
 
 def _evidence(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) -> tuple[Evidence, Array]:
     """Reads all kinds of evidence, and that of the predictions by teacher; teachers of equal labels are one."""
-    space, first = load.label_space(run), Texts.of(run, _blocks(run)[0])  # which has the references
+    space, first = _distinct(run).space, Texts.of(run, _blocks(run)[0])  # which has the references
     label_sets, generated_for = LabelSets.of(space), provenance(run, texts.keys)
     features, reference_features = _features(run, texts), _features(run, first)
     states, reference_states = _states(run, texts), _states(run, first)
@@ -490,7 +500,12 @@ def _features(run: Run, texts: Texts) -> Space:
 
 
 def _states(run: Run, texts: Texts) -> list[Space]:
-    return list(map(Pooled, cached.states_of(run, key_array(texts.keys), cached.last_states, texts.prefixes)))
+    keys, teachers = key_array(texts.keys), _distinct(run).space.columns
+    return [
+        Pooled(cached.state_of(run, teacher, keys, cached.last_states, texts.prefixes))
+        for teacher in load.teachers_of(run)
+        if teacher.name in teachers
+    ]
 
 
 @once
@@ -499,27 +514,12 @@ def _name_states(run: Run) -> Array:
     return cached.load_encoder(run).name_states(load.label_space(run).names).T
 
 
-@dataclass(frozen=True)
-class Pooled:
-    """A teacher's pooled states as a space."""
-
-    states: States
-
-    def __len__(self) -> int:
-        return len(self.states)
-
-    def __getitem__(self, rows: Any, /) -> Array:
-        places = np.arange(len(self.states))[rows]
-        states: Array = self.states.take(places)[:, :1, 0].astype(np.float32)
-        return states.reshape(len(places), self.states.width)
-
-
 def provenance(run: Run, keys: pa.Array) -> Array | None:
     """Returns the class's probability at the teacher that a text was generated for, 0 at others.
 
     None: texts were generated for no teacher, or there is one.
     """
-    teachers = list(load.label_space(run).columns)
+    teachers = list(_distinct(run).space.columns)
     if not are_written(run.experiment) or len(teachers) == 1:
         return None
     generated_for = _generated_for(run)
@@ -533,11 +533,11 @@ def provenance(run: Run, keys: pa.Array) -> Array | None:
 @once
 def _generated_for(run: Run) -> dict[bytes, list[tuple[int, float]]]:
     """Returns the teacher and the class's probability of each training text, by key; a text may occur repeatedly."""
-    columns, teachers = ["text", "teacher", "class_probability"], list(load.label_space(run).columns)
-    table = load.generated_texts(run, "train")
+    columns, table = ["text", "teacher", "class_probability"], load.generated_texts(run, "train")
+    places = dict(zip(load.label_space(run).columns, _distinct(run).places.tolist(), strict=True))
     generated_for: dict[bytes, list[tuple[int, float]]] = {}
     for text, teacher, probability in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
-        generated_for.setdefault(text_key((text,)), []).append((teachers.index(teacher), probability))
+        generated_for.setdefault(text_key((text,)), []).append((places[teacher], probability))
     return generated_for
 
 

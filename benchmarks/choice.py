@@ -81,11 +81,11 @@ def range_scaled(setting: Setting) -> Array:
 
 def amalgam(setting: Setting) -> Array:
     """Returns the weights of `method: amalgam`."""
-    confidence, facts = setting.answers["confidence"], WeightFacts(notes=[])
-    signal, shares = setting.estimated
-    if signal is not None:
-        signal = weigh.completed(signal, setting.evidence, Fitted())
-    return weigh.weigh(signal, confidence, Targets.model_validate(AMALGAM), facts, shares, Fitted())[0]
+    targets, (signal, shares) = Targets.model_validate(AMALGAM), setting.estimated
+    if signal is None:
+        return weigh.by_confidence(setting.answers["confidence"], setting.answered, targets)
+    signal = weigh.completed(signal, setting.evidence, Fitted())
+    return weigh.weigh(signal, targets, WeightFacts(notes=[]), shares, Fitted())[0]
 
 
 def without_maps(setting: Setting) -> Array:

@@ -181,9 +181,9 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, fitted: Fit
     near = nearest_texts(joint, targets.neighbours, first_joint, rows.start)[0]
     evidence = Evidence(kinds, predicted, LABELS * teachers, near, spaces=joint.apart())
     signal, shares = weigh.agreed_signal(evidence, facts, fitted)
-    if signal is not None:
-        signal = weigh.completed(signal, evidence, fitted)
-    return weigh.weigh(signal, answers[0], targets, facts, shares, fitted)[0], right
+    if signal is None:
+        return weigh.by_confidence(answers[0], predicted, targets), right
+    return weigh.weigh(weigh.completed(signal, evidence, fitted), targets, facts, shares, fitted)[0], right
 
 
 if __name__ == "__main__":

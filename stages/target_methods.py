@@ -245,8 +245,7 @@ class MukaSoft(WeightedSum):
         logits = ranking.scores / self.targets.temperature
         if ranking.answers is None:
             return softmax_column(logits)
-        exponents, answers = logits.to_numpy(), ranking.answers
-        divided = exponents + _by_answer(np.maximum, exponents, answers) - _by_answer(np.logaddexp, exponents, answers)
+        divided = divided_by_answer(logits.to_numpy(), ranking.answers)
         return softmax_column(side_by_side([pl.Series(column) for column in divided.T]))
 
 
@@ -481,6 +480,11 @@ def _by_answer(combine: np.ufunc, scores: Array, answers: Array) -> Array:
     start = 0.0 if combine is np.add else -np.inf
     columns = [combine.reduce(np.where(answers == own[:, None], scores, start), axis=1) for own in answers.T]
     return np.stack(columns, axis=1)
+
+
+def divided_by_answer(logits: Array, answers: Array) -> Array:
+    """Returns logits of weights with which teachers of one answer divide the weight of the most confident of them."""
+    return logits + _by_answer(np.maximum, logits, answers) - _by_answer(np.logaddexp, logits, answers)
 
 
 def _ones(texts: int) -> pl.Series:

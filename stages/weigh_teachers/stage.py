@@ -279,11 +279,13 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[
         kinds = [label_sets.mean(combined)]
         signal = _single_signal(run, texts, answers, combined, fitted, facts)
     facts["fallback"] = signal is None
-    confidence = label_sets.mean(answers.by_name["confidence"])
-    weights, estimated = weigh.weigh(signal, confidence, targets, facts, shares, fitted)
-    if not label_sets.all_differ:
-        weights = label_sets.divided(weights, combined, fitted)
-        estimated = None if estimated is None else label_sets.divided_shares(estimated, weights)
+    if signal is None:
+        weights, estimated = weigh.by_confidence(answers.by_name["confidence"], answers.labels, targets), None
+    else:
+        weights, estimated = weigh.weigh(signal, targets, facts, shares, fitted)
+        if not label_sets.all_differ:
+            weights = label_sets.divided(weights, combined, fitted)
+            estimated = None if estimated is None else label_sets.divided_shares(estimated, weights)
     if estimated is not None:
         estimated = _distinct(run).divided(estimated[None])[0]
         facts["shares"] = dict(zip(load.label_space(run).columns, estimated.round(4).tolist(), strict=True))

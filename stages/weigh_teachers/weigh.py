@@ -18,6 +18,7 @@ from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import interval
+from amalgam.stages.target_methods import divided_by_answer
 from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, mean_predicted, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
@@ -129,20 +130,18 @@ LEAST_SHARE = 0.01
 LEAST_RANGE = 1e-6
 
 
-def weigh(  # noqa: PLR0913 - the parts of a choice
-    signal: Array | None,
-    confidence: Array,
-    targets: Targets,
-    facts: WeightFacts,
-    shares: Array | None,
-    fitted: Fitted,
+def by_confidence(confidence: Array, predicted: Array, targets: Targets) -> Array:
+    """Returns MUKA's weights [texts, teachers], by each text's confidences alone."""
+    return softmax(divided_by_answer(confidence / targets.temperature, predicted))
+
+
+def weigh(
+    signal: Array, targets: Targets, facts: WeightFacts, shares: Array | None, fitted: Fitted
 ) -> tuple[Array, Array | None]:
-    """Returns the weights [texts, teachers], without a signal MUKA's own, by each text's confidences alone.
+    """Returns the weights [texts, teachers].
 
     The mixture also has the teachers' shares of the texts; it estimates them if `shares` is None.
     """
-    if signal is None:
-        return softmax(confidence / targets.temperature), None
     if targets.teacher_weights == "range":
         return softmax(signal / RANGE_TEMPERATURE), None
     if targets.teacher_weights == "standardised" or signal.shape[1] == 1:

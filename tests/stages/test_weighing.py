@@ -118,8 +118,11 @@ def test_exclusivity_separates_signals_of_teachers_from_signals_of_difficulty() 
 
 
 def test_weights_by_confidence_are_mukas() -> None:
-    weights, _ = weigh.weigh(None, np.array([[0.8, 0.4]]), Targets(temperature=0.2), {"notes": []}, None, Fitted())
+    targets = Targets(temperature=0.2)
+    weights = weigh.by_confidence(np.array([[0.8, 0.4]]), np.array([[0, 1]]), targets)
     assert weights[0, 0] == pytest.approx(1 / (1 + np.exp(-2.0)))
+    same = weigh.by_confidence(np.array([[0.8, 0.8, 0.4]]), np.array([[0, 0, 1]]), targets)
+    assert same[0] == pytest.approx([weights[0, 0] / 2, weights[0, 0] / 2, weights[0, 1]])
 
 
 # ---- neighbours
@@ -361,9 +364,10 @@ def test_other_blocks_get_the_weights_that_the_fitted_block_gives_the_same_texts
         kinds = weigh.kinds_of(answers, kept["2"][rows], kept["1"][rows], fitted)
         evidence = Evidence(kinds, predicted[rows], 3, near[rows], np.eye(2)[right][rows])
         signal, shares = agreed_signal(evidence, {"notes": []}, fitted)
-        if signal is not None and targets.teacher_weights == "range":
+        assert signal is not None
+        if targets.teacher_weights == "range":
             signal = with_shares(signal, None, fitted)
-        return weigh.weigh(signal, answers[0], targets, {"notes": []}, shares, fitted)[0]
+        return weigh.weigh(signal, targets, {"notes": []}, shares, fitted)[0]
 
     fitted = Fitted()
     whole = weights(slice(0, 900), fitted)

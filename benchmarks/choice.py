@@ -305,7 +305,7 @@ def _accuracy(options: argparse.Namespace) -> None:
     for setting in _settings(options):
         for variant in (setting, *setting.thinned()):
             weights = amalgam(variant)
-            certainty = float(weights.max(axis=1).mean())
+            certainty = float(weigh.largest_of_two(weights, variant.answered).mean())
             measured[setting.name.partition("-")[0]].append((certainty, variant.labelled(weights), variant is setting))
     missed: dict[str, Array] = {}
     inside: dict[str, Array] = {}

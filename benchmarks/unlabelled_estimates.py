@@ -30,7 +30,7 @@ from amalgam.data.arrays import softmax
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.report.verdict import ESTIMATED_LEAD, LEAST_AGREEMENT
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
-from amalgam.stages.weigh_teachers.weigh import estimated_accuracy
+from amalgam.stages.weigh_teachers.weigh import estimated_accuracy, largest_of_two
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,7 @@ def measure(setting: Setting) -> Iterator[Measurement]:
     held_out = np.zeros(len(gold), dtype=bool)
     held_out[others[:HELD_OUT]] = True
     texts = WeighedTexts(setting.answered, muka(setting), weights, held_out)
-    accuracy = estimated_accuracy(float(weights.max(axis=1).mean()), len(gold))
+    accuracy = estimated_accuracy(float(largest_of_two(weights, setting.answered).mean()), len(gold))
     leaders = np.argmax([texts.mass(own) for own in texts.predicted.T], axis=0)
     targets = setting.answered[np.arange(len(gold)), leaders]
     labels = {"targets": targets, "ensemble": _ensemble(setting), "muka": texts.muka}

@@ -460,11 +460,11 @@ def rank(inputs: TargetInputs, scores: pl.Series, *, probabilities: bool, answer
         return Ranking(scores, scores.arr.arg_max(), pl.Series(top_margin(scores.to_numpy()) + LEAST_MARGIN))
     answers = _answers(inputs) if answers is None else answers
     by_teacher = scores.to_numpy()
-    by_answer = _by_answer(np.add if probabilities else np.maximum, by_teacher, answers)
-    highest = by_answer.max(axis=1, keepdims=True)
-    leader = np.where(by_answer == highest, by_teacher, -np.inf).argmax(axis=1)
+    combined = by_answer(np.add if probabilities else np.maximum, by_teacher, answers)
+    highest = combined.max(axis=1, keepdims=True)
+    leader = np.where(combined == highest, by_teacher, -np.inf).argmax(axis=1)
     disagrees = answers != np.take_along_axis(answers, leader[:, None], axis=1)
-    second = np.where(disagrees, by_answer, -np.inf).max(axis=1)
+    second = np.where(disagrees, combined, -np.inf).max(axis=1)
     margin = np.where(disagrees.any(axis=1), highest[:, 0] - second + LEAST_MARGIN, 1.0)
     return Ranking(scores, pl.Series(leader), pl.Series(margin), answers)
 
@@ -475,7 +475,7 @@ def _answers(inputs: TargetInputs) -> Array:
     return np.stack([labels[places] for labels, places in zip(own, first, strict=True)], axis=1)
 
 
-def _by_answer(combine: np.ufunc, scores: Array, answers: Array) -> Array:
+def by_answer(combine: np.ufunc, scores: Array, answers: Array) -> Array:
     """Returns for each teacher the combined score of all teachers with its answer [texts, teachers]."""
     start = 0.0 if combine is np.add else -np.inf
     columns = [combine.reduce(np.where(answers == own[:, None], scores, start), axis=1) for own in answers.T]
@@ -484,7 +484,7 @@ def _by_answer(combine: np.ufunc, scores: Array, answers: Array) -> Array:
 
 def divided_by_answer(logits: Array, answers: Array) -> Array:
     """Returns logits of weights with which teachers of one answer divide the weight of the most confident of them."""
-    return logits + _by_answer(np.maximum, logits, answers) - _by_answer(np.logaddexp, logits, answers)
+    return logits + by_answer(np.maximum, logits, answers) - by_answer(np.logaddexp, logits, answers)
 
 
 def _ones(texts: int) -> pl.Series:

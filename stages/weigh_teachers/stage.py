@@ -67,8 +67,8 @@ class BlockSums(TypedDict):
     texts: int
     weights: list[float]
     """By teacher."""
-    largest: float
-    """Sum of each text's largest sum of weights for one label."""
+    certainty: float
+    """Sum of `weigh.largest_of_two` over the texts."""
     moved: int
     """Texts with another teacher of the largest weight than without labels."""
     unclear: int
@@ -151,7 +151,7 @@ class WeighTeachers(Stage):
         facts = BlockSums(
             texts=len(weights),
             weights=weights.sum(axis=0).tolist(),
-            largest=float(weigh.largest_sums(weighed.weights, weighed.predicted).sum()),
+            certainty=float(weigh.largest_of_two(weighed.weights, weighed.predicted).sum()),
             moved=int(moved.sum()),
             unclear=0 if evidence is None else int((evidence < UNCLEAR).sum()),
         )
@@ -183,7 +183,8 @@ class WeighTeachers(Stage):
             return facts
         is_default = (targets.teacher_weights, targets.weight_signal) == ("range", "all")
         if is_default and not facts["fallback"] and len(LabelSets.of(space).groups) > 1:
-            facts["accuracy"] = estimated_accuracy(sum(record.facts["largest"] for record in records) / texts, texts)
+            certainty = sum(record.facts["certainty"] for record in records) / texts
+            facts["accuracy"] = estimated_accuracy(certainty, texts)
         return facts
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:

@@ -472,6 +472,14 @@ def test_clearer_weights_have_a_higher_estimate_of_the_accuracy_with_an_interval
     assert odds[1] / odds[0] == pytest.approx((0.8 / 0.2) / (0.6 / 0.4), rel=1e-2)
 
 
+def test_the_certainty_of_a_text_compares_two_labels_whatever_the_number_of_teachers() -> None:
+    for teachers in (2, 20):
+        weights = softmax(4.0 * np.eye(teachers)[:1])
+        assert weigh.largest_of_two(weights, np.arange(teachers)[None])[0] == pytest.approx(1 / (1 + np.exp(-4.0)))
+    weights = np.array([[0.4, 0.3, 0.2, 0.1]] * 2)
+    assert weigh.largest_of_two(weights, np.array([[0, 1, 1, 2], [3, 3, 3, 3]])).tolist() == pytest.approx([5 / 9, 1])
+
+
 def test_an_estimate_on_ten_texts_has_a_wide_interval() -> None:
     few, many, certain = (weigh.estimated_accuracy(*given) for given in ((0.8, 10), (0.8, 10_000), (0.999, 100)))
     assert few["high"] - few["low"] > np.ptp(interval(few["value"], 10)) > many["high"] - many["low"]

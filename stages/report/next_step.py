@@ -56,7 +56,7 @@ def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: in
             held_out = _run(inputs.overrides, {"student.select": "held-out"}, inputs)
             return _with_command(inputs, "Select the checkpoint on held-out training texts.", held_out)
         again = f"run `{_again(inputs, 'run')}` again"
-        where = "they are rows of `labels` or, of the training texts, as a note of read-corpus reports"
+        where = "they are rows of `labels`, or training texts that a note of read-corpus names"
         return {"text": f"Remove these texts from corpus.test, and {again}: {where}."}
     again = f"run `{_again(inputs, 'report')}` again"
     untested = untested_teachers(rivals)

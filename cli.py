@@ -442,6 +442,8 @@ def _open_closed_streams() -> None:
 def _buffer_output() -> None:
     """Gives stdout a buffer if PYTHONUNBUFFERED has removed it: a full disk may cut off output without one."""
     raw = getattr(sys.stdout, "buffer", None)
+    if isinstance(raw, io.FileIO):
+        raw = io.FileIO(raw.fileno(), "w", closefd=False)  # of what the descriptor is now, such as a pipe
     if isinstance(raw, io.RawIOBase):
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors)
 

@@ -443,7 +443,7 @@ def _buffer_output() -> None:
     """Gives stdout a buffer if PYTHONUNBUFFERED has removed it: a full disk may cut off output without one."""
     raw = getattr(sys.stdout, "buffer", None)
     if isinstance(raw, io.FileIO):
-        raw = io.FileIO(raw.fileno(), "w", closefd=False)  # of what the descriptor is now, such as a pipe
+        raw = io.FileIO(raw.fileno(), "w", closefd=False)  # the descriptor may be a pipe by now
     if isinstance(raw, io.RawIOBase):
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors)
 

@@ -324,7 +324,8 @@ class _PartReader:
                         self.skipped_file.add(row)
                     else:
                         last = last or self.rows + LOOK_ON
-                        bad += [row] if len(bad) < MOST_REPORTED else []
+                        if len(bad) < MOST_REPORTED:
+                            bad.append(row)
                 if bad and self.rows >= last:
                     raise self._unusable(bad)
             if self.rows == before:

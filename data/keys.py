@@ -104,6 +104,15 @@ class LabelSpace:
         return owners
 
 
+def of_one_teacher(owners: Iterable[tuple[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """Returns, by teacher, the labels that no other teacher has; `owners` are labels with their teachers."""
+    alone: dict[str, list[str]] = {}
+    for label, teachers in owners:
+        if len(teachers) == 1:
+            alone.setdefault(teachers[0], []).append(label)
+    return alone
+
+
 def union_of(labels: Mapping[str, Sequence[str]]) -> LabelSpace:
     names = list(dict.fromkeys(name for own in labels.values() for name in own))
     place = {name: index for index, name in enumerate(names)}
@@ -121,6 +130,14 @@ def similar_labels(labels: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]
         for name, stem in stems.items():
             first.setdefault(stem, name)
     return list(pairs)
+
+
+def cut_in_groups(labels: Sequence[str], groups: int) -> list[list[str]]:
+    """Labels sorted by name, cut into contiguous groups of equal size, the remainder in the last."""
+    ordered = sorted(labels)
+    size = len(ordered) // groups
+    cuts = [index * size for index in range(groups)] + [len(ordered)]
+    return [ordered[start:end] for start, end in pairwise(cuts)]
 
 
 CATCH_ALL = frozenset(
@@ -154,14 +171,6 @@ CATCH_ALL = frozenset(
     ]
 )
 """Names of labels, folded, that usually mean none of a teacher's other labels."""
-
-
-def cut_in_groups(labels: Sequence[str], groups: int) -> list[list[str]]:
-    """Labels sorted by name, cut into contiguous groups of equal size, the remainder in the last."""
-    ordered = sorted(labels)
-    size = len(ordered) // groups
-    cuts = [index * size for index in range(groups)] + [len(ordered)]
-    return [ordered[start:end] for start, end in pairwise(cuts)]
 
 
 def is_catch_all(name: str) -> bool:

@@ -160,8 +160,7 @@ def read_rows(  # noqa: PLR0913 - the rules for rows and messages
     A missing label column is an error only with `require_label`. A .txt file has no columns, but a text on each line.
     With `any_coding` the columns of a csv that are not read need not be UTF-8.
     """
-    table = _Table(path, shown(name or path.name, 200), corpus, require_label, setting)
-    table.any_coding = any_coding
+    table = _Table(path, shown(name or path.name, 200), corpus, require_label, setting, any_coding=any_coding)
     readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".parquet": _parquet_rows, ".txt": _txt_rows}
     with readable(path, DataError):
         if path.suffix.lower() != ".parquet":
@@ -235,9 +234,11 @@ def _bad_line(name: str, number: int, reason: Reason, value: str, fix: str) -> B
 class _Table:
     """One file: the columns to read, the rules for their values, and the messages about its rows."""
 
-    def __init__(self, path: Path, name: str, corpus: Corpus, require_label: bool, setting: str) -> None:
+    def __init__(  # noqa: PLR0913 - the rules of read_rows
+        self, path: Path, name: str, corpus: Corpus, require_label: bool, setting: str, *, any_coding: bool
+    ) -> None:
         self.path, self.name, self.corpus, self.require_label = path, name, corpus, require_label
-        self._setting, self.in_commands, self.any_coding = setting, in_commands(path), False
+        self._setting, self.in_commands, self.any_coding = setting, in_commands(path), any_coding
         self._width = len(corpus.text)
         self._id = None if corpus.id == "auto" else corpus.id
         self._size = self._width + (corpus.id != "auto")

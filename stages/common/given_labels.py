@@ -9,7 +9,7 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
-from amalgam.data.keys import KEY_BYTES, LabelSpace, shown, shown_name, shown_names, text_key
+from amalgam.data.keys import KEY_BYTES, LabelSpace, of_one_teacher, shown, shown_name, shown_names, text_key
 from amalgam.data.lazy import pa, pc
 from amalgam.data.rows import MissingColumnError, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
@@ -84,12 +84,10 @@ class GivenLabels:
 
     def absent_labels(self, space: LabelSpace) -> dict[str, list[str]]:
         """Returns the labels that only one teacher has, by teacher, if no text has one of them."""
-        alone: dict[str, list[str]] = {}
-        for name, teachers in zip(space.names, space.owners, strict=True):
-            if len(teachers) == 1:
-                alone.setdefault(teachers[0], []).append(name)
-        given, is_large = {*self.by_key.values()}, len(self.by_key) >= LEAST_LABELS
-        return {teacher: own for teacher, own in alone.items() if is_large and given.isdisjoint(own)}
+        if len(self.by_key) < LEAST_LABELS:
+            return {}
+        given, alone = {*self.by_key.values()}, of_one_teacher(zip(space.names, space.owners, strict=True))
+        return {teacher: labels for teacher, labels in alone.items() if given.isdisjoint(labels)}
 
     def notes_on_absent(self, space: LabelSpace, source: str) -> Iterator[str]:
         for teacher, labels in self.absent_labels(space).items():

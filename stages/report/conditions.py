@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from amalgam.data.keys import of_one_teacher
 from amalgam.stages.common.given_labels import LEAST_LABELS
 from amalgam.stages.common.intervals import errors_of, interval
 from amalgam.stages.report import verdict_types as types
@@ -77,12 +78,14 @@ def absent_labels(rows: Sequence[types.LabelOccurrence]) -> dict[str, list[types
     """
     if sum(row["n"] for row in rows) < LEAST_LABELS:
         return {}
-    alone: dict[str, list[types.LabelOccurrence]] = {}
-    for row in rows:
-        if len(row["teachers"]) == 1:
-            alone.setdefault(row["teachers"][0], []).append(row)
-    absent = {teacher: own for teacher, own in alone.items() if not any(row["n"] for row in own)}
-    return {teacher: own for teacher, own in absent.items() if predicted_by_ensemble(own) >= LEAST_EXPECTED}
+    by_label = {row["label"]: row for row in rows}
+    alone = of_one_teacher((row["label"], row["teachers"]) for row in rows)
+    of_teachers = [(teacher, [by_label[label] for label in labels]) for teacher, labels in alone.items()]
+    return {
+        teacher: labels
+        for teacher, labels in of_teachers
+        if not any(row["n"] for row in labels) and predicted_by_ensemble(labels) >= LEAST_EXPECTED
+    }
 
 
 def predicted_by_ensemble(rows: Sequence[types.LabelOccurrence]) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amalgam.data.arrays import Array, Keys, RowNumbers, side_by_side, softmax_column, total, width
+from amalgam.data.arrays import Array, Keys, RowNumbers, side_by_side, softmax_column, width
 from amalgam.data.lazy import np, pa, pl
 from amalgam.data.parquet import key_array, matrix, read_table
 from amalgam.pipeline.config.schema import Targets
@@ -74,7 +74,7 @@ class AnswerReader:
         return TeacherPredictions(teacher, logits, distribution, certain if own is None else certain * own, own)
 
     def _of_labels(self, teacher: str, outputs: pl.Series) -> pl.Series:
-        """Returns the logits of the teacher's labels, without catch_all."""
+        """Returns the columns of the teacher's labels, without catch_all."""
         places = self.teachers[teacher].places
         return outputs if len(places) == width(outputs) else side_by_side([outputs.arr.get(each) for each in places])
 
@@ -82,8 +82,7 @@ class AnswerReader:
         """Returns the probability of all labels together; None if the teacher has no catch_all."""
         if not self.teachers[teacher].catch_all:
             return None
-        probability = softmax_column(outputs)
-        return total(probability.arr.get(place) for place in self.teachers[teacher].places)
+        return self._of_labels(teacher, softmax_column(outputs)).arr.sum()
 
     def _answers(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> list[Answers]:
         """Returns the rows of these keys in the order of pass ranges; a text occurs once in each."""

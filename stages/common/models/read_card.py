@@ -76,7 +76,7 @@ def model_digests(experiment: ExperimentConfig) -> dict[str, str]:
     """Returns a digest of the fields, which have paths, of each teacher and of the encoder; no file is read."""
     fields = {"model", "revision", "labels", "rename", "max_tokens", "dropout"}
     models = {
-        f"teachers.{teacher.name}": teacher.model_dump(include={*fields, *(["catch_all"] if teacher.catch_all else [])})
+        f"teachers.{teacher.name}": teacher.model_dump(include=fields | ({"catch_all"} if teacher.catch_all else set()))
         for teacher in experiment.teachers
     }
     models["student.encoder"] = experiment.student.model_dump(include={"encoder", "revision"})

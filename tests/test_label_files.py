@@ -15,7 +15,7 @@ from amalgam import Experiment
 from amalgam.data.keys import text_key
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.stages.common import load_labels
-from amalgam.stages.report.labelling import header_of, select
+from amalgam.stages.report.labelling import header_of, linear_labels, select
 from amalgam.tests.test_usage import examples_of
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
@@ -434,3 +434,11 @@ def test_the_columns_are_those_of_the_corpus() -> None:
     assert header_of(plain) == ["key", "text", "label", "student", "ensemble", "why"]
     pairs = Corpus(train=["a.csv"], text=["premise", "why"], id="number", label="gold")
     assert header_of(pairs) == ["key", "number", "premise", "why", "gold", "student", "ensemble", "why_"]
+
+
+def test_a_linear_map_predicts_the_held_out_texts_from_the_others_alone() -> None:
+    rng = np.random.default_rng(0)
+    labels, is_held_out = rng.integers(0, 3, 400), rng.random(400) < 0.3
+    features = np.eye(8)[labels] + rng.normal(0, 0.1, (400, 8))
+    hidden = np.where(is_held_out, 3, labels)  # a label that only held-out texts have
+    assert (linear_labels(features, hidden, is_held_out, 4) == labels[is_held_out]).mean() > 0.99

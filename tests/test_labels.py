@@ -493,6 +493,8 @@ def test_without_labels_the_report_estimates_the_accuracy_of_every_system(
     assert all(row["mean"] <= rows["targets"]["mean"] for row in (rows["ensemble"], rows["muka"]))
     assert numbers["unlabelled"]["estimates"]["gap"]["n"] == held_out
     assert any("The student's accuracy is estimated at" in reason for reason in numbers["verdict"]["reasons"])
+    linear_map, agreement = numbers["unlabelled"]["linear_map"], numbers["unlabelled"]["agreement"]
+    assert (linear_map["n"], linear_map["student_right"]) == (held_out, agreement["right"])
 
     write(workspace, workspace.texts()[:20])  # labels choose the weights
     workspace("report", "corpus.test=null", "labels=labels.csv", *changed)

@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from amalgam.data.arrays import Array, held_out_keys, softmax
+from amalgam.data.arrays import Array, Keys, held_out_keys, softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import key_array, key_list, matrix
 from amalgam.pipeline.config.schema import Corpus
@@ -29,6 +29,8 @@ from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.evaluation import TeacherInputs, ensemble
 from amalgam.stages.report.quality import coverage, first_buckets, rows_at
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
+from amalgam.stages.weigh_teachers import linear_map
+from amalgam.stages.weigh_teachers.neighbours import Space
 from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
 
 MOST_HELD_OUT = 1_000
@@ -60,6 +62,8 @@ class LabellingInputs(TeacherInputs):
     """Reads the teachers' weights on the texts of buckets, if they estimate accuracies."""
     accuracy: AccuracyEstimate | None
     """The estimated accuracy of the targets."""
+    read_features: Callable[[Keys, Sequence[str]], Space] | None
+    """Reads the states of the student's encoder before training, by key and bucket, if they are cached."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class _Sample:
     ensemble: Array | None
     student: Array
     weighed: WeighedTexts | None
+    linear: Array | None
+    """The labels of a linear map of the encoder's states on the held-out texts."""
 
 
 def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality, str]:
@@ -102,7 +108,20 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality
         "to_label": sum(row not in picked for row, _ in chosen),
         "estimates": _estimates(inputs, sample, predicted),
     }
+    if sample.linear is not None:
+        linear_is_right = sample.linear == sample.reference[sample.held_out].argmax(axis=1)
+        quality["linear_map"] = _linear_map_counts(same[sample.held_out], linear_is_right)
     return quality, _csv(inputs, sample, chosen)
+
+
+def _linear_map_counts(student: Array, linear: Array) -> types.LinearMapCounts:
+    return {
+        "n": len(student),
+        "student_right": int(student.sum()),
+        "right": int(linear.sum()),
+        "gained": int((student & ~linear).sum()),
+        "lost": int((linear & ~student).sum()),
+    }
 
 
 def _estimates(inputs: LabellingInputs, sample: _Sample, predicted: Array) -> types.WeightEstimates | None:
@@ -136,14 +155,15 @@ def _sample(inputs: LabellingInputs) -> _Sample:
     """Reads the first texts by key, held-out ones first, and predicts them."""
     buckets = first_buckets(inputs.train, MOST_READ)
     targets = [table.select(["target"]) for table in islice(inputs.targets or (), len(buckets))]
-    keys_read = pa.concat_tables(read_bucket(inputs.store, bucket, ["key"]) for bucket in buckets)
-    is_held_out = held_out_keys(key_array(keys_read.column("key")), inputs.held_out)
+    keys = key_array(pa.concat_tables(read_bucket(inputs.store, bucket, ["key"]) for bucket in buckets).column("key"))
+    is_held_out = held_out_keys(keys, inputs.held_out)
     apart = np.flatnonzero(is_held_out)[:MOST_HELD_OUT]
     chosen = np.sort(np.concatenate([apart, np.flatnonzero(~is_held_out)[: types.MOST_PREDICTED - len(apart)]]))
     table = rows_at(inputs.store, buckets, chosen.tolist())
     logits = inputs.teacher_logits(buckets, table)
     of_ensemble = ensemble(logits, inputs.labels) if logits else None
-    reference = matrix(pa.concat_tables(targets).column("target"))[chosen] if targets else of_ensemble
+    target = matrix(pa.concat_tables(targets).column("target")) if targets else None
+    reference = of_ensemble if target is None else target[chosen]
     if reference is None:
         raise AssertionError("without teachers, targets are distributions over the labels")
     return _Sample(
@@ -154,7 +174,25 @@ def _sample(inputs: LabellingInputs) -> _Sample:
         of_ensemble,
         softmax(inputs.student.logits(fields(table))),
         _weighed(inputs, buckets, table, chosen, is_held_out[chosen]),
+        None if target is None else _linear(inputs, buckets, keys, target.argmax(axis=1), is_held_out),
     )
+
+
+def _linear(
+    inputs: LabellingInputs, buckets: Sequence[Bucket], keys: Keys, labels: Array, is_held_out: Array
+) -> Array | None:
+    if inputs.read_features is None or is_held_out.sum() < LEAST_HELD_OUT or is_held_out.all():
+        return None
+    features = inputs.read_features(keys, [bucket.prefix for bucket in buckets])
+    return linear_labels(features, labels, is_held_out, len(inputs.labels.names))[:MOST_HELD_OUT]
+
+
+def linear_labels(features: Space, labels: Array, is_held_out: Array, count: int) -> Array:
+    """Returns the labels of held-out texts by ridge regression on the labels of the others, of `count` labels."""
+    learned, held_out = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+    coefficients = linear_map.LinearMap.of(features[learned]).coefficients(labels[learned], count)
+    predictions: Array = linear_map.predicted(features[held_out], coefficients).argmax(axis=1)
+    return predictions
 
 
 def _weighed(

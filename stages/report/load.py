@@ -111,6 +111,7 @@ def labelling_inputs(run: Run, train: Part) -> LabellingInputs:
     from amalgam.stages.report.labelling import LabellingInputs
 
     weighed = "weigh-teachers" in run.results
+    has_features = target_method(run.experiment.targets).reads_features
     accuracy = run.result("weigh-teachers").facts.get("accuracy") if weighed else None
     return LabellingInputs(
         store=run.store,
@@ -124,6 +125,7 @@ def labelling_inputs(run: Run, train: Part) -> LabellingInputs:
         given=load_labels.given_labels(run) or GivenLabels({}),
         read_weights=partial(weights_of, run) if accuracy else None,
         accuracy=accuracy,
+        read_features=partial(cached.features_of, run) if has_features else None,
     )
 
 

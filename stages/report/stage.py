@@ -98,7 +98,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 21  # labelled texts of no teacher, and labels that no labelled text has
+    VERSION = 22  # without labels, a linear map of the encoder's states that learned the same targets
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")

@@ -50,6 +50,11 @@ RELEVANT = 0.05
 ESTIMATED_LEAD = 0.1
 """Estimated lead of the ensemble that is clear, at the lower end of the interval: smaller ones were sometimes wrong."""
 
+LINEAR_LEAD = 0.1
+"""Without labelled texts: least lead of a linear map of the encoder's states, if it is significant."""
+
+NOT_LEARNED = "The student did not learn its targets."
+
 SHARE_GAP = 0.1
 """Difference of a label's shares in predictions and targets from which it is a reason."""
 
@@ -268,8 +273,10 @@ def _unlabelled_faults(quality: types.UnlabelledQuality) -> Iterator[str]:
     yield from _lost_without_labels(quality)
     yield from _below_ensemble(quality)
     if interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])[1] < LEAST_AGREEMENT:
-        missed = ["The student did not learn its targets."] if agreement["reference"] == "targets" else []
+        missed = [NOT_LEARNED] if agreement["reference"] == "targets" else []
         yield " ".join([*missed, _agreement(quality)])
+    else:
+        yield from _below_linear_map(quality)
 
 
 def _unpredicted(quality: types.UnlabelledQuality) -> Iterator[str]:
@@ -298,6 +305,21 @@ def _below_ensemble(quality: types.UnlabelledQuality) -> Iterator[str]:
         yield (
             f"The ensemble's estimated accuracy is {100 * gap['mean']:.1f} points higher than the student's "
             f"(95 % interval {100 * gap['low']:+.1f} to {100 * gap['high']:+.1f}, n = {gap['n']:,} held-out texts)."
+        )
+
+
+def _below_linear_map(quality: types.UnlabelledQuality) -> Iterator[str]:
+    """Yields by how much a linear map of the encoder's states fits the targets better, if that is clear."""
+    linear = quality.get("linear_map")
+    if not linear:
+        return
+    mean, most, least = (-100 * bound for bound in paired(linear["gained"], linear["lost"], linear["n"]))
+    if least > 0 and mean > 100 * LINEAR_LEAD:
+        yield (
+            f"{NOT_LEARNED} It has their label on {words.ratio(linear['student_right'], linear['n'])} of "
+            f"{counted(linear['n'], 'held-out text')}, and a linear map of its encoder's states, trained on the same "
+            f"targets, on {words.ratio(linear['right'], linear['n'])} "
+            f"({mean:+.1f} points, 95 % interval {least:+.1f} to {most:+.1f})."
         )
 
 

@@ -162,6 +162,19 @@ class WeightEstimates(TypedDict):
     """None with too few held-out texts."""
 
 
+class LinearMapCounts(TypedDict):
+    """The student and a linear map of its encoder's states that learned the same targets, on n held-out texts."""
+
+    n: int
+    student_right: int
+    """Texts on which the student has the label of the targets."""
+    right: int
+    """Texts on which the map has it."""
+    gained: int
+    """Texts on which only the student has it."""
+    lost: int
+
+
 class UnlabelledQuality(TypedDict):
     """The student on n training texts, without gold labels."""
 
@@ -178,6 +191,8 @@ class UnlabelledQuality(TypedDict):
     """Texts in the file to label."""
     estimates: WeightEstimates | None
     """None if the weights of the teachers are not those of the default method, or labels chose them."""
+    linear_map: NotRequired[LinearMapCounts]
+    """Only with enough held-out texts, and cached states of the encoder."""
 
 
 class ShareOfUnknown(TypedDict):

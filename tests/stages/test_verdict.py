@@ -45,6 +45,7 @@ from amalgam.tests.stages.verdict_cases import (
     MISSED,
     RARE,
     estimates,
+    linear_map,
     made,
     of_selected,
     unlabelled,
@@ -109,6 +110,19 @@ def test_only_a_lead_of_the_ensemble_of_ten_points_decides_without_labels(
     assert result["decision"] == decision
     sentence = "The ensemble's estimated accuracy is 20.0 points higher than the student's (95 % interval +11.0 to +"
     assert result["reasons"][0].startswith(sentence) == (decision == "do not ship")
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "decision"),
+    [(4, 24, "do not ship"), (24, 4, "cannot say"), (0, 9, "cannot say"), (20, 34, "cannot say")],
+    ids=["clear", "the student is better", "less than ten points", "not significant"],
+)
+def test_only_a_clear_lead_of_a_linear_map_decides_without_labels(gained: int, lost: int, decision: str) -> None:
+    quality = unlabelled(90 - lost) | {"linear_map": linear_map(gained, lost)}
+    result = verdict(VerdictInputs(0, unlabelled=quality))
+    assert result["decision"] == decision
+    sentence = "It has their label on 66.0 % of 100 held-out texts, and a linear map of its encoder's states"
+    assert (sentence in result["reasons"][0]) == (decision == "do not ship")
 
 
 def test_the_interval_of_a_mean_is_wilson_s_and_wider_for_values_that_vary_more() -> None:

@@ -142,6 +142,11 @@ def unlabelled(right: int, n: int = 100, *, ensemble: Sequence[int] | None = Non
     }
 
 
+def linear_map(gained: int, lost: int, n: int = 100) -> Any:
+    """Counts the texts on which the student or the linear map alone has the label of the targets."""
+    return {"n": n, "student_right": 90 - lost, "right": 90 - gained, "gained": gained, "lost": lost}
+
+
 def estimates(lead: float = -0.2, error: float = 0.05) -> Any:
     """Estimates accuracies without labels; `lead`: that of the ensemble over the student, and half of its interval."""
     means = {"student": 0.7 - lead, "targets": 0.92, "ensemble": 0.7, "muka": 0.71}
@@ -447,6 +452,12 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         lambda: VerdictInputs(0, unlabelled=unlabelled(30)),
         "do not ship",
         {"no-labels"},
+        "student.epochs=auto",
+    ),
+    "no labels, less was learned than by a linear map": (
+        lambda: VerdictInputs(0, unlabelled=unlabelled(65) | {"linear_map": linear_map(4, 24)}, steps=54),
+        "do not ship",
+        {"few-steps", "no-labels"},
         "student.epochs=auto",
     ),
     "no labels, the ensemble is estimated to be better": (

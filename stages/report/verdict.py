@@ -315,11 +315,12 @@ def _below_linear_map(quality: types.UnlabelledQuality) -> Iterator[str]:
         return
     mean, most, least = (-100 * bound for bound in paired(linear["gained"], linear["lost"], linear["n"]))
     if least > 0 and mean > 100 * LINEAR_LEAD:
+        student, texts = words.ratio(linear["student_right"], linear["n"]), counted(linear["n"], "held-out text")
+        ratio, points = words.ratio(linear["right"], linear["n"]), f"{mean:+.1f} points"
         yield (
-            f"{NOT_LEARNED} It has their label on {words.ratio(linear['student_right'], linear['n'])} of "
-            f"{counted(linear['n'], 'held-out text')}, and a linear map of its encoder's states, trained on the same "
-            f"targets, on {words.ratio(linear['right'], linear['n'])} "
-            f"({mean:+.1f} points, 95 % interval {least:+.1f} to {most:+.1f})."
+            f"{NOT_LEARNED} It has their label on {student} of {texts}, "
+            f"a linear map of its encoder's states on {ratio} "
+            f"({points}, 95 % interval {least:+.1f} to {most:+.1f})."
         )
 
 

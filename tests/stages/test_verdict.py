@@ -121,7 +121,7 @@ def test_only_a_clear_lead_of_a_linear_map_decides_without_labels(gained: int, l
     quality = unlabelled(90 - lost) | {"linear_map": linear_map(gained, lost)}
     result = verdict(VerdictInputs(0, unlabelled=quality))
     assert result["decision"] == decision
-    sentence = "It has their label on 66.0 % of 100 held-out texts, and a linear map of its encoder's states"
+    sentence = "It has their label on 66.0 % of 100 held-out texts, a linear map of its encoder's states on"
     assert (sentence in result["reasons"][0]) == (decision == "do not ship")
 
 

@@ -106,11 +106,14 @@ class Report(Stage):
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         answers = ("cache-teachers",) if experiment.teacher_names else ()
-        by_domain = ("cache-features", "fit-statistics") if target_method(experiment.targets).weighs_by_domain else ()
+        method = target_method(experiment.targets)
+        features = ("cache-features",) if method.reads_features and not experiment.corpus.test else ()
+        by_domain = ("cache-features", "fit-statistics") if method.weighs_by_domain else ()
         return (
             "read-corpus",
             "train-teachers",
             *answers,
+            *features,
             *by_domain,
             "weigh-teachers",
             "build-targets",

@@ -185,7 +185,7 @@ def flop_of(config: Any, tokens: int) -> int:
 
 def _flop_of_wide(config: Any) -> int:
     """Returns the FLOP per token of a layer's products with its wide states."""
-    return (6 if config.model_type == "modernbert" else 4) * config.hidden_size * config.intermediate_size  # type: ignore[no-any-return]
+    return (6 if config.model_type == "modernbert" else 4) * config.hidden_size * config.intermediate_size
 
 
 def not_computed(bench: Bench) -> int:
@@ -310,8 +310,7 @@ def _padded(model: Any, tokens: Sequence[Tokens], width: int = 0) -> NDArray[np.
         logits = model(
             input_ids=torch.from_numpy(ids).to(device), attention_mask=torch.from_numpy(mask).to(device)
         ).logits
-    array: NDArray[np.float32] = logits.float().cpu().numpy()
-    return array
+    return logits.float().cpu().numpy()
 
 
 def _copy_of(bench: Bench, dtype: torch.dtype) -> Any:

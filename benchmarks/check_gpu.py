@@ -218,8 +218,7 @@ def graph_faults(kind: str, device: torch.device) -> list[str]:
     weights = [*model.parameters()]
 
     def loss_of(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss: torch.Tensor = model(**inputs).loss
-        return loss
+        return model(**inputs).loss
 
     def looking(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         return loss_of(inputs) if float(inputs["attention_mask"].sum()) else loss_of(inputs) * 0

@@ -154,8 +154,7 @@ def _imported(name: str) -> Callable[[Setting], Array]:
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(place)
-    estimator: Callable[[Setting], Array] = getattr(module, function)
-    return estimator
+    return getattr(module, function)
 
 
 # ---- commands
@@ -338,8 +337,7 @@ def _accuracy(options: argparse.Namespace) -> None:
 
 def _log_odds(shares: Array) -> Array:
     kept = np.clip(shares, 0.01, 0.99)
-    log_odds: Array = np.log(kept / (1 - kept))
-    return log_odds
+    return np.log(kept / (1 - kept))
 
 
 def _stability(options: argparse.Namespace) -> None:

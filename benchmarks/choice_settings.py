@@ -118,8 +118,7 @@ class Setting:
     @cached_property
     def shares(self) -> Array:
         """Returns the teachers' true shares of the texts; teachers that share a label share its texts."""
-        shares: Array = (self.has_gold / self.has_gold.sum(axis=1, keepdims=True)).mean(axis=0)
-        return shares
+        return (self.has_gold / self.has_gold.sum(axis=1, keepdims=True)).mean(axis=0)
 
     def right(self, weights: Array) -> float:
         """Returns the share of texts whose most heavily weighted teacher has the gold label."""
@@ -181,8 +180,7 @@ def _confidence(passes: Array) -> Array:
 
     count, measure = passes.shape[1], MEASURES["entropy"]
     sums = pl.DataFrame(sums_over_passes(passes.reshape(len(passes), -1), count, measure))
-    column: Array = confidence(sums, measure).to_numpy()
-    return column
+    return confidence(sums, measure).to_numpy()
 
 
 # ---- from pools

@@ -192,8 +192,7 @@ def _apart(first: Path, second: Path) -> dict[str, Any]:
 
 def _manifest(demo: Path) -> dict[str, Any]:
     [path] = (demo / "artifacts" / KILLED_IN).glob("*/MANIFEST.json")
-    manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return manifest
+    return json.loads(path.read_text("utf-8"))
 
 
 def _accuracy(demo: Path) -> dict[str, float]:

@@ -46,8 +46,7 @@ def gap_over(student: Array, ensemble: Array, supervised: Array) -> Gap | None:
     of_texts = random.multinomial(texts, np.full(texts, 1 / texts), BOOTSTRAPS) / texts
 
     def means(values: Array) -> Array:
-        drawn: Array = ((of_draws @ values) * of_texts).sum(axis=1)
-        return drawn
+        return ((of_draws @ values) * of_texts).sum(axis=1)
 
     above, below = student - ensemble, supervised - ensemble
     denominators = means(below)
@@ -130,7 +129,4 @@ def ridge(states: Array, gold: Array, others: Array, penalty: float = 1.0) -> Ar
     """
     mean = states.mean(axis=0)
     own = states - mean
-    scores: Array = (
-        (others - mean) @ own.T @ np.linalg.solve(own @ own.T + penalty * np.eye(len(own)), gold - gold.mean(axis=0))
-    )
-    return scores
+    return (others - mean) @ own.T @ np.linalg.solve(own @ own.T + penalty * np.eye(len(own)), gold - gold.mean(axis=0))

@@ -141,8 +141,7 @@ def _ridge(setting: Setting, rows: Array, labels: Array) -> Array:
     """Returns the labels that ridge regression on some texts predicts for all texts."""
     features = setting.features.astype(np.float64)
     gold = np.eye(len(setting.labels))[labels]
-    predicted: Array = (ridge(features[rows], gold, features) + gold.mean(axis=0)).argmax(axis=1)
-    return predicted
+    return (ridge(features[rows], gold, features) + gold.mean(axis=0)).argmax(axis=1)
 
 
 # ---- tables

@@ -207,8 +207,7 @@ def _linear_probe(run: Run) -> Array:
         pooled = np.concatenate([encoder.pooled(tokens) for _, tokens in buckets]).astype(np.float64)
         states[name], gold[name] = pooled[labels >= 0], labels[labels >= 0]
     scores = ridge(states["train"], np.eye(len(space.names))[gold["train"]], states["test"])
-    correct: Array = scores.argmax(axis=1) == gold["test"]
-    return correct
+    return scores.argmax(axis=1) == gold["test"]
 
 
 def _experiment(name: str, options: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
@@ -373,8 +372,7 @@ def _label_model(inputs: EvaluationInputs, answers: TestAnswers) -> Array:
     confidence = np.stack([answers.systems[f"teacher:{name}"].confidence for name in answers.own], axis=1)
     votes = np.where(confidence < np.median(confidence, axis=0), ABSTAINS, votes)
     sets = [inputs.labels.columns[name] for name in answers.own]
-    predicted: Array = label_model(votes, sets, len(inputs.labels.names), ROUNDS).label.argmax(axis=1)
-    return predicted
+    return label_model(votes, sets, len(inputs.labels.names), ROUNDS).label.argmax(axis=1)
 
 
 def _overrides(method: str, draw: int | None) -> list[str]:

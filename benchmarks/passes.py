@@ -75,8 +75,7 @@ class Predictions:
 
 def uncertainty(probability: Array) -> Array:
     """Returns 1 - confidence by entropy, in [0, 1]."""
-    shares: Array = entropy_nats(probability) / np.log(probability.shape[-1])
-    return shares
+    return entropy_nats(probability) / np.log(probability.shape[-1])
 
 
 def adaptive_choice(predictions: Predictions, sampled: Array) -> tuple[Array, float]:

@@ -62,8 +62,7 @@ def _options() -> argparse.Namespace:
 def _texts(options: argparse.Namespace) -> list[str]:
     wanted = options.requests * options.each
     texts = texts_from(options.texts, wanted if options.texts else min(wanted, 4000))
-    repeated: list[str] = (texts * (wanted // len(texts) + 1))[:wanted]
-    return repeated
+    return (texts * (wanted // len(texts) + 1))[:wanted]
 
 
 def _export(scratch: Path) -> Path:

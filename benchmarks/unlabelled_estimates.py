@@ -116,8 +116,7 @@ def _ensemble(setting: Setting) -> Array:
     """Returns the label with the highest probability of the softmax over all logits; shared labels are summed."""
     probabilities = softmax(np.concatenate(setting.logits, axis=1).astype(np.float64))
     column_of = np.eye(len(setting.labels))[np.concatenate(setting.columns)]
-    labels: Array = (probabilities @ column_of).argmax(axis=1)
-    return labels
+    return (probabilities @ column_of).argmax(axis=1)
 
 
 def _students(setting: Setting, learned: Array, targets: Array, mass: Array) -> Iterator[tuple[str, Array]]:
@@ -131,8 +130,7 @@ def _students(setting: Setting, learned: Array, targets: Array, mass: Array) -> 
 
 def _centred(space: Array) -> Array:
     centred = space.astype(np.float64) - space.mean(axis=0, dtype=np.float64)
-    unit: Array = centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-9)
-    return unit
+    return centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-9)
 
 
 def _ridge(states: Array, rows: Array, labels: Array, weights: Array) -> Array:
@@ -140,8 +138,7 @@ def _ridge(states: Array, rows: Array, labels: Array, weights: Array) -> Array:
     scale = np.sqrt(weights)[:, None]
     own = states[rows] * scale
     dual = np.linalg.solve(own @ own.T + RIDGE * np.eye(len(rows)), (labels - 1 / labels.shape[1]) * scale)
-    predicted: Array = (states @ (own.T @ dual)).argmax(axis=1)
-    return predicted
+    return (states @ (own.T @ dual)).argmax(axis=1)
 
 
 def _summary(name: str, own: list[Measurement]) -> dict[str, Any]:

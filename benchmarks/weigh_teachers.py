@@ -117,8 +117,7 @@ class _Mapped:
         return len(self.states)
 
     def __getitem__(self, rows: Any, /) -> Array:
-        states: Array = self.states[rows].astype(np.float32)
-        return states
+        return self.states[rows].astype(np.float32)
 
 
 class _Sampler(threading.Thread):

@@ -29,36 +29,31 @@ RowNumbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 def held_out_keys(keys: Keys, share: float) -> Array:
     """Returns which texts are held out: by the half of the key that buckets do not use, so alike in any corpus."""
     halves = np.frombuffer(keys.tobytes(), ">u8").reshape(-1, 2)
-    is_held_out: Array = halves[:, 1] < np.uint64(math.ceil(share * 2**64))
-    return is_held_out
+    return halves[:, 1] < np.uint64(math.ceil(share * 2**64))
 
 
 def softmax(logits: Array) -> Array:
     """Returns the softmax over the last axis."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    result: Array = shifted / shifted.sum(axis=-1, keepdims=True)
-    return result
+    return shifted / shifted.sum(axis=-1, keepdims=True)
 
 
 def entropy_nats(probability: Array, axis: int = -1) -> Array:
     """Returns the entropy over one axis in nats, with 0 * log 0 = 0."""
     safe = np.where(probability > 0, probability, 1.0)
-    result: Array = -(probability * np.log(safe)).sum(axis=axis)
-    return result
+    return -(probability * np.log(safe)).sum(axis=axis)
 
 
 def unknown_score(logits: Array) -> Array:
     """Returns minus the logarithm of the sum of exp(logits): the higher, the less a text is like the training texts."""
     highest = logits.max(axis=-1)
-    score: Array = -highest - np.log(np.exp(logits - highest[..., None]).sum(axis=-1))
-    return score
+    return -highest - np.log(np.exp(logits - highest[..., None]).sum(axis=-1))
 
 
 def top_margin(scores: Array) -> Array:
     """Returns, for each row, the largest number less the second largest."""
     ordered = np.partition(scores, -2, axis=1)  # pl.Series.arr.sort takes as long as everything else together
-    result: Array = ordered[:, -1] - ordered[:, -2]
-    return result
+    return ordered[:, -1] - ordered[:, -2]
 
 
 # ---- Gaussians

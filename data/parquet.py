@@ -268,8 +268,7 @@ def key_array(column: Any) -> Keys:
 def matrix(column: Any) -> Array:
     """Returns a column of fixed-length arrays as rows of numbers."""
     column = _one_chunk(column)
-    rows: Array = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
-    return rows
+    return column.flatten().to_numpy().reshape(len(column), column.type.list_size)
 
 
 def _one_chunk(column: Any) -> Any:

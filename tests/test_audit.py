@@ -23,8 +23,7 @@ def third(workspace: Workspace, *, nudge: float, labels: str = "") -> None:
 
 
 def audited(workspace: Workspace, *overrides: str) -> dict[str, Any]:
-    result: dict[str, Any] = workspace("audit", "--json", *overrides).json
-    return result
+    return workspace("audit", "--json", *overrides).json
 
 
 def test_the_audit_agrees_with_the_targets(workspace: Workspace) -> None:

@@ -21,15 +21,13 @@ AFTER_CHANGED_PASSES = {"cache-teachers", "build-targets", "train-student", "rep
 
 
 def cost_of(workspace: Workspace, *arguments: str) -> dict[str, Any]:
-    cost: dict[str, Any] = workspace("plan", "--json", *arguments).json["cost"]
-    return cost
+    return workspace("plan", "--json", *arguments).json["cost"]
 
 
 def timing(workspace: Workspace, stage: str) -> dict[str, float]:
     """The recorded cost of the last build."""
     last = workspace.head(stage)
-    facts: dict[str, float] = json.loads((workspace.artifacts / stage / last / "timing.json").read_text())["facts"]
-    return facts
+    return json.loads((workspace.artifacts / stage / last / "timing.json").read_text())["facts"]
 
 
 def logged_seconds(artifacts: Path, stage: str) -> float:

@@ -43,10 +43,7 @@ def fresh(generated: Workspace, tmp_path: Path) -> Workspace:
 
 
 def rows(workspace: Workspace) -> list[dict[str, Any]]:
-    table: list[dict[str, Any]] = pq.read_table(
-        workspace.artifacts / workspace.manifest("generate")["facts"]["file"]
-    ).to_pylist()
-    return table
+    return pq.read_table(workspace.artifacts / workspace.manifest("generate")["facts"]["file"]).to_pylist()
 
 
 def blocks(workspace: Workspace) -> dict[str, int]:

@@ -37,8 +37,7 @@ def init(folder: Path, *arguments: str) -> CommandResult:
 
 
 def teachers_in(path: Path) -> list[dict[str, object]]:
-    teachers: list[dict[str, object]] = yaml.safe_load(path.read_text())["teachers"]
-    return teachers
+    return yaml.safe_load(path.read_text())["teachers"]
 
 
 def test_the_file_names_each_model_and_comments_its_labels(folder: Path) -> None:

@@ -240,8 +240,7 @@ LABELLED = ("labels=labels.csv", "corpus.test=null", *AMALGAM)
 
 def estimates(workspace: Workspace) -> dict[str, Any]:
     numbers = json.loads((workspace.folder / "reports/student.json").read_text())
-    block: dict[str, Any] = numbers["label_estimates"]
-    return block
+    return numbers["label_estimates"]
 
 
 @pytest.fixture

@@ -35,8 +35,7 @@ def _embedded(workspace: Workspace) -> int:
 def _evaluation(workspace: Workspace) -> dict[str, Any]:
     head = workspace.head("report")
     [path] = (workspace.artifacts / "report" / head).glob("*/evaluation.json")
-    evaluation: dict[str, Any] = json.loads(path.read_text())
-    return evaluation
+    return json.loads(path.read_text())
 
 
 FEWER = {"as-dfd": ("pseudo_embeddings.count=8", "pseudo_embeddings.steps=20")}

@@ -14,13 +14,11 @@ from amalgam.tests.workspaces import TEST, TRAIN, Workspace, amalgam
 
 
 def numbers_of(workspace: Workspace, name: str = "student") -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((workspace.folder / f"reports/{name}.json").read_text())
-    return content
+    return json.loads((workspace.folder / f"reports/{name}.json").read_text())
 
 
 def next_of(workspace: Workspace, name: str) -> dict[str, Any]:
-    step: dict[str, Any] = numbers_of(workspace, name)["verdict"]["next"]
-    return step
+    return numbers_of(workspace, name)["verdict"]["next"]
 
 
 def test_the_report_of_one_student_is_printed_by_its_name(workspace: Workspace) -> None:

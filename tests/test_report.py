@@ -66,8 +66,7 @@ def page_of(workspace: Workspace, name: str = "student") -> str:
 
 
 def numbers_of(workspace: Workspace, name: str = "student") -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((workspace.folder / f"reports/{name}.json").read_text("utf-8"))
-    return content
+    return json.loads((workspace.folder / f"reports/{name}.json").read_text("utf-8"))
 
 
 def check_needs_nothing(text: str) -> None:

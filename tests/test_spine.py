@@ -55,8 +55,7 @@ print(sorted(found["label"] for found in classify(["the chef fried the onion"])[
 
 def evaluation_of(workspace: Workspace) -> dict[str, object]:
     [path] = (workspace.artifacts / "report" / workspace.head("report")).glob("*/evaluation.json")
-    evaluation: dict[str, object] = json.loads(path.read_text())
-    return evaluation
+    return json.loads(path.read_text())
 
 
 def test_the_student_answers_in_a_process_that_cannot_import_amalgam(built: Workspace, tmp_path: Path) -> None:

@@ -32,8 +32,7 @@ def second_teacher(workspace: Workspace, labels: list[str], **settings: Any) -> 
 
 def learned(workspace: Workspace) -> dict[str, Any]:
     """The facts of the last training."""
-    facts: dict[str, Any] = workspace.manifest("train-student")["facts"]
-    return facts
+    return workspace.manifest("train-student")["facts"]
 
 
 @pytest.mark.parametrize("method", STATEFUL)

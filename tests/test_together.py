@@ -59,8 +59,7 @@ def test_they_serve_every_stage_and_learn_once(together: Workspace) -> None:
 def weights(workspace: Workspace, teacher: str) -> dict[str, Any]:
     from safetensors.torch import load_file
 
-    tensors: dict[str, Any] = load_file(workspace.folder / f"teachers/{teacher}/model.safetensors")
-    return tensors
+    return load_file(workspace.folder / f"teachers/{teacher}/model.safetensors")
 
 
 def test_a_changed_encoder_trains_all_of_them_again(together: Workspace) -> None:

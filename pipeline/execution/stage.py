@@ -240,8 +240,7 @@ def once(work: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[Run, P]
         key = (work, args, *kwargs.items())
         if key not in run.cache:
             run.cache[key] = work(run, *args, **kwargs)
-        value: T = run.cache[key]
-        return value
+        return run.cache[key]
 
     return cached
 

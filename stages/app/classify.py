@@ -69,8 +69,7 @@ class Classifier:
         features = self._here[rows[1:-1]] + self._before[rows[:-2]] + self._after[rows[2:]]
         features = np.maximum(features, 0) * is_token[1:-1, None]
         means = np.add.reduceat(features, starts) / np.maximum(lengths, 1)[:, None]
-        logits: Array = np.hstack([np.maximum.reduceat(features, starts), means]) @ self._weights + self._bias
-        return logits
+        return np.hstack([np.maximum.reduceat(features, starts), means]) @ self._weights + self._bias
 
 
 def _lines() -> Iterator[list[str]]:

@@ -234,8 +234,7 @@ def _start(path: Path, *, alone: bool = False) -> tuple[Callable[[Any], Array], 
     pool, seconds = ThreadPoolExecutor(cores), time.perf_counter() - began
 
     def run(inputs: Any) -> Array:
-        logits: Array = session.run(["logits"], {name: value.numpy() for name, value in inputs.items()})[0]
-        return logits
+        return session.run(["logits"], {name: value.numpy() for name, value in inputs.items()})[0]
 
     def run_each(inputs: Any) -> Array:
         lengths = inputs["attention_mask"].sum(1).tolist()

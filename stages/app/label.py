@@ -71,8 +71,7 @@ def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
 
 
 def _among(keys: pa.Array, others: pa.Array) -> Array:
-    is_among: Array = pc.is_in(keys, value_set=others).to_numpy(zero_copy_only=False)
-    return is_among
+    return pc.is_in(keys, value_set=others).to_numpy(zero_copy_only=False)
 
 
 def _table(run: Run, rows: Array, is_random: Array, random: np.random.Generator, given: GivenLabels) -> pl.DataFrame:

@@ -45,8 +45,7 @@ def divergence(logits: Array, target: Array) -> Array:
     log_oracle = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     with np.errstate(divide="ignore"):
         log_target = np.log(target.astype(np.float64))
-    nats: Array = (np.exp(log_oracle) * (log_oracle - log_target)).sum(axis=1)
-    return nats
+    return (np.exp(log_oracle) * (log_oracle - log_target)).sum(axis=1)
 
 
 def _mean(nats: Array) -> str:

@@ -185,8 +185,7 @@ class RunResult:
     @cached_property
     def verdict(self) -> Verdict | None:
         """The report's verdict: decision, reasons, causes and next command; None without a report or a student."""
-        verdict: Verdict | None = self._report_json.get("verdict")
-        return verdict
+        return self._report_json.get("verdict")
 
     @cached_property
     def summary(self) -> list[str]:

@@ -244,8 +244,7 @@ def unset_targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> UnsetT
 
     def first_labels(weights: pl.Series | None) -> Array:
         inputs = TargetInputs(load.label_space(run), gold, predictions, weights)
-        labels: Array = method.build(inputs).target.to_numpy().argmax(axis=1)
-        return labels
+        return method.build(inputs).target.to_numpy().argmax(axis=1)
 
     if not method.weighs_together:
         return UnsetTargets(first_labels(None), first_labels(None))

@@ -192,8 +192,7 @@ def _record(store: Store, unit: Unit) -> Record:
 
 def _passes_in(store: Store, decision: Unit) -> Array:
     path = store.verified_path(_record(store, decision).files[0])
-    passes: Array = parquet.read_table(path, ["passes"]).column(0).to_numpy()
-    return passes
+    return parquet.read_table(path, ["passes"]).column(0).to_numpy()
 
 
 def is_better(facts: Any) -> bool:
@@ -251,15 +250,13 @@ class Regression:
 
 
 def _mean_probability(passes: Array) -> Array:
-    mean: Array = softmax(passes.astype(np.float64)).mean(axis=1)
-    return mean
+    return softmax(passes.astype(np.float64)).mean(axis=1)
 
 
 def log_uncertainty(probability: Array) -> Array:
     """Returns log(1 - confidence), where the confidence is that of `targets.uncertainty: entropy`."""
     share = entropy_nats(probability) / math.log(probability.shape[-1])
-    uncertainty: Array = np.log(np.maximum(share, LEAST))
-    return uncertainty
+    return np.log(np.maximum(share, LEAST))
 
 
 def fit(inputs: Array, wanted: Array) -> Regression:
@@ -312,8 +309,7 @@ def are_settled(log_uncertainty: Array, deviations: Array) -> Array:
     first, second = np.argsort(log_uncertainty, axis=1, kind="stable")[:, :2].T
     rows = np.arange(len(log_uncertainty))
     gap = log_uncertainty[rows, second] - log_uncertainty[rows, first]
-    settled: Array = gap > SETTLED_BY * np.hypot(deviations[first], deviations[second])
-    return settled
+    return gap > SETTLED_BY * np.hypot(deviations[first], deviations[second])
 
 
 def audit_regressions(answers: Sequence[PassAnswers], passes: int) -> RegressionFacts:
@@ -411,5 +407,4 @@ class AdaptivePasses:
         rows = np.flatnonzero(taken == self.passes)
         for column, teacher in enumerate(self._answers(bucket, keys[rows], self.passes) if len(rows) else ()):
             log[rows, column] = teacher.after(self.passes)
-        confidences: Array = (1 - np.exp(log)).clip(0, 1).astype(np.float32)
-        return confidences
+        return (1 - np.exp(log)).clip(0, 1).astype(np.float32)

@@ -143,8 +143,7 @@ def _nearness(table: pa.Table, passes: Array) -> Array:
 
 
 def _numbers(table: pa.Table, column: str, absent: float) -> Array:
-    numbers: Array = pc.fill_null(table.column(column).cast("float64"), absent).to_numpy()
-    return numbers
+    return pc.fill_null(table.column(column).cast("float64"), absent).to_numpy()
 
 
 # ---- buckets

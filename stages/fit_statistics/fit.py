@@ -119,8 +119,7 @@ def folds_of(groups: Groups) -> Groups:
     """Assigns folds in turn, separately to own and other texts; a teacher with fewer own texts has fewer folds."""
     own = groups >= 0
     turns = np.where(own, np.cumsum(own), np.cumsum(~own)) - 1
-    folds: Groups = turns % max(1, min(FOLDS, int(own.sum())))
-    return folds
+    return turns % max(1, min(FOLDS, int(own.sum())))
 
 
 def _fit_block(

@@ -145,8 +145,7 @@ def generated_for(run: Run, teacher: str, keys: Keys) -> Array:
 def cached_logits(run: Run, teacher: str, prefixes: Sequence[str], keys: Keys) -> Array:
     """Returns a teacher's cached logits [n, labels] with dropout off; `prefixes` are the buckets of the keys."""
     column = pl.Series("key", key_list(keys), pl.Binary)
-    logits: Array = answer_reader(run).logits(teacher, prefixes, column).to_numpy()
-    return logits
+    return answer_reader(run).logits(teacher, prefixes, column).to_numpy()
 
 
 def domain_confidences(run: Run, keys: Keys, prefixes: Sequence[str]) -> Array:

@@ -74,14 +74,12 @@ def uniform(key: int, position: int, numbers: Positions) -> Floats:
     """Returns a number strictly between 0 and 1 for each of `numbers` at one position of one text."""
     start = mixed(np.array([key], np.uint64) ^ mixed(np.array([position + 1], np.uint64) * np.uint64(GOLDEN)))
     bits = mixed(start ^ mixed((numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(MIX_B)))
-    values: Floats = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * FRACTION
-    return values
+    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * FRACTION
 
 
 def gumbel(key: int, position: int, numbers: Positions) -> Floats:
     """Returns standard Gumbel noise; the argmax of log-weights plus this noise is a sample."""
-    noise: Floats = -np.log(-np.log(uniform(key, position, numbers)))
-    return noise
+    return -np.log(-np.log(uniform(key, position, numbers)))
 
 
 def draw_option(key: int, question: int, options: Sequence[Item]) -> Item:

@@ -109,7 +109,7 @@ class LanguageModel:
         """Returns logits [texts, tokens, vocabulary] of rows of one length, without a cache."""
         with torch.inference_mode():
             ids = torch.tensor([list(row) for row in rows], device=self.device)
-            return self.model(input_ids=ids, use_cache=False).logits.float()  # type: ignore[no-any-return]
+            return self.model(input_ids=ids, use_cache=False).logits.float()
 
     def _end_ids(self) -> list[int]:
         config, generation = self.model.config, getattr(self.model, "generation_config", None)
@@ -228,7 +228,7 @@ class BatchedCache:
             past_key_values=self.cache,
             use_cache=True,
         ).logits[:, -1]
-        return logits[list(at)]  # type: ignore[no-any-return]
+        return logits[list(at)]
 
 
 class SlotLayer(DynamicLayer):  # type: ignore[misc]
@@ -285,4 +285,4 @@ class SingleText:
         ids = torch.tensor([row if past is None else row[-1:]], device=self.model.device)
         output = self.model(input_ids=ids, past_key_values=past, use_cache=True)
         self.caches[slot] = getattr(output, "past_key_values", None)
-        return output.logits[:, -1]  # type: ignore[no-any-return]
+        return output.logits[:, -1]

@@ -128,8 +128,7 @@ class AuditedTexts:
         rest = [index for index in range(len(self.columns)) if index not in left_out]
         shares = self.weighed(rest)[1] if left_out else self.shares_NT
         total = sum(shares[:, [column]] * padded[teacher] for column, teacher in enumerate(rest))
-        labels: Array = np.asarray(total).argmax(axis=1)
-        return labels
+        return np.asarray(total).argmax(axis=1)
 
 
 def _rescaled(weights: Array) -> Array:

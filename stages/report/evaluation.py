@@ -257,8 +257,7 @@ def _of_this_student(picked: Array) -> Array:
     """Makes texts hard that were picked because another student differs: there the ensemble is often wrong."""
     differing = np.isin(picked, (DIFFERING, MOVED))
     is_another = (picked == MOVED).sum() > MOST_MOVED * differing.sum()
-    of_this: Array = np.where(differing, np.int8(HARD if is_another else DIFFERING), picked)
-    return of_this
+    return np.where(differing, np.int8(HARD if is_another else DIFFERING), picked)
 
 
 def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:
@@ -329,8 +328,7 @@ def evaluate(predictions: SystemPredictions, gold: Array, labels: LabelSpace, bi
 
 def calibration_bin(confidence: Array, bins: int) -> Array:
     """Returns the bin (low, high] of each confidence."""
-    place: Array = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
-    return place
+    return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
 
 
 def _check(predictions: SystemPredictions, gold: Array) -> None:

@@ -48,8 +48,7 @@ class RightTexts:
         """Returns the student's right texts, minus the advantage of weights that were fitted to the same labels."""
         if self.student is None or self.fitted is None or self.left_out is None:
             return self.student
-        corrected: Array = self.student.astype(float) - self.fitted + self.left_out
-        return corrected
+        return self.student.astype(float) - self.fitted + self.left_out
 
     def systems(self) -> Iterator[SystemEstimate]:
         """Yields the estimates with 95 % intervals: student, targets, ensemble, teachers."""

@@ -131,8 +131,7 @@ def unknown_quality(labelled: Array, unknown: Array, threshold: float) -> blocks
 def _share_below(ordered: Array, values: Array) -> Array:
     """Returns the share of the ordered numbers below each value; equal ones count half."""
     below = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
-    shares: Array = below / (2 * len(ordered))
-    return shares
+    return below / (2 * len(ordered))
 
 
 def rival_counts(answers: TestAnswers, labels: LabelSpace, system: str) -> list[RivalCounts]:

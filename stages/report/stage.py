@@ -227,8 +227,7 @@ def evaluation(run: Run) -> Evaluation:
 
 def evaluation_if_any(run: Run) -> Evaluation | None:
     file = _file(run, EVALUATION)
-    scores: Evaluation | None = run.store.content(file, Evaluation) if file else None
-    return scores
+    return run.store.content(file, Evaluation) if file else None
 
 
 def _findings(run: Run) -> Findings:
@@ -236,8 +235,7 @@ def _findings(run: Run) -> Findings:
     if file is None:
         what, fix = f"the record of the report has no {FINDINGS}", f"run `amalgam report --force{run.file_option}`"
         raise DamagedError(what, path=MANIFEST, where=run.store.backend.address, fix=fix)
-    findings: Findings = run.store.content(file, Findings)
-    return findings
+    return run.store.content(file, Findings)
 
 
 def _file(run: Run, name: str) -> StoredFile | None:

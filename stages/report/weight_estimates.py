@@ -30,14 +30,12 @@ class WeighedTexts:
 
     def mass(self, labels: Array) -> Array:
         """Returns the sum of the weights of the teachers that predict each text's label."""
-        mass: Array = (self.weights * (self.predicted == labels[:, None])).sum(axis=1)
-        return mass
+        return (self.weights * (self.predicted == labels[:, None])).sum(axis=1)
 
     @property
     def muka(self) -> Array:
         """Returns the label of the most confident teacher of each text."""
-        labels: Array = self.predicted[np.arange(len(self.predicted)), self.confidence.argmax(axis=1)]
-        return labels
+        return self.predicted[np.arange(len(self.predicted)), self.confidence.argmax(axis=1)]
 
     @property
     def largest(self) -> float:

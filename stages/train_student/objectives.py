@@ -249,8 +249,7 @@ class DFAObjective(StateLearning):
             mask = self.token_mask(batch)
             amalgamated, reconstruction = self.amalgamation(self.teachers(batch), mask)
             error = distance(self.adapter(self.student(batch)), amalgamated, mask)
-            loss: torch.Tensor = self.targets(logits, batch) + error + reconstruction
-            return loss
+            return self.targets(logits, batch) + error + reconstruction
 
 
 class LayerwiseObjective(StateLearning):

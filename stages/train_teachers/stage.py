@@ -163,8 +163,7 @@ def learned_by_teachers(run: Run, prefixes: Sequence[str], keys: Keys) -> Array:
     for bucket in part.buckets if part.name == "teachers" else ():
         if any(overlaps(bucket.prefix, prefix) for prefix in prefixes):
             is_known |= np.isin(keys, key_array(read_bucket(run.store, bucket, ["key"]).column("key")))
-    is_learned: Array = is_known & ~held_out_keys(keys, schedules.TEACHER_HELD_OUT)
-    return is_learned
+    return is_known & ~held_out_keys(keys, schedules.TEACHER_HELD_OUT)
 
 
 # ---- inputs

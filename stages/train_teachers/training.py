@@ -130,8 +130,7 @@ class CoTrainedTeachers(nn.Module):
         return SimpleNamespace(logits=torch.cat(logits, dim=-1))
 
     def _logits(self, body: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        logits: torch.Tensor = self.head(body(**inputs).last_hidden_state, inputs["attention_mask"])
-        return logits
+        return self.head(body(**inputs).last_hidden_state, inputs["attention_mask"])
 
     def _unpadded(self, body: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Returns the logits of a body that reads padding, from texts of one length at a time."""

@@ -138,8 +138,7 @@ class _Design:
         dense, teachers = len(self.dense), self.answers.shape[1]
         biases, of_answers = coefficients[dense : dense + teachers], coefficients[dense + teachers :]
         terms = [weight * term for weight, term in zip(coefficients[:dense], self.dense, strict=True)]
-        result: Array = np.sum(terms, axis=0) + biases + of_answers[self.answers]
-        return result
+        return np.sum(terms, axis=0) + biases + of_answers[self.answers]
 
     def terms(self) -> Array:
         """Returns all terms of a few texts [texts, teachers, terms]."""

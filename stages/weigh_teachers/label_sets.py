@@ -36,8 +36,7 @@ class DistinctTeachers:
 
     def divided(self, weights: Array) -> Array:
         """Divides weights [texts, distinct teachers] equally among copies: [texts, teachers]."""
-        divided: Array = (weights / np.bincount(self.places))[:, self.places]
-        return divided
+        return (weights / np.bincount(self.places))[:, self.places]
 
 
 @dataclass(frozen=True)

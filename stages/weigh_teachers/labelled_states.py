@@ -60,8 +60,7 @@ class PartlyLabelled(Labelled, Weighed):
         Of teachers that share the label, all have it.
         """
         predicts = self.predicted[self.rows] == self.gold[:, None]
-        right: Array = np.where(predicts.any(axis=1, keepdims=True), predicts, self.has_label)
-        return right
+        return np.where(predicts.any(axis=1, keepdims=True), predicts, self.has_label)
 
     def only(self, is_used: Array) -> PartlyLabelled:
         """Returns the same texts with a part of their labels."""
@@ -238,10 +237,8 @@ def ridge(states: Array, targets: Array) -> tuple[Array, Array]:
 
 
 def _scale_of(values: Array) -> Array:
-    scale: Array = np.stack([values.mean(axis=0), np.maximum(values.std(axis=0), LEAST_DEVIATION)])
-    return scale
+    return np.stack([values.mean(axis=0), np.maximum(values.std(axis=0), LEAST_DEVIATION)])
 
 
 def _scaled(values: Array, scale: Array) -> Array:
-    scaled: Array = (values - scale[0]) / scale[1]
-    return scaled
+    return (values - scale[0]) / scale[1]

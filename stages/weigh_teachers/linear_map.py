@@ -55,14 +55,12 @@ class LinearMap:
         for rows in blocks_of(self.space):
             columns = torch.from_numpy(labels[rows].astype(np.int64))
             sums.index_add_(0, columns, _inputs(self.space, rows).double())
-        coefficients: Array = torch.cholesky_solve(sums.T, self.factor).float().numpy()
-        return coefficients
+        return torch.cholesky_solve(sums.T, self.factor).float().numpy()
 
     def left_out(self, coefficients: Array, labels: Array, candidates: Array) -> Array:
         """Returns the predictions for candidate labels [texts, teachers] without each text's own label."""
         is_target, leverages = candidates == labels[:, None], self.leverages[:, None]
-        predictions: Array = (predicted(self.space, coefficients, candidates) - leverages * is_target) / (1 - leverages)
-        return predictions
+        return (predicted(self.space, coefficients, candidates) - leverages * is_target) / (1 - leverages)
 
 
 def predicted(space: Space, coefficients: Array, candidates: Array | None = None) -> Array:
@@ -79,16 +77,14 @@ def predicted(space: Space, coefficients: Array, candidates: Array | None = None
 
 def mean_predicted(spaces: Sequence[Space], maps: Sequence[Array], candidates: Array | None = None) -> Array:
     """Returns the mean prediction of the maps, whose coefficients these are, one for each space."""
-    mean: Array = np.mean([predicted(*pair, candidates) for pair in zip(spaces, maps, strict=True)], axis=0)
-    return mean
+    return np.mean([predicted(*pair, candidates) for pair in zip(spaces, maps, strict=True)], axis=0)
 
 
 def preferred(weights: Array, candidates: Array) -> Array:
     """Returns the candidate label [texts] with the largest weight; teachers with one candidate add theirs up."""
     is_same = candidates[:, :, None] == candidates[:, None, :]
     best = (is_same * weights[:, None, :]).sum(axis=2).argmax(axis=1)
-    labels: Array = np.take_along_axis(candidates, best[:, None], axis=1)[:, 0]
-    return labels
+    return np.take_along_axis(candidates, best[:, None], axis=1)[:, 0]
 
 
 def label_biases(before: Array, after: Array, candidates: Array, count: int) -> Array:
@@ -100,8 +96,7 @@ def label_biases(before: Array, after: Array, candidates: Array, count: int) -> 
 
     def logs_of_parts(weights: Array) -> Array:
         sums = np.stack([np.bincount(*column, count) for column in zip(candidates.T, weights.T, strict=True)])
-        logs: Array = np.log((sums + HALF_A_TEXT) / sums.sum(axis=1, keepdims=True))
-        return logs
+        return np.log((sums + HALF_A_TEXT) / sums.sum(axis=1, keepdims=True))
 
     return logs_of_parts(before) - logs_of_parts(after)
 

@@ -85,8 +85,7 @@ class SideBySide:
 
 def mean_of(space: Space) -> Array:
     """Returns the mean of the references."""
-    mean: Array = references_of(space).mean(axis=0, dtype=np.float64).astype(np.float32)
-    return mean
+    return references_of(space).mean(axis=0, dtype=np.float64).astype(np.float32)
 
 
 def references_of(space: Space) -> Array:
@@ -100,8 +99,7 @@ def blocks_of(space: Space) -> Iterator[slice]:
 
 def of_length_1(states: Array) -> Array:
     length = np.linalg.norm(states, axis=1, keepdims=True)
-    unit_states: Array = states / np.where(length > 0, length, 1)
-    return unit_states
+    return states / np.where(length > 0, length, 1)
 
 
 def nearest_texts(space: Space, count: int, references: Space, start: int) -> tuple[Array, Array]:
@@ -148,8 +146,7 @@ def densities(
     of_teachers = np.stack([density(space, closest, reference, start) for space, reference in teachers], axis=1)
     if not is_relative:
         return of_teachers
-    relative: Array = of_teachers - density(encoder[0], closest, encoder[1], start)[:, None]
-    return relative
+    return of_teachers - density(encoder[0], closest, encoder[1], start)[:, None]
 
 
 def density(states: Space, closest: int, references: Space, start: int) -> Array:
@@ -157,5 +154,4 @@ def density(states: Space, closest: int, references: Space, start: int) -> Array
     centred = SideBySide.of([references])
     similarity = nearest_texts(centred.of_texts([states]), closest, centred, start)[1].astype(np.float64)
     distance = 1 - similarity.mean(axis=1) if similarity.shape[1] else np.ones(len(states))
-    log_density: Array = -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)
-    return log_density
+    return -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)

@@ -55,8 +55,7 @@ class Fitted:
 def standard(signal: Array, fitted: Fitted) -> Array:
     """Returns each teacher's signal in its own deviations from its own mean over the texts."""
     mean, deviation = fitted.value("scale", lambda: np.stack([signal.mean(axis=0), signal.std(axis=0)]))
-    scores: Array = (signal - mean) / np.where(deviation > 0, deviation, 1.0)
-    return scores
+    return (signal - mean) / np.where(deviation > 0, deviation, 1.0)
 
 
 def together(signals: Sequence[Array], fitted: Fitted) -> Array:

@@ -562,8 +562,7 @@ def largest_evidence(run: Run, keys: Keys) -> Array | None:
     if table.column("evidence").null_count:
         return None
     rows = np.searchsorted(key_array(table.column("key")), keys)
-    evidence: Array = table.column("evidence").to_numpy()[rows]
-    return evidence
+    return table.column("evidence").to_numpy()[rows]
 
 
 def _weight_files(run: Run) -> list[StoredFile]:

@@ -153,8 +153,7 @@ def weigh(
 
 def largest_sums(weights: Array, predicted: Array) -> Array:
     """Returns, for each text, the largest sum of the weights of teachers that predict one label."""
-    largest: Array = by_answer(np.add, weights, predicted).max(axis=1)
-    return largest
+    return by_answer(np.add, weights, predicted).max(axis=1)
 
 
 def largest_of_two(weights: Array, predicted: Array) -> Array:
@@ -165,8 +164,7 @@ def largest_of_two(weights: Array, predicted: Array) -> Array:
     sums = by_answer(np.add, weights, predicted)
     is_other = predicted != np.take_along_axis(predicted, sums.argmax(axis=1)[:, None], axis=1)
     largest, second = sums.max(axis=1), np.where(is_other, sums, 0.0).max(axis=1)
-    part: Array = largest / (largest + second)
-    return part
+    return largest / (largest + second)
 
 
 def estimated_accuracy(certainty: float, texts: int) -> AccuracyEstimate:
@@ -262,8 +260,7 @@ def with_shares(signal: Array, provenance: Array | None, fitted: Fitted) -> Arra
     """
     shares = generated_shares(provenance)
     fit = partial(_biases_by_weights, signal) if shares is None else partial(_biases_for, shares, signal)
-    total: Array = signal + fitted.value("biases of shares", fit)
-    return total
+    return signal + fitted.value("biases of shares", fit)
 
 
 def _biases_by_weights(signal: Array) -> Array:
@@ -319,8 +316,7 @@ def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Ar
 
 
 def _mapped(signal: Array, predictions: Array, biases: Array, evidence: Evidence) -> Array:
-    total: Array = signal + MAPS * predictions + biases[np.arange(signal.shape[1]), evidence.predicted]
-    return total
+    return signal + MAPS * predictions + biases[np.arange(signal.shape[1]), evidence.predicted]
 
 
 def by_range(signal: Array, predicted: Array, fitted: Fitted) -> Array:
@@ -334,8 +330,7 @@ def by_range(signal: Array, predicted: Array, fitted: Fitted) -> Array:
 
 def _between(ends: Array, signal: Array, predicted: Array) -> Array:
     lowest, highest = ends[:, 0], ends[np.arange(len(ends)), np.minimum(predicted + 1, ends.shape[1] - 1)]
-    scaled: Array = (signal - lowest) / np.maximum(highest - lowest, LEAST_RANGE)
-    return scaled
+    return (signal - lowest) / np.maximum(highest - lowest, LEAST_RANGE)
 
 
 def _ends(signal: Array, predicted: Array) -> Array:
@@ -385,8 +380,7 @@ def leading_shares(signal: Array) -> Array:
     """Returns the share of texts on which each teacher has the highest signal, at least LEAST_SHARE."""
     counts = np.bincount(signal.argmax(axis=1), minlength=signal.shape[1]) / max(1, len(signal))
     counts = np.maximum(counts, LEAST_SHARE)
-    shares: Array = counts / counts.sum()
-    return shares
+    return counts / counts.sum()
 
 
 def _kept(evidence: Evidence, kinds: Mapping[str, Array], facts: WeightFacts) -> Mapping[str, Array]:
@@ -497,8 +491,7 @@ def _is_coherent(signal: Array, smooth: Array, facts: WeightFacts) -> bool:
 
 
 def _relative(signal: Array) -> Array:
-    relative: Array = (signal - signal.mean(axis=1, keepdims=True)).ravel()
-    return relative
+    return (signal - signal.mean(axis=1, keepdims=True)).ravel()
 
 
 def smoothed(signal: Array, near: Array, fitted: Fitted) -> Array:
@@ -507,5 +500,4 @@ def smoothed(signal: Array, near: Array, fitted: Fitted) -> Array:
         return signal
     references = fitted.value("references", lambda: signal[:REFERENCES])
     blocks = [references[near[start : start + BLOCK]].mean(axis=1) for start in range(0, len(near), BLOCK)]
-    means: Array = np.concatenate(blocks) if blocks else signal
-    return means
+    return np.concatenate(blocks) if blocks else signal

@@ -61,8 +61,7 @@ def _rows(count: int, seed: int = 0) -> Rows:
 
 
 def read_texts(path: Path) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = read_table(path).to_pydict()
-    return columns
+    return read_table(path).to_pydict()
 
 
 def _prefix(key: bytes, bits: int) -> str:

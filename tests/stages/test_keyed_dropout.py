@@ -305,8 +305,7 @@ class Head(torch.nn.Module):
         self.linear = torch.nn.Linear(32, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.linear(self.odd(x))
-        return result
+        return self.linear(self.odd(x))
 
 
 def with_head(odd: Any) -> Teacher:

@@ -35,8 +35,7 @@ def mean(sums: pl.DataFrame, name: str) -> pl.Series:
 
 
 def _summed_entropy(_logits: Array, probability_KCN: Array) -> Array:  # noqa: N803
-    summed: Array = entropy_nats(probability_KCN, axis=1).sum(axis=0)
-    return summed
+    return entropy_nats(probability_KCN, axis=1).sum(axis=0)
 
 
 def _votes(_logits: Array, probability_KCN: Array) -> Array:  # noqa: N803
@@ -141,5 +140,4 @@ def _standard_error(probability_NKC: Array) -> Array:  # noqa: N803
     total = probability_NKC.sum(axis=1, keepdims=True)
     left_out = entropy_nats((total - probability_NKC) / (count - 1))
     spread = ((left_out - left_out.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
-    error: Array = np.sqrt((count - 1) / count * spread)
-    return error
+    return np.sqrt((count - 1) / count * spread)

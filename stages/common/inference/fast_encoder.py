@@ -276,9 +276,9 @@ class FastEncoder:
         if normed is not None:
             return normed
         if claim is None:
-            return norm(out.add_(hidden))  # type: ignore[no-any-return]
+            return norm(out.add_(hidden))
         mask = claim.of(slice(None), self.buffers.take("mask", *out.shape))
-        return norm(torch.addcmul(hidden, out, mask, out=out))  # type: ignore[no-any-return]
+        return norm(torch.addcmul(hidden, out, mask, out=out))
 
 
 def exponentials(scores: torch.Tensor) -> torch.Tensor | None:
@@ -306,10 +306,10 @@ def _widened(layer: Layer, rows: torch.Tensor, out: torch.Tensor) -> torch.Tenso
     In half precision, a GPU computes GELU inside the product, in its tanh form: within 5e-4 of the exact form.
     """
     if getattr(layer.activation, "act", None) is not functional.gelu:
-        return layer.activation(product(layer.up, rows, out))  # type: ignore[no-any-return]
+        return layer.activation(product(layer.up, rows, out))
     if rows.is_cuda and rows.dtype in HALF:
         return torch._addmm_activation(layer.up.bias, rows, layer.up.weight.t(), use_gelu=True, out=out)  # noqa: SLF001
-    return torch.ops.aten.gelu_(product(layer.up, rows, out))  # type: ignore[no-any-return]
+    return torch.ops.aten.gelu_(product(layer.up, rows, out))
 
 
 def describe_fast_encoder(model: Any, *, first_token: bool) -> FastEncoder | None:

@@ -284,7 +284,7 @@ class Teacher:
         named = {name: tensor for name, tensor in inputs.items() if name != WORDS}
         if encoder and "attention_mask" in named:
             named["attention_mask"] = encoder.mask_input(named["attention_mask"])
-        return self.model(**named).logits  # type: ignore[no-any-return]
+        return self.model(**named).logits
 
     @cached_property
     def fast_encoder(self) -> FastEncoder | None:

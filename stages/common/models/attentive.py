@@ -46,8 +46,7 @@ class AttentivePooling(nn.Module):
         scores = self.query(torch.tanh(self.key(states))).squeeze(-1)
         if mask is not None:
             scores = scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)
-        pooled: torch.Tensor = (scores.softmax(-1).unsqueeze(1) @ states).squeeze(1)
-        return pooled
+        return (scores.softmax(-1).unsqueeze(1) @ states).squeeze(1)
 
 
 class AttentiveHead(nn.Module):
@@ -60,8 +59,7 @@ class AttentiveHead(nn.Module):
         self.dense = nn.Linear(width, labels)
 
     def forward(self, states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        logits: torch.Tensor = self.dense(self.dropout(self.pooling(states, mask)))
-        return logits
+        return self.dense(self.dropout(self.pooling(states, mask)))
 
 
 class AttentiveClassifier(PreTrainedModel):  # type: ignore[misc]
@@ -81,7 +79,7 @@ class AttentiveClassifier(PreTrainedModel):  # type: ignore[misc]
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        return self.base_model.get_input_embeddings()  # type: ignore[no-any-return]
+        return self.base_model.get_input_embeddings()
 
     def forward(
         self,

@@ -154,8 +154,7 @@ def _lack_of_evidence(states: Array, evidence: Array, deviation: float) -> tuple
 def _ridge(inputs: Array, values: Array) -> Array:
     """Returns the coefficients of a ridge regression on inputs with mean 0."""
     penalty = RIDGE * len(inputs) * np.eye(inputs.shape[1])
-    coefficients: Array = np.linalg.solve(inputs.T @ inputs + penalty, inputs.T @ (values - values.mean()))
-    return coefficients
+    return np.linalg.solve(inputs.T @ inputs + penalty, inputs.T @ (values - values.mean()))
 
 
 def _folds(texts: int) -> RowNumbers:
@@ -178,8 +177,7 @@ def _moments(states: Array, groups: RowNumbers, chosen: Array) -> Moments:
 
 
 def _scores(gaussians: Gaussians, states: Array) -> Array:
-    scores: Array = np.sqrt(gaussians.distance(states) / states.shape[1])
-    return scores
+    return np.sqrt(gaussians.distance(states) / states.shape[1])
 
 
 def read_unknown(folder: Path, *, width: int, layers: int, weights: str) -> UnknownStates:

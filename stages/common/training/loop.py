@@ -331,8 +331,7 @@ class TrainingRun:
             return [loss, *requests, length]
         scalars = [torch.full((), value, dtype=torch.float64, device=self.device) for value in requests]
         summed = self.accelerator.reduce(torch.stack([total.double() / self.world, *scalars]), reduction="sum")
-        values: list[float] = torch.cat([summed, norm.double()[None]]).tolist()
-        return values
+        return torch.cat([summed, norm.double()[None]]).tolist()
 
     def _update(self, loss: float, norm: float, batch: RowNumbers) -> None:
         progress = self.progress
@@ -404,8 +403,7 @@ class TrainingRun:
         if self.world == 1:
             return values
         local = torch.tensor(values, dtype=torch.float64, device=self.device)
-        summed: list[float] = self.accelerator.reduce(local, reduction="sum").tolist()
-        return summed
+        return self.accelerator.reduce(local, reduction="sum").tolist()
 
     # ---- checkpoints
 

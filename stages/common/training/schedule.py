@@ -49,8 +49,7 @@ class Schedule:
 
 def held_out_rows(rows: int, share: float) -> Array:
     """Returns which rows without a key are held out."""
-    is_held_out: Array = np.random.default_rng(0).random(rows) < share
-    return is_held_out
+    return np.random.default_rng(0).random(rows) < share
 
 
 def learned_texts(texts: int, held_out: float, keys: Callable[[], Keys]) -> int:

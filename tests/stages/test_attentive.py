@@ -25,10 +25,10 @@ from amalgam.stages.common.models.loading import (
 )
 from amalgam.stages.common.models.resolve import ModelFiles, Reference, resolve
 from amalgam.stages.common.training.batches import Examples, collate
-from amalgam.stages.common.training.loop import TrainingRun, TrainingSettings
+from amalgam.stages.common.training.loop import TrainingSettings
 from amalgam.stages.common.training.losses import RestrictedKL
 from amalgam.stages.train_teachers.training import CoTrainedTeachers, concatenated
-from amalgam.tests.stages.tiny_models import save_tiny, tiny
+from amalgam.tests.stages.tiny_models import save_tiny, tiny, train_to_the_end
 
 LABELS = ["x", "y", "z"]
 TEXTS = [(f"word{row} word{2 * row} word{row + 9}"[: 12 + row],) for row in range(12)]
@@ -161,17 +161,8 @@ def test_every_encoder_and_the_shared_head_learn(tmp_path: Path, kinds: list[str
     together, parts = examples_of(kinds)
     before = {name: value.clone() for name, value in together.named_parameters()}
     columns = tuple(tuple(range(3 * place, 3 * place + 3)) for place in range(len(kinds)))
-    TrainingRun(
-        together,
-        concatenated(parts, together.starts),
-        TrainingSettings(2, 1e-3, 6, 0.0, 0.0, 0),
-        pad_id=together.pad_id,
-        score=lambda _: 0.0,
-        checkpoint=tmp_path,
-        stop=lambda: False,
-        on_step=lambda *_: None,
-        objective=RestrictedKL(columns),
-        cpu=True,
-    ).fit()
+    examples, training = concatenated(parts, together.starts), TrainingSettings(2, 1e-3, 6, 0.0, 0.0, 0)
+    options = {"pad_id": together.pad_id, "objective": RestrictedKL(columns), "cpu": True}
+    train_to_the_end(together, examples, training, tmp_path, **options)
     still = [name for name, value in together.named_parameters() if torch.equal(before[name], value)]
     assert still == []

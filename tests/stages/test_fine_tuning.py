@@ -109,7 +109,7 @@ def run_of(
     select: bool = True,
     cpu: bool = False,
 ) -> TrainingRun:
-    examples = examples or some_examples()
+    examples = some_examples() if examples is None else examples
     watch = watch or Watch()
 
     def loss_on_first_ten(of: Any) -> float:
@@ -316,17 +316,9 @@ def test_a_single_example_and_batches_of_one_can_be_trained_on(tmp_path: Path, c
 
 
 def test_without_examples_there_is_a_clear_error(tmp_path: Path) -> None:
+    none = Examples([], None, np.zeros((0, 4), np.float32), np.zeros(0, np.float32))
     with pytest.raises(WorkError, match="texts"):
-        TrainingRun(
-            tiny_bert(),
-            Examples([], None, np.zeros((0, 4), np.float32), np.zeros(0, np.float32)),
-            PLAIN,
-            pad_id=0,
-            score=lambda _: 0.0,
-            checkpoint=tmp_path,
-            stop=lambda: False,
-            on_step=lambda *_: None,
-        ).fit()
+        run_of(tiny_bert(), tmp_path, examples=none)
 
 
 def test_the_best_weights_are_those_of_the_best_step(tmp_path: Path) -> None:

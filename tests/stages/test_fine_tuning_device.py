@@ -13,8 +13,8 @@ import torch
 from amalgam.stages.common.device import dtype_for
 from amalgam.stages.common.training import loop
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.loop import TrainingResult, TrainingRun, TrainingSettings, training_dtype
-from amalgam.tests.stages.tiny_models import tiny
+from amalgam.stages.common.training.loop import TrainingResult, TrainingSettings, training_dtype
+from amalgam.tests.stages.tiny_models import tiny, train_to_the_end
 
 CPU = torch.device("cpu")
 SHORT = TrainingSettings(
@@ -53,17 +53,7 @@ def train(model: Any, folder: Path, dtype: str = "fp32") -> TrainingResult:
     labels = 4 if isinstance(model, MeanOfWords) else model.config.num_labels
     targets = draw.dirichlet(np.full(labels, 0.5), 32).astype(np.float32)
     examples = Examples(tokens, None, targets, np.ones(32, np.float32))
-    return TrainingRun(
-        model,
-        examples,
-        SHORT,
-        pad_id=0,
-        score=lambda _: 0.0,
-        checkpoint=folder,
-        stop=lambda: False,
-        on_step=lambda *_: None,
-        dtype=dtype,
-    ).fit()
+    return train_to_the_end(model, examples, SHORT, folder, dtype=dtype)
 
 
 @pytest.mark.parametrize(("computed", "chosen"), [("bf16", "bf16"), ("fp16", "fp32"), ("fp32", "fp32")])

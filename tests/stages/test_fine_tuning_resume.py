@@ -22,11 +22,12 @@ from amalgam.pipeline.errors import DiskFullError, WorkError
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.training import checkpoint
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, TrainingRun, TrainingSettings
+from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, TrainingSettings
 from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.tests.forking import Forked
 from amalgam.tests.stages import test_fine_tuning
 from amalgam.tests.stages.test_fine_tuning import Watch, tiny_bert
+from amalgam.tests.stages.tiny_models import train_to_the_end
 from amalgam.tests.workspaces import flip_bit, quiet_environment
 
 if TYPE_CHECKING:
@@ -59,18 +60,17 @@ def train(
         torch.rand(3)  # a score may draw random numbers: the training does not notice
         return sign * float(predict(of, examples.tokens, pad_id=0, batch_tokens=64)[:, 0].mean())
 
-    return TrainingRun(
+    return train_to_the_end(
         model,
         examples,
         training,
-        pad_id=0,
+        folder,
         score=score,
-        checkpoint=folder,
         stop=watch.stop,
         on_step=watch.on_step,
         objective=objective or WeightedKL(),
         keep=keep,
-    ).fit()
+    )
 
 
 def stopped_at(folder: Path, *steps: int) -> None:
@@ -289,16 +289,7 @@ def test_three_such_losses_in_a_row_end_the_run_and_keep_the_last_good_checkpoin
 
 def test_a_score_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(WorkError, match="score after step 3"):
-        TrainingRun(
-            tiny_bert(),
-            some_examples(),
-            PLAIN,
-            pad_id=0,
-            score=lambda _: float("nan"),
-            checkpoint=tmp_path,
-            stop=lambda: False,
-            on_step=lambda *_: None,
-        ).fit()
+        train_to_the_end(tiny_bert(), some_examples(), PLAIN, tmp_path, score=lambda _: float("nan"))
 
 
 def small_snapshot(step: int) -> checkpoint.Checkpoint:

@@ -16,11 +16,11 @@ from amalgam.data.tokens import encode
 from amalgam.pipeline.config.schema import Objective, Targets
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.loop import TrainingRun, TrainingSettings
+from amalgam.stages.common.training.loop import TrainingSettings
 from amalgam.stages.common.training.losses import MTBertLoss, targets_loss
 from amalgam.stages.target_methods import TargetBatch, TargetInputs, TeacherPredictions, target_method
 from amalgam.stages.train_student.objectives import MTBertObjective, ObjectiveContext
-from amalgam.tests.stages.tiny_models import tiny
+from amalgam.tests.stages.tiny_models import tiny, train_to_the_end
 
 SPACE = union_of({"a": ["x", "y"], "b": ["y", "x"]})
 CE_A, CE_B = -math.log(0.9), -math.log(0.8)
@@ -146,18 +146,7 @@ def test_all_weights_of_the_student_and_every_map_are_trained(tmp_path: Path, te
     objective = led([states(random.normal(size=(16, 2, width))) for width in (48, 32)[:teachers]], width=32, layers=2)
     before = {name: value.clone() for part in (model, objective) for name, value in part.named_parameters()}
     training = TrainingSettings(2, 1e-3, 8, 0.0, 0.0, 0)
-    TrainingRun(
-        model,
-        examples,
-        training,
-        pad_id=0,
-        score=lambda _: 0.0,
-        checkpoint=tmp_path,
-        stop=lambda: False,
-        on_step=lambda *_: None,
-        objective=objective,
-        cpu=True,
-    ).fit()
+    train_to_the_end(model, examples, training, tmp_path, objective=objective, cpu=True)
     after = {name: value for part in (model, objective) for name, value in part.named_parameters()}
     assert [name for name in before if torch.equal(before[name], after[name])] == []
     assert len(list(objective.maps.parameters())) == 2 * teachers

@@ -14,10 +14,10 @@ from amalgam.pipeline.config.schema import Objective
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, TrainingRun, TrainingSettings
+from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, TrainingSettings
 from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext
-from amalgam.tests.stages.tiny_models import tiny
+from amalgam.tests.stages.tiny_models import tiny, train_to_the_end
 
 TEXTS = 12
 # 12 rows in batches of 4: 3 steps an epoch, 6 in all. No decay: what moves, moves by its gradient.
@@ -78,19 +78,18 @@ def train(
         asked.append(1)
         return len(asked) == stop_after
 
-    fitted = TrainingRun(
+    fitted = train_to_the_end(
         model,
         some_examples(),
         training,
-        pad_id=0,
+        folder,
         score=lambda of: -float(of.get_parameter("classifier.weight").detach().norm()),
-        checkpoint=folder,
         stop=stop,
         on_step=lambda _step, _total, loss: losses.append(loss),
         objective=objective,
         keep=keep,
         dtype=dtype,
-    ).fit()
+    )
     return fitted, losses
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from amalgam.stages.common.training.batches import Examples
+    from amalgam.stages.common.training.loop import TrainingResult, TrainingSettings
 
 WORDS = tuple(f"word{i}" for i in range(90))
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -209,20 +210,20 @@ def trained_weights(kind: str, examples: Examples, parts: int, folder: Path) -> 
     """Returns the weights of a tiny student after two steps on all examples, each step in this many parts."""
     import torch
 
-    from amalgam.stages.common.training.loop import TrainingRun, TrainingSettings
+    from amalgam.stages.common.training.loop import TrainingSettings
 
     model, _ = tiny(kind, rate=0.0)
     settings: dict[str, Any] = {"epochs": 2, "learning_rate": 1e-2, "warmup": 0.0, "weight_decay": 0.0, "seed": 1}
-    TrainingRun(
-        model,
-        examples,
-        TrainingSettings(**settings, batch_size=len(examples.tokens), accumulate=parts),
-        pad_id=0,
-        score=lambda _: 0.0,
-        checkpoint=folder / str(parts),
-        stop=lambda: False,
-        on_step=lambda *_: None,
-        cpu=True,
-        dtype="fp32",
-    ).fit()
+    training = TrainingSettings(**settings, batch_size=len(examples.tokens), accumulate=parts)
+    train_to_the_end(model, examples, training, folder / str(parts), cpu=True, dtype="fp32")
     return torch.cat([weight.flatten() for weight in model.parameters()])
+
+
+def train_to_the_end(
+    model: Any, examples: Examples, training: TrainingSettings, folder: Path, **options: Any
+) -> TrainingResult:
+    """Trains the model; by default no score chooses a step and nothing stops the training."""
+    from amalgam.stages.common.training.loop import TrainingRun
+
+    options = {"pad_id": 0, "score": lambda _: 0.0, "stop": lambda: False, "on_step": lambda *_: None, **options}
+    return TrainingRun(model, examples, training, checkpoint=folder, **options).fit()

@@ -67,9 +67,7 @@ def main() -> None:
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES))
     own, rest = parser.parse_known_args()
     options = parsed(rest, own)
-    rows = (figures for name in options.sets for figures in _data_set(name, options))
-    for batch in ([figures] for figures in rows) if options.json else [list(rows)]:
-        show(batch, as_json=options.json)
+    show((figures for name in options.sets for figures in _data_set(name, options)), as_json=options.json)
 
 
 def _data_set(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -37,14 +37,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="folder of the temporary workspace")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows = []
-    for figures in _rows(options):
-        rows.append(figures)
-        if options.json:
-            show([figures], as_json=True)
-            sys.stdout.flush()
-    if not options.json:
-        show(rows, as_json=False)
+    show(_rows(options), as_json=options.json)
 
 
 def _rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

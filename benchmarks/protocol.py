@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 LIBRARIES = ("amalgam", "torch", "transformers", "tokenizers", "polars", "pyarrow")
@@ -87,11 +87,11 @@ def peak_rss_mb() -> float:
     return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
 
 
-def show(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    """Prints the rows as JSON lines or as a table of the figures."""
+def show(rows: Iterable[dict[str, Any]], *, as_json: bool) -> None:
+    """Prints the rows as JSON lines, each as soon as it is measured, or as a table of the figures."""
     if as_json:
         for figures in rows:
-            print(json.dumps(figures))  # noqa: T201  a benchmark's output
+            print(json.dumps(figures), flush=True)  # noqa: T201  a benchmark's output
         return
     plain = [{k: v for k, v in line.items() if k not in {"benchmark", "versions", "machine"}} for line in rows]
     names = list(dict.fromkeys(name for figures in plain for name in figures))

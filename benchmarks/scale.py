@@ -42,14 +42,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="folder of the temporary workspaces")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for figures in _all_rows(options):
-        rows.append(figures)
-        if options.json:  # print each row early, because the last rows take long
-            show([figures], as_json=True)
-            sys.stdout.flush()
-    if not options.json:
-        show(rows, as_json=False)
+    show(_all_rows(options), as_json=options.json)
 
 
 def _all_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

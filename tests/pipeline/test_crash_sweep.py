@@ -19,15 +19,9 @@ from amalgam.pipeline.storage.store import MANIFEST
 from amalgam.stages.app import maintenance
 from amalgam.stages.app.maintenance import find_garbage
 from amalgam.tests.pipeline.crashing import in_small_process, killed_at
-from amalgam.tests.pipeline.toy_stages import calls, outcome, toy_base, toy_run, toy_stages
+from amalgam.tests.pipeline.toy_stages import built_toy, calls, outcome, toy_base, toy_run, toy_stages
 
 UNITS = ["a", "b", "c", "joined", "pair"]
-
-
-def _complete(base: Path, **sections: Any) -> Run:
-    run = toy_run(base, **sections)
-    update(toy_stages(), run)
-    return run
 
 
 def _records(run: Run) -> list[Path]:
@@ -51,22 +45,22 @@ def _assert_all_or_nothing(run: Run) -> list[str]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return outcome(_complete(toy_base(tmp_path_factory.mktemp("whole"))))
+    return outcome(built_toy(toy_base(tmp_path_factory.mktemp("whole"))))
 
 
 def kill_at_every_change(folder: Path) -> None:
-    uninterrupted = outcome(_complete(toy_base(folder / "whole")))
+    uninterrupted = outcome(built_toy(toy_base(folder / "whole")))
     points, only_manifest_missing, leftovers = 0, 0, 0
     while True:
         base = toy_base(folder / str(points))
-        if not killed_at(points + 1, base / "artifacts", lambda base=base: _complete(base)):  # type: ignore[misc]
+        if not killed_at(points + 1, base / "artifacts", lambda base=base: built_toy(base)):  # type: ignore[misc]
             break
         points += 1
         standing = _assert_all_or_nothing(toy_run(base))
         only_manifest_missing += {"a", "b", "c"} <= set(standing) and Path(MANIFEST).stem not in standing
         leftovers += any((base / "artifacts").rglob(f"{TEMPORARY}*"))
         (base / "calls.log").unlink(missing_ok=True)
-        assert outcome(_complete(base)) == uninterrupted
+        assert outcome(built_toy(base)) == uninterrupted
         assert calls(base) == [unit for unit in UNITS if unit not in standing]  # committed is never done again
     assert points > 110
     assert only_manifest_missing >= 3
@@ -79,9 +73,9 @@ def test_killed_at_every_change_a_run_resumes_and_ends_the_same(tmp_path: Path) 
 
 def kill_at_every_change_while_mending(folder: Path) -> None:
     changed = {"targets": {"temperature": 0.5}}
-    expected = outcome(_complete(toy_base(folder / "whole"), **changed))
+    expected = outcome(built_toy(toy_base(folder / "whole"), **changed))
     damaged = toy_base(folder / "damaged")
-    run = _complete(damaged)
+    run = built_toy(damaged)
     first, second, _ = [run.store.path(file) for file in run.result("letters").files]
     first.write_bytes(first.read_bytes()[:-1])
     second.write_bytes(b"X" + second.read_bytes()[1:])
@@ -89,11 +83,11 @@ def kill_at_every_change_while_mending(folder: Path) -> None:
     while True:
         base = folder / str(points)
         shutil.copytree(damaged, base)
-        work = lambda base=base: _complete(base, **changed)  # noqa: E731
+        work = lambda base=base: built_toy(base, **changed)  # noqa: E731
         if not killed_at(points + 1, base / "artifacts", work):
             break
         points += 1
-        assert outcome(_complete(base, **changed)) == expected
+        assert outcome(built_toy(base, **changed)) == expected
         assert calls(base).count("c") == 1  # complete units were not computed again
     assert points > 60
 
@@ -106,7 +100,7 @@ def test_killed_at_every_change_while_mending_a_run_still_ends_the_same(tmp_path
 def test_killed_again_and_again_a_run_gets_there(tmp_path: Path, uninterrupted: dict[str, Any], changes: int) -> None:
     base = toy_base(tmp_path / "base")
     kills = 0
-    while killed_at(changes, base / "artifacts", lambda: _complete(base)):
+    while killed_at(changes, base / "artifacts", lambda: built_toy(base)):
         kills += 1
         assert kills < 20
     assert kills >= 2
@@ -117,7 +111,7 @@ def test_killed_between_the_last_unit_and_the_manifest_no_unit_is_done_again(
     tmp_path: Path, uninterrupted: dict[str, Any]
 ) -> None:
     base = toy_base(tmp_path / "base")
-    run = _complete(base)
+    run = built_toy(base)
     for manifest in (base / "artifacts").rglob(MANIFEST):
         manifest.unlink()
     (base / "calls.log").unlink()
@@ -133,12 +127,12 @@ def test_killed_between_the_last_unit_and_the_manifest_no_unit_is_done_again(
 
 def test_data_without_its_record_are_not_there(tmp_path: Path) -> None:
     base = toy_base(tmp_path / "base")
-    run = _complete(base)
+    run = built_toy(base)
     folder = run.store.folder("letters", fingerprint(identity_of(toy_stages()[0], run)))
     (folder / "b.json").unlink()
     (folder / MANIFEST).unlink()
     (base / "calls.log").unlink()
-    _complete(base)
+    built_toy(base)
     assert calls(base) == ["b"]
 
 
@@ -150,10 +144,10 @@ def test_temporaries_of_the_dead_are_ignored_and_listed_by_gc_after_a_day(
     event = 1
     while not list((base / "artifacts").rglob(f"{TEMPORARY}*/*")):
         shutil.rmtree(base / "artifacts", ignore_errors=True)
-        assert killed_at(event, base / "artifacts", lambda: _complete(base))
+        assert killed_at(event, base / "artifacts", lambda: built_toy(base))
         event += 1
     orphan = next((base / "artifacts").rglob(f"{TEMPORARY}*/*"))
-    run = _complete(base)
+    run = built_toy(base)
     assert orphan.exists()
     assert find_garbage(run, unused=False) == ([], 0)
     old = time.time() - 25 * 3600

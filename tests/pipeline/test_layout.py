@@ -63,11 +63,6 @@ def test_our_own_code_is_imported_as_amalgam() -> None:
     assert [(path, name) for path in modules for name in _imports(path) if name.split(".")[0] in own] == []
 
 
-def test_the_package_imports_no_test() -> None:
-    modules = _modules("cli.py", *ROOMS)
-    assert [(path, name) for path in modules for name in _imports(path) if name.startswith("amalgam.tests")] == []
-
-
 def test_data_knows_no_runner() -> None:
     """Data may use the vocabulary (errors, the corpus section, fingerprints), not what runs things."""
     machinery = ("amalgam.pipeline.execution", "amalgam.pipeline.storage.store")

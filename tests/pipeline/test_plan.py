@@ -18,7 +18,7 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.facts import DECLARED, FactTypes
 from amalgam.pipeline.storage.store import MANIFEST, canonical_record
 from amalgam.stages.app.commands import branches
-from amalgam.tests.pipeline.toy_stages import Joined, Letters, Pair, calls, toy_base, toy_run, toy_stages
+from amalgam.tests.pipeline.toy_stages import Joined, Letters, Pair, built_toy, calls, toy_base, toy_run, toy_stages
 
 
 class NewFacts(TypedDict):
@@ -26,12 +26,6 @@ class NewFacts(TypedDict):
 
 
 Seen = tuple[str, str, str | None, str, int | None, int | None]
-
-
-def _build(base: Path, **sections: Any) -> Run:
-    run = toy_run(base, **sections)
-    update(toy_stages(), run)
-    return run
 
 
 def _plan(base: Path, stages: Any = None, **sections: Any) -> list[Seen]:
@@ -57,12 +51,12 @@ def test_nothing_is_there_on_the_first_run(tmp_path: Path) -> None:
 
 
 def test_built_stages_are_current(tmp_path: Path) -> None:
-    _build(toy_base(tmp_path))
+    built_toy(toy_base(tmp_path))
     assert _plan(tmp_path) == CURRENT
 
 
 def test_a_changed_setting_is_named_with_both_values_and_reruns_what_reads_it(tmp_path: Path) -> None:
-    _build(toy_base(tmp_path))
+    built_toy(toy_base(tmp_path))
     assert _plan(tmp_path, targets={"temperature": 0.5}) == [
         CURRENT[0],
         ("joined", "missing", "config", "targets.temperature: 0.2 -> 0.5", 0, 1),
@@ -71,8 +65,8 @@ def test_a_changed_setting_is_named_with_both_values_and_reruns_what_reads_it(tm
 
 
 def test_a_setting_changed_back_is_current_again(tmp_path: Path) -> None:
-    _build(toy_base(tmp_path))
-    _build(tmp_path, targets={"temperature": 0.5})
+    built_toy(toy_base(tmp_path))
+    built_toy(tmp_path, targets={"temperature": 0.5})
     assert _plan(tmp_path) == CURRENT
 
 
@@ -85,12 +79,12 @@ def test_a_setting_changed_back_is_current_again(tmp_path: Path) -> None:
     ],
 )
 def test_fields_that_no_stage_reads_rerun_nothing(tmp_path: Path, sections: dict[str, Any]) -> None:
-    _build(toy_base(tmp_path))
+    built_toy(toy_base(tmp_path))
     assert _plan(tmp_path, **sections) == CURRENT
 
 
 def test_a_changed_source_is_an_input(tmp_path: Path) -> None:
-    _build(toy_base(tmp_path))
+    built_toy(toy_base(tmp_path))
     toy_base(tmp_path, "apple\n")
     (stage, state, reason, detail, done, total), joined, _ = _plan(tmp_path)
     assert (stage, state, reason, done, total) == ("letters", "missing", "input", 0, 1)
@@ -100,7 +94,7 @@ def test_a_changed_source_is_an_input(tmp_path: Path) -> None:
 
 
 def test_a_changed_result_upstream_is_named(tmp_path: Path) -> None:
-    before = _build(toy_base(tmp_path)).fingerprint("joined")
+    before = built_toy(toy_base(tmp_path)).fingerprint("joined")
     changed: dict[str, Any] = {"targets": {"temperature": 0.5}}
     run = toy_run(tmp_path, **changed)
     update(toy_stages(), run, target="joined")
@@ -110,7 +104,7 @@ def test_a_changed_result_upstream_is_named(tmp_path: Path) -> None:
 
 
 def test_a_renamed_source_reruns_nothing(tmp_path: Path) -> None:
-    _build(toy_base(tmp_path))
+    built_toy(toy_base(tmp_path))
     (tmp_path / "source.txt").rename(tmp_path / "renamed.txt")
     assert _plan(tmp_path, corpus={"train": "renamed.txt"}) == CURRENT
 
@@ -120,26 +114,26 @@ class NewerJoined(Joined):
 
 
 def test_newer_code_is_named_with_both_versions(tmp_path: Path) -> None:
-    _build(toy_base(tmp_path))
+    built_toy(toy_base(tmp_path))
     states = _plan(tmp_path, (Letters(), NewerJoined(), Pair()))
     assert states[:2] == [CURRENT[0], ("joined", "missing", "code", "joined: code 1 -> 2", 0, 1)]
 
 
 def test_newer_code_is_named_where_it_writes_other_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _build(toy_base(tmp_path))
+    built_toy(toy_base(tmp_path))
     monkeypatch.setitem(DECLARED, "joined", FactTypes(manifest=NewFacts))
     states = _plan(tmp_path, (Letters(), NewerJoined(), Pair()))
     assert states[1] == ("joined", "missing", "code", "joined: code 1 -> 2", 0, 1)
 
 
 def test_a_deleted_file_is_missing_and_only_its_unit(tmp_path: Path) -> None:
-    file = _build(toy_base(tmp_path)).result("letters").files[1]
+    file = built_toy(toy_base(tmp_path)).result("letters").files[1]
     (tmp_path / "artifacts" / file.path).unlink()
     assert _plan(tmp_path)[0] == ("letters", "partial", "missing", f"{file.path} is missing", 2, 3)
 
 
 def test_a_file_of_another_size_is_damaged(tmp_path: Path) -> None:
-    file = _build(toy_base(tmp_path)).result("letters").files[1]
+    file = built_toy(toy_base(tmp_path)).result("letters").files[1]
     os.truncate(tmp_path / "artifacts" / file.path, 1)
     sizes = f"(size 1, expected {file.bytes})"
     stage, state, reason, detail, *units = _plan(tmp_path)[0]
@@ -158,7 +152,7 @@ def test_a_file_that_is_damaged_again_ends_the_plan(tmp_path: Path, monkeypatch:
 
 
 def test_a_deleted_manifest_is_missing_and_a_garbled_one_damaged(tmp_path: Path) -> None:
-    run = _build(toy_base(tmp_path))
+    run = built_toy(toy_base(tmp_path))
     manifest = run.store.folder("letters", run.fingerprint("letters")) / MANIFEST
     manifest.write_bytes(b"\0" * 9)
     assert _plan(tmp_path)[0] == ("letters", "partial", "damaged", f"{MANIFEST} cannot be read", 3, 3)
@@ -169,7 +163,7 @@ def test_a_deleted_manifest_is_missing_and_a_garbled_one_damaged(tmp_path: Path)
 def test_a_deleted_previous_result_is_reported_as_missing(tmp_path: Path) -> None:
     import shutil
 
-    _build(toy_base(tmp_path))
+    built_toy(toy_base(tmp_path))
     shutil.rmtree(tmp_path / "artifacts" / "joined")
     assert _plan(tmp_path, targets={"temperature": 0.5})[1][2] == "missing"
 
@@ -182,7 +176,7 @@ def test_a_partly_done_stage_counts_its_units(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         update(toy_stages(fail_at_c), toy_run(toy_base(tmp_path)))
     assert _plan(tmp_path)[0] == ("letters", "partial", "first-run", "", 2, 3)
-    _build(tmp_path)
+    built_toy(tmp_path)
     assert calls(tmp_path) == ["a", "b", "c", "c", "joined", "pair"]
 
 
@@ -200,7 +194,7 @@ def test_a_field_that_follows_from_other_inputs_is_the_reason_only_alone() -> No
 
 
 def test_forced_is_a_reason_of_its_own(tmp_path: Path) -> None:
-    run = _build(toy_base(tmp_path))
+    run = built_toy(toy_base(tmp_path))
     states = update(toy_stages(), toy_run(tmp_path), target="joined", force=True)
     assert [(s.reason, s.detail) for s in states] == [(None, ""), ("forced", "--force")]
     assert calls(tmp_path) == ["a", "b", "c", "joined", "pair", "joined"]
@@ -214,7 +208,7 @@ def test_the_reasons_are_these_eight() -> None:
 
 
 def test_other_library_versions_give_a_warning_and_rerun_only_when_strict(tmp_path: Path) -> None:
-    run = _build(toy_base(tmp_path))
+    run = built_toy(toy_base(tmp_path))
     path = run.store.folder("pair", run.fingerprint("pair")) / MANIFEST
     manifest = run.result("pair")
     now = manifest.made["libraries"]["polars"]
@@ -244,7 +238,7 @@ def test_a_state_as_json_is_plain_data() -> None:
 def test_a_state_names_the_stages_that_the_stage_needs(tmp_path: Path) -> None:
     run = toy_run(toy_base(tmp_path))
     assert [state.after for state in plan(toy_stages(), run)] == [(), ("letters",), ("joined",)]
-    _build(tmp_path)
+    built_toy(tmp_path)
     assert [state.after for state in plan(toy_stages(), toy_run(tmp_path))] == [(), ("letters",), ("joined",)]
 
 
@@ -255,7 +249,7 @@ def test_a_tree_hangs_each_stage_under_the_last_that_it_is_made_of() -> None:
 
 
 def test_a_garbled_head_costs_nothing_but_the_reason(tmp_path: Path) -> None:
-    _build(toy_base(tmp_path))
+    built_toy(toy_base(tmp_path))
     head = tmp_path / "artifacts" / "HEAD.json"
     head.write_text('{"letters": 5, "joined": {"fingerprint": []}}')
     assert _plan(tmp_path, targets={"temperature": 0.5})[1][2] == "config"  # restored from its copy
@@ -269,7 +263,7 @@ def test_a_garbled_head_costs_nothing_but_the_reason(tmp_path: Path) -> None:
 def test_clocks_do_not_matter(tmp_path: Path, seconds: int) -> None:
     import time
 
-    _build(toy_base(tmp_path))
+    built_toy(toy_base(tmp_path))
     when = time.time() + seconds if seconds else 0
     for path in tmp_path.rglob("*"):
         os.utime(path, (when, when))
@@ -277,16 +271,16 @@ def test_clocks_do_not_matter(tmp_path: Path, seconds: int) -> None:
 
 
 def test_a_moved_workspace_is_current_where_it_is_now(tmp_path: Path) -> None:
-    _build(toy_base(tmp_path / "here"))
+    built_toy(toy_base(tmp_path / "here"))
     (tmp_path / "here").rename(tmp_path / "there")
     assert _plan(tmp_path / "there") == CURRENT
-    _build(tmp_path / "there")
+    built_toy(tmp_path / "there")
     assert calls(tmp_path / "there") == ["a", "b", "c", "joined", "pair"]
 
 
 def test_nothing_stored_names_the_machine_it_was_made_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "machine-of-the-test")
-    run = _build(toy_base(tmp_path))
+    run = built_toy(toy_base(tmp_path))
     stored = [path.read_text() for path in run.store.root.rglob("*.json")]
     assert len(stored) > len(CURRENT)
     assert [text for text in stored if str(tmp_path) in text or "machine-of-the-test" in text] == []

@@ -22,16 +22,10 @@ from amalgam.pipeline.execution.runner import MAX_REPAIRS, PartialRunDoneError, 
 from amalgam.pipeline.execution.stage import Run, Unit, WorkerShare, check_processes, pending_units, share_of
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.tests.pipeline.crashing import fork, wait
-from amalgam.tests.pipeline.toy_stages import Before, Letters, calls, outcome, toy_base, toy_run, toy_stages
+from amalgam.tests.pipeline.toy_stages import Letters, built_toy, calls, outcome, toy_base, toy_run, toy_stages
 from amalgam.tests.workspaces import flip_bit
 
 UNITS = ["a", "b", "c", "joined", "pair"]
-
-
-def _build(base: Path, before: Before | None = None, **more: Any) -> Run:
-    run = toy_run(base, **more)
-    update(toy_stages(before), run)
-    return run
 
 
 def _no_temporaries(base: Path) -> bool:
@@ -42,7 +36,7 @@ def _no_temporaries(base: Path) -> bool:
 
 
 def test_running_again_computes_nothing_and_prints_so(tmp_path: Path) -> None:
-    _build(toy_base(tmp_path))
+    built_toy(toy_base(tmp_path))
     err = io.StringIO()
     states = update(toy_stages(), toy_run(tmp_path, err=err))
     assert [state.state for state in states] == ["current"] * 3
@@ -53,7 +47,7 @@ def test_running_again_computes_nothing_and_prints_so(tmp_path: Path) -> None:
 
 
 def test_a_stage_prints_its_reason_to_run_and_the_path_of_its_result(tmp_path: Path) -> None:
-    _build(toy_base(tmp_path))
+    built_toy(toy_base(tmp_path))
     err = io.StringIO()
     run = toy_run(tmp_path, err=err, targets={"temperature": 0.5})
     update(toy_stages(), run, target="joined")
@@ -66,14 +60,14 @@ def test_a_stage_prints_its_reason_to_run_and_the_path_of_its_result(tmp_path: P
 
 
 def test_only_what_reads_a_setting_runs_again(tmp_path: Path) -> None:
-    _build(toy_base(tmp_path))
-    _build(tmp_path, targets={"temperature": 0.5})
+    built_toy(toy_base(tmp_path))
+    built_toy(tmp_path, targets={"temperature": 0.5})
     assert calls(tmp_path) == [*UNITS, "joined", "pair"]
 
 
 def test_two_experiments_share_what_they_have_in_common(tmp_path: Path) -> None:
     base = toy_base(tmp_path)
-    one, two = _build(base), _build(base, targets={"temperature": 0.5})
+    one, two = built_toy(base), built_toy(base, targets={"temperature": 0.5})
     assert one.result("letters") == two.result("letters")
     assert one.result("joined") != two.result("joined")
     assert calls(base).count("a") == 1
@@ -144,7 +138,7 @@ def test_only_refuses_to_run_what_comes_before(tmp_path: Path) -> None:
 
 def test_force_makes_everything_again_and_sets_the_old_records_aside(tmp_path: Path) -> None:
     base = toy_base(tmp_path)
-    before = outcome(_build(base))
+    before = outcome(built_toy(base))
     run = toy_run(base)
     states = update(toy_stages(), run, force=True)
     assert [state.reason for state in states] == ["forced"] * 3
@@ -158,7 +152,7 @@ def test_force_makes_everything_again_and_sets_the_old_records_aside(tmp_path: P
 
 def test_force_makes_every_stage_again_once_in_a_run_with_a_repair(tmp_path: Path) -> None:
     base = toy_base(tmp_path)
-    before = outcome(_build(base))
+    before = outcome(built_toy(base))
 
     def harm(run: Run, unit: Unit) -> None:
         if unit.name == "joined" and calls(base).count("joined") == 2:
@@ -174,18 +168,18 @@ def test_force_makes_every_stage_again_once_in_a_run_with_a_repair(tmp_path: Pat
 def test_a_damaged_unit_alone_is_made_again_in_the_same_run(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     base = toy_base(tmp_path / "damaged")
     changed: dict[str, Any] = {"targets": {"temperature": 0.5}}
-    expected = outcome(_build(toy_base(tmp_path / "whole"), **changed))
-    run = _build(base)
+    expected = outcome(built_toy(toy_base(tmp_path / "whole"), **changed))
+    run = built_toy(base)
     harm(run.store.path(run.result("letters").files[1]))
     (base / "calls.log").unlink()
-    assert outcome(_build(base, **changed)) == expected
+    assert outcome(built_toy(base, **changed)) == expected
     assert [unit for unit in calls(base) if unit in "abc"] == ["b"]
 
 
 @pytest.mark.parametrize("harm", [flip_bit, lambda path: os.truncate(path, 3)])
 def test_a_damaged_file_gives_a_note_and_is_kept_in_quarantine(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     base = toy_base(tmp_path)
-    run = _build(base)
+    run = built_toy(base)
     file = run.result("letters").files[1]
     harm(run.store.path(file))
     harmed = run.store.path(file).read_bytes()
@@ -223,7 +217,7 @@ def test_repairs_end_when_the_disk_damages_every_file(tmp_path: Path) -> None:
             flip_bit(run.store.path(run.result("letters").files[0]))
 
     with pytest.raises(DamagedError):
-        _build(base, harm)
+        built_toy(base, harm)
     assert calls(base).count("joined") == MAX_REPAIRS + 1
 
 
@@ -236,7 +230,7 @@ def test_a_unit_that_vanishes_while_the_others_are_made_is_made_again(tmp_path: 
             gone.extend(run.store.root.glob("letters/*/a-*.txt"))
             gone[0].unlink()
 
-    assert outcome(_build(base, lose_a)) == outcome(_build(toy_base(tmp_path / "whole")))
+    assert outcome(built_toy(base, lose_a)) == outcome(built_toy(toy_base(tmp_path / "whole")))
     assert calls(base) == ["a", "b", "c", "a", "joined", "pair"]
 
 
@@ -266,11 +260,11 @@ def test_a_lasting_fault_is_tried_three_times_and_committed_units_stay(tmp_path:
             raise OSError(errno.EIO, "Input/output error", "/mnt/texts")
 
     with pytest.raises(WorkError) as raised:
-        _build(base, fail)
+        built_toy(base, fail)
     assert raised.value.what.startswith("letters b: Input/output error")
     assert raised.value.where == "/mnt/texts"
     assert calls(base) == ["a", "b", "b", "b"]
-    _build(base)
+    built_toy(base)
     assert calls(base)[4:] == ["b", "c", "joined", "pair"]
 
 
@@ -283,11 +277,11 @@ def test_a_full_disk_is_not_tried_again(tmp_path: Path) -> None:
                 full.write("x")
 
     with pytest.raises(DiskFullError) as raised:
-        _build(base, fill)
+        built_toy(base, fill)
     assert raised.value.what.startswith("letters b: ")
     assert raised.value.where == str(base / "artifacts")
     assert calls(base) == ["a", "b"]
-    _build(base)
+    built_toy(base)
     assert calls(base) == ["a", "b", "b", "c", "joined", "pair"]
 
 
@@ -301,7 +295,7 @@ def test_a_full_disk_is_recognised_in_the_text_of_a_librarys_error(tmp_path: Pat
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         with pytest.raises(DiskFullError, match="letters b: ") as raised:
-            _build(base, save)
+            built_toy(base, save)
         assert isinstance(raised.value.__cause__, SafetensorError)
 
     assert wait(fork(work)) == 0
@@ -315,13 +309,13 @@ def test_a_unit_that_outgrows_the_disk_leaves_nothing_behind(tmp_path: Path) -> 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         with pytest.raises(DiskFullError, match="letters c: "):
-            _build(base)
+            built_toy(base)
 
     assert wait(fork(work)) == 0
     assert _no_temporaries(base)
     assert calls(base) == ["a", "b", "c"]
     assert not list((base / "artifacts").glob("letters/*/c*"))
-    _build(base)
+    built_toy(base)
     assert calls(base)[3:] == ["c", "joined", "pair"]
 
 
@@ -329,7 +323,7 @@ def test_a_workspace_that_cannot_be_written_is_refused_before_any_work(tmp_path:
     base = toy_base(tmp_path)
     (base / "artifacts").write_text("a file where the workspace should be")
     with pytest.raises(ExperimentError) as raised:
-        _build(base)
+        built_toy(base)
     assert raised.value.where == str(base / "artifacts")
     assert "execution.workspace=DIR" in str(raised.value.fix)
     assert calls(base) == []
@@ -340,7 +334,7 @@ def test_another_fault_of_the_disk_is_one_error_with_its_place(tmp_path: Path) -
         raise PermissionError(errno.EACCES, "Permission denied", "/mnt/texts")
 
     with pytest.raises(AmalgamError) as raised:
-        _build(toy_base(tmp_path), fail)
+        built_toy(toy_base(tmp_path), fail)
     assert (raised.value.what, raised.value.where) == ("letters: Permission denied", "/mnt/texts")
 
 
@@ -385,7 +379,7 @@ def test_parts_compute_their_share_and_the_last_one_continues(tmp_path: Path) ->
     assert _part(base, 1, 2) == ["b", "joined", "pair"]  # the last part also computes what a single process does
     assert toy_run(base).store.head().keys() == {"letters", "joined", "pair"}
     assert _part(base, 0, 2) == []
-    assert outcome(toy_run(base)) == outcome(_build(toy_base(tmp_path / "alone")))
+    assert outcome(toy_run(base)) == outcome(built_toy(toy_base(tmp_path / "alone")))
 
 
 def test_a_forced_part_computes_its_own_share_again_and_no_other(tmp_path: Path) -> None:

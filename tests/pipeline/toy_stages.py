@@ -14,6 +14,7 @@ from typing import Any
 
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console
+from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, WorkerShare
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.store import Record, open_store
@@ -140,6 +141,13 @@ def toy_run(base: Path, *, share: WorkerShare | None = None, err: io.StringIO | 
     experiment = ExperimentConfig.model_validate(settings)
     store = open_store(experiment.execution.workspace, base)
     return Run(experiment, base, store, console, share or WorkerShare(), file_digest)
+
+
+def built_toy(base: Path, before: Before | None = None, **more: Any) -> Run:
+    """Runs all stages."""
+    run = toy_run(base, **more)
+    update(toy_stages(before), run)
+    return run
 
 
 def calls(base: Path) -> list[str]:

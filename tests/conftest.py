@@ -150,6 +150,12 @@ def workspace(built: Workspace, tmp_path: Path) -> Workspace:
     return built.copy(tmp_path / "workspace")
 
 
+@pytest.fixture(scope="module")
+def desk(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Return a copy that the tests of a module share, because they change no result in it."""
+    return built.copy(tmp_path_factory.mktemp("desk") / "workspace")
+
+
 @pytest.fixture(scope="session")
 def generated(shared: Path) -> Workspace:
     """Return an experiment without texts that is up to date; tests never change it."""

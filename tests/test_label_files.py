@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
@@ -16,11 +16,9 @@ from amalgam.data.keys import text_key
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.stages.common import load_labels
 from amalgam.stages.report.labelling import header_of, linear_labels, select
+from amalgam.tests.test_labels import AMALGAM, LABELS, fill
 from amalgam.tests.test_usage import examples_of
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
-
-LABELS = [label for own in TEACHER_LABELS.values() for label in own]
-AMALGAM = ("student.method=amalgam", "targets.mode=hard")
 
 
 def write(workspace: Workspace, rows: Sequence[Sequence[str]], name: str = "labels.csv") -> None:
@@ -31,17 +29,6 @@ def write(workspace: Workspace, rows: Sequence[Sequence[str]], name: str = "labe
 def rows_of(workspace: Workspace, name: str) -> list[dict[str, str]]:
     with (workspace.folder / name).open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def fill(workspace: Workspace, name: str, labels: Mapping[str, str], leave: int) -> None:
-    """Write the labels into all rows but the last ones."""
-    table = rows_of(workspace, name)
-    for row in table[: len(table) - leave]:
-        row["label"] = labels[row["text"]]
-    with (workspace.folder / name).open("w", newline="") as file:
-        writer = csv.DictWriter(file, table[0].keys())
-        writer.writeheader()
-        writer.writerows(table)
 
 
 # ---- before any stage
@@ -204,7 +191,7 @@ def test_a_label_in_other_case_gets_a_rename_as_fix(workspace: Workspace) -> Non
 def test_the_examples_of_help_make_two_batches(workspace: Workspace) -> None:
     first, compare, second = examples_of("label")
     workspace(*first)
-    fill(workspace, "labels.csv", dict(workspace.texts()), leave=0)
+    fill(workspace.folder / "labels.csv", dict(workspace.texts()))
     assert "50 labels\n" in workspace(*compare).out
     assert "50 random texts to label, after 50 earlier labels" in workspace(*second).out
     assert len(rows_of(workspace, "more.csv")) == 100
@@ -214,7 +201,7 @@ def test_texts_to_label_follow_the_earlier_labels_in_one_file(workspace: Workspa
     truth = dict(workspace.texts())
     workspace("label", "--count", "20", *AMALGAM)
     first = rows_of(workspace, "labels.csv")
-    fill(workspace, "labels.csv", truth, leave=1)
+    fill(workspace.folder / "labels.csv", truth, -1)
     announced = workspace("label", "--count", "30", "--out", "more.csv", *AMALGAM, "labels=labels.csv")
     assert "more.csv: 31 random texts to label, after 19 earlier labels" in announced.out
     second = rows_of(workspace, "more.csv")
@@ -223,7 +210,7 @@ def test_texts_to_label_follow_the_earlier_labels_in_one_file(workspace: Workspa
     assert {row["why"] for row in second} == {"random"}
     assert [row["label"] for row in second[20:]] == [""] * 30
     assert sum(row["label"] == truth[row["text"]] for row in second) == 19
-    fill(workspace, "more.csv", truth, leave=0)
+    fill(workspace.folder / "more.csv", truth)
     effect = workspace("label", "more.csv", *AMALGAM, "labels=labels.csv", "--json").json
     assert (effect["labels"], effect["earlier"], effect["dropped"]) == (50, 19, 0)
     assert 0 <= effect["right_before"] <= 31
@@ -332,7 +319,7 @@ def test_random_labels_of_no_teacher_are_counted_as_left_out(
     monkeypatch.setattr(load_labels, "LEAST_ESTIMATION", 10)
     workspace("label", "--count", "20", *AMALGAM)
     outside = [row["text"] for row in rows_of(workspace, "labels.csv")][:6]
-    fill(workspace, "labels.csv", dict(workspace.texts()) | dict.fromkeys(outside, "taxes"), leave=0)
+    fill(workspace.folder / "labels.csv", dict(workspace.texts()) | dict.fromkeys(outside, "taxes"))
     settings = ("labels=labels.csv", "corpus.on_bad_row=skip", "corpus.test=null", *AMALGAM)
     run = workspace("run", *settings)
     assert "14 labelled training texts, picked at random; 6 more have a label of no teacher" in run.out

@@ -407,7 +407,7 @@ def test_a_correction_for_fitted_weights_lowers_the_student_and_widens_its_inter
 
 
 def fill(path: Path, labels: dict[str, str], rows: int | None = None) -> None:
-    """Write the true labels into a file of `amalgam label`."""
+    """Write the true labels into the first rows, or all, of a file of `amalgam label`."""
     with path.open(newline="") as file:
         table = list(csv.DictReader(file))
     for row in table[:rows]:

@@ -37,12 +37,6 @@ UNION = [label for own in TEACHER_LABELS.values() for label in own]
 
 
 @pytest.fixture(scope="module")
-def desk(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Only looked at."""
-    return built.copy(tmp_path_factory.mktemp("library") / "workspace")
-
-
-@pytest.fixture(scope="module")
 def done(desk: Workspace) -> Experiment:
     return Experiment.load(desk.config, quiet=True)
 

@@ -42,12 +42,6 @@ TEXTS = ["the chef fried the onion", "the court heard the banker", "a nurse"]
 
 
 @pytest.fixture(scope="module")
-def desk(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """The experiment without its workspace: a student needs none."""
-    return built.copy(tmp_path_factory.mktemp("predict") / "workspace")
-
-
-@pytest.fixture(scope="module")
 def right(desk: Workspace) -> dict[str, dict[str, float]]:
     """Return the predictions of transformers for the test part and TEXTS."""
     import torch

@@ -26,11 +26,6 @@ NAME = "me/desk"
 FILES = {METADATA, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", UNKNOWN}
 
 
-@pytest.fixture(scope="module")
-def desk(built: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    return built.copy(tmp_path_factory.mktemp("push") / "workspace")
-
-
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     with FakeHub() as hub:

@@ -143,7 +143,7 @@ def toy_run(base: Path, *, share: WorkerShare | None = None, err: io.StringIO | 
     return Run(experiment, base, store, console, share or WorkerShare(), file_digest)
 
 
-def built_toy(base: Path, before: Before | None = None, **more: Any) -> Run:
+def built_toy(base: Path, before: Before | None = None, /, **more: Any) -> Run:
     """Runs all stages."""
     run = toy_run(base, **more)
     update(toy_stages(before), run)

@@ -275,11 +275,11 @@ class Stage:
         if "facts" in vars(cls):
             DECLARED[cls.name] = cls.facts
 
-    def is_needed(self, experiment: ExperimentConfig) -> bool:  # noqa: ARG002 - a default for subclasses
+    def is_needed(self, experiment: ExperimentConfig) -> bool:
         """Returns whether the experiment has this stage."""
         return True
 
-    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:  # noqa: ARG002 - a default for subclasses
+    def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         """Returns the stages whose results this stage reads, in any order; those not in the experiment are ignored."""
         return self.reads
 
@@ -293,7 +293,7 @@ class Stage:
         """Returns the inputs of the result; raises PendingDependencyError while one of them is missing."""
         raise NotImplementedError
 
-    def chosen(self, run: Run) -> Mapping[str, Any]:  # noqa: ARG002 - a default for subclasses
+    def chosen(self, run: Run) -> Mapping[str, Any]:
         """Returns the values by field that the stage chose because the experiment leaves them to auto."""
         return {}
 
@@ -324,48 +324,48 @@ class Stage:
         """Runs and commits one unit."""
         raise NotImplementedError
 
-    def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - a default for subclasses
+    def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Returns the full list of units again if finished units revealed new ones, else an empty list."""
         return ()
 
-    def workload(self, run: Run, units: Sequence[Unit] | None) -> float | None:  # noqa: ARG002 - a default
+    def workload(self, run: Run, units: Sequence[Unit] | None) -> float | None:
         """Returns a number to which the time of the units is proportional; `units` is None before they are known.
 
         None means that the number is not known; the cost estimate then repeats that of the last build.
         """
         return None if units is None else float(sum(unit.size for unit in units))
 
-    def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:  # noqa: ARG002 - a default
+    def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         """Returns the least size of the units' files in the workspace, and of their copies next to the experiment file.
 
         `units` is None before they are known. Files that are small next to models and predictions do not count.
         """
         return 0, 0
 
-    def text_keys(self, run: Run, unit: Unit) -> list[str]:  # noqa: ARG002 - a default for subclasses
+    def text_keys(self, run: Run, unit: Unit) -> list[str]:
         """Returns the keys of the unit's texts, for the report of a unit that fails."""
         return []
 
-    def finish(self, run: Run, records: Sequence[Record]) -> Mapping[str, object]:  # noqa: ARG002 - a default
+    def finish(self, run: Run, records: Sequence[Record]) -> Mapping[str, object]:
         """Returns the manifest's facts, computed from the units' records; by default those of a single unit."""
         return dict(records[0].facts)
 
-    def summary(self, run: Run, manifest: Record) -> Iterable[str]:  # noqa: ARG002 - a default for subclasses
+    def summary(self, run: Run, manifest: Record) -> Iterable[str]:
         """Returns lines about a result that this run built; the runner prints them before it publishes."""
         return ()
 
     def publish(self, run: Run, manifest: Record) -> None:
         """Copies the result to its public folder, after every run."""
 
-    def notes(self, run: Run, manifest: Record) -> Iterable[str]:  # noqa: ARG002 - a default for subclasses
+    def notes(self, run: Run, manifest: Record) -> Iterable[str]:
         """Returns remarks for the user on the result; the runner prints them once, the report repeats them."""
         return ()
 
-    def recomputed(self, unit: Record | None, teacher: str) -> str:  # noqa: ARG002 - a default for subclasses
+    def recomputed(self, unit: Record | None, teacher: str) -> str:
         """Returns how a damaged unit is replaced, for `amalgam verify`; None: its record cannot be read."""
         return "computed again"
 
-    def describe(self, manifest: Record) -> str:  # noqa: ARG002 - a default for subclasses
+    def describe(self, manifest: Record) -> str:
         """Returns the line about the result in `amalgam status`."""
         return ""
 

@@ -72,7 +72,7 @@ class CacheFeatures(Stage):
             inputs["tokens_of"] = [load.encoder_digest(run, student, cached.ENCODER), student.max_tokens]
         return Identity({}, inputs)
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units stand in the families
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         requests = {
             part.name: list(cached.requests_of(run, part)) for part in (load.train_part(run), *load.extra_parts(run))
         }
@@ -109,7 +109,7 @@ class CacheFeatures(Stage):
                 with_retries(partial(work, unit), f"{self.name} {unit.name}", run.store, run.console)
                 run.console.advance(unit.size)
 
-    def finish(self, run: Run, records: Sequence[Record]) -> FamiliesFacts:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> FamiliesFacts:
         families: dict[str, list[str]] = {}
         for states in cached.required_states(run):
             named = f"states of {states.owner}" if states.teacher else f"features of {run.experiment.student.encoder}"

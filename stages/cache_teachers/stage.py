@@ -99,7 +99,7 @@ class CacheTeachers(Stage):
     def chosen(self, run: Run) -> dict[str, object]:
         return {"cache.passes": cached.passes_of(run.experiment)} if run.experiment.cache.passes is None else {}
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - units are in the families
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return _adaptive_units(run) if cached.adaptive_sample(run) else _plain_units(run, _parts(run))
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
@@ -184,7 +184,7 @@ class CacheTeachers(Stage):
             texts = f"{counted(count, 'text')} {were} longer than {its} limit and {were} truncated"
             yield f"{of} {', '.join(names)}: {texts}"
 
-    def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:
         if "audit" in manifest.facts:
             yield from sample.pass_audit_lines(manifest.facts["audit"])
 

@@ -110,10 +110,10 @@ class FitStatistics(Stage):
             }
             draft.facts = facts
 
-    def finish(self, run: Run, records: Sequence[Record]) -> AllStatisticsFacts:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> AllStatisticsFacts:
         return {"teachers": {record.name: record.facts for record in records}}
 
-    def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:
         for teacher, facts in manifest.facts["teachers"].items():
             yield f"{teacher}: {facts['texts']:,} of {facts['background']:,} texts, {facts['which']}"
 

@@ -100,7 +100,7 @@ class Generate(Stage):
         collected = Unit(ALL_TEXTS, folder)
         return [*text_plan(run).units(run.store), *([collected] if run.store.has(collected.record_path) else [])]
 
-    def workload(self, run: Run, units: Sequence[Unit] | None) -> float | None:  # noqa: ARG002 - as in the base class
+    def workload(self, run: Run, units: Sequence[Unit] | None) -> float | None:
         """Returns the number of texts in the blocks, which are complete even where fewer texts are requested."""
         blocks = [unit.payload for unit in units or () if isinstance(unit.payload, Block)]
         return None if units is None else float(sum(len(block.indices) for block in blocks))

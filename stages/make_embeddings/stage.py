@@ -66,7 +66,7 @@ class MakeEmbeddings(Stage):
         }
         return Identity({"pseudo_embeddings": run.experiment.pseudo_embeddings.model_dump()}, {"teachers": teachers})
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002  shared by all experiments
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Returns a unit for each class; names of teachers and labels are no part of its folder."""
         config, units = run.experiment.pseudo_embeddings, []
         for teacher in teachers_of(run):
@@ -107,12 +107,12 @@ class MakeEmbeddings(Stage):
             }
         }
 
-    def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:
         for name, labels in manifest.facts["teachers"].items():
             counts = ", ".join(f"{label} {facts['taken']}/{facts['rows']}" for label, facts in labels.items())
             yield f"{name}: predicted as their class: {counts}"
 
-    def notes(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+    def notes(self, run: Run, manifest: Record) -> Iterator[str]:
         for name, labels in manifest.facts["teachers"].items():
             for label, facts in labels.items():
                 if facts["taken"] < LOW_SHARE * facts["rows"]:

@@ -90,7 +90,7 @@ class ReadCorpus(Stage):
             settings["train_teachers"] = {"limit": corpus_for(run.experiment, "teachers").limit}
         return Identity(settings, {part: part_identity(run, part) for part in sources_of(run.experiment)})
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - a part is shared by all experiments
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [
             Unit(part, run.store.folder(self.name, f"part-{_part_fingerprint(run, part)}"), 1, part)
             for part in sources_of(run.experiment)
@@ -152,7 +152,7 @@ class ReadCorpus(Stage):
         for leak in corpus["leaks"]:
             yield _leak_note(leak, corpus["parts"][leak["part"]]["texts"])
 
-    def recomputed(self, unit: Record | None, teacher: str) -> str:  # noqa: ARG002 - the base class's arguments
+    def recomputed(self, unit: Record | None, teacher: str) -> str:
         return f"read again: part {unit.name}" if unit else "read again: one part"
 
     def describe(self, manifest: Record) -> str:

@@ -196,7 +196,7 @@ class Report(Stage):
         supervised = run.experiment.student.learns and not target_method(run.experiment.targets).reads_teachers
         return {"method": method_name(run.experiment), "supervised": supervised, **records[-1].facts}
 
-    def publish(self, run: Run, manifest: Record) -> None:  # noqa: ARG002 - the base class's arguments
+    def publish(self, run: Run, manifest: Record) -> None:
         for note in damaged_reports(run.store, run.file_option):
             run.console.note(note)
         scores, findings, name = evaluation_if_any(run), _findings(run), page_name(run.experiment)

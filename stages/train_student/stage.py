@@ -105,14 +105,14 @@ class TrainStudent(Stage):
     def chosen(self, run: Run) -> dict[str, object]:
         return schedules.chosen_fields("student", run.experiment.student, asdict(schedule(run)))
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [Unit("student", folder)]
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of examples over all epochs."""
         return float(_examples(run) * schedule(run).epochs * (1 if units is None else len(units)))
 
-    def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:  # noqa: ARG002 - one student
+    def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         student = run.experiment.student
         if student.is_static:
             return 0, 0
@@ -134,7 +134,7 @@ class TrainStudent(Stage):
                 draft.facts = {**facts, "max_tokens": new.limit}
             shutil.rmtree(checkpoint, ignore_errors=True)
 
-    def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:
         facts: StudentFacts = manifest.facts
         yield f"{schedules.kept(facts)} ({facts['selected_by']})"
 
@@ -161,7 +161,7 @@ class TrainStudent(Stage):
                 "In other programs, predict one text at a time; or choose another student.encoder"
             )
 
-    def recomputed(self, unit: Record | None, teacher: str) -> str:  # noqa: ARG002 - the base class's arguments
+    def recomputed(self, unit: Record | None, teacher: str) -> str:
         return "trained again"
 
     def describe(self, manifest: Record) -> str:

@@ -76,7 +76,7 @@ class TrainTeachers(Stage):
     def chosen(self, run: Run) -> dict[str, object]:
         return schedules.chosen_fields("train_teachers", settings_of(run), _schedules(run))
 
-    def units(self, run: Run, folder: Path) -> Sequence[Unit]:  # noqa: ARG002 - all experiments share a teacher
+    def units(self, run: Run, folder: Path) -> Sequence[Unit]:
         return [
             Unit(name, run.store.folder(self.name, "teacher-" + _teacher_fingerprint(run, name, labels)), 1, labels)
             for name, labels in groups_of(run).items()
@@ -117,10 +117,10 @@ class TrainTeachers(Stage):
                     draft.facts = facts
             shutil.rmtree(checkpoint, ignore_errors=True)
 
-    def finish(self, run: Run, records: Sequence[Record]) -> TeachersFacts:  # noqa: ARG002
+    def finish(self, run: Run, records: Sequence[Record]) -> TeachersFacts:
         return {"teachers": {record.name: record.facts for record in records}}
 
-    def summary(self, run: Run, manifest: Record) -> Iterator[str]:  # noqa: ARG002 - the base class's arguments
+    def summary(self, run: Run, manifest: Record) -> Iterator[str]:
         for name, facts in manifest.facts["teachers"].items():
             yield f"{name}: {shown_names(facts['labels'])} -> teachers/{name}"
             yield f"  {_accuracy(facts)}; {schedules.kept(facts)} ({facts['selected_by']})"
@@ -136,7 +136,7 @@ class TrainTeachers(Stage):
         for name, facts in manifest.facts["teachers"].items():
             yield from (f"{name}: {note}" for note in schedules.few_steps(facts, "train_teachers"))
 
-    def recomputed(self, unit: Record | None, teacher: str) -> str:  # noqa: ARG002 - the base class's arguments
+    def recomputed(self, unit: Record | None, teacher: str) -> str:
         return f"trained again: teacher {unit.name}" if unit else "trained again: one teacher"
 
     def describe(self, manifest: Record) -> str:

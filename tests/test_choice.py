@@ -1,4 +1,4 @@
-"""The benchmark of the choice of teacher: settings are slices, and its figures are those of hand-made weights."""
+"""Benchmarks on settings of choice.py: settings are slices, and the figures are those of hand-made weights."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from amalgam.benchmarks import choice
+from amalgam.benchmarks import choice, few_labels, unlabelled_estimates
 from amalgam.benchmarks.choice_pools import Pool, collected, groups_of, labelled_texts, pools_of, unpacked
 from amalgam.benchmarks.choice_settings import Setting, load_settings, setting_from, write_setting
+from amalgam.benchmarks.uncertain_texts import Candidates, pick, uncertainty
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.runner import update
@@ -180,3 +181,106 @@ def test_pools_partition_the_labels_by_their_draw(tmp_path: Path) -> None:
     first, second = (groups_of(labels, Pool("made", 3, draw)) for draw in range(2))
     assert sorted(label for own in first.values() for label in own) == labels
     assert first != second
+
+
+# ---- benchmarks/few_labels.py
+
+
+def test_labelled_texts_are_right_and_others_are_measured_apart(setting: Setting) -> None:
+    count, texts = 200, len(setting.gold)
+    base, *measured = few_labels.measure(setting, [count], 1)
+    assert base.count == 0
+    assert [each.how for each in measured] == ["random", "picked"]
+    for each in measured:
+        figures = each.figures
+        assert figures["labels"] == pytest.approx((count + (texts - count) * figures["others"]) / texts)
+
+
+def test_the_table_compares_picked_and_random_texts(
+    setting: Setting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_setting(setting, tmp_path / "settings" / f"{setting.name}.npz")
+    arguments = ["few_labels.py", "--folder", str(tmp_path), "--counts", "20", "--draws", "2", "--each", "--json"]
+    with mock.patch.object(sys, "argv", arguments):
+        few_labels.main()
+    rows = {row["row"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert set(rows) == {setting.name, "0 none", "20 random", "20 picked", "20 picked-random"}
+    gain = rows["20 picked"]["elsewhere"] - rows["20 random"]["elsewhere"]
+    assert rows["20 picked-random"]["elsewhere"] == pytest.approx(gain, abs=0.002)
+    assert rows["20 picked"]["least_gain"] >= rows["20 picked"]["right"] - rows["0 none"]["right"] - 0.002
+
+
+def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
+    with mock.patch.object(sys, "argv", ["few_labels.py", "--folder", str(tmp_path)]), pytest.raises(SystemExit):
+        few_labels.main()
+
+
+def test_uncertain_texts_are_no_near_duplicates_and_of_all_predictions() -> None:
+    random = np.random.default_rng(0)
+    features = np.repeat(random.normal(size=(40, 8)), 5, axis=0)  # five copies of each text
+    weights = np.tile([0.5, 0.5], (200, 1)) + 0.001 * random.random((200, 2))
+    answers = np.stack([np.arange(200) // 5 % 4, 4 + np.zeros(200, int)], axis=1)
+    rows = [entry.row for entry in pick(Candidates(weights, answers, features), 20, 0) if entry.why == "uncertain"]
+    assert len({row // 5 for row in rows}) == len(rows) == 10
+    assert len({int(answers[row, 0]) for row in rows}) == 4
+
+
+def test_certain_texts_are_picked_last_and_teachers_that_agree_are_certain() -> None:
+    weights = np.array([[0.5, 0.5], [0.9, 0.1], [0.5, 0.5], [0.99, 0.01]])
+    answers = np.array([[0, 1], [0, 1], [0, 0], [0, 1]])
+    assert uncertainty(weights, answers)[2] == 0
+    assert [entry.row for entry in pick(Candidates(weights, answers, None), 2, 0) if entry.why == "uncertain"] == [0]
+
+
+# ---- benchmarks/unlabelled_estimates.py
+
+
+SYSTEMS = ("targets", "ensemble", "muka")
+
+
+def test_every_system_is_measured_once_and_students_are_compared_with_the_ensemble(setting: Setting) -> None:
+    measured = {each.system: each for each in unlabelled_estimates.measure(setting)}
+    students = {f"{kind} {part:g}" for kind in ("states", "encoder") for part in unlabelled_estimates.PARTS}
+    assert set(measured) == {*SYSTEMS, *students}
+    best = measured["states 1"]
+    assert best.accuracy > 0.8
+    assert best.value == pytest.approx(best.accuracy, abs=0.03)
+    assert not best.clear
+    assert best.lead < 0
+
+
+def test_a_bad_student_is_clearly_below_the_ensemble_unless_its_agreement_decides(setting: Setting) -> None:
+    rows = np.arange(len(setting.gold))
+
+    def students(_setting: Setting, _learned: Any, targets: Any, _mass: Any) -> list[tuple[str, Any]]:
+        return [(f"{share:g}", np.where(rows % 100 < share, targets, (targets + 1) % 5)) for share in (60, 20)]
+
+    with mock.patch.object(unlabelled_estimates, "_students", students):
+        measured = {each.system: each for each in unlabelled_estimates.measure(setting)}
+    assert [(measured[name].is_open, measured[name].clear) for name in ("60", "20")] == [(True, True), (False, False)]
+    assert measured["60"].accuracy == pytest.approx(0.6, abs=0.12)
+    assert measured["60"].value == pytest.approx(measured["60"].accuracy, abs=0.15)
+    assert measured["20"].lead > measured["60"].lead > 0.2
+
+
+def test_the_ensemble_is_the_label_with_the_highest_logit(setting: Setting) -> None:
+    highest = np.concatenate(setting.logits, axis=1).argmax(axis=1)
+    assert unlabelled_estimates._ensemble(setting).tolist() == highest.tolist()  # noqa: SLF001
+
+
+def test_the_table_has_a_row_for_each_system_and_one_for_all_students(
+    setting: Setting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_setting(setting, tmp_path / "settings" / f"{setting.name}.npz")
+    with mock.patch.object(sys, "argv", ["unlabelled_estimates.py", "--folder", str(tmp_path), "--json"]):
+        unlabelled_estimates.main()
+    rows = {row["row"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert len(rows) == 1 + len(SYSTEMS) + 2 * len(unlabelled_estimates.PARTS)
+    own = [row for name, row in rows.items() if name.split()[1] in {"states", "encoder"}]
+    for count in ("n", "clear", "wrong", "below"):
+        assert rows["all students"][count] == sum(row[count] for row in own)
+    with (
+        mock.patch.object(sys, "argv", ["unlabelled_estimates.py", "--folder", str(tmp_path / "none")]),
+        pytest.raises(SystemExit, match=r"choice\.py make"),
+    ):
+        unlabelled_estimates.main()

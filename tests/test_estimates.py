@@ -1,15 +1,22 @@
-"""Estimates of the benchmarks: by hand, and on synthetic answers whose gold labels are known."""
+"""Benchmarks that compute figures: by hand, and on synthetic answers whose gold labels are known."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
+from amalgam.benchmarks import verdicts
 from amalgam.benchmarks.estimates import ABSTAINS, dawid_skene, gap_over, label_model, within
 from amalgam.benchmarks.methods import STUDENT, Trained, figures_of, text_files
+from amalgam.benchmarks.passes import Predictions, adaptive_choice, rows
+from amalgam.benchmarks.verdicts import CASES, FEW, outcome
+from amalgam.stages.cache_teachers import adaptive
+from amalgam.stages.common.cached.load import adaptive_size
 
 
 def correct(share: float, *, draws: int = 3, texts: int = 1000, seed: int = 0) -> np.ndarray:
@@ -98,3 +105,110 @@ def test_a_row_is_the_mean_over_draws_and_students() -> None:
     assert figures["right_teacher"] == 0.7
     assert (figures["draws"], figures["seeds"], figures["texts"]) == (2, 2, 100)
     assert figures_of({"amalgam": students["amalgam"]}, "amalgam")["gap_closed"] is None
+
+
+# ---- benchmarks/passes.py
+
+
+TEXTS, PASSES = 1000, 8
+
+
+@pytest.fixture(autouse=True)
+def usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows set it."""
+    monkeypatch.setattr(adaptive, "SETTLED_BY", adaptive.SETTLED_BY)
+
+
+@pytest.fixture
+def predictions() -> Predictions:
+    """Return two teachers, one of which is three times too certain without dropout."""
+    random = np.random.default_rng(0)
+    centres = [random.normal(0, 2, (TEXTS, 1, 3)) for _ in range(2)]
+    passes = [centre + random.normal(0, 0.1, (TEXTS, 2 * PASSES, 3)) for centre in centres]
+    return Predictions([3 * centres[0][:, 0], centres[1][:, 0]], passes)
+
+
+def measured(predictions: Predictions) -> dict[str, dict[str, Any]]:
+    return {each["row"]: each for each in rows("two", predictions, [0.5, 2.0], draws=4)}
+
+
+def test_the_regressions_learn_the_scale_of_each_teacher(predictions: Predictions) -> None:
+    figures = measured(predictions)
+    assert figures["no passes"]["same"] < 0.9
+    assert figures["adaptive, 0.5 errors"]["same"] > figures["no passes"]["same"] + 0.05
+    assert figures["adaptive, 2 errors"]["same"] >= figures["adaptive, 0.5 errors"]["same"]
+    assert figures["other passes"]["difference"] == 0.0
+    assert figures["no passes"]["low"] < figures["no passes"]["difference"] < figures["no passes"]["high"] < 0
+
+
+def test_the_passes_of_sampled_and_open_texts_are_counted(predictions: Predictions) -> None:
+    figures = measured(predictions)
+    assert [figures[name]["passes"] for name in ("other passes", "no passes")] == [1 + PASSES, 1]
+    sampled = 1 + PASSES * adaptive_size(TEXTS, PASSES) / TEXTS
+    assert sampled < figures["adaptive, 0.5 errors"]["passes"] < figures["adaptive, 2 errors"]["passes"] < 1 + PASSES
+
+
+def test_texts_that_never_stop_have_the_choice_of_k_passes(
+    predictions: Predictions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adaptive, "SETTLED_BY", np.inf)
+    choice, passes = adaptive_choice(predictions, np.arange(100))
+    assert (choice == predictions.first.argmin(axis=1)).all()
+    assert passes == 1 + PASSES
+
+
+@pytest.mark.parametrize(("texts", "size"), [(150, 0), (1000, 62), (4000, 200), (8000, 400), (200_000, 5000)])
+def test_a_sample_has_at_most_one_text_in_k(texts: int, size: int) -> None:
+    assert adaptive_size(texts, 16) == size
+
+
+# ---- benchmarks/verdicts.py
+
+
+@pytest.mark.parametrize(
+    ("verdict", "right", "on_many", "expected"),
+    [
+        ("ship", None, "ship", "right"),
+        ("cannot say", None, "cannot say", "right"),
+        ("cannot say", None, "do not ship", "undecided"),
+        ("ship", None, "do not ship", "wrong"),
+        ("do not ship", None, "cannot say", "wrong"),
+        ("cannot say", "cannot say", "ship", "right"),
+        ("ship", "cannot say", "ship", "wrong"),
+        ("do not ship", "cannot say", "do not ship", "right"),
+        ("do not ship", "cannot say", "ship", "wrong"),
+    ],
+)
+def test_a_verdict_is_right_undecided_or_wrong(verdict: str, right: str | None, on_many: str, expected: str) -> None:
+    assert outcome(verdict, right, on_many) == expected
+
+
+def made(folder: Path, texts: int) -> Path:
+    for name in ("trec6", "ag_news"):
+        (folder / name).mkdir(parents=True)
+        for part in ("train", "test"):
+            rows = [(f"{name} {part} {place}", "abcd"[place % 4]) for place in range(texts)]
+            pl.DataFrame(rows, schema=["text", "label"], orient="row").write_parquet(folder / name / f"{part}.parquet")
+    return folder
+
+
+def test_texts_of_a_case_are_disjoint_and_wrong_labels_are_shuffled(tmp_path: Path) -> None:
+    options = argparse.Namespace(data=made(tmp_path / "data", 400), texts=100, test=60, many=200)
+    verdicts.write_texts("trec6", tmp_path, options)
+    files = {path.stem: pl.read_parquet(path) for path in tmp_path.glob("*.parquet")}
+    parts = [set(files[part]["text"]) for part in ("teachers", "train", "test", "many")]
+    assert len(set().union(*parts)) == sum(map(len, parts)) == 100 + 100 + 60 + 200
+    assert len(files["few"]) == FEW
+    assert set(files["first"]["label"]) == {"a", "b"}
+    assert files["wrong"]["text"].equals(files["teachers"]["text"])
+    assert (files["wrong"]["label"] != files["teachers"]["label"]).sum() > 0
+    assert files["train"].columns == ["text"]
+    assert not set(files["other"]["text"]) & set(files["train"]["text"])
+    names = {name for case in CASES.values() for name in (case.train, case.test, case.teachers) if name}
+    assert names <= set(files)
+
+
+def test_too_few_texts_are_refused(tmp_path: Path) -> None:
+    options = argparse.Namespace(data=made(tmp_path / "data", 100), texts=100, test=100, many=200)
+    with pytest.raises(SystemExit, match=r"no text is left for \w+.parquet"):
+        verdicts.write_texts("trec6", tmp_path, options)

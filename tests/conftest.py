@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,8 +104,11 @@ def _one_command_tree() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _teachers_stay_loaded() -> Iterator[None]:
-    """Keep the latest teachers for later commands of this process: to load and to check one takes most of a command."""
+def teachers_stay_loaded() -> Iterator[Callable[..., Teacher]]:
+    """Keep the latest teachers for later commands of this process: to load and to check one takes most of a command.
+
+    The value is the loader's own method.
+    """
     from amalgam.stages.common.inference.teacher import TeacherLoader
 
     latest: OrderedDict[object, tuple[Teacher, tuple[str, ...]]] = OrderedDict()
@@ -128,7 +131,7 @@ def _teachers_stay_loaded() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TeacherLoader, "load", load_once)
-        yield
+        yield load
 
 
 @pytest.fixture(scope="session")

@@ -32,17 +32,9 @@ Hook = Callable[[], object]
 
 
 @pytest.fixture(autouse=True)
-def every_run_loads_its_teachers(monkeypatch: pytest.MonkeyPatch) -> None:
+def every_run_loads_its_teachers(teachers_stay_loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Undo the cache of teachers that tests share: these tests look at the loaded models."""
-    monkeypatch.setattr(TeacherLoader, "load", _load)
-
-
-def _load(self: TeacherLoader, resolved: Any, dtype: str, *, passes: int) -> Any:
-    key = (resolved.name, dtype)
-    if self._teacher is None or self._key != key:
-        self._teacher, self._key = self._load(resolved, dtype), key
-        self.log_notes(self._teacher)
-    return self._teacher
+    monkeypatch.setattr(TeacherLoader, "load", teachers_stay_loaded)
 
 
 def once(hook: Hook) -> Hook:

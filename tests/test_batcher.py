@@ -1,15 +1,20 @@
-"""Shared batches of `amalgam serve`: order, fairness, the limit of the queue, and runs with little padding."""
+"""`amalgam serve` without HTTP: shared batches with their order, fairness and limits, and the messages."""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from amalgam.pipeline.console import Console
 from amalgam.stages.app.batcher import Batcher, EndedError, Prediction, QueueFullError, Text
-from amalgam.stages.app.serve import LAUNCH_TOKENS, launches
-from amalgam.tests.test_serve import Gate, by_length
+from amalgam.stages.app.serve import LAUNCH_TOKENS, ExportFolder, Faults, announce, launches
+from amalgam.tests.test_serve import LABELS, Gate, by_length
 from amalgam.tests.workspaces import until
 
 
@@ -64,3 +69,49 @@ def test_runs_of_the_model_have_every_text_once_and_few_tokens_of_padding() -> N
         equal = list(launches(lengths, equal=True))
         assert sorted(row for rows in equal for row in rows) == list(range(count))
         assert all(len(set(lengths[rows])) == 1 for rows in equal)
+
+
+# ---- messages of the server
+
+
+OWN: Any = {"folder": Path("model"), "pad_id": 0, "reads_padding": False, "end": None}
+
+
+def test_an_address_that_others_reach_has_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    facts: Any = {"labels": LABELS, "inputs": [], "max_tokens": 32, "fingerprint": "abc", "unknown_threshold": None}
+    export = ExportFolder(**OWN, **facts)
+    for host, noted in (("127.0.0.1", False), ("0.0.0.0", True)):  # noqa: S104 - it is bound and never listens
+        with socket.socket() as unused:
+            unused.bind((host, 0))
+            announce(Console(), export, unused)
+            shown = capsys.readouterr()
+            assert shown.out == f"http://{host}:{unused.getsockname()[1]}\n"
+            assert ("no authentication" in shown.err) == noted
+
+
+def test_a_student_without_a_fingerprint_is_announced_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    facts: Any = {"labels": LABELS, "inputs": [], "max_tokens": 32, "fingerprint": "", "unknown_threshold": None}
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        announce(Console(), ExportFolder(**OWN, **facts), unused)
+    assert capsys.readouterr().err == "student: model (2 labels)\n"
+
+
+def test_the_server_predicts_on_after_the_reader_of_its_messages_has_left() -> None:
+    reader, messages = os.pipe()
+    os.close(reader)
+    with os.fdopen(messages, "w") as err:
+        faults = Faults(Console(err=err))
+        batcher = Batcher(by_length, batch_size=4, most_waiting=16, on_error=faults.show)
+        with pytest.raises(RuntimeError):
+            batcher.submit([("poison",)]).result(20)
+        assert len(batcher.submit([("a",)]).result(20)) == 1
+        batcher.end()
+
+
+def test_the_same_fault_is_printed_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    faults = Faults(Console())
+    for error in (MemoryError("one"), MemoryError("two"), OSError(24, "Too many open files")):
+        faults.show(error)
+    printed = capsys.readouterr().err
+    assert (printed.count("error:"), "two" in printed, "Too many open files" in printed) == (2, False, True)

@@ -114,17 +114,20 @@ def of_one_teacher(owners: Iterable[tuple[str, Sequence[str]]]) -> dict[str, lis
 
 
 def union_of(labels: Mapping[str, Sequence[str]]) -> LabelSpace:
-    names = list(dict.fromkeys(name for own in labels.values() for name in own))
+    names = list(dict.fromkeys(name for teacher_labels in labels.values() for name in teacher_labels))
     place = {name: index for index, name in enumerate(names)}
-    return LabelSpace(tuple(names), {teacher: tuple(place[name] for name in own) for teacher, own in labels.items()})
+    return LabelSpace(
+        tuple(names),
+        {teacher: tuple(place[name] for name in teacher_labels) for teacher, teacher_labels in labels.items()},
+    )
 
 
 def similar_labels(labels: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
     """Returns pairs of labels of different teachers that differ only by case, coding, separators or a plural."""
     first: dict[str, str] = {}
     pairs: dict[tuple[str, str], None] = {}
-    for own in labels.values():
-        plain = {name: "".join(filter(str.isalnum, folded(name))) for name in own}
+    for teacher_labels in labels.values():
+        plain = {name: "".join(filter(str.isalnum, folded(name))) for name in teacher_labels}
         stems = {name: stem.removesuffix("s") or name for name, stem in plain.items()}
         pairs |= {(first[stem], name): None for name, stem in stems.items() if first.get(stem, name) != name}
         for name, stem in stems.items():
@@ -185,8 +188,8 @@ def label_notes(labels: Mapping[str, Sequence[str]]) -> Iterator[str]:
     if pairs:
         yield f"labels with nearly the same name count as different: {_listed(pairs, 5)}; {fix}"
     owners: dict[str, list[str]] = {}
-    for teacher, own in labels.items() if len(labels) > 1 else ():
-        for name in filter(is_catch_all, own):
+    for teacher, teacher_labels in labels.items() if len(labels) > 1 else ():
+        for name in filter(is_catch_all, teacher_labels):
             owners.setdefault(name, []).append(teacher)
     for name, teachers in owners.items():
         fix = f"if it means none of their other labels, set catch_all: [{json.dumps(name, ensure_ascii=False)}] there"

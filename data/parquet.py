@@ -338,7 +338,7 @@ class ExternalKeySort:
         self._writer.close()
         with self._reader([0]) as reader:
             keys = (key_array(self._rows(reader, byte, byte + 1).column(0)) for byte in range(256))
-            return sum(len(np.unique(own)) for own in keys)
+            return sum(len(np.unique(part)) for part in keys)
 
     def table(self, first: int, stop: int) -> Any:
         """Returns all rows whose key has a leading byte in [first, stop), sorted by key."""

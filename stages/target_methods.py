@@ -160,8 +160,8 @@ class TargetMethod:
     def tempered_distributions(self, inputs: TargetInputs) -> list[pl.Series]:
         """Returns each teacher's softmax(logits / T)."""
         logits = [teacher.logits for teacher in inputs.predictions]
-        wide = [own.cast(pl.Array(pl.Float64, width(own))) for own in logits]
-        return [softmax_column(own / self.targets.kd_temperature) for own in wide]
+        wide = [teacher_logits.cast(pl.Array(pl.Float64, width(teacher_logits))) for teacher_logits in logits]
+        return [softmax_column(teacher_logits / self.targets.kd_temperature) for teacher_logits in wide]
 
 
 class WeightedSum(TargetMethod):
@@ -310,7 +310,7 @@ class UHC(TargetMethod):
 
     def build(self, inputs: TargetInputs) -> TargetBatch:
         distributions = self.tempered_distributions(inputs)
-        return unweighted(side_by_side([share for own in distributions for share in columns_of(own)]))
+        return unweighted(side_by_side([share for distribution in distributions for share in columns_of(distribution)]))
 
 
 class Scores(TargetMethod):
@@ -357,12 +357,12 @@ class MTBert(TargetMethod):
         has_label = gold.arr.sum()
         entries: list[tuple[int, pl.Series]] = []
         for distribution, teacher in zip(self.tempered_distributions(inputs), inputs.predictions, strict=True):
-            own = space.columns[teacher.name]
+            columns = space.columns[teacher.name]
             shares = columns_of(distribution)
             if self.targets.text_weights != "none":
-                weight = 1 / (1 + has_label * _cross_entropy(teacher, gold, own))
+                weight = 1 / (1 + has_label * _cross_entropy(teacher, gold, columns))
                 shares = [share * weight for share in shares]
-            entries += zip(own, shares, strict=True)
+            entries += zip(columns, shares, strict=True)
         taught = columns_of(add_up(entries, space))
         gold_parts = [part * float(self.targets.task_loss) for part in columns_of(gold)]
         batch = unweighted(side_by_side([*taught, *gold_parts]))
@@ -431,10 +431,10 @@ def add_up(entries: Iterable[tuple[int, pl.Series]], space: LabelSpace) -> pl.Se
     return side_by_side([total(parts) for parts in columns])
 
 
-def _cross_entropy(teacher: TeacherPredictions, gold: pl.Series, own: Sequence[int]) -> pl.Series:
+def _cross_entropy(teacher: TeacherPredictions, gold: pl.Series, columns: Sequence[int]) -> pl.Series:
     """Returns -log of the teacher's probability of the gold label, from logits: it stays finite for any logits."""
     logits = [logit.cast(pl.Float64) for logit in columns_of(teacher.logits)]
-    of_gold = total(gold.arr.get(label) * logit for label, logit in zip(own, logits, strict=True))
+    of_gold = total(gold.arr.get(label) * logit for label, logit in zip(columns, logits, strict=True))
     top = side_by_side(logits).arr.max()
     return top + total((logit - top).exp() for logit in logits).log() - of_gold
 
@@ -470,15 +470,15 @@ def rank(inputs: TargetInputs, scores: pl.Series, *, probabilities: bool, answer
 
 
 def _answers(inputs: TargetInputs) -> Array:
-    own = [np.array(inputs.space.columns[teacher.name]) for teacher in inputs.predictions]
+    columns = [np.array(inputs.space.columns[teacher.name]) for teacher in inputs.predictions]
     first = [teacher.distribution.arr.arg_max().to_numpy() for teacher in inputs.predictions]
-    return np.stack([labels[places] for labels, places in zip(own, first, strict=True)], axis=1)
+    return np.stack([labels[places] for labels, places in zip(columns, first, strict=True)], axis=1)
 
 
 def by_answer(combine: np.ufunc, scores: Array, answers: Array) -> Array:
     """Returns for each teacher the combined score of all teachers with its answer [texts, teachers]."""
     start = 0.0 if combine is np.add else -np.inf
-    columns = [combine.reduce(np.where(answers == own[:, None], scores, start), axis=1) for own in answers.T]
+    columns = [combine.reduce(np.where(answers == answer[:, None], scores, start), axis=1) for answer in answers.T]
     return np.stack(columns, axis=1)
 
 

@@ -75,7 +75,7 @@ def _by_disk(run: Run, by_stage: Mapping[str, tuple[int, int]]) -> dict[Path, di
     for index, root in enumerate((run.store.root, run.base)):
         folder = next(level for level in (root, *root.parents) if level.is_dir())
         disk = disks.setdefault(folder.stat().st_dev, folder)
-        own = needs.setdefault(disk, {})
+        disk_needs = needs.setdefault(disk, {})
         for name, need in by_stage.items():
-            own[name] = own.get(name, 0) + need[index]
+            disk_needs[name] = disk_needs.get(name, 0) + need[index]
     return needs

@@ -64,11 +64,11 @@ class RankInputs:
             if not share.is_leader:
                 store.set(f"{key}/{share.index}", json.dumps({"host": socket.gethostname(), "inputs": inputs}))
                 return
-            own = json.loads(json.dumps(inputs))
+            ours = json.loads(json.dumps(inputs))
             for rank in range(1, share.count):
                 self._wait(store, f"{key}/{rank}", rank)
                 other = json.loads(store.get(f"{key}/{rank}"))
-                _refuse_difference(name, f"process {rank} on {other['host']}", own, other["inputs"])
+                _refuse_difference(name, f"process {rank} on {other['host']}", ours, other["inputs"])
         except RuntimeError as error:  # of torch: a connection
             what = "the processes of the torchrun cannot communicate"
             fix = "read the message of the process that failed first, and run the command again"
@@ -101,8 +101,8 @@ def _without_folders(value: Any) -> Any:
     return value.rpartition("/")[2] if isinstance(value, str) else value
 
 
-def _refuse_difference(name: str, process: str, own: Any, other: Any) -> None:
-    changes = [f"{field}: {change}" for field, change in differences(own, other)]
+def _refuse_difference(name: str, process: str, ours: Any, theirs: Any) -> None:
+    changes = [f"{field}: {change}" for field, change in differences(ours, theirs)]
     if changes:
         rest = f" (+{len(changes) - MOST_SHOWN} more)" if len(changes) > MOST_SHOWN else ""
         what = f"{process} has other inputs than process 0: {'; '.join(changes[:MOST_SHOWN])}{rest}"

@@ -148,10 +148,10 @@ class Store:
     def own_folder(self, folder: Path) -> Path:
         """Returns a folder to write in; raises DamagedError if it is a file, a pipe or a link out of the workspace."""
         place = self.inside(folder)
-        own = inside(self.root, f"{place}/file").parent
-        if os.path.lexists(own) and not own.is_dir():
-            raise DamagedError(f"{place} is no folder", path=place, where=str(own), fix="move it away")
-        return own
+        resolved = inside(self.root, f"{place}/file").parent
+        if os.path.lexists(resolved) and not resolved.is_dir():
+            raise DamagedError(f"{place} is no folder", path=place, where=str(resolved), fix="move it away")
+        return resolved
 
     def path(self, file: StoredFile) -> Path:
         return self.root / file.path

@@ -35,7 +35,7 @@ def with_labels(
     batch = replace(batch, target=pl.Series(target), weight=batch.weight.scatter(rows, 1.0))
     if batch.teacher is None or batch.confidence is None or batch.margin is None:
         return batch
-    has_label = np.array([[index in own for own in space.columns.values()] for index in gold.tolist()])
+    has_label = np.array([[index in columns for columns in space.columns.values()] for index in gold.tolist()])
     best = np.where(has_label, batch.confidence.to_numpy()[rows], -np.inf).argmax(axis=1)
     names = pl.Series(np.array(list(space.columns))[best].tolist(), dtype=pl.String)
     return replace(batch, teacher=batch.teacher.scatter(rows, names), margin=batch.margin.scatter(rows, 1.0))
@@ -44,7 +44,7 @@ def with_labels(
 def _set_distributions(target: Array, space: LabelSpace, rows: RowNumbers, gold: RowNumbers) -> None:
     """Sets the distributions of the teachers that have the label; the others keep theirs."""
     start = 0
-    for own in space.columns.values():
-        has_label = np.isin(gold, own)
-        target[rows[has_label], start : start + len(own)] = gold[has_label, None] == np.array(own)
-        start += len(own)
+    for columns in space.columns.values():
+        has_label = np.isin(gold, columns)
+        target[rows[has_label], start : start + len(columns)] = gold[has_label, None] == np.array(columns)
+        start += len(columns)

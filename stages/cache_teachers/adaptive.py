@@ -354,7 +354,7 @@ class AdaptivePasses:
         for bucket, rows in unit.payload:
             keys = parquet.read_keys(self.cached.store.verified_path(bucket.file))[:rows]
             parts.append(self._answers(bucket, keys, self.passes))
-        answers = [PassAnswers.joined(own) for own in zip(*parts, strict=True)]
+        answers = [PassAnswers.joined(of_teacher) for of_teacher in zip(*parts, strict=True)]
         fitted = fit_all(answers, self.passes, np.arange(len(answers[0].logits)))
         rows = [
             {"family": family, "step": step, "weights": each.weights.tolist(), "deviation": each.deviation}

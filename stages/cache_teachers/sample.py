@@ -70,7 +70,7 @@ def audit_passes(
 
 def _most_confident(logits: Sequence[Any]) -> Any:
     """Returns the teacher of each text that is the most confident by its logits [texts, passes, labels]."""
-    return np.stack([summarise_passes(own).confidence for own in logits]).argmax(0)
+    return np.stack([summarise_passes(teacher_logits).confidence for teacher_logits in logits]).argmax(0)
 
 
 def adaptive_audit(fitted: RegressionFacts, last: Sequence[StopFacts], passes: int) -> PassAudit:

@@ -38,15 +38,15 @@ PAIR = ("own", "background")
 PARTS = ("means", "whiten", "shrinkage")
 
 
-def most_confident(logits: NDArray[Any], own: NDArray[np.bool_], share: float) -> Groups:
-    """Returns the class of the most confident share of each predicted class of `own`, and -1 for other texts.
+def most_confident(logits: NDArray[Any], is_own: NDArray[np.bool_], share: float) -> Groups:
+    """Returns the class of the most confident share of each predicted class of own texts, and -1 for other texts.
 
     The share is rounded up. Other texts are left out because generated texts drift.
     """
     order = np.argsort(-top_margin(logits.astype(np.float64)), kind="stable")
-    predicted = np.where(own, logits.argmax(axis=1), -1)
+    predicted = np.where(is_own, logits.argmax(axis=1), -1)
     groups = np.full(len(logits), -1, np.int64)
-    for label in np.unique(predicted[own]):
+    for label in np.unique(predicted[is_own]):
         texts = order[predicted[order] == label]
         groups[texts[: math.ceil(share * len(texts) - ROUNDING)]] = label
     return groups
@@ -117,9 +117,9 @@ class Statistics:
 
 def folds_of(groups: Groups) -> Groups:
     """Assigns folds in turn, separately to own and other texts; a teacher with fewer own texts has fewer folds."""
-    own = groups >= 0
-    turns = np.where(own, np.cumsum(own), np.cumsum(~own)) - 1
-    return turns % max(1, min(FOLDS, int(own.sum())))
+    is_own = groups >= 0
+    turns = np.where(is_own, np.cumsum(is_own), np.cumsum(~is_own)) - 1
+    return turns % max(1, min(FOLDS, int(is_own.sum())))
 
 
 def _fit_block(
@@ -168,10 +168,10 @@ def confidences(
     `logits` are those of each teacher, which msp reads.
     """
     scores = []
-    for index, (statistics, own) in enumerate(zip(fitted, states, strict=True)):
+    for index, (statistics, teacher_states) in enumerate(zip(fitted, states, strict=True)):
         parts = [
             statistics.standardised(block, None if logits is None else logits[index][rows], measure)
-            for rows, block in in_parts(own)
+            for rows, block in in_parts(teacher_states)
         ]
         scores.append(np.concatenate(parts))
     return softmax(-np.stack(scores, axis=-1))

@@ -89,10 +89,10 @@ class FitStatistics(Stage):
         keys = np.concatenate([read_keys(run.store.verified_path(bucket.file)) for bucket in buckets])
         logits = cached_logits(run, teacher.name, [bucket.prefix for bucket in buckets], keys)
         states = state_of(run, teacher, keys, statistics_states)
-        own, which = generated_for(run, teacher.name, keys), "the most confident of those generated for it"
-        if not own.any():
-            own, which, share = ~own, "the most confident", share / len(teachers_of(run))
-        groups = most_confident(logits, own, share)
+        is_own, which = generated_for(run, teacher.name, keys), "the most confident of those generated for it"
+        if not is_own.any():
+            is_own, which, share = ~is_own, "the most confident", share / len(teachers_of(run))
+        groups = most_confident(logits, is_own, share)
         statistics = Statistics.of(states, logits, groups)
         with run.store.draft(unit.folder, unit.name, ".safetensors") as draft:
             statistics.save(draft.folder / "statistics.safetensors")
@@ -138,8 +138,8 @@ def generated_for(run: Run, teacher: str, keys: Keys) -> Array:
         return np.zeros(len(keys), bool)
     table = generated_texts(run, reference_part(run).name)
     texts, names = (table.column(name).to_pylist() for name in ("text", "teacher"))
-    own = {text_key((text,)) for text, name in zip(texts, names, strict=True) if name == teacher}
-    return np.array([key in own for key in key_list(keys)], bool)
+    own_keys = {text_key((text,)) for text, name in zip(texts, names, strict=True) if name == teacher}
+    return np.array([key in own_keys for key in key_list(keys)], bool)
 
 
 def cached_logits(run: Run, teacher: str, prefixes: Sequence[str], keys: Keys) -> Array:

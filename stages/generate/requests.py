@@ -121,8 +121,8 @@ class TextPlan:
         for index, label in zip(teacher.places, teacher.labels, strict=True):
             choices = sampling_choices(settings)
             choices["prompt"] = [prompt.replace("{label}", label) for prompt in choices["prompt"]]
-            own = {**key, "language_model": self.language_model, "label": index, **choices}
-            yield Family(own, teacher.name, index, settings.texts, choices)
+            family_key = {**key, "language_model": self.language_model, "label": index, **choices}
+            yield Family(family_key, teacher.name, index, settings.texts, choices)
 
     def units(self, store: Store) -> list[Unit]:
         """Returns the first block of every family, then the second ones, so every share of the work is balanced."""

@@ -156,12 +156,12 @@ def text_plan(run: Run) -> TextPlan:
     """Returns the texts to generate; raises PendingDependencyError while a model or a corpus is not fetched."""
     settings = generate_config(run)
     model, revision = str(settings.language_model), settings.revision
-    own = {file.path: file.sha256 for file in load.text_inputs(run, settings.corpus or [])}
+    digests = {file.path: file.sha256 for file in load.text_inputs(run, settings.corpus or [])}
     return TextPlan(
         settings,
         load.teachers_of(run),
         language_model=load.model_digest(run, model, revision, LANGUAGE_MODEL) if settings.writes else None,
-        corpus=sorted(content_of(own.get(path) or run.digest_of(path), path.name) for path in _corpus_files(run)),
+        corpus=sorted(content_of(digests.get(path) or run.digest_of(path), path.name) for path in _corpus_files(run)),
         libraries=run.versions.get("libraries"),
     )
 

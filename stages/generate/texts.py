@@ -206,10 +206,10 @@ def _recombine(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     recombiner = Recombiner(texts)
     for unit in units:
         inputs.stop()
-        own = _own(texts, unit.payload)
-        new = unit.payload.indices[len(own) :]
+        originals = _own(texts, unit.payload)
+        new = unit.payload.indices[len(originals) :]
         keys = [text_key64(inputs.settings.seed, unit.payload.family, index) for index in new]
-        yield unit, _counted([*own, *map(recombiner.text, new, keys)])
+        yield unit, _counted([*originals, *map(recombiner.text, new, keys)])
         inputs.console.advance(unit.size)
 
 

@@ -238,18 +238,18 @@ def _counts(facts: PartRecordFacts) -> str:
 
 def _write_kept(source: Path, settings: Generate, part: str, target: Path) -> dict[str, object]:
     """Writes the generated texts that pass all filters; returns the counts by filter and by class."""
-    own, filters = generated_part(read_table(source), settings, part)
+    generated, filters = generated_part(read_table(source), settings, part)
     failed = {name: int((~passes).sum()) for name, passes in filters.items()}
-    kept = own.filter(np.logical_and.reduce(list(filters.values())))
+    kept = generated.filter(np.logical_and.reduce(list(filters.values())))
     if not kept.num_rows:
         raise DataError(
-            f"none of {own.num_rows:,} generated texts is left for the {part} part",
+            f"none of {generated.num_rows:,} generated texts is left for the {part} part",
             where=f"the filters of generate; texts that fail: {_failures(failed) or 'none'}",
             fix=f"relax a filter (no new text is generated), or: {REACH.get(settings.source, OTHER_REACH)}",
         )
     write_table(kept, target)
     good = _by_class(kept)
-    return {"failed": failed, "accepted": {name: [good[name], count] for name, count in _by_class(own).items()}}
+    return {"failed": failed, "accepted": {name: [good[name], count] for name, count in _by_class(generated).items()}}
 
 
 def _by_class(table: pa.Table) -> Counter[str]:

@@ -92,11 +92,11 @@ class StateLearning(Loss, nn.Module):
         """Returns the student's states [B, T, blocks, W], pooled if the teachers' are."""
         states: Any = batch["states"]  # a tuple: the loop adds it
         states = states[-1:] if self.last_block_only else states
-        own = in_blocks(states, self.blocks).to(self.dtype)
+        blocks = in_blocks(states, self.blocks).to(self.dtype)
         if self.by_token:
-            return own
-        means = mean_over_tokens(own.flatten(2), batch["attention_mask"])
-        return means.reshape(len(own), 1, self.blocks, -1)
+            return blocks
+        means = mean_over_tokens(blocks.flatten(2), batch["attention_mask"])
+        return means.reshape(len(blocks), 1, self.blocks, -1)
 
     def token_mask(self, batch: Batch) -> torch.Tensor:
         """Returns [B, T]: 1 for a token, 0 for padding."""
@@ -286,11 +286,11 @@ class LayerwiseObjective(StateLearning):
             raise no_layers(self.blocks)
 
     def _replaced(self, _layer: nn.Module, _inputs: Any, output: Any) -> Any:
-        own = output[0] if isinstance(output, tuple) else output
-        if len(self.outputs) == self.blocks or getattr(own, "shape", None) != self.adapted[:, :, 0].shape:
+        state = output[0] if isinstance(output, tuple) else output
+        if len(self.outputs) == self.blocks or getattr(state, "shape", None) != self.adapted[:, :, 0].shape:
             raise no_layers(self.blocks)
-        adapted = self.adapted[:, :, len(self.outputs)].to(own.dtype)
-        self.outputs.append(own)
+        adapted = self.adapted[:, :, len(self.outputs)].to(state.dtype)
+        self.outputs.append(state)
         return (adapted, *output[1:]) if isinstance(output, tuple) else adapted
 
     def __call__(self, logits: torch.Tensor, batch: Batch, /) -> torch.Tensor:
@@ -418,8 +418,8 @@ class StrataNetObjective(StateLearning):
             student = self.student(batch)[:, 0]
             error, guard = student.new_zeros(len(student)), student.new_zeros(len(student))
             for block, state in enumerate(self.amalgamated(batch)):
-                own = normalize(self.maps[block](student[:, block]), dim=-1)
-                error = error + (own - normalize(state, dim=-1)).square().sum(dim=-1)
+                mapped = normalize(self.maps[block](student[:, block]), dim=-1)
+                error = error + (mapped - normalize(state, dim=-1)).square().sum(dim=-1)
                 guard = guard + self.targets(self.heads[block](state), batch)
             loss: torch.Tensor = self.alpha * error + (1 - self.alpha) * self.targets(logits, batch)
             return loss + self.guard * guard / self.blocks

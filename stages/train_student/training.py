@@ -135,14 +135,14 @@ def targeted(
 ) -> TrainingData:
     """Returns the training texts with their targets, joined bucket by bucket, and a held-out share."""
 
-    def read(rows: pa.Table, tokens: TokenRows, own: pa.Table) -> BucketArrays:
-        if not rows.column("key").equals(own.column("key")):
+    def read(rows: pa.Table, tokens: TokenRows, table: pa.Table) -> BucketArrays:
+        if not rows.column("key").equals(table.column("key")):
             fix = "run `amalgam verify`, then `amalgam build-targets --force`"
             raise WorkError("texts and targets do not have the same keys", fix=fix)
-        keys, values = key_array(rows.column("key")), matrix(own.column("target"))
-        return keys, tokens, values, own.column("weight").to_numpy()
+        keys, values = key_array(rows.column("key")), matrix(table.column("target"))
+        return keys, tokens, values, table.column("weight").to_numpy()
 
-    return split((read(*bucket, own) for bucket, own in zip(texts, targets, strict=True)), held_out, unused)
+    return split((read(*bucket, table) for bucket, table in zip(texts, targets, strict=True)), held_out, unused)
 
 
 def selection(data: TrainingData, pad_id: int, loss: Loss, facts: TargetFacts, *, are_labelled: bool) -> Selection:

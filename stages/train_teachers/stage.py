@@ -110,9 +110,9 @@ class TrainTeachers(Stage):
         training = training_of(settings, schedule(run, unit.name))
         trained = method(_encoders(run, unit), unit.payload, training, load.training_services(run), checkpoint)
         if run.share.is_leader:
-            for own in units:
-                learned, facts = trained[own.name]
-                with run.store.draft(own.folder, own.name) as draft:
+            for trained_unit in units:
+                learned, facts = trained[trained_unit.name]
+                with run.store.draft(trained_unit.folder, trained_unit.name) as draft:
                     save_pretrained_folder(learned.model, learned.tokenizer, draft.folder, max_tokens=learned.limit)
                     draft.facts = facts
             shutil.rmtree(checkpoint, ignore_errors=True)
@@ -278,7 +278,7 @@ def _labelled_part(run: Run) -> Part:
 def _encoder_digests(run: Run) -> Any:
     digests = {name: trained_digest(run, settings, where) for name, (settings, where) in encoders_of(run).items()}
     # Co-trained teachers read padding for longer than single ones did.
-    return digests.get("") or {name: own.replace(" unpadded", " each unpadded") for name, own in digests.items()}
+    return digests.get("") or {name: digest.replace(" unpadded", " each unpadded") for name, digest in digests.items()}
 
 
 def trained_digest(run: Run, settings: Student | Settings, where: str) -> str:

@@ -145,9 +145,9 @@ class CoTrainedTeachers(nn.Module):
     def _inputs(self, index: int, ids: torch.Tensor, types: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """Returns the tokens of one encoder, padded on the right."""
         first, last = self.starts[index : index + 2]
-        own = (ids >= first) & (ids < last)
-        lengths = own.sum(dim=1, keepdim=True)
-        order = (~own).to(torch.int8).argsort(dim=1, stable=True)[:, : int(lengths.max())]
+        is_own = (ids >= first) & (ids < last)
+        lengths = is_own.sum(dim=1, keepdim=True)
+        order = (~is_own).to(torch.int8).argsort(dim=1, stable=True)[:, : int(lengths.max())]
         mask = torch.arange(order.shape[1], device=ids.device) < lengths
         body: Any = self.bodies[index]
         inputs = {
@@ -167,5 +167,5 @@ def concatenated(parts: Sequence[Examples], starts: Sequence[int]) -> Examples:
     types = None
     if any(part.type_ids is not None for part in parts):
         columns = [part.type_ids or [np.zeros(len(tokens), np.int8) for tokens in part.tokens] for part in parts]
-        types = [np.concatenate(own) for own in zip(*columns, strict=True)]
+        types = [np.concatenate(parts_of_text) for parts_of_text in zip(*columns, strict=True)]
     return Examples(ids, types, np.tile(parts[0].targets, (1, len(parts))), parts[0].weights)

@@ -458,8 +458,8 @@ def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerS
         logits, confidence = answers.logits.to_numpy(), answers.confidence.to_numpy()
         margin = top_margin(logits.astype(np.float64))
         if answers.own is not None:  # it may prefer none of its labels
-            own = answers.own.to_numpy().clip(LEAST_OWN, 1 - LEAST_OWN)
-            margin = np.minimum(margin, np.log(own / (1 - own)))
+            share = answers.own.to_numpy().clip(LEAST_OWN, 1 - LEAST_OWN)
+            margin = np.minimum(margin, np.log(share / (1 - share)))
         by_teacher.append(np.stack([confidence, margin, logits.max(axis=1)], axis=1))
         predicted.append(np.array(labels)[logits.argmax(axis=1)])
     joined = np.stack(by_teacher, axis=2)

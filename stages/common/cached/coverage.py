@@ -241,10 +241,10 @@ class BucketRequest:
         for rows, logits, first, last in coverage.missing():
             rest = np.ones(len(rows), bool)
             for name, part in self.parts(logits, first, last).items():
-                own = (rows >= part.start) & (rows < part.stop)
-                if own.sum() == len(part):
-                    rest &= ~own
-                    yield name, rows[own], logits, first, last
+                is_inside = (rows >= part.start) & (rows < part.stop)
+                if is_inside.sum() == len(part):
+                    rest &= ~is_inside
+                    yield name, rows[is_inside], logits, first, last
             if rest.any():
                 yield self.name(rows[rest], logits, first, last), rows[rest], logits, first, last
 

@@ -58,7 +58,7 @@ class AnswerReader:
         targets = self.targets
         answers = self._answers(teacher, prefixes, keys)
         outputs = _aligned(_logits(answers), keys, teacher)["logits"]
-        logits, own = self._of_labels(teacher, outputs), self._own_share(teacher, outputs)
+        logits, share = self._of_labels(teacher, outputs), self._own_share(teacher, outputs)
         full = self.passes if targets.passes is None else targets.passes
         comparative = targets.uncertainty in COMPARATIVE  # a placeholder: fit-statistics computes these confidences
         measure = MEASURES["entropy" if comparative else targets.uncertainty]
@@ -67,11 +67,11 @@ class AnswerReader:
         elif "confidences" in self.manifest.facts:
             return TeacherPredictions(teacher, logits, softmax_column(logits), self._stored(teacher, prefixes, keys))
         else:
-            places = self.teachers[teacher].places if own is not None else None
+            places = self.teachers[teacher].places if share is not None else None
             sums = _aligned(_summed(answers, full, measure, places), keys, teacher)
         distribution = mean(sums, "probability") if targets.distribution == "mc-mean" else softmax_column(logits)
         certain = confidence(sums, measure)
-        return TeacherPredictions(teacher, logits, distribution, certain if own is None else certain * own, own)
+        return TeacherPredictions(teacher, logits, distribution, certain if share is None else certain * share, share)
 
     def _of_labels(self, teacher: str, outputs: pl.Series) -> pl.Series:
         """Returns the columns of the teacher's labels, without catch_all."""

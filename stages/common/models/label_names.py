@@ -28,20 +28,22 @@ def label_names(
     """Returns the teacher's label names, renamed, by position; without `numbers`, a label of the model is no number."""
     where = f"teacher {teacher}: {files.folder / 'config.json'}"
     check_single_label(files, "teacher", where, "use a teacher that chooses one label per text")
-    own, _ = own_labels(files, teacher=teacher)
-    if not files.trust_remote_code and not model_folder.may_have_head(files.folder, len(own)):
-        raise _no_head(files, len(own), where)
-    names = labels if labels is not None else own
+    outputs, _ = own_labels(files, teacher=teacher)
+    if not files.trust_remote_code and not model_folder.may_have_head(files.folder, len(outputs)):
+        raise _no_head(files, len(outputs), where)
+    names = labels if labels is not None else outputs
     if UNNAMED in names:
         fix = "give each output its name, in `labels` of this teacher"
-        blank = [f"{index} ({own[index]!r})" for index in range(min(len(names), len(own))) if names[index] == UNNAMED]
+        blank = [
+            f"{index} ({outputs[index]!r})" for index in range(min(len(names), len(outputs))) if names[index] == UNNAMED
+        ]
         raise ModelError(f'labels: "{UNNAMED}" is no name, for output {", ".join(blank[:5])}', where=where, fix=fix)
-    if len(names) != len(own):
-        extra = ", ".join(map(repr, names[len(own) :]))
-        unnamed = ", ".join(f"{index} ({own[index]!r})" for index in range(len(names), len(own)))
+    if len(names) != len(outputs):
+        extra = ", ".join(map(repr, names[len(outputs) :]))
+        unnamed = ", ".join(f"{index} ({outputs[index]!r})" for index in range(len(names), len(outputs)))
         unmatched = f"no output for {extra}" if extra else f"no name for output {unnamed}"
-        what = f"labels: {len(names)} names for {len(own)} outputs: {unmatched}"
-        raise ModelError(what, where=where, fix=f"give exactly {len(own)} labels, by position")
+        what = f"labels: {len(names)} names for {len(outputs)} outputs: {unmatched}"
+        raise ModelError(what, where=where, fix=f"give exactly {len(outputs)} labels, by position")
     _check_has(names, rename, "rename", where)
     renamed = [rename.get(name, name) for name in names]
     if len(renamed) < 2:
@@ -85,8 +87,8 @@ def _no_head(files: ModelFiles, count: int, where: str) -> ModelError:
         fix = "name a classifier, that is a fine-tuned model, saved whole with its own config.json"
         return ModelError(f"the weights have no classification head of {count} outputs", where=where, fix=fix)
     labels = counted(count, "label")
-    own = f"names {labels}" if files.config.get("id2label") else f"has no id2label, which means {labels}"
-    what = f"config.json {own}, but the weights have {counted(outputs, 'output')}"
+    statement = f"names {labels}" if files.config.get("id2label") else f"has no id2label, which means {labels}"
+    what = f"config.json {statement}, but the weights have {counted(outputs, 'output')}"
     fix = 'name each output in config.json, by position: "id2label": {"0": "NAME", "1": "NAME", ...}'
     return ModelError(what, where=where, fix=fix)
 

@@ -173,8 +173,8 @@ def check_encoder_kind(config: Mapping[str, Any], *, where: str) -> None:
     """Refuses an architecture of which no classifier can be trained."""
     kind = str(config.get("model_type"))
     reason = NO_ENCODER.get(kind)
-    own = kind in {ATTENTIVE, STATIC} or "auto_map" in config  # of amalgam, or with code of the model's own
-    if reason is None and not own and not has_classifier(kind):
+    has_own_code = kind in {ATTENTIVE, STATIC} or "auto_map" in config  # of amalgam, or with code of the model's own
+    if reason is None and not has_own_code and not has_classifier(kind):
         reason = f"transformers {importlib.metadata.version('transformers')} has no classifier of this kind"
     if reason is not None:
         what = f"a model of the kind {shown(kind)} cannot be an encoder: {reason}"

@@ -136,9 +136,9 @@ def _lack_of_evidence(states: Array, evidence: Array, deviation: float) -> tuple
     """
     slopes, added, folds = [], np.zeros(len(states)), _folds(len(states))
     evidence = np.clip(evidence, 0.0, 1.0)
-    for own in np.moveaxis(states, 1, 0):
-        scale = own.std(axis=0) + np.finfo(np.float32).eps
-        inputs, slope, values = (own - own.mean(axis=0)) / scale, np.zeros(len(scale)), np.zeros(len(own))
+    for layer in np.moveaxis(states, 1, 0):
+        scale = layer.std(axis=0) + np.finfo(np.float32).eps
+        inputs, slope, values = (layer - layer.mean(axis=0)) / scale, np.zeros(len(scale)), np.zeros(len(layer))
         for fold in range(folds.max() + 1):
             chosen = folds != fold
             values[~chosen] = inputs[~chosen] @ _ridge(inputs[chosen], evidence[chosen])
@@ -165,8 +165,8 @@ def _is_clear(evidence: Array, groups: RowNumbers) -> Array:
     """Returns the half of all texts with the most evidence, and that of each group, so that no group is lost."""
     is_clear: Array = evidence >= np.median(evidence)
     for group in np.unique(groups):
-        own = groups == group
-        is_clear |= own & (evidence >= np.median(evidence[own]))
+        is_member = groups == group
+        is_clear |= is_member & (evidence >= np.median(evidence[is_member]))
     return is_clear
 
 

@@ -204,7 +204,7 @@ def collected(run: Run) -> dict[str, Array]:
     from amalgam.stages.app import frames
     from amalgam.stages.common.cached.load import features_of, last_states, load_encoder, states_of
     from amalgam.stages.common.load import label_space, train_part
-    from amalgam.stages.weigh_teachers.stage import answer_signals, keys_of
+    from amalgam.stages.weigh_teachers.load import answer_signals, keys_of
 
     buckets, space = train_part(run).buckets, label_space(run)
     keys = keys_of(run, buckets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,9 +14,11 @@ from amalgam.data.keys import label_notes
 from amalgam.tests.workspaces import TEACHER_LABELS
 
 if TYPE_CHECKING:
+    from amalgam.stages.common.cached.read import AnswerReader
     from amalgam.tests.workspaces import Workspace
 
 CATCH_ALL = "teachers.0.catch_all=[computing]"
+OTHERS = [label for label in TEACHER_LABELS["first"] if label != "banking"]
 LEFT = [*(label for label in TEACHER_LABELS["first"] if label != "computing"), *TEACHER_LABELS["second"]]
 
 
@@ -38,17 +41,19 @@ def test_no_teacher_runs_again_and_the_label_is_no_label_of_the_student(workspac
     assert experiment.targets.collect()["target"].dtype == pl.Array(pl.Float32, len(LEFT))
 
 
-@pytest.mark.parametrize("method", ["amalgam", "muka-soft"])
-def test_a_teacher_weighs_less_where_it_predicts_the_label(workspace: Workspace, method: str) -> None:
-    chosen = {}
-    for catch_all in ([], ["computing"]):
-        overrides = {"student.method": method, "teachers.0.catch_all": catch_all}
+@pytest.mark.parametrize(
+    ("method", "names"), [("amalgam", ["computing"]), ("muka-soft", ["computing"]), ("amalgam", OTHERS)]
+)
+def test_a_teacher_weighs_less_where_it_predicts_the_label(workspace: Workspace, method: str, names: list[str]) -> None:
+    chosen, places = {}, list(map(TEACHER_LABELS["first"].index, names))
+    for catch_all in ([], names):
+        overrides = {"student.method": method, "teachers.0.catch_all": catch_all, "corpus.test": None}
         experiment = Experiment.load(workspace.config, overrides, quiet=True)
         experiment.run("build-targets")
         targets = experiment.targets.collect()
         logits = experiment.logits("first").collect().select("key", first=pl.col("logits").arr.arg_max())
         joined = targets.join(logits, on="key")
-        predicts = joined["first"] == TEACHER_LABELS["first"].index("computing")
+        predicts = joined["first"].is_in(places)
         assert predicts.any()
         chosen[bool(catch_all)] = joined.filter(predicts)["teacher"].to_list().count("first")
     assert chosen[True] < chosen[False]
@@ -57,11 +62,37 @@ def test_a_teacher_weighs_less_where_it_predicts_the_label(workspace: Workspace,
 def test_what_cannot_be_left_out_is_refused(fresh: Workspace) -> None:
     for catch_all, words in {
         "[compute]": "such as 'computing'",
-        "[banking, computing, cooking]": "fewer than two labels",
+        "[banking, computing, cooking, gardening]": "no label",
     }.items():
         refused = fresh.attempt("plan", f"teachers.0.catch_all={catch_all}")
         assert (refused.code, words in refused.err) == (2, True), refused.err
     assert "not for teachers with catch_all" in fresh.attempt("plan", CATCH_ALL, "cache.adaptive=true").err
+    one_label = f"teachers.0.catch_all=[{', '.join(OTHERS)}]"
+    apart = fresh.attempt("plan", one_label, "corpus.test=null", "targets.mode=uhc")
+    assert "teacher first has one label, and uhc compares the labels of each teacher" in apart.err
+    same = ("teachers.1.catch_all=[law, medicine, music]", "teachers.1.rename={gardening: banking}")
+    assert "all teachers together have one label, banking" in fresh.attempt("plan", one_label, *same).err
+
+
+def test_a_prediction_of_the_label_is_wrong_on_its_own_labels(workspace: Workspace) -> None:
+    workspace("report", CATCH_ALL, "student.epochs=1")
+    report = json.loads((workspace.folder / "reports/student.json").read_text())
+    logits = Experiment.load(workspace.config).logits("first")
+    texts = Experiment.load(workspace.config).texts("test").select(pl.col("key").cast(pl.Binary), "label")
+    joined = texts.join(logits.with_columns(pl.col("key").cast(pl.Binary)), on="key").collect()
+    own = joined.filter(pl.col("label").is_in(TEACHER_LABELS["first"]))
+    names = [TEACHER_LABELS["first"][place] for place in own["logits"].arr.arg_max()]
+    right = sum(name == label for name, label in zip(names, own["label"], strict=True))
+    assert report["student_quality"]["teachers"]["own"]["first"] == {"n": len(own), "right": right}
+
+
+def test_the_confidence_of_a_detector_is_the_probability_of_its_label(workspace: Workspace) -> None:
+    reader, keys = answers_of(workspace, f"teachers.0.catch_all=[{', '.join(OTHERS)}]")
+    part, whole = (reader.predictions("first", ["all"], keys), answers_of(workspace)[0])
+    logits = whole.predictions("first", ["all"], keys).logits.to_numpy().astype(float)
+    banking = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True))[:, TEACHER_LABELS["first"].index("banking")]
+    assert np.allclose(part.confidence.to_numpy(), banking)
+    assert (part.distribution.to_numpy() == 1).all()
 
 
 def test_a_label_that_looks_like_one_is_noted() -> None:
@@ -71,21 +102,23 @@ def test_a_label_that_looks_like_one_is_noted() -> None:
     assert not [*label_notes({"only": ["law", "other"]})]
 
 
-def test_the_share_of_its_own_labels_scales_its_confidence(workspace: Workspace) -> None:
+def answers_of(workspace: Workspace, *overrides: str) -> tuple[AnswerReader, pl.Series]:
+    """Returns the reader of the cached predictions, and the keys of the training texts."""
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.api import open_run
     from amalgam.stages.common.cached.load import answer_reader
     from amalgam.stages.registry import STAGES
 
-    workspace("cache-teachers")
-    frames = {}
-    for overrides in ([], [CATCH_ALL]):
-        run = open_run(workspace.config, [*overrides, "targets.passes=0"])
-        update(STAGES, run, target="cache-teachers")
-        reader = answer_reader(run)
-        keys = Experiment.load(workspace.config).texts("train").collect()["key"].cast(pl.Binary)
-        frames[bool(overrides)] = reader.predictions("first", ["all"], keys)
-    whole, part = frames[False].logits.to_numpy().astype(float), frames[True]
+    run = open_run(workspace.config, ["targets.passes=0", "corpus.test=null", *overrides])
+    update(STAGES, run, target="cache-teachers")
+    texts = Experiment.load(workspace.config, {"corpus.test": None}).texts("train").collect()
+    return answer_reader(run), texts["key"].cast(pl.Binary)
+
+
+def test_the_share_of_its_own_labels_scales_its_confidence(workspace: Workspace) -> None:
+    (reader, keys), (with_it, _) = answers_of(workspace), answers_of(workspace, CATCH_ALL)
+    whole = reader.predictions("first", ["all"], keys).logits.to_numpy().astype(float)
+    part = with_it.predictions("first", ["all"], keys)
     assert np.array_equal(part.logits.to_numpy(), whole[:, [0, 2, 3]])
     probability = np.exp(whole) / np.exp(whole).sum(axis=1, keepdims=True)
     assert part.own is not None

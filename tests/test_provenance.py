@@ -17,7 +17,7 @@ from amalgam.stages.common.corpus import are_written, texts_file
 from amalgam.stages.common.load import reference_part, train_part
 from amalgam.stages.fit_statistics.stage import generated_for
 from amalgam.stages.registry import STAGES
-from amalgam.stages.weigh_teachers.stage import keys_of, provenance
+from amalgam.stages.weigh_teachers.load import keys_of, provenance
 from amalgam.stages.weigh_teachers.weigh import generated_shares
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 

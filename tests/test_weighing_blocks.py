@@ -30,6 +30,7 @@ from amalgam.stages.common import corpus
 from amalgam.stages.common.corpus import Bucket
 from amalgam.stages.train_student import training
 from amalgam.stages.weigh_teachers import name_order, neighbours, signals, stage, weigh
+from amalgam.stages.weigh_teachers.load import AnswerSignals, answer_signals
 from amalgam.stages.weigh_teachers.stage import LABELLED, WeighTeachers
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import (
@@ -139,11 +140,10 @@ def test_names_in_the_wrong_order_are_noted_where_the_file_gives_them(
 def test_teachers_that_predict_the_same_label_are_right_together_in_the_estimate(
     cached: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def same(*given: Any) -> stage.AnswerSignals:
+    def same(*given: Any) -> AnswerSignals:
         answers = answer_signals(*given)
         return replace(answers, labels=np.zeros_like(answers.labels))
 
-    answer_signals = stage.answer_signals
     monkeypatch.setattr(stage, "answer_signals", same)
     by_one(cached)
     assert cached.manifest("weigh-teachers")["facts"]["accuracy"]["value"] > 0.99

@@ -30,7 +30,7 @@ from amalgam.stages.report.stage import share_of_unknown
 from amalgam.stages.report.verdict_types import ShareOfUnknown, SystemEstimate
 from amalgam.stages.report.verdict_words import outside_line, share_of_unknown_line
 from amalgam.stages.target_methods import gives_label_distributions, target_method
-from amalgam.stages.weigh_teachers.stage import keys_of
+from amalgam.stages.weigh_teachers.load import keys_of
 
 HINT = "hint_"
 """Start of the columns with the teachers' predictions; they are in random order, because the first one is copied."""

@@ -175,6 +175,7 @@ def check_gold(run: Run) -> None:
     method = target_method(run.experiment.targets)
     if method.one_label_set:
         check_one_label_set(teachers_of(run), run.experiment.targets.mode)
+    _check_label_counts(teachers_of(run), run.experiment.targets.mode, apart=method.loss == "restricted")
     treatments = dict.fromkeys(["test", "validation", *(["train"] if method.reads_gold else [])], "left out")
     if run.experiment.labels == FROM_CORPUS and _takes_labels(run):
         treatments["train"] = "learned without a label"
@@ -194,6 +195,18 @@ def check_unknown(run: Run) -> None:
         what = f"corpus.unknown: {shown(str(unknown))} is a label of teacher {' and '.join(owners)}"
         fix = "name a label that no teacher has, or if it means none of that teacher's others, set its catch_all"
         raise ExperimentError(what, where="corpus.unknown", fix=fix)
+
+
+def _check_label_counts(teachers: Sequence[ResolvedTeacher], mode: str, *, apart: bool) -> None:
+    """Refuses one label of all teachers, and one label of a teacher if the student learns its labels `apart`."""
+    single = [teacher for teacher in teachers if len(teacher.labels) == 1]
+    if len({label for teacher in teachers for label in teacher.labels}) == 1:
+        what = f"all teachers together have one label, {shown(single[0].labels[0])}"
+        raise ExperimentError(what, where="teachers", fix="remove catch_all, or add a teacher of another label")
+    if apart and single:
+        what = f"teacher {single[0].name} has one label, and {mode} compares the labels of each teacher"
+        fix = "remove its catch_all, or another method: `amalgam methods`"
+        raise ExperimentError(what, where=f"targets.mode: {mode}", fix=fix)
 
 
 def check_one_label_set(teachers: Sequence[ResolvedTeacher], mode: str) -> None:

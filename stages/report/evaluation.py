@@ -96,6 +96,13 @@ class TeacherInputs:
         logits = {name: self.answers.logits(name, prefixes, keys) for name in self.labels.columns}
         return {name: column.to_numpy().astype(np.float64) for name, column in logits.items()}
 
+    def predicts_none(self, teacher: str, buckets: Sequence[Bucket], rows: pa.Table) -> Array:
+        """Returns the rows for which the teacher predicts none of its labels."""
+        if self.answers is None:
+            raise AssertionError("without answers there is no teacher")
+        prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", rows.column("key"), pl.Binary)
+        return self.answers.predicts_none(teacher, prefixes, keys)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationInputs(TeacherInputs):
@@ -121,7 +128,7 @@ class TestAnswers:
     """Positions in the test part."""
     gold: Array
     own: dict[str, Array]
-    """By teacher: its prediction among its own labels."""
+    """By teacher: its prediction among its own labels; -1 where it predicts its catch_all."""
     systems: dict[str, SystemPredictions]
     """By system, in the order of the table."""
     letters: Array
@@ -205,7 +212,7 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     systems: dict[str, SystemPredictions] = {}
     logits = inputs.teacher_logits(buckets, table)
     for name, columns in labels.columns.items():
-        own[name] = np.array(columns)[logits[name].argmax(axis=1)]
+        own[name] = np.where(inputs.predicts_none(name, buckets, table), -1, np.array(columns)[logits[name].argmax(1)])
         # Labels of other teachers get 0, so their NLL is infinite.
         union = np.zeros((len(gold), len(labels.names)))
         union[:, list(columns)] = softmax(logits[name])

@@ -32,6 +32,7 @@ from amalgam.stages.train_teachers.stage import learned_by_teachers
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
+    from amalgam.stages.cache_teachers.sample import PassAudit
     from amalgam.stages.common.cached.read import AnswerReader
     from amalgam.stages.common.inference.batches import Classifier
     from amalgam.stages.report.audit import AuditInputs
@@ -164,8 +165,16 @@ def audit_inputs(run: Run) -> AuditInputs:
         store=run.store,
         read_predictions=read_predictions,
         are_learned=are_learned,
-        passes=run.result("cache-teachers").facts.get("audit") if load.teachers_of(run) else None,
+        passes=_effect_of_passes(run),
     )
+
+
+def _effect_of_passes(run: Run) -> PassAudit | None:
+    """Returns the comparison of one pass with many; None with a catch_all, which it does not regard."""
+    teachers = load.teachers_of(run)
+    if not teachers or any(teacher.catch_all for teacher in teachers):
+        return None
+    return run.result("cache-teachers").facts.get("audit")
 
 
 def page_inputs(run: Run) -> ReportInputs:

@@ -53,6 +53,11 @@ class LabelSets:
             groups.setdefault(frozenset(labels), []).append(position)
         return cls(list(groups.values()))
 
+    def detectors(self, space: LabelSpace) -> list[int]:
+        """Returns the groups of teachers with a single label, which have a catch_all next to it."""
+        counts = list(map(len, space.columns.values()))
+        return [number for number, group in enumerate(self.groups) if counts[group[0]] == 1]
+
     @property
     def all_differ(self) -> bool:
         return all(len(group) == 1 for group in self.groups)

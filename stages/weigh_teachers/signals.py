@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -76,16 +76,22 @@ ONE_LABEL, FEW_TEXTS = 0.95, 100
 """A teacher has one prediction if a label has a larger share of its predictions on at least so many texts."""
 
 
-def one_label(predicted: Array) -> Array:
-    """Returns whether each teacher predicts one label for nearly all texts, which is then no evidence: [teachers]."""
+def one_label(predicted: Array, detectors: Collection[int] = ()) -> Array:
+    """Returns whether each teacher predicts one label for nearly all texts, which is then no evidence: [teachers].
+
+    `detectors` have a single label next to their catch_all, whose probability is their evidence.
+    """
     texts = len(predicted)
     counts = [np.unique(labels, return_counts=True)[1].max(initial=0) for labels in predicted.T]
-    return np.array([texts >= FEW_TEXTS and count > ONE_LABEL * texts for count in counts], bool)
+    is_most = [texts >= FEW_TEXTS and count > ONE_LABEL * texts for count in counts]
+    return np.array([most and teacher not in detectors for teacher, most in enumerate(is_most)], bool)
 
 
-def with_absence(kinds: Mapping[str, Array], predicted: Array, fitted: Fitted) -> dict[str, Array]:
+def with_absence(
+    kinds: Mapping[str, Array], predicted: Array, fitted: Fitted, detectors: Collection[int] = ()
+) -> dict[str, Array]:
     """Adds to each kind of evidence, for teachers with one prediction, that the evidence for all others is low."""
-    teachers = np.flatnonzero(fitted.value("one label", lambda: one_label(predicted).astype(np.uint8)))
+    teachers = np.flatnonzero(fitted.value("one label", lambda: one_label(predicted, detectors).astype(np.uint8)))
     if predicted.shape[1] == 1 or not len(teachers):
         return dict(kinds)
     result = {name: signal.copy() for name, signal in kinds.items()}

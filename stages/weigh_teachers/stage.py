@@ -7,13 +7,12 @@ its texts are a random sample. A corpus of one block is fitted on all its texts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from amalgam.data.arrays import Array, Keys, top_margin
-from amalgam.data.keys import text_key
-from amalgam.data.lazy import np, pa, pc, pl
+from amalgam.data.arrays import Array, Keys
+from amalgam.data.lazy import np, pa, pc
 from amalgam.data.parquet import LABELLED_WEIGHTS, WEIGHTS, build_table, key_array, read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import counted
@@ -23,25 +22,35 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
-from amalgam.stages.common.corpus import Bucket, are_written, group_name, neighbouring_buckets, read_bucket
+from amalgam.stages.common.corpus import Bucket, are_written, group_name, neighbouring_buckets
 from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.few_labels import Correction, with_known
-from amalgam.stages.weigh_teachers.label_sets import DistinctTeachers, LabelSets
+from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.labelled_states import Labelled, PartlyLabelled, StateMaps, Weighed, fit_labels
+from amalgam.stages.weigh_teachers.load import (
+    AnswerSignals,
+    TextBlock,
+    Texts,
+    answer_signals,
+    distinct_teachers,
+    evidence_of,
+    features_of,
+    keys_of,
+    lowers_evidence,
+    name_states,
+    text_blocks,
+)
 from amalgam.stages.weigh_teachers.name_order import UNCLEAR_ORDER, as_good_orders
-from amalgam.stages.weigh_teachers.neighbours import Pooled, SideBySide, Space, blocks_of, densities, similar
-from amalgam.stages.weigh_teachers.signals import Fitted, one_label, together, with_absence
-from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts, estimated_accuracy
+from amalgam.stages.weigh_teachers.neighbours import Space, similar
+from amalgam.stages.weigh_teachers.signals import Fitted, one_label, together
+from amalgam.stages.weigh_teachers.weigh import WeightFacts, estimated_accuracy
 
 FITTED = ".safetensors"
 
 LABEL = "amalgam label --count 50"
 """The command in a stored note; the option -c is added when the note is shown."""
-
-LEAST_OWN = 1e-9
-"""Probabilities of a teacher's labels below it count as equal."""
 
 LABELLED = "weights_labelled.parquet"
 """The file with the weights of labelled texts; it exists with `labels` of the experiment."""
@@ -102,11 +111,14 @@ class WeighTeachers(Stage):
         inputs: dict[str, object] = {"texts": load.train_part(run).texts_digest, **cached.passes_counted(run)}
         inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
         inputs["knows"] = load.known_labels(run)
+        if lowers_evidence(run):
+            inputs["catch_all"] = "lowers evidence of states"
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs |= load.generated_identity(run)
         inputs |= load_labels.labels_identity(run)
-        if run.experiment.corpus.limit is not None and len(_blocks(run)) > 1:
-            inputs["blocks"] = [group_name(block.buckets) for block in _blocks(run)]  # texts beyond the limit move them
+        if run.experiment.corpus.limit is not None and len(text_blocks(run)) > 1:
+            # Texts beyond the limit move the blocks.
+            inputs["blocks"] = [group_name(block.buckets) for block in text_blocks(run)]
         upstream = ["cache-features"] * target_method(targets).reads_features
         return Identity({"targets": settings}, inputs, {stage: run.fingerprint(stage) for stage in upstream})
 
@@ -124,7 +136,7 @@ class WeighTeachers(Stage):
                 block,
                 is_read_by_others=block.start == 0,
             )
-            for block in _blocks(run)
+            for block in text_blocks(run)
         ]
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
@@ -147,7 +159,7 @@ class WeighTeachers(Stage):
                 weights = _corrected(weighed, fitted.scope("labels"))
             weights = with_known(weights, labelled.rows, labelled.has_label)
         moved = weights.argmax(axis=1) != weighed.weights.argmax(axis=1)
-        weights = _distinct(run).divided(weights)
+        weights = distinct_teachers(run).divided(weights)
         facts = BlockSums(
             texts=len(weights),
             weights=weights.sum(axis=0).tolist(),
@@ -165,7 +177,7 @@ class WeighTeachers(Stage):
             write_table(build_table(WEIGHTS, columns), draft.folder / "weights.parquet")
             if labelled_weights is not None:
                 write_table(labelled_weights, draft.folder / LABELLED)
-            if is_first and len(_blocks(run)) > 1:
+            if is_first and len(text_blocks(run)) > 1:
                 fitted.save(draft.folder / "fitted.safetensors")
             draft.facts = facts
 
@@ -214,48 +226,7 @@ class WeighTeachers(Stage):
         return f"{weights} weights of {', '.join(manifest.facts.get('shares', ()))}"
 
 
-# ---- blocks of texts
-
-
-@dataclass(frozen=True)
-class TextBlock:
-    """Neighbouring buckets of training texts; build-targets has the same ones."""
-
-    buckets: tuple[Bucket, ...]
-    start: int
-    """The number of texts before it."""
-
-
-def _blocks(run: Run) -> list[TextBlock]:
-    return _blocks_of(run, load.train_part(run).texts_digest)
-
-
-@once
-def _blocks_of(run: Run, _digest: str) -> list[TextBlock]:
-    groups = list(neighbouring_buckets(load.train_part(run).buckets))
-    ends = np.cumsum([sum(bucket.rows for bucket in group) for group in groups]).tolist()
-    return [TextBlock(group, start) for group, start in zip(groups, [0, *ends], strict=False)]
-
-
-@dataclass(frozen=True)
-class Texts:
-    """The keys of texts, and their buckets."""
-
-    keys: pa.Array
-    prefixes: Sequence[str]
-    start: int
-    """The number of texts before the block that they are from."""
-
-    @classmethod
-    def of(cls, run: Run, block: TextBlock) -> Texts:
-        return cls(keys_of(run, block.buckets), [bucket.prefix for bucket in block.buckets], block.start)
-
-
-@once
-def _distinct(run: Run) -> DistinctTeachers:
-    families = cached.families_of(run)
-    contents = [(families[each.name], each.labels, each.catch_all) for each in load.teachers_of(run)]
-    return DistinctTeachers.of(load.label_space(run), contents)
+# ---- weights and their checks
 
 
 def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[Weighed, Array | None]:
@@ -263,13 +234,13 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[
 
     The evidence is None if no kinds of evidence were used. The first block adds its numbers to `fitted` and `facts`.
     """
-    targets, label_sets = run.experiment.targets, LabelSets.of(_distinct(run).space)
+    targets, label_sets = run.experiment.targets, LabelSets.of(distinct_teachers(run).space)
     answers = answer_signals(run, texts.prefixes, texts.keys)
     shares: Array | None = None
     spaces: Sequence[Space] = ()
     largest_evidence: Array | None = None
     if targets.weight_signal == "all":
-        evidence, combined = _evidence(run, texts, answers, fitted)
+        evidence, combined = evidence_of(run, texts, answers, fitted)
         kinds, spaces = list(evidence.kinds.values()), evidence.spaces
         signal, shares = weigh.agreed_signal(evidence, facts, fitted)
         largest_evidence = None if signal is None else signal.max(axis=1)
@@ -288,7 +259,7 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[
             weights = label_sets.divided(weights, combined, fitted)
             estimated = None if estimated is None else label_sets.divided_shares(estimated, weights)
     if estimated is not None:
-        estimated = _distinct(run).divided(estimated[None])[0]
+        estimated = distinct_teachers(run).divided(estimated[None])[0]
         facts["shares"] = dict(zip(load.label_space(run).columns, estimated.round(4).tolist(), strict=True))
     kinds = [label_sets.by_teacher(kind) for kind in kinds]
     return Weighed(weights, kinds, answers.labels, spaces), largest_evidence
@@ -313,8 +284,8 @@ def _as_good_orders(run: Run, texts: Texts, predicted: Array) -> dict[str, float
     """Returns, by teacher, the share of random orders of its label names that fit its predictions as well."""
     if not target_method(run.experiment.targets).reads_features:
         return {}
-    features, names, shares = _features(run, texts), _name_states(run), dict[str, float]()
-    for (teacher, labels), column in zip(_distinct(run).space.columns.items(), predicted.T, strict=True):
+    features, names, shares = features_of(run, texts), name_states(run), dict[str, float]()
+    for (teacher, labels), column in zip(distinct_teachers(run).space.columns.items(), predicted.T, strict=True):
         place = np.zeros(names.shape[1], np.int64)
         place[list(labels)] = np.arange(len(labels))
         share = as_good_orders(features, names[:, list(labels)], place[column])
@@ -324,10 +295,10 @@ def _as_good_orders(run: Run, texts: Texts, predicted: Array) -> dict[str, float
 
 
 def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
-    """Yields a note for each teacher that predicts one label for nearly all texts."""
-    space = _distinct(run).space
+    """Yields a note for each teacher of several labels that predicts one of them for nearly all texts."""
+    space = distinct_teachers(run).space
     for teacher, labels, alone in zip(space.columns, predicted.T, one_label(predicted), strict=True):
-        if alone:
+        if alone and len(space.columns[teacher]) > 1:
             counts = np.bincount(labels)
             share = percent(counts.max() / len(labels))
             yield (
@@ -340,12 +311,12 @@ def _single_signal(  # noqa: PLR0913 - what the choice rests on
     run: Run, texts: Texts, answers: AnswerSignals, combined: Array, fitted: Fitted, facts: WeightFacts
 ) -> Array | None:
     """Returns the signal of one kind of predictions; None: it does not separate the teachers."""
-    targets, label_sets = run.experiment.targets, LabelSets.of(_distinct(run).space)
+    targets, label_sets = run.experiment.targets, LabelSets.of(distinct_teachers(run).space)
     signal = label_sets.mean(answers.by_name[targets.weight_signal])
     if not fitted.value("separates", lambda: weigh.exclusive(signal, facts)):
         return None
     if targets.neighbours:
-        features, references = _features(run, texts), _features(run, Texts.of(run, _blocks(run)[0]))
+        features, references = features_of(run, texts), features_of(run, Texts.of(run, text_blocks(run)[0]))
         near = similar(features, targets.neighbours, references, texts.start)
         signal = weigh.coherent(signal, near, facts, fitted)
     if targets.teacher_weights == "range":
@@ -356,7 +327,7 @@ def _single_signal(  # noqa: PLR0913 - what the choice rests on
 @once
 def _fitted(run: Run, folder: Path) -> Fitted:
     """Returns the numbers that the first block determined."""
-    first = folder / f"{group_name(_blocks(run)[0].buckets)}.json"
+    first = folder / f"{group_name(text_blocks(run)[0].buckets)}.json"
     record = run.store.record(first)
     if record is None:
         raise DamagedError(f"weigh-teachers {first.stem} is missing", path=str(first))
@@ -404,13 +375,13 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
     }
     keys = pa.concat_arrays([texts.keys.take(pa.array(part.rows)) for texts, part in parts])
     by_name = {"fitted": result.fitted, "left_out": result.left_out}
-    columns = {name: _distinct(run).divided(weights).astype(np.float32) for name, weights in by_name.items()}
+    columns = {name: distinct_teachers(run).divided(weights).astype(np.float32) for name, weights in by_name.items()}
     return fit.weights, build_table(LABELLED_WEIGHTS, {"key": keys, **columns})
 
 
 def _labelled_elsewhere(run: Run) -> Iterator[tuple[Texts, Labelled]]:
     """Yields the labelled texts after the first block, in groups of buckets."""
-    given, first, after = load_labels.given_labels(run), _blocks(run)[0], _blocks(run)[1:]
+    given, first, after = load_labels.given_labels(run), text_blocks(run)[0], text_blocks(run)[1:]
     bits = {format(int.from_bytes(key[:2], "big"), "016b") for key in given.by_key} if given else set()
     buckets = [bucket for block in after for bucket in block.buckets]
     lengths = {len(bucket.prefix) for bucket in buckets}
@@ -426,7 +397,7 @@ def _labelled_elsewhere(run: Run) -> Iterator[tuple[Texts, Labelled]]:
 
 def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
     """Returns the texts with a label in `labels` of the experiment; None without `labels`."""
-    given, space = load_labels.given_labels(run), _distinct(run).space
+    given, space = load_labels.given_labels(run), distinct_teachers(run).space
     if given is None:
         return None
     is_given = pc.is_in(keys, value_set=pa.array(list(given.by_key), keys.type))
@@ -436,117 +407,7 @@ def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
     return Labelled(rows, np.stack([np.isin(gold, labels) for labels in space.columns.values()], axis=1), gold)
 
 
-# ---- the evidence
-
-
-@dataclass(frozen=True)
-class AnswerSignals:
-    """The teachers' predictions on some texts."""
-
-    by_name: dict[str, Array]
-    """Confidence, margin and highest logit: [texts, teachers] each. The kind `answers` of evidence is their sum."""
-    labels: Array
-    """Position of the predicted label in the union: [texts, teachers]."""
-
-
-def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerSignals:
-    """Reads the predictions of all teachers on the texts with these keys, which are in these buckets."""
-    reader, in_order = cached.answer_reader(run), pl.Series("key", keys, pl.Binary)
-    by_teacher, predicted = [], []
-    for teacher, labels in _distinct(run).space.columns.items():
-        answers = reader.predictions(teacher, prefixes, in_order)
-        logits, confidence = answers.logits.to_numpy(), answers.confidence.to_numpy()
-        margin = top_margin(logits.astype(np.float64))
-        if answers.own is not None:  # it may prefer none of its labels
-            share = answers.own.to_numpy().clip(LEAST_OWN, 1 - LEAST_OWN)
-            margin = np.minimum(margin, np.log(share / (1 - share)))
-        by_teacher.append(np.stack([confidence, margin, logits.max(axis=1)], axis=1))
-        predicted.append(np.array(labels)[logits.argmax(axis=1)])
-    joined = np.stack(by_teacher, axis=2)
-    by_name = {name: joined[:, index] for index, name in enumerate(("confidence", "margin", "highest"))}
-    return AnswerSignals(by_name, np.stack(predicted, axis=1))
-
-
-def _evidence(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) -> tuple[Evidence, Array]:
-    """Reads all kinds of evidence, and that of the predictions by teacher; teachers of equal labels are one."""
-    space, first = _distinct(run).space, Texts.of(run, _blocks(run)[0])  # which has the references
-    label_sets, generated_for = LabelSets.of(space), provenance(run, texts.keys)
-    features, reference_features = _features(run, texts), _features(run, first)
-    states, reference_states = _states(run, texts), _states(run, first)
-    names, owned = _name_states(run), list(map(list, space.columns.values()))
-    similarity = (features[rows] @ names for rows in blocks_of(features))
-    closest = np.concatenate(
-        [np.stack([block[:, labels].max(axis=1) for labels in owned], axis=1) for block in similarity]
-    )
-    spaces, reference_spaces = [features, *states], [reference_features, *reference_states]
-    encoder = load.encoder_digest(run, run.experiment.student, cached.ENCODER)
-    is_relative = encoder not in {teacher.files.digest for teacher in load.teachers_of(run)}
-    density = densities(spaces, len(space.names), reference_spaces, texts.start, is_relative=is_relative)
-    kinds = weigh.kinds_of(list(answers.by_name.values()), density, closest, fitted)
-    joined, reference_joined = (label_sets.joined(spaces, reference_states) for spaces in (states, reference_states))
-    reference_joint = SideBySide.of([reference_features, *reference_joined])
-    joint = reference_joint.of_texts([features, *joined])
-    predicted = label_sets.predicted(answers.labels, kinds["answers"])
-    evidence = Evidence(
-        kinds=with_absence({kind: label_sets.mean(values) for kind, values in kinds.items()}, predicted, fitted),
-        predicted=predicted,
-        labels=len(space.names),
-        near=similar(joint, run.experiment.targets.neighbours, reference_joint, texts.start),
-        provenance=None if generated_for is None else label_sets.mean(generated_for),
-        spaces=joint.apart(),
-    )
-    return evidence, kinds["answers"]
-
-
-def _features(run: Run, texts: Texts) -> Space:
-    return cached.features_of(run, key_array(texts.keys), texts.prefixes)
-
-
-def _states(run: Run, texts: Texts) -> list[Space]:
-    keys, teachers = key_array(texts.keys), _distinct(run).space.columns
-    return [
-        Pooled(cached.state_of(run, teacher, keys, cached.last_states, texts.prefixes))
-        for teacher in load.teachers_of(run)
-        if teacher.name in teachers
-    ]
-
-
-@once
-def _name_states(run: Run) -> Array:
-    """Returns the encoder's states of the label names [width, labels]."""
-    return cached.load_encoder(run).name_states(load.label_space(run).names).T
-
-
-def provenance(run: Run, keys: pa.Array) -> Array | None:
-    """Returns the class's probability at the teacher that a text was generated for, 0 at others.
-
-    None: texts were generated for no teacher, or there is one.
-    """
-    teachers = list(_distinct(run).space.columns)
-    if not are_written(run.experiment) or len(teachers) == 1:
-        return None
-    generated_for = _generated_for(run)
-    probabilities = np.zeros((len(keys), len(teachers)))
-    for row, key in enumerate(keys.to_pylist()):
-        for teacher, probability in generated_for.get(key, ()):
-            probabilities[row, teacher] = max(probabilities[row, teacher], probability)
-    return probabilities
-
-
-@once
-def _generated_for(run: Run) -> dict[bytes, list[tuple[int, float]]]:
-    """Returns the teacher and the class's probability of each training text, by key; a text may occur repeatedly."""
-    columns, table = ["text", "teacher", "class_probability"], load.generated_texts(run, "train")
-    places = dict(zip(load.label_space(run).columns, _distinct(run).places.tolist(), strict=True))
-    generated_for: dict[bytes, list[tuple[int, float]]] = {}
-    for text, teacher, probability in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
-        generated_for.setdefault(text_key((text,)), []).append((places[teacher], probability))
-    return generated_for
-
-
-def keys_of(run: Run, buckets: Sequence[Bucket]) -> pa.Array:
-    table = pa.concat_tables(read_bucket(run.store, bucket, ["key"]) for bucket in buckets)
-    return table.column("key").combine_chunks()
+# ---- reading weights
 
 
 def largest_evidence(run: Run, keys: Keys) -> Array | None:
@@ -577,7 +438,7 @@ def weights_of(run: Run, buckets: Sequence[Bucket]) -> pa.Table:
     first, last = buckets[0].prefix, buckets[-1].prefix
     overlapping = [
         (block, file)
-        for block, file in zip(_blocks(run), files, strict=True)
+        for block, file in zip(text_blocks(run), files, strict=True)
         if block.buckets[0].prefix <= last and first <= block.buckets[-1].prefix
     ]
     table = pa.concat_tables(map(read_table, run.store.verified_paths([file for _, file in overlapping])))

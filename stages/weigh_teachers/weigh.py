@@ -8,7 +8,7 @@ shares are fitted on the first block of a corpus and reused for the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Required, TypedDict
@@ -206,6 +206,8 @@ class Evidence:
     """Places of the nearest references in the states of the encoder and all teachers: [texts, neighbours]."""
     provenance: Array | None = None
     """Probability of the class that a text was generated for, at the teacher it was generated for."""
+    detectors: Collection[int] = ()
+    """Positions of the teachers with a single label next to their catch_all."""
     spaces: Sequence[Space] = ()
     """The inputs of linear maps to the labels: states of length 1 of the encoder, and of each teacher."""
 
@@ -234,7 +236,7 @@ def agreed_signal(evidence: Evidence, facts: WeightFacts, fitted: Fitted) -> tup
     for kind in (kind for kind, keep in zip(kinds, is_kept, strict=True) if keep):
         scope = fitted.scope(f"signal of {kind}")
         smooth = together([kinds[kind], smoothed(kinds[kind], evidence.near, scope)], scope)
-        scaled[kind] = by_range(smooth, evidence.predicted, scope)
+        scaled[kind] = by_range(smooth, evidence.predicted, scope, evidence.detectors)
     agreeing = facts.get("agreement", {})
     weights = fitted.value("weights", lambda: [round(raw, 4) for raw in weights_of_kinds(scaled, agreeing).values()])
     facts["kinds"] = dict(zip(scaled, weights.tolist(), strict=True))
@@ -319,13 +321,13 @@ def _mapped(signal: Array, predictions: Array, biases: Array, evidence: Evidence
     return signal + MAPS * predictions + biases[np.arange(signal.shape[1]), evidence.predicted]
 
 
-def by_range(signal: Array, predicted: Array, fitted: Fitted) -> Array:
+def by_range(signal: Array, predicted: Array, fitted: Fitted, detectors: Collection[int] = ()) -> Array:
     """Scales each teacher's signal to 0 at its lowest values and 1 at the highest of texts with the predicted label.
 
     The ends of a range do not depend on the teacher's share of the texts, as mean and deviation do. Labels differ in
     how confident and how dense their own texts are, so each has an upper end of its own.
     """
-    return _between(fitted.value("ends", lambda: _ends(signal, predicted)), signal, predicted)
+    return _between(fitted.value("ends", lambda: _ends(signal, predicted, detectors)), signal, predicted)
 
 
 def _between(ends: Array, signal: Array, predicted: Array) -> Array:
@@ -333,7 +335,7 @@ def _between(ends: Array, signal: Array, predicted: Array) -> Array:
     return (signal - lowest) / np.maximum(highest - lowest, LEAST_RANGE)
 
 
-def _ends(signal: Array, predicted: Array) -> Array:
+def _ends(signal: Array, predicted: Array, detectors: Collection[int]) -> Array:
     """Returns the lower end and the upper ends [teachers, labels + 2].
 
     The texts at the ends of a teacher with one prediction need not be its own and those of others. So its scaled signal
@@ -342,7 +344,7 @@ def _ends(signal: Array, predicted: Array) -> Array:
     lowest, highest = np.sort(signal, axis=0)[:ENDS].mean(axis=0)[:, None], _upper_ends(signal, predicted)
     shortest = lowest + LEAST_PART * (highest[:, -1:] - lowest)
     ends = np.concatenate([lowest, np.maximum(highest, shortest)], axis=1)
-    alone = one_label(predicted)
+    alone = one_label(predicted, detectors)
     if alone.any() and not alone.all():
         others = _between(ends, signal, predicted)[:, ~alone]
         length = np.maximum(signal.std(axis=0)[alone] / max(float(others.std(axis=0).mean()), LEAST_RANGE), LEAST_RANGE)

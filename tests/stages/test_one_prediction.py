@@ -7,12 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from amalgam.data.keys import union_of
+from amalgam.stages.weigh_teachers.label_sets import LabelSets
+from amalgam.stages.weigh_teachers.load import where_own
 from amalgam.stages.weigh_teachers.signals import FEW_TEXTS, ONE_LABEL, Fitted, one_label, standard, with_absence
 from amalgam.stages.weigh_teachers.weigh import by_range
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 TEXTS = 2000
+
+
+DETECTOR = union_of({"topics": ("law", "music"), "spam": ("spam",)})
 
 
 def three_teachers(share: float, seed: int = 0) -> tuple[Array, Array, Array]:
@@ -59,6 +65,24 @@ def test_a_share_above_the_bound_of_enough_texts_counts() -> None:
     assert one_label(predicted).tolist() == [True, False]
     assert not one_label(predicted[: FEW_TEXTS - 1]).any()
     assert not one_label(predicted[:0]).any()
+
+
+def test_the_only_label_of_a_detector_leaves_it_its_own_evidence() -> None:
+    _, signal, predicted = three_teachers(0.3)
+    assert one_label(predicted).tolist() == [True, False, False]
+    assert not one_label(predicted, detectors=[0]).any()
+    assert (with_absence({"answers": signal}, predicted, Fitted(), [0])["answers"] == signal).all()
+    scaled = by_range(signal, predicted, Fitted(), [0])
+    assert (scaled[:, 0].min(), scaled[:, 0].max()) == pytest.approx((0, 1), abs=0.3)
+    assert LabelSets.of(DETECTOR).detectors(DETECTOR) == [1]
+
+
+def test_where_a_teacher_predicts_its_catch_all_its_evidence_falls_to_the_minimum() -> None:
+    evidence, fitted = np.array([[2.0, 5.0], [4.0, 1.0], [3.0, 9.0]]), Fitted()
+    shares = np.array([[0.0, 1.0], [0.5, 1.0], [1.0, 1.0]])
+    assert where_own(evidence, shares, fitted).tolist() == [[2.0, 5.0], [3.0, 1.0], [3.0, 9.0]]
+    later = where_own(np.array([[6.0, 6.0]]), np.array([[0.5, 0.0]]), Fitted(fitted.values, is_reused=True))
+    assert later.tolist() == [[4.0, 1.0]]
 
 
 def test_later_blocks_get_the_values_of_the_first() -> None:

@@ -47,11 +47,21 @@ class AnswerReader:
 
     def logits(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
         """Returns the logits with dropout off; `prefixes` are the buckets of the keys."""
+        return self._of_labels(teacher, self._outputs(teacher, prefixes, keys))
+
+    def predicts_none(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> Array:
+        """Returns the texts for which the teacher predicts an output of its catch_all, and no label."""
+        places = sorted(self.teachers[teacher].catch_all)
+        if not places:
+            return np.zeros(len(keys), bool)
+        return self._outputs(teacher, prefixes, keys).arr.arg_max().is_in(places).to_numpy()
+
+    def _outputs(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
         schema: dict[str, Any] = {"key": pl.Binary, "logits": pl.Array(pl.Float32, len(self.teachers[teacher].outputs))}
         paths = self.store.verified_paths(self._files(teacher, prefixes))
         # Polars decodes no column but the key for other texts.
         cached = scan(paths, schema).filter(pl.col("key").is_in(keys.implode())).collect().drop_nulls("logits")
-        return self._of_labels(teacher, _aligned(_one_of_each(cached), keys, teacher)["logits"])
+        return _aligned(_one_of_each(cached), keys, teacher)["logits"]
 
     def predictions(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> TeacherPredictions:
         """Returns logits, distribution and confidence, a row for each key."""
@@ -59,6 +69,8 @@ class AnswerReader:
         answers = self._answers(teacher, prefixes, keys)
         outputs = _aligned(_logits(answers), keys, teacher)["logits"]
         logits, share = self._of_labels(teacher, outputs), self._own_share(teacher, outputs)
+        if share is not None and width(logits) == 1:  # no measure compares the label with itself
+            return TeacherPredictions(teacher, logits, softmax_column(logits), share, share)
         full = self.passes if targets.passes is None else targets.passes
         comparative = targets.uncertainty in COMPARATIVE  # a placeholder: fit-statistics computes these confidences
         measure = MEASURES["entropy" if comparative else targets.uncertainty]

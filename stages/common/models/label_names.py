@@ -61,13 +61,12 @@ def label_names(
 def catch_all_places(
     files: ModelFiles, names: Sequence[str], catch_all: Sequence[str], *, teacher: str
 ) -> frozenset[int]:
-    """Returns the places of the outputs that mean none of the others; two labels must be left."""
+    """Returns the places of the outputs that mean none of the others; a label must be left."""
     where = f"teacher {teacher}: {files.folder / 'config.json'}"
     _check_has(names, catch_all, "catch_all", where)
     places = frozenset(place for place, name in enumerate(names) if name in catch_all)
-    if places and len(names) - len(places) < 2:
-        what = "catch_all leaves the teacher fewer than two labels, so it is never uncertain"
-        raise ModelError(what, where=where, fix="remove catch_all, or leave the teacher out")
+    if len(places) == len(names):
+        raise ModelError("catch_all leaves the teacher no label", where=where, fix="leave the teacher out")
     return places
 
 

@@ -1,0 +1,204 @@
+"""Reads the evidence of weigh-teachers from the cache: a block of texts at a time, teachers without copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from amalgam.data.arrays import Array, top_margin
+from amalgam.data.keys import text_key
+from amalgam.data.lazy import np, pa, pl
+from amalgam.data.parquet import key_array
+from amalgam.pipeline.execution.stage import Run, once
+from amalgam.stages.common import load
+from amalgam.stages.common.cached import load as cached
+from amalgam.stages.common.corpus import Bucket, are_written, neighbouring_buckets, read_bucket
+from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.weigh_teachers.label_sets import DistinctTeachers, LabelSets
+from amalgam.stages.weigh_teachers.neighbours import Pooled, SideBySide, Space, blocks_of, densities, similar
+from amalgam.stages.weigh_teachers.signals import Fitted, with_absence
+from amalgam.stages.weigh_teachers.weigh import Evidence
+
+LEAST_OWN = 1e-9
+"""Probabilities of a teacher's labels below it count as equal."""
+
+
+# ---- blocks of texts
+
+
+@dataclass(frozen=True)
+class TextBlock:
+    """Neighbouring buckets of training texts; build-targets has the same ones."""
+
+    buckets: tuple[Bucket, ...]
+    start: int
+    """The number of texts before it."""
+
+
+def text_blocks(run: Run) -> list[TextBlock]:
+    return _blocks_of(run, load.train_part(run).texts_digest)
+
+
+@once
+def _blocks_of(run: Run, _digest: str) -> list[TextBlock]:
+    groups = list(neighbouring_buckets(load.train_part(run).buckets))
+    ends = np.cumsum([sum(bucket.rows for bucket in group) for group in groups]).tolist()
+    return [TextBlock(group, start) for group, start in zip(groups, [0, *ends], strict=False)]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The keys of texts, and their buckets."""
+
+    keys: pa.Array
+    prefixes: Sequence[str]
+    start: int
+    """The number of texts before the block that they are from."""
+
+    @classmethod
+    def of(cls, run: Run, block: TextBlock) -> Texts:
+        return cls(keys_of(run, block.buckets), [bucket.prefix for bucket in block.buckets], block.start)
+
+
+@once
+def distinct_teachers(run: Run) -> DistinctTeachers:
+    families = cached.families_of(run)
+    contents = [(families[each.name], each.labels, each.catch_all) for each in load.teachers_of(run)]
+    return DistinctTeachers.of(load.label_space(run), contents)
+
+
+# ---- the evidence
+
+
+@dataclass(frozen=True)
+class AnswerSignals:
+    """The teachers' predictions on some texts."""
+
+    by_name: dict[str, Array]
+    """Confidence, margin and highest logit: [texts, teachers] each. The kind `answers` of evidence is their sum."""
+    labels: Array
+    """Position of the predicted label in the union: [texts, teachers]."""
+    own_shares: Array
+    """Probability of all labels of a teacher, without those of its catch_all: [texts, teachers]."""
+
+
+def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerSignals:
+    """Reads the predictions of all teachers on the texts with these keys, which are in these buckets."""
+    reader, in_order = cached.answer_reader(run), pl.Series("key", keys, pl.Binary)
+    by_teacher, predicted, own_shares = [], [], []
+    for teacher, labels in distinct_teachers(run).space.columns.items():
+        answers = reader.predictions(teacher, prefixes, in_order)
+        logits, confidence = answers.logits.to_numpy(), answers.confidence.to_numpy()
+        margin = top_margin(logits.astype(np.float64)) if len(labels) > 1 else np.full(len(logits), np.inf)
+        if answers.own is not None:  # it may prefer none of its labels
+            share = answers.own.to_numpy().clip(LEAST_OWN, 1 - LEAST_OWN)
+            margin = np.minimum(margin, np.log(share / (1 - share)))
+        own_shares.append(np.ones(len(logits)) if answers.own is None else answers.own.to_numpy())
+        by_teacher.append(np.stack([confidence, margin, logits.max(axis=1)], axis=1))
+        predicted.append(np.array(labels)[logits.argmax(axis=1)])
+    joined = np.stack(by_teacher, axis=2)
+    by_name = {name: joined[:, index] for index, name in enumerate(("confidence", "margin", "highest"))}
+    return AnswerSignals(by_name, np.stack(predicted, axis=1), np.stack(own_shares, axis=1))
+
+
+def evidence_of(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) -> tuple[Evidence, Array]:
+    """Reads all kinds of evidence, and that of the predictions by teacher; teachers of equal labels are one."""
+    space, first = distinct_teachers(run).space, Texts.of(run, text_blocks(run)[0])  # which has the references
+    label_sets, generated_for = LabelSets.of(space), provenance(run, texts.keys)
+    features, reference_features = features_of(run, texts), features_of(run, first)
+    states, reference_states = _states(run, texts), _states(run, first)
+    names, owned = name_states(run), list(map(list, space.columns.values()))
+    similarity = (features[rows] @ names for rows in blocks_of(features))
+    closest = np.concatenate(
+        [np.stack([block[:, labels].max(axis=1) for labels in owned], axis=1) for block in similarity]
+    )
+    spaces, reference_spaces = [features, *states], [reference_features, *reference_states]
+    encoder = load.encoder_digest(run, run.experiment.student, cached.ENCODER)
+    is_relative = encoder not in {teacher.files.digest for teacher in load.teachers_of(run)}
+    density = densities(spaces, len(space.names), reference_spaces, texts.start, is_relative=is_relative)
+    if lowers_evidence(run):
+        density, closest = (
+            where_own(values, answers.own_shares, fitted.scope(kind))
+            for kind, values in {"own states": density, "own names": closest}.items()
+        )
+    kinds = weigh.kinds_of(list(answers.by_name.values()), density, closest, fitted)
+    joined, reference_joined = (label_sets.joined(spaces, reference_states) for spaces in (states, reference_states))
+    reference_joint = SideBySide.of([reference_features, *reference_joined])
+    joint = reference_joint.of_texts([features, *joined])
+    predicted = label_sets.predicted(answers.labels, kinds["answers"])
+    by_group, detectors = {kind: label_sets.mean(values) for kind, values in kinds.items()}, label_sets.detectors(space)
+    evidence = Evidence(
+        kinds=with_absence(by_group, predicted, fitted, detectors),
+        predicted=predicted,
+        detectors=detectors,
+        labels=len(space.names),
+        near=similar(joint, run.experiment.targets.neighbours, reference_joint, texts.start),
+        provenance=None if generated_for is None else label_sets.mean(generated_for),
+        spaces=joint.apart(),
+    )
+    return evidence, kinds["answers"]
+
+
+def lowers_evidence(run: Run) -> bool:
+    """Returns whether a teacher has a catch_all."""
+    return any(teacher.catch_all for teacher in load.teachers_of(run))
+
+
+def where_own(evidence: Array, own_shares: Array, fitted: Fitted) -> Array:
+    """Lowers evidence of states towards its minimum where a teacher predicts its catch_all.
+
+    Such texts are dense in its states too, because it learned them.
+    """
+    lowest = fitted.value("lowest", lambda: evidence.min(axis=0))
+    return lowest + (evidence - lowest) * own_shares
+
+
+def features_of(run: Run, texts: Texts) -> Space:
+    return cached.features_of(run, key_array(texts.keys), texts.prefixes)
+
+
+def _states(run: Run, texts: Texts) -> list[Space]:
+    keys, teachers = key_array(texts.keys), distinct_teachers(run).space.columns
+    return [
+        Pooled(cached.state_of(run, teacher, keys, cached.last_states, texts.prefixes))
+        for teacher in load.teachers_of(run)
+        if teacher.name in teachers
+    ]
+
+
+@once
+def name_states(run: Run) -> Array:
+    """Returns the encoder's states of the label names [width, labels]."""
+    return cached.load_encoder(run).name_states(load.label_space(run).names).T
+
+
+def provenance(run: Run, keys: pa.Array) -> Array | None:
+    """Returns the class's probability at the teacher that a text was generated for, 0 at others.
+
+    None: texts were generated for no teacher, or there is one.
+    """
+    teachers = list(distinct_teachers(run).space.columns)
+    if not are_written(run.experiment) or len(teachers) == 1:
+        return None
+    generated_for = _generated_for(run)
+    probabilities = np.zeros((len(keys), len(teachers)))
+    for row, key in enumerate(keys.to_pylist()):
+        for teacher, probability in generated_for.get(key, ()):
+            probabilities[row, teacher] = max(probabilities[row, teacher], probability)
+    return probabilities
+
+
+@once
+def _generated_for(run: Run) -> dict[bytes, list[tuple[int, float]]]:
+    """Returns the teacher and the class's probability of each training text, by key; a text may occur repeatedly."""
+    columns, table = ["text", "teacher", "class_probability"], load.generated_texts(run, "train")
+    places = dict(zip(load.label_space(run).columns, distinct_teachers(run).places.tolist(), strict=True))
+    generated_for: dict[bytes, list[tuple[int, float]]] = {}
+    for text, teacher, probability in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
+        generated_for.setdefault(text_key((text,)), []).append((places[teacher], probability))
+    return generated_for
+
+
+def keys_of(run: Run, buckets: Sequence[Bucket]) -> pa.Array:
+    table = pa.concat_tables(read_bucket(run.store, bucket, ["key"]) for bucket in buckets)
+    return table.column("key").combine_chunks()

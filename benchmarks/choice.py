@@ -94,7 +94,7 @@ def without_maps(setting: Setting) -> Array:
     return muka(setting) if signal is None else signal
 
 
-def told_shares(setting: Setting) -> Array:
+def true_shares(setting: Setting) -> Array:
     """Returns the mixture over the scaled evidence with the true shares."""
     signal = setting.estimated[0]
     return muka(setting) if signal is None else mixture(signal, setting.shares, Fitted())[0]
@@ -127,7 +127,7 @@ ESTIMATORS: dict[str, Callable[[Setting], Array]] = {
     "amalgam": amalgam,
     "without-maps": without_maps,
     "counted-shares": counted_shares,
-    "told-shares": told_shares,
+    "true-shares": true_shares,
     "oracle": oracle,
 }
 

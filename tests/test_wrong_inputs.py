@@ -124,7 +124,6 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "push me/x --license nosuch", 2, "no licence identifier"),
     (nothing, "push me/x --student texts", 2, "no config.json"),
     (nothing, "plan teachers.0.model=./models", 2, "fix: name one of the models in it: encoder, first, second"),
-    (nothing, "plan corpus.tset=x", 2, "did you mean 'test'?"),
     (nothing, "push me/x -c nosuch.yaml", 2, "nosuch.yaml does not exist"),
     # the device (no Linux machine has mps)
     (nothing, "run --force execution.device=mps", 2, "set execution.device=auto"),
@@ -160,10 +159,7 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "plan execution.device=gpu", 2, "did you mean 'cuda'?"),
     (nothing, "predict --input texts/tarin.csv", 3, "did you mean --input texts/train.csv?"),
     (nothing, "plan student.epochs 3", 2, "write student.epochs=VALUE"),
-    (nothing, "run --dry-run", 2, "run `amalgam plan`, which runs nothing"),
-    (nothing, "gc --dry-run", 2, "without --yes the command changes nothing"),
     (nothing, "predict --texts a", 2, "did you mean --text?"),
-    (nothing, "-c amalgam.yaml run", 2, "write it after the command, such as `amalgam run -c ...`"),
     (nothing, "--versoin", 2, "did you mean --version?"),
     (nothing, "report --fail-under 101%", 2, "no accuracy between 0 and 1"),
     (nothing, "report --fail-under good", 2, "write 0.8 or 80%"),

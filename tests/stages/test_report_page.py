@@ -22,9 +22,11 @@ from amalgam.stages.report.quality import (
     MATRIX,
     MOST_LETTERS,
     MOST_PAIRS,
+    by_length,
     calibration,
     confused_pairs,
     confusion_matrix,
+    coverage,
     histogram,
     scripts_of,
     separation,
@@ -344,3 +346,22 @@ def test_targets_of_one_teacher_each_need_no_sentence(counts: list[int], sentenc
     quality = {"targets": {"summary": weights, "margin": None}, "mixture": {"largest": largest}}
     content: Any = {"target_quality": quality}
     assert len(spikes(content)) == sentences
+
+
+# ---- coverage and lengths
+
+
+def test_coverage_counts_what_is_answered_and_right() -> None:
+    rows = coverage(np.array([0.95, 0.85, 0.65, 0.3]), np.array([True, True, False, True]))
+    at = {row["probability"]: (row["n"], row["right"]) for row in rows["thresholds"]}
+    assert (at[0.0], at[0.6], at[0.8], at[0.99]) == ((4, 3), (3, 2), (2, 2), (0, 0))
+    assert [(row["n"], row["right"]) for row in rows["curve"]] == [(1, 1), (2, 2), (3, 2), (4, 3)]
+
+
+def test_texts_of_similar_length_are_counted_together() -> None:
+    letters = np.repeat([10, 20, 30, 400], 25)
+    rows = by_length(letters, letters < 400)
+    assert sum(row["n"] for row in rows) == 100
+    assert [row["right"] / row["n"] for row in rows][-1] == 0
+    assert by_length(letters[:20], letters[:20] < 400) == []
+    assert by_length(np.full(100, 7), np.ones(100, dtype=bool)) == []

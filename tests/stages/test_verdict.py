@@ -21,7 +21,6 @@ from amalgam.stages.common.intervals import (
     unpaired,
 )
 from amalgam.stages.report.conditions import never_predicted
-from amalgam.stages.report.quality import by_length, coverage
 from amalgam.stages.report.tables import estimate_line
 from amalgam.stages.report.verdict import EQUAL, lines, verdict
 from amalgam.stages.report.verdict_types import (
@@ -547,25 +546,6 @@ def test_several_comparisons_have_wider_intervals() -> None:
     assert two["low"] < one["low"]
     assert "95 % interval -" in figures_of(one)
     assert "95 % interval for 2 comparisons together -" in figures_of(two)
-
-
-# ---- coverage and lengths
-
-
-def test_coverage_counts_what_is_answered_and_right() -> None:
-    rows = coverage(np.array([0.95, 0.85, 0.65, 0.3]), np.array([True, True, False, True]))
-    at = {row["probability"]: (row["n"], row["right"]) for row in rows["thresholds"]}
-    assert (at[0.0], at[0.6], at[0.8], at[0.99]) == ((4, 3), (3, 2), (2, 2), (0, 0))
-    assert [(row["n"], row["right"]) for row in rows["curve"]] == [(1, 1), (2, 2), (3, 2), (4, 3)]
-
-
-def test_texts_of_similar_length_are_counted_together() -> None:
-    letters = np.repeat([10, 20, 30, 400], 25)
-    rows = by_length(letters, letters < 400)
-    assert sum(row["n"] for row in rows) == 100
-    assert [row["right"] / row["n"] for row in rows][-1] == 0
-    assert by_length(letters[:20], letters[:20] < 400) == []
-    assert by_length(np.full(100, 7), np.ones(100, dtype=bool)) == []
 
 
 def test_a_label_is_missed_only_if_the_targets_have_it_often() -> None:

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from amalgam.stages.app import maintenance
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, rewrite_mark
 
 
@@ -34,6 +35,34 @@ def test_a_rival_fails_the_report_only_if_it_is_better(workspace: Workspace, *, 
     refused = workspace.attempt("report", "--fail-if-worse-than", "nobody", "student.seed=9")
     assert (refused.code, "train-student" in refused.err) == (2, False), "refused before any stage"
     assert "ensemble, zero-shot, first, second" in refused.err
+
+
+def test_two_names_of_one_student_are_the_same_rival(workspace: Workspace) -> None:
+    workspace("run", "student.name=another")
+    same = workspace("report", "another", "--fail-if-worse-than", "student").out.splitlines()[-1]
+    assert same == "requirements met: another and student are the same student"
+    workspace("run", "student.name=next", "student.seed=9", "student.epochs=1")
+    gate = ("report", "student.name=next", "--fail-if-worse-than")
+    first, second = (workspace.attempt(*gate, name) for name in ("another", "student"))
+    assert first.code in {0, 4}, first.err
+    assert (first.code, first.out) == (second.code, second.out)
+    assert workspace.attempt("report", "next", "--fail-if-worse-than", "next").code == 2
+
+
+def test_the_report_of_a_delivered_student_stays_for_later_gates(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace("run", "student.name=next", "student.seed=9", "student.epochs=1")
+    monkeypatch.setattr(maintenance, "OLD_SECONDS", -60.0)
+    unused = ("gc", "--unused", "--yes", "student.name=next", "student.seed=9", "student.epochs=1")
+    assert "neither the last builds nor this experiment use it" in workspace(*unused).out
+    gate = workspace.attempt("report", "student.name=next", "--fail-if-worse-than", "student")
+    assert gate.code in {0, 4}, gate.err
+    report = workspace.folder / "artifacts/report"
+    before = len(list(report.iterdir()))
+    shutil.rmtree(workspace.folder / "students/student")
+    workspace(*unused)
+    assert len(list(report.iterdir())) < before
 
 
 def test_a_teacher_without_a_test_text_decides_nothing(workspace: Workspace) -> None:

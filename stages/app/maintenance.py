@@ -21,7 +21,7 @@ from amalgam.pipeline.storage.local import LocalStorage, remove_empty_folders
 from amalgam.pipeline.storage.packing import may_be_packed
 from amalgam.pipeline.storage.store import HEAD, MANIFEST, TIMING, HeadEntry, Record
 from amalgam.stages.app.cost import RATES
-from amalgam.stages.common.deliveries import FOLDERS, files_of_user
+from amalgam.stages.common.deliveries import FOLDERS, delivered_students, files_of_user
 from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import newer_revision
 from amalgam.stages.common.training.checkpoint_files import CHECKPOINT, LOGS, checkpoint_folders, files_of
@@ -355,8 +355,8 @@ def result_folder(path: str) -> str:
 
 
 def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
-    """Returns the paths of HEAD's results, and of all units in the families and results of this experiment."""
-    results, folders = dict(_head_results(run, records)), set[str]()
+    """Returns the paths of HEAD's results, of reports on delivered students, and of all units of this experiment."""
+    results, folders = {**dict(_reports_of_delivered(run, records)), **dict(_head_results(run, records))}, set[str]()
     for state in plan(STAGES, run):
         stage = next(stage for stage in STAGES if stage.name == state.stage)
         if state.state == "current":
@@ -378,6 +378,16 @@ def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
         if has_tokens or inside.rpartition("/")[0] in folders:
             kept |= {inside, *(file.path for file in record.files)}
     return kept
+
+
+def _reports_of_delivered(run: Run, records: Sequence[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:
+    """Yields the folder and the manifest of each report on a student in students/: later reports compare with it."""
+    delivered = delivered_students(run.base)
+    for inside, record in records:
+        folder, _, name = inside.rpartition("/")
+        upstream = record.identity.get("upstream") if folder.startswith("report/") and name == MANIFEST else None
+        if isinstance(upstream, dict) and str(upstream.get("train-student")) in delivered:
+            yield folder, record
 
 
 def _head_results(run: Run, records: Sequence[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:

@@ -33,8 +33,11 @@ from amalgam.data.rows import (
     Row,
     fix_of_rows,
     in_commands,
+    is_texts,
+    kind_of,
     listed_reasons,
     no_rows,
+    program_of,
     read_rows,
 )
 from amalgam.pipeline.config.schema import Corpus
@@ -69,15 +72,14 @@ def find_files(source: str, base: Path, taken: Iterable[str] = ()) -> list[Path]
         files = [path]
     elif path.is_dir():
         with readable(path, DataError):
-            files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
+            files = _files_of(path, source)
     else:
         matches = glob.glob(_pattern(source, base), root_dir=base, recursive=True)  # noqa: PTH207 - absolute patterns, too
         files = sorted(base / match for match in matches if (base / match).is_file())
     if not files:
         raise _no_files(source, path, {base / expanded(other) for other in taken})
-    suffixes = sorted({file.suffix.lower() for file in files})
-    if not set(suffixes) <= set(SUFFIXES):
-        file = next(file for file in files if file.suffix.lower() not in SUFFIXES)
+    suffixes = sorted({kind_of(file) for file in files})
+    if file := next((file for file in files if not is_texts(file)), None):
         raise DataError(f"{shown(source)} is of no kind that can be read", where=shown(str(file), 200), fix=_fix(file))
     if len(suffixes) > 1:
         start = f"{source.rstrip('/')}/*" if path.is_dir() else source
@@ -86,6 +88,19 @@ def find_files(source: str, base: Path, taken: Iterable[str] = ()) -> list[Path]
         what = f"{shown(source)} holds files of several kinds: {', '.join(suffixes)}"
         raise DataError(what, where=shown(str(path), 200), fix=fix)
     return files
+
+
+def _files_of(folder: Path, source: str) -> list[Path]:
+    """Returns the files of texts in a folder; refuses texts in folders of it, which a pattern names."""
+    visible = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    for inner in (entry for entry in visible if entry.is_dir() and not entry.name.startswith("_")):
+        if file := next((file for file in inner.rglob("[!.]*") if kind_of(file) in SUFFIXES and file.is_file()), None):
+            ends = kind_of(file) + (file.suffix if program_of(file) else "")
+            what = f"{shown(source)} has texts in folders, such as {shown(str(file.relative_to(folder)), 200)}"
+            start = source.rstrip("/")
+            fix = f"name the files: {shown(f'{start}/**/*{ends}')}, or without folders {shown(f'{start}/*{ends}')}"
+            raise DataError(what, where=shown(str(folder), 200), fix=fix)
+    return [entry for entry in visible if kind_of(entry) in SUFFIXES and entry.is_file()]
 
 
 def _fix(file: Path) -> str:
@@ -116,7 +131,7 @@ def _no_files(source: str, path: Path, taken: Collection[Path]) -> DataError:
         missing, parent = parent, parent.parent
     is_folder = missing != path or not path.suffix
     with readable(parent, DataError):
-        entries = [entry for entry in parent.iterdir() if entry.is_dir() or entry.suffix.lower() in SUFFIXES]
+        entries = [entry for entry in parent.iterdir() if entry.is_dir() or kind_of(entry) in SUFFIXES]
         entries = [entry for entry in entries if entry not in taken]
     names = sorted(entry.name for entry in entries if entry.is_dir() == is_folder and not entry.name.startswith("."))
     near = [shown(name) for name in nearest(missing.name, names, 3) or names[:5]]

@@ -14,10 +14,11 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import IO, Any, Literal, NamedTuple, Protocol
 
 from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa, pq
+from amalgam.data.packed import UnpackedFile
 from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
@@ -37,7 +38,7 @@ Reason = Literal[
 ]
 
 FIXES: dict[Reason, str] = {
-    "not UTF-8": "re-encode it: iconv -f cp1252 -t utf-8 {file} > {copy}",
+    "not UTF-8": "re-encode it: {unpack}iconv -f cp1252 -t utf-8 {file} > {copy}",
     "broken": "mend or remove it",
     "ragged": "give it as many fields as the header has, and quote fields that hold the separator",
     "missing": "give every row this field",
@@ -78,7 +79,7 @@ PACKERS = {
 
 INSTEAD = {
     ".txt": """run: {{ echo text; sed '/[^[:space:]]/!d; s/"/""/g; s/.*/"&"/' {file}; }} > {stem}.csv""",
-    ".json": "run: python -c 'import polars, sys; polars.read_json(sys.argv[1]).write_ndjson(sys.argv[2])'"
+    ".json": "run: {unpack}python -c 'import polars, sys; polars.read_json(sys.argv[1]).write_ndjson(sys.argv[2])'"
     " {file} {stem}.jsonl",
     ".xlsx": "save the sheet as csv, UTF-8",
     **{suffix: f"run: {packer} -dk {{file}}" for packer, (suffix, _) in PACKERS.items()},
@@ -96,13 +97,13 @@ ENCODINGS = {
 """Start of a file, as a pattern: the byte order mark; without one, characters below U+0100."""
 MAGIC = {
     **{
-        start: (f"is {encoding}, not UTF-8", f"re-encode it: iconv -f {encoding.lower()} -t utf-8 {{file}} > {{copy}}")
-        for encoding, start in ENCODINGS.items()
+        start: (f"is {code}, not UTF-8", f"re-encode: {{unpack}}iconv -f {code.lower()} -t utf-8 {{file}} > {{copy}}")
+        for code, start in ENCODINGS.items()
     },
-    b"PAR1": ("is a Parquet file", "give it a name that ends in .parquet: mv {file} {stem}.parquet"),
+    b"PAR1": ("is a Parquet file", "give it a name that ends in .parquet: {unpack}mv {file} {stem}.parquet"),
     b"PK\x03\x04": ("is a spreadsheet or a zip file", "save the sheet as csv, UTF-8; or unpack the file"),
     **{
-        re.escape(magic): (f"is packed by {packer}", f"unpack it: {packer} -dc < {{file}} > {{copy}}")
+        re.escape(magic): (f"is packed by {packer}", f"unpack it: {{unpack}}{packer} -dc < {{file}} > {{copy}}")
         for packer, (_, magic) in PACKERS.items()
     },
 }
@@ -112,6 +113,25 @@ JSON_LINES = (".jsonl", ".ndjson")
 ARRAY = re.compile(rb"\s*\[\s*\{")
 """Start of a JSON file that is one list of objects."""
 UNPACK = INSTEAD[".json"].replace(".jsonl", "-lines.jsonl")
+
+
+def program_of(path: Path) -> str | None:
+    """Returns the program that packed a file, by its suffix."""
+    return next((packer for packer, (suffix, _) in PACKERS.items() if path.suffix.lower() == suffix), None)
+
+
+def kind_of(path: Path) -> str:
+    """Returns the suffix of a file's content, such as .csv for texts.csv and texts.csv.gz."""
+    return (path.with_suffix("") if program_of(path) else path).suffix.lower()
+
+
+def is_texts(path: Path) -> bool:
+    """Returns whether rows can be read of a file of this name; of Parquet only if nothing packed it."""
+    return kind_of(path) in SUFFIXES and (kind_of(path) != ".parquet" or program_of(path) is None)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return UnpackedFile(path, program) if (program := program_of(path)) else path.open("rb")
 
 
 # ---- rows
@@ -163,27 +183,30 @@ def read_rows(  # noqa: PLR0913 - the rules for rows and messages
     table = _Table(path, shown(name or path.name, 200), corpus, require_label, setting, any_coding=any_coding)
     readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".parquet": _parquet_rows, ".txt": _txt_rows}
     with readable(path, DataError):
-        if path.suffix.lower() != ".parquet":
+        if table.kind != ".parquet":
             _check_magic(path, table.name)
-        yield from readers.get(path.suffix.lower(), _jsonl_rows)(table)
+        yield from readers.get(table.kind, _jsonl_rows)(table)
 
 
 def in_commands(path: Path) -> dict[str, str]:
-    """Returns the file, its copy in this folder, and the file without suffix, as proposed commands have them."""
+    """Returns the file, its copy in this folder, and its stem, for commands that begin with `unpack` if packed."""
     file = path.absolute()
     file = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    names = {"file": str(file), "copy": f"utf8-{path.name}", "stem": str(file.with_suffix(""))}
-    return {key: shlex.quote(name) for key, name in names.items()}
+    packer = program_of(file) if is_texts(file) else None
+    unpack = f"{packer} -dk {shlex.quote(str(file))} && " if packer else ""
+    file = file.with_suffix("") if packer else file
+    names = {"file": str(file), "copy": f"utf8-{file.name}", "stem": str(file.with_suffix(""))}
+    return {"unpack": unpack, **{key: shlex.quote(name) for key, name in names.items()}}
 
 
 def _check_magic(path: Path, name: str) -> None:
     """Refuses a file whose first bytes are those of another kind than its name has."""
-    with path.open("rb") as file:
+    with _opened(path) as file:
         start = file.read(1000)
     for magic, (kind, fix) in MAGIC.items():
         if re.match(magic, start):
             raise DataError(f"{name} {kind}", where=shown(str(path), 200), fix=fix.format(**in_commands(path)))
-    if path.suffix.lower() in JSON_LINES and ARRAY.match(start.removeprefix(BOM)):
+    if kind_of(path) in JSON_LINES and ARRAY.match(start.removeprefix(BOM)):
         what, fix = f"{name} is one JSON array, not an object on each line", UNPACK.format(**in_commands(path))
         raise DataError(what, where=shown(str(path), 200), fix=fix)
 
@@ -195,7 +218,7 @@ def no_rows(path: Path, name: str = "") -> DataError:
 
 
 def _txt_rows(table: _Table) -> Iterator[Row | BadRow]:
-    with table.path.open("rb") as file:
+    with _opened(table.path) as file:
         yield from read_lines(file, table.name, table.in_commands)
 
 
@@ -237,7 +260,8 @@ class _Table:
     def __init__(  # noqa: PLR0913 - the rules of read_rows
         self, path: Path, name: str, corpus: Corpus, require_label: bool, setting: str, *, any_coding: bool
     ) -> None:
-        self.path, self.name, self.corpus, self.require_label = path, name, corpus, require_label
+        self.path, self.kind, self.name = path, kind_of(path), name
+        self.corpus, self.require_label = corpus, require_label
         self._setting, self.in_commands, self.any_coding = setting, in_commands(path), any_coding
         self._width = len(corpus.text)
         self._id = None if corpus.id == "auto" else corpus.id
@@ -267,7 +291,7 @@ class _Table:
         if available.count(name) > 1:
             raise DataError(f"{self.name} has two columns named {shown(name)}", where=where, fix="rename one of them")
         if name not in available:
-            marks = ",;|" if self.path.suffix.lower() == ".tsv" else "\t|"
+            marks = ",;|" if self.kind == ".tsv" else "\t|"
             separator = next((mark for mark in marks if len(available) == 1 and mark in available[0]), None)
             own = self.corpus.text if setting != self._setting.replace("{}", "text") else ()
             others = [column for column in available if column not in own]
@@ -321,7 +345,7 @@ class _Table:
         byte: int | None = None,
         detail: str | None = None,
     ) -> BadRow:
-        unit = "line" if self.path.suffix.lower() in JSON_LINES else "row"
+        unit = "line" if self.kind in JSON_LINES else "row"
         at = f" (byte {byte})" if byte is not None else ""
         at += f", field {shown(field)}" if field else ""
         value = _shown_value(value)
@@ -403,11 +427,11 @@ class _Lines:
 
 def _csv_rows(table: _Table) -> Iterator[Row | BadRow]:
     csv.field_size_limit(FIELD_LIMIT)  # the csv module has one limit for all readers, and its default is too short
-    with table.path.open("rb") as file:
+    with _opened(table.path) as file:
         header_line = next((line for line in file if line.strip(BOM + b"\r\n")), b"")
-        file.seek(0)
+    with _opened(table.path) as file:
         lines = _Lines(file)
-        records = csv.reader(lines, strict=True, delimiter=_delimiter(table.path, header_line))
+        records = csv.reader(lines, strict=True, delimiter=_delimiter(table.kind, header_line))
         header = _csv_header(table, lines, records)
         places = [header.index(name) for name in table.columns(header)] if header else []
         while True:
@@ -430,9 +454,9 @@ def _csv_rows(table: _Table) -> Iterator[Row | BadRow]:
                 yield table.bad(number, "ragged", lines.raw[0], detail=detail)
 
 
-def _delimiter(path: Path, header: bytes) -> str:
+def _delimiter(kind: str, header: bytes) -> str:
     """Returns the character between fields; in many countries, spreadsheets save a csv with semicolons."""
-    if path.suffix.lower() == ".tsv":
+    if kind == ".tsv":
         return "\t"
     return ";" if b";" in header and b"," not in header else ","
 
@@ -476,7 +500,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _jsonl_rows(table: _Table) -> Iterator[Row | BadRow]:
     columns = table.columns(_jsonl_columns(table))
     end = 0
-    with table.path.open("rb") as file:
+    with _opened(table.path) as file:
         for number, line in enumerate(file, 1):
             raw, end = line.removeprefix(BOM), end + len(line)  # joined files may have the mark before any line
             if raw.strip():
@@ -507,7 +531,7 @@ def _jsonl_row(table: _Table, number: int, raw: bytes, start: int, columns: list
 def _jsonl_columns(table: _Table) -> list[str] | None:
     """Returns the names in the first lines, or None without an object; a label may still come later."""
     names: dict[str, None] = {}
-    with table.path.open("rb") as file:
+    with _opened(table.path) as file:
         for raw in islice(file, SAMPLE_LINES):
             try:
                 record = json.loads(raw.removeprefix(BOM).decode("utf-8", "surrogateescape"))

@@ -235,7 +235,9 @@ STATIC = "static:"
 
 
 class Corpus(ConfigSection):
-    """Sources of texts. A path is a csv, tsv, jsonl or parquet file, a folder of them, or an hf:// or s3:// address."""
+    """Sources of texts. A path is a csv, tsv, jsonl or parquet file, a folder or a pattern of them, or an hf:// or s3://
+    address. Local csv, tsv and jsonl files may be packed: .gz, .zst, .bz2, .xz.
+    """
 
     train: Texts | None = None
     """Training texts, required without a `generate` section. Their labels, if any, train only teachers and methods

@@ -12,7 +12,7 @@ from typing import Any
 
 from amalgam.data.corpus import find_files
 from amalgam.data.keys import shown
-from amalgam.data.rows import SUFFIXES
+from amalgam.data.rows import SUFFIXES, kind_of
 from amalgam.pipeline.config.load import GIVEN, GivenExperiment
 from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, ModelError, nearest
@@ -138,7 +138,7 @@ def _sources(given: Any, part: str, base: Path) -> list[str] | None:
         given = [given]
     elif not isinstance(given, list | tuple) or not given:
         return None
-    elif all(isinstance(entry, str) and entry.lower().endswith(SUFFIXES) for entry in given):
+    elif all(isinstance(entry, str) and kind_of(Path(entry[-100:])) in SUFFIXES for entry in given):
         fix = f"write pathlib.Path objects for files: [Path({given[0]!r}), ...]"
         raise DataError(f"the {part} texts look like names of files", where=f"texts[0] = {given[0]!r}", fix=fix)
     elif not all(isinstance(entry, Path) for entry in given):

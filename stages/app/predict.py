@@ -28,6 +28,8 @@ from amalgam.data.rows import (
     Row,
     fix_of_rows,
     has_surrogate,
+    is_texts,
+    kind_of,
     listed_reasons,
     read_lines,
     read_rows,
@@ -278,7 +280,7 @@ def _check_typed(texts: Sequence[str], config: Path, of_files: Sequence[str]) ->
         if text == PIPE:
             fix = f"amalgam predict --input {PIPE}{proposals.file_option(config)}"
             raise ExperimentError("- is a pipe, and was given as a text", where="amalgam predict", fix=fix)
-        if not text.lower().endswith((".txt", *SUFFIXES)):
+        if kind_of(Path(text[-100:])) not in (*SUFFIXES, ".txt"):
             continue
         if os.path.isfile(text):  # noqa: PTH113 - no error of a long text
             fix = f"amalgam predict --input {shlex.quote(text)}{proposals.file_option(config)}"
@@ -295,7 +297,7 @@ def _input_file(source: str) -> Path:
     """Returns the path of the input; refuses one that is no file of texts."""
     path = user_path(source, kind=DataError, where="--input")
     if path.is_dir():
-        names = sorted(file.name for file in path.iterdir() if file.suffix.lower() in (*SUFFIXES, ".txt"))
+        names = sorted(file.name for file in path.iterdir() if kind_of(file) in (*SUFFIXES, ".txt"))
         fix = f"name a file in it, such as {shlex.quote(str(Path(source) / (names or ['texts.csv'])[0]))}"
         raise DataError("the input is a folder, not a file", where=str(path.absolute()), fix=fix)
     if "://" in source and not path.exists():
@@ -309,7 +311,7 @@ def _input_file(source: str) -> Path:
         near = [shlex.quote(str(Path(source).with_name(name))) for name in nearest(path.name, here, ratio=0.6)]
         fix = f"did you mean --input {near[0]}?" if near else "set --input FILE, or - for a pipe"
         raise DataError("the input file does not exist", where=str(path.absolute()), fix=fix)
-    if path.suffix.lower() not in (*SUFFIXES, ".txt"):
+    if not is_texts(path) and kind_of(path) != ".txt":
         fix = f"name a file of type {', '.join(SUFFIXES)} or .txt (one text per line)"
         raise DataError(f"{shown(path.name)} has no supported file type", where=str(path), fix=fix)
     return path
@@ -317,7 +319,7 @@ def _input_file(source: str) -> Path:
 
 def _has_lines(source: str) -> bool:
     """Returns whether each line of the input is a text."""
-    return source == PIPE or source.lower().endswith(".txt")
+    return source == PIPE or kind_of(Path(source)) == ".txt"
 
 
 def _check_columns(columns: Sequence[str], id_column: str | None, source: str) -> None:

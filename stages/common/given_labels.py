@@ -11,7 +11,7 @@ from pathlib import Path
 
 from amalgam.data.keys import KEY_BYTES, LabelSpace, of_one_teacher, shown, shown_name, shown_names, text_key
 from amalgam.data.lazy import pa, pc
-from amalgam.data.rows import MissingColumnError, Row, read_rows
+from amalgam.data.rows import JSON_LINES, MissingColumnError, Row, kind_of, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, folded
@@ -248,7 +248,7 @@ def read_label_file(path: Path, corpus: Corpus, how_to_label: str, name: str) ->
     for needed in (*columns, label):  # a label may be absent from rows, but not its column
         setting = f"rename a column to {shown(needed)}: "
         next(read_rows(path, corpus=Corpus(text=[needed]), name=name, setting=setting), None)
-    unit = "line" if path.suffix.lower() in {".jsonl", ".ndjson"} else "row"
+    unit = "line" if kind_of(path) in JSON_LINES else "row"
     reasons = _column(path, why_column(corpus))
     for row in read_rows(path, corpus=settings, name=name, any_coding=True):
         place = f"{unit} {row.number}"

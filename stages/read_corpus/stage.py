@@ -194,7 +194,8 @@ def _mendable(corpus: Corpus, part: str, facts: PartRecordFacts) -> Iterator[str
     """Yields a note for each reason of skipped rows that have a text or a label."""
     for reason, fix in FIXES.items():
         if reason in facts["skipped"] and reason not in ABSENT:
-            command = fix.format(file="FILE", copy="utf8-FILE", labels=shown_names(corpus.labels or []))
+            names = {"unpack": "", "file": "FILE", "copy": "utf8-FILE"}
+            command = fix.format(labels=shown_names(corpus.labels or []), **names)
             yield f"{counted(facts['skipped'][reason], f'{part} row')} left out, {reason}: {command}"
 
 

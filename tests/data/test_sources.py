@@ -52,6 +52,29 @@ def test_a_name_that_looks_like_a_glob_is_taken_literally(tmp_path: Path) -> Non
     assert find_files("a[1].csv", tmp_path) == [tmp_path / "a[1].csv"]
 
 
+def test_packed_files_of_a_folder_are_read_and_hidden_ones_are_not(tmp_path: Path) -> None:
+    for name in ("b.csv.gz", "a.csv", ".c.csv.part", "._a.csv", "d.md"):
+        (tmp_path / name).write_text("text\nyes\n")
+    assert [file.name for file in find_files(".", tmp_path)] == ["a.csv", "b.csv.gz"]
+    (tmp_path / "c.jsonl.zst").write_text("")
+    with pytest.raises(DataError, match=r"files of several kinds: \.csv, \.jsonl"):
+        find_files(".", tmp_path)
+
+
+def test_texts_in_folders_of_a_folder_are_named_and_the_fix_finds_them(tmp_path: Path) -> None:
+    (tmp_path / "in/_temporary").mkdir(parents=True)
+    (tmp_path / "in/.day").mkdir()
+    for name in ("in/a.csv", "in/_temporary/b.csv", "in/.day/c.csv"):
+        (tmp_path / name).write_text("text\nyes\n")
+    assert find_files("in", tmp_path) == [tmp_path / "in/a.csv"]
+    (tmp_path / "in/day/late").mkdir(parents=True)
+    (tmp_path / "in/day/late/b.csv.gz").write_text("")
+    with pytest.raises(DataError, match=r"has texts in folders, such as day/late/b\.csv\.gz") as caught:
+        find_files("in/", tmp_path)
+    assert caught.value.fix == "name the files: in/**/*.csv.gz, or without folders in/*.csv.gz"
+    assert find_files("in/**/*.csv.gz", tmp_path) == [tmp_path / "in/day/late/b.csv.gz"]
+
+
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
 def test_an_odd_name_is_taken_literally(

@@ -100,9 +100,10 @@ def test_the_command_of_the_export_classifies_lines(static: Workspace) -> None:
     done = subprocess.run(piped, capture_output=True, cwd=static.folder, check=True)
     assert len(done.stdout.splitlines()) == 1
     assert not done.stderr
-    done = subprocess.run([*command, "many.txt"], capture_output=True, cwd=static.folder, check=False)
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr == b"usage: python small/classify.py < texts.txt > labels.tsv\n"
+    for wrong in (f"{shlex.join(command)} many.txt", f"{shlex.join(command)} <&-"):
+        done = subprocess.run(["/bin/sh", "-c", wrong], capture_output=True, cwd=static.folder, check=False)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert done.stderr == b"usage: python small/classify.py < texts.txt > labels.tsv\n"
 
 
 def test_exports_of_a_student_of_pairs_refuse_single_texts(fresh: Workspace) -> None:

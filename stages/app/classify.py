@@ -78,7 +78,7 @@ def _lines() -> Iterator[list[str]]:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
+    if len(sys.argv) > 1 or sys.stdin is None:  # None: closed, as by `<&-`
         print(f"usage: python {sys.argv[0]} < texts.txt > labels.tsv", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     classifier = Classifier(Path(__file__).parent)

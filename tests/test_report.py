@@ -513,7 +513,7 @@ def test_students_measured_on_other_texts_of_one_file_are_not_compared(fresh: Wo
     counts = "(32 texts; 32 more have a label of no teacher)"
     other = f"of-first was measured on other test texts {counts} than of-second {counts}"
     assert (refused.code, other in refused.err) == (2, True), refused.err
-    assert "with the experiment file that trained it: `amalgam report student.name=of-first`" in refused.err
+    assert "others replace the student: `amalgam report student.name=of-first corpus.train=FILES`" in refused.err
 
 
 def test_the_group_size_of_buckets_does_not_change_the_evaluation(

@@ -304,8 +304,9 @@ def _check_same_texts(numbers: ReportJson, name: str, path: Path, config: Path) 
     ]
     what = f"{shown(name)} was measured on other test texts ({counts[0]}) than {path.stem} ({counts[1]})"
     fix = (
-        f"set corpus.test to texts of labels that both students have. Make the report of {shown(name)} again with "
-        f"the experiment file that trained it: `amalgam report student.name={name}`. Then repeat this command"
+        f"set corpus.test to texts of labels that both students have. Make the report of {shown(name)} again with the "
+        f"experiment file and the corpus.train that trained it, because others replace the student: "
+        f"`amalgam report student.name={name} corpus.train=FILES`. Then repeat this command"
     )
     raise ExperimentError(what, where="--fail-if-worse-than", fix=fix)
 

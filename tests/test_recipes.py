@@ -230,6 +230,7 @@ def test_the_nightly_job_promotes_a_candidate_that_passes_its_gate(
     [script] = [block.text for block in blocks_of("docs/how-to/production.md") if block.title == "nightly.sh"]
     workspace = built.copy(tmp_path / "shop")
     (workspace.folder / "current").symlink_to("releases/student")
+    (workspace.folder / "current.new").symlink_to("releases/killed")  # of a job that was killed before its last step
     monkeypatch.chdir(workspace.folder)
     name, codes = "2026-11-28", []
     for least in ("0.8", "0"):

@@ -157,8 +157,9 @@ def test_folders_without_permission_do_not_matter_to_results_that_are_current(wo
     code, err = denied(workspace, mode("students", 0o555), "run")
     assert code == 0, err
     assert denied(workspace, mode("reports", 0o555), "plan")[0] == 0
-    code, err = denied(workspace, mode("students", 0o555), "run", "student.name=new")
-    assert (code, "students is not writable" in err, ".tmp-" in err) == (2, True, False), err
+    for folder in ("students", "artifacts/report"):
+        code, err = denied(workspace, mode(folder, 0o555), "run", "student.name=new", "report.calibration_bins=9")
+        assert (code, f"{folder.rpartition('/')[2]} is not writable" in err, ".tmp-" in err) == (2, True, False), err
 
 
 @permissions

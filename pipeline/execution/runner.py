@@ -206,7 +206,7 @@ def _check_outputs(stages: list[Stage], run: Run) -> None:
     refused = {}
     for stage in stages:
         try:
-            stage.check_output(run)
+            stage.check_folders(run)
         except PendingDependencyError:  # the names of the folders come from an earlier stage
             continue
         except ExperimentError as error:

@@ -27,6 +27,7 @@ from amalgam.pipeline.signals import InterruptHandler
 from amalgam.pipeline.storage.facts import DECLARED, FactTypes
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Record, Store
+from amalgam.pipeline.user_paths import check_writable
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -285,6 +286,13 @@ class Stage:
 
     def resolve_inputs(self, run: Run) -> None:
         """Fetches inputs that identity depends on, such as a remote file or a Hub commit; `plan` never calls it."""
+
+    def check_folders(self, run: Run) -> None:
+        """Raises ExperimentError, before any stage runs, if results could not be written; changes nothing."""
+        folder = run.store.root / self.name
+        if not run.store.backend.is_remote and folder.is_dir():
+            check_writable(folder, "change its permissions, or set execution.workspace=DIR")
+        self.check_output(run)
 
     def check_output(self, run: Run) -> None:
         """Raises ExperimentError, before any stage runs, if `publish` could not write; changes nothing."""

@@ -71,9 +71,9 @@ def check_teacher_encoders(run: Run) -> None:
 
 
 def check_public_folder(run: Run, stage: Stage) -> None:
-    """Refuses a public folder of results that cannot be written, such as students/."""
+    """Refuses folders of results that cannot be written, public ones as students/ included."""
     if stage.is_needed(run.experiment):
-        stage.check_output(run)
+        stage.check_folders(run)
 
 
 def execution_checks(states: Sequence[StageState], *, force: bool = False) -> list[Check]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -36,6 +37,9 @@ MAX_REPAIRS = 8
 """Number of damaged files that one run recomputes before it fails."""
 
 POLL_SECONDS = 0.1
+
+RUNNING = threading.RLock()
+"""Held while stages run: threads share the random numbers of torch, so two trainings at once would change both."""
 
 
 class PartialRunDoneError(Exception):
@@ -68,7 +72,8 @@ def update(  # noqa: PLR0913 - the options of a command
     ranks.compare_settings(needed)
     while True:
         try:
-            states = _run_once(needed, run, ranks, target=target, only=only, forced=forced, writes=writes)
+            with _alone(run):
+                states = _run_once(needed, run, ranks, target=target, only=only, forced=forced, writes=writes)
             break
         except (DamagedError, InputChangedError) as fault:
             is_input = isinstance(fault, InputChangedError)
@@ -85,6 +90,17 @@ def update(  # noqa: PLR0913 - the options of a command
     if run.file is not None and not run.file.has_content():
         run.console.note(f"{run.file.path.name} changed during the run; the results are those of the earlier content")
     return states
+
+
+@contextlib.contextmanager
+def _alone(run: Run) -> Iterator[None]:
+    """Waits until no other thread of this process runs stages; a signal ends the wait."""
+    while not RUNNING.acquire(timeout=POLL_SECONDS):
+        run.signals.check()
+    try:
+        yield
+    finally:
+        RUNNING.release()
 
 
 def _claim(stages: Sequence[Stage], run: Run, *, force: bool) -> bool:

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import resource
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from amalgam.pipeline.errors import AmalgamError, DamagedError, DiskFullError, ExperimentError, WorkError
+from amalgam.pipeline.errors import (
+    AmalgamError,
+    DamagedError,
+    DiskFullError,
+    ExperimentError,
+    InterruptedRunError,
+    WorkError,
+)
 from amalgam.pipeline.execution.runner import MAX_REPAIRS, PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import Run, Unit, WorkerShare, check_processes, pending_units, share_of
 from amalgam.pipeline.storage.backend import TEMPORARY
@@ -71,6 +79,30 @@ def test_two_experiments_share_what_they_have_in_common(tmp_path: Path) -> None:
     assert one.result("letters") == two.result("letters")
     assert one.result("joined") != two.result("joined")
     assert calls(base).count("a") == 1
+
+
+def test_threads_of_one_process_run_one_after_the_other_and_a_signal_ends_the_wait(tmp_path: Path) -> None:
+    busy, most = 0, 0
+
+    def work(_run: Run, _unit: Unit) -> None:
+        nonlocal busy, most
+        busy, most = busy + 1, max(most, busy + 1)
+        time.sleep(0.05)
+        busy -= 1
+
+    toy_base(tmp_path)
+    runs = [toy_run(tmp_path, cache={"seed": seed}) for seed in (1, 2)]
+    threads = [threading.Thread(target=update, args=(toy_stages(work), run)) for run in runs]
+    for thread in threads:
+        thread.start()
+    waiting = toy_run(tmp_path, cache={"seed": 3})
+    waiting.signals.arrived = signal.SIGINT
+    with pytest.raises(InterruptedRunError):
+        update(toy_stages(work), waiting)
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert calls(tmp_path).count("a") == 2
 
 
 def test_a_target_runs_what_it_needs_and_nothing_after(tmp_path: Path) -> None:

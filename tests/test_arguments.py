@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -51,6 +53,9 @@ def test_texts_of_every_kind_reuse_the_predictions_of_a_file(shop: Workspace) ->
         "array": np.array(frame["text"].to_list()),
         "columns": {"text": frame["text"].to_list()},
         "Arrow column": frame.to_arrow()["text"],
+        "batches": frame.to_arrow().select(["text"]).to_reader(),
+        "index": pd.Index(frame["text"]),
+        "other columns": frame.to_pandas()[["text"]].assign(more=[1, "one", *[object()] * (TRAIN - 2)]),
         "column of a dataset": UserList(frame["text"].to_list()),
         "address": "texts/train.csv",
         "path": Path("texts/train.csv").absolute(),
@@ -188,6 +193,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "two types": (lambda: Experiment(TEACHERS, {"text": ["a", 1]}), "give each column one type"),
     "an object": (lambda: Experiment(TEACHERS, object()), "pass a list of texts"),
+    "an open file": (lambda: Experiment(TEACHERS, io.StringIO("text,label\na,law\n")), "pass a list of texts"),
+    "tables": (lambda: Experiment(TEACHERS, {"train": pl.DataFrame()}), 'texts=tables["train"]'),
+    "blanks in a name": (lambda: Experiment(TEACHERS, pl.DataFrame({"text ": ["a"]})), 'the columns are "text "'),
+    "NA among texts": (lambda: Experiment(TEACHERS, ["a", pd.NA]), "a row of the train texts has no text"),
     "no such file": (lambda: Experiment(TEACHERS, "texts/tran.csv"), "train.csv"),
     "one text": (lambda: Experiment(TEACHERS, "one text"), "a text itself goes in a list"),
     "one long text": (lambda: Experiment(TEACHERS, "a text " * 100), "a text itself goes in a list"),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from amalgam.data.keys import shown
+from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa, pc, pq
 from amalgam.data.rows import FIXES, has_surrogate
 from amalgam.pipeline.config.load import ExperimentSource, LoadedExperiment
@@ -136,15 +137,13 @@ def _tables(given: Any, corpus: Corpus, part: str) -> Iterator[pa.Table]:
     if hasattr(given, "collect") and hasattr(given, "collect_schema"):  # a lazy frame
         given = given.collect()
     elif hasattr(given, "to_frame") and not hasattr(given, "columns"):  # a column of Polars or pandas
-        given = given.to_frame(corpus.text[0])
+        given = given.to_frame(name=corpus.text[0])
+    elif hasattr(given, "columns") and hasattr(given, "loc"):  # a frame of pandas
+        given = given[_columns_read(list(given.columns), corpus, part)]
     elif (values := _values_of(given)) is not None:
         given = _table_of(values, corpus, part)
     elif isinstance(given, Mapping):
-        single = next((name for name, column in given.items() if isinstance(column, str | bytes)), None)
-        if single is not None:
-            what, fix = f"the {part} texts have one text as column {shown(str(single))}", "put the texts into a list"
-            raise DataError(what, where=_place(given, part), fix=fix)
-        given = _arrow_of(lambda: pa.table(dict(given)), given, corpus, part)
+        given = _table_of_columns(given, corpus, part)
     if not hasattr(given, "__arrow_c_stream__"):
         kinds = "a Polars or pandas frame, a datasets.Dataset or an Arrow table"
         ways = f"a list of texts, {kinds}; or set corpus.{part} to a path", f"{kinds}; or the path of a file"
@@ -154,9 +153,38 @@ def _tables(given: Any, corpus: Corpus, part: str) -> Iterator[pa.Table]:
         yield pa.Table.from_batches([batch])
 
 
+def _table_of_columns(given: Mapping[Any, Any], corpus: Corpus, part: str) -> Any:
+    """Returns a table of a dict of columns; refuses one text as a column, and a dict of tables."""
+    if any(hasattr(column, "columns") or hasattr(column, "column_names") for column in given.values()):
+        what = f"the {part} texts are {counted(len(given), 'table')}: {shown_names(map(str, given))}"
+        raise DataError(what, where=_place(given, part), fix='pass one of them, such as texts=tables["train"]')
+    single = next((name for name, column in given.items() if isinstance(column, str | bytes)), None)
+    if single is not None:
+        what, fix = f"the {part} texts have one text as column {shown(str(single))}", "put the texts into a list"
+        raise DataError(what, where=_place(given, part), fix=fix)
+    return _arrow_of(lambda: pa.table(dict(given)), given, corpus, part)
+
+
+def _columns_read(columns: list[str], corpus: Corpus, part: str) -> list[str]:
+    """Returns the columns that the corpus reads: Arrow refuses others of mixed types. All if a column is missing."""
+    names, read = _columns_of(corpus, part, columns)
+    complete = {*columns} >= {name for required in names.values() for name in required}
+    return [name for name in dict.fromkeys(columns) if name in read] if complete and part in PARTS else columns
+
+
+def _columns_of(corpus: Corpus, part: str, columns: Sequence[str]) -> tuple[dict[str, Sequence[str]], set[str | None]]:
+    """Returns the columns that a part needs, by field of the corpus section, and those that it has and reads."""
+    own_id = () if corpus.id == "auto" else (corpus.id,)
+    read = {*corpus.text, corpus.id, corpus.label}
+    if part == "test" and why_column(corpus) in columns:
+        read |= {why_column(corpus), *(free_name(name, corpus) for name in PREDICTED)}
+    return {"text": corpus.text, "id": own_id, "label": _labels(corpus, part)}, read
+
+
 def _values_of(given: Any) -> list[Any] | None:
     """Returns the items of a sequence, an iterator, an array of NumPy or Arrow, or a column of an Arrow table."""
-    if isinstance(given, Sequence | Iterator) and not isinstance(given, str | bytes):
+    is_other = isinstance(given, str | bytes) or hasattr(given, "read") or hasattr(given, "read_next_batch")
+    if isinstance(given, Sequence | Iterator) and not is_other:  # not the lines of an open file
         return list(given)
     is_table = hasattr(given, "columns")
     method = getattr(given, "tolist", None) or (None if is_table else getattr(given, "to_pylist", None))
@@ -194,7 +222,8 @@ def _without_surrogates(given: Any, corpus: Corpus, part: str) -> pa.RecordBatch
 def _table_of(given: Sequence[Any], corpus: Corpus, part: str) -> pa.Table:
     """Returns a table of a list of texts, or of pairs of texts if the corpus has two text columns."""
     width = len(corpus.text)
-    given = [None if isinstance(item, float) and math.isnan(item) else item for item in given]  # of pandas
+    missing = getattr(sys.modules.get("pandas"), "NA", None)
+    given = [None if item is missing or (isinstance(item, float) and math.isnan(item)) else item for item in given]
     rows = [(row,) if isinstance(row, str) or row is None else row for row in given]
     for index, row in enumerate(rows):
         are_texts = isinstance(row, list | tuple) and all(isinstance(text, str | None) for text in row)
@@ -226,17 +255,14 @@ def _with_class_names(table: pa.Table, features: Mapping[str, Any]) -> pa.Table:
 def _selected(table: pa.Table, corpus: Corpus, part: str) -> pa.Table:
     """Selects the corpus columns and casts text to plain strings."""
     columns = table.column_names
-    own_id = [] if corpus.id == "auto" else [corpus.id]
-    for field, names in {"text": corpus.text, "id": own_id, "label": _labels(corpus, part)}.items():
+    needed, read = _columns_of(corpus, part, columns)
+    for field, names in needed.items():
         for name in (name for name in names if name not in columns):
-            close = ", ".join(map(shown, nearest(name, columns, 3) or columns[:20]))
+            close = shown_names(nearest(name, columns, 3) or columns)
             fix = f"set corpus.{field} to the name of the column; the columns are {close}"
             if field == "label" and {*columns} <= {*corpus.text}:
                 fix = f'pass texts with labels: a frame, or {{"{corpus.text[0]}": [...], "{name}": [...]}}'
             raise DataError(f"no column {shown(name)} in the {part} texts", where=f"texts[{part!r}]", fix=fix)
-    read = {*corpus.text, corpus.id, corpus.label}
-    if part == "test" and why_column(corpus) in columns:
-        read |= {why_column(corpus), *(free_name(name, corpus) for name in PREDICTED)}
     selected = [name for name in columns if name in read]
     twice = next((name for name in selected if selected.count(name) > 1), None)
     if twice is not None:

@@ -130,6 +130,12 @@ def test_teachers_have_the_names_of_their_folders_and_their_own_fields(shop: Wor
     assert (config.student.method, config.corpus.label) == ("amalgam", None)
 
 
+def test_logits_and_passes_are_those_of_the_experiments_own_texts(shop: Workspace) -> None:
+    experiment = Experiment(TEACHERS, frame_of(shop)["text"].head(9), quiet=True, **SETTINGS)
+    experiment.run(until="cache-teachers")  # files of the cache have all texts of the workspace
+    assert len(experiment.logits("first").collect()) == len(experiment.passes("first").collect()) == 9
+
+
 def test_categories_are_read_as_their_texts(shop: Workspace) -> None:
     frame, test = frame_of(shop), frame_of(shop, "test")
     labels = pl.Enum(sorted(set(test["label"])))

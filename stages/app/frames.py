@@ -14,6 +14,7 @@ from amalgam.data.rows import has_surrogate
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.app.student import Student
 from amalgam.stages.common.cached.coverage import family_in
 from amalgam.stages.common.cached.load import families_of
@@ -24,18 +25,31 @@ from amalgam.stages.report.stage import evaluation as evaluation_of
 from amalgam.stages.report.tables import SCORES
 
 
-def texts(run: Run, part: str) -> pl.LazyFrame:
-    corpus_part = part_of(run, part)
-    if corpus_part is None:
-        parts = ", ".join(run.result("read-corpus").facts["parts"])
-        raise ExperimentError(f"the corpus has no part {part!r}", where="texts", fix=f"name one of its parts: {parts}")
-    return pl.scan_parquet(run.store.verified_paths(bucket.file for bucket in corpus_part.buckets), glob=False)
+def texts(run: Run, *parts: str) -> pl.LazyFrame:
+    files = list[StoredFile]()
+    for name in parts:
+        part = part_of(run, name)
+        if part is None:
+            fix = f"name one of its parts: {', '.join(_parts(run))}"
+            raise ExperimentError(f"the corpus has no part {name!r}", where="texts", fix=fix)
+        files += [bucket.file for bucket in part.buckets]
+    return pl.scan_parquet(run.store.verified_paths(files), glob=False)
+
+
+def _parts(run: Run) -> list[str]:
+    return list(run.result("read-corpus").facts["parts"])
+
+
+def _of_experiment(run: Run, rows: pl.LazyFrame) -> pl.LazyFrame:
+    """Returns the rows of the experiment's texts, each once: a file of the cache may have texts of others too."""
+    keys = texts(run, *_parts(run)).select("key")
+    return rows.join(keys, on="key", how="semi", maintain_order="left").unique("key", maintain_order=True)
 
 
 def logits(run: Run, teacher: str) -> pl.LazyFrame:
     files, labels = _files(run, teacher)
     schema = {"key": pl.Binary, "tokens": pl.Int32, "cut": pl.Boolean, "logits": pl.Array(pl.Float32, labels)}
-    return scan(list(files), schema).filter(pl.col("logits").is_not_null()).unique("key", maintain_order=True)
+    return _of_experiment(run, scan(list(files), schema).filter(pl.col("logits").is_not_null()))
 
 
 def passes(run: Run, teacher: str) -> pl.LazyFrame:
@@ -56,9 +70,7 @@ def passes(run: Run, teacher: str) -> pl.LazyFrame:
         rows = scan([path for path in files if files[path] == (first, last)], schema)
         each = pl.col("passes").reshape((-1, last - first, labels)).cast(pl.List(pl.Array(pl.Float16, labels)))
         span = pl.lit(first).alias("first"), pl.lit(last).alias("last")
-        frames.append(
-            rows.unique("key", maintain_order=True).select("key", *span, each, "mean_probability", *statistics)
-        )
+        frames.append(_of_experiment(run, rows).select("key", *span, each, "mean_probability", *statistics))
     return pl.concat(frames)
 
 

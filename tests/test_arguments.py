@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -86,7 +86,9 @@ def test_the_command_line_continues_a_written_experiment(shop: Workspace) -> Non
     states = shop("plan", "-c", "mine.yaml", "--json").json["stages"]
     assert {state["state"] for state in states} == {"current"}
     assert Experiment.load(path, quiet=True).config == experiment.config
-    with pytest.raises(AmalgamError, match="exists"):
+    assert experiment.write("mine.yaml") == path
+    path.write_text(f"{path.read_text()}# edited\n")
+    with pytest.raises(AmalgamError, match=r"exists[\s\S]*give another name"):
         experiment.write("mine.yaml")
     with pytest.raises(AmalgamError, match="another folder"):
         experiment.write("models/mine.yaml")

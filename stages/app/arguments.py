@@ -16,6 +16,7 @@ from amalgam.data.rows import SUFFIXES, kind_of
 from amalgam.pipeline.config.load import GIVEN, GivenExperiment
 from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, ModelError, nearest
+from amalgam.pipeline.user_paths import check_new
 from amalgam.stages.app.in_memory_texts import store_labels, store_texts
 from amalgam.stages.app.init import SCHEMA_LINE, write_with_schema
 from amalgam.stages.common.corpus import IN_MEMORY
@@ -193,10 +194,14 @@ def _teacher_entry(given: Any, index: int, base: Path) -> dict[str, Any]:
 
 
 def write_file(experiment: GivenExperiment, path: Path) -> Path:
-    """Writes the experiment as a file, from which the command line continues with the same results."""
+    """Writes the experiment as a file, from which the command line continues; keeps an equal one."""
     target = experiment.base / path
     if target.parent.resolve() != experiment.base.resolve():
         fix = f"write it to {experiment.base}, or move folder and file together afterwards"
         raise ExperimentError("the file's paths start from another folder", where=str(target), fix=fix)
     comment = "# Made by amalgam.Experiment in Python. Paths start from this file's folder.\n"
-    return write_with_schema(target, f"{SCHEMA_LINE}{comment}{experiment.yaml}")
+    text = f"{SCHEMA_LINE}{comment}{experiment.yaml}"
+    if target.is_file() and target.read_bytes() == text.encode():  # a cell of a notebook runs again
+        return target
+    check_new(target)
+    return write_with_schema(target, text)

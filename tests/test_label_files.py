@@ -11,11 +11,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from amalgam import Experiment
+from amalgam import AmalgamError, Experiment
 from amalgam.data.keys import text_key
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.stages.common import load_labels
 from amalgam.stages.report.labelling import header_of, linear_labels, select
+from amalgam.stages.weigh_teachers import weigh
 from amalgam.tests.test_labels import AMALGAM, LABELS, fill
 from amalgam.tests.test_usage import examples_of
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
@@ -429,3 +430,34 @@ def test_a_linear_map_predicts_the_held_out_texts_from_the_others_alone() -> Non
     features = np.eye(8)[labels] + rng.normal(0, 0.1, (400, 8))
     hidden = np.where(is_held_out, 3, labels)  # a label that only held-out texts have
     assert (linear_labels(features, hidden, is_held_out, 4) == labels[is_held_out]).mean() > 0.99
+
+
+# ---- in Python
+
+
+def test_python_has_every_estimate_that_is_printed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weigh, "AGREEING", -1.0)  # else the weights are MUKA's
+    options = [*AMALGAM, "corpus.test=null", "student.held_out=0.4"]
+    experiment = Experiment.load(workspace.config, options, quiet=True)
+    experiment.run("weigh-teachers", force=True)
+    frame = experiment.run().estimates
+    assert frame is not None
+    assert frame["system"].to_list() == ["student", "targets", "ensemble", "MUKA's targets"]
+    systems = json.loads((workspace.folder / "reports/student.json").read_text())["unlabelled"]["estimates"]["systems"]
+    assert frame.rows() == [
+        (name, *(system[key] for key in ("n", "mean", "low", "high")))
+        for name, system in zip(frame["system"], systems, strict=True)
+    ]
+    with pytest.raises(AmalgamError, match=r"experiment.run\(\).estimates"):
+        _ = experiment.evaluation
+
+    labels = experiment.label(10)
+    truth = dict(workspace.texts())
+    filled = labels.with_columns(label=labels["text"].replace_strict(truth))
+    effect = experiment.compare_labels(filled)
+    assert effect.estimates is not None
+    assert effect.estimates.frame.row(0)[:2] == ("targets without labels", 10)
+    filled.write_csv(workspace.folder / "filled.csv")
+    printed = workspace("label", "filled.csv", *options).out
+    assert printed.startswith(repr(effect))
+    assert "<td" in effect._repr_html_()

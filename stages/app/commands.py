@@ -29,10 +29,9 @@ from amalgam.stages.app.maintenance import find_garbage, young_quarantine
 from amalgam.stages.app.verify import REPAIR, RUN, Damage
 from amalgam.stages.common.deliveries import FOLDERS
 from amalgam.stages.common.given_labels import label_column
-from amalgam.stages.common.intervals import percent
 from amalgam.stages.methods import METHODS, NAMES, method_name
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.tables import print_audit, print_estimates
+from amalgam.stages.report.tables import print_audit
 
 
 def run_stages(  # noqa: PLR0913 - the options of a command
@@ -296,14 +295,7 @@ def _show_label_effect(file: str, config: Path, overrides: list[str], *, as_json
     if as_json:
         console.json(asdict(effect))
         return
-    for line in effect.lines():
-        console.result(line)
-    if effect.estimates:
-        print_estimates(console, effect.estimates.title, effect.estimates.systems)
-    rows = [[name, percent(before), percent(after)] for name, (before, after) in effect.shares.items()]
-    if rows:
-        share = "share with earlier labels" if effect.earlier else "share without labels"
-        console.table("", ["teacher", share, "share with labels"], rows)
+    effect.print_to(console)
     source = file if file == FROM_CORPUS else local_path(Path(file).absolute(), config.absolute().parent)
     console.result(next_step(source, overrides, config))
 

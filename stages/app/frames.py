@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from amalgam.data.keys import shown
 from amalgam.data.lazy import pl
@@ -22,7 +22,14 @@ from amalgam.stages.common.cached.read import scan
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.common.load import part_of, teachers_of
 from amalgam.stages.report.stage import evaluation as evaluation_of
-from amalgam.stages.report.tables import SCORES
+from amalgam.stages.report.tables import SCORES, system_name
+from amalgam.stages.report.verdict_types import SystemEstimate
+
+ESTIMATED: dict[str, Literal["mean", "low", "high"]] = {
+    "accuracy": "mean",
+    "accuracy_low": "low",
+    "accuracy_high": "high",
+}
 
 
 def texts(run: Run, *parts: str) -> pl.LazyFrame:
@@ -89,6 +96,17 @@ def evaluation(run: Run) -> pl.DataFrame:
         for name, system in scores["systems"].items()
     ]
     return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def estimates(systems: Sequence[SystemEstimate]) -> pl.DataFrame:
+    """Returns the estimated accuracies, as `evaluation` has the measured ones; null for a system without texts."""
+    rows = [
+        {"system": system_name(system), "n": system["n"]}
+        | {name: system[end] if system["n"] else None for name, end in ESTIMATED.items()}
+        for system in systems
+    ]
+    types = {"system": pl.String, "n": pl.Int64} | dict.fromkeys(ESTIMATED, pl.Float64)
+    return pl.DataFrame(rows, schema=types)
 
 
 def predictions(student: Student, inputs: Sequence[str | tuple[str, str]]) -> pl.DataFrame:

@@ -15,18 +15,22 @@ from amalgam.data.lazy import np, pa, pc, pl
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.console import counted
+from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.notebook import HtmlConsole
 from amalgam.pipeline.user_paths import write_new
+from amalgam.stages.app import frames
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.cached.load import answer_reader
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.given_labels import KEY, RANDOM, GivenLabels, free_name, label_column, why_column
+from amalgam.stages.common.intervals import percent
 from amalgam.stages.common.load import label_space, part_of, train_part
 from amalgam.stages.common.load_labels import given_labels, picked_at_random
 from amalgam.stages.report.load import estimate_inputs
 from amalgam.stages.report.stage import share_of_unknown
+from amalgam.stages.report.tables import print_estimates
 from amalgam.stages.report.verdict_types import ShareOfUnknown, SystemEstimate
 from amalgam.stages.report.verdict_words import outside_line, share_of_unknown_line
 from amalgam.stages.target_methods import gives_label_distributions, target_method
@@ -122,12 +126,17 @@ class Estimates:
     systems: list[SystemEstimate]
 
     @property
+    def frame(self) -> pl.DataFrame:
+        """system, n, accuracy, accuracy_low and accuracy_high: the 95 % interval."""
+        return frames.estimates(self.systems)
+
+    @property
     def title(self) -> str:
         picked = "picked at random" if self.random else "a random sample only if you picked them at random"
         return f"accuracy on {counted(self.texts, 'labelled text')}, {picked}{outside_line(self.left_out)}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LabelEffect:
     """The changes of the targets by labels."""
 
@@ -166,6 +175,26 @@ class LabelEffect:
         dropped = f"{counted(self.dropped, 'earlier label')} would no longer be used: the text has no label here"
         lines = [labels, unknown, right if self.right_before is not None else "", targets + moved]
         return [line for line in (*lines, dropped if self.dropped else "") if line]
+
+    def print_to(self, console: Console) -> None:
+        for line in self.lines():
+            console.result(line)
+        if self.estimates:
+            print_estimates(console, self.estimates.title, self.estimates.systems)
+        rows = [[name, percent(before), percent(after)] for name, (before, after) in self.shares.items()]
+        if rows:
+            share = "share with earlier labels" if self.earlier else "share without labels"
+            console.table("", ["teacher", share, "share with labels"], rows)
+
+    def __repr__(self) -> str:
+        out = io.StringIO()
+        self.print_to(Console(quiet=True, out=out))
+        return out.getvalue().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        console = HtmlConsole()
+        self.print_to(console)
+        return "\n".join(console.parts)
 
 
 def _of(count: int, texts: str) -> str:

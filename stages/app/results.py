@@ -183,6 +183,16 @@ class RunResult:
         return frames.evaluation(self._run) if "report" in self._run.results and evaluation_if_any(self._run) else None
 
     @cached_property
+    def estimates(self) -> pl.DataFrame | None:
+        """Accuracies estimated by `labels`, else from the teachers' weights; None without a report, or with neither.
+
+        system, n, accuracy, accuracy_low and accuracy_high: the 95 % interval.
+        """
+        unlabelled = self._report_json.get("unlabelled") or {}
+        estimates = self._report_json.get("label_estimates") or unlabelled.get("estimates")
+        return frames.estimates(estimates["systems"]) if estimates else None
+
+    @cached_property
     def verdict(self) -> Verdict | None:
         """The report's verdict: decision, reasons, causes and next command; None without a report or a student."""
         return self._report_json.get("verdict")

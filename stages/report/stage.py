@@ -221,7 +221,8 @@ def evaluation(run: Run) -> Evaluation:
     scores = evaluation_if_any(run)
     if scores is None:
         what = "nothing was evaluated: there are no labelled test texts"
-        raise ExperimentError(what, where="corpus.test", fix="set corpus.test, for example texts/test.csv")
+        fix = "set corpus.test, for example texts/test.csv; experiment.run().estimates has estimates"
+        raise ExperimentError(what, where="corpus.test", fix=fix)
     return scores
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from numbers import Integral
 from operator import add
 from typing import Any, TypeAlias
 
@@ -24,6 +25,11 @@ RowNumbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 # ---- NumPy
+
+
+def is_whole(value: Any, least: int) -> bool:
+    """Returns whether the value is a whole number from `least` on, of Python or NumPy."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def held_out_keys(keys: Keys, share: float) -> Array:

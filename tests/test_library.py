@@ -235,7 +235,10 @@ def test_the_evaluation_is_the_reports(done: Experiment) -> None:
 
 
 def test_the_student_answers_from_python_as_from_the_command_line(done: Experiment, desk: Workspace) -> None:
-    row = done.predict(["the chef fried the onion"], top=2, explain=True).row(0, named=True)
+    import numpy as np
+
+    two: Any = np.int64(2)
+    row = done.predict(["the chef fried the onion"], top=two, explain=True).row(0, named=True)
     [entry] = desk("predict", "the chef fried the onion", "--top", "2", "--explain", "--json").json
     assert [row["label"], row["label_2"]] == [label["label"] for label in entry["labels"]]
     assert row["mass_first"] == pytest.approx(entry["mass"]["first"])
@@ -445,6 +448,7 @@ def test_a_quiet_experiment_prints_nothing_and_another_prints_the_report(
         (lambda one: one.predict("the onion"), "takes a list of texts"),
         (lambda one: one.label(5, seed=-1), "seed is -1"),
         (lambda one: one.label("5"), "count is '5'"),
+        (lambda one: one.label(count=True), "count is True"),
         (
             lambda one: Experiment.load(one.workspace.parent / "amalgam.yaml", {"student.method": "ensemble"}).student,
             "trains no student",

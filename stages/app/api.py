@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
+from amalgam.data.arrays import is_whole
 from amalgam.data.keys import label_notes, shown
 from amalgam.data.lazy import pl, torch
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource, GivenExperiment
@@ -351,14 +352,14 @@ class Experiment:
         The texts of the experiment's own labels come first, with their labels.
         """
         for name, value, least in (("count", count, 1), ("seed", seed, 0)):
-            if not isinstance(value, int) or value < least:
+            if not is_whole(value, least):
                 raise ExperimentError(f"{name} is {value!r}", where="label", fix=f"give a whole number from {least} on")
         check_takes_labels(self.config)
         check_requirements(self._run, self._source, self._overrides, "build-targets")
         self._run = self._open()
         with working(self._run):
             update(STAGES, self._run, target="build-targets", keep_overrides=False)
-            return texts_to_label(self._run, count, seed)
+            return texts_to_label(self._run, int(count), int(seed))
 
     def compare_labels(self, labels: Any) -> LabelEffect:
         """Builds the targets with the experiment's labels, if any, and with those of a file or frame instead.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from amalgam.data.arrays import Array, softmax
+from amalgam.data.arrays import Array, is_whole, softmax
 from amalgam.data.keys import shown
 from amalgam.data.lazy import np
 from amalgam.pipeline.config import proposals
@@ -244,12 +244,12 @@ class Predictions:
 
 class Student:
     def __init__(self, finished: StudentFolder, *, top: int, explain: bool, unknown: bool = False) -> None:
-        if type(top) is not int or top < 1:
+        if not is_whole(top, 1):
             what, fix = f"top is {top!r}, not a whole number from 1 on", "predict(texts, top=3) returns three labels"
             raise ExperimentError(what, where="predict", fix=fix)
         self.finished, self._classifier = finished, finished.load()
         self.labels = self._classifier.labels
-        self.top = min(top, len(self.labels))
+        self.top = min(int(top), len(self.labels))
         self.positions = finished.positions(self.labels) if explain else {}
         self.threshold = _unknown_threshold(self._classifier, finished) if unknown else None
 

@@ -538,15 +538,17 @@ def test_labels_from_python(workspace: Workspace) -> None:
     assert (effect.estimates.texts, effect.estimates.random) == (10, True)
 
 
-@pytest.mark.parametrize("kind", ["polars", "pandas", "arrow"])
+@pytest.mark.parametrize("kind", ["polars", "pandas", "arrow", "binary keys"])
 def test_python_takes_a_frame_of_labels(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.chdir(workspace.folder)
     arguments = ["./models/first", "./models/second"], "texts/train.csv"
     student = {"encoder": "./models/encoder"}
     experiment = Experiment(*arguments, student=student, quiet=True)
-    frame = experiment.label(count=10)
+    frame = experiment.label(count=np.int64(10))  # type: ignore[arg-type]
     filled = frame.with_columns(label=frame["text"].replace_strict(dict(workspace.texts())))
-    labels: Any = {"polars": filled, "pandas": filled.to_pandas(), "arrow": filled.to_arrow()}[kind]
+    binary = filled.with_columns(key=filled["key"].str.decode("hex"))  # as of experiment.texts()
+    kinds = {"polars": filled, "pandas": filled.to_pandas(), "arrow": filled.to_arrow(), "binary keys": binary}
+    labels: Any = kinds[kind]
     effect = experiment.compare_labels(labels)
     assert effect.labels == 10
     assert effect.estimates is not None

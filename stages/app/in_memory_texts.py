@@ -26,7 +26,7 @@ from amalgam.pipeline.storage.paths import GIVEN, GIVEN_NAME
 from amalgam.pipeline.storage.store import open_store
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.corpus import IN_MEMORY
-from amalgam.stages.common.given_labels import PREDICTED, free_name, why_column
+from amalgam.stages.common.given_labels import KEY, PREDICTED, free_name, why_column
 from amalgam.stages.methods import load_with_methods
 
 PARTS = ("train", "validation", "test")
@@ -64,7 +64,8 @@ def store_labels(source: ExperimentSource, overrides: Sequence[str], labels: Any
         fix = "give the path of a file, or the frame of experiment.label() with a filled column label"
         raise ExperimentError(f"labels is a {type(labels).__name__}, not a frame", where="labels", fix=fix)
     loaded = load_with_methods(source, overrides)
-    tables = (_without_categories(table) for table in _tables(labels, loaded.experiment.corpus, FRAME_PART))
+    corpus = loaded.experiment.corpus
+    tables = (_with_hexadecimal_keys(_without_categories(each), corpus) for each in _tables(labels, corpus, FRAME_PART))
     path = _store(tables, _folder(loaded))
     if path is None:
         raise DataError("the labels have no rows", where="labels", fix="give the filled frame of experiment.label()")
@@ -284,6 +285,16 @@ def _without_categories(table: pa.Table) -> pa.Table:
             plain = [chunk.dictionary_decode() for chunk in chunks]
             table = table.set_column(index, field.name, pa.chunked_array(plain, pa.large_string()))
     return table
+
+
+def _with_hexadecimal_keys(table: pa.Table, corpus: Corpus) -> pa.Table:
+    """Returns the table with keys as text, if they are binary, as those of `Experiment.texts`."""
+    name = free_name(KEY, corpus)
+    keys = table.column(name) if name in table.column_names else pa.chunked_array([], pa.string())
+    if not (pa.types.is_binary(keys.type) or pa.types.is_large_binary(keys.type) or pa.types.is_binary_view(keys.type)):
+        return table
+    values = [key if key is None else key.hex() for key in keys.to_pylist()]
+    return table.set_column(table.column_names.index(name), name, pa.array(values, pa.string()))
 
 
 def _usable(tables: Iterable[pa.Table], corpus: Corpus, part: str) -> Iterator[pa.Table]:

@@ -115,20 +115,25 @@ def test_a_pair_of_columns_takes_pairs_of_texts(shop: Workspace) -> None:
 
 
 def test_teachers_have_the_names_of_their_folders_and_their_own_fields(shop: Workspace) -> None:
-    shutil.copytree("models/first", "more/first")
+    for folder in ("more/first", "run/checkpoint-20", "checkpoint-20"):
+        shutil.copytree("models/first", folder)
     labels = [f"my {label}" for label in TEACHER_LABELS["second"]]
     teachers: list[str | Path | dict[str, Any]] = [
         FIRST,
         Path("more/first"),
+        "run/checkpoint-20",
+        "./checkpoint-20",
         {"name": "mine", "model": Path("models/second"), "labels": labels},
     ]
     config = Experiment(teachers, ["a text"], quiet=True).config
     assert [(teacher.name, teacher.model) for teacher in config.teachers] == [
         ("first", "./models/first"),
         ("first-2", "./more/first"),
+        ("run-20", "./run/checkpoint-20"),
+        ("checkpoint-20", "./checkpoint-20"),
         ("mine", "./models/second"),
     ]
-    assert config.teachers[2].labels == labels
+    assert config.teachers[-1].labels == labels
     assert (config.student.method, config.corpus.label) == ("amalgam", None)
 
 

@@ -164,6 +164,16 @@ def test_categories_are_read_as_their_texts(shop: Workspace) -> None:
         Experiment(TEACHERS, null, quiet=True, **SETTINGS)
 
 
+def test_whole_numbers_that_pandas_stores_as_floats_are_labels_and_ids(shop: Workspace) -> None:
+    frame = pd.DataFrame({"text": ["a", "b", "c"], "label": [0, None, 10], "uid": [7.0, 2.5, 1e20]})
+    assert str(frame["label"].dtype) == "float64"
+    corpus = {"on_bad_row": "skip", "id": "uid", "labels": [*"0123456789", "10"]}
+    experiment = Experiment(TEACHERS, frame, test=frame, quiet=True, corpus=corpus)
+    experiment.run(until="read-corpus")
+    rows = {row[0]: row[1:] for row in experiment.texts("test").select("text", "label", "id").collect().rows()}
+    assert rows == {"a": ("0", "7"), "c": ("10", "100000000000000000000")}
+
+
 def test_test_texts_in_memory_keep_how_they_were_picked(shop: Workspace) -> None:
     whys = ["random"] * 20 + ["small margin"] * 5
     test = frame_of(shop, "test").head(25).with_columns(pl.Series("why", whys))
@@ -304,7 +314,7 @@ def test_errors_of_a_file_and_its_overrides_name_the_call_in_python(tmp_path: Pa
     ("labels", "places"),
     [
         (
-            [0.5] * 7,
+            [True] * 7,
             ("the first 5 are: texts['test'] row 0 not text", "texts['test'] row 0, field label", ".astype(str)"),
         ),
         (["law", *["sailing"] * 6], ("6 test texts", "column label: texts['test'] row 1, texts['test'] row 2,")),

@@ -26,7 +26,7 @@ from amalgam.pipeline.storage.paths import GIVEN, GIVEN_NAME
 from amalgam.pipeline.storage.store import open_store
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.corpus import IN_MEMORY
-from amalgam.stages.common.given_labels import KEY, PREDICTED, free_name, why_column
+from amalgam.stages.common.given_labels import KEY, PREDICTED, free_name, label_column, why_column
 from amalgam.stages.methods import load_with_methods
 
 PARTS = ("train", "validation", "test")
@@ -65,8 +65,7 @@ def store_labels(source: ExperimentSource, overrides: Sequence[str], labels: Any
         raise ExperimentError(f"labels is a {type(labels).__name__}, not a frame", where="labels", fix=fix)
     loaded = load_with_methods(source, overrides)
     corpus = loaded.experiment.corpus
-    tables = (_with_hexadecimal_keys(_without_categories(each), corpus) for each in _tables(labels, corpus, FRAME_PART))
-    path = _store(tables, _folder(loaded))
+    path = _store((_of_labels(table, corpus) for table in _tables(labels, corpus, FRAME_PART)), _folder(loaded))
     if path is None:
         raise DataError("the labels have no rows", where="labels", fix="give the filled frame of experiment.label()")
     return path
@@ -269,7 +268,7 @@ def _selected(table: pa.Table, corpus: Corpus, part: str) -> pa.Table:
     if twice is not None:
         what = f"the {part} texts have two columns named {shown(twice)}"
         raise DataError(what, where=f"texts[{part!r}]", fix="rename or remove one of them")
-    table = _without_categories(table.select(selected))
+    table = _with_whole_numbers(_without_categories(table.select(selected)), {corpus.id, corpus.label})
     types = {field.name: pa.large_string() if _is_text(field.type) else field.type for field in table.schema}
     return table.cast(pa.schema(types))
 
@@ -284,6 +283,26 @@ def _without_categories(table: pa.Table) -> pa.Table:
             ]
             plain = [chunk.dictionary_decode() for chunk in chunks]
             table = table.set_column(index, field.name, pa.chunked_array(plain, pa.large_string()))
+    return table
+
+
+def _of_labels(table: pa.Table, corpus: Corpus) -> pa.Table:
+    """Returns a table of labels with its keys, ids and labels as they are in a file."""
+    numbers = _with_whole_numbers(_without_categories(table), {corpus.id, "id", label_column(corpus)})
+    return _with_hexadecimal_keys(numbers, corpus)
+
+
+def _with_whole_numbers(table: pa.Table, columns: set[str | None]) -> pa.Table:
+    """Returns the table with floats of these columns as text, 1.0 as 1: pandas stores integers with gaps as floats."""
+    for index, field in enumerate(table.schema):
+        if field.name in columns and pa.types.is_floating(field.type):
+            numbers = (
+                None if value is None or math.isnan(value) else value for value in table.column(index).to_pylist()
+            )
+            texts = [
+                value if value is None else f"{value:.0f}" if value.is_integer() else str(value) for value in numbers
+            ]
+            table = table.set_column(index, field.name, pa.array(texts, pa.large_string()))
     return table
 
 

@@ -547,7 +547,8 @@ def test_python_takes_a_frame_of_labels(workspace: Workspace, monkeypatch: pytes
     frame = experiment.label(count=np.int64(10))  # type: ignore[arg-type]
     filled = frame.with_columns(label=frame["text"].replace_strict(dict(workspace.texts())))
     binary = filled.with_columns(key=filled["key"].str.decode("hex"))  # as of experiment.texts()
-    kinds = {"polars": filled, "pandas": filled.to_pandas(), "arrow": filled.to_arrow(), "binary keys": binary}
+    notes = filled.to_pandas().assign(note=[1, "unsure"] * 5)
+    kinds = {"polars": filled, "pandas": notes, "arrow": filled.to_arrow(), "binary keys": binary}
     labels: Any = kinds[kind]
     effect = experiment.compare_labels(labels)
     assert effect.labels == 10

@@ -33,6 +33,8 @@ PARTS = ("train", "validation", "test")
 LABELLED = ("validation", "test")
 FRAME_PART = "labelled"
 """The part that a frame of labels counts as; it is no part of the corpus."""
+IDENTIFYING = ("id", "text", "text_2")
+"""Columns by which a frame of labels may name its texts, next to the key and the columns of the corpus."""
 ROWS = 65_536
 SURROGATE_FIX = f"{FIXES['lone surrogate']}; or set corpus.on_bad_row to skip"
 
@@ -169,11 +171,21 @@ def _columns_read(columns: list[str], corpus: Corpus, part: str) -> list[str]:
     """Returns the columns that the corpus reads: Arrow refuses others of mixed types. All if a column is missing."""
     names, read = _columns_of(corpus, part, columns)
     complete = {*columns} >= {name for required in names.values() for name in required}
-    return [name for name in dict.fromkeys(columns) if name in read] if complete and part in PARTS else columns
+    return [name for name in dict.fromkeys(columns) if name in read] if complete else columns
 
 
 def _columns_of(corpus: Corpus, part: str, columns: Sequence[str]) -> tuple[dict[str, Sequence[str]], set[str | None]]:
     """Returns the columns that a part needs, by field of the corpus section, and those that it has and reads."""
+    if part == FRAME_PART:
+        label = label_column(corpus)
+        return {"label": (label,)}, {
+            free_name(KEY, corpus),
+            *IDENTIFYING,
+            *corpus.text,
+            label,
+            why_column(corpus),
+            corpus.id,
+        }
     own_id = () if corpus.id == "auto" else (corpus.id,)
     read = {*corpus.text, corpus.id, corpus.label}
     if part == "test" and why_column(corpus) in columns:

@@ -232,6 +232,9 @@ def test_the_evaluation_is_the_reports(done: Experiment) -> None:
     assert evaluation.columns == ["system", "n", *scores, "accuracy_low", "accuracy_high", *groups]
     one = evaluation.row(0, named=True)
     assert (one["accuracy_low"], one["accuracy_high"]) == interval(one["accuracy"], one["n"])
+    nll = dict(zip(evaluation["system"], evaluation["nll_nats"], strict=True))
+    assert (nll["teacher:first"], nll["zero-shot"]) == (float("inf"), None)
+    assert 0 < nll["ensemble"] < float("inf")
 
 
 def test_the_student_answers_from_python_as_from_the_command_line(done: Experiment, desk: Workspace) -> None:

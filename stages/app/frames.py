@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -90,7 +91,7 @@ def evaluation(run: Run) -> pl.DataFrame:
     ends = ("accuracy_low", "accuracy_high")
     rows = [
         {"system": name, "n": scores["n"]}
-        | {key: value for key, value in system.items() if key in SCORES}
+        | {key: math.inf if key == "nll_nats" and system.get("nll_infinite") else system[key] for key in SCORES}
         | dict(zip(ends, interval(system["accuracy"], scores["n"]), strict=True))
         | {f"on_{group}": system["slice_accuracy"][group] for group in scores["groups"]}
         for name, system in scores["systems"].items()

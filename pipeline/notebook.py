@@ -46,7 +46,7 @@ def table_html(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]])
 
 
 def _is_number_column(column: Sequence[str]) -> bool:
-    return all(cell[:1].isdigit() or cell in {"", "-", "."} for cell in column) and any(map(str.strip, column))
+    return all(cell[:1].isdigit() or cell in {"", "-", ".", "∞"} for cell in column) and any(map(str.strip, column))
 
 
 def _row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:

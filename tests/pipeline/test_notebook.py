@@ -112,6 +112,7 @@ def test_html_escapes_every_cell_and_shows_control_characters() -> None:
     assert "\\x1b[31m&amp;" in console.parts[0]
     assert "&lt;title&gt;" in console.parts[0]
     assert "<tbody>\n</tbody>" in table_html("", ["stage", "state"], [])
+    assert 'right">∞<' in table_html("", ["NLL"], [["∞"], ["0.61"], ["-"]])
     assert table_html("of <a>\nand b", ["stage"], []).startswith("<p>of &lt;a&gt;<br>and b</p>\n")
 
 

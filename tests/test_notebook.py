@@ -64,7 +64,8 @@ class Tags(HTMLParser):
         self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.open.append(tag)
+        if tag != "br":  # it has no end
+            self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag

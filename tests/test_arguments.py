@@ -143,6 +143,15 @@ def test_logits_and_passes_are_those_of_the_experiments_own_texts(shop: Workspac
     assert len(experiment.logits("first").collect()) == len(experiment.passes("first").collect()) == 9
 
 
+def test_labels_of_the_texts_are_in_the_column_label(shop: Workspace) -> None:
+    frame = frame_of(shop)
+    first_labels = pl.when(pl.int_range(len(frame)) < 9).then("label").alias("label")
+    experiment = Experiment(TEACHERS, frame.with_columns(first_labels), labels="corpus", quiet=True, **SETTINGS)
+    assert (experiment.config.labels, experiment.config.corpus.label) == ("corpus", "label")
+    experiment.run(until="build-targets")
+    assert (experiment.targets.collect()["weight"] == 1).sum() >= 9
+
+
 def test_categories_are_read_as_their_texts(shop: Workspace) -> None:
     frame, test = frame_of(shop), frame_of(shop, "test")
     labels = pl.Enum(sorted(set(test["label"])))

@@ -165,7 +165,7 @@ class Experiment:
         `teachers`: folders, Hub ids, or {"name": ..., "model": ..., "labels": [...]}.
         `texts`: a list of texts, a frame of Polars or pandas, a datasets.Dataset, an Arrow table, or a path.
         `test`, `validation`: the same with labels, in column `label` or the one that `corpus={"label": ...}` names.
-        `labels`: gold labels of a few texts: a file, or the filled frame of `Experiment.label`.
+        `labels`: gold labels of a few texts: a file, the filled frame of `Experiment.label`, or "corpus" (in `texts`).
         `workspace`: the folder or address of all results.
         `sections`: fields by section, such as student={"method": "uhc", "epochs": 5} or corpus={"text": "body"}.
         """

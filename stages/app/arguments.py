@@ -55,10 +55,12 @@ def with_texts(experiment: GivenExperiment, in_memory: Mapping[str, Any]) -> Giv
 
 
 def with_labels(experiment: GivenExperiment, labels: Any) -> GivenExperiment:
-    """Returns the experiment with these labels: a path, or a frame, which is stored in the workspace."""
+    """Returns the experiment with these labels: a path, "corpus", or a frame, which is stored in the workspace."""
     path = labels if isinstance(labels, str | Path) else store_labels(experiment, [], labels)
-    labels = path if path == FROM_CORPUS else local_path(path, experiment.base)
-    return replace(experiment, data={**experiment.data, "labels": labels})
+    if path == FROM_CORPUS:
+        corpus = {"label": "label", **experiment.data["corpus"]}
+        return replace(experiment, data={**experiment.data, "corpus": corpus, "labels": path})
+    return replace(experiment, data={**experiment.data, "labels": local_path(path, experiment.base)})
 
 
 def _section(name: str, fields: Any) -> dict[str, Any]:

@@ -217,7 +217,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "null": (lambda: Experiment(TEACHERS, ["a", None]), "row 1, counted from 0: None"),
     "blank": (lambda: Experiment(TEACHERS, pl.DataFrame({"text": ["a", " "]})), "row 1, counted from 0: ' '"),
     "numbers": (lambda: Experiment(TEACHERS, [1]), "texts[0] = 1"),
-    "a column of numbers": (lambda: Experiment(TEACHERS, {"text": [1]}), "has the type int64"),
+    "a column of numbers": (lambda: Experiment(TEACHERS, {"text": [1]}), "store it as text, or set corpus.text"),
     "one text as a column": (lambda: Experiment(TEACHERS, {"text": "the onion"}), "put the texts into a list"),
     "two columns of one name": (
         lambda: Experiment(TEACHERS, pa.Table.from_arrays([pa.array(["a"])] * 2, ["text", "text"])),

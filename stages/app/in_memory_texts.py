@@ -339,7 +339,8 @@ def _usable(tables: Iterable[pa.Table], corpus: Corpus, part: str) -> Iterator[p
                 usable = pc.and_kleene(usable, pc.not_equal(pc.utf8_trim_whitespace(column), ""))
             elif name in corpus.text and column.type != pa.null():
                 what = f"column {shown(name)} of the {part} texts has the type {column.type}, not text"
-                raise DataError(what, where=f"texts[{part!r}]", fix="set corpus.text to the name of the text column")
+                fix = "store it as text, or set corpus.text to the name of the text column"
+                raise DataError(what, where=f"texts[{part!r}]", fix=fix)
             unusable = pc.fill_null(pc.invert(usable), True)
             if pc.any(unusable).as_py():
                 row = pc.index(unusable, True).as_py()

@@ -29,7 +29,7 @@ from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common import corpus
 from amalgam.stages.common.corpus import Bucket
 from amalgam.stages.train_student import training
-from amalgam.stages.weigh_teachers import name_order, neighbours, signals, stage, weigh
+from amalgam.stages.weigh_teachers import load, name_order, neighbours, signals, stage, weigh
 from amalgam.stages.weigh_teachers.load import AnswerSignals, answer_signals
 from amalgam.stages.weigh_teachers.stage import LABELLED, WeighTeachers
 from amalgam.tests.forking import Forked
@@ -201,7 +201,7 @@ def test_densities_are_relative_to_the_encoder_unless_it_is_a_teacher(
         flags.append(is_relative)
         return neighbours.densities(*spaces, is_relative=is_relative)
 
-    monkeypatch.setattr(stage, "densities", densities)
+    monkeypatch.setattr(load, "densities", densities)
     assert cached(*WEIGH, f"student.encoder={encoder}").code == 0
     assert set(flags) == {not encoder.startswith("teacher:")}
 

@@ -227,10 +227,10 @@ def _teacher_checks(experiment: ExperimentConfig) -> Checks:
             yield not section.co_train and absent and field != "revision", f"train_teachers.{field}", "is required"
         message = "needs train_teachers.texts; corpus.limit cuts the training part"
         yield section.limit is not None and section.texts is None, "train_teachers.limit", message
-    catch_all = any(teacher.catch_all for teacher in experiment.teachers)
     message = "catch_all needs texts: a method without texts learns each output"
-    yield catch_all and not objective.reads_texts, "teachers", message
-    yield catch_all and experiment.cache.adaptive, "cache.adaptive", "is not for teachers with catch_all"
+    yield experiment.has_catch_all and not objective.reads_texts, "teachers", message
+    message = "is not for teachers with catch_all"
+    yield experiment.has_catch_all and experiment.cache.adaptive, "cache.adaptive", message
     for teacher in experiment.teachers:
         pinned = re.fullmatch(r"[0-9a-f]{40}", teacher.revision or "") is not None
         message = f"{teacher.name}: trust_remote_code needs revision to be a full commit hash"

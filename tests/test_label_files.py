@@ -461,3 +461,12 @@ def test_python_has_every_estimate_that_is_printed(workspace: Workspace, monkeyp
     printed = workspace("label", "filled.csv", *options).out
     assert printed.startswith(repr(effect))
     assert "<td" in effect._repr_html_()
+
+
+def test_python_takes_a_file_of_labels(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(workspace, workspace.texts()[:3])
+    monkeypatch.chdir(workspace.folder)
+    experiment = Experiment(["./models/first", "./models/second"], "texts/train.csv", labels="labels.csv", quiet=True)
+    assert experiment.config.labels == "./labels.csv"
+    with pytest.raises(AmalgamError, match=r"(?s)lables.csv does not exist.*; `experiment.label"):
+        Experiment(["./models/first", "./models/second"], "texts/train.csv", labels="lables.csv", quiet=True)

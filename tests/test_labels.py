@@ -492,8 +492,8 @@ def test_without_labels_the_report_estimates_the_accuracy_of_every_system(
     assert all(row["mean"] <= rows["targets"]["mean"] for row in (rows["ensemble"], rows["muka"]))
     assert numbers["unlabelled"]["estimates"]["gap"]["n"] == held_out
     assert any("The student's accuracy is estimated at" in reason for reason in numbers["verdict"]["reasons"])
-    linear_map, agreement = numbers["unlabelled"]["linear_map"], numbers["unlabelled"]["agreement"]
-    assert (linear_map["n"], linear_map["student_right"]) == (held_out, agreement["right"])
+    student_right = numbers["unlabelled"]["agreement"]["right"]
+    assert numbers["unlabelled"]["linear_map"].items() >= {"n": held_out, "student_right": student_right}.items()
 
     write(workspace, workspace.texts()[:20])  # labels choose the weights
     workspace("report", "corpus.test=null", "labels=labels.csv", *changed)
@@ -589,12 +589,3 @@ def test_errors_of_a_frame_name_the_argument(
     arguments = ["./models/first", "./models/second"], "texts/train.csv"
     with pytest.raises(AmalgamError, match=re.escape(what)):
         Experiment(*arguments, labels=frame, student={"encoder": "./models/encoder"}, quiet=True).run("build-targets")
-
-
-def test_python_takes_a_file_of_labels(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(workspace, workspace.texts()[:3])
-    monkeypatch.chdir(workspace.folder)
-    experiment = Experiment(["./models/first", "./models/second"], "texts/train.csv", labels="labels.csv", quiet=True)
-    assert experiment.config.labels == "./labels.csv"
-    with pytest.raises(AmalgamError, match=r"(?s)lables.csv does not exist.*; `experiment.label"):
-        Experiment(["./models/first", "./models/second"], "texts/train.csv", labels="lables.csv", quiet=True)

@@ -572,6 +572,11 @@ class ExperimentConfig(ConfigSection):
     execution: Execution = Execution()
 
     @property
+    def has_catch_all(self) -> bool:
+        """Returns whether a teacher has outputs that mean none of its labels."""
+        return any(teacher.catch_all for teacher in self.teachers)
+
+    @property
     def teacher_names(self) -> list[str]:
         """Returns the teachers in the order of the label union: trained teachers first."""
         groups = (self.train_teachers.groups or self.train_teachers.co_train or ()) if self.train_teachers else ()

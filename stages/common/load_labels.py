@@ -175,7 +175,7 @@ def check_gold(run: Run) -> None:
     method = target_method(run.experiment.targets)
     if method.one_label_set:
         check_one_label_set(teachers_of(run), run.experiment.targets.mode)
-    if any(teacher.catch_all for teacher in run.experiment.teachers):
+    if run.experiment.has_catch_all:
         _check_label_counts(teachers_of(run), run.experiment.targets.mode, apart=method.loss == "restricted")
     treatments = dict.fromkeys(["test", "validation", *(["train"] if method.reads_gold else [])], "left out")
     if run.experiment.labels == FROM_CORPUS and _takes_labels(run):

@@ -27,7 +27,7 @@ from amalgam.stages.common.given_labels import DIFFER, KEY, RANDOM, GivenLabels,
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.evaluation import TeacherInputs, ensemble
-from amalgam.stages.report.quality import coverage, first_buckets, rows_at
+from amalgam.stages.report.quality import coverage, first_buckets, paired_counts, rows_at
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
 from amalgam.stages.weigh_teachers import linear_map
 from amalgam.stages.weigh_teachers.neighbours import Space
@@ -110,18 +110,8 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality
     }
     if sample.linear is not None:
         linear_is_right = sample.linear == sample.reference[sample.held_out].argmax(axis=1)
-        quality["linear_map"] = _linear_map_counts(same[sample.held_out], linear_is_right)
+        quality["linear_map"] = paired_counts(same[sample.held_out], linear_is_right)
     return quality, _csv(inputs, sample, chosen)
-
-
-def _linear_map_counts(student: Array, linear: Array) -> types.LinearMapCounts:
-    return {
-        "n": len(student),
-        "student_right": int(student.sum()),
-        "right": int(linear.sum()),
-        "gained": int((student & ~linear).sum()),
-        "lost": int((linear & ~student).sum()),
-    }
 
 
 def _estimates(inputs: LabellingInputs, sample: _Sample, predicted: Array) -> types.WeightEstimates | None:
@@ -191,8 +181,7 @@ def linear_labels(features: Space, labels: Array, is_held_out: Array, count: int
     """Returns the labels of held-out texts by ridge regression on the labels of the others, of `count` labels."""
     learned, held_out = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
     coefficients = linear_map.LinearMap.of(features[learned]).coefficients(labels[learned], count)
-    predictions: Array = linear_map.predicted(features[held_out], coefficients).argmax(axis=1)
-    return predictions
+    return linear_map.predicted(features[held_out], coefficients).argmax(axis=1)
 
 
 def _weighed(

@@ -171,8 +171,7 @@ def audit_inputs(run: Run) -> AuditInputs:
 
 def _effect_of_passes(run: Run) -> PassAudit | None:
     """Returns the comparison of one pass with many; None with a catch_all, which it does not regard."""
-    teachers = load.teachers_of(run)
-    if not teachers or any(teacher.catch_all for teacher in teachers):
+    if not load.teachers_of(run) or run.experiment.has_catch_all:
         return None
     return run.result("cache-teachers").facts.get("audit")
 

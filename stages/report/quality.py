@@ -34,7 +34,7 @@ from amalgam.stages.report.evaluation import (
     calibration_bin,
     gold_indices,
 )
-from amalgam.stages.report.verdict_types import CoverageCurve, Kind, RivalCounts, Threshold
+from amalgam.stages.report.verdict_types import CoverageCurve, Kind, PairedCounts, RivalCounts, Threshold
 from amalgam.stages.target_methods import gives_label_distributions
 
 MOST_ERRORS, MOST_PAIRS, MOST_DISPUTED = 12, 15, 12
@@ -172,9 +172,12 @@ def rivals_of_selected(answers: TestAnswers, labels: LabelSpace, system: str) ->
 
 def _rival(name: str, kind: Kind, ours: Array, theirs: Array) -> RivalCounts:
     """Compares the texts that the reported system and the rival predict right."""
+    return {"name": name, "kind": kind, **paired_counts(ours, theirs)}  # type: ignore[typeddict-item]  # no optional key
+
+
+def paired_counts(ours: Array, theirs: Array) -> PairedCounts:
+    """Counts the texts that the student and another system predict right."""
     return {
-        "name": name,
-        "kind": kind,
         "n": len(ours),
         "student_right": int(ours.sum()),
         "right": int(theirs.sum()),

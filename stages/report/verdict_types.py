@@ -29,6 +29,17 @@ PREDICTED_COLUMNS = (*PREDICTED, WHY)
 """Columns of this file that follow the column to fill."""
 
 
+class PairedCounts(TypedDict):
+    """The student and another system on the same n texts, compared text by text."""
+
+    n: int
+    student_right: int
+    right: int
+    gained: int
+    """Texts on which only the student is right."""
+    lost: int
+
+
 class RivalCounts(TypedDict):
     """The student and another system on the same n test texts."""
 
@@ -162,19 +173,6 @@ class WeightEstimates(TypedDict):
     """None with too few held-out texts."""
 
 
-class LinearMapCounts(TypedDict):
-    """The student and a linear map of its encoder's states that learned the same targets, on n held-out texts."""
-
-    n: int
-    student_right: int
-    """Texts on which the student has the label of the targets."""
-    right: int
-    """Texts on which the map has it."""
-    gained: int
-    """Texts on which only the student has it."""
-    lost: int
-
-
 class UnlabelledQuality(TypedDict):
     """The student on n training texts, without gold labels."""
 
@@ -191,8 +189,11 @@ class UnlabelledQuality(TypedDict):
     """Texts in the file to label."""
     estimates: WeightEstimates | None
     """None if the weights of the teachers are not those of the default method, or labels chose them."""
-    linear_map: NotRequired[LinearMapCounts]
-    """Only with enough held-out texts, and cached states of the encoder."""
+    linear_map: NotRequired[PairedCounts]
+    """A linear map of the encoder's states that learned the same targets, on held-out texts; right is their label.
+
+    Only with enough of these texts, and cached states.
+    """
 
 
 class ShareOfUnknown(TypedDict):

@@ -116,9 +116,9 @@ def evidence_of(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) 
     encoder = load.encoder_digest(run, run.experiment.student, cached.ENCODER)
     is_relative = encoder not in {teacher.files.digest for teacher in load.teachers_of(run)}
     density = densities(spaces, len(space.names), reference_spaces, texts.start, is_relative=is_relative)
-    if lowers_evidence(run):
+    if run.experiment.has_catch_all:
         density, closest = (
-            where_own(values, answers.own_shares, fitted.scope(kind))
+            lowered_evidence(values, answers.own_shares, fitted.scope(kind))
             for kind, values in {"own states": density, "own names": closest}.items()
         )
     kinds = weigh.kinds_of(list(answers.by_name.values()), density, closest, fitted)
@@ -139,12 +139,7 @@ def evidence_of(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) 
     return evidence, kinds["answers"]
 
 
-def lowers_evidence(run: Run) -> bool:
-    """Returns whether a teacher has a catch_all."""
-    return any(teacher.catch_all for teacher in load.teachers_of(run))
-
-
-def where_own(evidence: Array, own_shares: Array, fitted: Fitted) -> Array:
+def lowered_evidence(evidence: Array, own_shares: Array, fitted: Fitted) -> Array:
     """Lowers evidence of states towards its minimum where a teacher predicts its catch_all.
 
     Such texts are dense in its states too, because it learned them.

@@ -38,7 +38,6 @@ from amalgam.stages.weigh_teachers.load import (
     evidence_of,
     features_of,
     keys_of,
-    lowers_evidence,
     name_states,
     text_blocks,
 )
@@ -111,7 +110,7 @@ class WeighTeachers(Stage):
         inputs: dict[str, object] = {"texts": load.train_part(run).texts_digest, **cached.passes_counted(run)}
         inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
         inputs["knows"] = load.known_labels(run)
-        if lowers_evidence(run):
+        if run.experiment.has_catch_all:
             inputs["catch_all"] = "lowers evidence of states"
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs |= load.generated_identity(run)

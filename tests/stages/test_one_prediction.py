@@ -9,7 +9,7 @@ import pytest
 
 from amalgam.data.keys import union_of
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
-from amalgam.stages.weigh_teachers.load import where_own
+from amalgam.stages.weigh_teachers.load import lowered_evidence
 from amalgam.stages.weigh_teachers.signals import FEW_TEXTS, ONE_LABEL, Fitted, one_label, standard, with_absence
 from amalgam.stages.weigh_teachers.weigh import by_range
 
@@ -80,8 +80,8 @@ def test_the_only_label_of_a_detector_leaves_it_its_own_evidence() -> None:
 def test_where_a_teacher_predicts_its_catch_all_its_evidence_falls_to_the_minimum() -> None:
     evidence, fitted = np.array([[2.0, 5.0], [4.0, 1.0], [3.0, 9.0]]), Fitted()
     shares = np.array([[0.0, 1.0], [0.5, 1.0], [1.0, 1.0]])
-    assert where_own(evidence, shares, fitted).tolist() == [[2.0, 5.0], [3.0, 1.0], [3.0, 9.0]]
-    later = where_own(np.array([[6.0, 6.0]]), np.array([[0.5, 0.0]]), Fitted(fitted.values, is_reused=True))
+    assert lowered_evidence(evidence, shares, fitted).tolist() == [[2.0, 5.0], [3.0, 1.0], [3.0, 9.0]]
+    later = lowered_evidence(np.array([[6.0, 6.0]]), np.array([[0.5, 0.0]]), Fitted(fitted.values, is_reused=True))
     assert later.tolist() == [[4.0, 1.0]]
 
 

@@ -386,6 +386,8 @@ class Findings(TypedDict):
     student_quality: StudentQuality | None
     target_quality: TargetQuality | None
     unlabelled: types.UnlabelledQuality | None
+    linear_map: types.PairedCounts | None
+    """The student and a linear map of its encoder's states on held-out training texts; right is the targets' label."""
     scripts: dict[str, ScriptCounts]
     label_estimates: NotRequired[types.LabelEstimates]
     """Only with labelled training texts that the student was not trained on."""
@@ -529,6 +531,7 @@ class ReportJson(TypedDict):
     """None if no student was trained."""
     unlabelled: types.UnlabelledQuality | None
     """Without labelled test texts."""
+    linear_map: types.PairedCounts | None
     label_estimates: types.LabelEstimates | None
     """Accuracies on labelled training texts that the student was not trained on."""
     given_labels: list[types.LabelOccurrence]

@@ -28,6 +28,7 @@ from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.evaluation import TeacherInputs, ensemble
 from amalgam.stages.report.quality import coverage, first_buckets, paired_counts, rows_at
+from amalgam.stages.report.verdict_types import PairedCounts
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
 from amalgam.stages.weigh_teachers import linear_map
 from amalgam.stages.weigh_teachers.neighbours import Space
@@ -67,6 +68,17 @@ class LabellingInputs(TeacherInputs):
 
 
 @dataclass(frozen=True)
+class _Read:
+    """The first training texts by key."""
+
+    buckets: Sequence[Bucket]
+    keys: Keys
+    held_out: Array
+    targets: Array | None
+    """[texts, labels], if targets are distributions over the labels."""
+
+
+@dataclass(frozen=True)
 class _Sample:
     """Training texts, one row each."""
 
@@ -78,13 +90,41 @@ class _Sample:
     ensemble: Array | None
     student: Array
     weighed: WeighedTexts | None
-    linear: Array | None
-    """The labels of a linear map of the encoder's states on the held-out texts."""
 
 
-def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality, str]:
-    """Returns the description, and the texts to label as csv."""
-    sample = _sample(inputs)
+def compared_with_linear_map(inputs: LabellingInputs) -> PairedCounts | None:
+    """Compares the student with a linear map of its encoder's states that learned the same targets.
+
+    A prediction of a held-out text is right if it is the label of the target.
+    """
+    return _compared(inputs, _read(inputs), None)
+
+
+def _compared(inputs: LabellingInputs, read: _Read, predicted: Array | None) -> PairedCounts | None:
+    """`predicted`: the student's labels of the first held-out texts, if it predicted them already."""
+    apart = np.flatnonzero(read.held_out)[:MOST_HELD_OUT]
+    if read.targets is None or inputs.read_features is None or not LEAST_HELD_OUT <= len(apart) < len(read.keys):
+        return None
+    if predicted is None:
+        texts = fields(rows_at(inputs.store, read.buckets, apart.tolist()))
+        predicted = inputs.student.logits(texts).argmax(axis=1)
+    features = inputs.read_features(read.keys, [bucket.prefix for bucket in read.buckets])
+    labels = read.targets.argmax(axis=1)
+    linear = linear_labels(features, labels, read.held_out, len(inputs.labels.names))[: len(apart)]
+    return paired_counts(predicted == labels[apart], linear == labels[apart])
+
+
+def linear_labels(features: Space, labels: Array, is_held_out: Array, count: int) -> Array:
+    """Returns the labels of held-out texts by ridge regression on the labels of the others, of `count` labels."""
+    learned, held_out = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+    coefficients = linear_map.LinearMap.of(features[learned]).coefficients(labels[learned], count)
+    return linear_map.predicted(features[held_out], coefficients).argmax(axis=1)
+
+
+def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality, PairedCounts | None, str]:
+    """Returns the description of the student without test texts, its comparison, and the texts to label as csv."""
+    read = _read(inputs)
+    sample = _sample(inputs, read)
     keys = key_list(key_array(sample.table.column("key")))
     labels, random = inputs.given.written(inputs.corpus), inputs.given.sample | inputs.given.unknown_sample
     left_out = {row for row, key in enumerate(keys) if key in random}
@@ -108,10 +148,7 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality
         "to_label": sum(row not in picked for row, _ in chosen),
         "estimates": _estimates(inputs, sample, predicted),
     }
-    if sample.linear is not None:
-        linear_is_right = sample.linear == sample.reference[sample.held_out].argmax(axis=1)
-        quality["linear_map"] = paired_counts(same[sample.held_out], linear_is_right)
-    return quality, _csv(inputs, sample, chosen)
+    return quality, _compared(inputs, read, predicted[sample.held_out]), _csv(inputs, sample, chosen)
 
 
 def _estimates(inputs: LabellingInputs, sample: _Sample, predicted: Array) -> types.WeightEstimates | None:
@@ -141,47 +178,34 @@ def _shares(labels: LabelSpace, predicted: Array, sample: _Sample) -> list[types
 # ---- the sample
 
 
-def _sample(inputs: LabellingInputs) -> _Sample:
-    """Reads the first texts by key, held-out ones first, and predicts them."""
+def _read(inputs: LabellingInputs) -> _Read:
     buckets = first_buckets(inputs.train, MOST_READ)
-    targets = [table.select(["target"]) for table in islice(inputs.targets or (), len(buckets))]
     keys = key_array(pa.concat_tables(read_bucket(inputs.store, bucket, ["key"]) for bucket in buckets).column("key"))
-    is_held_out = held_out_keys(keys, inputs.held_out)
-    apart = np.flatnonzero(is_held_out)[:MOST_HELD_OUT]
-    chosen = np.sort(np.concatenate([apart, np.flatnonzero(~is_held_out)[: types.MOST_PREDICTED - len(apart)]]))
-    table = rows_at(inputs.store, buckets, chosen.tolist())
-    logits = inputs.teacher_logits(buckets, table)
-    of_ensemble = ensemble(logits, inputs.labels) if logits else None
+    targets = [table.select(["target"]) for table in islice(inputs.targets or (), len(buckets))]
     target = matrix(pa.concat_tables(targets).column("target")) if targets else None
-    reference = of_ensemble if target is None else target[chosen]
+    return _Read(buckets, keys, held_out_keys(keys, inputs.held_out), target)
+
+
+def _sample(inputs: LabellingInputs, read: _Read) -> _Sample:
+    """Predicts the first texts, held-out ones first."""
+    apart = np.flatnonzero(read.held_out)[:MOST_HELD_OUT]
+    others = np.flatnonzero(~read.held_out)[: types.MOST_PREDICTED - len(apart)]
+    chosen = np.sort(np.concatenate([apart, others]))
+    table = rows_at(inputs.store, read.buckets, chosen.tolist())
+    logits = inputs.teacher_logits(read.buckets, table)
+    of_ensemble = ensemble(logits, inputs.labels) if logits else None
+    reference = of_ensemble if read.targets is None else read.targets[chosen]
     if reference is None:
         raise AssertionError("without teachers, targets are distributions over the labels")
     return _Sample(
         table,
-        is_held_out[chosen],
+        read.held_out[chosen],
         reference,
-        "targets" if targets else "ensemble",
+        "ensemble" if read.targets is None else "targets",
         of_ensemble,
         softmax(inputs.student.logits(fields(table))),
-        _weighed(inputs, buckets, table, chosen, is_held_out[chosen]),
-        None if target is None else _linear(inputs, buckets, keys, target.argmax(axis=1), is_held_out),
+        _weighed(inputs, read.buckets, table, chosen, read.held_out[chosen]),
     )
-
-
-def _linear(
-    inputs: LabellingInputs, buckets: Sequence[Bucket], keys: Keys, labels: Array, is_held_out: Array
-) -> Array | None:
-    if inputs.read_features is None or is_held_out.sum() < LEAST_HELD_OUT or is_held_out.all():
-        return None
-    features = inputs.read_features(keys, [bucket.prefix for bucket in buckets])
-    return linear_labels(features, labels, is_held_out, len(inputs.labels.names))[:MOST_HELD_OUT]
-
-
-def linear_labels(features: Space, labels: Array, is_held_out: Array, count: int) -> Array:
-    """Returns the labels of held-out texts by ridge regression on the labels of the others, of `count` labels."""
-    learned, held_out = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
-    coefficients = linear_map.LinearMap.of(features[learned]).coefficients(labels[learned], count)
-    return linear_map.predicted(features[held_out], coefficients).argmax(axis=1)
 
 
 def _weighed(

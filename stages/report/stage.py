@@ -98,7 +98,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 22  # without labels, a linear map of the encoder's states that learned the same targets
+    VERSION = 23  # also with test texts, a linear map of the encoder's states that learned the same targets
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
@@ -107,7 +107,7 @@ class Report(Stage):
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         answers = ("cache-teachers",) if experiment.teacher_names else ()
         method = target_method(experiment.targets)
-        features = ("cache-features",) if method.reads_features and not experiment.corpus.test else ()
+        features = ("cache-features",) if method.reads_features else ()
         by_domain = ("cache-features", "fit-statistics") if method.weighs_by_domain else ()
         return (
             "read-corpus",
@@ -272,7 +272,7 @@ def _print(run: Run, scores: Evaluation | None, findings: Findings, numbers: Rep
 
 def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, StudentSpeed | None]:
     """Returns the evaluation and the student's speed with labelled test texts, else the texts to label as csv."""
-    from amalgam.stages.report.labelling import unlabelled_quality
+    from amalgam.stages.report.labelling import compared_with_linear_map, unlabelled_quality
     from amalgam.stages.report.quality import script_counts, target_quality
 
     test, train, given = load.part_of(run, "test"), learned_part(run), load_labels.given_labels(run)
@@ -281,12 +281,15 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Studen
         "student_quality": None,
         "target_quality": None,
         "unlabelled": None,
+        "linear_map": None,
         "scripts": {part.name: script_counts(run.store, part) for part in (train, test) if part},
     }
     if test:
         scores, findings["student_quality"], speed = _measured(run, test)
+        if train:
+            findings["linear_map"] = compared_with_linear_map(labelling_inputs(run, train))
     elif train:
-        findings["unlabelled"], to_label = unlabelled_quality(labelling_inputs(run, train))
+        findings["unlabelled"], findings["linear_map"], to_label = unlabelled_quality(labelling_inputs(run, train))
     if train:
         teachers = audit_inputs(replace(run, experiment=compared_experiment(run.experiment)))
         findings["target_quality"] = target_quality(teachers, train, read_targets(run), target_facts(run))

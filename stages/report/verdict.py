@@ -51,7 +51,7 @@ ESTIMATED_LEAD = 0.1
 """Estimated lead of the ensemble that is clear, at the lower end of the interval: smaller ones were sometimes wrong."""
 
 LINEAR_LEAD = 0.1
-"""Without labelled texts: least lead of a linear map of the encoder's states, if it is significant."""
+"""Where labels do not decide: least lead of a linear map of the encoder's states, if it is significant."""
 
 NOT_LEARNED = "The student did not learn its targets."
 
@@ -75,6 +75,8 @@ def verdict(inputs: types.VerdictInputs) -> types.Verdict:
     decision, reasons, needed = _decided(inputs, rivals)
     if decision == "ship" and inputs.learned and conditions.were_learned(inputs.learned):
         decision, reasons = "cannot say", [words.learned_sentence(inputs.learned)]
+    if decision == "cannot say" and not faults:
+        faults = list(_below_linear_map(inputs.linear_map))
     if faults:
         decision, reasons, needed = "do not ship", faults, None
     causes = list(causes_of(inputs, rivals)) if decision != "ship" else []
@@ -238,7 +240,7 @@ def _without_labels(inputs: types.VerdictInputs) -> types.Verdict:
         worse = _worse_than_ensemble(inputs.by_labels)
         (faults if inputs.by_labels["random"] else cautions).extend([worse] if worse else [])
     if quality:
-        faults += _unlabelled_faults(quality)
+        faults += _unlabelled_faults(quality, inputs.linear_map)
         reasons += [_agreement(quality), *_shares(quality)]
         cautions += [] if conditions.many_unpredicted(quality) else _unpredicted(quality)
         both = "Agreement and estimates are" if quality["estimates"] else "Agreement is"
@@ -266,7 +268,7 @@ def _estimates(inputs: types.VerdictInputs) -> Iterator[str]:
         yield words.weight_estimate_sentence(inputs.unlabelled["estimates"])
 
 
-def _unlabelled_faults(quality: types.UnlabelledQuality) -> Iterator[str]:
+def _unlabelled_faults(quality: types.UnlabelledQuality, linear: types.PairedCounts | None) -> Iterator[str]:
     agreement = quality["agreement"]
     if conditions.many_unpredicted(quality):
         yield from _unpredicted(quality)
@@ -276,7 +278,7 @@ def _unlabelled_faults(quality: types.UnlabelledQuality) -> Iterator[str]:
         missed = [NOT_LEARNED] if agreement["reference"] == "targets" else []
         yield " ".join([*missed, _agreement(quality)])
     else:
-        yield from _below_linear_map(quality)
+        yield from _below_linear_map(linear)
 
 
 def _unpredicted(quality: types.UnlabelledQuality) -> Iterator[str]:
@@ -308,9 +310,8 @@ def _below_ensemble(quality: types.UnlabelledQuality) -> Iterator[str]:
         )
 
 
-def _below_linear_map(quality: types.UnlabelledQuality) -> Iterator[str]:
+def _below_linear_map(linear: types.PairedCounts | None) -> Iterator[str]:
     """Yields by how much a linear map of the encoder's states fits the targets better, if that is clear."""
-    linear = quality.get("linear_map")
     if not linear:
         return
     mean, most, least = (-100 * bound for bound in paired(linear["gained"], linear["lost"], linear["n"]))

@@ -189,11 +189,6 @@ class UnlabelledQuality(TypedDict):
     """Texts in the file to label."""
     estimates: WeightEstimates | None
     """None if the weights of the teachers are not those of the default method, or labels chose them."""
-    linear_map: NotRequired[PairedCounts]
-    """A linear map of the encoder's states that learned the same targets, on held-out texts; right is their label.
-
-    Only with enough of these texts, and cached states.
-    """
 
 
 class ShareOfUnknown(TypedDict):
@@ -275,6 +270,11 @@ class VerdictInputs:
     given: Sequence[LabelOccurrence] = ()
     """Every label among the texts of `labels`; empty if each teacher has a text of a label that only it has."""
     unlabelled: UnlabelledQuality | None = None
+    linear_map: PairedCounts | None = None
+    """A linear map of the encoder's states that learned the same targets, on held-out texts; right is their label.
+
+    None with too few of these texts, or without cached states.
+    """
     teachers: int = 0
     steps: int | None = None
     epochs: int = 1

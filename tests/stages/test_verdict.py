@@ -116,12 +116,14 @@ def test_only_a_lead_of_the_ensemble_of_ten_points_decides_without_labels(
     [(4, 24, "do not ship"), (24, 4, "cannot say"), (0, 9, "cannot say"), (20, 34, "cannot say")],
     ids=["clear", "the student is better", "less than ten points", "not significant"],
 )
-def test_only_a_clear_lead_of_a_linear_map_decides_without_labels(gained: int, lost: int, decision: str) -> None:
-    quality = unlabelled(90 - lost) | {"linear_map": linear_map(gained, lost)}
-    result = verdict(VerdictInputs(0, unlabelled=quality))
-    assert result["decision"] == decision
+def test_only_a_clear_lead_of_a_linear_map_decides_where_labels_do_not(gained: int, lost: int, decision: str) -> None:
+    without = VerdictInputs(0, unlabelled=unlabelled(90 - lost))
     sentence = "It has their label on 66.0 % of 100 held-out texts, a linear map of its encoder's states on"
-    assert (sentence in result["reasons"][0]) == (decision == "do not ship")
+    for inputs in (without, made(49, 0.9, 0.8), made(300, 0.75, 0.75)):
+        result = verdict(replace(inputs, linear_map=linear_map(gained, lost)))
+        assert result["decision"] == decision
+        assert (sentence in result["reasons"][0]) == (decision == "do not ship")
+    assert verdict(replace(made(1000, 0.9, 0.8), linear_map=linear_map(gained, lost)))["decision"] == "ship"
 
 
 def test_the_interval_of_a_mean_is_wilson_s_and_wider_for_values_that_vary_more() -> None:

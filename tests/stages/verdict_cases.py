@@ -455,7 +455,7 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         "student.epochs=auto",
     ),
     "no labels, less was learned than by a linear map": (
-        lambda: VerdictInputs(0, unlabelled=unlabelled(65) | {"linear_map": linear_map(4, 24)}, steps=54),
+        lambda: VerdictInputs(0, unlabelled=unlabelled(65), linear_map=linear_map(4, 24), steps=54),
         "do not ship",
         {"few-steps", "no-labels"},
         "student.epochs=auto",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Required, TypedDict
 
 from amalgam.data.arrays import Array, softmax, top_margin
@@ -97,12 +96,6 @@ A label with few texts of low values would have a range of almost 0, and its tex
 
 RANGE_TEMPERATURE = 1 / 4
 """Temperature of the softmax over the scaled evidence."""
-
-SHARES = 0.05
-"""Factor of the log of the teachers' shares of the texts, which is added to the scaled evidence."""
-
-SHARE_TEMPERATURE, SHARE_ROUNDS = 1 / 16, 3
-"""Temperature of the weights whose means are the shares, and the rounds of their estimate."""
 
 MATCHING_ROUNDS = 30
 """Rounds after which the mean weights of generated texts are their shares."""
@@ -250,34 +243,19 @@ def agreed_signal(evidence: Evidence, facts: WeightFacts, fitted: Fitted) -> tup
 
 
 def completed(signal: Array, evidence: Evidence, fitted: Fitted) -> Array:
-    """Adds the teachers' shares and the linear maps, which `range` weights have."""
+    """Adds the teachers' shares of generated texts and the linear maps, which `range` weights have."""
     return with_maps(with_shares(signal, evidence.provenance, fitted), evidence, fitted)
 
 
 def with_shares(signal: Array, provenance: Array | None, fitted: Fitted) -> Array:
-    """Adds a bias of each teacher for its share of the texts.
-
-    The shares of generated texts are given, and the biases give the weights these means. Otherwise, the share is the
-    mean weight and the bias its log: a frequent teacher is more often right where evidence is weak.
-    """
-    shares = generated_shares(provenance)
-    fit = partial(_biases_by_weights, signal) if shares is None else partial(_biases_for, shares, signal)
-    return signal + fitted.value("biases of shares", fit)
+    """Adds the biases with which the teachers' mean weights on generated texts are their shares of these texts."""
+    return signal + fitted.value("biases of shares", lambda: _biases_for(generated_shares(provenance), signal))
 
 
-def _biases_by_weights(signal: Array) -> Array:
-    teachers = signal.shape[1]
-    biases = np.zeros(teachers)
-    for _ in range(SHARE_ROUNDS):
-        shares = np.maximum(softmax((signal + biases) / SHARE_TEMPERATURE).mean(axis=0), LEAST_SHARE)
-        biases = SHARES * np.log(shares * teachers)
-    return biases
-
-
-def _biases_for(shares: Array, signal: Array) -> Array:
-    """Returns the biases with which the mean weights are these shares."""
+def _biases_for(shares: Array | None, signal: Array) -> Array:
+    """Returns the biases with which the mean weights are these shares; 0 if they are unknown."""
     biases = np.zeros(signal.shape[1])
-    for _ in range(MATCHING_ROUNDS):
+    for _ in range(0 if shares is None else MATCHING_ROUNDS):
         means = softmax((signal + biases) / RANGE_TEMPERATURE).mean(axis=0)
         biases += RANGE_TEMPERATURE * np.log(shares / means)
     return biases

@@ -2,7 +2,7 @@
 
 python benchmarks/choice.py make --data PATH [PATH] --sets trec6 banking77 [--draws 3]
 python benchmarks/choice.py table [--estimators muka amalgam my/file.py:function] [--each] [--json]
-python benchmarks/choice.py stability | accuracy
+python benchmarks/choice.py accuracy
 
 `make` trains teachers on half of the labelled texts, and writes one file per setting with the evidence on the others.
 An interrupted run resumes. `table` measures each setting as it is and thinned to a quarter of one teacher's texts, or
@@ -10,7 +10,7 @@ of the others'. An estimator is a function of a Setting that returns weights [te
 
 right is the share of texts whose most heavily weighted teacher has the gold label. labels is the share for which this
 teacher predicts it. lost is the share of labels most of whose texts get another teacher. loss is the largest loss in
-one setting against the best of muka, ensemble, standardised and former. within is half of the 95 % interval of the
+one setting against the best of muka, ensemble and standardised. within is half of the 95 % interval of the
 mean, by a bootstrap over pools: settings of a pool share texts and teachers. seconds is CPU time per setting, with the
 signal.
 """
@@ -37,7 +37,7 @@ from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.mixture import mixture
 from amalgam.stages.weigh_teachers.mixture import standardised as standardised_weights
-from amalgam.stages.weigh_teachers.signals import Fitted, together
+from amalgam.stages.weigh_teachers.signals import Fitted
 from amalgam.stages.weigh_teachers.weigh import WeightFacts
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-RIVALS = ("muka", "ensemble", "standardised", "former")
+RIVALS = ("muka", "ensemble", "standardised")
 BOOTSTRAPS = 2000
 
 
@@ -62,21 +62,9 @@ def ensemble(setting: Setting) -> Array:
 
 
 def standardised(setting: Setting) -> Array:
-    """Returns the standardised signal of the former method: correct where teachers' shares are alike."""
-    signal = setting.former_signal
+    """Returns the weights of `targets.teacher_weights: standardised`."""
+    signal = setting.estimated[0]
     return muka(setting) if signal is None else standardised_weights(signal, Fitted())
-
-
-def former(setting: Setting) -> Array:
-    """Returns the weights of `method: amalgam` before 2026-11-23: a mixture with free shares."""
-    signal = setting.former_signal
-    return muka(setting) if signal is None else mixture(signal, None, Fitted())[0]
-
-
-def range_scaled(setting: Setting) -> Array:
-    """Returns the standardised sum, scaled by the ends of each teacher's range without regard to labels."""
-    signal = together(list(setting.evidence.kinds.values()), Fitted())
-    return weigh.by_range(signal, np.zeros(signal.shape, int), Fitted())
 
 
 def amalgam(setting: Setting) -> Array:
@@ -121,8 +109,6 @@ ESTIMATORS: dict[str, Callable[[Setting], Array]] = {
     "muka": muka,
     "ensemble": ensemble,
     "standardised": standardised,
-    "former": former,
-    "range-scaled": range_scaled,
     "dawid-skene": dawid_skene,
     "amalgam": amalgam,
     "without-maps": without_maps,
@@ -177,19 +163,14 @@ def main() -> None:
     table = commands.add_parser("table", help="measure the estimators")
     table.set_defaults(run=_table)
     table.add_argument("--each", action="store_true", help="also a row for each setting")
+    table.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), help="names, or path.py:function")
     table.add_argument("--no-thinned", action="store_true", help="only the settings as they are")
-    stability = commands.add_parser("stability", help="count the texts whose teacher changes with noise on all logits")
-    stability.set_defaults(run=_stability)
-    stability.add_argument("--noise", type=float, default=1e-6, help="deviation of the noise")
-    stability.add_argument("--draws", type=int, default=1, help="draws of the noise")
     accuracy = commands.add_parser("accuracy", help="compare the estimate of the targets' accuracy with the labels")
     accuracy.set_defaults(run=_accuracy)
-    for command in (table, stability):
-        command.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), help="names, or path.py:function")
-    for command in (table, stability, accuracy):
+    for command in (table, accuracy):
         command.add_argument("--only", nargs="+", default=[], help="settings whose name contains one of these")
         command.add_argument("--json", action="store_true")
-    for command in (make, table, stability, accuracy):
+    for command in (make, table, accuracy):
         command.add_argument("--folder", type=Path, default=Path("choice-benchmark"))
     options = parser.parse_args()
     options.run(options)
@@ -338,24 +319,6 @@ def _accuracy(options: argparse.Namespace) -> None:
 def _log_odds(shares: Array) -> Array:
     kept = np.clip(shares, 0.01, 0.99)
     return np.log(kept / (1 - kept))
-
-
-def _stability(options: argparse.Namespace) -> None:
-    estimators = estimators_of(options.estimators)
-    changed: dict[str, list[float]] = defaultdict(list)
-    for setting in _settings(options):
-        for seed in range(options.draws):
-            noisy = setting.with_noise(options.noise, seed)
-            for name, estimator in estimators.items():
-                before, after = estimator(setting).argmax(axis=1), estimator(noisy).argmax(axis=1)
-                changed[name].append(float((before != after).mean()))
-    show([_stability_row(name, shares, options) for name, shares in changed.items()], as_json=options.json)
-
-
-def _stability_row(name: str, shares: Sequence[float], options: argparse.Namespace) -> dict[str, Any]:
-    mean, worst = float(np.mean(shares)), max(shares)
-    figures = {"changed": round(mean, 5), "worst": round(worst, 5), "runs_changed": sum(each > 0 for each in shares)}
-    return row("choice-stability", name, noise=options.noise, **figures, runs=len(shares))
 
 
 if __name__ == "__main__":

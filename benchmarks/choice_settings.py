@@ -1,6 +1,6 @@
 """Settings of benchmarks/choice.py: some teachers, texts whose labels they know, and the arrays to choose from.
 
-A setting is a slice of a pool. Its file holds the evidence and the gold labels; `write_setting` lists the arrays.
+A setting is a slice of a pool. Its file holds the evidence and the gold labels.
 `load_settings` reads a folder of them.
 """
 
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from amalgam.benchmarks import former_choice
 from amalgam.benchmarks.choice_pools import Pool, packed, unpacked, write_arrays
 from amalgam.data.arrays import top_margin
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import neighbours, weigh
-from amalgam.stages.weigh_teachers.signals import Fitted, standard, with_absence
+from amalgam.stages.weigh_teachers.signals import Fitted, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
 
 if TYPE_CHECKING:
@@ -28,7 +27,10 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-KINDS = ("confidence", "margin", "highest", "density", "names")
+LISTS = ("logits", "passes", "states")
+"""Fields of a setting with an array for each teacher."""
+ARRAYS = ("features", "similarity", "gold")
+ABOUT = ("name", "pool", "labels", "teachers", "layers")
 NEIGHBOURS = Targets.model_validate(AMALGAM).neighbours
 COUNTS = {2: 3, 3: 2, 5: 1}
 """Number of teachers: settings of a pool that has more of them."""
@@ -95,10 +97,6 @@ class Setting:
         return weigh.agreed_signal(self.evidence, self.facts, Fitted())
 
     @cached_property
-    def former_signal(self) -> Array | None:
-        return former_choice.signal_of(self)
-
-    @cached_property
     def answered(self) -> Array:
         """Returns the label that each teacher predicts, as a place in `labels`: [texts, teachers]."""
         columns = [np.array(own)[logits.argmax(axis=1)] for own, logits in zip(self.columns, self.logits, strict=True)]
@@ -142,10 +140,8 @@ class Setting:
 
     def take(self, rows: Array, name: str) -> Setting:
         """Returns the setting with these texts alone."""
-        parts: dict[str, Any] = {
-            field: [own[rows] for own in getattr(self, field)] for field in ("logits", "passes", "states")
-        }
-        parts |= {field: getattr(self, field)[rows] for field in ("features", "similarity", "gold")}
+        parts: dict[str, Any] = {name: [own[rows] for own in getattr(self, name)] for name in LISTS}
+        parts |= {name: getattr(self, name)[rows] for name in ARRAYS}
         return replace(self, name=name, texts=[self.texts[row] for row in rows], facts=WeightFacts(notes=[]), **parts)
 
     def thinned(self, seed: int = 0) -> Iterator[Setting]:
@@ -160,16 +156,6 @@ class Setting:
             yield self.take(np.flatnonzero(~own | kept), f"{self.name} 1:{THINNED} {teacher}")
             if len(self.teachers) > 2:
                 yield self.take(np.flatnonzero(own | kept), f"{self.name} {THINNED}:1 {teacher}")
-
-    def with_noise(self, scale: float, seed: int = 0) -> Setting:
-        """Returns the setting with normal noise on every cached logit, of the passes too."""
-        random = np.random.default_rng(seed)
-
-        def noisy(values: Array) -> Array:
-            return (values.astype(np.float32) + scale * random.normal(size=values.shape)).astype(np.float32)
-
-        logits, passes = [noisy(own) for own in self.logits], [noisy(own) for own in self.passes]
-        return replace(self, logits=logits, passes=passes, facts=WeightFacts(notes=[]))
 
 
 def _confidence(passes: Array) -> Array:
@@ -250,41 +236,20 @@ def setting_from(
 
 
 def write_setting(setting: Setting, path: Path) -> None:
-    """Writes all fields of a setting, and arrays that are computed from them.
-
-    `signals` are the raw KINDS, `kinds` the standardised ones. `signal` is the scaled evidence, NaN where kinds do
-    not agree. `near` has the places of neighbours.
-    """
-    spaces = [own.astype(np.float32) for own in (setting.features, *setting.states)]
-    density = standard(neighbours.densities(spaces, len(setting.labels), spaces, 0, is_relative=True), Fitted())
-    kinds = [*setting.answers.values(), density, setting.names]
-    nowhere = np.full((len(setting.gold), len(setting.teachers)), np.nan)
-    about: dict[str, Any] = {name: getattr(setting, name) for name in ("name", "pool", "labels", "teachers", "layers")}
-    signal = setting.estimated[0]
-    arrays = {
-        "signals": np.stack(kinds, axis=2).astype(np.float32),
-        "kinds": np.stack(list(setting.evidence.kinds.values()), axis=2).astype(np.float32),
-        "signal": (nowhere if signal is None else signal).astype(np.float32),
-        "confidence": setting.answers["confidence"],
-        "near": neighbours.nearest_texts(spaces[0], NEIGHBOURS, spaces[0], 0)[0],
-        **{name: getattr(setting, name) for name in ("gold", "features", "similarity")},
-        "texts": packed(setting.texts),
-    }
-    for name in ("logits", "passes", "states"):
+    """Writes all fields of a setting but its facts."""
+    arrays = {name: getattr(setting, name) for name in ARRAYS} | {"texts": packed(setting.texts)}
+    for name in LISTS:
         arrays |= {f"{name}_{place}": own for place, own in enumerate(getattr(setting, name))}
-    about |= {"kinds": KINDS, "facts": setting.facts}
-    write_arrays(path, {**arrays, "about": packed(about)})
+    write_arrays(path, {**arrays, "about": packed({name: getattr(setting, name) for name in ABOUT})})
 
 
 def load_setting(path: Path) -> Setting:
     arrays = read_arrays(path)
     about = unpacked(arrays["about"])
     lists: dict[str, Any] = {
-        name: [arrays[f"{name}_{place}"] for place in range(len(about["teachers"]))]
-        for name in ("logits", "passes", "states")
+        name: [arrays[f"{name}_{place}"] for place in range(len(about["teachers"]))] for name in LISTS
     }
-    fields: dict[str, Any] = {name: about[name] for name in ("name", "pool", "labels", "teachers", "layers")}
-    fields |= {name: arrays[name] for name in ("features", "similarity", "gold")}
+    fields: dict[str, Any] = {name: about[name] for name in ABOUT} | {name: arrays[name] for name in ARRAYS}
     return Setting(**fields, **lists, texts=unpacked(arrays["texts"]))
 
 

@@ -22,7 +22,6 @@ from amalgam.benchmarks.methods import gap_closed, test_texts
 from amalgam.benchmarks.protocol import row, show
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
 
     from amalgam.pipeline.execution.stage import Run
 
@@ -95,12 +94,12 @@ OTHERS = "others/"
 
 
 def main() -> None:
-    options = parsed()
+    options = _parsed()
     rows = [figures for name in options.sets for figures in _data_set(name, options)]
     show(rows, as_json=options.json)
 
 
-def parsed(arguments: list[str] | None = None, options: argparse.Namespace | None = None) -> argparse.Namespace:
+def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of data sets: NAME/{train,test}.parquet")
     parser.add_argument("--sets", nargs="+", default=list(DATA_SETS), help="folders of --data")
@@ -141,13 +140,13 @@ def parsed(arguments: list[str] | None = None, options: argparse.Namespace | Non
     parser.add_argument("--rate", type=float, default=5e-5)
     parser.add_argument("--folder", type=Path, default=Path("data-free-benchmark"), help="folder of the experiments")
     parser.add_argument("--json", action="store_true")
-    return parser.parse_args(arguments, options)
+    return parser.parse_args()
 
 
 def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Runs all rows of a data set in one workspace, so that they share results."""
-    teachers, config = write(name, options)
-    train_teachers(teachers, options)
+    teachers, config = _write(name, options)
+    _train_teachers(teachers, options)
     runs_by_row, failed = _all_runs(config, options)
     top = [_accuracy(teachers, [], f"supervised-{seed}", seed) for seed in range(options.seeds)]
     about = {"data": name, "texts": options.texts, "steer": options.steer}
@@ -182,7 +181,7 @@ def _rows(options: argparse.Namespace) -> list[str]:
     return [name for name in options.rows if options.general or ROWS[name][1] != "cross-domain"]
 
 
-def write(name: str, options: argparse.Namespace, further: Mapping[str, str] = {}) -> list[Path]:
+def _write(name: str, options: argparse.Namespace) -> list[Path]:
     """Writes the experiment with texts for the teachers and the one without, in one folder and workspace."""
     data_set = DATA_SETS.get(name, UNKNOWN)
     groups = options.groups or data_set.groups
@@ -205,7 +204,7 @@ def write(name: str, options: argparse.Namespace, further: Mapping[str, str] = {
         "fast": "null" if options.fast is None else options.fast,
         "count": options.texts * len(_labels(options.data / name)),
     }
-    files = {"teachers.yaml": TEACHERS, "amalgam.yaml": EXPERIMENT, **further}
+    files = {"teachers.yaml": TEACHERS, "amalgam.yaml": EXPERIMENT}
     for file, text in files.items():
         (base / file).write_text(text.format(**fields))
     if options.other_encoder:
@@ -215,7 +214,7 @@ def write(name: str, options: argparse.Namespace, further: Mapping[str, str] = {
     return [base / file for file in files]
 
 
-def train_teachers(config: Path, options: argparse.Namespace) -> None:
+def _train_teachers(config: Path, options: argparse.Namespace) -> None:
     """Trains all teachers with each encoder. The experiment selects from them."""
     for experiment in [config, config.parent / OTHERS / config.name] if options.other_encoder else [config]:
         up_to_date(experiment, [], target="train-teachers")
@@ -229,11 +228,11 @@ def _labels(data: Path) -> list[str]:
 
 def _overrides(name: str, seed: int, options: argparse.Namespace) -> tuple[list[str], str, int]:
     method, source, more = ROWS[name]
-    overrides = [f"student.method={method}", *more, *(written_by(source, options) if source else [])]
+    overrides = [f"student.method={method}", *more, *(_written_by(source, options) if source else [])]
     return overrides, "-".join([method, *name.split(", ")[1:], str(seed)]).replace(" ", "-"), seed
 
 
-def written_by(source: str, options: argparse.Namespace) -> list[str]:
+def _written_by(source: str, options: argparse.Namespace) -> list[str]:
     """Returns the overrides for a source of texts."""
     overrides = [f"generate.source={source}"]
     overrides += [f"generate.corpus={options.general.absolute()}"] if source == "cross-domain" else []

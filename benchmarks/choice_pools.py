@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from unittest import mock
 
 import numpy as np
 
+from amalgam.benchmarks.protocol import updated
 from amalgam.stages.common.training import schedule
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def write_pool(pool: Pool, data: Path, folder: Path, sizes: Sizes) -> None:
     config, began = base / "amalgam.yaml", time.monotonic()
     config.write_text(EXPERIMENT.format(**parts, **fields, groups=json.dumps(groups)))
     with mock.patch.object(schedule, "MIN_STEPS", sizes.least_steps):
-        arrays = collected(_run(config))
+        arrays = collected(updated(config, [], target="weigh-teachers"))
     write_arrays(path, {**arrays, "seconds": np.array(round(time.monotonic() - began))})
     shutil.rmtree(base)
 
@@ -182,18 +182,6 @@ def shallow_encoder(folder: Path, layers: int) -> Path:
         model.save_pretrained(path)
         AutoTokenizer.from_pretrained(carried).save_pretrained(path)
     return path
-
-
-def _run(config: Path) -> Run:
-    from amalgam.pipeline.console import Console
-    from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.api import open_run, working
-    from amalgam.stages.registry import STAGES
-
-    run = open_run(config, [], console=Console(out=sys.stderr))
-    with working(run):
-        update(STAGES, run, target="weigh-teachers")
-    return run
 
 
 def collected(run: Run) -> dict[str, Array]:

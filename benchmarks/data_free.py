@@ -13,17 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amalgam.benchmarks.methods import gap_closed, test_texts
-from amalgam.benchmarks.protocol import row, show
-
-if TYPE_CHECKING:
-
-    from amalgam.pipeline.execution.stage import Run
+from amalgam.benchmarks.protocol import row, show, updated
 
 TEACHERS = """\
 corpus: {{train: {data}/train.parquet, test: {test}, label: label, rename: {rename}, limit: {limit}}}
@@ -217,7 +212,7 @@ def _write(name: str, options: argparse.Namespace) -> list[Path]:
 def _train_teachers(config: Path, options: argparse.Namespace) -> None:
     """Trains all teachers with each encoder. The experiment selects from them."""
     for experiment in [config, config.parent / OTHERS / config.name] if options.other_encoder else [config]:
-        up_to_date(experiment, [], target="train-teachers")
+        updated(experiment, [], target="train-teachers")
 
 
 def _labels(data: Path) -> list[str]:
@@ -244,22 +239,10 @@ def _accuracy(config: Path, overrides: list[str], name: str, seed: int) -> dict[
     """Returns the accuracy of each system of the report. The key of the student is `student`."""
     from amalgam.stages.report.stage import evaluation
 
-    systems = evaluation(up_to_date(config, [*overrides, f"student.name={name}", f"student.seed={seed}"]))["systems"]
+    systems = evaluation(updated(config, [*overrides, f"student.name={name}", f"student.seed={seed}"]))["systems"]
     return {
         "student" if system.startswith("student") else system: scores["accuracy"] for system, scores in systems.items()
     }
-
-
-def up_to_date(config: Path, overrides: list[str], target: str | None = None) -> Run:
-    from amalgam.pipeline.console import Console
-    from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.api import open_run, working
-    from amalgam.stages.registry import STAGES
-
-    run = open_run(config, overrides, console=Console(out=sys.stderr))
-    with working(run):
-        update(STAGES, run, target=target)
-    return run
 
 
 def _figures(accuracy: list[float], gaps: list[float | None]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 import time
 from dataclasses import dataclass
 from itertools import product
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from amalgam.benchmarks.protocol import row, show
+from amalgam.benchmarks.protocol import row, show, updated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -98,16 +97,9 @@ def main() -> None:
 
 
 def _measure(name: str, texts: int, kind: str, setting: Any, options: argparse.Namespace) -> None:
-    from amalgam.pipeline.console import Console
-    from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.api import open_run, working
-    from amalgam.stages.registry import STAGES
-
     base, about = options.folder / f"{kind}-{name}-{texts}", KINDS[kind]
     config = _experiment(base, options.data / name, texts, about, options)
-    began, run = time.monotonic(), open_run(config, _overrides(about, setting, texts), console=Console(out=sys.stderr))
-    with working(run):
-        update(STAGES, run, target=about.stage)
+    began, run = time.monotonic(), updated(config, _overrides(about, setting, texts), target=about.stage)
     facts = run.result(about.stage).facts
     facts = facts["teachers"]["teacher-1"] if kind == "teachers" else facts
     figures = {field: facts[field] for field in ("steps", "best_step", "epochs", "learning_rate", "dtype")}

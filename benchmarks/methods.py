@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,11 +29,11 @@ import numpy as np
 
 from amalgam.benchmarks.choice_pools import shallow_encoder
 from amalgam.benchmarks.estimates import ABSTAINS, dawid_skene, gap_over, label_model, ridge, within
-from amalgam.benchmarks.protocol import row, show
+from amalgam.benchmarks.protocol import row, show, updated
 from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from amalgam.pipeline.execution.stage import Run
     from amalgam.stages.report.evaluation import EvaluationInputs, TestAnswers
@@ -182,7 +181,7 @@ def _label_file(config: Path, draw: int | None, count: int, seed: int) -> str:
     from amalgam.stages.common.corpus import read_bucket
     from amalgam.stages.common.load import train_part
 
-    run = _updated(config, _overrides(AMALGAM, draw), target="cache-teachers")
+    run = updated(config, _overrides(AMALGAM, draw), target="cache-teachers")
     buckets = [read_bucket(run.store, bucket, ["key", "label"]).to_pydict() for bucket in train_part(run).buckets]
     gold = {key.hex(): label for own in buckets for key, label in zip(own["key"], own["label"], strict=True) if label}
     texts = texts_to_label(run, count, seed).select("key", "text").with_columns(why=pl.lit("random"))
@@ -243,7 +242,7 @@ def _unlike_teachers(options: argparse.Namespace, texts: Mapping[str, Path], fie
         base.mkdir(parents=True, exist_ok=True)
         config, own = base / "amalgam.yaml", {**fields, "encoder": shallow_encoder(options.folder, layers)}
         config.write_text(EXPERIMENT.format(**texts, **fields, teachers=TRAINED.format(**own)))
-        _updated(config, [], target="train-teachers")
+        updated(config, [], target="train-teachers")
         teachers.append({"name": f"teacher-{place}", "model": str((base / f"teachers/teacher-{place}").absolute())})
     return f"teachers: {json.dumps(teachers)}"
 
@@ -333,19 +332,7 @@ def _run(config: Path, method: str, draw: int | None, seed: int) -> Trained:
 def _student(config: Path, method: str, draw: int | None, seed: int) -> Run:
     named = "-".join(method.replace("=", "-").split()) + f"-{seed}{config.stem.removeprefix('amalgam')}"
     student = [f"student.name={named[-60:].lstrip('-._')}", f"student.seed={seed}"]
-    return _updated(config, [*_overrides(method, draw), *student])
-
-
-def _updated(config: Path, overrides: Sequence[str], without: Collection[str] = (), target: str | None = None) -> Run:
-    from amalgam.pipeline.console import Console
-    from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.api import open_run, working
-    from amalgam.stages.registry import STAGES
-
-    run = open_run(config, overrides, console=Console(out=sys.stderr))
-    with working(run):
-        update([stage for stage in STAGES if stage.name not in without], run, target=target)
-    return run
+    return updated(config, [*_overrides(method, draw), *student])
 
 
 def correct_answers(run: Run) -> dict[str, Array]:
@@ -383,7 +370,7 @@ def _overrides(method: str, draw: int | None) -> list[str]:
 
 def _choice(config: Path, method: str, draw: int | None) -> dict[str, Any]:
     """Builds only the targets, and returns the facts of weigh-teachers."""
-    run = _updated(config, _overrides(method, draw), {"train-student", "report"})
+    run = updated(config, _overrides(method, draw), {"train-student", "report"})
     facts = run.result("weigh-teachers").facts if target_method(run.experiment.targets).weighs_together else {}
     figures: dict[str, Any] = {
         name: facts[name] for name in ("shares", "kinds", "agreement", "separation") if name in facts

@@ -1,4 +1,4 @@
-"""Runs rivals interleaved in one process and prints medians with their spread, one row per line."""
+"""Runs experiments, and rivals interleaved in one process; prints medians with their spread, one row per line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from amalgam.pipeline.execution.stage import Run
 
 LIBRARIES = ("amalgam", "torch", "transformers", "tokenizers", "polars", "pyarrow")
 
@@ -111,6 +113,19 @@ def _cell(value: Any) -> str:
         if isinstance(value, float)
         else str(value)
     )
+
+
+def updated(config: Path, overrides: Sequence[str], without: Collection[str] = (), target: str | None = None) -> Run:
+    """Runs the stages of an experiment up to `target`."""
+    from amalgam.pipeline.console import Console
+    from amalgam.pipeline.execution.runner import update
+    from amalgam.stages.app.api import open_run, working
+    from amalgam.stages.registry import STAGES
+
+    run = open_run(config, overrides, console=Console(out=sys.stderr))
+    with working(run):
+        update([stage for stage in STAGES if stage.name not in without], run, target=target)
+    return run
 
 
 def texts_from(path: Path | None, count: int, seed: int = 0) -> list[str]:

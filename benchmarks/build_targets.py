@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amalgam.benchmarks.protocol import interleaved, median, paired, row, show, spread
+from amalgam.benchmarks.protocol import interleaved, median, paired, peak_of_process_mb, row, show, spread
 from amalgam.benchmarks.synthetic_workspace import (
     Shape,
     lacking,
@@ -164,10 +164,8 @@ def _scan(base: Path, mode: str) -> dict[str, Any]:
 
 
 def _figures(seconds: float, files: list[Path]) -> dict[str, Any]:
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     total = sum(path.stat().st_size for path in files)
-    return {"seconds": seconds, "peak_rss_mb": int(peak.split()[1]) / 1e3, "bytes": total, "files": len(files)}
+    return {"seconds": seconds, "peak_rss_mb": peak_of_process_mb(), "bytes": total, "files": len(files)}
 
 
 def _gate(base: Path, shape: Shape, mode: str) -> None:
@@ -175,6 +173,7 @@ def _gate(base: Path, shape: Shape, mode: str) -> None:
     import numpy as np
     import polars as pl
 
+    from amalgam.data.arrays import softmax
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.registry import STAGES
 
@@ -192,19 +191,12 @@ def _gate(base: Path, shape: Shape, mode: str) -> None:
     for _, teacher in answers.group_by(pl.col("file").str.extract(r"([^/]+)/[^/]+/[^/]+$"), maintain_order=True):
         ordered = sample.select("key").join(teacher, on="key", how="left", maintain_order="left")
         passes = ordered["passes"].to_numpy().astype(np.float64).reshape(SAMPLE, shape.passes, shape.labels)
-        mean = _softmax(passes).mean(axis=1)
+        mean = softmax(passes).mean(axis=1)
         confidences.append(1 + (mean * np.log(mean)).sum(axis=1) / np.log(shape.labels))
     expected = [np.sort(confidence) for confidence in np.stack(confidences, axis=1)]
     actual = np.sort(sample["confidence"].to_numpy(), axis=1)
     if not np.allclose(actual, expected, atol=1e-5) or not np.allclose(sample["target"].arr.sum(), 1, atol=CLOSE):
         raise SystemExit("the targets differ from those computed from the raw passes")
-
-
-def _softmax(logits: Any) -> Any:
-    import numpy as np
-
-    raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return raised / raised.sum(axis=-1, keepdims=True)
 
 
 WORKERS = {"amalgam": _build, "polars scan": _scan}

@@ -9,11 +9,11 @@ import resource
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from amalgam.pipeline.execution.stage import Run
 
@@ -87,6 +87,12 @@ def paired(above: Sequence[float], below: Sequence[float]) -> float:
 def peak_rss_mb() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
+
+
+def peak_of_process_mb() -> float:
+    """Returns the peak of this process alone; getrusage on Linux includes that of its parent."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1e3
 
 
 def show(rows: Iterable[dict[str, Any]], *, as_json: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from amalgam.benchmarks.cache_teachers import LABELS
 from amalgam.benchmarks.models import SHAPES, save_classifier
-from amalgam.benchmarks.protocol import median, row, show, texts_from
+from amalgam.benchmarks.protocol import median, peak_of_process_mb, row, show, texts_from
 
 PASSES = 16
 WORDS = 2000
@@ -160,7 +160,7 @@ def _tiny(folder: Path) -> None:
 
 
 def _work(base: Path) -> None:
-    """Prints the peak memory of this process. getrusage on Linux includes the parent's peak, so it reads VmHWM."""
+    """Prints the peak memory of this process."""
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.api import open_run, working
@@ -170,9 +170,7 @@ def _work(base: Path) -> None:
     run.console = Console(quiet=True)
     with working(run):
         update(STAGES, run, target="cache-teachers")
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    print(int(peak.split()[1]) / 1e3)  # noqa: T201  the parent process reads it
+    print(peak_of_process_mb())  # noqa: T201  the parent process reads it
 
 
 if __name__ == "__main__":

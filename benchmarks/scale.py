@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amalgam.benchmarks.protocol import median, row, show, spread
+from amalgam.benchmarks.protocol import median, peak_of_process_mb, row, show, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
 
 PASSES = 16
 LABELS = 4
-SHARD_TEXTS = 4096
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
-        _work(sys.argv[2], sys.argv[3:])
+        _work(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, nargs="+", default=[100_000])
@@ -42,13 +41,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="folder of the temporary workspaces")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    show(_all_rows(options), as_json=options.json)
-
-
-def _all_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    yield from _shards()
-    for texts in options.texts:
-        yield from _scaled(texts, options)
+    show((figures for texts in options.texts for figures in _scaled(texts, options)), as_json=options.json)
 
 
 def _scaled(texts: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -89,8 +82,6 @@ def _rows(experiments: Experiments, shape: Shape, repeats: int) -> Iterator[dict
     yield _planned("a new teacher", experiments.new_teacher, shape, repeats, (total, total + added))
     added = shape.teachers * changed_buckets(experiments)
     yield _planned("1 % appended", experiments.appended, shape, repeats, (total, total + added))
-    for listed in ("units", "keys"):
-        yield _row(f"listing one teacher's {listed}", shape, **_measured(listed, str(experiments.first)).figures)
     yield from _stored(experiments.first.parent / "artifacts", shape, built)
 
 
@@ -143,30 +134,12 @@ def _stored(workspace: Path, shape: Shape, built: float) -> Iterator[dict[str, A
     yield _row("built in", shape, seconds=round(built, 1))
 
 
-def _shards() -> Iterator[dict[str, Any]]:
-    """Returns the bytes of a text in a real file of answers, and of its columns before compression."""
-    import numpy as np
-
-    from amalgam.benchmarks.synthetic_workspace import Shape, drawn_keys, whole_answers
-    from amalgam.data.parquet import write_table
-
-    keys = np.sort(drawn_keys(np.random.default_rng(0), 0, 0, SHARD_TEXTS))
-    with tempfile.TemporaryDirectory() as scratch:
-        for labels in (LABELS, 10):
-            table = whole_answers(keys, Shape(SHARD_TEXTS, 1, labels), PASSES)
-            path = Path(scratch) / f"{labels}.parquet"
-            write_table(table, path)
-            figures = {"labels": labels, "passes": PASSES, "in_memory": round(table.nbytes / SHARD_TEXTS, 1)}
-            each = round(path.stat().st_size / SHARD_TEXTS, 1)
-            yield row("scale", "bytes of a text in a real file of answers", **figures, bytes_per_text=each)
-
-
 # ---- separate processes
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Holds the cost of a command's process, or of one call that the process timed."""
+    """Holds the cost of a command's process."""
 
     seconds: float
     cpu_seconds: float
@@ -192,19 +165,12 @@ def _measured(*arguments: str) -> Spent:
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)}: {done.returncode}\n{done.stderr}")
     *output, figures = done.stdout.splitlines()
-    own, cpu, peak = (float(figure) for figure in figures.split())
-    return Spent(own or seconds, cpu, peak, "\n".join(output), done.stderr)
+    cpu, peak = (float(figure) for figure in figures.split())
+    return Spent(seconds, cpu, peak, "\n".join(output), done.stderr)
 
 
-def _work(what: str, arguments: list[str]) -> None:
-    """Prints seconds and peak memory. getrusage on Linux includes the parent's peak, so it reads VmHWM."""
-    seconds = _list(what, Path(arguments[0])) if what in {"units", "keys"} else _run([what, *arguments])
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    print(seconds, time.process_time(), int(peak.split()[1]) / 1e3)  # noqa: T201  the parent process reads it
-
-
-def _run(arguments: list[str]) -> float:
+def _work(arguments: list[str]) -> None:
+    """Runs a command, and prints its processor seconds and peak memory."""
     from amalgam.cli import main as amalgam
 
     sys.argv = ["amalgam", *arguments]
@@ -213,25 +179,7 @@ def _run(arguments: list[str]) -> float:
     except SystemExit as leaving:
         if leaving.code:
             raise
-    return 0.0
-
-
-def _list(what: str, config: Path) -> float:
-    from amalgam.benchmarks.synthetic_workspace import quiet_run
-    from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.common.cached.load import families_of, unit_keys, units_of
-    from amalgam.stages.registry import STAGES
-
-    run = quiet_run(config)
-    update(STAGES, run, target="read-corpus")
-    family = next(iter(families_of(run).values()))
-    began = time.perf_counter()
-    units = units_of(run, "cache-teachers", family).entries
-    if what == "keys":
-        began = time.perf_counter()
-        for unit in units:
-            unit_keys(run)(unit)
-    return time.perf_counter() - began
+    print(time.process_time(), peak_of_process_mb())  # noqa: T201  the parent process reads it
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""Measures the choice of teachers with a few gold labels: random texts against uncertain ones.
+"""Measures the choice of teachers with a few gold labels of random texts.
 
 python benchmarks/few_labels.py --folder choice-benchmark [--counts 10 50] [--draws 5] [--only trec6] [--json]
 
-The settings are those of benchmarks/choice.py. Each draw is a seed of the random texts; a picked set is half random.
-right is the share of texts whose most heavily weighted teacher has the gold label, with labelled texts. elsewhere is
-that share on the texts that neither the random nor the picked set labels: it alone compares the two. labels is
+The settings are those of benchmarks/choice.py. Each draw is a seed of the random texts.
+right is the share of texts whose most heavily weighted teacher has the gold label, with labelled texts. labels is
 the share of targets that are the gold label. others is that share on texts without a label. probe is the accuracy of
 ridge regression there: it learns from the encoder's states and the same labels alone.
 targets_error is the estimated accuracy of the targets minus that of other texts. targets_covered is the share of 95 %
 intervals that have the latter. student_error and student_covered are the same for ridge regression on the targets of
 texts without a label, instead of a student. fitted_error is targets_error without cross-validation.
-within is half of the 95 % interval of the mean, by a bootstrap over pools. picked-random compares elsewhere.
+within is half of the 95 % interval of the mean, by a bootstrap over pools.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from amalgam.benchmarks.choice import amalgam, within
 from amalgam.benchmarks.choice_settings import load_settings
 from amalgam.benchmarks.estimates import ridge
 from amalgam.benchmarks.protocol import row, show
-from amalgam.benchmarks.uncertain_texts import Candidates, pick
 from amalgam.stages.report.label_estimates import RightTexts
 from amalgam.stages.weigh_teachers.few_labels import Corrected, with_known
 from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, fit_labels
@@ -41,7 +39,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 FOLDS = 5
 ESTIMATES = ("targets_error", "targets_covered", "fitted_error", "student_error", "student_covered")
-FIGURES = ("right", "elsewhere", "labels", "others", "probe", *ESTIMATES)
+FIGURES = ("right", "labels", "others", "probe", *ESTIMATES)
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,6 @@ class Measurement:
     setting: str
     pool: str
     count: int
-    how: str
     draw: int
     figures: dict[str, float]
 
@@ -76,24 +73,17 @@ def main() -> None:
 
 
 def measure(setting: Setting, counts: Sequence[int], draws: int) -> Iterator[Measurement]:
-    """Yields the figures without labels (count 0), and for each count, kind of texts and draw."""
+    """Yields the figures without labels (count 0), and for each count and draw."""
     weights = amalgam(setting)
     base = {"right": setting.right(weights), "labels": setting.labelled(weights)}
-    yield Measurement(setting.name, setting.pool, 0, "none", 0, base)
+    yield Measurement(setting.name, setting.pool, 0, 0, base)
     for count in counts:
         for draw in range(draws):
-            random = np.random.default_rng([draw, count]).choice(len(weights), min(count, len(weights)), replace=False)
-            candidates = Candidates(weights, setting.answered, setting.features.astype(np.float32))
-            picked = np.array([entry.row for entry in pick(candidates, count, draw)])
-            unlabelled = np.setdiff1d(np.arange(len(weights)), np.concatenate([random, picked]))
-            for how, rows in (("random", random), ("picked", picked)):
-                figures = _figures(setting, weights, rows, unlabelled, draw, random=how == "random")
-                yield Measurement(setting.name, setting.pool, count, how, draw, figures)
+            rows = np.random.default_rng([draw, count]).choice(len(weights), min(count, len(weights)), replace=False)
+            yield Measurement(setting.name, setting.pool, count, draw, _figures(setting, weights, rows, draw))
 
 
-def _figures(  # noqa: PLR0913 - a draw
-    setting: Setting, weights: Array, rows: Array, unlabelled: Array, draw: int, *, random: bool
-) -> dict[str, float]:
+def _figures(setting: Setting, weights: Array, rows: Array, draw: int) -> dict[str, float]:
     evidence, has_label = setting.evidence, setting.has_gold[rows]
     kinds, gold = list(evidence.kinds.values()), setting.gold[rows]
     texts = PartlyLabelled(weights, kinds, setting.answered, evidence.spaces, rows, has_label, gold)
@@ -104,11 +94,10 @@ def _figures(  # noqa: PLR0913 - a draw
     others = np.setdiff1d(np.arange(len(after)), rows)
     return {
         "right": setting.right(after),
-        "elsewhere": float(setting.has_gold[unlabelled, after[unlabelled].argmax(axis=1)].mean()),
         "labels": float((targets == setting.gold).mean()),
         "others": float((targets == setting.gold)[others].mean()),
         "probe": float((_ridge(setting, rows, setting.gold[rows]) == setting.gold)[others].mean()),
-        **(_errors(setting, result, targets, rows, draw) if random else {}),
+        **_errors(setting, result, targets, rows, draw),
     }
 
 
@@ -147,49 +136,41 @@ def _ridge(setting: Setting, rows: Array, labels: Array) -> Array:
 # ---- tables
 
 
-def _means(measured: Sequence[Measurement]) -> dict[tuple[int, str], dict[str, Measurement]]:
-    """Returns by count and kind of texts the mean over draws of each setting."""
-    groups: dict[tuple[int, str, str], list[Measurement]] = defaultdict(list)
+def _means(measured: Sequence[Measurement]) -> dict[int, dict[str, Measurement]]:
+    """Returns by count the mean over draws of each setting."""
+    groups: dict[tuple[int, str], list[Measurement]] = defaultdict(list)
     for each in measured:
-        groups[each.count, each.how, each.setting].append(each)
-    means: dict[tuple[int, str], dict[str, Measurement]] = defaultdict(dict)
-    for (count, how, setting), own in groups.items():
+        groups[each.count, each.setting].append(each)
+    means: dict[int, dict[str, Measurement]] = defaultdict(dict)
+    for (count, setting), own in groups.items():
         figures = {name: float(np.mean([each.figures[name] for each in own])) for name in own[0].figures}
-        means[count, how][setting] = Measurement(setting, own[0].pool, count, how, 0, figures)
+        means[count][setting] = Measurement(setting, own[0].pool, count, 0, figures)
     return means
 
 
 def _summaries(measured: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
     means = _means(measured)
     draws = len({each.draw for each in measured})
-    for (count, how), settings in means.items():
+    for count, settings in means.items():
         pools = [each.pool for each in settings.values()]
         figures: dict[str, Any] = {}
         for name in (name for name in FIGURES if name in next(iter(settings.values())).figures):
             values = np.array([each.figures[name] for each in settings.values()])
             figures |= {name: round(float(values.mean()), 3), f"{name}_within": within(pools, values)}
         right = np.array([each.figures["right"] for each in settings.values()])
-        gain = right - np.array([means[0, "none"][name].figures["right"] for name in settings])
+        gain = right - np.array([means[0][name].figures["right"] for name in settings])
         worst = {"worst": round(float(right.min()), 3), "least_gain": round(float(gain.min()), 3)}
-        yield row("few-labels", f"{count} {how}", **figures, **worst, settings=len(settings), draws=draws)
-    for count in sorted({each.count for each in measured} - {0}):
-        picked, random = means[count, "picked"], means[count, "random"]
-        gains = np.array([picked[name].figures["elsewhere"] - random[name].figures["elsewhere"] for name in picked])
-        figures = {
-            "elsewhere": round(float(gains.mean()), 4),
-            "elsewhere_within": within([e.pool for e in picked.values()], gains),
-        }
-        worst = {"worst": round(float(gains.min()), 3), "better_in": int((gains > 0).sum())}
-        yield row("few-labels", f"{count} picked-random", **figures, **worst, settings=len(gains), draws=draws)
+        yield row("few-labels", f"{count} labels", **figures, **worst, settings=len(settings), draws=draws)
 
 
 def _each(measured: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
     means = _means(measured)
-    for name, base in means[0, "none"].items():
-        figures = {
-            f"{how} {count}": round(own[name].figures["right"], 3) for (count, how), own in means.items() if count
-        }
-        yield row("few-labels", name, none=round(base.figures["right"], 3), **figures)
+    for name in means[0]:
+        yield row(
+            "few-labels",
+            name,
+            **{f"{count} labels": round(own[name].figures["right"], 3) for count, own in means.items()},
+        )
 
 
 if __name__ == "__main__":

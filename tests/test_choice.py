@@ -16,7 +16,6 @@ import pytest
 from amalgam.benchmarks import choice, few_labels, unlabelled_estimates
 from amalgam.benchmarks.choice_pools import Pool, collected, groups_of, labelled_texts, pools_of, unpacked
 from amalgam.benchmarks.choice_settings import Setting, load_settings, setting_from, write_setting
-from amalgam.benchmarks.uncertain_texts import Candidates, pick, uncertainty
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.runner import update
@@ -176,50 +175,24 @@ def test_pools_partition_the_labels_by_their_draw(tmp_path: Path) -> None:
 # ---- benchmarks/few_labels.py
 
 
-def test_labelled_texts_are_right_and_others_are_measured_apart(setting: Setting) -> None:
-    count, texts = 200, len(setting.gold)
-    base, *measured = few_labels.measure(setting, [count], 1)
-    assert base.count == 0
-    assert [each.how for each in measured] == ["random", "picked"]
-    for each in measured:
-        figures = each.figures
-        assert figures["labels"] == pytest.approx((count + (texts - count) * figures["others"]) / texts)
-
-
-def test_the_table_compares_picked_and_random_texts(
+def test_the_table_has_a_row_for_each_count(
     setting: Setting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_setting(setting, tmp_path / "settings" / f"{setting.name}.npz")
-    arguments = ["few_labels.py", "--folder", str(tmp_path), "--counts", "20", "--draws", "2", "--each", "--json"]
+    count, texts = 200, len(setting.gold)
+    arguments = ["few_labels.py", "--folder", str(tmp_path), "--counts", str(count), "--draws", "2", "--each", "--json"]
     with mock.patch.object(sys, "argv", arguments):
         few_labels.main()
     rows = {row["row"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
-    assert set(rows) == {setting.name, "0 none", "20 random", "20 picked", "20 picked-random"}
-    gain = rows["20 picked"]["elsewhere"] - rows["20 random"]["elsewhere"]
-    assert rows["20 picked-random"]["elsewhere"] == pytest.approx(gain, abs=0.002)
-    assert rows["20 picked"]["least_gain"] >= rows["20 picked"]["right"] - rows["0 none"]["right"] - 0.002
+    assert set(rows) == {setting.name, "0 labels", "200 labels"}
+    labelled = rows["200 labels"]
+    assert labelled["labels"] == pytest.approx((count + (texts - count) * labelled["others"]) / texts, abs=0.002)
+    assert labelled["least_gain"] == pytest.approx(labelled["right"] - rows["0 labels"]["right"], abs=0.002)
 
 
 def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
     with mock.patch.object(sys, "argv", ["few_labels.py", "--folder", str(tmp_path)]), pytest.raises(SystemExit):
         few_labels.main()
-
-
-def test_uncertain_texts_are_no_near_duplicates_and_of_all_predictions() -> None:
-    random = np.random.default_rng(0)
-    features = np.repeat(random.normal(size=(40, 8)), 5, axis=0)  # five copies of each text
-    weights = np.tile([0.5, 0.5], (200, 1)) + 0.001 * random.random((200, 2))
-    answers = np.stack([np.arange(200) // 5 % 4, 4 + np.zeros(200, int)], axis=1)
-    rows = [entry.row for entry in pick(Candidates(weights, answers, features), 20, 0) if entry.why == "uncertain"]
-    assert len({row // 5 for row in rows}) == len(rows) == 10
-    assert len({int(answers[row, 0]) for row in rows}) == 4
-
-
-def test_certain_texts_are_picked_last_and_teachers_that_agree_are_certain() -> None:
-    weights = np.array([[0.5, 0.5], [0.9, 0.1], [0.5, 0.5], [0.99, 0.01]])
-    answers = np.array([[0, 1], [0, 1], [0, 0], [0, 1]])
-    assert uncertainty(weights, answers)[2] == 0
-    assert [entry.row for entry in pick(Candidates(weights, answers, None), 2, 0) if entry.why == "uncertain"] == [0]
 
 
 # ---- benchmarks/unlabelled_estimates.py

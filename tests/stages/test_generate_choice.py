@@ -7,6 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from amalgam.benchmarks.generate import ExhaustiveSampler
 from amalgam.stages.generate.decoding import (
     LazySampler,
     SamplingParams,
@@ -16,7 +17,6 @@ from amalgam.stages.generate.decoding import (
     key64,
     uniform,
 )
-from amalgam.tests.stages.writers import ExhaustiveSampler
 
 Numbers = NDArray[np.float64]
 NOTHING_BANNED = torch.zeros(1, 5, dtype=torch.bool)

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from amalgam.benchmarks.generate import ExhaustiveSampler
 from amalgam.pipeline.errors import ExperimentError, WorkError
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.generate.decoding import SamplingParams, Scorer, SteeringParams, Tokenization, Writer
 from amalgam.tests.stages.tiny_models import WORDS, tiny
-from amalgam.tests.stages.writers import ExhaustiveSampler, language_model, orders, teacher_of, whole, written
+from amalgam.tests.stages.writers import language_model, orders, teacher_of, whole, written
 
 # ---- lazy and naive
 

@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from amalgam.stages.common.inference.teacher import Teacher
 from amalgam.stages.generate.decoding import (
@@ -59,13 +57,6 @@ def written(
 ) -> dict[tuple[int, int], GeneratedText]:
     """Generates texts with a new scorer, which has no cached scores."""
     return dict(Writer(model, Scorer(teacher or teacher_of()), steering, sampler=sampler).write(requests))
-
-
-class ExhaustiveSampler(LazySampler):
-    """Scores every candidate: the oracle of the lazy sampler."""
-
-    def pending(self) -> NDArray[np.int64]:
-        return self.order[self.scored :] if self.strength else self.order[:0]
 
 
 def whole(model: LanguageModel, row: list[int], *, first: bool) -> torch.Tensor:

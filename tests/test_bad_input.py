@@ -15,7 +15,7 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common.corpus import rename_fix
 from amalgam.stages.common.models.resolve import place_of
-from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, largest_difference, rewrite, shift_weights
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, edit_json, largest_difference, rewrite, shift_weights
 
 TRAIN = "texts/train.csv"
 HEADLESS = "a base model without a head"
@@ -277,7 +277,7 @@ def test_texts_with_such_labels_are_left_out_and_counted_with_skip(fresh: Worksp
     fresh.write([*fresh.texts("test"), *sailing], "test")
     result = fresh("run", "corpus.on_bad_row=skip")
     assert re.search(r"3 test texts .*sailing", result.err)
-    numbers = json.loads((fresh.folder / "reports/student.json").read_text())
+    numbers = fresh.numbers()
     evaluation = numbers["evaluation"]
     assert (evaluation["n"], evaluation["left_out"]) == (40, 3)
     share = 100 * evaluation["systems"][evaluation["system"]]["accuracy"] * 40 / 43
@@ -318,10 +318,9 @@ def test_a_teacher_with_its_labels_in_another_order_gives_equal_targets(fresh: W
     for name in ("classifier.weight", "classifier.bias"):
         weights[name] = weights[name][order].contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
     names = [TEACHER_LABELS["second"][place] for place in order]
-    config["id2label"], config["label2id"] = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
-    (folder / "config.json").write_text(json.dumps(config))
+    by_name = {name: place for place, name in enumerate(names)}
+    edit_json(folder / "config.json", id2label=dict(enumerate(names)), label2id=by_name)
     fresh("build-targets", "targets.passes=0")
     built_shop = built.copy(fresh.folder.parent / "as-built")
     built_shop("build-targets", "targets.passes=0")
@@ -331,11 +330,9 @@ def test_a_teacher_with_its_labels_in_another_order_gives_equal_targets(fresh: W
 
 
 def test_a_teacher_without_label_names_is_refused(fresh: Workspace) -> None:
-    path = fresh.folder / "models/first/config.json"
-    config = json.loads(path.read_text())
-    config["id2label"] = {index: f"LABEL_{index}" for index in range(4)}
-    config["label2id"] = {f"LABEL_{index}": index for index in range(4)}
-    path.write_text(json.dumps(config))
+    names = {index: f"LABEL_{index}" for index in range(4)}
+    by_name = {name: index for index, name in names.items()}
+    edit_json(fresh.folder / "models/first/config.json", id2label=names, label2id=by_name)
     result = fresh.attempt("run")
     assert result.code == 2
     assert "LABEL_0" in result.err
@@ -345,10 +342,8 @@ def test_a_teacher_without_label_names_is_refused(fresh: Workspace) -> None:
 
 
 def test_a_teacher_without_dropout_is_refused_with_a_fix(fresh: Workspace) -> None:
-    path = fresh.folder / "models/first/config.json"
-    config = json.loads(path.read_text())
-    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
-    path.write_text(json.dumps(config))
+    rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), 0.0)
+    edit_json(fresh.folder / "models/first/config.json", **rates)
     result = fresh.attempt("run")
     assert result.code == 2
     assert_three_lines(result.err)
@@ -411,10 +406,8 @@ def test_a_missing_encoder_is_an_error_before_the_first_stage_runs(fresh: Worksp
 
 def test_code_in_a_models_folder_is_never_run_and_gives_no_prompt(fresh: Workspace) -> None:
     folder = fresh.folder / "models/first"
-    config = json.loads((folder / "config.json").read_text())
-    config["auto_map"] = {"AutoModelForSequenceClassification": "evil.Evil", "AutoConfig": "evil.EvilConfig"}
-    config["model_type"] = "evil"
-    (folder / "config.json").write_text(json.dumps(config))
+    code = {"AutoModelForSequenceClassification": "evil.Evil", "AutoConfig": "evil.EvilConfig"}
+    edit_json(folder / "config.json", auto_map=code, model_type="evil")
     (folder / "evil.py").write_text(f"open({str(fresh.folder / 'ran')!r}, 'w')\n")
     result = fresh.attempt("cache-teachers")
     assert result.code == 2

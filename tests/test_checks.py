@@ -17,7 +17,7 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.command_tree import as_overrides
 from amalgam.stages.common.deliveries import MARKS
-from amalgam.tests.workspaces import CommandResult, Workspace, age, amalgam
+from amalgam.tests.workspaces import CommandResult, Workspace, age, amalgam, edit_json
 
 
 def _label(workspace: Workspace, form: str, teacher: str = "first") -> None:
@@ -83,8 +83,7 @@ def _json_array(workspace: Workspace) -> None:
 
 def _kind(kind: str, model: str = "encoder") -> Change:
     def change(workspace: Workspace) -> None:
-        path = workspace.folder / f"models/{model}/config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": kind}))
+        edit_json(workspace.folder / f"models/{model}/config.json", model_type=kind)
         if model != "encoder":
             workspace.edit("./models/encoder", f"teacher:{model}")
 
@@ -166,10 +165,8 @@ def test_all_mistakes_are_listed_at_once(fresh: Workspace) -> None:
 
 
 def test_doctor_lists_every_fault_with_its_teacher_and_fix(fresh: Workspace) -> None:
-    config = fresh.folder / "models/first/config.json"
-    content = json.loads(config.read_text())
-    config.write_text(json.dumps({**content, "model_type": "nosuch"}))
-    (config.parent / "tokenizer.json").write_text("{}")
+    edit_json(fresh.folder / "models/first/config.json", model_type="nosuch")
+    (fresh.folder / "models/first/tokenizer.json").write_text("{}")
     (fresh.folder / "models/encoder/tokenizer.json").write_text('{"model": 1}')
     _label(fresh, "LABEL_{}")
     wrong = ("teachers.1.model=./models/secnd", "corpus.text=body")

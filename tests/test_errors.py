@@ -26,7 +26,7 @@ from amalgam.pipeline.execution.faults import as_error
 from amalgam.pipeline.secrets import has_secret, masked
 from amalgam.stages.app import commands
 from amalgam.tests.test_bad_input import assert_three_lines
-from amalgam.tests.workspaces import Workspace, amalgam, finish, quiet_environment
+from amalgam.tests.workspaces import Workspace, amalgam, edit_json, finish, quiet_environment
 
 Change = Callable[[Workspace], object]
 
@@ -312,10 +312,6 @@ def test_an_interrupt_while_the_command_starts_shows_no_traceback(workspace: Wor
 # ---- models
 
 
-def _edit_json(path: Path, **more: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
-
-
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "no heads": ({"num_attention_heads": 0}, "num_attention_heads"),
     "a negative number of layers": ({"num_hidden_layers": -1}, "num_hidden_layers"),
@@ -331,7 +327,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("fault", CONFIGS)
 def test_a_model_with_a_faulty_config_is_refused(fresh: Workspace, fault: str, model: str) -> None:
     change, named = CONFIGS[fault]
-    _edit_json(fresh.folder / f"models/{model}/config.json", **change)
+    edit_json(fresh.folder / f"models/{model}/config.json", **change)
     before = fault != "more memory than there is"  # which is known when the model is built
     for command in ("plan", "run") if before else ("run",):
         result = fresh.attempt(command)
@@ -347,7 +343,7 @@ def test_a_model_with_a_faulty_config_is_refused(fresh: Workspace, fault: str, m
 def test_a_tokenizer_with_a_faulty_limit_is_refused_before_any_work(
     fresh: Workspace, length: object, model: str
 ) -> None:
-    _edit_json(fresh.folder / f"models/{model}/tokenizer_config.json", model_max_length=length)
+    edit_json(fresh.folder / f"models/{model}/tokenizer_config.json", model_max_length=length)
     for command in ("plan", "run"):
         result = fresh.attempt(command)
         assert result.code == 2, result.err
@@ -481,7 +477,7 @@ def test_the_command_is_that_of_the_module(tmp_path: Path) -> None:
 def test_labels_that_contradict_are_refused(fresh: Workspace) -> None:
     path = fresh.folder / "models/first/config.json"
     names = ["banking", "computing", "cooking", "football"]
-    _edit_json(path, id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(reversed(names))})
+    edit_json(path, id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(reversed(names))})
     for command in ("plan", "run"):
         result = fresh.attempt(command)
         assert (result.code, "id2label and label2id contradict" in result.err) == (2, True), result.err

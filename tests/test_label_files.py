@@ -74,11 +74,11 @@ def test_gold_labels_that_chose_the_teacher_do_not_measure_the_choice(workspace:
     rows = workspace.texts()
     write(workspace, rows[:50])
     workspace("run", *AMALGAM, "labels=labels.csv", "corpus.test=null")
-    numbers = json.loads((workspace.folder / "reports/student.json").read_text())
+    numbers = workspace.numbers()
     quality = numbers["target_quality"]
     assert (quality["labelled"], quality["choice"]["n"], quality["targets"]["labelled"]) == (120, 70, 70)
     everything = workspace("run", *AMALGAM, "labels=corpus", "corpus.test=null")
-    numbers = json.loads((workspace.folder / "reports/student.json").read_text())
+    numbers = workspace.numbers()
     assert numbers["target_quality"]["choice"]["n"] == 0
     assert "no sampled training text has a gold label of a teacher outside `labels`" in numbers["summary"][1]
     assert "right teacher chosen" not in everything.err
@@ -324,7 +324,7 @@ def test_random_labels_of_no_teacher_are_counted_as_left_out(
     settings = ("labels=labels.csv", "corpus.on_bad_row=skip", "corpus.test=null", *AMALGAM)
     run = workspace("run", *settings)
     assert "14 labelled training texts, picked at random; 6 more have a label of no teacher" in run.out
-    cautions = json.loads((workspace.folder / "reports/student.json").read_text())["verdict"]["cautions"]
+    cautions = workspace.numbers()["verdict"]["cautions"]
     assert any(text.startswith("6 of 20 labelled training texts have a label of no teacher") for text in cautions)
     path = workspace.folder / "labels.csv"
     first = next(line for line in path.read_text().splitlines(keepends=True) if ",taxes," in line)
@@ -343,7 +343,7 @@ def test_labels_that_are_older_than_a_teacher_are_noted(workspace: Workspace) ->
     write(workspace, rows[:30])
     run = workspace("report", *settings)
     assert note in run.err
-    numbers = json.loads((workspace.folder / "reports/student.json").read_text())
+    numbers = workspace.numbers()
     given, tested = numbers["given_labels"], numbers["student_quality"]["classes"]
     assert sum(row["n"] for row in given) == sum(row["ensemble"] for row in given) == 30
     assert {row["label"] for row in given if row["n"]} <= {*TEACHER_LABELS["first"]}
@@ -351,7 +351,7 @@ def test_labels_that_are_older_than_a_teacher_are_noted(workspace: Workspace) ->
     second = next(row for row in workspace.texts() if row[1] in TEACHER_LABELS["second"])
     write(workspace, [*rows[:30], second])
     assert note not in workspace("report", *settings).err
-    assert json.loads((workspace.folder / "reports/student.json").read_text())["given_labels"] == []
+    assert workspace.numbers()["given_labels"] == []
 
 
 # ---- the texts to label of a report
@@ -443,7 +443,7 @@ def test_python_has_every_estimate_that_is_printed(workspace: Workspace, monkeyp
     frame = experiment.run().estimates
     assert frame is not None
     assert frame["system"].to_list() == ["student", "targets", "ensemble", "MUKA's targets"]
-    systems = json.loads((workspace.folder / "reports/student.json").read_text())["unlabelled"]["estimates"]["systems"]
+    systems = workspace.numbers()["unlabelled"]["estimates"]["systems"]
     assert frame.rows() == [
         (name, *(system[key] for key in ("n", "mean", "low", "high")))
         for name, system in zip(frame["system"], systems, strict=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -239,7 +238,7 @@ LABELLED = ("labels=labels.csv", "corpus.test=null", *AMALGAM)
 
 
 def estimates(workspace: Workspace) -> dict[str, Any]:
-    numbers = json.loads((workspace.folder / "reports/student.json").read_text())
+    numbers = workspace.numbers()
     return numbers["label_estimates"]
 
 
@@ -255,7 +254,7 @@ def test_random_labels_estimate_the_accuracy_of_the_student_and_its_rivals(estim
     fill(estimating.folder / "labels.csv", dict(estimating.texts()), 12)
     result = estimating("run", *LABELLED)
     assert "12 labelled training texts, picked at random; 2 more have no label" in result.out
-    numbers = json.loads((estimating.folder / "reports/student.json").read_text())
+    numbers = estimating.numbers()
     assert numbers["summary"][0].startswith(
         "On 12 labelled training texts, which it did not learn, the student has about "
     )
@@ -482,7 +481,7 @@ def test_without_labels_the_report_estimates_the_accuracy_of_every_system(
     printed = workspace("report", "corpus.test=null", *changed).out
     assert "accuracy estimated without labels, from the teachers' weights" in printed
     assert "MUKA's targets" in printed
-    numbers = json.loads((workspace.folder / "reports/student.json").read_text())
+    numbers = workspace.numbers()
     assert "Estimated accuracy" in (workspace.folder / "reports/student.html").read_text()
     rows = {row["kind"]: row for row in numbers["unlabelled"]["estimates"]["systems"]}
     assert list(rows) == ["student", "targets", "ensemble", "muka"]
@@ -495,11 +494,11 @@ def test_without_labels_the_report_estimates_the_accuracy_of_every_system(
     student_right = numbers["unlabelled"]["agreement"]["right"]
     assert numbers["linear_map"].items() >= {"n": held_out, "student_right": student_right}.items()
     workspace("report", *changed)
-    assert json.loads((workspace.folder / "reports/student.json").read_text())["linear_map"] == numbers["linear_map"]
+    assert workspace.numbers()["linear_map"] == numbers["linear_map"]
 
     write(workspace, workspace.texts()[:20])  # labels choose the weights
     workspace("report", "corpus.test=null", "labels=labels.csv", *changed)
-    numbers = json.loads((workspace.folder / "reports/student.json").read_text())
+    numbers = workspace.numbers()
     assert numbers["unlabelled"]["estimates"] is None
 
 

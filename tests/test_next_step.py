@@ -13,12 +13,8 @@ from amalgam.stages.common.deliveries import METADATA
 from amalgam.tests.workspaces import TEST, TRAIN, Workspace, amalgam
 
 
-def numbers_of(workspace: Workspace, name: str = "student") -> dict[str, Any]:
-    return json.loads((workspace.folder / f"reports/{name}.json").read_text())
-
-
 def next_of(workspace: Workspace, name: str) -> dict[str, Any]:
-    return numbers_of(workspace, name)["verdict"]["next"]
+    return workspace.numbers(name)["verdict"]["next"]
 
 
 def test_the_report_of_one_student_is_printed_by_its_name(workspace: Workspace) -> None:
@@ -44,7 +40,7 @@ def test_texts_to_label_are_for_the_student_of_this_name(workspace: Workspace) -
         writer.writeheader()
         writer.writerows(rows)
     assert "train-student: reused" in workspace(*shlex.split(command)[1:]).err
-    assert json.loads((workspace.folder / "reports/two.json").read_text())["evaluation"]["n"] == TRAIN
+    assert workspace.numbers("two")["evaluation"]["n"] == TRAIN
     assert metadata.read_bytes() == before
 
 
@@ -93,7 +89,7 @@ def test_test_texts_to_add_are_for_the_student_of_this_name(workspace: Workspace
     assert command, text
     workspace.write(workspace.texts("test"), "few")
     workspace(*shlex.split(command[1])[1:])
-    assert json.loads((workspace.folder / "reports/two.json").read_text())["evaluation"]["n"] == TEST
+    assert workspace.numbers("two")["evaluation"]["n"] == TEST
 
 
 def test_a_proposed_student_replaces_no_folder(workspace: Workspace) -> None:
@@ -124,7 +120,7 @@ def test_test_texts_whose_labels_are_learned_do_not_suffice(workspace: Workspace
     caution = "20 of 60 test texts were learned with their gold labels: accuracies are up to 33.3 points too high."
     assert f"  caution: {caution}" in ran.out.splitlines()
     assert "all 60 test texts are also in corpus.train" in ran.err
-    verdict = json.loads((workspace.folder / "reports/student.json").read_text())["verdict"]
+    verdict = workspace.numbers()["verdict"]
     assert caution in verdict["cautions"]
     ran = workspace("run", "corpus.test=texts/labelled.csv")
     assert "  caution: 60 of 60 test texts are also training texts, so the accuracy" in ran.out
@@ -169,7 +165,7 @@ def test_of_selected_test_texts_only_random_ones_count_but_for_the_ensemble(work
     whys = ["random"] * 20 + ["student and ensemble differ"] * 12 + ["small margin"] * 5
     write_reasons(workspace, whys)
     result = workspace("run", "corpus.test=texts/labelled.csv")
-    numbers = numbers_of(workspace)
+    numbers = workspace.numbers()
     assert numbers["evaluation"]["n"] == 20
     assert numbers["evaluation"]["selected"] == {"texts": 17, "random": 20, "unused": 5}
     assert sum(row["n"] for row in numbers["student_quality"]["classes"]) == 20
@@ -184,14 +180,14 @@ def test_of_selected_test_texts_only_random_ones_count_but_for_the_ensemble(work
 
     write_reasons(workspace, whys, student="a label of another student")
     workspace("run", "corpus.test=texts/labelled.csv")
-    numbers = numbers_of(workspace)
+    numbers = workspace.numbers()
     assert numbers["evaluation"]["selected"]["unused"] == 17
     assert not any("selected" in rival or rival["n"] > 20 for rival in numbers["verdict"]["rivals"])
     assert f"{caution} for another student" in numbers["verdict"]["cautions"][0]
 
     write_reasons(workspace, whys[20:])
     workspace("run", "corpus.test=texts/labelled.csv")
-    numbers = numbers_of(workspace)
+    numbers = workspace.numbers()
     assert {rival["kind"] for rival in numbers["verdict"]["rivals"]} == {"ensemble"}
     assert numbers["verdict"]["decision"] != "ship"
     refused = workspace.attempt("report", "corpus.test=texts/labelled.csv", "--fail-under", "0.1")
@@ -209,7 +205,7 @@ def test_selected_texts_of_no_label_do_not_count_among_the_unknown_ones(workspac
         writer.writeheader()
         writer.writerows([*rows[:17], *({**row, "label": "none"} for row in rows[17:])])
     workspace("run", "corpus.test=texts/labelled.csv", "corpus.unknown=none")
-    numbers = numbers_of(workspace)
+    numbers = workspace.numbers()
     counts = numbers["evaluation"]["n"], numbers["evaluation"]["left_out"], numbers["student_quality"]["unknown"]
     assert (*counts[:2], counts[2]["labelled"], counts[2]["unknown"]) == (17, 0, 17, 3)
 
@@ -217,5 +213,5 @@ def test_selected_texts_of_no_label_do_not_count_among_the_unknown_ones(workspac
 def test_a_column_why_of_the_users_own_selects_nothing(workspace: Workspace) -> None:
     write_reasons(workspace, ["a remark"] * 40)
     workspace("run", "corpus.test=texts/labelled.csv")
-    assert numbers_of(workspace)["evaluation"]["n"] == 40
-    assert "selected" not in numbers_of(workspace)["evaluation"]
+    assert workspace.numbers()["evaluation"]["n"] == 40
+    assert "selected" not in workspace.numbers()["evaluation"]

@@ -11,7 +11,6 @@ import shlex
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -65,10 +64,6 @@ def page_of(workspace: Workspace, name: str = "student") -> str:
     return (workspace.folder / f"reports/{name}.html").read_text("utf-8")
 
 
-def numbers_of(workspace: Workspace, name: str = "student") -> dict[str, Any]:
-    return json.loads((workspace.folder / f"reports/{name}.json").read_text("utf-8"))
-
-
 def check_needs_nothing(text: str) -> None:
     """No script, no request, and a policy that would allow neither."""
     page = Page(text)
@@ -99,7 +94,7 @@ def test_the_last_line_is_the_path_of_the_page(built: Workspace) -> None:
 
 
 def test_the_table_has_the_interval_of_the_reported_accuracy(built: Workspace) -> None:
-    evaluation = numbers_of(built)["evaluation"]
+    evaluation = built.numbers()["evaluation"]
     low, high = interval(evaluation["systems"][evaluation["system"]]["accuracy"], evaluation["n"])
     line = f"\n95 % interval of {evaluation['system']}: {100 * low:.1f} to {100 * high:.1f}\n"
     assert line in built("report", "student").out
@@ -108,7 +103,7 @@ def test_the_table_has_the_interval_of_the_reported_accuracy(built: Workspace) -
 def test_the_page_has_the_numbers_of_the_evaluation(built: Workspace) -> None:
     [path] = built.artifacts.glob("report/*/report-*/evaluation.json")
     system = json.loads(path.read_text())["systems"]["student (muka-soft)"]
-    numbers, text = numbers_of(built), Page(page_of(built)).text
+    numbers, text = built.numbers(), Page(page_of(built)).text
     assert numbers["evaluation"]["systems"]["student (muka-soft)"]["accuracy"] == system["accuracy"]
     assert numbers["student_quality"]["matrix"]["counts"] == system["confusion"]
     assert re.search(rf"muka-soft.*{100 * system['accuracy']:.1f} %.*\b{TEST} test texts", text)
@@ -119,7 +114,7 @@ def test_the_page_has_the_numbers_of_the_evaluation(built: Workspace) -> None:
 
 
 def test_the_page_has_the_date_size_coverage_and_calibration_of_the_student(built: Workspace) -> None:
-    numbers, text = numbers_of(built), Page(page_of(built)).text
+    numbers, text = built.numbers(), Page(page_of(built)).text
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", numbers["date"])
     assert f"Student “student” Method muka-soft, evaluated on {numbers['date']}" in text
     own, *teachers = numbers["models"]
@@ -139,20 +134,20 @@ def test_the_page_has_the_date_size_coverage_and_calibration_of_the_student(buil
 
 
 def test_stages_name_the_stages_that_they_read(built: Workspace) -> None:
-    reads = {stage["stage"]: stage["needs"] for stage in numbers_of(built)["stages"]}
+    reads = {stage["stage"]: stage["needs"] for stage in built.numbers()["stages"]}
     assert reads["read-corpus"] == []
     assert {"cache-teachers", "build-targets", "train-student"} <= set(reads["report"])
 
 
 def test_accuracies_of_different_texts_are_not_subtracted(built: Workspace) -> None:
     section = Page(page_of(built)).text.split("Where accuracy is lost")[1].split("Teachers")[0]
-    quality = numbers_of(built)["student_quality"]["teachers"]
+    quality = built.numbers()["student_quality"]["teachers"]
     assert f"{100 * quality['oracle'] / quality['n']:.1f} % n = {TEST}" in section
     assert "points" not in section
 
 
 def test_calibration_and_ece_agree(built: Workspace) -> None:
-    numbers = numbers_of(built)
+    numbers = built.numbers()
     for name, bins in numbers["student_quality"]["calibration"].items():
         gap = sum(one["n"] * abs(one["accuracy"] - one["confidence"]) for one in bins) / TEST
         assert gap == pytest.approx(numbers["evaluation"]["systems"][name]["ece"])
@@ -160,7 +155,7 @@ def test_calibration_and_ece_agree(built: Workspace) -> None:
 
 
 def test_right_and_wrong_teachers_are_counted_by_the_gold_labels(built: Workspace) -> None:
-    quality = numbers_of(built)["target_quality"]
+    quality = built.numbers()["target_quality"]
     assert (quality["texts"], quality["sample"], quality["labelled"]) == (TRAIN, TRAIN, TRAIN)
     right, wrong = quality["uncertainty"]["right"], quality["uncertainty"]["wrong"]
     assert (right["n"], wrong["n"]) == (TRAIN, TRAIN)  # every label has one of the two teachers
@@ -194,12 +189,12 @@ def test_an_equal_page_is_not_written_again(workspace: Workspace) -> None:
 
 
 def test_a_reused_stage_keeps_its_seconds_and_state(workspace: Workspace) -> None:
-    stages = {step["stage"]: step for step in numbers_of(workspace)["stages"]}
+    stages = {step["stage"]: step for step in workspace.numbers()["stages"]}
     assert list(stages) == ["read-corpus", "cache-teachers", "build-targets", "train-student", "report"]
     assert {step["state"] for step in stages.values()} == {"made"}
     assert all(step["seconds"] > 0 for step in stages.values())
     workspace("report", "report.calibration_bins=7")
-    later = {step["stage"]: step for step in numbers_of(workspace)["stages"]}
+    later = {step["stage"]: step for step in workspace.numbers()["stages"]}
     assert [later[stage]["state"] for stage in stages] == ["reused", "reused", "reused", "reused", "made in part"]
     for stage in list(stages)[:-1]:
         assert later[stage]["seconds"] == stages[stage]["seconds"]
@@ -244,7 +239,7 @@ def test_without_test_texts_the_page_has_no_accuracy(workspace: Workspace) -> No
 def test_without_gold_labels_the_page_has_the_mixture(workspace: Workspace) -> None:
     workspace.edit("label: label", "label: null")
     workspace("report", "corpus.test=null")
-    numbers = numbers_of(workspace)
+    numbers = workspace.numbers()
     assert numbers["target_quality"]["uncertainty"] is None
     assert sum(numbers["target_quality"]["mixture"]["largest"]["counts"]) == TRAIN
     assert sum(numbers["target_quality"]["mixture"]["mean"].values()) == pytest.approx(1, abs=1e-6)
@@ -263,7 +258,7 @@ def test_a_method_that_trains_nothing_has_a_page_of_its_own(workspace: Workspace
 
 
 def test_a_run_ends_with_the_verdict_and_the_page_starts_with_it(built: Workspace) -> None:
-    verdict = numbers_of(built)["verdict"]
+    verdict = built.numbers()["verdict"]
     out = built("report").out
     first, *more = out[out.index("verdict:") :].splitlines()
     assert first.startswith(f"verdict: {verdict['decision']}. {verdict['reasons'][0]}")
@@ -277,7 +272,7 @@ def test_a_run_ends_with_the_verdict_and_the_page_starts_with_it(built: Workspac
 def test_the_console_counts_the_cautions_that_only_the_page_has(workspace: Workspace) -> None:
     workspace.write([row for row in workspace.texts("test") if row[1] != "music"], "test")
     run = workspace("report")
-    cautions = numbers_of(workspace)["verdict"]["cautions"]
+    cautions = workspace.numbers()["verdict"]["cautions"]
     assert "fewer than 10 test texts" in cautions[-1]
     more = f"{len(cautions)} more cautions in reports/student.html\n"
     assert more in run.out + run.err
@@ -296,7 +291,7 @@ def test_test_texts_that_teachers_learned_are_named_and_a_caution(workspace: Wor
     learned = f"{number} of {number} test texts were learned with their gold labels"
     caution = f"{learned}: accuracies are up to 100.0 points too high."
     assert f"  caution: {caution}" in ran.out.splitlines()
-    numbers = numbers_of(workspace)
+    numbers = workspace.numbers()
     assert numbers["verdict"]["decision"] != "ship"
     assert caution in numbers["verdict"]["cautions"]
     assert numbers["data"]["learned_by_teachers"] == {"test": number}
@@ -308,14 +303,14 @@ def test_test_texts_that_teachers_learned_are_named_and_a_caution(workspace: Wor
 
 
 def test_json_is_all_that_is_printed(built: Workspace) -> None:
-    assert json.loads(built("report", "--json").out) == numbers_of(built)
+    assert json.loads(built("report", "--json").out) == built.numbers()
 
 
 def test_another_student_of_the_workspace_is_a_rival(workspace: Workspace) -> None:
     workspace("run", "student.name=other", "student.epochs=2")
     workspace("run")
-    [rival] = [rival for rival in numbers_of(workspace)["verdict"]["rivals"] if rival["kind"] == "student"]
-    other = numbers_of(workspace, "other")["evaluation"]["systems"]["student (muka-soft)"]
+    [rival] = [rival for rival in workspace.numbers()["verdict"]["rivals"] if rival["kind"] == "student"]
+    other = workspace.numbers("other")["evaluation"]["systems"]["student (muka-soft)"]
     assert (rival["name"], rival["right"]) == ("other", round(other["accuracy"] * TEST))
     assert rival["right"] - rival["student_right"] == rival["lost"] - rival["gained"]
 
@@ -323,7 +318,7 @@ def test_another_student_of_the_workspace_is_a_rival(workspace: Workspace) -> No
 def test_without_test_texts_there_are_texts_to_label_and_their_labels_are_kept(workspace: Workspace) -> None:
     gold = dict(workspace.texts())
     assert workspace("report", "corpus.test=null").out.startswith("verdict: ")
-    numbers, path = numbers_of(workspace), workspace.folder / "reports/student.to-label.csv"
+    numbers, path = workspace.numbers(), workspace.folder / "reports/student.to-label.csv"
     quality, verdict = numbers["unlabelled"], numbers["verdict"]
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -348,8 +343,8 @@ def test_without_test_texts_there_are_texts_to_label_and_their_labels_are_kept(w
     assert "was kept" in workspace("report", "corpus.test=null").err
     workspace("run", "corpus.test=reports/student.to-label.csv")
     assert path.read_bytes() == labelled
-    assert numbers_of(workspace)["evaluation"]["n"] == TRAIN
-    assert not any("selected" in caution for caution in numbers_of(workspace)["verdict"]["cautions"])
+    assert workspace.numbers()["evaluation"]["n"] == TRAIN
+    assert not any("selected" in caution for caution in workspace.numbers()["verdict"]["cautions"])
     assert workspace.attempt("report", "corpus.test=null", "--fail-under", "0.5").code == 2
     changed = workspace.attempt("report", "corpus.test=null", "student.seed=9", "--fail-if-worse-than", "ensemble")
     assert (changed.code, "train-student" in changed.err) == (2, False), changed.err
@@ -365,7 +360,7 @@ def test_a_student_trained_again_under_its_name_can_be_made_again(workspace: Wor
     workspace.write([(text, label) for (text, _), label in zip(workspace.texts("test"), labels, strict=True)], "test")
     workspace("run", *file, *better)
     workspace("run", *file)
-    verdict = numbers_of(workspace)["verdict"]
+    verdict = workspace.numbers()["verdict"]
     [rival] = [rival for rival in verdict["rivals"] if rival["kind"] == "student"]
     assert rival["student_is"] == "worse"
     command = verdict["next"]["command"]
@@ -374,7 +369,7 @@ def test_a_student_trained_again_under_its_name_can_be_made_again(workspace: Wor
     again = workspace(*shlex.split(command)[1:])
     assert "train-student: reused" in again.err
     workspace("run", *file)
-    assert numbers_of(workspace)["verdict"]["next"]["command"] == "amalgam report better -c other.yaml"
+    assert workspace.numbers()["verdict"]["next"]["command"] == "amalgam report better -c other.yaml"
     workspace("report", "better", "student", *file)
 
 
@@ -384,13 +379,13 @@ def test_a_supervised_student_decides_nothing_without_its_targets(workspace: Wor
         if json.loads(manifest.read_text())["identity"]["config"]["targets"]["mode"] == "supervised":
             shutil.rmtree(manifest.parent)
     workspace("run")
-    kinds = {rival["name"]: rival["kind"] for rival in numbers_of(workspace)["verdict"]["rivals"]}
+    kinds = {rival["name"]: rival["kind"] for rival in workspace.numbers()["verdict"]["rivals"]}
     assert kinds["gold"] == "supervised student"
 
 
 def test_notes_of_the_run_are_kept(workspace: Workspace) -> None:
     def notes() -> list[str]:
-        return [note["note"] for note in numbers_of(workspace)["notes"] if note["stage"] == "train-student"]
+        return [note["note"] for note in workspace.numbers()["notes"] if note["stage"] == "train-student"]
 
     assert any("steps are few" in note for note in notes())
     assert "steps are few" not in workspace("run").err  # nothing was trained
@@ -447,7 +442,7 @@ def test_two_students_are_compared(two: Workspace) -> None:
     assert result.err.splitlines()[-1] == "report: reports/comparison.html"
     outside = amalgam("report", "-c", str(two.config), "student", "warm", folder=two.folder.parent)
     assert outside.err.splitlines()[-1] == "report (in workspace): reports/comparison.html"
-    pages, text = numbers_of(two, "comparison"), page_of(two, "comparison")
+    pages, text = two.numbers("comparison"), page_of(two, "comparison")
     assert [row["name"] for row in pages["runs"]] == ["student", "warm"]
     assert as_json == pages
     assert {"field": "targets.temperature", "values": ["0.2", "0.5"]} in pages["settings"]
@@ -460,7 +455,7 @@ def test_two_students_are_compared(two: Workspace) -> None:
 
 
 def test_students_of_other_temperatures_are_a_sweep(two: Workspace) -> None:
-    rows = numbers_of(two, "warm")["sweep"]
+    rows = two.numbers("warm")["sweep"]
     assert [(row["temperature"], row["ours"]) for row in rows] == [(0.2, False), (0.5, True)]
     assert "Temperature" not in Page(page_of(two)).text  # as it was when it was drawn
     text = Page(page_of(two, "warm")).text
@@ -474,10 +469,10 @@ def test_two_files_are_compared_with_overrides(two: Workspace) -> None:
         two.config.read_text().replace("mode: soft", "mode: soft\n  temperature: 0.5")
     )
     result = two("report", "amalgam.yaml", "warm.yaml", "report.calibration_bins=9")
-    assert [row["name"] for row in numbers_of(two, "comparison")["runs"]] == ["amalgam", "warm"]
+    assert [row["name"] for row in two.numbers("comparison")["runs"]] == ["amalgam", "warm"]
     assert result.out.count("against the first") == 1
-    assert {"field": "targets.temperature", "values": ["0.2", "0.5"]} in numbers_of(two, "comparison")["settings"]
-    assert numbers_of(two)["settings"]["report"]["calibration_bins"] == 9
+    assert {"field": "targets.temperature", "values": ["0.2", "0.5"]} in two.numbers("comparison")["settings"]
+    assert two.numbers()["settings"]["report"]["calibration_bins"] == 9
     assert two.attempt("report", "amalgam.yaml", "warm.yaml", "--force").code == 2
 
 
@@ -504,11 +499,11 @@ def test_students_measured_on_other_texts_of_one_file_are_not_compared(fresh: Wo
         left = config.replace(f"  - name: {other}\n    model: ./models/{other}\n", "")
         (fresh.folder / f"{name}.yaml").write_text(left)
         fresh("run", "-c", f"{name}.yaml", f"student.name=of-{name}", "corpus.on_bad_row=skip")
-    second = numbers_of(fresh, "of-second")
-    assert numbers_of(fresh, "of-first")["evaluation"]["n"] == second["evaluation"]["n"] == 32
+    second = fresh.numbers("of-second")
+    assert fresh.numbers("of-first")["evaluation"]["n"] == second["evaluation"]["n"] == 32
     assert "of-first" not in {rival["name"] for rival in [*second["students"], *second["verdict"]["rivals"]]}
     fresh("report", "of-first", "of-second")
-    assert numbers_of(fresh, "comparison")["runs"][1]["against_first"] is None
+    assert fresh.numbers("comparison")["runs"][1]["against_first"] is None
     refused = fresh.attempt("report", "of-second", "--fail-if-worse-than", "of-first")
     counts = "(32 texts; 32 more have a label of no teacher)"
     other = f"of-first was measured on other test texts {counts} than of-second {counts}"
@@ -527,7 +522,7 @@ def test_the_group_size_of_buckets_does_not_change_the_evaluation(
     for most in (4096, 1):
         monkeypatch.setattr(evaluation, "GROUP_TEXTS", most)
         fresh("report", "--force")
-        items.append(numbers_of(fresh))
+        items.append(fresh.numbers())
     whole, parts = items
     assert whole["evaluation"]["n"] == 600
     for name, system in whole["evaluation"]["systems"].items():
@@ -558,13 +553,13 @@ STRANGE = [(f"zygote quasar fjord {word}", "none") for word in ("one", "two", "t
 
 def test_test_texts_of_no_teacher_measure_whether_the_student_flags_them(workspace: Workspace) -> None:
     rows = workspace.texts("test")
-    before = numbers_of(workspace)["evaluation"]
+    before = workspace.numbers()["evaluation"]
     write_texts(workspace.folder / "texts/test.csv", rows + STRANGE)
     refused = workspace.attempt("report")
     assert refused.code == 3
     assert "not in the union: none" in refused.err
     result = workspace("report", "corpus.unknown=none")
-    after = numbers_of(workspace)
+    after = workspace.numbers()
     assert after["evaluation"]["systems"] == before["systems"]  # accuracies are those of the other texts
     assert (after["evaluation"]["n"], after["evaluation"]["left_out"]) == (len(rows), 0)
     unknown = after["student_quality"]["unknown"]
@@ -584,7 +579,7 @@ def test_test_texts_of_no_teacher_measure_whether_the_student_flags_them(workspa
 
 
 def test_without_unknown_test_texts_the_report_has_the_share_of_flagged_ones(built: Workspace) -> None:
-    unknown = numbers_of(built)["student_quality"]["unknown"]
+    unknown = built.numbers()["student_quality"]["unknown"]
     assert (unknown["labelled"], unknown["unknown"], unknown["auroc"], unknown["curve"]) == (TEST, 0, None, [])
     assert "No test text has the label of corpus.unknown" in Page(page_of(built)).text
 

@@ -26,6 +26,7 @@ from amalgam.stages.common.models.loading import (
 from amalgam.stages.common.models.model_folder import POSITIONS_AFTER_PADDING, check_encoder_kind, longest_text
 from amalgam.stages.common.models.resolve import ModelFiles, Reference, checked_encoder, resolve
 from amalgam.tests.stages.tiny_models import SHAPE, refusal, tiny_config, tiny_language_model, word_tokenizer
+from amalgam.tests.workspaces import edit_json
 
 if TYPE_CHECKING:
     pass
@@ -56,11 +57,6 @@ def saved(
     return folder
 
 
-def rewrite_config(folder: Path, **changes: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-
-
 def load(files: ModelFiles, **more: Any) -> Any:
     return load_classifier(files, **{"dropout": None, "dtype": "fp32", **more})
 
@@ -71,7 +67,7 @@ def test_a_teacher_loads_all_weights_in_eval_mode_and_with_sdpa_if_supported(tmp
     from safetensors.torch import load_file
 
     folder = saved(tmp_path / "model", kind)
-    rewrite_config(folder, attn_implementation="eager", _attn_implementation="eager")
+    edit_json(folder / "config.json", attn_implementation="eager", _attn_implementation="eager")
     model = load(files_of(folder))
     stored = load_file(folder / "model.safetensors")
     assert stored
@@ -127,17 +123,17 @@ def test_an_encoder_without_a_head_is_refused_as_teacher(tmp_path: Path, kind: s
 def test_a_head_of_another_size_is_refused_with_both_sizes(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
     names = {"0": "a", "1": "b"}
-    rewrite_config(folder, id2label=names, label2id={"a": 0, "b": 1})
+    edit_json(folder / "config.json", id2label=names, label2id={"a": 0, "b": 1})
     error = refusal(lambda: load(files_of(folder)))
     assert re.search("id2label.* 2 .* 3 ", error.what)
 
 
 def test_a_config_that_describes_fewer_or_more_layers_is_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
-    rewrite_config(folder, num_hidden_layers=2)
+    edit_json(folder / "config.json", num_hidden_layers=2)
     assert "fewer layers" in refusal(lambda: load(files_of(folder))).what
     assert "fewer layers" in refusal(lambda: new_student(files_of(folder), labels=LABELS, layers=None, seed=0)).what
-    rewrite_config(folder, num_hidden_layers=4)
+    edit_json(folder / "config.json", num_hidden_layers=4)
     assert "weights are missing" in refusal(lambda: load(files_of(folder))).what
     error = refusal(lambda: new_student(files_of(folder), labels=LABELS, layers=None, seed=0))
     assert "weights" in error.what
@@ -145,7 +141,7 @@ def test_a_config_that_describes_fewer_or_more_layers_is_refused(tmp_path: Path)
 
 def test_an_unknown_architecture_is_one_line(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
-    rewrite_config(folder, model_type="not-yet-invented")
+    edit_json(folder / "config.json", model_type="not-yet-invented")
     assert "configuration" in refusal(lambda: load(files_of(folder))).what
 
 
@@ -201,7 +197,7 @@ def test_trusted_code_is_loaded_from_the_folder(tmp_path: Path, monkeypatch: pyt
     folder = saved(tmp_path / "model")
     (folder / "own.py").write_text(CODE)
     auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForSequenceClassification": "own.OwnModel"}
-    rewrite_config(folder, model_type="own", auto_map=auto_map)
+    edit_json(folder / "config.json", model_type="own", auto_map=auto_map)
     assert "code" in refusal(lambda: files_of(folder)).what
     files = files_of(folder, trust_remote_code=True)
     assert type(load(files)).__name__ == "OwnModel"
@@ -225,7 +221,7 @@ def test_nothing_is_printed_and_the_users_logging_is_left_alone(
 
 def test_the_threshold_of_unknown_texts_is_not_that_of_the_encoder(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
-    rewrite_config(folder, unknown_threshold=-3.5)
+    edit_json(folder / "config.json", unknown_threshold=-3.5)
     assert load(files_of(folder)).config.unknown_threshold == -3.5
     assert not hasattr(new_student(files_of(folder), labels=LABELS, layers=None, seed=0).config, "unknown_threshold")
 

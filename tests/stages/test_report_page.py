@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,6 @@ from amalgam.stages.report.report_json import accuracy_losses, relevant_loss, su
 from amalgam.stages.report.verdict import verdict
 from amalgam.tests.stages.verdict_cases import CASES, made
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
-
-
-def numbers(built: Workspace) -> Any:
-    return json.loads((built.folder / "reports/student.json").read_text("utf-8"))
-
 
 # ---- the summary
 
@@ -125,7 +119,7 @@ def test_a_student_of_one_teacher_loses_accuracy_by_its_fit_and_not_by_a_choice(
     workspace.write([row for row in workspace.texts("test") if row[1] in TEACHER_LABELS["first"]], "test")
     workspace.edit("  - name: second\n    model: ./models/second\n", "")
     workspace("run", "--quiet")
-    assert [row["step"] for row in numbers(workspace)["accuracy_losses"]] == ["teachers", "fit"]
+    assert [row["step"] for row in workspace.numbers()["accuracy_losses"]] == ["teachers", "fit"]
 
 
 def test_zero_shot_loses_no_accuracy_by_a_choice_of_teachers() -> None:
@@ -136,7 +130,7 @@ def test_zero_shot_loses_no_accuracy_by_a_choice_of_teachers() -> None:
 
 
 def test_the_page_leaves_out_only_the_students_note_where_the_verdict_has_its_cause(built: Workspace) -> None:
-    report = numbers(built)
+    report = built.numbers()
     assert "few-steps" in {cause["code"] for cause in report["verdict"]["causes"]}
     few = "9 steps are few for fine-tuning an encoder"
     report["notes"] = [{"stage": "train-teachers", "note": f"desk: {few}"}, {"stage": "train-student", "note": few}]
@@ -178,7 +172,7 @@ def test_two_runs_are_compared_on_the_texts_where_they_differ() -> None:
 
 
 def test_runs_have_a_row_for_the_labels_of_a_teacher_only_if_these_are_the_same(built: Workspace) -> None:
-    first, second = numbers(built), numbers(built)
+    first, second = built.numbers(), built.numbers()
     assert [row["group"] for row in comparison_of({"a": first, "b": second})["groups"]] == ["first", "second"]
     for row in second["student_quality"]["classes"]:
         row["teachers"] = ["second" if name == "first" else "first" for name in row["teachers"]]
@@ -276,7 +270,7 @@ def test_emoji_and_persian_keep_their_joiners() -> None:
 
 
 def test_a_histogram_with_all_values_in_one_bin_is_not_drawn(built: Workspace) -> None:
-    report = numbers(built)
+    report = built.numbers()
     margin = report["target_quality"]["targets"]["margin"]
     assert "margins" in figures(report)
     for counts in margin.values():
@@ -288,7 +282,7 @@ def test_a_histogram_with_all_values_in_one_bin_is_not_drawn(built: Workspace) -
 
 
 def test_a_page_is_made_for_every_verdict(built: Workspace) -> None:
-    report = numbers(built)
+    report = built.numbers()
     for make, decision, _, _ in CASES.values():
         inputs = make()
         report["verdict"], report["unlabelled"] = verdict(inputs), inputs.unlabelled
@@ -300,7 +294,7 @@ def test_a_page_is_made_for_every_verdict(built: Workspace) -> None:
 
 
 def test_five_hundred_labels_and_fifty_teachers_stay_one_readable_page(built: Workspace) -> None:
-    report = numbers(built)
+    report = built.numbers()
     labels = [f"a label with quite a long name, number {place}" for place in range(500)]
     names = [f"teacher-{place}" for place in range(50)]
     one = {"n": 20, "right": 11, "predicted": 19, "teachers_right": 18}
@@ -328,7 +322,7 @@ def test_with_more_test_texts_than_are_compared_the_report_has_no_bits(
 ) -> None:
     monkeypatch.setattr("amalgam.stages.report.quality.MOST_COMPARED", 1)
     workspace("report", "--force")
-    assert numbers(workspace)["student_quality"]["right_hex"] is None
+    assert workspace.numbers()["student_quality"]["right_hex"] is None
 
 
 def test_the_wheel_takes_the_templates() -> None:

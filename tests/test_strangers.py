@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.input_files import file_digest
-from amalgam.pipeline.storage.store import Record, Store, StoredFile, canonical_record
-from amalgam.tests.test_own_files import record_of, tree
+from amalgam.pipeline.storage.store import Store
+from amalgam.tests.test_own_files import tree
 from amalgam.tests.workspaces import TOLERANCE, Workspace, age, finish, flip_bit, largest_difference, rewrite
 
 # ---- links
@@ -85,14 +84,7 @@ def test_signed_json_with_other_fields_is_made_again(workspace: Workspace, name:
     [path] = workspace.artifacts.glob(f"report/*/*/{name}")
     before = json.loads(path.read_text())
     path.write_text(content)
-
-    def named_again(record: Record) -> Record:
-        inside = path.relative_to(workspace.artifacts).as_posix()
-        changed = StoredFile(inside, len(content), file_digest(path))
-        return replace(record, files=tuple(changed if file.path == inside else file for file in record.files))
-
-    for record in (record_of(path.parent), path.parent.parent / "MANIFEST.json"):
-        rewrite(record, named_again)
+    workspace.sign(path)
     result = workspace("run")
     assert f"{name} has other content than amalgam writes and was quarantined" in result.err
     assert json.loads(path.read_text()) == before
@@ -147,14 +139,7 @@ def test_a_signed_unit_without_readable_content_is_named_and_computed_again(
     before = workspace.targets()
     for unit in workspace.units():
         unit.write_bytes((2**62).to_bytes(8, "little") + unit.read_bytes()[8:] if content is None else content)
-        stored = StoredFile(str(unit.relative_to(workspace.artifacts)), unit.stat().st_size, file_digest(unit))
-        record = Record.from_json(record_of(unit).read_text())
-        record_of(unit).write_text(canonical_record(replace(record, files=(stored,))))
-    [manifest] = (workspace.artifacts / "cache-teachers").glob("*/MANIFEST.json")
-    files = {
-        file.path: file for unit in workspace.units() for file in Record.from_json(record_of(unit).read_text()).files
-    }
-    rewrite(manifest, lambda old: replace(old, files=tuple(files[file.path] for file in old.files)))
+        workspace.sign(unit)
     result = workspace.attempt("build-targets", "--force")
     assert result.code == 1
     assert "cannot be read" in result.err
@@ -171,15 +156,7 @@ def test_a_signed_table_of_another_stage_is_named_and_computed_again(workspace: 
     before = similarities.read_bytes()
     [targets] = workspace.artifacts.glob("build-targets/*/units/*.parquet")
     shutil.copy(targets, similarities)
-    stored = StoredFile(
-        str(similarities.relative_to(workspace.artifacts)), similarities.stat().st_size, file_digest(similarities)
-    )
-    rewrite(record_of(similarities), lambda record: replace(record, files=(stored,)))
-    for manifest in workspace.artifacts.glob("report/*/MANIFEST.json"):
-        rewrite(
-            manifest,
-            lambda old: replace(old, files=tuple(stored if f.path == stored.path else f for f in old.files)),
-        )
+    workspace.sign(similarities)
     result = workspace.attempt("run", "targets.temperature=0.5")
     assert result.code == 1
     assert "cannot be read" in result.err

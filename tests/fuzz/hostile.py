@@ -18,7 +18,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.small_files import signed
 from amalgam.pipeline.storage.store import MANIFEST
@@ -252,25 +251,8 @@ def change_content(bench: Bench, rng: random.Random, canary: Path) -> str:
         ]
     )
     path.write_bytes(new)
-    resign(bench, path)
+    bench.workspace.sign(path)
     return f"{path.relative_to(bench.workspace.folder.parent)}: other content of {len(new)} bytes"
-
-
-def resign(bench: Bench, changed: Path) -> None:
-    """Gives every record that names the file its new size and digest."""
-    root = bench.workspace.artifacts
-    if not changed.is_relative_to(root):
-        return
-    inside = changed.relative_to(root).as_posix()
-    for path in root.rglob("*.json"):
-        with contextlib.suppress(ValueError, KeyError, TypeError, OSError, RecursionError):
-            content = json.loads(path.read_bytes())
-            named = [file for file in content["files"] if file["path"] == inside]
-            if named:
-                content.pop("sha256")
-                for file in named:
-                    file |= {"bytes": changed.stat().st_size, "sha256": file_digest(changed)}
-                path.write_bytes(signed(content))
 
 
 def change_kind(bench: Bench, rng: random.Random, canary: Path) -> str:

@@ -75,6 +75,23 @@ class HtmlConsole(Console):
         self.parts.append(table_html(title, header, rows))
 
 
+class Printed:
+    """A result that Python shows as the command prints it, in a notebook as HTML."""
+
+    def print_to(self, console: Console) -> None:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        out = io.StringIO()
+        self.print_to(Console(quiet=True, out=out))
+        return out.getvalue().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        console = HtmlConsole()
+        self.print_to(console)
+        return "\n".join(console.parts)
+
+
 class NotebookConsole(Console):
     """Writes all messages of a cell into one output, with the line of progress at its end."""
 

@@ -18,7 +18,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
-from amalgam.pipeline.notebook import HtmlConsole
+from amalgam.pipeline.notebook import Printed
 from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.app import frames
 from amalgam.stages.build_targets.stage import read_targets, target_facts
@@ -30,7 +30,7 @@ from amalgam.stages.common.load import label_space, part_of, train_part
 from amalgam.stages.common.load_labels import given_labels, picked_at_random
 from amalgam.stages.report.load import estimate_inputs
 from amalgam.stages.report.stage import share_of_unknown
-from amalgam.stages.report.tables import print_estimates
+from amalgam.stages.report.tables import how_picked, print_estimates
 from amalgam.stages.report.verdict_types import ShareOfUnknown, SystemEstimate
 from amalgam.stages.report.verdict_words import outside_line, share_of_unknown_line
 from amalgam.stages.target_methods import gives_label_distributions, target_method
@@ -132,12 +132,12 @@ class Estimates:
 
     @property
     def title(self) -> str:
-        picked = "picked at random" if self.random else "a random sample only if you picked them at random"
-        return f"accuracy on {counted(self.texts, 'labelled text')}, {picked}{outside_line(self.left_out)}"
+        texts = f"{counted(self.texts, 'labelled text')}, {how_picked(is_random=self.random)}"
+        return f"accuracy on {texts}{outside_line(self.left_out)}"
 
 
 @dataclass(frozen=True, repr=False)
-class LabelEffect:
+class LabelEffect(Printed):
     """The changes of the targets by labels."""
 
     labels: int
@@ -185,16 +185,6 @@ class LabelEffect:
         if rows:
             share = "share with earlier labels" if self.earlier else "share without labels"
             console.table("", ["teacher", share, "share with labels"], rows)
-
-    def __repr__(self) -> str:
-        out = io.StringIO()
-        self.print_to(Console(quiet=True, out=out))
-        return out.getvalue().rstrip("\n")
-
-    def _repr_html_(self) -> str:
-        console = HtmlConsole()
-        self.print_to(console)
-        return "\n".join(console.parts)
 
 
 def _of(count: int, texts: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from amalgam.pipeline.console import Console, aligned, duration
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Run
-from amalgam.pipeline.notebook import HtmlConsole, paragraph, table_html
+from amalgam.pipeline.notebook import Printed, paragraph, table_html
 from amalgam.pipeline.storage.paths import small_content
 from amalgam.pipeline.storage.store import TIMING
 from amalgam.stages.app import frames
@@ -87,7 +86,7 @@ class Plan(list[StageState]):
 
 
 @dataclass(frozen=True, repr=False)
-class Audit:
+class Audit(Printed):
     """The audit of the teachers on the training texts, computed without labels."""
 
     block: AuditBlock
@@ -105,15 +104,8 @@ class Audit:
     def to_json(self) -> AuditBlock:
         return self.block
 
-    def __repr__(self) -> str:
-        out = io.StringIO()
-        print_audit(Console(quiet=True, out=out), self.block)
-        return out.getvalue().rstrip("\n")
-
-    def _repr_html_(self) -> str:
-        console = HtmlConsole()
+    def print_to(self, console: Console) -> None:
         print_audit(console, self.block)
-        return "\n".join(console.parts)
 
 
 def _audit_row(teacher: AuditedTeacher) -> dict[str, object]:

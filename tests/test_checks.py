@@ -481,6 +481,7 @@ SLIPS = {
     "plan -c": "fix: write `amalgam plan -c VALUE`",
     "gc --yes=3": "fix: write, for example, `amalgam gc --unused --yes`",
     "label --count many": "fix: write, for example, `amalgam label --count 50`",
+    "compare a b": "fix: run `amalgam report A B`",
     "trian": "did you mean train-teachers or train-student?",
     "biuld-targets": "did you mean build-targets?",
     "report --fail-under 85": "write 0.85",

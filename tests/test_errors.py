@@ -26,7 +26,7 @@ from amalgam.pipeline.execution.faults import as_error
 from amalgam.pipeline.secrets import has_secret, masked
 from amalgam.stages.app import commands
 from amalgam.tests.test_bad_input import assert_three_lines
-from amalgam.tests.workspaces import Workspace, amalgam, edit_json, finish, quiet_environment
+from amalgam.tests.workspaces import Workspace, edit_json, finish, quiet_environment
 
 Change = Callable[[Workspace], object]
 
@@ -465,10 +465,6 @@ def test_a_text_that_resembles_a_secret_is_none(text: str) -> None:
 def test_messages_show_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     Console().note("fetching s3://me:Canary@bucket")
     assert "Canary" not in capsys.readouterr().err
-
-
-def test_the_command_is_that_of_the_module(tmp_path: Path) -> None:
-    assert amalgam("--help", folder=tmp_path).code == 0
 
 
 # ---- wrong results without a word

@@ -96,9 +96,3 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(fresh: Workspace, arg
     assert result.code == code
     assert result.err.startswith("Traceback")
     assert "\nfix: " in result.err
-
-
-def test_an_option_that_is_not_there_is_a_usage_error(fresh: Workspace) -> None:
-    assert fresh.attempt("plan", "--jason").code == 2
-    assert fresh.attempt("plna").code == 2
-    assert "fix: run `amalgam report A B`" in fresh.attempt("compare", "a", "b").err

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from amalgam.data.tokens import Tokens
 from amalgam.pipeline.errors import InterruptedRunError, WorkError
 from amalgam.stages.common.inference.batches import plan_launches, run_passes
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
@@ -326,12 +325,3 @@ def test_rows_of_different_lengths_may_share_a_launch() -> None:
     logits, _ = run_passes(teacher, tokens, KEYS, range(0), deterministic=True, batch_tokens=64)
     assert logits is not None
     assert np.allclose(off, logits, atol=1e-5)
-
-
-def test_a_text_is_answered_the_same_with_any_other_texts() -> None:
-    teacher = teacher_of()
-    tokens = teacher.tokenise(TEXTS)
-    whole = passes_of(teacher, range(3)).astype(np.float64)
-    one: list[Tokens] = [tokens[6]]
-    alone = run_passes(teacher, one, [KEYS[6]], range(3), deterministic=False, batch_tokens=4096)[1]
-    assert np.allclose(alone[0].astype(np.float64), whole[6], rtol=2**-10, atol=1e-5)

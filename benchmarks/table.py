@@ -352,8 +352,11 @@ def table(outcomes: Sequence[Outcome], options: argparse.Namespace, origin: str,
     form = "quick form: generated texts, random weights, small sizes" if options.quick else "whole form"
     command = f"make benchmark{' QUICK=1' if options.quick else ''}"
     busy = "unknown" if foreign is None else f"{100 * foreign:.0f} %"
+    count = sum(len(outcome.cells) for outcome in outcomes)
     lines = [
         f"## All benchmarks ({origin})",
+        "",
+        f"<details><summary>{count} figures of time, memory and accuracy</summary>",
         "",
         f"`{command}` wrote this table. It is the {form}.",
         "*Spread* is half of the range over the median. Ratios are medians of runs in turn.",
@@ -369,7 +372,7 @@ def table(outcomes: Sequence[Outcome], options: argparse.Namespace, origin: str,
         for place, cells in enumerate(outcome.cells):
             shown = f"`{outcome.command}`{f', {outcome.seconds:.0f} s' if outcome.seconds else ''}" if not place else ""
             lines.append(f"| {cells.what} | {cells.figure} | {cells.ratios} | {cells.spread} | {shown} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "</details>"])
 
 
 def _warning(foreign: float | None) -> str:

@@ -49,6 +49,7 @@ def test_a_row_has_figure_ratio_spread_and_command(monkeypatch: pytest.MonkeyPat
         r"\| speed, amalgam \| 1,234 texts/s \| 2 x rival \| 2 % \| `python benchmarks/fake.py --quickly`, \d+ s \|"
     )
     assert re.fullmatch(expected, row), row
+    assert (text.count("<details>"), text.endswith("\n</details>")) == (1, True)
     assert "2026-01-02" in text
     assert "busy" in text
     assert "busy" not in table.table([outcome], options(), "abc, 2026-01-02", 0.01)

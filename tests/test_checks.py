@@ -387,7 +387,9 @@ def test_plan_names_the_overrides_that_later_commands_repeat_and_the_student_of_
 def test_a_missing_page_of_another_student_is_not_mended_by_a_run(workspace: Workspace) -> None:
     workspace("run", "student.name=other")
     (workspace.folder / "reports/other.html").unlink()
-    assert "written again by a run of that student; or delete reports/other.*" in workspace.attempt("verify").out
+    verified = workspace.attempt("verify")
+    assert "written again by a run of that student; or delete reports/other.*" in verified.out
+    assert "fix: follow the line of each file" in verified.err
     (workspace.folder / "reports/other.json").unlink()
     assert workspace("verify").code == 0
 

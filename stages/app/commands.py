@@ -196,7 +196,7 @@ def _fix(left: Sequence[Damage], config: Path) -> str:
     steps = [f"run `{REPAIR}{file_option(config)}`, which copies delivered files again"] if REPAIR in commands else []
     steps += [f"run `{RUN}{file_option(config)}`, which recomputes only the damaged results"] if RUN in commands else []
     steps += [f"run `{command}{file_option(config)}`" for command in sorted(commands - {"", RUN, REPAIR})]
-    steps += ["mend the others as their lines state"] if "" in commands else []
+    steps += [f"follow the line of {'each other' if steps else 'each'} file"] if "" in commands else []
     return ", then ".join(steps) or "check the disk if it happens often"
 
 

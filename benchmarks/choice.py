@@ -69,11 +69,16 @@ def standardised(setting: Setting) -> Array:
 
 def amalgam(setting: Setting) -> Array:
     """Returns the weights of `method: amalgam`."""
+    return with_confirmed(setting)[0]
+
+
+def with_confirmed(setting: Setting) -> tuple[Array, float]:
+    """Returns the weights of `method: amalgam`, and the share of the targets that its linear maps confirm."""
     targets, (signal, shares) = Targets.model_validate(AMALGAM), setting.estimated
     if signal is None:
-        return weigh.by_confidence(setting.answers["confidence"], setting.answered, targets)
-    signal = weigh.completed(signal, setting.evidence, Fitted())
-    return weigh.weigh(signal, targets, WeightFacts(notes=[]), shares, Fitted())[0]
+        return weigh.by_confidence(setting.answers["confidence"], setting.answered, targets), 0.0
+    signal, confirmed = weigh.completed(signal, setting.evidence, Fitted())
+    return weigh.weigh(signal, targets, WeightFacts(notes=[]), shares, Fitted())[0], float(confirmed.mean())
 
 
 def without_maps(setting: Setting) -> Array:
@@ -284,17 +289,16 @@ def _accuracy(options: argparse.Namespace) -> None:
     measured: dict[str, list[tuple[float, float, bool]]] = defaultdict(list)
     for setting in _settings(options):
         for variant in (setting, *setting.thinned()):
-            weights = amalgam(variant)
-            certainty = float(weigh.largest_of_two(weights, variant.answered).mean())
-            measured[setting.name.partition("-")[0]].append((certainty, variant.labelled(weights), variant is setting))
+            weights, confirmed = with_confirmed(variant)
+            measured[setting.name.partition("-")[0]].append((confirmed, variant.labelled(weights), variant is setting))
     missed: dict[str, Array] = {}
     inside: dict[str, Array] = {}
     for name, triples in measured.items():
-        certainty, right, _ = np.array(triples).T
+        confirmed, right, _ = np.array(triples).T
         others = np.array(
             [triple[:2] for other, own in measured.items() if other != name for triple in own] or [(0.5, 0.5)]
         )
-        estimate = _log_odds(certainty) + (_log_odds(others[:, 1]) - _log_odds(others[:, 0])).mean()
+        estimate = _log_odds(confirmed) + (_log_odds(others[:, 1]) - _log_odds(others[:, 0])).mean()
         missed[name] = 1 / (1 + np.exp(-estimate)) - right
         inside[name] = np.abs(estimate - _log_odds(right)) <= np.log(weigh.ODDS_FACTOR)
     whole = {name: np.array([triple[2] for triple in triples]) for name, triples in measured.items()}

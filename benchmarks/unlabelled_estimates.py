@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from amalgam.benchmarks.choice import amalgam, muka
+from amalgam.benchmarks.choice import muka, with_confirmed
 from amalgam.benchmarks.choice_settings import load_settings
 from amalgam.benchmarks.protocol import row, show
 from amalgam.data.arrays import softmax
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.report.verdict import ESTIMATED_LEAD, LEAST_AGREEMENT
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
-from amalgam.stages.weigh_teachers.weigh import estimated_accuracy, largest_of_two
+from amalgam.stages.weigh_teachers.weigh import estimated_accuracy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,13 +82,13 @@ def main() -> None:
 
 def measure(setting: Setting) -> Iterator[Measurement]:
     """Yields the targets, the ensemble, MUKA and every student."""
-    weights, gold = amalgam(setting), setting.gold
+    (weights, confirmed), gold = with_confirmed(setting), setting.gold
     order = np.random.default_rng(0).permutation(len(gold))
     learned, others = order[: len(gold) // 2], order[len(gold) // 2 :]
     held_out = np.zeros(len(gold), dtype=bool)
     held_out[others[:HELD_OUT]] = True
     texts = WeighedTexts(setting.answered, muka(setting), weights, held_out)
-    accuracy = estimated_accuracy(float(largest_of_two(weights, setting.answered).mean()), len(gold))
+    accuracy = estimated_accuracy(confirmed, len(gold))
     leaders = np.argmax([texts.mass(own) for own in texts.predicted.T], axis=0)
     targets = setting.answered[np.arange(len(gold)), leaders]
     labels = {"targets": targets, "ensemble": _ensemble(setting), "muka": texts.muka}

@@ -182,7 +182,7 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, fitted: Fit
     signal, shares = weigh.agreed_signal(evidence, facts, fitted)
     if signal is None:
         return weigh.by_confidence(answers[0], predicted, targets), right
-    return weigh.weigh(weigh.completed(signal, evidence, fitted), targets, facts, shares, fitted)[0], right
+    return weigh.weigh(weigh.completed(signal, evidence, fitted)[0], targets, facts, shares, fitted)[0], right
 
 
 if __name__ == "__main__":

@@ -62,6 +62,12 @@ class LinearMap:
         is_target, leverages = candidates == labels[:, None], self.leverages[:, None]
         return (predicted(self.space, coefficients, candidates) - leverages * is_target) / (1 - leverages)
 
+    def first_left_out(self, coefficients: Array, labels: Array) -> Array:
+        """Returns the label [texts] with the largest prediction without each text's own label."""
+        predictions = predicted(self.space, coefficients)
+        predictions[np.arange(len(labels)), labels] -= self.leverages
+        return predictions.argmax(axis=1)
+
 
 def predicted(space: Space, coefficients: Array, candidates: Array | None = None) -> Array:
     """Returns the predictions of a map [texts, columns], or those for candidate labels [texts, teachers]."""
@@ -78,6 +84,11 @@ def predicted(space: Space, coefficients: Array, candidates: Array | None = None
 def mean_predicted(spaces: Sequence[Space], maps: Sequence[Array], candidates: Array | None = None) -> Array:
     """Returns the mean prediction of the maps, whose coefficients these are, one for each space."""
     return np.mean([predicted(*pair, candidates) for pair in zip(spaces, maps, strict=True)], axis=0)
+
+
+def first_predicted(spaces: Sequence[Space], maps: Sequence[Array]) -> list[Array]:
+    """Returns the label [texts] with the largest prediction of each map."""
+    return [predicted(*pair).argmax(axis=1) for pair in zip(spaces, maps, strict=True)]
 
 
 def preferred(weights: Array, candidates: Array) -> Array:

@@ -75,8 +75,8 @@ class BlockSums(TypedDict):
     texts: int
     weights: list[float]
     """By teacher."""
-    certainty: float
-    """Sum of `weigh.largest_of_two` over the texts."""
+    confirmed: float
+    """Sum of the shares of the linear maps that confirm a target."""
     moved: int
     """Texts with another teacher of the largest weight than without labels."""
     unclear: int
@@ -87,7 +87,7 @@ class BlockSums(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 24  # no bias for the shares of texts that were not generated
+    VERSION = 24  # biases against large shares; the accuracy of targets is estimated by linear maps
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -149,7 +149,7 @@ class WeighTeachers(Stage):
         is_first = not block.start
         texts, checks = Texts.of(run, block), WeightFacts(notes=[])
         fitted = Fitted() if is_first else _fitted(run, unit.folder)
-        weighed, evidence = _weigh(run, texts, fitted, checks)
+        weighed, evidence, confirmed = _weigh(run, texts, fitted, checks)
         weights, labelled, labelled_weights = weighed.weights, _labelled(run, texts.keys), None
         if labelled is not None:
             if is_first:
@@ -162,7 +162,7 @@ class WeighTeachers(Stage):
         facts = BlockSums(
             texts=len(weights),
             weights=weights.sum(axis=0).tolist(),
-            certainty=float(weigh.largest_of_two(weighed.weights, weighed.predicted).sum()),
+            confirmed=float(confirmed.sum()),
             moved=int(moved.sum()),
             unclear=0 if evidence is None else int((evidence < UNCLEAR).sum()),
         )
@@ -194,8 +194,8 @@ class WeighTeachers(Stage):
             return facts
         is_default = (targets.teacher_weights, targets.weight_signal) == ("range", "all")
         if is_default and not facts["fallback"] and len(LabelSets.of(space).groups) > 1:
-            certainty = sum(record.facts["certainty"] for record in records) / texts
-            facts["accuracy"] = estimated_accuracy(certainty, texts)
+            confirmed = sum(record.facts["confirmed"] for record in records) / texts
+            facts["accuracy"] = estimated_accuracy(confirmed, texts)
         return facts
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:
@@ -228,23 +228,25 @@ class WeighTeachers(Stage):
 # ---- weights and their checks
 
 
-def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[Weighed, Array | None]:
-    """Returns the weights of these texts without labels, and the largest scaled evidence of a teacher on each text.
+def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[Weighed, Array | None, Array]:
+    """Returns the weights of these texts without labels, and two columns.
 
-    The evidence is None if no kinds of evidence were used. The first block adds its numbers to `fitted` and `facts`.
+    They are the largest scaled evidence of a teacher, None if no kinds of evidence were used, and how far linear maps
+    confirm the target: 0 to 1, empty without maps. The first block adds its numbers to `fitted` and `facts`.
     """
     targets, label_sets = run.experiment.targets, LabelSets.of(distinct_teachers(run).space)
     answers = answer_signals(run, texts.prefixes, texts.keys)
     shares: Array | None = None
     spaces: Sequence[Space] = ()
     largest_evidence: Array | None = None
+    confirmed = np.zeros(0)
     if targets.weight_signal == "all":
         evidence, combined = evidence_of(run, texts, answers, fitted)
         kinds, spaces = list(evidence.kinds.values()), evidence.spaces
         signal, shares = weigh.agreed_signal(evidence, facts, fitted)
         largest_evidence = None if signal is None else signal.max(axis=1)
         if signal is not None and targets.teacher_weights == "range":
-            signal = weigh.completed(signal, evidence, fitted)
+            signal, confirmed = weigh.completed(signal, evidence, fitted)
     else:
         combined = together(list(answers.by_name.values()), fitted.scope("answers"))
         kinds = [label_sets.mean(combined)]
@@ -255,13 +257,16 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[
     else:
         weights, estimated = weigh.weigh(signal, targets, facts, shares, fitted)
         if not label_sets.all_differ:
-            weights = label_sets.divided(weights, combined, fitted)
+            of_sets, weights = weights, label_sets.divided(weights, combined, fitted)
+            if len(confirmed):  # teachers of the same labels that disagree share the weight of one
+                largest = weigh.largest_sums(of_sets, evidence.predicted)
+                confirmed = confirmed * weigh.largest_sums(weights, answers.labels) / largest
             estimated = None if estimated is None else label_sets.divided_shares(estimated, weights)
     if estimated is not None:
         estimated = distinct_teachers(run).divided(estimated[None])[0]
         facts["shares"] = dict(zip(load.label_space(run).columns, estimated.round(4).tolist(), strict=True))
     kinds = [label_sets.by_teacher(kind) for kind in kinds]
-    return Weighed(weights, kinds, answers.labels, spaces), largest_evidence
+    return Weighed(weights, kinds, answers.labels, spaces), largest_evidence, confirmed
 
 
 def _note_on_unclear(unclear: int, texts: int) -> str:
@@ -355,7 +360,7 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
     """
     reused, parts = replace(fitted, is_reused=True), [(texts, PartlyLabelled(**vars(weighed), **vars(labelled)))]
     for others, labels in _labelled_elsewhere(run):
-        weighed, _ = _weigh(run, others, reused, WeightFacts(notes=[]))
+        weighed, _, _ = _weigh(run, others, reused, WeightFacts(notes=[]))
         parts.append((others, PartlyLabelled(**vars(weighed), **vars(labels))))
     first, *rest = [part for _, part in parts]
     fit = fit_labels(first, rest, len(load.label_space(run).names))

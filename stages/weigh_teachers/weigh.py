@@ -18,7 +18,7 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.target_methods import by_answer, divided_by_answer
-from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, mean_predicted, preferred
+from amalgam.stages.weigh_teachers.linear_map import LinearMap, first_predicted, label_biases, mean_predicted, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
 from amalgam.stages.weigh_teachers.signals import Fitted, correlation, one_label, standard, together
@@ -97,8 +97,11 @@ A label with few texts of low values would have a range of almost 0, and its tex
 RANGE_TEMPERATURE = 1 / 4
 """Temperature of the softmax over the scaled evidence."""
 
-MATCHING_ROUNDS = 30
-"""Rounds after which the mean weights of generated texts are their shares."""
+SHARES = 0.1
+"""Factor of the log of a teacher's mean weight, which is subtracted from its scaled evidence."""
+
+SHARE_ROUNDS = 30
+"""Rounds after which the biases agree with the mean weights."""
 
 MAPS = 0.6
 """Factor of the linear maps' predictions, which are added to the scaled evidence."""
@@ -112,13 +115,13 @@ SHARPER = 4
 CONFIRMED = 2
 """Power of the mean correlation with the other kinds in the weight of a kind of evidence."""
 
-ACCURACY_ODDS, ODDS_FACTOR = 0.8, 2.2
-"""Odds of the targets' accuracy against those of the mean certainty; factor of a 95 % interval on many texts.
+ACCURACY_ODDS, ODDS_FACTOR = 0.7, 2.3
+"""Odds of the targets' accuracy against those of their confirmed share; factor of a 95 % interval on many texts.
 
 `benchmarks/choice.py accuracy` measures both.
 """
 
-MOST_CERTAIN = 0.999
+MOST_CONFIRMED = 0.999
 LEAST_SHARE = 0.01
 LEAST_RANGE = 1e-6
 
@@ -149,30 +152,19 @@ def largest_sums(weights: Array, predicted: Array) -> Array:
     return by_answer(np.add, weights, predicted).max(axis=1)
 
 
-def largest_of_two(weights: Array, predicted: Array) -> Array:
-    """Returns, for each text, the largest sum of weights for one label as a part of the two largest sums.
+def estimated_accuracy(confirmed: float, texts: int) -> AccuracyEstimate:
+    """Returns the accuracy of the targets of `method: amalgam` without labels, from the share that maps confirm.
 
-    Unlike the largest sum, it does not fall with the number of teachers whose evidence is low.
+    Targets with more errors are harder to predict from other texts.
     """
-    sums = by_answer(np.add, weights, predicted)
-    is_other = predicted != np.take_along_axis(predicted, sums.argmax(axis=1)[:, None], axis=1)
-    largest, second = sums.max(axis=1), np.where(is_other, sums, 0.0).max(axis=1)
-    return largest / (largest + second)
-
-
-def estimated_accuracy(certainty: float, texts: int) -> AccuracyEstimate:
-    """Returns the accuracy of the targets of `method: amalgam` without labels, from the mean of `largest_of_two`.
-
-    Larger weights mean clearer evidence; they differ from the accuracy by about the same odds on every data set.
-    """
-    certainty = min(certainty, MOST_CERTAIN)
-    odds = ACCURACY_ODDS * certainty / (1 - certainty)
+    confirmed = min(confirmed, MOST_CONFIRMED)
+    odds = ACCURACY_ODDS * confirmed / (1 - confirmed)
     return with_interval(odds / (1 + odds), texts)
 
 
 def with_interval(share: float, texts: int) -> AccuracyEstimate:
     """Adds the error of the odds on a new data set to Wilson's interval of a share of `texts`, in log odds."""
-    share = min(max(share, 1 - MOST_CERTAIN), MOST_CERTAIN)
+    share = min(max(share, 1 - MOST_CONFIRMED), MOST_CONFIRMED)
     odds = share / (1 - share)
     low, high = (
         math.hypot(math.log(ODDS_FACTOR), math.log(bound / (1 - bound) / odds)) for bound in interval(share, texts)
@@ -242,46 +234,58 @@ def agreed_signal(evidence: Evidence, facts: WeightFacts, fitted: Fitted) -> tup
     return signal, fitted.value("shares", shares)
 
 
-def completed(signal: Array, evidence: Evidence, fitted: Fitted) -> Array:
-    """Adds the teachers' shares of generated texts and the linear maps, which `range` weights have."""
+def completed(signal: Array, evidence: Evidence, fitted: Fitted) -> tuple[Array, Array]:
+    """Adds the biases of the teachers' shares and the linear maps, which `range` weights have: see `with_maps`."""
     return with_maps(with_shares(signal, evidence.provenance, fitted), evidence, fitted)
 
 
 def with_shares(signal: Array, provenance: Array | None, fitted: Fitted) -> Array:
-    """Adds the biases with which the teachers' mean weights on generated texts are their shares of these texts."""
-    return signal + fitted.value("biases of shares", lambda: _biases_for(generated_shares(provenance), signal))
+    """Adds a bias of each teacher.
+
+    A teacher with a large mean weight needs clearer evidence, because a range can be too short: the teacher then gets
+    texts of others. Where evidence is clear, biases change few texts. The shares of generated texts are known, and the
+    biases give the weights these means.
+    """
+    return signal + fitted.value("biases of shares", lambda: _share_biases(signal, generated_shares(provenance)))
 
 
-def _biases_for(shares: Array | None, signal: Array) -> Array:
-    """Returns the biases with which the mean weights are these shares; 0 if they are unknown."""
-    biases = np.zeros(signal.shape[1])
-    for _ in range(0 if shares is None else MATCHING_ROUNDS):
-        means = softmax((signal + biases) / RANGE_TEMPERATURE).mean(axis=0)
-        biases += RANGE_TEMPERATURE * np.log(shares / means)
+def _share_biases(signal: Array, shares: Array | None) -> Array:
+    teachers = signal.shape[1]
+    biases = np.zeros(teachers)
+    for _ in range(SHARE_ROUNDS):
+        means = np.maximum(softmax((signal + biases) / RANGE_TEMPERATURE).mean(axis=0), LEAST_SHARE)
+        if shares is None:
+            biases = (biases - SHARES * np.log(means * teachers)) / 2
+        else:
+            biases += RANGE_TEMPERATURE * np.log(shares / means)
     return biases
 
 
-def with_maps(signal: Array, evidence: Evidence, fitted: Fitted) -> Array:
+def with_maps(signal: Array, evidence: Evidence, fitted: Fitted) -> tuple[Array, Array]:
     """Adds what linear maps of the states predict for each teacher's label, without the text itself.
 
     The maps are trained on the labels that the signal prefers. They correct errors of single texts, and biases let each
-    label keep its part of its teacher's weight.
+    label keep its part of its teacher's weight. The second value is the share of the maps [texts] that confirm the
+    target: they predict its label before all others.
     """
     if signal.shape[1] == 1 or not len(signal):
-        return signal
+        return signal, np.ones(len(signal))
     fitted = fitted.scope("maps")
     if fitted.is_reused:
         stored = [fitted.stored(str(index)) for index in range(len(evidence.spaces))]
         predictions = mean_predicted(evidence.spaces, stored, evidence.predicted)
-        return _mapped(signal, predictions, fitted.stored("biases"), evidence)
-    coefficients, biases, total = _fitted_maps(signal, evidence)
-    fitted.store({"biases": biases, **{str(index): matrix for index, matrix in enumerate(coefficients)}})
-    return total
+        total = _mapped(signal, predictions, fitted.stored("biases"), evidence)
+        first = first_predicted(evidence.spaces, stored)
+    else:
+        coefficients, biases, total, first = _fitted_maps(signal, evidence)
+        fitted.store({"biases": biases, **{str(index): matrix for index, matrix in enumerate(coefficients)}})
+    target = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
+    return total, np.mean([labels == target for labels in first], axis=0)
 
 
-def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Array, Array]:
-    """Returns the coefficients of each map, the biases, and the signal with the predictions without the text itself."""
-    maps, total = [LinearMap.of(space) for space in evidence.spaces], signal
+def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Array, Array, list[Array]]:
+    """Returns the coefficients of each map, the biases, and without the text itself: the total and each map's label."""
+    maps, total, labels = [LinearMap.of(space) for space in evidence.spaces], signal, np.empty(0, int)
     coefficients, biases = list[Array](), np.zeros((signal.shape[1], evidence.labels))
     for _ in range(MAP_ROUNDS):
         labels = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
@@ -292,7 +296,9 @@ def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Ar
         before, after = (softmax(scaled / RANGE_TEMPERATURE) for scaled in (signal, signal + MAPS * predictions))
         biases = RANGE_TEMPERATURE * label_biases(before, after, evidence.predicted, evidence.labels)
         total = _mapped(signal, predictions, biases, evidence)
-    return coefficients, biases, total
+    pairs = zip(maps, coefficients, strict=True)
+    first = [linear_map.first_left_out(matrix, labels) for linear_map, matrix in pairs]
+    return coefficients, biases, total, first
 
 
 def _mapped(signal: Array, predictions: Array, biases: Array, evidence: Evidence) -> Array:

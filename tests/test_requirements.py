@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 
 import pytest
 
+from amalgam.data.demo_corpus import generate
 from amalgam.stages.app import maintenance
-from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, rewrite_mark
+from amalgam.stages.app.student import Student, finished_in
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, flip_bit, rewrite_mark
 
 
 def test_a_missed_requirement_has_its_own_exit_code_and_names_the_number(built: Workspace) -> None:
@@ -63,6 +66,61 @@ def test_the_report_of_a_delivered_student_stays_for_later_gates(
     shutil.rmtree(workspace.folder / "students/student")
     workspace(*unused)
     assert len(list(report.iterdir())) < before
+
+
+def test_a_gate_measures_a_finished_student_on_new_test_texts_and_does_not_train_it(workspace: Workspace) -> None:
+    def files() -> dict[str, bytes]:
+        paths = [workspace.folder / "reports/student.json", *(workspace.folder / "students/student").iterdir()]
+        return {path.name: path.read_bytes() for path in paths}
+
+    before = files()
+    workspace.write(generate(50, 7, "test"), "test")
+    workspace.write(generate(20, 7), "train-2")
+    day = ["corpus.train=texts/train*.csv", "student.name=next"]
+    workspace("run", *day)
+    stored = workspace.attempt("report", "next", "--fail-if-worse-than", "student")
+    assert stored.code == 2
+    assert "student was not measured on the test texts of next" in stored.err
+    assert "fix: run `amalgam report student.name=next --fail-if-worse-than student`, which predicts" in stored.err
+    gate = workspace.attempt("report", *day, "--fail-if-worse-than", "student")
+    assert gate.code in {0, 4}, gate.err
+    assert "students/student: measured on the same 50 test texts, not trained" in gate.err
+    assert "train-student: running" not in gate.err
+    assert files() == before
+    again = workspace.attempt("report", *day, "--fail-if-worse-than", "student")
+    assert (again.code, again.out, "measured on" in again.err) == (gate.code, gate.out, False)
+    assert workspace.attempt("report", "next", "--fail-if-worse-than", "student").code == gate.code
+    assert workspace("verify").code == 0
+
+    numbers = json.loads((workspace.folder / "reports/next.json").read_text())
+    [rival] = [rival for rival in numbers["verdict"]["rivals"] if rival["name"] == "student"]
+    workspace("report")  # of the same student, which the texts have not changed
+    own = workspace("report", "--json").json["evaluation"]["systems"]["student (muka-soft)"]
+    assert files()["model.safetensors"] == before["model.safetensors"]
+    assert rival["right"] == round(own["accuracy"] * own["n"])
+    assert rival["gained"] - rival["lost"] == rival["student_right"] - rival["right"]
+    [scores] = [scores for scores in numbers["students"] if scores["name"] == "student"]
+    assert scores == {**scores, **{measure: own[measure] for measure in ("n", "accuracy", "nll_nats", "ece")}}
+
+
+def test_a_gate_measures_a_student_of_other_labels_and_refuses_a_damaged_one(workspace: Workspace) -> None:
+    left = workspace.config.read_text().replace("  - name: second\n    model: ./models/second\n", "")
+    (workspace.folder / "first.yaml").write_text(left)
+    gate = ["report", "-c", "first.yaml", "student.name=next", "corpus.on_bad_row=skip", "--fail-if-worse-than"]
+    assert workspace.attempt(*gate, "student").code in {0, 4}
+    numbers = json.loads((workspace.folder / "reports/next.json").read_text())
+    [rival] = [rival for rival in numbers["verdict"]["rivals"] if rival["name"] == "student"]
+    first = TEACHER_LABELS["first"]
+    tested = [row for row in workspace.texts("test") if row[1] in first]
+    assert rival["n"] == numbers["evaluation"]["n"] == len(tested)
+    student = Student(finished_in(workspace.folder / "students/student"), top=1, explain=False)
+    predicted = student([(text,) for text, _ in tested]).labels
+    assert rival["right"] == sum(labels == [label] for labels, (_, label) in zip(predicted, tested, strict=True))
+    shutil.copytree(workspace.folder / "students/student", workspace.folder / "students/worn")
+    rewrite_mark(workspace.folder / "students/worn", fingerprint="0123456789abcdef")
+    flip_bit(workspace.folder / "students/worn/model.safetensors")
+    refused = workspace.attempt(*gate, "worn")
+    assert (refused.code, "the model is damaged: model.safetensors" in refused.err) == (2, True), refused.err
 
 
 def test_a_teacher_without_a_test_text_decides_nothing(workspace: Workspace) -> None:

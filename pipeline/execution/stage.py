@@ -180,6 +180,8 @@ class Run:
     """The experiment file; None for an experiment without one."""
     places: Mapping[str, str] = field(default_factory=dict)
     """Field -> its line of the file, or "command line"."""
+    rival: str | None = None
+    """Name of the system that the report must compare with; one of students/ is measured if no report did it."""
     signals: InterruptHandler = field(default_factory=InterruptHandler)
     """Stages call `signals.check()` between batches, steps and units."""
     results: dict[str, tuple[str, Record]] = field(default_factory=dict)

@@ -217,17 +217,27 @@ class Experiment:
 
     @classmethod
     def open(
-        cls, source: ExperimentSource, overrides: Sequence[str], console: Console, part: str | None = None
+        cls,
+        source: ExperimentSource,
+        overrides: Sequence[str],
+        console: Console,
+        part: str | None = None,
+        rival: str | None = None,
     ) -> Self:
-        """Opens an experiment as the commands do."""
+        """Opens an experiment as the commands do; `rival` is that of `Run`."""
         experiment = cls.__new__(cls)
-        experiment._start(source, overrides, console, part)  # noqa: SLF001 - the other way to make an instance
+        experiment._start(source, overrides, console, part, rival)  # noqa: SLF001 - the other way to make an instance
         return experiment
 
     def _start(
-        self, source: ExperimentSource, overrides: Sequence[str], console: Console, part: str | None = None
+        self,
+        source: ExperimentSource,
+        overrides: Sequence[str],
+        console: Console,
+        part: str | None = None,
+        rival: str | None = None,
     ) -> None:
-        self._source, self._overrides, self._console, self._part = source, overrides, console, part
+        self._source, self._overrides, self._console, self._part, self._rival = source, overrides, console, part, rival
         self._run = self._open()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -472,6 +482,7 @@ class Experiment:
 
     def _open(self) -> Run:
         run = open_run(self._source, self._overrides, part=self._part, console=self._console)
+        run.rival = self._rival
         if isinstance(self._source, GivenExperiment):
             check_stored(run.experiment, run.base, run.store.root)
         return run

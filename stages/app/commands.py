@@ -46,14 +46,15 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     oracle: Path | None = None,
     tables: bool = True,
     check: Callable[[Run], object] | None = None,
+    rival: str | None = None,
 ) -> Experiment:
-    """Runs the stages up to `target`; `check` refuses an experiment before any stage runs."""
+    """Runs the stages up to `target`; `check` refuses an experiment before any stage runs; `rival` as in `Run`."""
     console = Console(quiet=quiet) if tables else QuietTables(quiet=quiet)
     repeated = _remembered(config, overrides, target, console) if target else []
     fields = [*repeated, *overrides]
     if check is not None:
         check(open_run(config, fields, console=Console(quiet=True)))
-    experiment = Experiment.open(config, fields, console, part)
+    experiment = Experiment.open(config, fields, console, part, rival)
     if experiment.run(target, only=only, force=force).is_complete and oracle is not None:
         experiment.compare_targets(oracle)
     return experiment

@@ -16,13 +16,13 @@ from typing import Any, TypedDict, cast, get_type_hints
 from amalgam.data.keys import shown
 from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.config.schema import COMPARISON, TEACHER
-from amalgam.pipeline.console import Console, counted, duration, size
+from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, QualityError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.facts import fits
 from amalgam.stages.app.api import QuietTables
 from amalgam.stages.app.commands import run_stages
-from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_students, read_metadata
+from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_student, delivered_students, read_metadata
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points, separate
 from amalgam.stages.report.blocks import EvaluationBlock, ReportJson, SystemScores, reported_scores
 from amalgam.stages.report.conditions import were_learned
@@ -39,7 +39,6 @@ from amalgam.stages.report.verdict_words import (
     figures_of,
     learned_sentence,
     name_of,
-    outside_line,
     tested_on,
 )
 
@@ -144,7 +143,16 @@ def report(  # noqa: PLR0913 - the options of a command
             raise ExperimentError("--json and --fail-... need the whole report", where=f"--part {part}", fix=fix)
         check = partial(_check_first, requirements)
         experiment = run_stages(
-            file, overrides, target="report", only=only, force=force, part=part, quiet=quiet, tables=tables, check=check
+            file,
+            overrides,
+            target="report",
+            only=only,
+            force=force,
+            part=part,
+            quiet=quiet,
+            tables=tables,
+            check=check,
+            rival=requirements.worse_than,
         )
         if judged:
             _check(experiment.report.with_suffix(".json"), file, requirements)
@@ -189,16 +197,9 @@ def _check_first(requirements: Requirements, run: Run) -> None:
     if requirements.worse_than is not None:
         name, own = requirements.worse_than, run.experiment.student.name
         names = rival_names(run.experiment, run.store, delivered_students(run.base))
-        is_delivered = name != own and _delivered(run.base, name) is not None
+        is_delivered = name != own and delivered_student(run.base, name) is not None
         if not is_delivered and name.removeprefix(TEACHER) not in names:
             raise _no_rival(name, names)
-
-
-def _delivered(base: Path, name: str) -> str | None:
-    """Returns the fingerprint of the student that the folder students/`name` has; None if it has none."""
-    folders = {folder.name: folder for folder in (base / STUDENTS).glob("*") if folder.is_dir()}
-    content = read_metadata(folders[name]) if name in folders else None
-    return str(content["fingerprint"]) if content else None
 
 
 def _no_test_texts() -> ExperimentError:
@@ -249,13 +250,13 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
         met.append(_check_accuracy(evaluation, requirements.fail_under, where, fix))
     if requirements.worse_than is not None:
         base, name = path.parent.parent, requirements.worse_than
-        fingerprint = _delivered(base, name)
-        if fingerprint and name != path.stem and fingerprint == _delivered(base, path.stem):
+        fingerprint = delivered_student(base, name)
+        if fingerprint and name != path.stem and fingerprint == delivered_student(base, path.stem):
             met.append(f"{shown(path.stem)} and {shown(name)} are the same student")
         else:
             # The report names a student by the first of its folders.
             name = delivered_students(base).get(fingerprint or "", name)
-            _check_same_texts(numbers, name, path, config)
+            _check_measured(numbers, name, path, config)
             met.append(_check_rival(numbers, name, where, fix))
     if not requirements.as_json:
         Console().result(f"requirements met: {'; '.join(met)}")
@@ -264,8 +265,7 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
 def _check_accuracy(evaluation: EvaluationBlock, least: float, where: str, fix: str) -> str:
     """Returns a sentence on an accuracy that is large enough, and refuses any other."""
     if "selected" in evaluation and not evaluation["selected"]["random"]:
-        what, add = "the accuracy is unknown: all test texts were selected", "add rows with `random` in column `why`"
-        raise ExperimentError(what, where="corpus.test", fix=add)
+        raise _all_selected()
     scores = reported_scores(evaluation)
     figures = f"n = {scores['n']:,}, 95 % interval {bounds(*interval(scores['accuracy'], scores['n']))}"
     if scores["accuracy"] < least:
@@ -290,25 +290,22 @@ def _check_rival(numbers: ReportJson, name: str, where: str, fix: str) -> str:
     return f"the student is {standing} {name_of(rival)}, {points(rival['mean'])} points ({figures_of(rival)})"
 
 
-def _check_same_texts(numbers: ReportJson, name: str, path: Path, config: Path) -> None:
-    """Refuses a student that has a report on other test texts, which is then no rival."""
-    other_path, rivals = path.parent / f"{name}.json", numbers["verdict"]["rivals"] if numbers["verdict"] else []
-    if name in {rival["name"] for rival in rivals} or not other_path.is_file():
+def _check_measured(numbers: ReportJson, name: str, path: Path, config: Path) -> None:
+    """Refuses a student in students/ that was not measured on the report's test texts; a run of the gate does it."""
+    rivals = numbers["verdict"]["rivals"] if numbers["verdict"] else []
+    if name in {rival["name"] for rival in rivals} or not delivered_student(path.parent.parent, name):
         return
-    other = read_report(other_path, config)
-    if _same_texts(numbers, other):
-        return
-    counts = [
-        f"{counted(run['n'], 'text')}{outside_line(run['left_out'])}" if run else "no texts"
-        for run in (other["evaluation"], numbers["evaluation"])
-    ]
-    what = f"{shown(name)} was measured on other test texts ({counts[0]}) than {path.stem} ({counts[1]})"
-    fix = (
-        f"set corpus.test to texts of labels that both students have. Make the report of {shown(name)} again with the "
-        f"experiment file and the corpus.train that trained it, because others replace the student: "
-        f"`amalgam report student.name={name} corpus.train=FILES`. Then repeat this command"
-    )
+    evaluation = numbers["evaluation"]
+    if evaluation and "selected" in evaluation and not evaluation["selected"]["random"]:
+        raise _all_selected()
+    what = f"{shown(name)} was not measured on the test texts of {path.stem}"
+    fix = f"run `{_command(path, config, '--fail-if-worse-than', name)}`, which predicts them with {STUDENTS}/{name}"
     raise ExperimentError(what, where="--fail-if-worse-than", fix=fix)
+
+
+def _all_selected() -> ExperimentError:
+    what, add = "the accuracy is unknown: all test texts were selected", "add rows with `random` in column `why`"
+    return ExperimentError(what, where="corpus.test", fix=add)
 
 
 def _learned(evaluation: EvaluationBlock | None) -> LearnedTexts | None:
@@ -364,8 +361,8 @@ def _title(name: str) -> str:
     return name.removesuffix(".yaml").removesuffix(".yml")
 
 
-def _command(path: Path, config: Path) -> str:
-    return shlex.join(["amalgam", "report", f"student.name={as_yaml(path.stem)}"]) + file_option(config)
+def _command(path: Path, config: Path, *options: str) -> str:
+    return shlex.join(["amalgam", "report", f"student.name={as_yaml(path.stem)}", *options]) + file_option(config)
 
 
 def _other_student(numbers: ReportJson, path: Path) -> str | None:

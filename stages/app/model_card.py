@@ -136,7 +136,7 @@ def _reports(store: Store, student: str) -> list[StudentReport]:
     reports = []
     for fingerprint, manifest in complete_reports(store):
         upstream, inputs = manifest.identity.get("upstream"), manifest.identity.get("inputs", {})
-        if upstream and upstream.get("train-student") == student:
+        if manifest.files and upstream and upstream.get("train-student") == student:  # without files: of a gate
             file = next((file for file in manifest.files if file.name == EVALUATION), None)
             evaluation: Evaluation | None = store.content(file, Evaluation) if file else None
             reports.append(StudentReport(fingerprint, inputs.get("test"), evaluation))

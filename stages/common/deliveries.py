@@ -131,6 +131,13 @@ def delivered_students(base: Path) -> dict[str, str]:
     return {str(content["fingerprint"]): name for name, content in metadata.items() if content}
 
 
+def delivered_student(base: Path, name: str) -> str | None:
+    """Returns the fingerprint of the student that the folder students/`name` has; None if it has none."""
+    folders = {folder.name: folder for folder in (base / STUDENTS).glob("*") if folder.is_dir()}
+    content = read_metadata(folders[name]) if name in folders else None
+    return str(content["fingerprint"]) if content else None
+
+
 def marked_folders(base: Path) -> Iterator[tuple[Path, Path]]:
     """Yields the folder of each mark and the folder of its files."""
     for name in (STUDENTS, TEACHERS):

@@ -7,7 +7,7 @@ system are kept, so memory does not grow with texts times labels.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from amalgam.data.arrays import Array, softmax
-from amalgam.data.keys import LabelSpace
+from amalgam.data.keys import LabelSpace, union_of
 from amalgam.data.parquet import SIMILARITIES, arrow_schema, parquet_options
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.errors import DataError, WorkError
@@ -279,6 +279,30 @@ def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:
     for column, label in enumerate(columns):
         union[:, label] += probabilities[:, column]
     return union
+
+
+def measure_student(
+    student: Classifier, inputs: TeacherInputs, test: Part, picked: Collection[bytes], bins: int
+) -> tuple[Array, SystemScores | None]:
+    """Measures a finished student on the texts that the report measures; its labels may differ from the union.
+
+    Returns the texts that it predicts right, and its scores; no scores if all texts were `picked`.
+    """
+    every = union_of({"teachers": inputs.labels.names, "student": student.labels})
+    columns, groups = list(every.columns["student"]), []
+    for buckets in neighbouring_buckets(test.buckets, GROUP_TEXTS):
+        table = pa.concat_tables(read_bucket(inputs.store, bucket) for bucket in buckets)
+        ordinary = np.array([key not in picked for key in table.column("key").to_pylist()], bool)
+        gold = gold_indices(inputs.labels, table)
+        kept = (gold >= 0) & ordinary
+        probabilities = np.zeros((int(kept.sum()), len(every.names)))
+        probabilities[:, columns] = softmax(student.logits(fields(table.filter(pa.array(kept)))))
+        predictions = SystemPredictions.of(probabilities, gold[kept])
+        groups.append((predictions, gold[kept]))
+    joined = SystemPredictions.joined([predictions for predictions, _ in groups])
+    gold = np.concatenate([labels for _, labels in groups])
+    scores = evaluate(joined, gold, LabelSpace(every.names, {}), bins) if len(gold) else None
+    return joined.label == gold, scores
 
 
 # ---- metrics

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
-from amalgam.stages.common.corpus import Part
-from amalgam.stages.common.deliveries import STUDENTS, delivered_students
+from amalgam.stages.common.corpus import Part, corpus_for
+from amalgam.stages.common.deliveries import STUDENTS, check_delivered, delivered_students
 from amalgam.stages.common.given_labels import GivenLabels
+from amalgam.stages.common.models.resolve import read_model
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
 from amalgam.stages.objective_inputs import reads_texts
@@ -51,6 +53,20 @@ def learned_part(run: Run) -> Part | None:
 
 def loaded_student(run: Run) -> Classifier:
     return load.load_student(run, student_folder(run), load.label_space(run).names, where="the student")
+
+
+def loaded_rival(run: Run, name: str, facts: Mapping[str, Any]) -> Classifier:
+    """Loads the finished student students/`name`, whose mark has these facts, with the labels of its own."""
+    from amalgam.stages.common.inference.batches import Classifier
+
+    folder, learned, limit = run.base / STUDENTS / name, facts.get("text"), facts.get("max_tokens")
+    check_delivered(folder, run.file_option)
+    if isinstance(learned, list) and len(learned) != len(corpus_for(run.experiment, "test").text):
+        what = f"{STUDENTS}/{name} was trained on {'pairs of texts' if len(learned) > 1 else 'single texts'}"
+        fix = "set corpus.text to the columns of such texts, or name another rival"
+        raise ExperimentError(f"{what}, and the test texts are others", where="--fail-if-worse-than", fix=fix)
+    files, device = read_model(folder, f"the student {name}"), run.experiment.execution.device
+    return Classifier(files, device=device, max_tokens=limit if isinstance(limit, int) else None)
 
 
 def teacher_answers(run: Run) -> AnswerReader | None:

@@ -87,7 +87,7 @@ def student_quality(
         "calibration": {name: calibration(answers.systems[name], gold, inputs.calibration_bins) for name in calibrated},
         "errors": _errors(inputs, answers),
         "wrong": int((~right).sum()),
-        "right_hex": np.packbits(right).tobytes().hex() if len(gold) <= MOST_COMPARED else None,
+        "right_hex": right_bits(right),
         "rows": None
         if len(gold) == inputs.test.texts
         else hashlib.sha256(answers.rows.astype("<i8").tobytes()).hexdigest()[:20],
@@ -101,6 +101,11 @@ def student_quality(
         "lengths": by_length(answers.letters, right),
         "unknown": None if threshold is None else unknown_quality(answers.scores, answers.unknown_scores, threshold),
     }
+
+
+def right_bits(right: Array) -> str | None:
+    """Returns the bits of the texts that a system predicts right; None for too many texts."""
+    return np.packbits(right).tobytes().hex() if len(right) <= MOST_COMPARED else None
 
 
 def unknown_quality(labelled: Array, unknown: Array, threshold: float) -> blocks.UnknownQuality:

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from amalgam.data.lazy import pa, pc
 from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DamagedError, ExperimentError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes, Made
-from amalgam.pipeline.storage.fingerprint import fingerprint
+from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.cache_teachers.stage import sampled_texts
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import Part, tables
-from amalgam.stages.common.deliveries import REPORTS
+from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_student, read_metadata
 from amalgam.stages.common.given_labels import HARD, ORDINARY, GivenLabels
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import method_name
@@ -51,6 +52,7 @@ from amalgam.stages.report.load import (
     evaluation_inputs,
     labelling_inputs,
     learned_part,
+    loaded_rival,
     loaded_student,
     page_inputs,
     zero_shot_identity,
@@ -58,11 +60,11 @@ from amalgam.stages.report.load import (
 )
 from amalgam.stages.report.publish import check_page, page_name, place_of, publish, publish_texts
 from amalgam.stages.report.report_json import MEASURES, gold_parts, learned_test_texts, report_json, teacher_costs
-from amalgam.stages.report.students import damaged_reports
+from amalgam.stages.report.students import damaged_reports, other_students
 from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_words import evaluation_cautions
-from amalgam.stages.target_methods import compared_by, target_method
+from amalgam.stages.target_methods import TARGET_METHODS, compared_by, target_method
 from amalgam.stages.train_student.stage import validation_part
 
 EVALUATION, FINDINGS, TEXTS_TO_LABEL = "evaluation.json", "findings.json", "to-label.csv"
@@ -200,6 +202,8 @@ class Report(Stage):
         for note in damaged_reports(run.store, run.file_option):
             run.console.note(note)
         scores, findings, name = evaluation_if_any(run), _findings(run), page_name(run.experiment)
+        if run.rival and findings["student_quality"]:
+            _measure_rival(run, run.rival, manifest.identity["inputs"], findings["student_quality"]["rows"])
         numbers = report_json(page_inputs(run), scores, findings, name)
         to_label = _file(run, TEXTS_TO_LABEL)
         texts = run.store.verified_path(to_label).read_bytes() if to_label else None
@@ -329,6 +333,43 @@ def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, Student
             scores["selected"]["unused"] = unused
         quality["rivals"] = rivals_of_selected(every, inputs.labels, inputs.system)
     return scores, quality, StudentSpeed(texts=len(answers.gold), seconds=round(answers.seconds, 3)) if learns else None
+
+
+def _measure_rival(run: Run, name: str, inputs: Mapping[str, Any], rows: str | None) -> None:
+    """Stores the scores of students/`name` on this report's test texts, as a report without a page.
+
+    It only predicts. Nothing happens for another system, for the student of this report, or if the scores exist.
+    """
+    from amalgam.stages.report.evaluation import TeacherInputs, measure_student
+    from amalgam.stages.report.quality import right_bits
+
+    test, student = load.part_of(run, "test"), delivered_student(run.base, name)
+    measured = [run.fingerprint("train-student") if run.experiment.student.learns else None]
+    measured += [other.student for other in other_students(run.store, inputs["test"], inputs.get("picked"), rows)]
+    if test is None or student is None or student in measured:
+        return
+    facts = read_metadata(run.base / STUDENTS / name) or {}
+    texts = TeacherInputs(store=run.store, labels=load.label_space(run), answers=None)
+    bins, picked = run.experiment.report.calibration_bins, load_labels.picked_texts(run)
+    right, scores = measure_student(loaded_rival(run, name, facts), texts, test, picked, bins)
+    if scores is None:
+        return
+    training = facts.get("training") or {}
+    targets = TARGET_METHODS.get(training.get("settings", {}).get("targets", {}).get("mode"))
+    report = {
+        "method": training.get("method", "student"),
+        "supervised": targets is not None and not targets.reads_teachers,
+        "scores": {measure: value for measure, value in scores.items() if measure in MEASURES},
+        "right_hex": right_bits(right),
+        "rows": rows,
+        "units": 0,
+    }
+    of_texts = {key: inputs[key] for key in ("test", "picked") if key in inputs}
+    identity = {"stage": "report", "version": Report.VERSION, "config": {}, "inputs": {**of_texts, "rows": rows}}
+    identity["upstream"] = {"train-student": student}
+    place = run.store.folder("report", fingerprint(identity)) / MANIFEST
+    run.store.commit(place, Record("report", (), report, {"libraries": library_versions()}, identity))
+    run.console.say(f"  {STUDENTS}/{name}: measured on the same {counted(len(right), 'test text')}, not trained")
 
 
 def _learned(run: Run, test: Part) -> types.LearnedTexts | None:

@@ -1,4 +1,4 @@
-"""Finds the other students of a workspace that were evaluated on the same test texts."""
+"""Finds the other students of a workspace that were measured on the same test texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGET_STAGES = {"build-targets", "weigh-teachers"}
 
 @dataclass(frozen=True)
 class OtherStudent:
-    """A report of this workspace on the same labelled test texts."""
+    """A student that this workspace measured on the same labelled test texts, in its report or for a gate."""
 
     scores: StudentScores
     student: str | None

@@ -377,7 +377,7 @@ def test_plan_names_the_overrides_that_later_commands_repeat_and_the_student_of_
     assert "targets.mode=hard, as in the last build-targets" in repeated.err
     planned = workspace("plan")
     assert workspace.stale() == set()
-    assert "students/student holds the student of other settings" in planned.err
+    assert "students/student holds another student; `amalgam run` replaces it" in planned.err
     workspace("run")
     assert workspace("plan").err == ""
     workspace("run", "student.seed=4")

@@ -123,6 +123,17 @@ def test_a_gate_measures_a_student_of_other_labels_and_refuses_a_damaged_one(wor
     assert (refused.code, "the model is damaged: model.safetensors" in refused.err) == (2, True), refused.err
 
 
+def test_a_training_that_replaces_another_student_states_it(workspace: Workspace) -> None:
+    workspace.write(workspace.texts()[:100])
+    end = "`amalgam run` replaces it, unless the training is the same"
+    assert f"students/student holds another student; {end}" in workspace("plan").err
+    assert "  student: students/student, which replaces another student of this name\n" in workspace("run").err
+    assert "  student: students/student\n" in workspace("run", "--force").err
+    assert workspace("plan").err == ""
+    seed = workspace("plan", "student.seed=4").err
+    assert "students/student holds another student; `amalgam run student.seed=4` replaces it\n" in seed
+
+
 def test_a_teacher_without_a_test_text_decides_nothing(workspace: Workspace) -> None:
     texts = [(text, label) for text, label in workspace.texts("test") if label in TEACHER_LABELS["first"]]
     workspace.write(texts, "test")

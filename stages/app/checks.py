@@ -286,6 +286,7 @@ def _about_student(run: Run, states: Sequence[StageState]) -> Iterator[str]:
     if student.learns and student.method and student.method not in {made, made.partition(" and ")[0]}:
         yield f"student.method is {student.method}, but fields of targets or objective make it {made}"
     metadata = read_metadata(run.base / STUDENTS / student.name)
-    current = next((state.fingerprint for state in states if state.stage == "train-student" and not state.reason), None)
-    if metadata and current and metadata["fingerprint"] != current:
-        yield f"students/{student.name} holds the student of other settings; `amalgam run{run.options}` replaces it"
+    training = next((state for state in states if state.stage == "train-student"), None)
+    if metadata and training and training.fingerprint != metadata["fingerprint"]:
+        condition = "" if training.fingerprint else ", unless the training is the same"
+        yield f"students/{student.name} holds another student; `amalgam run{run.options}` replaces it{condition}"

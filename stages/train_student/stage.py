@@ -20,7 +20,15 @@ from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached.load import ENCODER, states_of
 from amalgam.stages.common.corpus import Part, corpus_for, hub_datasets, sources_of, tables
-from amalgam.stages.common.deliveries import STUDENTS, Mark, check_deliverable, check_target, deliver, named
+from amalgam.stages.common.deliveries import (
+    STUDENTS,
+    Mark,
+    check_deliverable,
+    check_target,
+    deliver,
+    named,
+    read_metadata,
+)
 from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.read_card import Source, TrainingSummary, model_digests, source_of
 from amalgam.stages.common.models.resolve import NewClassifier, hidden_size, least_bytes_of
@@ -149,8 +157,11 @@ class TrainStudent(Stage):
         }
         files = named(manifest.files)
         target = check_target(run.base, STUDENTS, student.name, files)
+        present = read_metadata(target)
         deliver(load.delivery_services(run), target, Mark(run.fingerprint(self.name), files, about))
-        run.console.say(f"  student: {target.relative_to(run.base)}")
+        is_another = present is not None and present["fingerprint"] != run.fingerprint(self.name)
+        replaced = ", which replaces another student of this name" if is_another else ""
+        run.console.say(f"  student: {target.relative_to(run.base)}{replaced}")
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:
         yield from schedules.few_steps(manifest.facts, "student")

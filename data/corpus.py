@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 from unicodedata import normalize
 
 from amalgam.data import parquet
@@ -171,6 +171,8 @@ class PartFacts(TypedDict):
     bits: int
     buckets: list[BucketFacts]
     files: list[str]
+    unused_files: NotRequired[list[str]]
+    """Files without a usable row."""
 
 
 def read_part(
@@ -188,7 +190,7 @@ def read_part(
         most = min(distinct, corpus.limit or distinct) if part in {"train", "teachers"} else distinct
         buckets = _BucketWriter(folder, bits_for(distinct))  # a limit keeps the lowest keys, and the buckets' sizes
         buckets.write(spill, most)
-    return PartFacts(
+    facts = PartFacts(
         rows=reader.rows,
         texts=most,
         duplicates=spill.rows - distinct,
@@ -202,6 +204,9 @@ def read_part(
         buckets=buckets.written,
         files=sorted([bucket["file"] for bucket in buckets.written] + ([SKIPPED_FILE] if reader.skipped else [])),
     )
+    if reader.unused:
+        facts["unused_files"] = reader.unused
+    return facts
 
 
 def leaks(train: Path, test: Path) -> tuple[int, list[bytes]]:
@@ -302,6 +307,8 @@ class _PartReader:
     skipped: Counter[str] = field(default_factory=Counter)
     fixes: dict[str, str] = field(default_factory=dict)
     """The fix of the first bad row of each reason."""
+    unused: list[str] = field(default_factory=list)
+    """Files without a usable row."""
 
     def read(self, spill: parquet.ExternalKeySort) -> None:
         id_hashes = bytearray()
@@ -312,6 +319,8 @@ class _PartReader:
                 id_hashes += _id_hash(row.id)
             text, second = row.fields[0], row.fields[1] if len(row.fields) > 1 else None
             spill.add((text_key(row.fields), text, second, row.id, row.label), len(text) + len(second or ""))
+        if not self.rows:
+            raise no_rows(*next(iter(self.names.items())))
         if not usable:
             names = shown_names(self.names.values(), MOST_REPORTED)
             what = f"no rows left in {names}: {listed_reasons(self.skipped)}"
@@ -327,10 +336,11 @@ class _PartReader:
         bad: list[BadRow] = []
         last = 0
         for path, name in self.names.items():
-            before = self.rows
+            before, is_used = self.rows, False
             for row in self._rows_of(path):
                 self.rows += 1
                 if isinstance(row, Row):
+                    is_used = True
                     yield row
                 else:
                     self.fixes.setdefault(row.reason, row.fix)
@@ -343,8 +353,10 @@ class _PartReader:
                             bad.append(row)
                 if bad and self.rows >= last:
                     raise self._unusable(bad)
-            if self.rows == before:
+            if self.rows == before and self.corpus.on_bad_row != "skip":
                 raise no_rows(path, name)
+            if not is_used:
+                self.unused.append(name)
         if bad:
             raise self._unusable(bad)
 

@@ -184,6 +184,23 @@ def test_the_same_text_twice_is_one_text(fresh: Workspace) -> None:
     assert "120 texts, 9 duplicate rows" in fresh("read-corpus").err
 
 
+def test_an_empty_file_among_others_is_left_out_with_a_note_where_bad_rows_are(fresh: Workspace) -> None:
+    fresh.edit("train: texts/train.csv", "train: texts/train*.csv")
+    for name, content in (("train-2.csv", ""), ("train-3.csv", "text,label\n"), ("train-4.csv", "text,label\n,\n")):
+        (fresh.folder / "texts" / name).write_text(content)
+    for command in ("plan", "read-corpus"):
+        refused = fresh.attempt(command)
+        assert (refused.code, "no rows in train-2.csv" in refused.err) == (3, True), refused.err
+    fresh.edit("  label: label\n", "  label: label\n  on_bad_row: skip\n")
+    fresh("plan")
+    noted = fresh("read-corpus").err
+    assert "note: no row is used of 3 train files: train-2.csv, train-3.csv, train-4.csv\n" in noted
+    assert "train: 120 texts, 1 row skipped" in noted
+    for command in ("plan", "read-corpus"):
+        refused = fresh.attempt(command, "corpus.train=[texts/train-2.csv,texts/train-3.csv]")
+        assert (refused.code, "no rows in train-2.csv" in refused.err) == (3, True), refused.err
+
+
 def test_one_text_is_no_plural(fresh: Workspace) -> None:
     (text, label), *rows = fresh.texts()
     other = next(other for _, other in rows if other != label)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from amalgam.data.corpus import SKIPPED_FILE, leaks, places_of, read_part
+from amalgam.data.corpus import MOST_REPORTED, SKIPPED_FILE, leaks, places_of, read_part
 from amalgam.data.keys import shown_names
 from amalgam.data.lazy import np, pa
 from amalgam.data.parquet import read_table, write_table
@@ -147,6 +147,7 @@ class ReadCorpus(Stage):
         source = run.experiment.generate.source if run.experiment.generate else ""
         yield from _poor_classes(train.get("accepted", {}) if train else {}, source)
         for part, facts in corpus["parts"].items():
+            yield from _unused_files(part, facts)
             yield from _missing_labels(run.experiment.corpus, part, facts)
             yield from _mendable(run.experiment.corpus, part, facts)
         for leak in corpus["leaks"]:
@@ -182,6 +183,13 @@ def _leak_note(leak: Leak, texts: int) -> str:
     )
 
 
+def _unused_files(part: str, facts: PartRecordFacts) -> Iterator[str]:
+    """Yields a note on files of which no row is used: empty ones, and those whose rows are all bad."""
+    names = facts.get("unused_files", [])
+    if names:
+        yield f"no row is used of {counted(len(names), f'{part} file')}: {shown_names(names, MOST_REPORTED)}"
+
+
 def _missing_labels(corpus: Corpus, part: str, facts: PartRecordFacts) -> Iterator[str]:
     """Yields a note for each label that looks like a missing one, unless the experiment names it."""
     named = {corpus.unknown, *(corpus.labels or ()), *corpus.rename.values()}
@@ -211,11 +219,13 @@ def check_texts(run: Run, *, part: str | None = None) -> None:
     for name in [part] if part else sources:
         corpus = corpus_for(run.experiment, name)
         needs_label = name != "train" or train_needs_label(run.experiment)
-        for source in sources.get(name, []):
-            if not source.startswith((*REMOTE, GENERATED, IN_MEMORY)):
-                for file in islice(source_files(run, source), MOST_FILES):
-                    if next(read_rows(file, corpus=corpus, require_label=needs_label), None) is None:
-                        raise no_rows(file)
+        local = [source for source in sources.get(name, []) if not source.startswith((*REMOTE, GENERATED, IN_MEMORY))]
+        files = [file for source in local for file in islice(source_files(run, source), MOST_FILES)]
+        empty = [
+            file for file in files if next(read_rows(file, corpus=corpus, require_label=needs_label), None) is None
+        ]
+        if empty and (corpus.on_bad_row != "skip" or (len(local) == len(sources[name]) and empty == files)):
+            raise no_rows(empty[0])
 
 
 def train_needs_label(experiment: ExperimentConfig) -> bool:

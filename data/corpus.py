@@ -173,6 +173,8 @@ class PartFacts(TypedDict):
     files: list[str]
     unused_files: NotRequired[list[str]]
     """Files without a usable row."""
+    contradictions: NotRequired[list[str]]
+    """Of test and validation texts: the labels of one text with their rows, for the first such texts by key."""
 
 
 def read_part(
@@ -206,6 +208,8 @@ def read_part(
     )
     if reader.unused:
         facts["unused_files"] = reader.unused
+    if labelled and buckets.contradicting:
+        facts["contradictions"] = _contradictions(buckets.contradicting, sources, corpus)
     return facts
 
 
@@ -233,6 +237,16 @@ def places_of(keys: Collection[bytes], sources: Sequence[Path], corpus: Corpus) 
             if len(places) == len(keys):
                 break
     return list(places.values())
+
+
+def _contradictions(keys: Collection[bytes], sources: Sequence[Path], corpus: Corpus) -> list[str]:
+    """Returns for each key the different labels of its text, with the first row of each label."""
+    rows: dict[bytes, dict[str, str]] = {key: {} for key in keys}
+    for row in _usable_rows(sources, corpus):
+        key = text_key(row.fields)
+        if key in rows and row.label is not None:
+            rows[key].setdefault(row.label, f"{shown(row.label)} in {row.source} row {row.number}")
+    return [", ".join(places.values()) for places in rows.values()]
 
 
 def labelled_places(labels: Collection[str], sources: Sequence[Path], corpus: Corpus) -> list[str]:
@@ -408,6 +422,8 @@ class _BucketWriter:
     def __init__(self, folder: Path, bits: int) -> None:
         self.folder, self.bits = folder, bits
         self.conflicts = 0
+        self.contradicting: list[bytes] = []
+        """Keys of the first texts whose copies have different labels."""
         self.labels: Counter[str] = Counter()
         self.texts_digest, self.labels_digest = sha256(), sha256()
         self.written: list[BucketFacts] = []
@@ -433,7 +449,9 @@ class _BucketWriter:
         for at in np.flatnonzero(stops - chosen > 1).tolist():
             copies = rows.slice(chosen[at], stops[at] - chosen[at])
             ids = copies.column("id").to_pylist()
-            voted[at] = self._vote(copies.column("label").to_pylist())
+            conflicts, voted[at] = self.conflicts, self._vote(copies.column("label").to_pylist())
+            if self.conflicts > conflicts and len(self.contradicting) < MOST_REPORTED:
+                self.contradicting.append(copies.column("key")[0].as_py())
             chosen[at] += ids.index(min(ids, key=lambda identity: identity or ""))
         texts = rows.take(chosen)
         if voted and rows.column("label").null_count < len(rows):

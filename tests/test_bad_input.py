@@ -201,6 +201,15 @@ def test_an_empty_file_among_others_is_left_out_with_a_note_where_bad_rows_are(f
         assert (refused.code, "no rows in train-2.csv" in refused.err) == (3, True), refused.err
 
 
+def test_test_texts_with_different_labels_are_listed(fresh: Workspace) -> None:
+    texts = fresh.texts("test")
+    other = next(label for _, label in texts if label != texts[0][1])
+    fresh.write([*texts, (texts[0][0], other), texts[1]], "test")
+    rows = f"{texts[0][1]} in test.csv row 2, {other} in test.csv row {len(texts) + 2}"
+    rule = "The most frequent label counts, else the first by name"
+    assert f"note: 1 test text has different labels: {rows}. {rule}\n" in fresh("read-corpus").err
+
+
 def test_one_text_is_no_plural(fresh: Workspace) -> None:
     (text, label), *rows = fresh.texts()
     other = next(other for _, other in rows if other != label)

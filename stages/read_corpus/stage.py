@@ -148,6 +148,7 @@ class ReadCorpus(Stage):
         yield from _poor_classes(train.get("accepted", {}) if train else {}, source)
         for part, facts in corpus["parts"].items():
             yield from _unused_files(part, facts)
+            yield from _contradictions(part, facts)
             yield from _missing_labels(run.experiment.corpus, part, facts)
             yield from _mendable(run.experiment.corpus, part, facts)
         for leak in corpus["leaks"]:
@@ -188,6 +189,14 @@ def _unused_files(part: str, facts: PartRecordFacts) -> Iterator[str]:
     names = facts.get("unused_files", [])
     if names:
         yield f"no row is used of {counted(len(names), f'{part} file')}: {shown_names(names, MOST_REPORTED)}"
+
+
+def _contradictions(part: str, facts: PartRecordFacts) -> Iterator[str]:
+    """Yields a note on texts whose rows have different labels."""
+    if rows := facts.get("contradictions"):
+        texts, more = counted(facts["conflicts"], f"{part} text", "has", "have"), "; ..."
+        listed = "; ".join(rows) + more * (facts["conflicts"] > len(rows))
+        yield f"{texts} different labels: {listed}. The most frequent label counts, else the first by name"
 
 
 def _missing_labels(corpus: Corpus, part: str, facts: PartRecordFacts) -> Iterator[str]:

@@ -107,6 +107,14 @@ def test_a_gate_measures_a_student_of_other_labels_and_refuses_a_damaged_one(wor
     left = workspace.config.read_text().replace("  - name: second\n    model: ./models/second\n", "")
     (workspace.folder / "first.yaml").write_text(left)
     gate = ["report", "-c", "first.yaml", "student.name=next", "corpus.on_bad_row=skip", "--fail-if-worse-than"]
+    refused = workspace.attempt(*gate, "student")
+    lost = (
+        "this student lacks labels of students/student, which 20 of 40 test texts have: gardening, law, medicine, music"
+    )
+    assert (refused.code, lost in refused.err) == (2, True), refused.err
+    assert (workspace.folder / "reports/next.html").is_file()
+    unknown = [("A text of another label.", "chess")]
+    workspace.write([row for row in workspace.texts("test") if row[1] in TEACHER_LABELS["first"]] + unknown, "test")
     assert workspace.attempt(*gate, "student").code in {0, 4}
     numbers = json.loads((workspace.folder / "reports/next.json").read_text())
     [rival] = [rival for rival in numbers["verdict"]["rivals"] if rival["name"] == "student"]

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from amalgam.data.keys import shown_names
 from amalgam.data.lazy import pa, pc
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import counted
@@ -27,7 +28,7 @@ from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.cache_teachers.stage import sampled_texts
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
-from amalgam.stages.common.corpus import Part, tables
+from amalgam.stages.common.corpus import LABELS_SHOWN, Part, PartRecordFacts, tables
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_student, read_metadata
 from amalgam.stages.common.given_labels import HARD, ORDINARY, GivenLabels
 from amalgam.stages.common.intervals import interval
@@ -213,6 +214,8 @@ class Report(Stage):
         if written:
             run.console.say(written)
         run.console.say(f"report{place_of(run.base)}: {path}")
+        if run.rival:
+            _check_lost_labels(run, run.rival)
 
     def describe(self, manifest: Record) -> str:
         return str(manifest.facts["method"])
@@ -370,6 +373,21 @@ def _measure_rival(run: Run, name: str, inputs: Mapping[str, Any], rows: str | N
     place = run.store.folder("report", fingerprint(identity)) / MANIFEST
     run.store.commit(place, Record("report", (), report, {"libraries": library_versions()}, identity))
     run.console.say(f"  {STUDENTS}/{name}: measured on the same {counted(len(right), 'test text')}, not trained")
+
+
+def _check_lost_labels(run: Run, name: str) -> None:
+    """Refuses a comparison with students/`name` if test texts have a label that only that student has."""
+    facts, labels = read_metadata(run.base / STUDENTS / name) or {}, set(load.label_space(run).names)
+    test: PartRecordFacts | None = run.result("read-corpus").facts["parts"].get("test")
+    if test is None or delivered_student(run.base, name) is None:
+        return
+    others = {label for of_teacher in facts.get("teachers", {}).values() for label in of_teacher} - labels
+    lost = {label: texts for label, texts in test["labels"].items() if label in others}
+    if lost:
+        texts = f"{sum(lost.values()):,} of {counted(test['texts'], 'test text')}"
+        what = f"this student lacks labels of {STUDENTS}/{name}, which {texts} have: {shown_names(lost, LABELS_SHOWN)}"
+        fix = "remove these texts from corpus.test if the labels are withdrawn, else add a teacher that has them"
+        raise ExperimentError(what, where="--fail-if-worse-than", fix=fix)
 
 
 def _learned(run: Run, test: Part) -> types.LearnedTexts | None:

@@ -11,6 +11,8 @@ import pytest
 from amalgam.data.demo_corpus import generate
 from amalgam.stages.app import maintenance
 from amalgam.stages.app.student import Student, finished_in
+from amalgam.stages.report.verdict import compared
+from amalgam.stages.report.verdict_types import RivalCounts
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, flip_bit, rewrite_mark
 
 
@@ -38,6 +40,21 @@ def test_a_rival_fails_the_report_only_if_it_is_better(workspace: Workspace, *, 
     refused = workspace.attempt("report", "--fail-if-worse-than", "nobody", "student.seed=9")
     assert (refused.code, "train-student" in refused.err) == (2, False), "refused before any stage"
     assert "ensemble, zero-shot, first, second" in refused.err
+
+
+def test_the_rival_of_a_gate_is_compared_alone_however_many_students_there_are(workspace: Workspace) -> None:
+    path = workspace.folder / "reports/student.json"
+    numbers = json.loads(path.read_text())
+    counts: RivalCounts = {
+        "name": "v0", "kind": "student", "n": 40, "student_right": 20, "right": 31, "gained": 2, "lost": 13
+    }  # fmt: skip
+    rivals = [compared({**counts, "name": f"v{number}"}, 30) for number in range(30)]
+    assert rivals[0]["student_is"] == "not clearly different"
+    numbers["verdict"]["rivals"] += rivals
+    path.write_text(json.dumps(numbers))
+    gate = workspace.attempt("report", "student", "--fail-if-worse-than", "v3")
+    assert gate.code == 4, gate.err
+    assert "(77.5 % against 50.0 %, 95 % interval +" in gate.err
 
 
 def test_two_names_of_one_student_are_the_same_rival(workspace: Workspace) -> None:

@@ -31,7 +31,7 @@ from amalgam.stages.report.publish import place_of, publish
 from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost, rival_names
 from amalgam.stages.report.tables import measure, print_evaluation, share
-from amalgam.stages.report.verdict import lines
+from amalgam.stages.report.verdict import compared, lines
 from amalgam.stages.report.verdict_types import Estimate, LearnedTexts, Rival
 from amalgam.stages.report.verdict_words import (
     difference_sentence,
@@ -276,8 +276,11 @@ def _check_accuracy(evaluation: EvaluationBlock, least: float, where: str, fix: 
 
 
 def _check_rival(numbers: ReportJson, name: str, where: str, fix: str) -> str:
-    """Returns a sentence on a rival that is not significantly better, and refuses any other."""
-    rival, verdict = _rival(numbers, name), numbers["verdict"]
+    """Returns a sentence on a rival that is not significantly better, and refuses any other.
+
+    It is compared alone: with the students of a year, an interval for all of them would hide almost any loss.
+    """
+    rival, verdict = compared(_rival(numbers, name)), numbers["verdict"]
     if not rival["n"]:
         what = f"no test text has a label of teacher {rival['name']}"
         raise ExperimentError(what, where="--fail-if-worse-than", fix="add labelled test texts of this teacher")

@@ -70,7 +70,8 @@ PRINTED = 4
 def verdict(inputs: types.VerdictInputs) -> types.Verdict:
     if not inputs.n and not inputs.selected:
         return _without_labels(inputs)
-    rivals = [_compared(counts, inputs.rivals) for counts in inputs.rivals]
+    kinds = [counts["kind"] for counts in inputs.rivals]
+    rivals = [compared(counts, kinds.count(counts["kind"])) for counts in inputs.rivals]
     faults = list(_faults(inputs, rivals))
     decision, reasons, needed = _decided(inputs, rivals)
     if decision == "ship" and inputs.learned and conditions.were_learned(inputs.learned):
@@ -112,9 +113,8 @@ def lines(verdict: types.Verdict, cautions: Sequence[str] = (), place: str = "",
     return printed
 
 
-def _compared(counts: types.RivalCounts, rivals: Sequence[types.RivalCounts]) -> types.Rival:
-    """Adds the difference; of several rivals of one kind the interval holds for all together."""
-    together = sum(rival["kind"] == counts["kind"] for rival in rivals)
+def compared(counts: types.RivalCounts, together: int = 1) -> types.Rival:
+    """Adds the difference; its interval holds for so many rivals of this kind together."""
     errors = errors_of(together)
     gained, lost, n = counts["gained"], counts["lost"], counts["n"]
     if gained is None or lost is None:

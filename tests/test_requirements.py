@@ -107,6 +107,9 @@ def test_a_gate_measures_a_finished_student_on_new_test_texts_and_does_not_train
     again = workspace.attempt("report", *day, "--fail-if-worse-than", "student")
     assert (again.code, again.out, "measured on" in again.err) == (gate.code, gate.out, False)
     assert workspace.attempt("report", "next", "--fail-if-worse-than", "student").code == gate.code
+    plain = ("student.name=plain", "student.method=ensemble")
+    untrained = workspace.attempt("report", *plain, "--fail-if-worse-than", "next")
+    assert (untrained.code, "the report has no rival next" in untrained.err) == (2, True), untrained.err
     assert workspace("verify").code == 0
 
     numbers = json.loads((workspace.folder / "reports/next.json").read_text())

@@ -295,8 +295,9 @@ def _check_rival(numbers: ReportJson, name: str, where: str, fix: str) -> str:
 
 def _check_measured(numbers: ReportJson, name: str, path: Path, config: Path) -> None:
     """Refuses a student in students/ that was not measured on the report's test texts; a run of the gate does it."""
-    rivals = numbers["verdict"]["rivals"] if numbers["verdict"] else []
-    if name in {rival["name"] for rival in rivals} or not delivered_student(path.parent.parent, name):
+    if numbers["verdict"] is None or not delivered_student(path.parent.parent, name):
+        return
+    if name in {rival["name"] for rival in numbers["verdict"]["rivals"]}:
         return
     evaluation = numbers["evaluation"]
     if evaluation and "selected" in evaluation and not evaluation["selected"]["random"]:

@@ -2,7 +2,7 @@
 
 A source is a path, a folder or a glob; `remote` fetches other addresses. The result depends only on the texts: not on
 the order of rows or files, their names, format or duplicates. Memory holds one run of rows, then the rows of one
-leading key byte (1/256 of the corpus), and 8 bytes per id.
+leading key byte (1/256 of the corpus). An id has 8 bytes, a repeated one 24.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from unicodedata import normalize
 
 from amalgam.data import parquet
+from amalgam.data.arrays import Array
 from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, shown_names, text_key
 from amalgam.data.lazy import np, pa, pq
 from amalgam.data.rows import (
@@ -54,7 +55,7 @@ MOST_REPORTED = 5
 LOOK_ON = 100_000
 """Rows read past the first bad one, to report others in the same message."""
 SUSPECTS = 100_000
-"""Hashes of ids that occur twice, of which the ids are compared."""
+"""Hashes of ids of two texts, of which the ids are compared; also rows whose hashes are compared at a time."""
 OBJECT = re.compile(rb"\s*\{.*\}\s*")
 """A line of a file that has an object on each line."""
 
@@ -339,9 +340,9 @@ class _PartReader:
             names = shown_names(self.names.values(), MOST_REPORTED)
             what = f"no rows left in {names}: {listed_reasons(self.skipped)}"
             raise DataError(what, where=f"the {self.part} texts", fix=f"{fix_of_rows(self.fixes)}; or name other files")
-        repeated = _repeated(id_hashes)
-        if repeated:
-            self._check_ids(repeated)
+        repeated = _repeated(np.frombuffer(id_hashes, np.uint64))
+        if len(repeated):
+            self._check_ids(self._of_two_texts(repeated))
 
     def _rows_of(self, path: Path) -> Iterator[Row | BadRow]:
         return read_rows(path, corpus=self.corpus, name=self.names[path], require_label=self.require_label)
@@ -386,22 +387,35 @@ class _PartReader:
             what, where=first.where, fix=f"{fix_of_rows(self.fixes)}; or leave such rows out, corpus.on_bad_row: skip"
         )
 
+    def _of_two_texts(self, repeated: Array) -> set[bytes]:
+        """Reads the rows again; returns the hashes of ids with different texts: a row may be delivered twice."""
+        rows = (row for path in self.names for row in self._rows_of(path))
+        given = ((row.id, row.fields) for row in rows if isinstance(row, Row) and row.id is not None)
+        pairs = [np.zeros((0, 2), np.uint64)]
+        while batch := list(islice(given, SUSPECTS)):
+            hashes = np.frombuffer(b"".join(_id_hash(identity) for identity, _ in batch), np.uint64)
+            kept = np.flatnonzero(np.isin(hashes, repeated)).tolist()
+            keys = np.frombuffer(b"".join(text_key(batch[at][1])[:8] for at in kept), np.uint64)
+            pairs.append(np.column_stack([hashes[kept], keys]))
+        distinct = np.unique(np.concatenate(pairs), axis=0)
+        return {number.tobytes() for number in _repeated(distinct[:, 0])[:SUSPECTS]}
+
     def _check_ids(self, repeated: set[bytes]) -> None:
         """Reads the rows again to compare the ids with equal hashes."""
-        first: dict[str, str] = {}
+        first: dict[str, tuple[bytes, str]] = {}
         twice: dict[str, str] = {}
-        for row in (row for path in self.names for row in self._rows_of(path)):
+        for row in (row for path in self.names for row in self._rows_of(path)) if repeated else ():
             if isinstance(row, Row) and row.id is not None and _id_hash(row.id) in repeated:
-                place = f"{row.source} row {row.number}"
-                if row.id in first:
-                    twice.setdefault(row.id, f"{shown(row.id)} in {first[row.id]} and {place}")
-                first.setdefault(row.id, place)
+                key, place = text_key(row.fields), f"{row.source} row {row.number}"
+                earlier_key, earlier = first.setdefault(row.id, (key, place))
+                if earlier_key != key:
+                    twice.setdefault(row.id, f"{shown(row.id)} in {earlier} and {place}")
             if len(twice) == MOST_REPORTED:
                 break
         if twice:
             ids = f"{len(twice)} or more ids" if len(twice) == MOST_REPORTED else counted(len(twice), "id")
             are = "is" if len(twice) == 1 else "are"
-            what = f"{ids} in {shown(self.corpus.id)} {are} given more than once"
+            what = f"{ids} in {shown(self.corpus.id)} {are} given to different texts"
             raise DataError(what, where="; ".join(twice.values()), fix="make each id unique, or corpus.id: auto")
 
 
@@ -409,11 +423,10 @@ def _id_hash(identity: str) -> bytes:
     return blake2b(identity.encode(), digest_size=8).digest()
 
 
-def _repeated(hashes: bytearray) -> set[bytes]:
-    """Returns the hashes of 8 bytes each that occur more than once."""
-    ordered = np.sort(np.frombuffer(hashes, np.uint64))
-    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])[:SUSPECTS]
-    return {number.tobytes() for number in repeated}
+def _repeated(hashes: Array) -> Array:
+    """Returns the hashes that occur more than once."""
+    ordered = np.sort(hashes)
+    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 
 
 class _BucketWriter:

@@ -257,6 +257,17 @@ def test_ids_given_twice_are_listed_with_their_rows(tmp_path: Path) -> None:
     assert _take(tmp_path / "auto", first, second)["texts"] == 13
 
 
+def test_a_row_that_is_delivered_twice_is_one_text_also_with_an_id(tmp_path: Path) -> None:
+    rows = _rows(30)
+    first, second = _write(tmp_path / "a.csv", rows[:20]), _write(tmp_path / "b.csv", rows[10:])
+    facts = _take(tmp_path / "out", first, second, id="id")
+    assert (facts["texts"], facts["duplicates"], facts["conflicts"]) == (30, 10, 0)
+    changed = _write(tmp_path / "c.csv", [("id00012", "another text", "label0"), rows[13]])
+    with pytest.raises(DataError, match="1 id in id is given to different texts") as caught:
+        _take(tmp_path / "refused", first, second, changed, id="id")
+    assert caught.value.where == "id00012 in a.csv row 14 and c.csv row 2"
+
+
 @pytest.mark.parametrize(
     ("name", "content"), [("a.csv", ""), ("a.csv", "text\n"), ("a.jsonl", "\n"), ("a.parquet", None)]
 )

@@ -58,8 +58,8 @@ def _training_causes(inputs: types.VerdictInputs) -> Iterator[types.Cause]:
         yield {"code": "high-rate", "text": text}
     labels = len(inputs.unlabelled["labels"] if inputs.unlabelled else inputs.labels)
     if inputs.texts and inputs.texts < max(FEW_TEXTS, FEW_TEXTS_PER_LABEL * labels):
-        text = f"{counted(inputs.texts, 'training text', 'is', 'are')} few for {counted(labels, 'label')}"
-        yield {"code": "few-texts", "text": text}
+        of_labels = f" for {counted(labels, 'label')}" if labels else ""  # none are known if all texts were selected
+        yield {"code": "few-texts", "text": f"{counted(inputs.texts, 'training text', 'is', 'are')} few{of_labels}"}
 
 
 def _teacher_causes(inputs: types.VerdictInputs, rivals: Sequence[types.Rival]) -> Iterator[types.Cause]:

@@ -535,6 +535,12 @@ def test_an_equal_student_on_few_texts_is_no_tie() -> None:
     assert "about 4,000" in result["next"]["text"]
 
 
+def test_few_training_texts_name_no_number_of_labels_where_all_test_texts_were_selected() -> None:
+    base = made(1000, 0.7, 0.5)
+    causes = verdict(replace(base, n=0, selected=20, labels=[], texts=115))["causes"]
+    assert [cause["text"] for cause in causes if cause["code"] == "few-texts"] == ["115 training texts are few"]
+
+
 def test_several_comparisons_have_wider_intervals() -> None:
     assert errors_of(1) == pytest.approx(1.96)
     assert errors_of(20) == pytest.approx(3.02, abs=0.01)

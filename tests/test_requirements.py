@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from amalgam.data.demo_corpus import generate
 from amalgam.stages.app import maintenance
 from amalgam.stages.app.student import Student, finished_in
+from amalgam.stages.report.students import OtherStudent, named_students
 from amalgam.stages.report.verdict import compared
 from amalgam.stages.report.verdict_types import RivalCounts
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, flip_bit, rewrite_mark
@@ -160,6 +163,14 @@ def test_a_training_that_replaces_another_student_states_it(workspace: Workspace
     assert workspace("plan").err == ""
     seed = workspace("plan", "student.seed=4").err
     assert "students/student holds another student; `amalgam run student.seed=4` replaces it\n" in seed
+
+
+def test_a_report_of_a_student_that_learned_the_test_texts_counts_more_than_a_gate() -> None:
+    scores: Any = {"fingerprint": "0", "method": "amalgam", "n": 40, "accuracy": 0.5}
+    gate = OtherStudent(scores, "a", "ff", False, None, None, None, "", {}, "")
+    report = replace(gate, learned={"texts": 9, "of": 40, "labelled": True})
+    for students in ([gate, report], [report, gate]):
+        assert named_students(students, "b", {"a": "v1"}) == [("v1", report)]
 
 
 def test_a_teacher_without_a_test_text_decides_nothing(workspace: Workspace) -> None:

@@ -147,8 +147,8 @@ def named_students(
     students: Sequence[OtherStudent], ours: str | None, names: Mapping[str, str]
 ) -> list[tuple[str, OtherStudent]]:
     """Returns the other students, each once, by name."""
-    # A student may have several reports: the one with `right_hex` comes last and counts.
-    ordered = sorted(students, key=lambda student: bool(student.right_hex))
+    # A student may have several reports: the last counts. A gate does not know the test texts that it learned.
+    ordered = sorted(students, key=lambda student: (bool(student.learned), bool(student.right_hex)))
     others = {student.student: student for student in ordered if student.student and student.student != ours}
     named = [
         (names.get(fingerprint, _unnamed(student.scores["method"], fingerprint)), student)

@@ -264,8 +264,8 @@ class Corpus(ConfigSection):
     """Largest number of training texts, sampled by content independently of row order; null: all."""
     on_bad_row: Literal["error", "skip"] = "error"
     """Treatment of rows without a usable text, id or label. error: refuse the file. skip: leave them out, count them
-    and list them in skipped.parquet. Also rows of `labels` whose text is not in the corpus, or whose label is of no
-    teacher."""
+    and list them in skipped.parquet. Also files without rows among others, and rows of `labels` whose text is not in
+    the corpus, or whose label is of no teacher."""
 
 
 class Teacher(ConfigSection):

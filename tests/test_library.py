@@ -103,7 +103,7 @@ def reads_and_needs(
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("student.method=amalgam",),
+        ("student.method=amalgam", "student.held_out=0.25"),  # a report reads features for 20 held-out texts
         ("student.method=stratanet",),
         ("student.method=dfa",),
         ("student.method=muka-soft", "targets.uncertainty=rmd"),
@@ -124,7 +124,7 @@ def test_weights_read_the_generated_texts_for_all_signals_only(
 ) -> None:
     fresh = generated.without_artifacts(tmp_path / "workspace")
     fresh.edit("targets:\n  mode: soft\n", "")
-    settings = ["student.method=amalgam", f"targets.weight_signal={signal}"]
+    settings = ["student.method=amalgam", "student.held_out=0.25", f"targets.weight_signal={signal}"]
     read, needs = reads_and_needs(fresh, monkeypatch, *settings)
     assert read == needs
     assert ("generate" in needs["weigh-teachers"]) == (signal == "all")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -16,7 +15,7 @@ from amalgam.stages.app.student import Student, finished_in
 from amalgam.stages.report.students import OtherStudent, named_students
 from amalgam.stages.report.verdict import compared
 from amalgam.stages.report.verdict_types import RivalCounts
-from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, flip_bit, rewrite_mark
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, edit_json, flip_bit, rewrite_mark
 
 
 def test_a_missed_requirement_has_its_own_exit_code_and_names_the_number(built: Workspace) -> None:
@@ -46,15 +45,13 @@ def test_a_rival_fails_the_report_only_if_it_is_better(workspace: Workspace, *, 
 
 
 def test_the_rival_of_a_gate_is_compared_alone_however_many_students_there_are(workspace: Workspace) -> None:
-    path = workspace.folder / "reports/student.json"
-    numbers = json.loads(path.read_text())
+    path, verdict = workspace.folder / "reports/student.json", workspace.numbers()["verdict"]
     counts: RivalCounts = {
         "name": "v0", "kind": "student", "n": 40, "student_right": 20, "right": 31, "gained": 2, "lost": 13
     }  # fmt: skip
     rivals = [compared({**counts, "name": f"v{number}"}, 30) for number in range(30)]
     assert rivals[0]["student_is"] == "not clearly different"
-    numbers["verdict"]["rivals"] += rivals
-    path.write_text(json.dumps(numbers))
+    edit_json(path, verdict={**verdict, "rivals": [*verdict["rivals"], *rivals]})
     gate = workspace.attempt("report", "student", "--fail-if-worse-than", "v3")
     assert gate.code == 4, gate.err
     assert "(77.5 % against 50.0 %, 95 % interval +" in gate.err
@@ -115,7 +112,7 @@ def test_a_gate_measures_a_finished_student_on_new_test_texts_and_does_not_train
     assert (untrained.code, "the report has no rival next" in untrained.err) == (2, True), untrained.err
     assert workspace("verify").code == 0
 
-    numbers = json.loads((workspace.folder / "reports/next.json").read_text())
+    numbers = workspace.numbers("next")
     [rival] = [rival for rival in numbers["verdict"]["rivals"] if rival["name"] == "student"]
     workspace("report")  # of the same student, which the texts have not changed
     own = workspace("report", "--json").json["evaluation"]["systems"]["student (muka-soft)"]
@@ -139,7 +136,7 @@ def test_a_gate_measures_a_student_of_other_labels_and_refuses_a_damaged_one(wor
     unknown = [("A text of another label.", "chess")]
     workspace.write([row for row in workspace.texts("test") if row[1] in TEACHER_LABELS["first"]] + unknown, "test")
     assert workspace.attempt(*gate, "student").code in {0, 4}
-    numbers = json.loads((workspace.folder / "reports/next.json").read_text())
+    numbers = workspace.numbers("next")
     [rival] = [rival for rival in numbers["verdict"]["rivals"] if rival["name"] == "student"]
     first = TEACHER_LABELS["first"]
     tested = [row for row in workspace.texts("test") if row[1] in first]

@@ -145,7 +145,9 @@ def test_a_gate_measures_a_student_of_other_labels_and_refuses_a_damaged_one(wor
     predicted = student([(text,) for text, _ in tested]).labels
     assert rival["right"] == sum(labels == [label] for labels, (_, label) in zip(predicted, tested, strict=True))
     shutil.copytree(workspace.folder / "students/student", workspace.folder / "students/worn")
-    rewrite_mark(workspace.folder / "students/worn", fingerprint="0123456789abcdef")
+    rewrite_mark(workspace.folder / "students/worn", fingerprint="0123456789abcdef", text=["first", "second"])
+    refused = workspace.attempt(*gate, "worn")
+    assert (refused.code, "students/worn was trained on pairs of texts" in refused.err) == (2, True), refused.err
     flip_bit(workspace.folder / "students/worn/model.safetensors")
     refused = workspace.attempt(*gate, "worn")
     assert (refused.code, "the model is damaged: model.safetensors" in refused.err) == (2, True), refused.err

@@ -231,8 +231,9 @@ class WeighTeachers(Stage):
 def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[Weighed, Array | None, Array]:
     """Returns the weights of these texts without labels, and two columns.
 
-    They are the largest scaled evidence of a teacher, None if no kinds of evidence were used, and how far linear maps
-    confirm the target: 0 to 1, empty without maps. The first block adds its numbers to `fitted` and `facts`.
+    The first has the largest scaled evidence of a teacher; it is None if no kinds of evidence were used. The second has
+    the part of the linear maps that confirm the target; it is empty without maps. The first block adds its numbers to
+    `fitted` and `facts`.
     """
     targets, label_sets = run.experiment.targets, LabelSets.of(distinct_teachers(run).space)
     answers = answer_signals(run, texts.prefixes, texts.keys)

@@ -115,7 +115,7 @@ SHARPER = 4
 CONFIRMED = 2
 """Power of the mean correlation with the other kinds in the weight of a kind of evidence."""
 
-ACCURACY_ODDS, ODDS_FACTOR = 0.7, 2.3
+ACCURACY_ODDS, ODDS_FACTOR = 0.7, 2.0
 """Odds of the targets' accuracy against those of their confirmed share; factor of a 95 % interval on many texts.
 
 `benchmarks/choice.py accuracy` measures both.

@@ -488,8 +488,8 @@ class Experiment:
         return run
 
     def _current(self, stage: str) -> Run:
-        """Returns the run with the stage's result; raises if the stage is not current."""
-        states = {} if stage in self._run.results else {state.stage: state for state in self.plan()}
+        """Plans again, because an input may have changed; returns the run, or raises if the stage is not current."""
+        states = {state.stage: state for state in self.plan()}
         if stage in self._run.results:
             return self._run
         what, fix = f"this experiment has no stage {stage}", f"its stages: {', '.join(states)}"

@@ -277,6 +277,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "test texts without labels": (lambda: Experiment(TEACHERS, ["a"], test=["b"]), '{"text": [...], "label": [...]}'),
     "NaN among texts": (lambda: Experiment(TEACHERS, ["a", float("nan")]), "a row of the train texts has no text"),
     "no value": (lambda: Experiment(TEACHERS, ["a"], student={"encoder": Model()}), "no plain value"),
+    "a frame in a section": (
+        lambda: Experiment(TEACHERS, ["a"], train_teachers={"texts": pl.DataFrame({"text": ["a", "b"]})}),
+        "a DataFrame is no plain value: shape: (2, 1)\\n",
+    ),
     "a secret": (lambda: Experiment(TEACHERS, ["a"], student={"name": "hf_" + 20 * "a"}), "looks like a secret"),
     "texts twice": (lambda: Experiment(TEACHERS, ["a"], corpus={"train": "b.csv"}), "the train texts are given twice"),
     "no workspace": (lambda: Experiment(TEACHERS, ["a"], workspace=3), "workspace is 3"),  # type: ignore[arg-type]

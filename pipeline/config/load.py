@@ -31,6 +31,7 @@ from amalgam.pipeline.config.messages import (
     validation_message,
 )
 from amalgam.pipeline.config.schema import NO_TEACHERS, SAFE_NAME, Checks, ExperimentConfig
+from amalgam.pipeline.console import printable
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, nearest, short_path
 from amalgam.pipeline.input_files import FileMark, InputFile
 from amalgam.pipeline.secrets import has_secret, masked
@@ -69,8 +70,8 @@ class GivenExperiment:
             return yaml.safe_dump(dict(self.data), sort_keys=False, allow_unicode=True, width=120)
         except yaml.YAMLError as error:
             value = error.args[-1]
-            what = f"a {type(value).__name__} is no plain value: {str(value)[:MOST_SHOWN]}"
-            fix = "use text, numbers, lists and dicts in the sections"
+            what = f"a {type(value).__name__} is no plain value: {printable(str(value)[:80], keep='')}"
+            fix = "use text, numbers, lists and dicts in the sections; save a frame as a file, and name the file"
             raise ExperimentError(what, where=GIVEN, fix=fix) from None
 
 

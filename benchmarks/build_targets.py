@@ -116,7 +116,7 @@ def _build(base: Path, mode: str) -> dict[str, Any]:
 
 def _run(base: Path, mode: str) -> Run:
     from amalgam.pipeline.console import Console
-    from amalgam.stages.app.api import open_run
+    from amalgam.stages.app.runs import open_run
 
     return open_run(base / "first.yaml", [f"targets.mode={mode}"], console=Console(quiet=True))
 

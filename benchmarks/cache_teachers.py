@@ -242,7 +242,7 @@ def end_to_end(bench: Bench, folder: Path, texts: Sequence[str], dtype: str, wai
 
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.api import open_run, working
+    from amalgam.stages.app.runs import open_run, working
     from amalgam.stages.cache_teachers import ask
     from amalgam.stages.common.load import teacher_loader, teachers_of
     from amalgam.stages.registry import STAGES

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.benchmarks.protocol import row, show
 from amalgam.pipeline.console import Console
-from amalgam.stages.app.api import run_without_tables
 from amalgam.stages.app.demo import write_data_free, write_demo
+from amalgam.stages.app.runs import run_without_tables
 from amalgam.stages.report.stage import evaluation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from amalgam.stages.report.blocks import Evaluation
+
+QUIET = Console(quiet=True, tables=False)
 
 
 def main() -> None:
@@ -48,13 +50,13 @@ def _with_texts(folder: Path, draw: int) -> Evaluation:
 
 def _data_free(folder: Path, draw: int) -> Evaluation:
     write_data_free(folder, Console(quiet=True))
-    run_without_tables(folder / "with-texts.yaml", [f"train_teachers.seed={draw}"], quiet=True, target="train-teachers")
+    run_without_tables(folder / "with-texts.yaml", [f"train_teachers.seed={draw}"], QUIET, "train-teachers")
     return _evaluated(folder, draw, ["generate.source=steered"])
 
 
 def _evaluated(folder: Path, draw: int, settings: Sequence[str]) -> Evaluation:
     student = ["student.method=amalgam", f"student.name=draw-{draw}"]
-    return evaluation(run_without_tables(folder / "amalgam.yaml", [*student, *settings], quiet=True))
+    return evaluation(run_without_tables(folder / "amalgam.yaml", [*student, *settings], QUIET))
 
 
 DEMOS = {"texts": _with_texts, "data-free": _data_free}

@@ -141,7 +141,7 @@ def collected(experiment: Path, passes: int, limit: int | None, *, last_layer: b
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app import frames
-    from amalgam.stages.app.api import open_run, working
+    from amalgam.stages.app.runs import open_run, working
     from amalgam.stages.common.load import label_space
     from amalgam.stages.registry import STAGES
 

@@ -125,7 +125,7 @@ def updated(config: Path, overrides: Sequence[str], without: Collection[str] = (
     """Runs the stages of an experiment up to `target`."""
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.api import open_run, working
+    from amalgam.stages.app.runs import open_run, working
     from amalgam.stages.registry import STAGES
 
     run = open_run(config, overrides, console=Console(out=sys.stderr))

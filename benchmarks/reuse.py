@@ -90,7 +90,7 @@ def _experiment(base: Path, texts: list[str], model: Path) -> None:
 def _timed(base: Path, passes: int) -> float:
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.api import open_run, working
+    from amalgam.stages.app.runs import open_run, working
     from amalgam.stages.common.cached.load import dtype_of
     from amalgam.stages.common.load import teacher_loader, teachers_of
     from amalgam.stages.registry import STAGES
@@ -163,7 +163,7 @@ def _work(base: Path) -> None:
     """Prints the peak memory of this process."""
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.api import open_run, working
+    from amalgam.stages.app.runs import open_run, working
     from amalgam.stages.registry import STAGES
 
     run = open_run(base / "amalgam.yaml", [])

@@ -25,7 +25,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.storage.fingerprint import library_versions
-from amalgam.stages.app.api import open_run
+from amalgam.stages.app.runs import open_run
 from amalgam.stages.build_targets.stage import BuildTargets
 from amalgam.stages.cache_teachers.stage import CacheTeachers
 from amalgam.stages.common.load import part_of, train_part

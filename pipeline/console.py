@@ -74,10 +74,14 @@ def printing(stream: TextIO) -> Iterator[None]:
 
 
 class Console:
-    def __init__(self, *, quiet: bool = False, err: TextIO | None = None, out: TextIO | None = None) -> None:
+    def __init__(
+        self, *, quiet: bool = False, tables: bool = True, err: TextIO | None = None, out: TextIO | None = None
+    ) -> None:
+        """Without `tables` it prints neither tables nor verdicts: commands that run many experiments end with one."""
         self._err = err or sys.stderr
         self._out = out or sys.stdout
         self.is_quiet = quiet
+        self.has_tables = tables
         self._live = self._err.isatty() and not quiet and os.environ.get("TERM") != "dumb"
         self._progress: Progress | None = None
         self._done: Progress | None = None
@@ -123,6 +127,8 @@ class Console:
 
     def verdict(self, lines: Sequence[str]) -> None:
         """Prints the verdict of a run; a terminal wraps all but the last line, which can be a command to copy."""
+        if not self.has_tables:
+            return
         for line in lines[:-1]:
             if self._out.isatty():
                 self.sentence(line)
@@ -136,7 +142,8 @@ class Console:
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Prints plain columns; only a terminal splits a wide table, into blocks with the same first column."""
-        self.result(self._text_table(title, header, rows))
+        if self.has_tables:
+            self.result(self._text_table(title, header, rows))
 
     def _text_table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         cells = [[_encodable(str(cell), self._out) for cell in row] for row in (header, *rows)]

@@ -27,11 +27,11 @@ if kernel() is not None:
     warnings.filterwarnings("ignore", message="IProgress not found")
 
 
-def console_of_python(*, quiet: bool) -> Console:
+def console_of_python(*, quiet: bool, tables: bool = True) -> Console:
     """Returns the console of `amalgam.Experiment`; `quiet` prints nothing, not even results."""
     if quiet:
         return Console(quiet=True, out=io.StringIO())
-    return NotebookConsole() if kernel() is not None else Console()
+    return NotebookConsole(tables=tables) if kernel() is not None else Console(tables=tables)
 
 
 def table_html(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -95,8 +95,8 @@ class Printed:
 class NotebookConsole(Console):
     """Writes all messages of a cell into one output, with the line of progress at its end."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, tables: bool = True) -> None:
+        super().__init__(tables=tables)
         self._every_seconds = 0.5
         self._cell: int | None = None
         self._output: Any = None
@@ -113,6 +113,8 @@ class NotebookConsole(Console):
         self.say(text)
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        if not self.has_tables:
+            return
         self._output = None
         self._display(
             {"text/html": table_html(title, header, rows), "text/plain": self._text_table(title, header, rows)}

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from amalgam.pipeline.execution.runner import update
-from amalgam.stages.app.api import open_run, working
+from amalgam.stages.app.runs import open_run, working
 from amalgam.stages.cache_teachers import adaptive, sample, stage
 from amalgam.stages.cache_teachers.adaptive import PassAnswers, are_settled, audit_regressions, fit
 from amalgam.stages.cache_teachers.sample import pass_audit_lines

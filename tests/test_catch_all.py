@@ -104,7 +104,7 @@ def test_a_label_that_looks_like_one_is_noted() -> None:
 def answers_of(workspace: Workspace, *overrides: str) -> tuple[AnswerReader, pl.Series]:
     """Returns the reader of the cached predictions, and the keys of the training texts."""
     from amalgam.pipeline.execution.runner import update
-    from amalgam.stages.app.api import open_run
+    from amalgam.stages.app.runs import open_run
     from amalgam.stages.common.cached.load import answer_reader
     from amalgam.stages.registry import STAGES
 

@@ -19,7 +19,7 @@ from amalgam.benchmarks.choice_settings import Setting, load_settings, setting_f
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.runner import update
-from amalgam.stages.app.api import open_run, working
+from amalgam.stages.app.runs import open_run, working
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.load import train_part
 from amalgam.stages.registry import STAGES

@@ -10,7 +10,7 @@ import pytest
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.runner import update
-from amalgam.stages.app.api import open_run
+from amalgam.stages.app.runs import open_run
 from amalgam.stages.cache_features.stage import CacheFeatures
 from amalgam.stages.common.load import part_of, train_part
 from amalgam.stages.registry import STAGES

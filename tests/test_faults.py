@@ -17,7 +17,7 @@ from amalgam.data.parquet import matrix
 from amalgam.pipeline.errors import InterruptedRunError
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.signals import InterruptHandler, stopping
-from amalgam.stages.app.api import open_run, working
+from amalgam.stages.app.runs import open_run, working
 from amalgam.stages.cache_teachers.ask import record_conflict
 from amalgam.stages.common import load
 from amalgam.tests import interruptible

@@ -25,7 +25,8 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
-from amalgam.stages.app.api import Experiment, open_run
+from amalgam.stages.app.api import Experiment
+from amalgam.stages.app.runs import open_run
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import METHODS
 from amalgam.stages.registry import STAGES as ALL_STAGES

@@ -20,8 +20,8 @@ from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.storage.aws_profile import profile_options
 from amalgam.pipeline.storage.store import MANIFEST, Store
 from amalgam.stages.app import maintenance
-from amalgam.stages.app.api import open_run
 from amalgam.stages.app.maintenance import find_garbage
+from amalgam.stages.app.runs import open_run
 from amalgam.stages.build_targets.stage import read_targets
 from amalgam.stages.common.corpus import tables
 from amalgam.stages.common.deliveries import EXPORT, Mark, write_mark, written_files

@@ -12,7 +12,7 @@ from amalgam.data.keys import text_key
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.api import open_run
+from amalgam.stages.app.runs import open_run
 from amalgam.stages.common.corpus import are_written, texts_file
 from amalgam.stages.common.load import reference_part, train_part
 from amalgam.stages.fit_statistics.stage import generated_for

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from amalgam.data.keys import text_key
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.runner import update
-from amalgam.stages.app.api import open_run
+from amalgam.stages.app.runs import open_run
 from amalgam.stages.common.cached.load import states_of
 from amalgam.stages.registry import STAGES
 from amalgam.tests.stages.tiny_models import save_tiny

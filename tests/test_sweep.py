@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from amalgam.stages.app.sweep import combinations, over_seeds, values_of
+from amalgam.pipeline.errors import ExperimentError
+from amalgam.stages.app.api import Experiment
+from amalgam.stages.app.sweep import combinations, over_seeds, swept_fields, values_of
 from amalgam.stages.report.tables import SCORES
 from amalgam.tests.workspaces import EXPERIMENT, Workspace, amalgam
 
@@ -37,12 +40,13 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_every_combination_is_a_student_with_a_name_of_its_own(config: Path) -> None:
-    members = combinations(config, ["student.method=uhc,muka-soft", "student.seed=0,1", "student.epochs=2"])
+    fields = ["student.method=uhc,muka-soft", "student.seed=0,1", "student.epochs=2"]
+    members = combinations(config, *swept_fields(fields, config))
     assert [member.name for member in members] == ["uhc-seed-0", "uhc-seed-1", "muka-soft-seed-0", "muka-soft-seed-1"]
     assert members[1].overrides == [
         "student.epochs=2", "student.method=uhc", "student.seed=1", 'student.name="uhc-seed-1"'
     ]  # fmt: skip
-    named = combinations(config, ["student.name=try", "targets.temperature=0.1,0.5"])
+    named = combinations(config, *swept_fields(["student.name=try", "targets.temperature=0.1,0.5"], config))
     assert [member.name for member in named] == ["try-temperature-0.1", "try-temperature-0.5"]
 
 
@@ -113,3 +117,23 @@ def test_students_that_differ_in_more_than_seeds_are_no_group() -> None:
     by_method: Any = [{"values": {"student.method": name}, "scores": scores} for name in "ab"]
     assert list(over_seeds(by_settings)) == []
     assert list(over_seeds(by_method)) == []
+
+
+def test_a_sweep_in_python_has_a_row_for_each_student_with_its_values(workspace: Workspace) -> None:
+    experiment = Experiment.load(workspace.config, {"student.seed": 7}, quiet=True)
+    sweep = experiment.sweep({"student.seed": np.arange(2), "student.method": ["muka-soft"]})
+    frame = sweep.frame
+    assert frame.select("student", "student.seed", "student.method").rows() == [
+        ("seed-0-muka-soft", 0, "muka-soft"), ("seed-1-muka-soft", 1, "muka-soft")
+    ]  # fmt: skip
+    one = sweep.experiments["seed-1-muka-soft"]
+    assert one.plan().is_current
+    own = one.evaluation.filter(system="student (muka-soft)").drop("system")
+    assert own.equals(frame.tail(1).select(own.columns))
+    assert repr(sweep).splitlines()[-1].startswith("muka-soft, mean of 2")
+    assert "muka-soft, mean of 2" in sweep._repr_html_()
+    wrong: list[Any] = ["student.seed=0,1", {}, {"student.seed": 3}, {"student": {"seed": [0]}}, {"student.seed": []}]
+    for fields in wrong:
+        with pytest.raises(ExperimentError) as refused:
+            experiment.sweep(fields)
+        assert refused.value.fix

@@ -6,139 +6,50 @@ Small results are Polars frames, and large ones lazy frames.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
 from amalgam.data.arrays import is_whole
-from amalgam.data.keys import label_notes, shown
-from amalgam.data.lazy import pl, torch
+from amalgam.data.keys import label_notes
+from amalgam.data.lazy import pl
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource, GivenExperiment
 from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
 from amalgam.pipeline.console import Console, aligned
 from amalgam.pipeline.errors import (
     AmalgamError,
-    DamagedError,
-    DataError,
     ExperimentError,
     all_of,
     is_disk_full,
     nearest,
 )
 from amalgam.pipeline.execution.faults import storage_error
-from amalgam.pipeline.execution.plan import IdentityJson, StageState, StateJson, identity_of, plan
+from amalgam.pipeline.execution.plan import IdentityJson, StageState, StateJson, identity_of
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update
-from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, share_of
+from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.notebook import console_of_python, table_html
-from amalgam.pipeline.signals import as_keyboard_interrupt
-from amalgam.pipeline.storage.fingerprint import FileDigests, differences
-from amalgam.pipeline.storage.store import open_store
+from amalgam.pipeline.storage.fingerprint import differences
 from amalgam.stages.app import arguments, frames, maintenance
 from amalgam.stages.app import verify as verification
-from amalgam.stages.app.checks import execution_checks, problems_of, remarks_of
+from amalgam.stages.app.checks import problems_of, remarks_of
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
-from amalgam.stages.app.in_memory_texts import check_stored, name_rows, store_labels, store_texts
+from amalgam.stages.app.in_memory_texts import check_stored, store_labels, store_texts
 from amalgam.stages.app.label import LabelEffect, check_takes_labels, label_effect, texts_to_label
 from amalgam.stages.app.oracle import show_divergence
 from amalgam.stages.app.results import Audit, Plan, RunResult, run_result
+from amalgam.stages.app.runs import check_requirements, open_run, planned, working
 from amalgam.stages.app.student import Student, StudentFolder, changes_since, finished_in
+from amalgam.stages.app.sweep import Sweep, combinations, train_students
 from amalgam.stages.build_targets.stage import target_facts
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, page_mark
-from amalgam.stages.common.device import ON_EVERY_MACHINE
 from amalgam.stages.common.load import labels_by_teacher
 from amalgam.stages.common.load_labels import check_labels
-from amalgam.stages.methods import load_with_methods, method_name
+from amalgam.stages.methods import method_name
 from amalgam.stages.registry import STAGES
 from amalgam.stages.report.publish import page_name
 from amalgam.stages.report.stage import audit
-
-# ---- runs
-
-
-def open_run(
-    source: ExperimentSource, overrides: Sequence[str], *, part: str | None = None, console: Console | None = None
-) -> Run:
-    loaded = load_with_methods(source, overrides)
-    execution = loaded.experiment.execution
-    store = open_store(execution.workspace, loaded.base)
-    share = share_of(part)
-    if share.kind == "torchrun" and not share.is_leader:
-        console = Console(quiet=True)  # only the leader prints
-    console = console or Console()
-    store.notify = console.note
-    if not store.backend.is_remote and store.root.exists() and not store.root.is_dir():
-        fix = "choose a folder: set execution.workspace=DIR"
-        raise ExperimentError(f"{shown(store.root.name)} is a file, not a folder", where=str(store.root), fix=fix)
-    store.check_workspace()
-    digests = FileDigests(store.root / "digests.json")
-    settings = (loaded.overrides, loaded.file, loaded.places)
-    return Run(loaded.experiment, loaded.base, store, console, share, digests, *settings)
-
-
-@contextmanager
-def working(run: Run) -> Iterator[None]:
-    """Handles signals during the block, and stores new file digests after it if there is a workspace."""
-    with as_keyboard_interrupt(), run.signals.listening():
-        try:
-            yield
-            if "torch" in sys.modules and torch.distributed.is_available() and torch.distributed.is_initialized():
-                torch.distributed.destroy_process_group()  # of torchrun: torch warns of a leak otherwise
-        except Exception as error:
-            if isinstance(error, AmalgamError):
-                name_rows(error, run.experiment.corpus)
-            cause = error.__cause__ or error
-            is_of_system = isinstance(cause, OSError) and cause.errno is not None  # pyarrow's on a content have none
-            if is_of_system or (isinstance(error, AmalgamError) and not isinstance(cause, OSError)):
-                raise
-            unreadable = verification.unreadable_files(run.store)
-            if not unreadable:
-                raise
-            run.store.quarantine(*(run.store.root / path for path in unreadable))
-            what = f"{', '.join(unreadable)}: the digest matches, but the content cannot be read; quarantined"
-            raise DamagedError(what, path=unreadable[0], where=run.store.backend.address) from error
-        finally:
-            if isinstance(run.digest_of, FileDigests) and run.digest_of.is_changed:
-                with suppress(AmalgamError, OSError):  # a workspace that cannot be written
-                    if not run.store.backend.is_empty():  # `plan` makes no workspace
-                        run.store.claim()
-                        run.digest_of.save()
-
-
-class QuietTables(Console):
-    """Prints progress but no tables and no verdicts: commands that run many experiments end with one table of all."""
-
-    def table(self, title: str, header: Any, rows: Any) -> None: ...
-
-    def verdict(self, lines: Sequence[str]) -> None: ...
-
-
-def check_requirements(
-    run: Run, source: ExperimentSource, overrides: Sequence[str], target: str | None = None, *, force: bool = False
-) -> None:
-    """Refuses a device, engine or tracker that this machine lacks, if a stage up to `target` would use it."""
-    execution = run.experiment.execution
-    if execution.device in ON_EVERY_MACHINE and execution.engine == "local" and not execution.trackers:
-        return
-    states = list(Experiment.open(source, overrides, Console(quiet=True)).plan())
-    names = [state.stage for state in states]
-    needed = states[: names.index(target) + 1] if target in names else states
-    for check in execution_checks(needed, force=force):
-        check(run)
-
-
-def run_without_tables(config: Path, overrides: Sequence[str], *, quiet: bool, target: str | None = None) -> Run:
-    """Runs an experiment, or its stages up to `target`, as `amalgam run` does; the workspace keeps no overrides."""
-    run = open_run(config, overrides, console=QuietTables(quiet=quiet))
-    check_requirements(run, config, overrides, target)
-    with working(run):
-        update(STAGES, run, target=target, keep_overrides=False)
-    return run
-
-
-# ---- the experiment
 
 
 class Experiment:
@@ -301,11 +212,7 @@ class Experiment:
         """Every stage's state, and the reason where it would run. Nothing runs. One error lists all problems."""
         self._run = self._open()
         with working(self._run):
-            try:
-                states = plan(STAGES, self._run)
-            except (DataError, ExperimentError) as error:
-                raise all_of(problems_of(self._run, []) or [error]) from None
-            return Plan(states, self.check)
+            return Plan(planned(self._run), self.check)
 
     def check(self, states: Sequence[StageState] | None = None) -> tuple[list[str], list[AmalgamError]]:
         """Returns remarks on the experiment, and the errors that `run` would end in; reads headers only."""
@@ -335,6 +242,22 @@ class Experiment:
                 self._run.console.say(f"{state.stage}: this part is done; {rest}")
                 before = [state]
             return run_result(self._run, before)
+
+    def sweep(self, fields: Mapping[str, Iterable[Any]]) -> Sweep:
+        """Trains a student for each combination of the values, such as {"student.seed": [0, 1, 2]}; resumes.
+
+        Each student has the name of its values, with its own folder and report; `.experiments[name]` opens it.
+        """
+        swept = arguments.swept_fields(fields)
+        self._run = self._open()  # names deleted texts
+        fixed = [override for override in self._overrides if override.partition("=")[0] not in swept]
+        console = console_of_python(quiet=self._console.is_quiet, tables=False)
+        runs = combinations(self._source, fixed, swept)
+        sweep = train_students(self._source, runs, console)
+        for note in sweep.notes:
+            console.note(note)
+        opened = {run.name: self.open(self._source, run.overrides, self._console) for run in runs}
+        return replace(sweep, experiments=opened)
 
     def explain(self, stage: str) -> Explanation:
         """Returns why a stage would run: the fields that differ from its last result."""

@@ -115,15 +115,32 @@ def assignments_of(values: Mapping[str, Any] | Iterable[str]) -> list[str]:
             fix = f"[{values!r}]" if isinstance(values, str) else '{"student.seed": 1}, or ["student.seed=1"]'
             raise ExperimentError("overrides are a mapping, or a list of texts", where=shown(repr(values)), fix=fix)
         return assignments
-    assignments = []
-    for field, value in values.items():
-        try:
-            assignments.append(f"{field}={json.dumps(_plain(value), ensure_ascii=False)}")
-        except (TypeError, ValueError, RecursionError):
-            what = f"the value of {field} is a {type(value).__name__}, which is no plain value"
-            fix = "use text, numbers, lists and dicts"
-            raise ExperimentError(what, where="overrides", fix=fix) from None
-    return assignments
+    return [f"{field}={_written(field, value)}" for field, value in values.items()]
+
+
+def _written(field: str, value: Any) -> str:
+    try:
+        return json.dumps(_plain(value), ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        what = f"the value of {field} is a {type(value).__name__}, which is no plain value"
+        raise ExperimentError(what, where="overrides", fix="use text, numbers, lists and dicts") from None
+
+
+def swept_fields(fields: Any) -> dict[str, list[str]]:
+    """Returns the values of each field of a sweep as overrides write them."""
+    if not isinstance(fields, Mapping) or not fields:
+        what, fix = "a sweep takes the values of each field", 'experiment.sweep({"student.seed": [0, 1, 2]})'
+        raise ExperimentError(what, where="sweep", fix=fix)
+    for field, values in fields.items():
+        if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+            example = f"{field}.FIELD" if isinstance(values, Mapping) else field
+            fix = f'experiment.sweep({{"{example}": [VALUE, VALUE]}})'
+            raise ExperimentError(f"{field} has no list of values: {shown(repr(values))}", where="sweep", fix=fix)
+    lists = {field: list(values) for field, values in fields.items()}
+    empty = next((field for field, values in lists.items() if not values), None)
+    if empty is not None:
+        raise ExperimentError(f"{empty} has no values", where="sweep", fix="give one or more")
+    return {field: [_written(field, value) for value in values] for field, values in lists.items()}
 
 
 # ---- texts

@@ -19,13 +19,14 @@ from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
 from amalgam.pipeline.execution.plan import StageState, shown_choices
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.user_paths import check_new
-from amalgam.stages.app.api import Experiment, QuietTables, open_run
+from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.arguments import local_path
 from amalgam.stages.app.checks import stored_overrides
 from amalgam.stages.app.cost import CostEstimate
 from amalgam.stages.app.doctor import diagnose
 from amalgam.stages.app.label import next_step, write_labels_file
 from amalgam.stages.app.maintenance import find_garbage, young_quarantine
+from amalgam.stages.app.runs import open_run
 from amalgam.stages.app.verify import REPAIR, RUN, Damage
 from amalgam.stages.common.deliveries import FOLDERS
 from amalgam.stages.common.given_labels import label_column
@@ -49,7 +50,7 @@ def run_stages(  # noqa: PLR0913 - the options of a command
     rival: str | None = None,
 ) -> Experiment:
     """Runs the stages up to `target`; `check` refuses an experiment before any stage runs; `rival` as in `Run`."""
-    console = Console(quiet=quiet) if tables else QuietTables(quiet=quiet)
+    console = Console(quiet=quiet, tables=tables)
     repeated = _remembered(config, overrides, target, console) if target else []
     fields = [*repeated, *overrides]
     if check is not None:

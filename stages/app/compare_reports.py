@@ -20,7 +20,6 @@ from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, QualityError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.facts import fits
-from amalgam.stages.app.api import QuietTables
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_student, delivered_students, read_metadata
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points, separate
@@ -410,7 +409,7 @@ def _wrong_field(content: dict[str, Any]) -> str | None:
     try:
         comparison_of({"first": report, "second": report.copy()})
         if evaluation:
-            print_evaluation(QuietTables(), evaluation, evaluation["labels"], evaluation["groups"])
+            print_evaluation(Console(tables=False), evaluation, evaluation["labels"], evaluation["groups"])
     except (LookupError, ValueError, ArithmeticError):
         return "evaluation"
     return None

@@ -18,9 +18,9 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.local import atomic_write
-from amalgam.stages.app.api import run_without_tables
 from amalgam.stages.app.demo_models import tiny_encoder, tiny_language_model
 from amalgam.stages.app.init import SCHEMA_FILE, SCHEMA_LINE, write_with_schema
+from amalgam.stages.app.runs import run_without_tables
 from amalgam.stages.common.deliveries import REPORTS
 from amalgam.stages.report.blocks import Evaluation
 from amalgam.stages.report.publish import page_name
@@ -65,10 +65,10 @@ def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
 
 def run_data_free(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     """Trains three teachers and a small language model, which generates texts in four ways, and students on them."""
-    console, with_texts = Console(quiet=quiet), folder / "with-texts.yaml"
+    console, with_texts = Console(quiet=quiet, tables=False), folder / "with-texts.yaml"
     write_data_free(folder, console)
     console.say("== teachers")
-    run_without_tables(with_texts, [], quiet=quiet, target="train-teachers")
+    run_without_tables(with_texts, [], console, "train-teachers")
     students: dict[str, Student] = {}
     for method, source in ROWS:
         settings = [f"student.method={method}", f"student.name={method}{f'-{source}' if source else ''}"]
@@ -87,11 +87,12 @@ Student = tuple[Path, list[str]]
 def _compare(folder: Path, students: Mapping[str, Student], overrides: list[str], *, quiet: bool) -> Run:
     """Prints the teachers and baselines of the first evaluation, and the student of each; returns the file's run."""
     console, evaluations = Console(quiet=quiet), dict[str, Evaluation]()
+    progress = Console(quiet=quiet, tables=False)
     for name, (config, settings) in students.items():
         console.say(f"== {name}")
-        evaluations[name] = evaluation(run_without_tables(config, settings, quiet=quiet))
+        evaluations[name] = evaluation(run_without_tables(config, settings, progress))
     # HEAD is the experiment of the file, from which later commands continue.
-    run = run_without_tables(folder / "amalgam.yaml", overrides, quiet=True)
+    run = run_without_tables(folder / "amalgam.yaml", overrides, Console(quiet=True, tables=False))
     first = next(iter(evaluations.values()))
     systems = {name: system for name, system in first["systems"].items() if "student" not in name}
     for name, scores in evaluations.items():

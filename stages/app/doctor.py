@@ -20,7 +20,7 @@ from amalgam.pipeline.execution.stage import PendingDependencyError, Run
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.user_paths import DEFAULT_FILE
 from amalgam.stages.app import checks
-from amalgam.stages.app.api import open_run
+from amalgam.stages.app.runs import open_run
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of

@@ -22,6 +22,7 @@ from amalgam.stages.common.cached.load import families_of
 from amalgam.stages.common.cached.read import scan
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.common.load import part_of, teachers_of
+from amalgam.stages.report.blocks import SystemScores
 from amalgam.stages.report.stage import evaluation as evaluation_of
 from amalgam.stages.report.tables import SCORES, system_name
 from amalgam.stages.report.verdict_types import SystemEstimate
@@ -88,15 +89,21 @@ def targets(run: Run) -> pl.LazyFrame:
 
 def evaluation(run: Run) -> pl.DataFrame:
     scores = evaluation_of(run)
-    ends = ("accuracy_low", "accuracy_high")
     rows = [
-        {"system": name, "n": scores["n"]}
-        | {key: math.inf if key == "nll_nats" and system.get("nll_infinite") else system[key] for key in SCORES}
-        | dict(zip(ends, interval(system["accuracy"], scores["n"]), strict=True))
-        | {f"on_{group}": system["slice_accuracy"][group] for group in scores["groups"]}
+        {"system": name, **scores_row(system, scores["n"], scores["groups"])}
         for name, system in scores["systems"].items()
     ]
     return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def scores_row(scores: SystemScores, n: int, groups: Iterable[str]) -> dict[str, int | float | None]:
+    """Returns n, the measures of a system with the interval of its accuracy, and the accuracy on each group."""
+    measures: dict[str, float | None] = {key: scores[key] for key in SCORES}
+    if scores.get("nll_infinite"):
+        measures["nll_nats"] = math.inf
+    low, high = interval(scores["accuracy"], n)
+    on_groups = {f"on_{group}": scores["slice_accuracy"][group] for group in groups}
+    return {"n": n, **measures, "accuracy_low": low, "accuracy_high": high, **on_groups}
 
 
 def estimates(systems: Sequence[SystemEstimate]) -> pl.DataFrame:

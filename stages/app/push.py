@@ -25,9 +25,9 @@ from amalgam.pipeline.console import Console, counted, size
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, ModelError, WorkError, nearest
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.storage.store import open_store
-from amalgam.stages.app.api import open_run, working
 from amalgam.stages.app.licences import LICENCES, warnings
 from amalgam.stages.app.model_card import CardInfo, Numbers, card, numbers_of
+from amalgam.stages.app.runs import open_run, working
 from amalgam.stages.app.student import StudentFolder, finished_student
 from amalgam.stages.common.deliveries import COPY_OF_MARK
 from amalgam.stages.common.load import part_of

@@ -1,4 +1,4 @@
-"""Trains one student for each combination of the given field values (`amalgam sweep`).
+"""Trains one student for each combination of the given field values (`amalgam sweep`, `Experiment.sweep`).
 
 Each student has its own identity, name and report; shared results are computed once. Students are trained one after
 the other, or in parallel on a Ray cluster.
@@ -7,6 +7,7 @@ the other, or in parallel on a Ray cluster.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 import shlex
@@ -14,6 +15,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,16 +24,20 @@ from typing import Any, TypedDict
 import yaml
 
 from amalgam.data.keys import shown
+from amalgam.data.lazy import pl
+from amalgam.pipeline.config.load import ExperimentSource
 from amalgam.pipeline.config.proposals import file_option
-from amalgam.pipeline.console import Console
+from amalgam.pipeline.console import Console, aligned
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, InputChangedError
 from amalgam.pipeline.execution.plan import stage_state
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.input_files import InputFile
+from amalgam.pipeline.notebook import table_html
 from amalgam.pipeline.signals import InterruptHandler
-from amalgam.stages.app.api import QuietTables, check_requirements, open_run, run_without_tables, working
+from amalgam.stages.app import frames
 from amalgam.stages.app.checks import check_student_encoder, error_of
+from amalgam.stages.app.runs import check_requirements, open_run, run_without_tables, working
 from amalgam.stages.build_targets.stage import check_train_gold
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.methods import load_with_methods
@@ -66,23 +72,33 @@ class SweepRun:
 
 
 def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: bool) -> None:
-    sweep_runs = combinations(config, overrides)
-    run = open_run(config, sweep_runs[0].overrides)
+    console = Console(quiet=quiet)
+    fixed, swept = swept_fields(overrides, config)
+    sweep = train_students(config, combinations(config, fixed, swept), Console(quiet=quiet, tables=False))
+    if as_json:
+        console.json({"students": sweep.students, "over_seeds": list(over_seeds(sweep.students))})
+    else:
+        console.table(*sweep.table())
+    for note in sweep.notes:
+        console.note(note)
+
+
+def train_students(source: ExperimentSource, sweep_runs: Sequence[SweepRun], console: Console) -> Sweep:
+    """Runs the experiment of each student; the console prints their progress, and no tables."""
+    run = open_run(source, sweep_runs[0].overrides, console=console)
     if run.share.kind == "torchrun":
         raise ExperimentError("a sweep runs in one process", fix="omit torchrun, or set execution.engine=ray")
     before = {each.name: read_metadata(run.base / STUDENTS / each.name) or {} for each in sweep_runs}
     if run.experiment.execution.engine == "ray":
-        _train_in_parallel(config, sweep_runs, quiet=quiet)
+        _train_in_parallel(source, sweep_runs, quiet=console.is_quiet)
     results: list[SweepResult] = []
     for sweep_run in sweep_runs:
         if len(results) < CHECKED:
-            _check_students(config, sweep_runs)
+            _check_students(source, sweep_runs)
         sweep_run.check_file()
-        Console(quiet=quiet).say(f"== {sweep_run.name}")
-        results.append(_result(sweep_run, run_without_tables(config, sweep_run.overrides, quiet=quiet)))
-    _show(Console(quiet=quiet), results, as_json=as_json)
-    for note in _notes(results, before):
-        Console(quiet=quiet).note(note)
+        console.say(f"== {sweep_run.name}")
+        results.append(_result(sweep_run, run_without_tables(source, sweep_run.overrides, console)))
+    return Sweep(results, list(_notes(results, before)), {})
 
 
 def _notes(results: Sequence[SweepResult], before: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -108,10 +124,10 @@ def equal_students(results: Iterable[SweepResult]) -> Iterator[tuple[list[str], 
             yield [one["name"] for one in group], fields
 
 
-def _check_students(config: Path, sweep_runs: Sequence[SweepRun]) -> None:
+def _check_students(source: ExperimentSource, sweep_runs: Sequence[SweepRun]) -> None:
     """Refuses the sweep if one of its students could not be trained."""
     for sweep_run in sweep_runs:
-        run = open_run(config, sweep_run.overrides, console=Console(quiet=True))
+        run = open_run(source, sweep_run.overrides, console=Console(quiet=True))
         stage_state(READ, run)  # adds the result, if it exists
         for check in (check_student_encoder, check_train_gold):
             error = error_of(check, run)
@@ -123,30 +139,39 @@ def _check_students(config: Path, sweep_runs: Sequence[SweepRun]) -> None:
 # ---- combinations
 
 
-def combinations(config: Path, overrides: Sequence[str]) -> list[SweepRun]:
-    """Returns every combination, each validated as an experiment before any work."""
+def swept_fields(overrides: Sequence[str], config: Path) -> tuple[list[str], dict[str, list[str]]]:
+    """Returns the overrides with one value, and the fields with several, as the command line gives them."""
     given = Counter(override.partition("=")[0] for override in overrides)
     for field in [field for field, times in given.items() if times > 1]:
         fix = f"give all its values at once: {field}=VALUE,VALUE"
         raise ExperimentError(f"{field} is given {given[field]} times", where=COMMAND_LINE, fix=fix)
     fields = {field: values_of(text) for field, _, text in (override.partition("=") for override in overrides)}
     swept = {field: values for field, values in fields.items() if len(values) > 1}
-    _check_fields(swept, overrides, config)
-    fixed = [override for override in overrides if override.partition("=")[0] not in swept]
+    if not swept:
+        fix = f"separate values by commas, without blanks: amalgam sweep student.seed=0,1,2{file_option(config)}"
+        read = f"; given: {shown(shlex.join(overrides))}" if overrides else ""
+        raise ExperimentError(f"no field has several values{read}", fix=fix)
+    return [override for override in overrides if override.partition("=")[0] not in swept], swept
+
+
+def combinations(source: ExperimentSource, fixed: Sequence[str], swept: Mapping[str, Sequence[str]]) -> list[SweepRun]:
+    """Returns every combination of the values, each validated as an experiment before any work."""
+    _check_fields(swept)
     first_values = [f"{field}={values[0]}" for field, values in swept.items()]
-    student = load_with_methods(config, [*fixed, *first_values]).experiment.student
+    student = load_with_methods(source, [*fixed, *first_values]).experiment.student
     prefix = [student.name] if "name" in student.model_fields_set else []
     sweep_runs: dict[str, SweepRun] = {}
     for combination in itertools.product(*swept.values()):
         values = dict(zip(swept, combination, strict=True))
         name = "-".join([*prefix, *(_word(field, value) for field, value in values.items())])
         settings = [*fixed, *(f"{field}={value}" for field, value in values.items()), f'student.name="{name}"']
-        file = load_with_methods(config, settings).file
+        file = load_with_methods(source, settings).file
         if name in sweep_runs:
             earlier, later = (shlex.join(map("=".join, run.items())) for run in (sweep_runs[name].values, values))
             what, fix = f"two students have the name {name}: {earlier} and {later}", "name each value once"
             if earlier != later:
-                alone = f"amalgam run {shlex.join(settings[:-1])} student.name=NAME{file_option(config)}"
+                option = file_option(source) if isinstance(source, Path) else ""
+                alone = f"amalgam run {shlex.join(settings[:-1])} student.name=NAME{option}"
                 fix = f"leave the second out, and run it alone: {alone}"
             raise ExperimentError(what, fix=fix)
         sweep_runs[name] = SweepRun(name, values, settings, file)
@@ -164,14 +189,10 @@ def values_of(text: str) -> list[str]:
     return [flow[item.start_mark.index : item.end_mark.index] for item in items] or [text]
 
 
-def _check_fields(swept: Mapping[str, Sequence[str]], given: Sequence[str], config: Path) -> None:
+def _check_fields(swept: Mapping[str, Sequence[str]]) -> None:
     for field_name in swept:
         if field_name.startswith("execution.") or field_name == "student.name":
             raise ExperimentError(f"{field_name} does not distinguish students", fix=f"give {field_name} one value")
-    if not swept:
-        fix = f"separate values by commas, without blanks: amalgam sweep student.seed=0,1,2{file_option(config)}"
-        read = f"; given: {shown(shlex.join(given))}" if given else ""
-        raise ExperimentError(f"no field has several values{read}", fix=fix)
     count = math.prod(map(len, swept.values()))
     if count > MOST:
         raise ExperimentError(f"{count:,} students exceed the limit of {MOST} in a sweep", fix="give fewer values")
@@ -186,16 +207,16 @@ def _word(field: str, value: str) -> str:
 # ---- on a cluster
 
 
-def _train_in_parallel(config: Path, sweep_runs: Sequence[SweepRun], *, quiet: bool) -> None:
+def _train_in_parallel(source: ExperimentSource, sweep_runs: Sequence[SweepRun], *, quiet: bool) -> None:
     """Runs the earlier stages one after the other, since students share them; then trains students in parallel."""
     waiting: dict[str, Run] = {}
     for sweep_run in sweep_runs:
         sweep_run.check_file()
-        run = open_run(config, sweep_run.overrides, console=PrefixedConsole(sweep_run.name, quiet=quiet))
+        run = open_run(source, sweep_run.overrides, console=PrefixedConsole(sweep_run.name, quiet=quiet))
         if not STUDENT.is_needed(run.experiment):
             continue
         earlier = [stage for stage in STAGES[: STAGES.index(STUDENT)] if stage.is_needed(run.experiment)]
-        check_requirements(run, config, sweep_run.overrides)
+        check_requirements(run, source, sweep_run.overrides)
         with working(run):
             update(earlier, run, keep_overrides=False)
             STUDENT.resolve_inputs(run)
@@ -212,9 +233,9 @@ def _train_in_parallel(config: Path, sweep_runs: Sequence[SweepRun], *, quiet: b
         future.result()
 
 
-class PrefixedConsole(QuietTables):
+class PrefixedConsole(Console):
     def __init__(self, name: str, *, quiet: bool) -> None:
-        super().__init__(quiet=quiet)
+        super().__init__(quiet=quiet, tables=False)
         self._name = name
 
     def say(self, text: str) -> None:
@@ -262,27 +283,64 @@ def _result(sweep_run: SweepRun, run: Run) -> SweepResult:
     }
 
 
-def _show(console: Console, results: Sequence[SweepResult], *, as_json: bool) -> None:
-    summaries = list(over_seeds(results))
-    if as_json:
-        console.json({"students": results, "over_seeds": summaries})
-        return
-    scored = next((result for result in results if result["scores"]), None)
-    if scored is None:
-        console.table("no labelled test texts (corpus.test)", ["student"], [[result["name"]] for result in results])
-        return
-    groups = scored["groups"]
-    columns = header(groups)
-    blank = [""] * (len(columns) - 1)
-    rows = [
-        row(result["name"], result["scores"], groups) if result["scores"] else [result["name"], *blank]
-        for result in results
-    ]
-    for summary in summaries:
-        cells = [_mean(score, *summary[score]) for score in SCORES]
-        rows.append([f"{summary['name']}, mean of {summary['students']}", *cells, *blank[len(cells) :]])
-    spread = "; ± is the standard deviation over seeds" if summaries else ""
-    console.table(f"{scored['n']:,} labelled test texts{spread}", columns, rows)
+@dataclass(frozen=True, repr=False)
+class Sweep:
+    """The students of a sweep."""
+
+    students: list[SweepResult]
+    notes: list[str]
+    """On replaced students, and on equal ones."""
+    experiments: Mapping[str, Any]
+    """In Python: the experiment of each student."""
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """student, the swept fields, and the scores of the student as `evaluation` has them."""
+        rows = [
+            {"student": student["name"]}
+            | {field: _value(text) for field, text in student["values"].items()}
+            | _score_row(student)
+            for student in self.students
+        ]
+        return pl.DataFrame(rows, infer_schema_length=None, strict=False)
+
+    def table(self) -> tuple[str, list[str], list[list[str]]]:
+        """Returns title, header and rows: the scores of each student, and the means over seeds."""
+        scored = next((student for student in self.students if student["scores"]), None)
+        if scored is None:
+            return "no labelled test texts (corpus.test)", ["student"], [[student["name"]] for student in self.students]
+        groups, summaries = scored["groups"], list(over_seeds(self.students))
+        columns = header(groups)
+        blank = [""] * (len(columns) - 1)
+        rows = [
+            row(student["name"], student["scores"], groups) if student["scores"] else [student["name"], *blank]
+            for student in self.students
+        ]
+        for summary in summaries:
+            cells = [_mean(score, *summary[score]) for score in SCORES]
+            rows.append([f"{summary['name']}, mean of {summary['students']}", *cells, *blank[len(cells) :]])
+        spread = "; ± is the standard deviation over seeds" if summaries else ""
+        return f"{scored['n']:,} labelled test texts{spread}", columns, rows
+
+    def __repr__(self) -> str:
+        title, columns, rows = self.table()
+        return f"{title}\n{aligned(columns, rows)}"
+
+    def _repr_html_(self) -> str:
+        return table_html(*self.table())
+
+
+def _value(text: str) -> Any:
+    """Returns a number, text, bool or None; the text of other values."""
+    with suppress(ValueError):
+        value = json.loads(text)
+        return text if isinstance(value, list | dict) else value
+    return text
+
+
+def _score_row(student: SweepResult) -> dict[str, Any]:
+    scores, n = student["scores"], student["n"]
+    return frames.scores_row(scores, n, student["groups"]) if scores and n else {}
 
 
 def _mean(score: Score, mean: float | None, deviation: float | None) -> str:

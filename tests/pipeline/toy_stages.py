@@ -183,10 +183,10 @@ def main(seconds: str, *arguments: str) -> None:
     """
     from amalgam import cli
     from amalgam.stages.app import api as experiment
-    from amalgam.stages.app import commands
+    from amalgam.stages.app import commands, runs
 
     before: Before = wait_for_signal if seconds == SIGNAL else lambda *_: time.sleep(float(seconds))
-    for module in (commands, experiment):
+    for module in (commands, experiment, runs):
         vars(module)["STAGES"] = toy_stages(before)
     sys.argv = ["amalgam", *arguments]
     cli.main()

@@ -12,7 +12,7 @@ import pytest
 
 from amalgam.data.tokens import Ragged, TokenRows, encode, has_fast_backend, join
 from amalgam.pipeline.execution.stage import Run
-from amalgam.stages.app.api import open_run
+from amalgam.stages.app.runs import open_run
 from amalgam.stages.common import token_cache as token_store
 from amalgam.stages.common.corpus import fields, read_bucket
 from amalgam.stages.common.load import encoder_files, part_of, teachers_of

@@ -21,7 +21,8 @@ from markupsafe import escape
 
 from amalgam.pipeline.errors import DataError
 from amalgam.stages.app.api import Experiment
-from amalgam.stages.app.compare_reports import Requirements, read_report, report
+from amalgam.stages.app.compare_reports import Requirements, report
+from amalgam.stages.app.comparison import read_report
 from amalgam.stages.app.demo import write_demo
 from amalgam.stages.common.deliveries import REPORTS
 from amalgam.stages.report.blocks import ReportJson
@@ -103,7 +104,7 @@ def make_page(folder: Path, entry: Entry, pages: Path, *, texts: bool) -> str:
     """Runs the experiment, writes its report page, and returns its row of the gallery."""
     experiment = Experiment.load(folder / entry.file, entry.overrides)
     experiment.run()
-    numbers = read_report(experiment.report.with_suffix(".json"), folder / entry.file)
+    numbers = read_report(experiment.report.with_suffix(".json"), "run the experiment")
     numbers["settings"] = short_paths(numbers["settings"])
     html = page(numbers if texts else without_texts(numbers))
     if not texts:

@@ -25,7 +25,7 @@ from amalgam.benchmarks.models import minilm_folder
 from amalgam.benchmarks.protocol import row, show
 from amalgam.data.keys import cut_in_groups
 from amalgam.stages.app.api import Experiment
-from amalgam.stages.app.compare_reports import read_report
+from amalgam.stages.app.comparison import read_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -122,7 +122,7 @@ def _verdict(folder: Path, overrides: Mapping[str, Any]) -> tuple[str, float | N
     """Runs an experiment; returns the decision, the accuracy, and the number of test texts."""
     experiment = Experiment.load(folder / "amalgam.yaml", overrides, quiet=True)
     experiment.run()
-    report = read_report(experiment.report.with_suffix(".json"), folder / "amalgam.yaml")
+    report = read_report(experiment.report.with_suffix(".json"), "run the experiment")
     if report["verdict"] is None:
         raise SystemExit(f"{folder}: the report has no verdict")
     evaluation = report["evaluation"]

@@ -132,6 +132,16 @@ def test_a_sweep_in_python_has_a_row_for_each_student_with_its_values(workspace:
     assert own.equals(frame.tail(1).select(own.columns))
     assert repr(sweep).splitlines()[-1].startswith("muka-soft, mean of 2")
     assert "muka-soft, mean of 2" in sweep._repr_html_()
+    compared = experiment.compare(*frame["student"]).frame
+    assert compared.select("student", *own.columns).equals(frame.select("student", *own.columns))
+    assert compared["difference"].to_list() == [None, pytest.approx(frame["accuracy"][1] - frame["accuracy"][0])]
+    assert compared["gained"][1] - compared["lost"][1] == round(compared["difference"][1] * compared["n"][1])
+    assert "against the first" in repr(experiment.compare(*frame["student"]))
+    assert experiment.compare(*frame["student"]).summary[-1] in experiment.compare(*frame["student"])._repr_html_()
+    for names in (["seed-0-muka-soft"], ["seed-0-muka-soft"] * 2, ["seed-0-muka-soft", "absent"]):
+        with pytest.raises(ExperimentError) as refused:
+            experiment.compare(*names)
+        assert refused.value.fix
     wrong: list[Any] = ["student.seed=0,1", {}, {"student.seed": 3}, {"student": {"seed": [0]}}, {"student.seed": []}]
     for fields in wrong:
         with pytest.raises(ExperimentError) as refused:

@@ -34,6 +34,7 @@ from amalgam.pipeline.storage.fingerprint import differences
 from amalgam.stages.app import arguments, frames, maintenance
 from amalgam.stages.app import verify as verification
 from amalgam.stages.app.checks import problems_of, remarks_of
+from amalgam.stages.app.comparison import ComparedReports, compare_students
 from amalgam.stages.app.cost import CostEstimate, estimate_cost
 from amalgam.stages.app.in_memory_texts import check_stored, store_labels, store_texts
 from amalgam.stages.app.label import LabelEffect, check_takes_labels, label_effect, texts_to_label
@@ -258,6 +259,10 @@ class Experiment:
             console.note(note)
         opened = {run.name: self.open(self._source, run.overrides, self._console) for run in runs}
         return replace(sweep, experiments=opened)
+
+    def compare(self, *students: str) -> ComparedReports:
+        """Compares finished students of this folder text by text with the first one, by their names."""
+        return compare_students(self._run.base, students, self._console.note)
 
     def explain(self, stage: str) -> Explanation:
         """Returns why a stage would run: the fields that differ from its last result."""

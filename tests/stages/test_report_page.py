@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from amalgam.stages.app.compare_reports import comparison_of, difference
+from amalgam.stages.app.comparison import comparison_of, difference
 from amalgam.stages.common.intervals import interval, paired
 from amalgam.stages.report.evaluation import SystemPredictions
 from amalgam.stages.report.figures import Figure, FigureAxis, axis, figures, spikes

@@ -238,6 +238,15 @@ def test_the_evaluation_is_the_reports(done: Experiment) -> None:
     assert 0 < nll["ensemble"] < float("inf")
 
 
+def test_the_evaluation_by_label_adds_up_to_that_of_all(done: Experiment) -> None:
+    by_label, of_all = done.evaluation_by_label, done.evaluation
+    sums = by_label.group_by("system", maintain_order=True).agg(pl.col("n", "right").sum(), pl.col("f1").mean())
+    assert by_label["label"].to_list() == len(of_all) * done.labels
+    assert sums["n"].to_list() == of_all["n"].to_list()
+    assert (sums["right"] / sums["n"]).to_list() == pytest.approx(of_all["accuracy"].to_list())
+    assert sums["f1"].to_list() == pytest.approx(of_all["macro_f1"].to_list())
+
+
 def test_results_of_a_test_file_that_changed_later_are_refused(workspace: Workspace) -> None:
     experiment = Experiment.load(workspace.config, quiet=True)
     n = experiment.run().evaluation["n"][0]  # type: ignore[index]

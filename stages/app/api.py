@@ -396,6 +396,11 @@ class Experiment:
         """
         return frames.evaluation(self._current("report"))
 
+    @property
+    def evaluation_by_label(self) -> pl.DataFrame:
+        """system, label, n (texts of the label), predicted, right, f1: null for a label that is in neither."""
+        return frames.evaluation_by_label(self._current("report"))
+
     def predict(
         self, texts: Sequence[str | tuple[str, str]], *, top: int = 1, explain: bool = False, unknown: bool = False
     ) -> pl.DataFrame:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from amalgam.data.keys import shown
-from amalgam.data.lazy import pl
+from amalgam.data.lazy import np, pl
 from amalgam.data.parquet import predictions as prediction_columns
 from amalgam.data.rows import has_surrogate
 from amalgam.pipeline.console import counted
@@ -94,6 +94,17 @@ def evaluation(run: Run) -> pl.DataFrame:
         for name, system in scores["systems"].items()
     ]
     return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def evaluation_by_label(run: Run) -> pl.DataFrame:
+    scores, rows = evaluation_of(run), []
+    for name, system in scores["systems"].items():
+        confusion = np.array(system["confusion"])
+        gold, predicted, right = confusion.sum(axis=1), confusion.sum(axis=0), confusion.diagonal()
+        for label, *counts in zip(scores["labels"], gold.tolist(), predicted.tolist(), right.tolist(), strict=True):
+            rows.append([name, label, *counts, system["label_f1"][label]])
+    types = {"system": pl.String, "label": pl.String, "n": pl.Int64, "predicted": pl.Int64, "right": pl.Int64}
+    return pl.DataFrame(rows, {**types, "f1": pl.Float64}, orient="row")
 
 
 def scores_row(scores: SystemScores, n: int, groups: Iterable[str]) -> dict[str, int | float | None]:

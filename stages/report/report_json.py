@@ -27,7 +27,7 @@ from amalgam.stages.report.conditions import LEAST_TEXTS, MOST_LEARNED
 from amalgam.stages.report.next_step import free_student
 from amalgam.stages.report.verdict import verdict
 from amalgam.stages.report.verdict_types import LearnedTexts, VerdictInputs
-from amalgam.stages.report.verdict_words import estimate_sentence, tested_on
+from amalgam.stages.report.verdict_words import estimate_sentence, tested_on, weight_estimate_sentence
 
 if TYPE_CHECKING:
     from amalgam.stages.common.training.schedule import Schedule, StudentFacts
@@ -361,6 +361,8 @@ def summary(numbers: blocks.ReportJson) -> list[str]:
     evaluation = numbers["evaluation"]
     if evaluation is None and numbers["label_estimates"]:
         return [estimate_sentence(numbers["label_estimates"]), _teacher_choice(numbers)]
+    if evaluation is None and numbers["unlabelled"] and numbers["unlabelled"]["estimates"]:
+        return [weight_estimate_sentence(numbers["unlabelled"]["estimates"]), _teacher_choice(numbers)]
     if evaluation is None:
         missing = f"The accuracy of the student ({numbers['method']}) is unknown: there are no labelled test texts."
         return [f"{missing} Set corpus.test.", _teacher_choice(numbers)]
@@ -464,4 +466,4 @@ def _teacher_choice(numbers: blocks.ReportJson) -> str:
         )
     outside = " that teachers did not learn" if numbers["settings"]["train_teachers"] else ""
     outside = " outside `labels`" if numbers["settings"]["labels"] else outside
-    return f"Accuracy losses are unknown too: no sampled training text has a gold label of a teacher{outside}."
+    return f"Accuracy losses are unknown: no sampled training text has a gold label of a teacher{outside}."

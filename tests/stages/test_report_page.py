@@ -33,7 +33,7 @@ from amalgam.stages.report.quality import (
 )
 from amalgam.stages.report.report_json import accuracy_losses, relevant_loss, summary
 from amalgam.stages.report.verdict import verdict
-from amalgam.tests.stages.verdict_cases import CASES, made
+from amalgam.tests.stages.verdict_cases import CASES, estimates, made
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
 # ---- the summary
@@ -42,6 +42,19 @@ from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 @pytest.mark.parametrize(("right", "n", "low", "high"), [(0.5, 100, 0.4038, 0.5962), (0.0, 10, 0.0, 0.2775)])
 def test_an_interval_is_wilsons(right: float, n: int, low: float, high: float) -> None:
     assert interval(right, n) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_without_test_texts_the_summary_is_the_estimate_and_the_page_has_it_once(built: Workspace) -> None:
+    blocks = built.numbers() | {"evaluation": None, "label_estimates": None, "student_quality": None}
+    blocks |= {"unlabelled": None, "target_quality": None}
+    assert summary(blocks)[0].startswith("The accuracy of the student (muka-soft) is unknown: there are no labelled")
+    estimated = blocks | {"unlabelled": {"estimates": estimates()}}
+    assert summary(estimated)[0].startswith("The student's accuracy is estimated at 90.0 % (95 % interval ")
+    shown = built.numbers()
+    shown["verdict"]["reasons"] = ["A reason."]
+    shown["summary"] = ["A reason.", "Another sentence."]
+    html = page(shown)
+    assert [html.count(sentence) for sentence in shown["summary"]] == [1, 1]
 
 
 def measured(oracle: int, targets: int, accuracy: float, n: int = 1000, *, on_training: int | None = None) -> Any:

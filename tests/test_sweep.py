@@ -142,6 +142,8 @@ def test_a_sweep_in_python_has_a_row_for_each_student_with_its_values(workspace:
         with pytest.raises(ExperimentError) as refused:
             experiment.compare(*names)
         assert refused.value.fix
+    with pytest.raises(ExperimentError, match=r"overrides: 1 problem[\s\S]*where: experiment.sweep\(...\)"):
+        experiment.sweep({"student.sed": [0, 1]})
     wrong: list[Any] = ["student.seed=0,1", {}, {"student.seed": 3}, {"student": {"seed": [0]}}, {"student.seed": []}]
     for fields in wrong:
         with pytest.raises(ExperimentError) as refused:

@@ -253,7 +253,10 @@ class Experiment:
         self._run = self._open()  # names deleted texts
         fixed = [override for override in self._overrides if override.partition("=")[0] not in swept]
         console = console_of_python(quiet=self._console.is_quiet, tables=False)
-        runs = combinations(self._source, fixed, swept)
+        try:
+            runs = combinations(self._source, fixed, swept)
+        except ExperimentError as error:
+            raise arguments.in_python(error, "experiment.sweep(...)") from error.__cause__
         sweep = train_students(self._source, runs, console)
         for note in sweep.notes:
             console.note(note)

@@ -98,10 +98,10 @@ def local_path(path: str | Path, base: Path) -> str:
     return f"./{absolute.relative_to(base).as_posix()}" if absolute.is_relative_to(base) else str(absolute)
 
 
-def in_python(error: ExperimentError) -> ExperimentError:
-    """Makes an error of an experiment file and its overrides name the arguments of Experiment.load."""
+def in_python(error: ExperimentError, where: str = "Experiment.load(overrides=...)") -> ExperimentError:
+    """Makes an error of an experiment file and its overrides name the arguments of the call in Python."""
     error.what = re.sub(f"^( *){COMMAND_LINE}(?=[:,])", r"\1overrides", error.what, flags=re.MULTILINE)
-    error.where = "Experiment.load(overrides=...)" if error.where == COMMAND_LINE else error.where
+    error.where = where if error.where == COMMAND_LINE else error.where
     fix = (error.fix or "").replace("did you mean -c ", "did you mean ")
     error.fix = fix.replace("with -c FILE", 'by Experiment.load("FILE")').replace("with -c ", "by path: ") or None
     return error

@@ -81,6 +81,8 @@ def gives_label_distributions(loss: str) -> bool:
 class TargetMethod:
     """One way to build targets. A subclass overrides the defaults that differ."""
 
+    version: ClassVar[int] = 1
+    """Another one makes targets, students and reports of this method stale."""
     loss: ClassVar[str] = "kl"
     """Loss of the student: kl, restricted (each teacher's own labels), scores (logits), mt-bert."""
     reads_teachers: ClassVar[bool] = True

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from amalgam.pipeline.storage.fingerprint import library_versions
+from amalgam.stages.target_methods import MukaSoft
 from amalgam.tests.workspaces import Workspace, rewrite
 
 CACHE = "cache-teachers"
@@ -25,6 +26,13 @@ def test_a_raised_version_reruns_that_stage_and_what_follows(
     assert {name for name, stage in plan.items() if stage["state"] != "current"} == TARGETS_ON
     assert plan["build-targets"]["reason"] == "code"
     assert plan["build-targets"]["detail"] == f"build-targets: code {before} -> {before + 1}"
+
+
+def test_a_raised_version_of_a_target_method_reruns_what_reads_its_targets(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MukaSoft, "version", 2)
+    assert workspace.stale() == TARGETS_ON
 
 
 def test_another_library_version_gives_a_warning_and_reruns_only_if_strict(

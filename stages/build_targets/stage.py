@@ -109,6 +109,7 @@ class BuildTargets(Stage):
             inputs["knows"] = load.known_labels(run)
             inputs["dtype"] = cached.dtype_of(run)
             inputs |= cached.passes_counted(run) if method.reads_passes else {}
+        inputs |= {"method_version": method.version} if method.version > 1 else {}
         inputs |= load_labels.labels_identity(run)
         upstream = ["weigh-teachers"] * method.weighs_together + ["fit-statistics"] * method.weighs_by_domain
         fingerprints = {stage: run.fingerprint(stage) for stage in upstream}

@@ -223,6 +223,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Experiment(TEACHERS, pa.Table.from_arrays([pa.array(["a"])] * 2, ["text", "text"])),
         "two columns named text",
     ),
+    "two columns of pandas of one name": (
+        lambda: Experiment(TEACHERS, pd.DataFrame([["a", "b"]], columns=["text", "text"])),
+        "a name of its own",
+    ),
     "two types": (lambda: Experiment(TEACHERS, {"text": ["a", 1]}), "give each column one type"),
     "an object": (lambda: Experiment(TEACHERS, object()), "pass a list of texts"),
     "an open file": (lambda: Experiment(TEACHERS, io.StringIO("text,label\na,law\n")), "pass a list of texts"),
@@ -273,6 +277,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "one teacher": (lambda: Experiment(texts=["a"], teacher=[FIRST]), f"write teachers=[{FIRST!r}]"),  # type: ignore[arg-type]
     "no section": (lambda: Experiment(TEACHERS, ["a"], student="uhc"), "student={'method': 'uhc'}"),  # type: ignore[arg-type]
     "an encoder as a section": (lambda: Experiment(TEACHERS, ["a"], student="m/x"), "student={'encoder': 'm/x'}"),  # type: ignore[arg-type]
+    "a folder as a section": (lambda: Experiment(TEACHERS, ["a"], student="models"), "student={'encoder': 'models'}"),  # type: ignore[arg-type]
     "a teacher as a section": (lambda: Experiment(TEACHERS, ["a"], student="teacher:x"), "{'encoder': 'teacher:x'}"),  # type: ignore[arg-type]
     "test texts without labels": (lambda: Experiment(TEACHERS, ["a"], test=["b"]), '{"text": [...], "label": [...]}'),
     "NaN among texts": (lambda: Experiment(TEACHERS, ["a", float("nan")]), "a row of the train texts has no text"),

@@ -69,7 +69,8 @@ def _section(name: str, fields: Any) -> dict[str, Any]:
     sections = ExperimentConfig.model_fields.items()
     owners = [section for section, info in sections if name in getattr(info.annotation, "model_fields", ())]
     if name in ExperimentConfig.model_fields:
-        field = "FIELD" if name != "student" else "encoder" if set("/:") & set(str(fields)) else "method"
+        is_model = set("/:") & set(str(fields)) or os.path.isdir(str(fields))  # noqa: PTH112 - False for a long text
+        field = "FIELD" if name != "student" else "encoder" if is_model else "method"
         example = f"{name}={{{field!r}: {fields!r}}}"
     else:
         near = [f"{close}={fields!r}" for close in nearest(name, ExperimentConfig.model_fields, ratio=0.7)]

@@ -211,7 +211,7 @@ def _arrow_of(make: Callable[[], Any], given: Any, corpus: Corpus, part: str) ->
         usable = _without_surrogates(given, corpus, part) if isinstance(error, UnicodeEncodeError) else None
         if usable is not None:
             return usable
-        fix = "give each column one type, and all columns the same length"
+        fix = "give each column one type and a name of its own, and all columns the same length"
         what = f"the {part} texts cannot be read as a table: {shown(str(error), 200)}"
         raise DataError(what, where=_place(given, part), fix=fix) from None
 

@@ -126,3 +126,19 @@ def test_no_message_shows_a_secret(notebook: Kernel) -> None:
     """Notebooks are stored and shared with their outputs."""
     console_of_python(quiet=False).say("fetching s3://texts/train.csv?X-Amz-Signature=0123456789abcdef")
     assert notebook.texts() == ["fetching s3://texts/train.csv?(not shown)"]
+
+
+def test_a_console_without_tables_prints_messages_alone(
+    notebook: Kernel, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def print_all() -> None:
+        console = console_of_python(quiet=False, tables=False)
+        console.table("scores", ["accuracy"], [["0.9"]])
+        console.verdict(["verdict: ship"])
+        console.say("== amalgam-seed-0")
+
+    print_all()
+    assert notebook.texts() == ["== amalgam-seed-0"]
+    monkeypatch.delitem(sys.modules, "IPython")
+    print_all()
+    assert capsys.readouterr() == ("", "== amalgam-seed-0\n")

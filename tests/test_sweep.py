@@ -137,7 +137,7 @@ def test_a_sweep_in_python_has_a_row_for_each_student_with_its_values(workspace:
     assert compared["difference"].to_list() == [None, pytest.approx(frame["accuracy"][1] - frame["accuracy"][0])]
     assert compared["gained"][1] - compared["lost"][1] == round(compared["difference"][1] * compared["n"][1])
     assert "against the first" in repr(experiment.compare(*frame["student"]))
-    assert experiment.compare(*frame["student"]).summary[-1] in experiment.compare(*frame["student"])._repr_html_()
+    assert "against the first" in experiment.compare(*frame["student"])._repr_html_()
     for names in (["seed-0-muka-soft"], ["seed-0-muka-soft"] * 2, ["seed-0-muka-soft", "absent"]):
         with pytest.raises(ExperimentError) as refused:
             experiment.compare(*names)

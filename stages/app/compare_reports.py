@@ -19,6 +19,7 @@ from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, QualityError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.app.comparison import (
+    ComparedReports,
     comparison_of,
     learned_texts,
     other_student,
@@ -287,14 +288,11 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
             Console(quiet=quiet).note(f"{other}: run `{_command(path, file)}`")
     files = [Path(name) for name in names if name.endswith(SUFFIXES)]
     comparison, console = comparison_of(reports), Console(quiet=quiet)
-    rows = table(comparison)
     if as_json:
         console.json(comparison)
     else:
-        console.table("", ["", *reports], rows)
-        for sentence in (*comparison["cautions"], comparison["summary"]):
-            console.sentence(sentence)
-    page = render("comparison.html.j2", numbers=comparison, rows=rows)
+        ComparedReports(comparison).print_to(console)
+    page = render("comparison.html.j2", numbers=comparison, rows=table(comparison))
     base = (files[0] if files else config).parent.absolute()
     console.say(f"report{place_of(base)}: {publish(base, COMPARISON, page, comparison)}")
 

@@ -11,9 +11,9 @@ from typing import Any, TypedDict, cast, get_type_hints
 
 from amalgam.data.lazy import pl
 from amalgam.pipeline.config.schema import COMPARISON
-from amalgam.pipeline.console import Console, aligned, duration, size
+from amalgam.pipeline.console import Console, duration, size
 from amalgam.pipeline.errors import DataError, ExperimentError
-from amalgam.pipeline.notebook import paragraph, table_html
+from amalgam.pipeline.notebook import Printed
 from amalgam.pipeline.storage.facts import fits
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, read_metadata
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
@@ -122,7 +122,7 @@ def _wrong_field(content: dict[str, Any]) -> str | None:
 
 
 @dataclass(frozen=True, repr=False)
-class ComparedReports:
+class ComparedReports(Printed):
     """Students compared text by text with the first one, on the same labelled test texts."""
 
     block: Comparison
@@ -161,14 +161,10 @@ class ComparedReports:
         """Cautions, and the difference of the two highest accuracies."""
         return [*self.block["cautions"], self.block["summary"]]
 
-    def __repr__(self) -> str:
-        return "\n".join([aligned(self._header(), table(self.block)), *self.summary])
-
-    def _repr_html_(self) -> str:
-        return "\n".join([table_html("", self._header(), table(self.block)), *map(paragraph, self.summary)])
-
-    def _header(self) -> list[str]:
-        return ["", *(run["name"] for run in self.block["runs"])]
+    def print_to(self, console: Console) -> None:
+        console.table("", ["", *(run["name"] for run in self.block["runs"])], table(self.block))
+        for sentence in self.summary:
+            console.sentence(sentence)
 
 
 def compare_students(base: Path, names: Sequence[str], note: Callable[[str], None]) -> ComparedReports:

@@ -27,13 +27,13 @@ from amalgam.data.keys import shown
 from amalgam.data.lazy import pl
 from amalgam.pipeline.config.load import ExperimentSource
 from amalgam.pipeline.config.proposals import file_option
-from amalgam.pipeline.console import Console, aligned
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, InputChangedError
 from amalgam.pipeline.execution.plan import stage_state
 from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.input_files import InputFile
-from amalgam.pipeline.notebook import table_html
+from amalgam.pipeline.notebook import Printed
 from amalgam.pipeline.signals import InterruptHandler
 from amalgam.stages.app import frames
 from amalgam.stages.app.checks import check_student_encoder, error_of
@@ -78,7 +78,7 @@ def run_sweep(config: Path, overrides: Sequence[str], *, quiet: bool, as_json: b
     if as_json:
         console.json({"students": sweep.students, "over_seeds": list(over_seeds(sweep.students))})
     else:
-        console.table(*sweep.table())
+        sweep.print_to(console)
     for note in sweep.notes:
         console.note(note)
 
@@ -284,7 +284,7 @@ def _result(sweep_run: SweepRun, run: Run) -> SweepResult:
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep:
+class Sweep(Printed):
     """The students of a sweep."""
 
     students: list[SweepResult]
@@ -322,12 +322,8 @@ class Sweep:
         spread = "; ± is the standard deviation over seeds" if summaries else ""
         return f"{scored['n']:,} labelled test texts{spread}", columns, rows
 
-    def __repr__(self) -> str:
-        title, columns, rows = self.table()
-        return f"{title}\n{aligned(columns, rows)}"
-
-    def _repr_html_(self) -> str:
-        return table_html(*self.table())
+    def print_to(self, console: Console) -> None:
+        console.table(*self.table())
 
 
 def _value(text: str) -> Any:

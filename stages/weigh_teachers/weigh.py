@@ -109,10 +109,10 @@ MAPS = 0.6
 MAP_ROUNDS = 2
 """The maps learn the labels that the evidence prefers, then those that both prefer."""
 
-SHARPER = 4
+LEAD_POWER = 4
 """Power of the mean lead of the best teacher over the second in the weight of a kind of evidence."""
 
-CONFIRMED = 2
+AGREEMENT_POWER = 2
 """Power of the mean correlation with the other kinds in the weight of a kind of evidence."""
 
 ACCURACY_ODDS, ODDS_FACTOR = 0.7, 2.0
@@ -357,8 +357,8 @@ def weights_of_kinds(scaled: Mapping[str, Array], agreeing: Mapping[str, float])
     """
     leads = {kind: float(top_margin(values).mean()) if values.shape[1] > 1 else 1.0 for kind, values in scaled.items()}
     best = max(lead for kind, lead in leads.items() if kind != "provenance")
-    powers = {kind: max(min(lead, best), LEAST_RANGE) ** SHARPER for kind, lead in leads.items()}
-    powers = {kind: power * agreeing.get(kind, 1.0) ** CONFIRMED for kind, power in powers.items()}
+    powers = {kind: max(min(lead, best), LEAST_RANGE) ** LEAD_POWER for kind, lead in leads.items()}
+    powers = {kind: power * agreeing.get(kind, 1.0) ** AGREEMENT_POWER for kind, power in powers.items()}
     return {kind: power / sum(powers.values()) for kind, power in powers.items()}
 
 

@@ -290,12 +290,12 @@ def test_kinds_that_separate_teachers_and_agree_weigh_more_and_provenance_no_mor
     clear, blurred = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.6, 0.5], [0.5, 0.6]])
     weights = weights_of_kinds({"states": clear, "names": blurred}, {})
     assert sum(weights.values()) == pytest.approx(1)
-    assert weights["states"] / weights["names"] == pytest.approx(10**weigh.SHARPER)
+    assert weights["states"] / weights["names"] == pytest.approx(10**weigh.LEAD_POWER)
     kinds = {"states": blurred, "names": blurred / 2, "provenance": clear}
     beside = weights_of_kinds(kinds, {})
     assert beside["provenance"] == beside["states"] > beside["names"]
     agreeing = weights_of_kinds(kinds, {"states": 0.6, "names": 0.6, "provenance": 0.15})
-    assert agreeing["provenance"] / agreeing["states"] == pytest.approx(0.25**weigh.CONFIRMED)
+    assert agreeing["provenance"] / agreeing["states"] == pytest.approx(0.25**weigh.AGREEMENT_POWER)
     assert agreeing["states"] / agreeing["names"] == pytest.approx(beside["states"] / beside["names"])
     assert weights_of_kinds({"states": np.ones((3, 1)), "names": np.ones((3, 1))}, {})["names"] == 0.5
 

@@ -17,6 +17,7 @@ from amalgam.data.parquet import matrix
 from amalgam.pipeline.errors import InterruptedRunError
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.signals import InterruptHandler, stopping
+from amalgam.stages.app import runs
 from amalgam.stages.app.runs import open_run, working
 from amalgam.stages.cache_teachers.ask import record_conflict
 from amalgam.stages.common import load
@@ -287,6 +288,20 @@ def test_a_fault_after_fetched_texts_were_read_is_not_taken_for_damage_of_them(
     with pytest.raises(ZeroDivisionError), working(run):
         raise ZeroDivisionError
     assert path.exists()
+
+
+def test_an_interrupt_that_a_library_notices_first_has_the_message_too(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Polars raises KeyboardInterrupt during a query, and Typer ends the command for it without a message."""
+
+    def query(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "plan", query)
+    ended = workspace.attempt("plan")
+    assert (ended.code, ended.out) == (130, "")
+    assert ended.err.startswith("error: stopped by SIGINT; committed units stay")
 
 
 def test_a_signal_to_a_finished_run_reaches_the_work_around_it() -> None:

@@ -179,7 +179,7 @@ def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], few_labels.Co
         learned[first.rows] = first.gold
         to_labels = [linear_map.coefficients(learned, blocks.labels) for linear_map in blocks.maps]
         pairs = zip(blocks.maps, to_labels, strict=True)
-        by_space = [linear_map.left_out(matrix, learned, first.predicted) for linear_map, matrix in pairs]
+        by_space = [linear_map.left_out(matrix, learned, first.predicted)[0] for linear_map, matrix in pairs]
         of_texts = np.mean(by_space, axis=0)
         elsewhere = [mean_predicted(part.states(), to_labels, part.predicted[part.rows]) for part in others]
         label_scale = _scale_of(of_texts)

@@ -57,16 +57,9 @@ class LinearMap:
             sums.index_add_(0, columns, _inputs(self.space, rows).double())
         return torch.cholesky_solve(sums.T, self.factor).float().numpy()
 
-    def left_out(self, coefficients: Array, labels: Array, candidates: Array) -> Array:
-        """Returns the predictions for candidate labels [texts, teachers] without each text's own label."""
-        is_target, leverages = candidates == labels[:, None], self.leverages[:, None]
-        return (predicted(self.space, coefficients, candidates) - leverages * is_target) / (1 - leverages)
-
-    def first_left_out(self, coefficients: Array, labels: Array) -> Array:
-        """Returns the label [texts] with the largest prediction without each text's own label."""
-        predictions = predicted(self.space, coefficients)
-        predictions[np.arange(len(labels)), labels] -= self.leverages
-        return predictions.argmax(axis=1)
+    def left_out(self, coefficients: Array, labels: Array, candidates: Array) -> tuple[Array, Array]:
+        """Returns `with_first` without each text's own label."""
+        return with_first(self.space, coefficients, candidates, (labels, self.leverages))
 
 
 def predicted(space: Space, coefficients: Array, candidates: Array | None = None) -> Array:
@@ -86,9 +79,24 @@ def mean_predicted(spaces: Sequence[Space], maps: Sequence[Array], candidates: A
     return np.mean([predicted(*pair, candidates) for pair in zip(spaces, maps, strict=True)], axis=0)
 
 
-def first_predicted(spaces: Sequence[Space], maps: Sequence[Array]) -> list[Array]:
-    """Returns the label [texts] with the largest prediction of each map."""
-    return [predicted(*pair).argmax(axis=1) for pair in zip(spaces, maps, strict=True)]
+def with_first(
+    space: Space, coefficients: Array, candidates: Array, own: tuple[Array, Array] | None = None
+) -> tuple[Array, Array]:
+    """Returns the predictions for candidate labels [texts, teachers], and the label with the largest one [texts].
+
+    `own`: the label that each text was trained with, and its leverage; the predictions are then without it.
+    """
+    matrix = torch.from_numpy(coefficients)
+    predictions, first = np.empty(candidates.shape), np.empty(len(candidates), np.int64)
+    for rows in blocks_of(space):
+        values = (_inputs(space, rows) @ matrix).numpy().astype(np.float64)
+        if own is not None:
+            labels, leverages = (column[rows] for column in own)
+            values[np.arange(len(values)), labels] -= leverages
+            values /= (1 - leverages)[:, None]
+        predictions[rows] = np.take_along_axis(values, candidates[rows], axis=1)
+        first[rows] = values.argmax(axis=1)
+    return predictions, first
 
 
 def preferred(weights: Array, candidates: Array) -> Array:

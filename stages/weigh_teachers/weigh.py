@@ -18,7 +18,7 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.target_methods import by_answer, divided_by_answer
-from amalgam.stages.weigh_teachers.linear_map import LinearMap, first_predicted, label_biases, mean_predicted, preferred
+from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, preferred, with_first
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
 from amalgam.stages.weigh_teachers.signals import Fitted, correlation, one_label, standard, together
@@ -273,9 +273,9 @@ def with_maps(signal: Array, evidence: Evidence, fitted: Fitted) -> tuple[Array,
     fitted = fitted.scope("maps")
     if fitted.is_reused:
         stored = [fitted.stored(str(index)) for index in range(len(evidence.spaces))]
-        predictions = mean_predicted(evidence.spaces, stored, evidence.predicted)
-        total = _mapped(signal, predictions, fitted.stored("biases"), evidence)
-        first = first_predicted(evidence.spaces, stored)
+        pairs = zip(evidence.spaces, stored, strict=True)
+        predictions, first = zip(*(with_first(*pair, evidence.predicted) for pair in pairs), strict=True)
+        total = _mapped(signal, np.mean(predictions, axis=0), fitted.stored("biases"), evidence)
     else:
         coefficients, biases, total, first = _fitted_maps(signal, evidence)
         fitted.store({"biases": biases, **{str(index): matrix for index, matrix in enumerate(coefficients)}})
@@ -283,21 +283,20 @@ def with_maps(signal: Array, evidence: Evidence, fitted: Fitted) -> tuple[Array,
     return total, np.mean([labels == target for labels in first], axis=0)
 
 
-def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Array, Array, list[Array]]:
+def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Array, Array, tuple[Array, ...]]:
     """Returns the coefficients of each map, the biases, and without the text itself: the total and each map's label."""
-    maps, total, labels = [LinearMap.of(space) for space in evidence.spaces], signal, np.empty(0, int)
-    coefficients, biases = list[Array](), np.zeros((signal.shape[1], evidence.labels))
+    maps, total = [LinearMap.of(space) for space in evidence.spaces], signal
+    coefficients, biases, first = list[Array](), np.zeros((signal.shape[1], evidence.labels)), tuple[Array, ...]()
     for _ in range(MAP_ROUNDS):
         labels = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
         coefficients = [linear_map.coefficients(labels, evidence.labels) for linear_map in maps]
         pairs = zip(maps, coefficients, strict=True)
-        by_space = [linear_map.left_out(matrix, labels, evidence.predicted) for linear_map, matrix in pairs]
+        left_out = (linear_map.left_out(matrix, labels, evidence.predicted) for linear_map, matrix in pairs)
+        by_space, first = zip(*left_out, strict=True)
         predictions = np.mean(by_space, axis=0)
         before, after = (softmax(scaled / RANGE_TEMPERATURE) for scaled in (signal, signal + MAPS * predictions))
         biases = RANGE_TEMPERATURE * label_biases(before, after, evidence.predicted, evidence.labels)
         total = _mapped(signal, predictions, biases, evidence)
-    pairs = zip(maps, coefficients, strict=True)
-    first = [linear_map.first_left_out(matrix, labels) for linear_map, matrix in pairs]
     return coefficients, biases, total, first
 
 

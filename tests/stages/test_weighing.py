@@ -409,7 +409,7 @@ def test_a_prediction_of_a_map_leaves_the_text_out() -> None:
     _, _, evidence = mapped(texts=60)
     space, labels = evidence.spaces[0], evidence.predicted[:, 0].copy()
     own = LinearMap.of(space)
-    left_out = own.left_out(own.coefficients(labels, 6), labels, evidence.predicted)
+    left_out, _ = own.left_out(own.coefficients(labels, 6), labels, evidence.predicted)
     inputs = np.concatenate([space[:], np.full((60, 1), CONSTANT)], axis=1).astype(np.float64)
     for text in (0, 17, 59):
         others = np.arange(60) != text

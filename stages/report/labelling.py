@@ -28,7 +28,6 @@ from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.evaluation import TeacherInputs, ensemble
 from amalgam.stages.report.quality import coverage, first_buckets, paired_counts, rows_at
-from amalgam.stages.report.verdict_types import PairedCounts
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
 from amalgam.stages.weigh_teachers import linear_map
 from amalgam.stages.weigh_teachers.neighbours import Space
@@ -77,6 +76,11 @@ class _Read:
     targets: Array | None
     """[texts, labels], if targets are distributions over the labels."""
 
+    @property
+    def apart(self) -> Array:
+        """Returns the rows of the first held-out texts, which the student predicts."""
+        return np.flatnonzero(self.held_out)[:MOST_HELD_OUT]
+
 
 @dataclass(frozen=True)
 class _Sample:
@@ -92,17 +96,17 @@ class _Sample:
     weighed: WeighedTexts | None
 
 
-def compared_with_linear_map(inputs: LabellingInputs) -> PairedCounts | None:
+def compared_with_linear_map(inputs: LabellingInputs) -> types.PairedCounts | None:
     """Compares the student with a linear map of its encoder's states that learned the same targets.
 
     A prediction of a held-out text is right if it is the label of the target.
     """
-    return _compared(inputs, _read(inputs), None)
+    return _compared(inputs, _read(inputs), None) if inputs.read_features else None
 
 
-def _compared(inputs: LabellingInputs, read: _Read, predicted: Array | None) -> PairedCounts | None:
-    """`predicted`: the student's labels of the first held-out texts, if it predicted them already."""
-    apart = np.flatnonzero(read.held_out)[:MOST_HELD_OUT]
+def _compared(inputs: LabellingInputs, read: _Read, predicted: Array | None) -> types.PairedCounts | None:
+    """`predicted`: the student's labels of the texts `read.apart`, if it predicted them already."""
+    apart = read.apart
     if read.targets is None or inputs.read_features is None or not LEAST_HELD_OUT <= len(apart) < len(read.keys):
         return None
     if predicted is None:
@@ -121,7 +125,7 @@ def linear_labels(features: Space, labels: Array, is_held_out: Array, count: int
     return linear_map.predicted(features[held_out], coefficients).argmax(axis=1)
 
 
-def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality, PairedCounts | None, str]:
+def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality, types.PairedCounts | None, str]:
     """Returns the description of the student without test texts, its comparison, and the texts to label as csv."""
     read = _read(inputs)
     sample = _sample(inputs, read)
@@ -188,7 +192,7 @@ def _read(inputs: LabellingInputs) -> _Read:
 
 def _sample(inputs: LabellingInputs, read: _Read) -> _Sample:
     """Predicts the first texts, held-out ones first."""
-    apart = np.flatnonzero(read.held_out)[:MOST_HELD_OUT]
+    apart = read.apart
     others = np.flatnonzero(~read.held_out)[: types.MOST_PREDICTED - len(apart)]
     chosen = np.sort(np.concatenate([apart, others]))
     table = rows_at(inputs.store, read.buckets, chosen.tolist())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import ExperimentError
-from amalgam.pipeline.execution.stage import Run, Unit
+from amalgam.pipeline.execution.stage import Run, Unit, once
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
 from amalgam.stages.common import load, load_labels
@@ -51,6 +51,7 @@ def learned_part(run: Run) -> Part | None:
     return load.part_of(run, "train") if learns else None
 
 
+@once
 def loaded_student(run: Run) -> Classifier:
     return load.load_student(run, student_folder(run), load.label_space(run).names, where="the student")
 

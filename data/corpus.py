@@ -341,8 +341,9 @@ class _PartReader:
             what = f"no rows left in {names}: {listed_reasons(self.skipped)}"
             raise DataError(what, where=f"the {self.part} texts", fix=f"{fix_of_rows(self.fixes)}; or name other files")
         repeated = _repeated(np.frombuffer(id_hashes, np.uint64))
-        if len(repeated):
-            self._check_ids(self._of_two_texts(repeated))
+        of_two_texts = self._of_two_texts(repeated) if len(repeated) else set()
+        if of_two_texts:
+            self._check_ids(of_two_texts)
 
     def _rows_of(self, path: Path) -> Iterator[Row | BadRow]:
         return read_rows(path, corpus=self.corpus, name=self.names[path], require_label=self.require_label)
@@ -404,7 +405,7 @@ class _PartReader:
         """Reads the rows again to compare the ids with equal hashes."""
         first: dict[str, tuple[bytes, str]] = {}
         twice: dict[str, str] = {}
-        for row in (row for path in self.names for row in self._rows_of(path)) if repeated else ():
+        for row in (row for path in self.names for row in self._rows_of(path)):
             if isinstance(row, Row) and row.id is not None and _id_hash(row.id) in repeated:
                 key, place = text_key(row.fields), f"{row.source} row {row.number}"
                 earlier_key, earlier = first.setdefault(row.id, (key, place))

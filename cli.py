@@ -25,9 +25,9 @@ from amalgam.stages.app import completion, student_commands
 from amalgam.stages.app.command_tree import HEADINGS, AsJson, Config, GroupedCommands, Quiet, as_overrides
 
 if TYPE_CHECKING:
-    from amalgam.stages.app import commands, compare_reports
+    from amalgam.stages.app import commands, report_command
 else:
-    commands, compare_reports = (LazyModule(f"amalgam.stages.app.{name}") for name in ("commands", "compare_reports"))
+    commands, report_command = (LazyModule(f"amalgam.stages.app.{name}") for name in ("commands", "report_command"))
 
 START, STAGES, WHOLE, STUDENT, WORKSPACE = HEADINGS
 """Headings of `amalgam --help`."""
@@ -206,8 +206,8 @@ def report(  # noqa: PLR0913 - the options of a command
     quiet: Quiet = False,
 ) -> None:
     """Adds the comparison of reports, and requirements, to the command of their stage."""
-    requirements = compare_reports.Requirements(fail_under, worse_than, as_json)
-    compare_reports.report(config, arguments or [], requirements, only=only, force=force, part=part, quiet=quiet)
+    requirements = report_command.Requirements(fail_under, worse_than, as_json)
+    report_command.report(config, arguments or [], requirements, only=only, force=force, part=part, quiet=quiet)
 
 
 _OWN_OPTIONS: dict[str, Callable[..., None]] = {"build-targets": build_targets, "report": report}

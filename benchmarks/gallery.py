@@ -21,9 +21,9 @@ from markupsafe import escape
 
 from amalgam.pipeline.errors import DataError
 from amalgam.stages.app.api import Experiment
-from amalgam.stages.app.compare_reports import Requirements, report
 from amalgam.stages.app.comparison import read_report
 from amalgam.stages.app.demo import write_demo
+from amalgam.stages.app.report_command import Requirements, report
 from amalgam.stages.common.deliveries import REPORTS
 from amalgam.stages.report.blocks import ReportJson
 from amalgam.stages.report.html import page

@@ -1,7 +1,4 @@
-"""Compares the reports of several runs in one table, printed and as a page; no run is evaluated again.
-
-Two runs on the same texts are compared text by text, which gives the narrowest interval.
-"""
+"""Makes, prints or compares reports, and checks the requirements of `--fail-...`: the command `amalgam report`."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def whole_answers(keys: Keys, shape: Shape, passes: int) -> pa.Table:
     passes_logits = (logits[:, None] + random.normal(0, 1, (len(keys), passes, shape.labels))).astype(np.float16)
     offsets = np.arange(len(keys) + 1, dtype=np.int64) * TOKENS
     tokens = TokenRows(Ragged(np.zeros(offsets[-1], np.int32), offsets), None, np.zeros(len(keys), bool))
-    return answer_table(key_list(keys), tokens, logits, passes_logits)
+    return answer_table(key_list(keys), tokens.lengths, tokens.truncated, logits, passes_logits)
 
 
 def half_of(units: Sequence[Unit], teacher: str) -> list[Unit]:

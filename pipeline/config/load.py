@@ -403,10 +403,12 @@ def _repeated_name(parsed: ParsedFile, experiment: ExperimentConfig) -> KeyPath:
 def name_of(given: str, taken: Collection[object]) -> str:
     """Returns a name made of the last part of the reference, with a number if it is taken.
 
-    A checkpoint of a Trainer, run/checkpoint-500, is run-500: checkpoints of several runs have one name.
+    A checkpoint of a Trainer, run/checkpoint-500, is run-500: checkpoints of several runs have one name. A file of
+    predictions has no suffix in its name.
     """
     bare = re.sub(r"(?<=[^./])/checkpoint-(?=\d+$)", "-", (given.partition(":")[2] or given).rstrip("/"))
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", bare.rpartition("/")[2]).strip("-._")[:60]
+    last = re.sub(r"\.(csv|tsv|jsonl|ndjson|parquet)$", "", bare.rpartition("/")[2], flags=re.IGNORECASE)
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-._")[:60]
     stem = stem if re.match(SAFE_NAME, stem) else "teacher"
     names = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
     return next(name for name in names if name not in (*taken, *NO_TEACHERS))

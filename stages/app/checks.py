@@ -209,7 +209,8 @@ def limit_notes(run: Run) -> Iterator[str]:
     for where, reference, max_tokens in models:
         with suppress(AmalgamError, PendingDependencyError):  # a problem, not a remark
             files = local_model(reference)
-            limit = longest_text(files.folder, files.config) if files else max_tokens
+            is_model = files and not files.are_predictions
+            limit = longest_text(files.folder, files.config) if files and is_model else max_tokens
             alike.setdefault((limit, max_tokens), []).append(where)
     for (limit, max_tokens), names in alike.items():
         if limit < max_tokens:

@@ -269,5 +269,7 @@ def _encoder_mb(run: Run, settings: Student | TrainTeachers, where: str) -> floa
 
 
 def _file_mb(files: ModelFiles) -> float:
+    if files.are_predictions:
+        return files.folder.stat().st_size / MEGABYTE
     suffix = ".safetensors" if files.weights == "safetensors" else ".bin"
     return sum(path.stat().st_size for path in files.folder.iterdir() if path.suffix == suffix) / MEGABYTE

@@ -133,6 +133,8 @@ def _teachers(run: Run) -> Iterator[CheckResult]:
 def _check_tokenizer(files: ModelFiles) -> None:
     from amalgam.stages.common.models.loading import load_tokenizer
 
+    if files.are_predictions:
+        return
     try:
         load_tokenizer(files)
     except ModelError as error:

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from amalgam.data.arrays import Array
 from amalgam.data.parquet import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, build_table, matrix, read_table, write_table
-from amalgam.data.tokens import TokenRows, join
+from amalgam.data.tokens import join
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Unit
@@ -197,14 +197,20 @@ def _commit(
     facts: AnswerFacts,
     seconds: float,
 ) -> None:
-    unit = tokenized.unit
-    table = answer_table(tokenized.keys, tokenized.tokens, *answers)
-    with inputs.store.draft(unit.folder, unit.name, ".parquet") as draft:
+    tokens = tokenized.tokens
+    table = answer_table(tokenized.keys, tokens.lengths, tokens.truncated, *answers)
+    commit_answers(inputs.store, inputs.console, tokenized.unit, table, facts, seconds)
+
+
+def commit_answers(  # noqa: PLR0913 - what to write, and where
+    store: Store, console: Console, unit: Unit, table: pa.Table, facts: AnswerFacts, seconds: float
+) -> None:
+    with store.draft(unit.folder, unit.name, ".parquet") as draft:
         write_table(table, draft.folder / "unit.parquet")
         draft.facts = facts
         draft.made = {**draft.made, "seconds": round(seconds, 3)}
     if draft.rival is not None:
-        record_conflict(inputs.store, inputs.console, unit, draft.files[0], draft.rival)
+        record_conflict(store, console, unit, draft.files[0], draft.rival)
 
 
 def record_conflict(store: Store, console: Console, unit: Unit, ours: StoredFile, first: Record) -> None:
@@ -228,9 +234,9 @@ def _largest_difference(store: Store, column: str, ours: StoredFile, first: Stor
     return float(np.abs(a - b).max()) if a.shape == b.shape else float("inf")
 
 
-def answer_table(keys: list[bytes], tokens: TokenRows, logits: Array | None, passes: Array) -> pa.Table:
-    """Returns logits, raw passes and the statistics of the passes as columns."""
-    columns, values = list(CACHE_TEXTS), {"key": keys, "tokens": tokens.lengths, "cut": tokens.truncated}
+def answer_table(keys: list[bytes], lengths: Array, truncated: Array, logits: Array | None, passes: Array) -> pa.Table:
+    """Returns logits, raw passes and the statistics of the passes as columns; `lengths` are in tokens."""
+    columns, values = list(CACHE_TEXTS), {"key": keys, "tokens": lengths, "cut": truncated}
     if logits is not None:
         columns += CACHE_LOGITS
         values["logits"] = logits

@@ -15,7 +15,7 @@ from amalgam.data.remote import fetch_remote, remote_name
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import STATIC, TEACHER, Student, TrainTeachers
 from amalgam.pipeline.config.schema import Teacher as TeacherSection
-from amalgam.pipeline.errors import DataError, ExperimentError
+from amalgam.pipeline.errors import DataError, ExperimentError, ModelError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.storage.fingerprint import fingerprint
@@ -44,7 +44,7 @@ from amalgam.stages.common.models import resolve as models
 from amalgam.stages.common.models.label_names import catch_all_places, label_names, own_labels
 from amalgam.stages.common.models.model_folder import position_limit
 from amalgam.stages.common.token_cache import TokenCache, UnitTexts, tokenizer_digest
-from amalgam.stages.objective_inputs import domain_measure
+from amalgam.stages.objective_inputs import domain_measure, objective_inputs, reads_texts
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.batches import Classifier
@@ -98,10 +98,29 @@ def _named_teachers(run: Run) -> Iterable[models.ResolvedTeacher]:
         if models.needs_network(reference):
             raise PendingDependencyError(f"the download of {teacher.model}")
         files = models.resolve(reference)
+        if files.are_predictions:
+            _check_needs_no_model(run, teacher.name)
         outputs, catch_all = _outputs_of(run, teacher, files)
         dropout = cache.rate if teacher.dropout is None else teacher.dropout
         max_tokens = teacher.max_tokens or cache.max_tokens
         yield models.ResolvedTeacher(teacher.name, files, tuple(outputs), max_tokens, dropout, catch_all)
+
+
+def _check_needs_no_model(run: Run, name: str) -> None:
+    """Refuses a teacher that is a file of predictions where its model would have to run, or hidden states are read."""
+    experiment, fix = run.experiment, "leave this teacher out, or name its model"
+    reads_states = objective_inputs(experiment).states is not None or domain_measure(experiment) is not None
+    if experiment.generate:
+        why = "it has no predictions for generated texts"
+    elif not reads_texts(experiment):
+        why = "this method trains on pseudo embeddings, which only a model can predict"
+    elif reads_states:
+        why, fix = "this method reads its hidden states", "use student.method=amalgam; `amalgam methods` lists others"
+    elif teacher_in(experiment.student) == name:
+        why, fix = "a student cannot start from it", "name a pretrained model in student.encoder"
+    else:
+        return
+    raise ModelError(f"teacher {name} is a file of predictions: {why}", where=f"teacher {name}", fix=fix)
 
 
 def model_reference(run: Run, model: str, revision: str | None = None, *, where: str | None = None) -> models.Reference:
@@ -110,7 +129,13 @@ def model_reference(run: Run, model: str, revision: str | None = None, *, where:
 
 def teacher_reference(run: Run, teacher: TeacherSection) -> models.Reference:
     reference = model_reference(run, teacher.model, teacher.revision, where=f"teacher {teacher.name}")
-    return replace(reference, allow_pickle=teacher.allow_pickle, trust_remote_code=teacher.trust_remote_code)
+    return replace(
+        reference,
+        allow_pickle=teacher.allow_pickle,
+        trust_remote_code=teacher.trust_remote_code,
+        corpus=run.experiment.corpus,
+        labels=teacher.labels,
+    )
 
 
 def labels_by_teacher(run: Run) -> dict[str, list[str]]:

@@ -76,14 +76,17 @@ class LabelSets:
         best = [np.array(group)[answers[:, list(group)].argmax(axis=1)] for group in self.groups]
         return np.take_along_axis(labels, np.stack(best, axis=1), axis=1)
 
-    def joined(self, states: Sequence[Space], references: Sequence[Space]) -> list[Space]:
-        """Returns one space for each group; its teachers have equal scale over the references."""
-        return [
-            states[group[0]]
-            if len(group) == 1
-            else Joined([states[place] for place in group], [_deviation(references[place]) for place in group])
-            for group in self.groups
-        ]
+    def joined(self, states: Sequence[Space | None], references: Sequence[Space | None]) -> list[Space]:
+        """Returns one space for each group of teachers with states, which have equal scale over the references."""
+        spaces = list[Space]()
+        for group in self.groups:
+            pairs = [(states[place], references[place]) for place in group]
+            own = [(space, reference) for space, reference in pairs if space is not None and reference is not None]
+            if len(own) == 1:
+                spaces.append(own[0][0])
+            elif own:
+                spaces.append(Joined([space for space, _ in own], [_deviation(reference) for _, reference in own]))
+        return spaces
 
     def divided(self, weights: Array, answers: Array, fitted: Fitted) -> Array:
         """Divides the weight of each group [texts, groups] among its teachers, by the evidence of their predictions."""

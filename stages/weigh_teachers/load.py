@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from amalgam.data.arrays import Array, top_margin
+from amalgam.data.arrays import Array, softmax, top_margin
 from amalgam.data.keys import text_key
 from amalgam.data.lazy import np, pa, pl
 from amalgam.data.parquet import key_array
@@ -112,19 +112,22 @@ def evidence_of(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) 
     closest = np.concatenate(
         [np.stack([block[:, labels].max(axis=1) for labels in owned], axis=1) for block in similarity]
     )
-    spaces, reference_spaces = [features, *states], [reference_features, *reference_states]
-    encoder = load.encoder_digest(run, run.experiment.student, cached.ENCODER)
-    is_relative = encoder not in {teacher.files.digest for teacher in load.teachers_of(run)}
-    density = densities(spaces, len(space.names), reference_spaces, texts.start, is_relative=is_relative)
+    joined, reference_joined = (label_sets.joined(spaces, reference_states) for spaces in (states, reference_states))
+    reference_joint = SideBySide.of([reference_features, *reference_joined])
+    joint = reference_joint.of_texts([features, *joined])
+    near = similar(joint, run.experiment.targets.neighbours, reference_joint, texts.start)
+    of_models = iter(_densities(run, [features, *states], [reference_features, *reference_states], texts.start).T)
+    by_teacher = [
+        _agreement(run, name, first, answers.labels[:, place], near) if states[place] is None else next(of_models)
+        for place, name in enumerate(space.columns)
+    ]
+    density = np.stack(by_teacher, axis=1)
     if run.experiment.has_catch_all:
         density, closest = (
             lowered_evidence(values, answers.own_shares, fitted.scope(kind))
             for kind, values in {"own states": density, "own names": closest}.items()
         )
     kinds = weigh.kinds_of(list(answers.by_name.values()), density, closest, fitted)
-    joined, reference_joined = (label_sets.joined(spaces, reference_states) for spaces in (states, reference_states))
-    reference_joint = SideBySide.of([reference_features, *reference_joined])
-    joint = reference_joint.of_texts([features, *joined])
     predicted = label_sets.predicted(answers.labels, kinds["answers"])
     by_group, detectors = {kind: label_sets.mean(values) for kind, values in kinds.items()}, label_sets.detectors(space)
     evidence = Evidence(
@@ -132,7 +135,7 @@ def evidence_of(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) 
         predicted=predicted,
         detectors=detectors,
         labels=len(space.names),
-        near=similar(joint, run.experiment.targets.neighbours, reference_joint, texts.start),
+        near=near,
         provenance=None if generated_for is None else label_sets.mean(generated_for),
         spaces=joint.apart(),
     )
@@ -152,13 +155,38 @@ def features_of(run: Run, texts: Texts) -> Space:
     return cached.features_of(run, key_array(texts.keys), texts.prefixes)
 
 
-def _states(run: Run, texts: Texts) -> list[Space]:
+def _states(run: Run, texts: Texts) -> list[Space | None]:
+    """Returns the states of each teacher; a file of predictions has none."""
     keys, teachers = key_array(texts.keys), distinct_teachers(run).space.columns
     return [
-        Pooled(cached.state_of(run, teacher, keys, cached.last_states, texts.prefixes))
+        None
+        if teacher.files.are_predictions
+        else Pooled(cached.state_of(run, teacher, keys, cached.last_states, texts.prefixes))
         for teacher in load.teachers_of(run)
         if teacher.name in teachers
     ]
+
+
+def _densities(run: Run, spaces: Sequence[Space | None], references: Sequence[Space | None], start: int) -> Array:
+    """Returns the density of texts in the states of each teacher that has them; those of the encoder come first."""
+    encoder = load.encoder_digest(run, run.experiment.student, cached.ENCODER)
+    is_relative = encoder not in {teacher.files.digest for teacher in load.teachers_of(run)}
+    own, own_references = ([space for space in every if space is not None] for every in (spaces, references))
+    return densities(own, len(distinct_teachers(run).space.names), own_references, start, is_relative=is_relative)
+
+
+def _agreement(run: Run, teacher: str, first: Texts, predicted: Array, near: Array) -> Array:
+    """Returns the mean probability, for the neighbours of each text, of the label that the teacher predicts for it.
+
+    It is the evidence of a file of predictions, which has no states.
+    """
+    if not near.shape[1]:
+        return np.zeros(len(near))
+    column, labels = pl.Series("key", first.keys, pl.Binary), distinct_teachers(run).space.columns[teacher]
+    logits = cached.answer_reader(run).predictions(teacher, first.prefixes, column).logits.to_numpy()
+    places = np.searchsorted(np.sort(labels), predicted)
+    own: Array = softmax(logits.astype(np.float64))[:, np.argsort(labels)]
+    return own[near, places[:, None]].mean(axis=1)
 
 
 @once

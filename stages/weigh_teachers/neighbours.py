@@ -143,6 +143,8 @@ def densities(
     least, most = CLOSEST
     closest = min(most, max(least, round(min(len(references[0]), REFERENCES) / (OF_A_LABEL * labels))))
     encoder, *teachers = zip(spaces, references, strict=True)
+    if not teachers:
+        return np.empty((len(spaces[0]), 0))
     of_teachers = np.stack([density(space, closest, reference, start) for space, reference in teachers], axis=1)
     if not is_relative:
         return of_teachers

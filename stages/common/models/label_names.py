@@ -26,10 +26,12 @@ def label_names(
     files: ModelFiles, *, labels: list[str] | None, rename: dict[str, str], teacher: str, numbers: bool = True
 ) -> list[str]:
     """Returns the teacher's label names, renamed, by position; without `numbers`, a label of the model is no number."""
-    where = f"teacher {teacher}: {files.folder / 'config.json'}"
+    where = f"teacher {teacher}: {files.names_of_labels}"
     check_single_label(files, "teacher", where, "use a teacher that chooses one label per text")
     outputs, _ = own_labels(files, teacher=teacher)
-    if not files.trust_remote_code and not model_folder.may_have_head(files.folder, len(outputs)):
+    if not (files.trust_remote_code or files.are_predictions) and not model_folder.may_have_head(
+        files.folder, len(outputs)
+    ):
         raise _no_head(files, len(outputs), where)
     names = labels if labels is not None else outputs
     if UNNAMED in names:
@@ -62,7 +64,7 @@ def catch_all_places(
     files: ModelFiles, names: Sequence[str], catch_all: Sequence[str], *, teacher: str
 ) -> frozenset[int]:
     """Returns the places of the outputs that mean none of the others; a label must be left."""
-    where = f"teacher {teacher}: {files.folder / 'config.json'}"
+    where = f"teacher {teacher}: {files.names_of_labels}"
     _check_has(names, catch_all, "catch_all", where)
     places = frozenset(place for place, name in enumerate(names) if name in catch_all)
     if len(places) == len(names):
@@ -128,7 +130,7 @@ def own_labels(files: ModelFiles, *, teacher: str) -> tuple[list[str], bool]:
     id2label = files.config.get("id2label")
     if id2label is None:
         return [f"LABEL_{index}" for index in range(int(files.config.get("num_labels") or 2))], False
-    where = f"teacher {teacher}: {files.folder / 'config.json'}"
+    where = f"teacher {teacher}: {files.names_of_labels}"
     names: list[Any] = [None]
     if isinstance(id2label, dict):
         names = [id2label.get(str(index)) for index in range(len(id2label))]

@@ -85,12 +85,13 @@ def model_digests(experiment: ExperimentConfig) -> dict[str, str]:
 
 def source_of(role: str, files: ModelFiles, *, trained: bool = False) -> Source:
     is_public = files.commit is not None or files.given.startswith("package:")
+    card = _facts({}, "it is a file of predictions") if files.are_predictions else read_card(files.folder)
     return Source(
         role=role,
         model=files.given.removeprefix("hub:") if is_public else None,
         commit=files.commit,
         trained=trained,
-        **asdict(read_card(files.folder)),
+        **asdict(card),
     )
 
 

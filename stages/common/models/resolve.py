@@ -1,7 +1,8 @@
 """Resolves model references to local folders with a digest, before anything heavy is imported.
 
 A reference is a folder, package:module/folder, or a Hub id. The result is a local folder and the digest of its
-files that determine behaviour. For the Hub and for packages the first digest is pinned.
+files that determine behaviour. For the Hub and for packages the first digest is pinned. A teacher may also be a file
+of predictions.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from typing import Any, Literal, TypeVar
 
 from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.data.keys import shown
+from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import ModelError, nearest
 from amalgam.pipeline.input_files import FileMark, InputFile, changed_error, unchanged
+from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Store
 from amalgam.pipeline.user_paths import readable, user_path
 from amalgam.stages.common.models import hub as model_hub
-from amalgam.stages.common.models import model_folder
+from amalgam.stages.common.models import model_folder, predictions
 from amalgam.stages.common.models.model_folder import ATTENTIVE, STATIC
 
 _Item = TypeVar("_Item")
@@ -54,6 +57,10 @@ class Reference:
     trust_remote_code: bool = False
     field: str | None = None
     """Field of the experiment, for messages."""
+    corpus: Corpus | None = None
+    """Its columns name the texts in a file of predictions; None: those that it has by default."""
+    labels: Sequence[str] | None = None
+    """Its columns of labels; None: all columns of numbers."""
 
     @property
     def where(self) -> str:
@@ -80,6 +87,9 @@ class Reference:
         return f"{self.model_id}@{commit}" + ("+code" if self.trust_remote_code else "")
 
     def read(self, folder: Path, digest_of: Callable[[Path], str] | None = None) -> ModelFiles:
+        if predictions.is_predictions(folder):
+            corpus, labels = self.corpus, self.labels
+            return read_predictions(folder, self.where, corpus=corpus, labels=labels, digest_of=digest_of)
         pickles, trusted = self.allow_pickle, self.trust_remote_code
         return read_model(folder, self.where, digest_of=digest_of, allow_pickle=pickles, trust_remote_code=trusted)
 
@@ -88,21 +98,33 @@ class Reference:
 class ModelFiles:
     given: str
     folder: Path
+    """The model's folder, or the file of predictions."""
     digest: str
     """sha256 over the sorted (name, sha256) of the files that determine behaviour."""
     commit: str | None
-    weights: Literal["safetensors", "pickle"]
+    weights: Literal["safetensors", "pickle", "none"]
+    """none: a file of predictions."""
     config: dict[str, Any]
+    """The content of config.json; a file of predictions has id2label alone."""
     trust_remote_code: bool = False
     inputs: tuple[InputFile, ...] = ()
     """The files of the digest; none where no digest was computed."""
+
+    @property
+    def are_predictions(self) -> bool:
+        return self.weights == "none"
+
+    @property
+    def names_of_labels(self) -> Path:
+        """Returns the file that names the labels."""
+        return self.folder if self.are_predictions else self.folder / "config.json"
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Raises InputChangedError if the files differ from those of the digest at the end of the block."""
         with unchanged(self.inputs):
             yield
-        if self.inputs:
+        if self.inputs and not self.are_predictions:
             names = {file.path.name for file in self.inputs}
             for name in model_folder.light_names(path.name for path in self.folder.iterdir() if path.is_file()):
                 if name not in names:
@@ -218,7 +240,8 @@ class Finder:
         if isinstance(place, str):
             return self._check_on_hub(reference)
         with readable(place, ModelError, reference.where):
-            model_folder.read_config(place, where=reference.where, trust_remote_code=reference.trust_remote_code)
+            if not predictions.is_predictions(place):
+                model_folder.read_config(place, where=reference.where, trust_remote_code=reference.trust_remote_code)
         return partial(_identify, reference, place)
 
     def _check_on_hub(self, reference: Reference) -> Callable[[], ModelFiles]:
@@ -317,6 +340,25 @@ def read_model(
         return ModelFiles(str(folder), folder, digest, None, kind, config, trust_remote_code, tuple(inputs.values()))
 
 
+def read_predictions(
+    path: Path,
+    where: str,
+    *,
+    corpus: Corpus | None = None,
+    labels: Sequence[str] | None = None,
+    digest_of: Callable[[Path], str] | None = None,
+) -> ModelFiles:
+    """Reads the labels of a file of predictions; the digest is empty without `digest_of`."""
+    where, corpus = f"{where}: {path}", corpus or Corpus()
+    with readable(path, ModelError, where):
+        mark = FileMark.of(path)
+        labels = predictions.labels_in(path, labels, corpus, where)
+        inputs = () if digest_of is None else (InputFile.of(path, digest_of, mark),)
+    digest = fingerprint([inputs[0].sha256, labels, corpus.text, corpus.id, corpus.label]) if inputs else ""
+    config = {"id2label": {str(place): label for place, label in enumerate(labels)}}
+    return ModelFiles(str(path), path, digest, None, "none", config, inputs=inputs)
+
+
 def _package_pin(given: str) -> str | None:
     """Returns a pin with the package's version, so that an upgrade does not count as damage; None for a folder."""
     if not given.startswith("package:"):
@@ -351,9 +393,14 @@ def place_of(given: str, base: Path, *, field: str | None = None) -> Path | str:
     folder = user_path(given, base, ModelError, where)
     if folder.is_dir():
         return folder.resolve() if ".." in folder.parts else folder  # for messages
+    if folder.is_file() and predictions.is_predictions(folder):
+        return folder
     if folder.exists():
-        what = f"{given} is a file, not a model's folder"
-        raise ModelError(what, where=where, fix="name the folder that contains it")
+        what, kinds = f"{given} is a file, not a model's folder", ", ".join(predictions.KINDS)
+        fix = f"name the folder that contains it; a file of predictions ends in one of {kinds}"
+        raise ModelError(what, where=where, fix=fix)
+    if predictions.is_predictions(folder):
+        raise ModelError(f"there is no file {given}", where=where, fix="correct the path, or write this file")
     if not model_hub.is_model_id(given):
         raise ModelError(f"there is no folder {given}", where=where, fix=_folder_near(folder))
     return given
@@ -442,6 +489,9 @@ def depth_of(files: ModelFiles) -> int:
 
 def checked_encoder(files: ModelFiles, layers: int | None) -> ModelFiles:
     """Returns the files; refuses a model that is no encoder of a student, or has fewer layers than these."""
+    if files.are_predictions:
+        what, fix = "a file of predictions is no encoder", "name a pretrained model, or a teacher that is a model"
+        raise ModelError(what, where=f"student.encoder: {files.given}", fix=fix)
     model_folder.check_encoder_kind(files.config, where=str(files.folder / "config.json"))
     if layers is not None and layers > (here := depth_of(files)):
         what = f"student.layers: {layers} is more than the encoder has, {here}"
@@ -484,7 +534,7 @@ def auto_config(files: ModelFiles) -> Any:
 def check_model_type(files: ModelFiles) -> None:
     """Refuses a classifier of a kind that transformers does not have; does not import it."""
     kind, where = files.config.get("model_type"), str(files.folder / "config.json")
-    if files.trust_remote_code or kind in {ATTENTIVE, STATIC}:
+    if files.trust_remote_code or files.are_predictions or kind in {ATTENTIVE, STATIC}:
         return
     if kind is None:
         raise ModelError("config.json has no model_type", where=where, fix="save the model with save_pretrained")

@@ -1,0 +1,98 @@
+"""Writes the cached predictions of teachers that are files: each text's row is looked up, and no model runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from amalgam.data.arrays import Array
+from amalgam.data.keys import shown
+from amalgam.data.parquet import key_array, key_list
+from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.console import Console, counted
+from amalgam.pipeline.errors import DataError, ModelError
+from amalgam.pipeline.execution.faults import with_retries
+from amalgam.pipeline.execution.stage import Unit
+from amalgam.pipeline.storage.store import Store
+from amalgam.stages.cache_teachers.ask import answer_table, commit_answers
+from amalgam.stages.common.cached.coverage import AnswerFacts, UnitRequest
+from amalgam.stages.common.corpus import Bucket, read_bucket
+from amalgam.stages.common.models.predictions import Predictions, id_keys, read_predictions
+from amalgam.stages.common.models.resolve import ResolvedTeacher
+
+
+@dataclass(frozen=True)
+class FileInputs:
+    buckets: Mapping[tuple[str, str], Bucket]
+    """By part and prefix."""
+    corpus: Corpus
+    store: Store
+    console: Console
+    check_interrupt: Callable[[], None]
+    may_repeat: bool
+    """Whether its one prediction may count as every pass."""
+
+
+def write_predictions(inputs: FileInputs, teacher: ResolvedTeacher, units: Sequence[Unit]) -> None:
+    """Writes the units of one teacher, after a check that its file has all of their texts."""
+    files, what = teacher.files, f"teacher {teacher.name} is a file of predictions"
+    if any(unit.payload.last for unit in units):
+        if not inputs.may_repeat:
+            fix = "set cache.passes: auto, which takes its prediction as every pass"
+            raise ModelError(f"{what}: it has no dropout passes", where=files.given, fix=fix)
+        inputs.console.note(f"{what}, so its prediction counts as every pass")
+    labels = list(files.config["id2label"].values())
+    with files.unchanged():
+        predictions = read_predictions(files.folder, labels, inputs.corpus, f"teacher {teacher.name}: {files.folder}")
+    _check_texts(inputs, teacher, predictions, units)
+    for unit in units:
+        inputs.check_interrupt()
+        work = partial(_write_unit, inputs, predictions, unit)
+        with_retries(work, f"cache-teachers {unit.name}", inputs.store, inputs.console)
+        inputs.console.advance(unit.size)
+
+
+def _check_texts(inputs: FileInputs, teacher: ResolvedTeacher, predictions: Predictions, units: Sequence[Unit]) -> None:
+    absent, texts, first = dict[str, int](), 0, ""
+    for unit in units:
+        table = _rows(inputs, unit, ["key", "id", "text"])
+        _, is_there = predictions.of(_named(predictions, table))
+        texts += table.num_rows
+        if not is_there.all():
+            part = unit.payload.part
+            absent[part] = absent.get(part, 0) + int((~is_there).sum())
+            first = first or shown(str(table.column("text")[int(is_there.argmin())]))
+    if absent:
+        parts = " and ".join(f"{count:,} of corpus.{part}" for part, count in absent.items())
+        what = f"teacher {teacher.name}: {teacher.files.folder.name} has no prediction for {parts}"
+        fix = "add a row for each of these texts; every text of corpus.train and corpus.test needs one"
+        raise DataError(f"{what} ({counted(texts, 'text')} in all)", where=f"the first: {first}", fix=fix)
+
+
+def _rows(inputs: FileInputs, unit: Unit, columns: Sequence[str]) -> pa.Table:
+    request: UnitRequest = unit.payload
+    table = read_bucket(inputs.store, inputs.buckets[request.part, request.prefix], columns)
+    return table if request.rows is None else table.take(request.rows)
+
+
+def _named(predictions: Predictions, table: pa.Table) -> Array:
+    """Returns the names of the texts by which the file has them."""
+    return id_keys(table.column("id").to_pylist()) if predictions.by_id else key_array(table.column("key"))
+
+
+def _write_unit(inputs: FileInputs, predictions: Predictions, unit: Unit) -> None:
+    request: UnitRequest = unit.payload
+    began = time.monotonic()
+    table = _rows(inputs, unit, ["key", "id"])
+    logits, _ = predictions.of(_named(predictions, table))
+    keys = key_list(key_array(table.column("key")))
+    passes = np.repeat(logits[:, None], request.last - request.first, axis=1)
+    nothing = np.zeros(len(keys), np.int32)
+    answers = answer_table(keys, nothing, nothing.astype(bool), logits if request.logits else None, passes)
+    counts: AnswerFacts = {**request.facts(len(keys)), "cut": 0, "tokens": 0, "device": "file", "halved_launches": 0}
+    commit_answers(inputs.store, inputs.console, unit, answers, counts, time.monotonic() - began)

@@ -1,0 +1,199 @@
+"""Reads a teacher's predictions from a file: a row for each text, with a probability for each label, or one label.
+
+Any program may write it. Texts are named by key, id or text, as in a file of labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amalgam.data.arrays import Array, Keys
+from amalgam.data.keys import KEY_BYTES, shown, shown_names, text_key
+from amalgam.data.lazy import np, pl
+from amalgam.data.rows import JSON_LINES
+from amalgam.pipeline.config.schema import Corpus
+from amalgam.pipeline.console import counted
+from amalgam.pipeline.errors import ModelError
+
+KINDS = (".csv", ".tsv", *JSON_LINES, ".parquet")
+
+KEY, ID, TEXT, SECOND_TEXT = "key", "id", "text", "text_2"
+"""Columns that may name the text, next to those of the corpus."""
+
+LABEL = "label"
+"""Column of the one label of a text, in a file without probabilities; the corpus may name another."""
+
+LEAST_PROBABILITY = 1e-4
+"""Smaller probabilities count as this one: their logarithm has no bound."""
+
+SUMS = 0.9, 1.1
+"""Bounds of the sum of a row's probabilities, which may be rounded."""
+
+MOST_SHOWN = 5
+
+SAMPLE_ROWS = 100
+"""First rows that decide which columns have numbers."""
+
+
+def is_predictions(path: Path) -> bool:
+    """Returns whether a teacher of this path is a file of predictions, and no model."""
+    return path.suffix.lower() in KINDS
+
+
+def labels_in(path: Path, labels: Sequence[str] | None, corpus: Corpus, where: str) -> list[str]:
+    """Returns the labels: without `labels`, all columns of numbers that do not name the text, or the labels of rows."""
+    frame = _read(path, where, rows=SAMPLE_ROWS)
+    naming = {KEY, ID, TEXT, SECOND_TEXT, *corpus.text, corpus.id, LABEL, corpus.label}
+    columns = [name for name in frame.columns if name not in naming and _numbers(frame[name]).is_not_null().any()]
+    one_label = None if columns else _label_column(frame.columns, corpus)
+    if labels is not None:
+        absent = [name for name in labels if name not in frame.columns]
+        if absent and one_label is None:
+            what = f"labels: {path.name} has no column {shown_names(absent, MOST_SHOWN)}"
+            fix = f"name columns of this file: {shown_names(frame.columns, MOST_SHOWN)}"
+            raise ModelError(what, where=where, fix=fix)
+        return [*labels]
+    if one_label is not None:
+        columns = sorted(_as_labels(_read(path, where)[one_label]).drop_nulls().unique().to_list())
+    if not columns:
+        what = f"{path.name} has no predictions: its columns are {shown_names(frame.columns, MOST_SHOWN)}"
+        fix = "write a column for each label, with a probability in each row; or the column label, with one label"
+        raise ModelError(what, where=where, fix=fix)
+    return columns
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The logits of a file's texts, which are named by keys, or by the keys of their ids."""
+
+    by_id: bool
+    names: Keys
+    """Sorted."""
+    logits: Array
+
+    def of(self, names: Keys) -> tuple[Array, Array]:
+        """Returns the logits [texts, labels] of these texts, and for each whether the file has it."""
+        places = self.names.searchsorted(names).clip(max=max(0, len(self.names) - 1))
+        is_there = self.names[places] == names if len(self.names) else np.zeros(len(names), bool)
+        return self.logits[places[is_there]], is_there
+
+
+def id_keys(ids: Sequence[str]) -> Keys:
+    return np.array([text_key((name,)) for name in ids], f"S{KEY_BYTES}")
+
+
+def read_predictions(path: Path, labels: Sequence[str], corpus: Corpus, where: str) -> Predictions:
+    """Reads the file; one error lists its faulty rows."""
+    frame = _read(path, where)
+    kind, columns = _naming_columns(frame.columns, corpus, where)
+    names, problems = _names(frame, kind, columns)
+    one_label = None if {*labels} <= {*frame.columns} else _label_column(frame.columns, corpus)
+    if one_label is None:
+        numbers = pl.DataFrame([_numbers(frame[name]) for name in labels]).to_numpy()
+    else:
+        own = _as_labels(frame[one_label])
+        numbers = np.stack([(own == label).fill_null(False).to_numpy().astype(float) for label in labels], axis=1)
+    sums = numbers.sum(axis=1)
+    is_usable = (numbers >= 0).all(axis=1) & (sums >= SUMS[0]) & (sums <= SUMS[1])  # false for NaN
+    for row in np.flatnonzero(~is_usable).tolist():
+        bad = [name for name, value in zip(labels, numbers[row].tolist(), strict=True) if not value >= 0]
+        fault = f"{shown(bad[0])} is no probability" if bad else f"the probabilities have the sum {sums[row]:.3g}"
+        if one_label is not None:
+            fault = f"{shown(str(frame[one_label][row]))} is no label of this teacher"
+        problems.append((row, fault))
+    logits = np.log(np.maximum(numbers, LEAST_PROBABILITY))
+    logits = (logits - logits.mean(axis=1, keepdims=True)).astype(np.float32)
+    order = np.argsort(names, kind="stable")
+    repeated = order[1:][names[order][1:] == names[order][:-1]]
+    firsts = order[:-1][names[order][1:] == names[order][:-1]]
+    differs = np.abs(logits[repeated] - logits[firsts]).max(axis=1, initial=0) > LEAST_PROBABILITY
+    problems += [
+        (row, f"its text has other probabilities in row {first + 1}")
+        for row, first in zip(repeated[differs].tolist(), firsts[differs].tolist(), strict=True)
+    ]
+    if problems:
+        raise _error(path, sorted(problems), labels, where)
+    kept = np.concatenate([order[:1], order[1:][names[order][1:] != names[order][:-1]]])
+    return Predictions(kind == ID, names[kept], logits[kept])
+
+
+def _label_column(columns: Sequence[str], corpus: Corpus) -> str | None:
+    return next((name for name in (corpus.label, LABEL) if name in columns), None)
+
+
+def _as_labels(column: pl.Series) -> pl.Series:
+    """Returns the labels without blanks around them; an empty one is null."""
+    labels = column.cast(pl.String, strict=False).str.strip_chars()
+    return labels.set(labels == "", None)
+
+
+def _numbers(column: pl.Series) -> pl.Series:
+    """Returns the values that are numbers, or texts of numbers; null for all others."""
+    if column.dtype.is_numeric() or column.dtype == pl.String:
+        return column.cast(pl.Float64, strict=False)
+    return pl.Series(column.name, [None] * len(column), pl.Float64)
+
+
+def _error(path: Path, problems: Sequence[tuple[int, str]], labels: Sequence[str], where: str) -> ModelError:
+    lines = [f"{path.name}: {counted(len(problems), 'problem')}"]
+    lines += [f"  row {row + 1}: {fault}" for row, fault in problems[:MOST_SHOWN]]
+    lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
+    fix = f"its labels are {shown_names(labels, MOST_SHOWN)}: give each text a probability for each of them, with the "
+    fix += "sum 1, or one of them. If a column is no label, name the labels of this teacher: `labels: [...]`"
+    return ModelError("\n".join(lines), where=where, fix=fix)
+
+
+def _naming_columns(columns: Sequence[str], corpus: Corpus, where: str) -> tuple[str, list[str]]:
+    """Returns the kind and the names of the columns that name the text: keys before ids before texts."""
+    single = [TEXT] if len(corpus.text) == 1 else [TEXT, SECOND_TEXT]
+    own_id = [] if corpus.id == "auto" else [corpus.id, ID]
+    candidates = [(KEY, [KEY]), *((ID, [name]) for name in own_id), (TEXT, list(corpus.text)), (TEXT, single)]
+    for kind, names in candidates:
+        if all(name in columns for name in names):
+            return kind, names
+    what = f"no column names the text: the columns are {shown_names(columns, MOST_SHOWN)}"
+    raise ModelError(what, where=where, fix=f"add the column {', '.join(map(shown, corpus.text))} with the texts")
+
+
+def _names(frame: pl.DataFrame, kind: str, columns: Sequence[str]) -> tuple[Keys, list[tuple[int, str]]]:
+    """Returns the key of each row's text or id, and the rows without one."""
+    names, problems = np.zeros(frame.height, f"S{KEY_BYTES}"), list[tuple[int, str]]()
+    for row, values in enumerate(zip(*(frame[name].to_list() for name in columns), strict=True)):
+        key = _key(kind, values)
+        if key is None:
+            problems.append((row, f"{shown(columns[0])} is empty or has no {kind}"))
+        else:
+            names[row] = key
+    return names, problems
+
+
+def _key(kind: str, values: Sequence[Any]) -> bytes | None:
+    if kind == KEY:
+        value = values[0]
+        try:
+            key = value if isinstance(value, bytes) else bytes.fromhex(value or "")
+        except (TypeError, ValueError):
+            return None
+        return key if len(key) == KEY_BYTES else None
+    texts = [str(value) if type(value) is int else value for value in values]
+    return text_key(texts) if all(isinstance(text, str) and text.strip() for text in texts) else None
+
+
+def _read(path: Path, where: str, rows: int | None = None) -> pl.DataFrame:
+    suffix = path.suffix.lower()
+    try:
+        if suffix == ".parquet":
+            return pl.read_parquet(path, n_rows=rows)
+        if suffix in JSON_LINES:
+            return pl.read_ndjson(path, n_rows=rows, infer_schema_length=None)
+        separator = "\t" if suffix == ".tsv" else ","
+        return pl.read_csv(path, n_rows=rows, infer_schema=False, separator=separator)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system; Polars' own have no number
+            raise
+        what = f"{path.name} cannot be read: {shown(str(error), 200)}"
+        fix = "write it as csv in UTF-8, jsonl or Parquet: a column of texts, and one of probabilities for each label"
+        raise ModelError(what, where=where, fix=fix) from error

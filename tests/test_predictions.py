@@ -1,0 +1,237 @@
+"""A teacher may be a file of predictions, which any program wrote: no model of it runs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from amalgam import Experiment
+from amalgam.data.arrays import softmax
+from amalgam.data.keys import text_key
+from amalgam.tests.workspaces import TEACHER_LABELS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from amalgam.tests.workspaces import Workspace
+
+SECOND = TEACHER_LABELS["second"]
+
+
+def probabilities(text: str, label: str) -> list[float]:
+    """Returns 0.91 for the gold label; for a text without one of these labels, a guess that depends on its length."""
+    favoured, highest = (SECOND.index(label), 0.91) if label in SECOND else (len(text) % 4, 0.4)
+    return [highest if place == favoured else (1 - highest) / 3 for place in range(4)]
+
+
+def frame_of(rows: Sequence[tuple[str, str]]) -> pl.DataFrame:
+    columns = zip(*(probabilities(*row) for row in rows), strict=True)
+    return pl.DataFrame({"text": [text for text, _ in rows], **dict(zip(SECOND, columns, strict=True))})
+
+
+def write(frame: pl.DataFrame, path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    writers: dict[str, Any] = {".csv": frame.write_csv, ".jsonl": frame.write_ndjson, ".parquet": frame.write_parquet}
+    writers[path.suffix](path)
+
+
+def named(workspace: Workspace, suffix: str = ".csv") -> Path:
+    """Names a file of predictions as the second teacher, and the default method."""
+    workspace.edit("targets:\n  mode: soft\nstudent:\n", "student:\n  method: amalgam\n")
+    workspace.edit("  passes: 4\n", "")
+    workspace.edit("./models/second", f"./predictions/second{suffix}")
+    return workspace.config.parent / f"predictions/second{suffix}"
+
+
+@pytest.fixture
+def workspace(fresh: Workspace) -> Workspace:
+    """Returns an experiment with a model and a file of predictions."""
+    write(frame_of([*fresh.texts(), *fresh.texts("test")]), named(fresh))
+    return fresh
+
+
+def test_its_rows_are_the_teachers_predictions(workspace: Workspace) -> None:
+    workspace("report")
+    experiment = Experiment.load(workspace.config)
+    logits = experiment.logits("second").collect()
+    rows = dict(zip(logits["key"].to_list(), softmax(logits["logits"].to_numpy().astype(float)), strict=True))
+    for text, label in [*workspace.texts(), *workspace.texts("test")]:
+        assert rows[text_key((text,))] == pytest.approx(probabilities(text, label), abs=1e-4)
+    own = [label for _, label in workspace.texts("test") if label in SECOND]
+    [system] = [row for row in workspace.numbers()["evaluation"]["systems"].items() if row[0] == "teacher:second"]
+    assert system[1]["accuracy"] == pytest.approx(len(own) / len(workspace.texts("test")))
+
+
+def test_a_text_goes_to_the_teacher_that_is_certain_of_it_and_of_similar_texts(workspace: Workspace) -> None:
+    workspace("build-targets")
+    gold = {text_key((text,)): label for text, label in workspace.texts()}
+    chosen = Experiment.load(workspace.config).targets.collect()
+    own = [gold[key] in SECOND for key in chosen["key"].to_list()]
+    by_second = [teacher == "second" for teacher in chosen["teacher"].to_list()]
+    assert np.mean(np.array(by_second)[own]) > 0.8
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_kinds_of_files_and_names_of_texts(fresh: Workspace, suffix: str) -> None:
+    texts = [*fresh.texts(), *fresh.texts("test")]
+    frame = frame_of(texts)
+    if suffix == ".jsonl":
+        key = pl.Series("key", [text_key((text,)).hex() for text, _ in texts])
+        frame = frame.drop("text").with_columns(key)
+    if suffix == ".parquet":  # with columns of other kinds, and the labels in another order
+        key = pl.Series("key", [text_key((text,)) for text, _ in texts], pl.Binary)
+        frame = frame.select(key, *reversed(SECOND), note=pl.lit("by rules"), tokens=pl.lit([1, 2]), good=pl.lit(True))
+    write(frame, named(fresh, suffix))
+    fresh("cache-teachers")
+    experiment = Experiment.load(fresh.config)
+    logits = experiment.logits("second").collect()
+    first = {key: softmax(np.array(row))[0] for key, row in zip(logits["key"], logits["logits"].to_list(), strict=True)}
+    text, label = fresh.texts()[0]
+    order = SECOND if suffix != ".parquet" else [*reversed(SECOND)]
+    wanted = probabilities(text, label)[SECOND.index(order[0])]
+    assert first[text_key((text,))] == pytest.approx(wanted, abs=1e-4)
+
+
+def test_texts_are_named_by_their_ids(workspace: Workspace) -> None:
+    folder, predicted = workspace.config.parent, list[pl.DataFrame]()
+    for part in ("train", "test"):
+        rows = workspace.texts(part)
+        number = pl.Series("number", [f"{part} {place}" for place in range(len(rows))])
+        pl.DataFrame(rows, ["text", "label"], orient="row").with_columns(number).write_csv(folder / f"texts/{part}.csv")
+        predicted.append(frame_of(rows).drop("text").with_columns(number))
+    write(pl.concat(predicted), folder / "predictions/second.csv")
+    workspace.edit("  label: label\n", "  label: label\n  id: number\n")
+    workspace("cache-teachers")
+    write(pl.concat(predicted)[1:], folder / "predictions/second.csv")
+    assert "no prediction for 1 of corpus.train" in workspace.attempt("cache-teachers").err
+
+
+def test_a_new_text_needs_a_row_and_costs_itself(workspace: Workspace) -> None:
+    workspace("build-targets")
+    assert workspace.plan()["build-targets"]["state"] == "current"
+    file, new = workspace.config.parent / "predictions/second.csv", ("a new text about the judge", "law")
+    workspace.write([*workspace.texts(), new])
+    refused = workspace.attempt("build-targets")
+    assert "second.csv has no prediction for 1 of corpus.train" in refused.err
+    assert "the first: a new text about the judge" in refused.err
+    write(pl.concat([pl.read_csv(file), frame_of([new])]), file)
+    with workspace.counting() as work:
+        workspace("build-targets")
+    every = len(workspace.texts()) + len(workspace.texts("test"))
+    assert work[0].logits == 1 + every  # the model predicts one text; all rows of the file are read
+
+
+FAULTS = {
+    "the sum": ("law", 0.2, "the probabilities have the sum"),
+    "negative": ("law", -0.1, "law is no probability"),
+    "not a number": ("law", math.nan, "law is no probability"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faulty_rows_are_named(workspace: Workspace, fault: str) -> None:
+    column, value, words = FAULTS[fault]
+    file = workspace.config.parent / "predictions/second.csv"
+    frame = pl.read_csv(file)
+    wrong = pl.when(pl.int_range(pl.len()) == 2).then(value).otherwise(pl.col(column)).alias(column)
+    if fault == "the sum":
+        wrong = pl.when(pl.int_range(pl.len()) == 2).then(pl.col(column) + 0.5).otherwise(pl.col(column)).alias(column)
+    write(frame.with_columns(wrong), file)
+    refused = workspace.attempt("cache-teachers")
+    assert (refused.code, f"row 3: {words}" in refused.err) == (2, True), refused.err
+
+
+def test_a_file_that_cannot_be_used_is_refused_by_plan(workspace: Workspace) -> None:
+    file = workspace.config.parent / "predictions/second.csv"
+    good = file.read_text("utf-8")
+    for content, words in {
+        "text,note\na text,words\n": "has no predictions",
+        "": "cannot be read",
+        good.replace("text,", "words,", 1): "",
+    }.items():
+        file.write_text(content, "utf-8")
+        refused = workspace.attempt("cache-teachers" if not words else "plan")
+        assert (refused.code, (words or "no column names the text") in refused.err) == (2, True), refused.err
+    file.unlink()
+    assert "there is no file ./predictions/second.csv" in workspace.attempt("plan").err
+
+
+def test_a_text_with_two_predictions_is_refused(workspace: Workspace) -> None:
+    file = workspace.config.parent / "predictions/second.csv"
+    frame = pl.read_csv(file)
+    write(pl.concat([frame, frame[:1]]), file)
+    workspace("cache-teachers")  # the same prediction twice is no fault
+    other = frame[:1].with_columns(pl.Series(name, [value]) for name, value in zip(SECOND, [0.25] * 4, strict=True))
+    write(pl.concat([frame, other]), file)
+    refused = workspace.attempt("cache-teachers")
+    assert f"row {len(frame) + 1}: its text has other probabilities in row 1" in refused.err
+
+
+def test_rows_may_have_one_label(workspace: Workspace) -> None:
+    file = workspace.config.parent / "predictions/second.csv"
+    frame = pl.read_csv(file)
+    best = frame.select(pl.concat_list(SECOND).list.arg_max()).to_series().to_list()
+    frame = frame.select("text", label=pl.Series([SECOND[place] for place in best]))
+    write(frame, file)
+    workspace("report")
+    systems = workspace.numbers()["evaluation"]["systems"]
+    own = [label for _, label in workspace.texts("test") if label in SECOND]
+    assert systems["teacher:second"]["accuracy"] == pytest.approx(len(own) / len(workspace.texts("test")))
+    write(frame.with_columns(pl.lit("none").alias("label")).head(1).extend(frame[1:]), file)
+    refused = workspace.attempt("cache-teachers", f"teachers.1.labels=[{', '.join(SECOND)}]")
+    assert "row 1: none is no label of this teacher" in refused.err
+    workspace("cache-teachers", "teachers.1.catch_all=[none]")
+
+
+def test_labels_choose_columns(workspace: Workspace) -> None:
+    file = workspace.config.parent / "predictions/second.csv"
+    write(pl.read_csv(file).with_columns(confidence=pl.max_horizontal(SECOND)), file)
+    refused = workspace.attempt("cache-teachers")
+    assert "name the labels of this teacher: `labels: [...]`" in refused.err
+    workspace("cache-teachers", f"teachers.1.labels=[{', '.join(SECOND)}]")
+    absent = workspace.attempt("plan", "teachers.1.labels=[law, physics]")
+    assert "second.csv has no column physics" in absent.err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["student.method=muka-soft", "cache.passes=4"], "has no dropout passes"),
+        (["student.method=layerwise"], "reads its hidden states"),
+        (["targets.uncertainty=md", "student.method=muka-soft"], "reads its hidden states"),
+        (["student.encoder=teacher:second"], "a student cannot start from it"),
+        (["student.method=as-dfd"], "pseudo embeddings"),
+        (["student.encoder=./predictions/second.csv"], "is no encoder"),
+    ],
+)
+def test_what_needs_a_model_is_refused(workspace: Workspace, overrides: list[str], words: str) -> None:
+    refused = workspace.attempt("run", *overrides)
+    assert (refused.code, words in refused.err) == (2, True), refused.err
+
+
+def test_muka_takes_its_prediction_as_every_pass(workspace: Workspace) -> None:
+    ran = workspace("build-targets", "student.method=muka-soft", "cache.passes=auto")
+    assert "teacher second is a file of predictions, so its prediction counts as every pass" in ran.err + ran.out
+
+
+def test_all_teachers_may_be_files(workspace: Workspace) -> None:
+    first = frame_of([*workspace.texts(), *workspace.texts("test")])
+    names = dict(zip(SECOND, TEACHER_LABELS["first"], strict=True))
+    write(first.rename(names), workspace.config.parent / "predictions/first.csv")
+    workspace.edit("./models/first", "./predictions/first.csv")
+    workspace("report")
+    assert workspace.numbers()["verdict"]["decision"]
+
+
+def test_init_and_doctor_read_its_labels(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "teachers 2 teachers, 8 labels" in " ".join(workspace("doctor").out.split())
+    monkeypatch.chdir(workspace.config.parent)
+    workspace.config.unlink()
+    workspace("init", "--from-teachers", "models/first", "predictions/second.csv")
+    written = workspace.config.read_text("utf-8")
+    assert "  - name: second\n    model: ./predictions/second.csv\n    # 4 labels: gardening" in written

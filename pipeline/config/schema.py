@@ -269,17 +269,19 @@ class Corpus(ConfigSection):
 
 
 class Teacher(ConfigSection):
-    """A fine-tuned text classifier."""
+    """A fine-tuned text classifier, or a file with the predictions of any other one."""
 
     name: Name = ""
     """Name of the teacher in tables and results: letters, digits, `.`, `_` and `-`. "": the last part of `model`, and
     a number if it is taken. Not ensemble, zero-shot or student, which are other systems in reports.
     A teacher without other fields may be its model alone: `- ./models/first`."""
     model: Text
-    """Model folder (./like/this), Hub id, or package:module/folder of an installed Python package."""
+    """Model folder (./like/this), Hub id, package:module/folder of an installed Python package, or a file of
+    predictions (csv, tsv, jsonl or Parquet)."""
     revision: Revision = None
     labels: Annotated[Labels, Field(min_length=1)] | None = None
-    """Label names in the order of the model's outputs; null: the model's own names (id2label)."""
+    """Label names in the order of the model's outputs; null: the model's own names (id2label). A file of
+    predictions has its columns of labels here; null: all columns of numbers."""
     rename: dict[Text, Text] = {}
     """Map from label names of the model to label names of the student."""
     catch_all: list[Text] = []

@@ -17,12 +17,12 @@ from amalgam.pipeline.notebook import Printed
 from amalgam.pipeline.storage.facts import fits
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, read_metadata
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
-from amalgam.stages.report.blocks import EvaluationBlock, ReportJson, SystemScores, reported_scores
-from amalgam.stages.report.conditions import were_learned
+from amalgam.stages.report.blocks import ReportJson, SystemScores, reported_scores
+from amalgam.stages.report.conditions import too_many_learned
 from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost
 from amalgam.stages.report.tables import measure, print_evaluation, share
-from amalgam.stages.report.verdict_types import Estimate, LearnedTexts
+from amalgam.stages.report.verdict_types import Estimate
 from amalgam.stages.report.verdict_words import learned_sentence
 
 MOST_FIELDS, MOST_GROUPS = 40, 12
@@ -192,12 +192,6 @@ def other_student(numbers: ReportJson, path: Path) -> str | None:
     return differs if trained != stages["train-student"] else None
 
 
-def learned_texts(evaluation: EvaluationBlock | None) -> LearnedTexts | None:
-    """Returns the test texts that training used, if they are too many for a requirement or a comparison."""
-    learned = evaluation.get("learned") if evaluation else None
-    return learned if learned and were_learned(learned) else None
-
-
 def comparison_of(reports: Mapping[str, ReportJson]) -> Comparison:
     """Returns comparison.json; the keys of `reports` are the names of the runs."""
     runs = list(reports.values())
@@ -213,7 +207,7 @@ def comparison_of(reports: Mapping[str, ReportJson]) -> Comparison:
         "cautions": [
             f"{name}: {learned_sentence(learned)}"
             for name, run in reports.items()
-            if (learned := learned_texts(run["evaluation"]))
+            if (learned := too_many_learned(run["evaluation"]))
         ],
         "summary": _summary(reports, same_texts=same_texts),
     }
@@ -315,7 +309,7 @@ def _summary(reports: Mapping[str, ReportJson], *, same_texts: bool) -> str:
     measured = [
         (scores, name)
         for name, run in reports.items()
-        if (scores := _scores(run)) and not learned_texts(run["evaluation"])
+        if (scores := _scores(run)) and not too_many_learned(run["evaluation"])
     ]
     if len(measured) < 2:
         return "No run can be called better: fewer than two have labelled test texts that they did not learn."

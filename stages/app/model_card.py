@@ -28,7 +28,7 @@ from amalgam.stages.app.licences import common_licence, warnings
 from amalgam.stages.common.deliveries import REPORTS
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.models.read_card import Source, TrainingSummary
-from amalgam.stages.report.blocks import Evaluation, majority, reported_scores
+from amalgam.stages.report.blocks import Evaluation, majority, random_texts, reported_scores
 from amalgam.stages.report.stage import EVALUATION
 from amalgam.stages.report.students import complete_reports
 from amalgam.stages.report.tables import measure_of
@@ -106,14 +106,14 @@ def numbers_of(store: Store, base: Path, student: str, own_test: Callable[[], st
     if not reports:
         return Numbers(why_not="the workspace has no report on this student")
     reports.sort(key=lambda report: report.fingerprint != last)
-    ordinary = [report for report in reports if report.texts]
+    ordinary = [report for report in reports if random_texts(report.evaluation)]
     if not ordinary:
         selected = any(report.evaluation for report in reports)
         why_not = "all labelled test texts were selected" if selected else "there are no labelled test texts"
         return Numbers(None, why_not, _verdict(base, reports[0].fingerprint))
     if len(ordinary) > 1 and ordinary[0].fingerprint != last:
         own_digest = own_test()
-        ordinary.sort(key=lambda report: (report.test != own_digest, -report.texts))
+        ordinary.sort(key=lambda report: (report.test != own_digest, -random_texts(report.evaluation)))
     return Numbers(ordinary[0].evaluation, "", _verdict(base, ordinary[0].fingerprint))
 
 
@@ -123,13 +123,6 @@ class StudentReport:
     test: str | None
     """Digest of the labels of the test texts."""
     evaluation: Evaluation | None
-
-    @property
-    def texts(self) -> int:
-        """Returns the number of labelled test texts that are no selected ones."""
-        if self.evaluation is None:
-            return 0
-        return self.evaluation["selected"]["random"] if "selected" in self.evaluation else self.evaluation["n"]
 
 
 def _reports(store: Store, student: str) -> list[StudentReport]:

@@ -15,17 +15,11 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, QualityError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.commands import run_stages
-from amalgam.stages.app.comparison import (
-    ComparedReports,
-    comparison_of,
-    learned_texts,
-    other_student,
-    read_report,
-    table,
-)
+from amalgam.stages.app.comparison import ComparedReports, comparison_of, other_student, read_report, table
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_student, delivered_students
 from amalgam.stages.common.intervals import bounds, interval, percent, points, separate
-from amalgam.stages.report.blocks import EvaluationBlock, ReportJson, reported_scores
+from amalgam.stages.report.blocks import EvaluationBlock, ReportJson, random_texts, reported_scores
+from amalgam.stages.report.conditions import too_many_learned
 from amalgam.stages.report.html import render
 from amalgam.stages.report.publish import place_of, publish
 from amalgam.stages.report.students import rival_names
@@ -182,7 +176,7 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
         return
     if not evaluation:
         raise _no_test_texts()
-    learned = learned_texts(evaluation)
+    learned = too_many_learned(evaluation)
     if learned and (requirements.fail_under is not None or not learned.get("generated")):
         raise _texts_learned(learned)
     command = verdict["next"].get("command") if verdict and verdict["decision"] != "ship" else None
@@ -206,7 +200,7 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
 
 def _check_accuracy(evaluation: EvaluationBlock, least: float, where: str, fix: str) -> str:
     """Returns a sentence on an accuracy that is large enough, and refuses any other."""
-    if "selected" in evaluation and not evaluation["selected"]["random"]:
+    if not random_texts(evaluation):
         raise _all_selected()
     scores = reported_scores(evaluation)
     figures = f"n = {scores['n']:,}, 95 % interval {bounds(*interval(scores['accuracy'], scores['n']))}"
@@ -241,8 +235,7 @@ def _check_measured(numbers: ReportJson, name: str, path: Path, config: Path) ->
         return
     if name in {rival["name"] for rival in numbers["verdict"]["rivals"]}:
         return
-    evaluation = numbers["evaluation"]
-    if evaluation and "selected" in evaluation and not evaluation["selected"]["random"]:
+    if numbers["evaluation"] and not random_texts(numbers["evaluation"]):
         raise _all_selected()
     what = f"{shown(name)} was not measured on the test texts of {path.stem}"
     fix = f"run `{_command(path, config, '--fail-if-worse-than', name)}`, which predicts them with {STUDENTS}/{name}"

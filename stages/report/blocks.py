@@ -73,6 +73,13 @@ def reported_scores(evaluation: EvaluatedSystems) -> SystemScores:
     return evaluation["systems"][evaluation["system"]]
 
 
+def random_texts(evaluation: EvaluatedSystems | None) -> int:
+    """Returns the number of labelled test texts, without selected ones."""
+    if evaluation is None:
+        return 0
+    return evaluation["selected"]["random"] if "selected" in evaluation else evaluation["n"]
+
+
 def majority(evaluation: EvaluatedSystems) -> float:
     """Returns the accuracy of always predicting the most frequent label of the test texts."""
     return max(map(sum, reported_scores(evaluation)["confusion"])) / evaluation["n"]
@@ -96,13 +103,15 @@ class EvaluationBlock(EvaluatedSystems):
 # ---- the reported system on the test texts
 
 
-class LabelQuality(types.LabelCounts):
-    teachers: list[str]
-    """The teachers of the label."""
+class LabelQuality(types.LabelOccurrence):
+    """A label among the test texts."""
+
+    right: int
+    """Texts of the label that are predicted right."""
+    predicted: int
+    """Texts for which the label is predicted."""
     teachers_right: int | None
     """Texts of the label that a teacher predicts right; None without teachers."""
-    ensemble: int | None
-    """Texts for which the ensemble predicts it; None without teachers."""
 
 
 class ConfusedPair(TypedDict):

@@ -1,14 +1,20 @@
-"""Conditions on the counts of the verdict, which its rule, the causes and the sentences share."""
+"""The inputs of the verdict, and conditions on their counts that its rule, the next step and the sentences share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from amalgam.data.keys import of_one_teacher
 from amalgam.stages.common.given_labels import LEAST_LABELS
 from amalgam.stages.common.intervals import errors_of, interval
 from amalgam.stages.report import verdict_types as types
+from amalgam.stages.report.blocks import EvaluatedSystems, LabelQuality, ReportJson, random_texts
+
+if TYPE_CHECKING:
+    from amalgam.stages.common.training.schedule import Schedule, StudentFacts
 
 LEAST_TEXTS = 50
 """Least labelled test texts of a student to ship; least labelled training texts for losses and a harmless teacher."""
@@ -32,18 +38,67 @@ WEAK_TEACHERS = 2 / 3
 """Accuracy of the teachers on their own labels below which they are weak, at the upper end of the interval."""
 
 
-def were_learned(learned: types.LearnedTexts) -> bool:
-    """Returns whether for a student to ship too many test texts were learned with gold labels, or are generated."""
-    counts = learned["labelled"] or learned.get("generated", False)
-    return counts and learned["texts"] > MOST_LEARNED * learned["of"]
+@dataclass(frozen=True, kw_only=True)
+class VerdictInputs:
+    """The report, and facts about the student that it lacks."""
+
+    report: ReportJson
+    """All blocks but the verdict."""
+    rivals: Sequence[types.RivalCounts]
+    """Rivals of the evaluation, and the other students."""
+    student: StudentFacts
+    automatic: Schedule
+    """The schedule that `auto` would choose."""
+    weights_unused: bool = False
+    """Whether the teachers' evidence was dropped, and each text's own confidences were used."""
+    generates: bool = False
+    """Whether stage generate wrote the training texts, which are then no test texts."""
+    file: str = ""
+    """Name of the experiment file; empty without one."""
+    remade: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """By student without a folder: the overrides that train it again; empty if they are unknown."""
+    folders: Collection[str] = ()
+    """Names in students/, which no proposed student has."""
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    """Overrides of this run, which the next command repeats."""
+
+    @property
+    def n(self) -> int:
+        """Returns the number of labelled test texts, without selected ones."""
+        return random_texts(self.report["evaluation"])
+
+    @property
+    def has_selected(self) -> bool:
+        return "selected" in (self.report["evaluation"] or {})
+
+    @property
+    def learned(self) -> types.LearnedTexts | None:
+        return too_many_learned(self.report["evaluation"])
+
+    @property
+    def labels(self) -> Sequence[LabelQuality]:
+        """Returns the teachers' labels with their counts among the n texts; empty without any."""
+        quality = self.report["student_quality"]
+        return quality["classes"] if quality and self.n else ()
 
 
-def never_right(inputs: types.VerdictInputs) -> list[types.LabelCounts]:
+def too_many_learned(evaluation: EvaluatedSystems | None) -> types.LearnedTexts | None:
+    """Returns the test texts that were learned with gold labels or generated, if they are too many to compare systems.
+
+    `evaluation` may be the facts of a report's manifest.
+    """
+    learned = evaluation.get("learned") if evaluation else None
+    if not learned or not (learned["labelled"] or learned.get("generated")):
+        return None
+    return learned if learned["texts"] > MOST_LEARNED * learned["of"] else None
+
+
+def never_right(inputs: VerdictInputs) -> list[LabelQuality]:
     """Returns the labels with at least LEAST_OF_LABEL test texts that the student never predicts right."""
     return [row for row in inputs.labels if row["n"] >= LEAST_OF_LABEL and not row["right"]]
 
 
-def many_lost(lost: Sequence[types.LabelCounts], inputs: types.VerdictInputs) -> bool:
+def many_lost(lost: Sequence[LabelQuality], inputs: VerdictInputs) -> bool:
     """Returns whether lost labels are more than MOST_LOST of the tested labels or of the test texts."""
     return _are_many([row["n"] for row in lost], [row["n"] for row in inputs.labels], inputs.n)
 

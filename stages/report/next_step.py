@@ -9,8 +9,8 @@ from pathlib import Path
 
 from amalgam.pipeline.config.proposals import file_option, written
 from amalgam.pipeline.console import counted
-from amalgam.stages.report.conditions import LEAST_TEXTS, untested_teachers, were_learned
-from amalgam.stages.report.verdict_types import TO_LABEL, Cause, Decision, Next, Rival, VerdictInputs
+from amalgam.stages.report.conditions import LEAST_TEXTS, VerdictInputs, untested_teachers
+from amalgam.stages.report.verdict_types import TO_LABEL, Cause, Decision, Next, Rival
 from amalgam.stages.report.verdict_words import listed
 
 TEACHERS_AT_FAULT = {"choice-not-trusted", "teacher-absent", "teacher-loses", "teachers-weak", "teachers-wrong"}
@@ -25,9 +25,10 @@ def next_step(
 ) -> Next:
     codes = {cause["code"] for cause in causes}
     if decision == "ship":
-        student = [] if inputs.page == "student" else ["--student", f"students/{inputs.page}"]
+        page = inputs.report["name"]
+        student = [] if page == "student" else ["--student", f"students/{page}"]
         return _with_command(inputs, "Use the student.", _command(inputs, "predict", "a text", *student))
-    if decision == "cannot say" and not inputs.n and not inputs.selected:
+    if decision == "cannot say" and inputs.report["evaluation"] is None:
         return _label_texts(inputs)
     if decision == "cannot say" and "tie" in codes:
         return {"text": "Decide by size and speed: the student is one model."}
@@ -49,7 +50,7 @@ def _with_command(inputs: VerdictInputs, text: str, command: str) -> Next:
 
 
 def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: int | None) -> Next:
-    if inputs.learned and were_learned(inputs.learned):
+    if inputs.learned:
         if inputs.learned.get("generated"):
             return {"text": f"Use labelled real texts as corpus.test, and run `{_again(inputs, 'run')}` again."}
         if inputs.learned.get("validation"):
@@ -62,7 +63,7 @@ def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: in
     untested = untested_teachers(rivals)
     if untested and inputs.n >= LEAST_TEXTS:
         return {"text": f"Add labelled test texts of {listed(untested)}, and {again}."}
-    random = "random " if inputs.selected else ""
+    random = "random " if inputs.has_selected else ""
     goal = f"about {needed:,}" if needed else f"at least {4 * LEAST_TEXTS}"
     return {"text": f"Label more {random}test texts, {goal} in all, and {again}."}
 
@@ -87,9 +88,9 @@ def _remedy(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Rival]) -> 
         long = "Train long enough." if "student.epochs" in automatic else "Use the automatic learning rate."
         name = {"student.name": "longer" if "student.epochs" in automatic else "auto-rate"}
         return _with_command(inputs, long, _run(inputs.overrides, {**automatic, **name}, inputs))
-    if inputs.teachers and codes & TEACHERS_AT_FAULT:
+    if inputs.report["labels"]["teachers"] and codes & TEACHERS_AT_FAULT:
         return _look_at_teachers(inputs)
-    if "wrong-choice" in codes and inputs.method == "amalgam":
+    if "wrong-choice" in codes and inputs.report["method"] == "amalgam":
         text = f"Label {LABELS} training texts; they correct the choice of the teacher."
         return _with_command(inputs, text, _again(inputs, "label", "--count", str(LABELS)))
     if "wrong-choice" in codes:
@@ -110,15 +111,15 @@ def _without_cause(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Riva
         text = "Use zero-shot: it is better and needs no training."
         return _with_command(inputs, text, _run(inputs.overrides, {"student.method": "zero-shot"}, inputs))
     if "few-texts" in codes:
-        return {"text": f"Add training texts: the student learned {counted(inputs.texts or 0, 'text')}."}
-    if inputs.teachers:
+        return {"text": f"Add training texts: the student learned {counted(inputs.student['texts'], 'text')}."}
+    if inputs.report["labels"]["teachers"]:
         return _look_at_teachers(inputs)
     return {"text": "Label more training texts, or choose another student.encoder."}
 
 
 def _is_long(inputs: VerdictInputs) -> bool:
-    """Returns whether the student is known to have at least the automatic number of epochs."""
-    return inputs.automatic_epochs is not None and inputs.epochs >= inputs.automatic_epochs
+    """Returns whether the student has at least the automatic number of epochs."""
+    return inputs.student["epochs"] >= inputs.automatic.epochs
 
 
 def _look_at_teachers(inputs: VerdictInputs) -> Next:
@@ -126,14 +127,15 @@ def _look_at_teachers(inputs: VerdictInputs) -> Next:
 
 
 def _label_texts(inputs: VerdictInputs) -> Next:
-    count = inputs.unlabelled["to_label"] if inputs.unlabelled else 0
+    quality, settings = inputs.report["unlabelled"], inputs.report["settings"]
+    count = quality["to_label"] if quality else 0
     if not count or inputs.generates:
         texts = "real texts" if inputs.generates else "texts"
         return {"text": f"Label about 200 {texts}, and set corpus.test and corpus.label."}
-    file = f"reports/{inputs.page}{TO_LABEL}"
-    if inputs.label_file and Path(inputs.label_file) == Path(file):  # it is kept
+    file = f"reports/{inputs.report['name']}{TO_LABEL}"
+    if settings["labels"] and Path(settings["labels"]) == Path(file):  # it is kept
         return {"text": f"Rename {file}, also in `labels`; the next run then writes other texts to label there."}
-    new = {"corpus.test": file, **({} if inputs.label else {"corpus.label": "label"})}
+    new = {"corpus.test": file, **({} if settings["corpus"]["label"] else {"corpus.label": "label"})}
     text = f"Label the {counted(count, 'text')} of {file}, then run the command."
     return _with_command(inputs, text, _run(inputs.overrides, new, inputs))
 

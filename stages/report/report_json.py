@@ -22,11 +22,10 @@ from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.methods import method_name
 from amalgam.stages.read_corpus.stage import train_needs_label
 from amalgam.stages.report import blocks, students
-from amalgam.stages.report.causes import MANY_WRONG
-from amalgam.stages.report.conditions import LEAST_TEXTS, MOST_LEARNED
+from amalgam.stages.report.conditions import LEAST_TEXTS, MOST_LEARNED, VerdictInputs
 from amalgam.stages.report.next_step import free_student
 from amalgam.stages.report.verdict import verdict
-from amalgam.stages.report.verdict_types import LearnedTexts, VerdictInputs
+from amalgam.stages.report.verdict_types import LearnedTexts
 from amalgam.stages.report.verdict_words import estimate_sentence, tested_on, weight_estimate_sentence
 
 if TYPE_CHECKING:
@@ -129,8 +128,9 @@ def report_json(
     }
     numbers["accuracy_losses"] = accuracy_losses(numbers, teachers=len(inputs.labels.columns))
     numbers["summary"] = summary(numbers)
-    if numbers["learns"]:
-        numbers["verdict"] = verdict(_verdict_inputs(inputs, numbers, others, _remade(inputs, ours, others)))
+    if inputs.automatic:
+        remade = _remade(inputs, ours, others)
+        numbers["verdict"] = verdict(_verdict_inputs(inputs, inputs.automatic, numbers, others, remade))
     return numbers
 
 
@@ -149,49 +149,26 @@ def _remade(
 
 def _verdict_inputs(
     inputs: ReportInputs,
+    automatic: Schedule,
     numbers: blocks.ReportJson,
     others: list[tuple[str, students.OtherStudent]],
     remade: Mapping[str, Mapping[str, Any]],
 ) -> VerdictInputs:
     evaluation, quality = numbers["evaluation"], numbers["student_quality"]
-    student: StudentFacts = inputs.facts("train-student")
     weights: WeightFacts | None = inputs.facts("weigh-teachers")
-    selected = evaluation.get("selected") if evaluation else None
-    n = evaluation["n"] if evaluation and (not selected or selected["random"]) else 0
-    rivals, labels = list(quality["rivals"]) if quality else [], list[blocks.LabelQuality]()
+    rivals = list(quality["rivals"]) if quality else []
+    n = blocks.random_texts(evaluation)
     if quality and n:
         rivals += students.student_rivals(n - quality["wrong"], quality["right_hex"], others)
-        labels = quality["classes"]
     set_next = {"corpus.test"} if evaluation is None else set()  # by the user: no command repeats an override of these
     set_next |= set() if inputs.settings.corpus.label else {"corpus.label"}
     return VerdictInputs(
-        n=n,
-        left_out=evaluation["left_out"] if evaluation else 0,
+        report=numbers,
         rivals=rivals,
-        labels=labels,
-        tested=quality["classes"] if quality and n else (),
-        given=numbers["given_labels"],
-        unlabelled=numbers["unlabelled"],
-        linear_map=numbers["linear_map"],
-        teachers=len(inputs.labels.columns),
-        steps=student["steps"],
-        epochs=student["epochs"],
-        automatic_epochs=inputs.automatic.epochs if inputs.automatic else None,
-        learning_rate=student["learning_rate"],
-        automatic_rate=inputs.automatic.learning_rate if inputs.automatic else None,
-        texts=student["texts"],
-        largest_loss=relevant_loss(numbers["accuracy_losses"]),
-        by_labels=numbers["label_estimates"],
+        student=inputs.facts("train-student"),
+        automatic=automatic,
         weights_unused=weights is not None and weights.get("fallback", False),
-        long_texts=student["cut"] / max(student["texts"], 1),
-        method=numbers["method"],
-        label_file=inputs.settings.labels,
-        label=inputs.settings.corpus.label,
-        selected=selected["texts"] if selected else 0,
-        unused=selected.get("unused", 0) if selected else 0,
-        learned=evaluation.get("learned") if evaluation else None,
         generates=_generates(inputs.settings),
-        page=numbers["name"],
         file=inputs.file,
         remade=remade,
         folders=inputs.folders,
@@ -415,14 +392,6 @@ def accuracy_losses(numbers: blocks.ReportJson, *, teachers: int) -> list[blocks
     lost = 1 - accuracy - sum(loss["lost"] for loss in losses)
     last = "choice and fit" if unseparated else "fit"
     return [*losses, {"step": last, "right": accuracy, "n": n, "where": TEST, "lost": lost}]
-
-
-def relevant_loss(losses: Sequence[blocks.AccuracyLoss]) -> str | None:
-    """Returns the step with the largest loss that can be a cause: of the teachers, it is an error on many texts."""
-    least = {"teachers": MANY_WRONG}
-    relevant = [loss for loss in losses if loss["lost"] > 0 and loss["lost"] >= least.get(loss["step"], 0)]
-    largest = max(relevant, key=lambda loss: float(loss["lost"]), default=None)
-    return largest["step"] if largest and len(losses) > 1 else None
 
 
 def _supervised(numbers: blocks.ReportJson) -> bool:

@@ -10,7 +10,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.storage.small_files import canonical
 from amalgam.pipeline.storage.store import MANIFEST, Record, Store
 from amalgam.stages.report.blocks import StudentScores, SweepPoint
-from amalgam.stages.report.conditions import were_learned
+from amalgam.stages.report.conditions import too_many_learned
 from amalgam.stages.report.verdict_types import LearnedTexts, RivalCounts
 
 TARGET_STAGES = {"build-targets", "weigh-teachers"}
@@ -66,14 +66,13 @@ def other_students(store: Store, test: str, picked: str | None, rows: str | None
         temperature = settings.pop("temperature", None)
         inputs = [targets.get(key) for key in ("inputs", "upstream", "version")]
         without_upstream = {key: value for key, value in student.items() if key != "upstream"}
-        learned = manifest.facts.get("learned")
         scores: Any = {"fingerprint": fingerprint, "method": manifest.facts["method"], **manifest.facts["scores"]}
         yield OtherStudent(
             scores=scores,
             student=manifest.identity.get("upstream", {}).get("train-student"),
             right_hex=manifest.facts.get("right_hex"),
             supervised=manifest.facts["supervised"],
-            learned=learned if learned and were_learned(learned) else None,
+            learned=too_many_learned(manifest.facts),
             encoder=student.get("inputs", {}).get("encoder"),
             temperature=temperature,
             rest=canonical([settings, *inputs, without_upstream]),

@@ -10,11 +10,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from amalgam.pipeline.console import counted
-from amalgam.stages.common.intervals import bounds, errors_of, interval, paired, texts_needed, unpaired
+from amalgam.stages.common.intervals import bounds, errors_of, interval, paired, percent, texts_needed, unpaired
+from amalgam.stages.common.training.schedule import FEW_STEPS
 from amalgam.stages.report import conditions
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report import verdict_words as words
-from amalgam.stages.report.causes import absent_cautions, causes_of, cautions_of, left_out_cautions, too_few
+from amalgam.stages.report.blocks import AccuracyLoss, EvaluatedSystems, LabelQuality
+from amalgam.stages.report.conditions import VerdictInputs
 from amalgam.stages.report.next_step import next_step
 
 BLOCKING: tuple[types.Kind, ...] = ("ensemble", "zero-shot", "teacher", "student", "most frequent label")
@@ -67,27 +69,28 @@ PRINTED = 4
 # ---- the verdict
 
 
-def verdict(inputs: types.VerdictInputs) -> types.Verdict:
-    if not inputs.n and not inputs.selected:
+def verdict(inputs: VerdictInputs) -> types.Verdict:
+    evaluation = inputs.report["evaluation"]
+    if evaluation is None:
         return _without_labels(inputs)
     kinds = [counts["kind"] for counts in inputs.rivals]
     rivals = [compared(counts, kinds.count(counts["kind"])) for counts in inputs.rivals]
     faults = list(_faults(inputs, rivals))
     decision, reasons, needed = _decided(inputs, rivals)
-    if decision == "ship" and inputs.learned and conditions.were_learned(inputs.learned):
+    if decision == "ship" and inputs.learned:
         decision, reasons = "cannot say", [words.learned_sentence(inputs.learned)]
     if decision == "cannot say" and not faults:
-        faults = list(_below_linear_map(inputs.linear_map))
+        faults = list(_below_linear_map(inputs.report["linear_map"]))
     if faults:
         decision, reasons, needed = "do not ship", faults, None
-    causes = list(causes_of(inputs, rivals)) if decision != "ship" else []
+    causes = list(_causes(inputs, rivals)) if decision != "ship" else []
     if decision == "cannot say":
-        causes += too_few(inputs, rivals, needed)
+        causes.append(_too_few(inputs, rivals, needed))
     return {
         "decision": decision,
         "reasons": reasons,
         "causes": causes,
-        "cautions": list(cautions_of(inputs, rivals)),
+        "cautions": list(_cautions(inputs, evaluation, rivals)),
         "next": next_step(inputs, decision, causes, rivals, needed),
         "rivals": rivals,
         "texts_needed": needed,
@@ -125,9 +128,7 @@ def compared(counts: types.RivalCounts, together: int = 1) -> types.Rival:
     return {**counts, "mean": mean, "low": low, "high": high, "student_is": student_is, "together": together}
 
 
-def _decided(
-    inputs: types.VerdictInputs, rivals: Sequence[types.Rival]
-) -> tuple[types.Decision, list[str], int | None]:
+def _decided(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> tuple[types.Decision, list[str], int | None]:
     """Compares the student with the baseline: the decision, its reason, and the texts that would decide."""
     if inputs.n < conditions.LEAST_TEXTS:
         return "cannot say", [_too_few_sentence(inputs)], None
@@ -146,11 +147,11 @@ def _decided(
         return "ship", [f"{reason}, and no rival is significantly better."], None
     reason = f"The student and {words.name_of(baseline)} are not clearly different ({words.figures_of(baseline)})."
     n, gained, lost = baseline["n"], baseline["gained"] or 0, baseline["lost"] or 0
-    return "cannot say", [reason], None if inputs.selected else texts_needed(gained, lost, n, EQUAL)
+    return "cannot say", [reason], None if inputs.has_selected else texts_needed(gained, lost, n, EQUAL)
 
 
-def _too_few_sentence(inputs: types.VerdictInputs) -> str:
-    random = "random " if inputs.selected else ""
+def _too_few_sentence(inputs: VerdictInputs) -> str:
+    random = "random " if inputs.has_selected else ""
     texts = counted(inputs.n, f"{random}labelled test text", "is", "are")
     return f"{texts} too few: a verdict needs at least {conditions.LEAST_TEXTS}."
 
@@ -158,7 +159,7 @@ def _too_few_sentence(inputs: types.VerdictInputs) -> str:
 # ---- do not ship
 
 
-def _faults(inputs: types.VerdictInputs, rivals: Sequence[types.Rival]) -> Iterator[str]:
+def _faults(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> Iterator[str]:
     yield from _better_rivals(rivals)
     yield from _missed_labels(inputs)
     for rival in conditions.lost_teachers(rivals):
@@ -183,7 +184,7 @@ def _better_rivals(rivals: Sequence[types.Rival]) -> Iterator[str]:
         yield f"{words.difference_sentence(rival)}{words.tested_on(rivals)}{also}."
 
 
-def _missed_labels(inputs: types.VerdictInputs) -> Iterator[str]:
+def _missed_labels(inputs: VerdictInputs) -> Iterator[str]:
     lost = conditions.never_right(inputs)
     if conditions.many_lost(lost, inputs):
         yield words.never_right_sentence(lost)
@@ -194,7 +195,7 @@ def _missed_labels(inputs: types.VerdictInputs) -> Iterator[str]:
         yield f"{never}: {words.listed(names)}."
 
 
-def _missed_rare_labels(inputs: types.VerdictInputs) -> list[types.LabelCounts]:
+def _missed_rare_labels(inputs: VerdictInputs) -> list[LabelQuality]:
     """Returns the rare labels that are never predicted right, if they are too many and chance does not explain it.
 
     Chance: the student predicts each text of a rare label right with half of its accuracy.
@@ -232,21 +233,21 @@ def _useless(rivals: Sequence[types.Rival]) -> Iterator[str]:
 # ---- without labels
 
 
-def _without_labels(inputs: types.VerdictInputs) -> types.Verdict:
-    quality, faults, cautions = inputs.unlabelled, list[str](), list[str]()
-    reasons = ["There are no labelled test texts.", *_estimates(inputs)]
-    cautions += [*left_out_cautions(inputs), *absent_cautions(inputs)]
-    if inputs.by_labels:
-        worse = _worse_than_ensemble(inputs.by_labels)
-        (faults if inputs.by_labels["random"] else cautions).extend([worse] if worse else [])
+def _without_labels(inputs: VerdictInputs) -> types.Verdict:
+    quality, estimates, faults = inputs.report["unlabelled"], inputs.report["label_estimates"], list[str]()
+    reasons = ["There are no labelled test texts.", *_estimates(estimates, quality)]
+    cautions = [*_left_out_cautions(estimates), *_absent_cautions(inputs)]
+    if estimates:
+        worse = _worse_than_ensemble(estimates)
+        (faults if estimates["random"] else cautions).extend([worse] if worse else [])
     if quality:
-        faults += _unlabelled_faults(quality, inputs.linear_map)
+        faults += _unlabelled_faults(quality, inputs.report["linear_map"])
         reasons += [_agreement(quality), *_shares(quality)]
         cautions += [] if conditions.many_unpredicted(quality) else _unpredicted(quality)
         both = "Agreement and estimates are" if quality["estimates"] else "Agreement is"
         cautions.append(f"{both} no accuracy: the student repeats the teachers' errors too.")
     decision: types.Decision = "do not ship" if faults else "cannot say"
-    causes = list(causes_of(inputs, []))
+    causes = list(_causes(inputs, []))
     causes.append({"code": "no-labels", "text": "there are no labelled test texts"})
     return {
         "decision": decision,
@@ -259,12 +260,12 @@ def _without_labels(inputs: types.VerdictInputs) -> types.Verdict:
     }
 
 
-def _estimates(inputs: types.VerdictInputs) -> Iterator[str]:
+def _estimates(estimates: types.LabelEstimates | None, quality: types.UnlabelledQuality | None) -> Iterator[str]:
     """Yields the estimated accuracy: by labelled training texts, else without labels."""
-    if inputs.by_labels:
-        yield words.estimate_sentence(inputs.by_labels)
-    elif inputs.unlabelled and inputs.unlabelled["estimates"]:
-        yield words.weight_estimate_sentence(inputs.unlabelled["estimates"])
+    if estimates:
+        yield words.estimate_sentence(estimates)
+    elif quality and quality["estimates"]:
+        yield words.weight_estimate_sentence(quality["estimates"])
 
 
 def _unlabelled_faults(quality: types.UnlabelledQuality, linear: types.PairedCounts | None) -> Iterator[str]:
@@ -358,3 +359,192 @@ def _worse_than_ensemble(estimates: types.LabelEstimates) -> str | None:
         return None
     numbers = f"95 % interval {-100 * high:+.1f} to {-100 * low:+.1f}, n = {estimates['n']:,}"
     return f"On labelled training texts the ensemble is {-100 * mean:.1f} points better than the student ({numbers})."
+
+
+# ---- causes
+
+MANY_LONG, SKEWED = 0.2, 0.8
+"""Share of truncated texts, and share of the most frequent label, from which they are named as a cause."""
+
+HIGH_RATE = 5.0
+"""Multiple of the automatic learning rate from which a rate is named as a cause."""
+
+FEW_TEXTS, FEW_TEXTS_PER_LABEL = 200, 10
+"""Fewer training texts are named as a cause, in all or per label."""
+
+MANY_WRONG = 0.1
+"""Share of the texts that no teacher predicts right from which the teachers' errors are named as a cause.
+
+Every student and the ensemble have these errors, so fewer do not explain why the student is worse than another system.
+"""
+
+LOSSES = {
+    "teachers": ("teachers-wrong", "the teachers are wrong on many texts"),
+    "choice": ("wrong-choice", "the targets often follow the wrong teacher"),
+    "fit": ("not-fitted", "the student does not fit its targets"),
+    "choice and fit": ("choice-or-fit", "the targets follow the wrong teacher, or the student does not fit them"),
+}
+"""Code and text of the cause, by the step with the largest loss of accuracy."""
+
+
+def _causes(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> Iterator[types.Cause]:
+    """Yields the likely causes of a bad or unclear student, the most likely first."""
+    quality, student = inputs.report["unlabelled"], inputs.student
+    yield from _training_causes(inputs)
+    unpredicted = [row["label"] for row in inputs.labels if row["n"] and not row["predicted"]]
+    if quality:
+        unpredicted = conditions.never_predicted(quality)
+    if unpredicted:
+        text = f"{counted(len(unpredicted), 'label', 'is', 'are')} never predicted ({words.listed(unpredicted)})"
+        yield {"code": "labels-never-predicted", "text": text}
+    yield from _teacher_causes(inputs, rivals)
+    long_texts = student["cut"] / max(student["texts"], 1)
+    if long_texts >= MANY_LONG:
+        text = f"{percent(long_texts)} of the training texts are longer than student.max_tokens"
+        yield {"code": "long-texts", "text": text}
+    frequent = conditions.most_frequent(rivals)
+    if frequent and frequent["right"] >= SKEWED * frequent["n"]:
+        text = f"{words.ratio(frequent['right'], frequent['n'])} of the test texts have one label, {frequent['name']}"
+        yield {"code": "skewed-labels", "text": text}
+
+
+def _training_causes(inputs: VerdictInputs) -> Iterator[types.Cause]:
+    steps, texts = inputs.student["steps"], inputs.student["texts"]
+    if steps < FEW_STEPS:
+        yield {"code": "few-steps", "text": f"{counted(steps, 'training step', 'is', 'are')} few"}
+    rate, automatic = inputs.student["learning_rate"], inputs.automatic.learning_rate
+    if rate >= HIGH_RATE * automatic:
+        text = f"the learning rate {rate:g} is {rate / automatic:.0f} times the automatic one, {automatic:g}"
+        yield {"code": "high-rate", "text": text}
+    quality = inputs.report["unlabelled"]
+    labels = len(quality["labels"] if quality else inputs.labels)
+    if texts < max(FEW_TEXTS, FEW_TEXTS_PER_LABEL * labels):
+        of_labels = f" for {counted(labels, 'label')}" if labels else ""  # none are known if all texts were selected
+        yield {"code": "few-texts", "text": f"{counted(texts, 'training text', 'is', 'are')} few{of_labels}"}
+
+
+def _teacher_causes(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> Iterator[types.Cause]:
+    for rival in conditions.lost_teachers(rivals):
+        accuracy = words.ratio(rival["student_right"], rival["n"])
+        text = f"the student has {accuracy} accuracy on the labels of {rival['name']}"
+        yield {"code": "teacher-loses", "text": text}
+    quality = inputs.report["unlabelled"]
+    if quality:
+        unpredicted = conditions.unpredicted_teachers(quality).items()
+        absent = [teacher for teacher, rows in unpredicted if all(row["expected"] == 0 for row in rows)]
+        without = {"targets": "no target has a label", "ensemble": "the ensemble predicts no label"}
+        if absent:
+            text = f"{without[quality['agreement']['reference']]} of {words.listed(absent)}"
+            yield {"code": "teacher-absent", "text": text}
+    weak = conditions.weak_teachers(rivals)
+    if weak:
+        text = f"the teachers have only {words.ratio(weak['right'], weak['n'])} accuracy on their own labels"
+        yield {"code": "teachers-weak", "text": text}
+    if inputs.weights_unused:
+        text = "the evidence for a choice of teachers was dropped"
+        yield {"code": "choice-not-trusted", "text": text}
+    step = relevant_loss(inputs.report["accuracy_losses"])
+    if step:
+        code, text = LOSSES[step]
+        yield {"code": code, "text": text}
+
+
+def relevant_loss(losses: Sequence[AccuracyLoss]) -> str | None:
+    """Returns the step with the largest loss that can be a cause: of the teachers, it is an error on many texts."""
+    least = {"teachers": MANY_WRONG}
+    relevant = [loss for loss in losses if loss["lost"] > 0 and loss["lost"] >= least.get(loss["step"], 0)]
+    largest = max(relevant, key=lambda loss: float(loss["lost"]), default=None)
+    return largest["step"] if largest and len(losses) > 1 else None
+
+
+def _too_few(inputs: VerdictInputs, rivals: Sequence[types.Rival], needed: int | None) -> types.Cause:
+    """Returns why the test texts do not decide."""
+    untested, texts = conditions.untested_teachers(rivals), counted(inputs.n, "test text")
+    if inputs.learned:
+        code, text = "test-texts-learned", "training used the test texts with their gold labels"
+        if inputs.learned.get("generated"):
+            code, text = "test-texts-generated", "stage generate wrote the test texts"
+        return {"code": code, "text": text}
+    if inputs.n < conditions.LEAST_TEXTS:
+        random = "random labelled" if inputs.has_selected else "labelled"
+        return {"code": "few-test-texts", "text": f"only {counted(inputs.n, f'{random} test text')}"}
+    if untested:
+        return {"code": "teacher-untested", "text": f"no test text is of {words.listed(untested)}"}
+    if inputs.has_selected:
+        return {"code": "few-test-texts", "text": f"{texts} and the selected ones are too few"}
+    if needed is None:
+        return {"code": "tie", "text": "the two differ too little for any practical number of test texts"}
+    text = f"{texts} are too few; about {needed:,} would decide, if the difference stays"
+    return {"code": "few-test-texts", "text": text}
+
+
+# ---- cautions
+
+MANY_UNKNOWN = 0.05
+"""Share of training texts of no label, at the lower end of its interval, from which it is a caution."""
+
+
+def _cautions(inputs: VerdictInputs, evaluation: EvaluatedSystems, rivals: Sequence[types.Rival]) -> Iterator[str]:
+    """Yields the remarks; that on selected texts comes first."""
+    estimates = inputs.report["label_estimates"]
+    yield from words.cautions_on_texts(evaluation)
+    yield from _left_out_cautions(estimates)
+    yield from _absent_cautions(inputs, rivals)
+    share = estimates["unknown"] if estimates else None
+    if share and share["low"] > MANY_UNKNOWN:
+        yield f"{words.share_of_unknown_line(share)}. The student gives such texts one of its labels too."
+    frequent = conditions.most_frequent(rivals)
+    if frequent and 2 * frequent["student_right"] < frequent["n"]:
+        accuracy = words.ratio(frequent["student_right"], frequent["n"])
+        yield f"The student has only {accuracy} accuracy: most answers are wrong."
+    yield from _rival_cautions(rivals)
+    lost = conditions.never_right(inputs)
+    if lost and not conditions.many_lost(lost, inputs):
+        yield words.never_right_sentence(lost)
+    rare = [row["label"] for row in inputs.labels if row["n"] < conditions.LEAST_OF_LABEL]
+    if rare:
+        labels = counted(len(rare), "label", "has", "have")
+        few = f"{labels} fewer than {conditions.LEAST_OF_LABEL} test texts, too few for a decision"
+        yield f"{few}: {words.listed(rare)}."
+
+
+def _absent_cautions(inputs: VerdictInputs, rivals: Sequence[types.Rival] = ()) -> Iterator[str]:
+    """Yields the cautions on labels that no labelled text has, though the ensemble predicts them."""
+    untested = conditions.untested_teachers(rivals)
+    absent = [("text of `labels`", entry) for entry in conditions.absent_labels(inputs.report["given_labels"]).items()]
+    absent += [("test text", entry) for entry in conditions.absent_labels(inputs.labels).items()]
+    for text, (teacher, rows) in absent:
+        if text != "test text" or teacher not in untested:
+            names, count = words.listed([row["label"] for row in rows]), conditions.predicted_by_ensemble(rows)
+            absent_sentence = f"No {text} has a label of teacher {teacher} alone: {names}."
+            older = "Labels that are older than this teacher are wrong for such texts."
+            yield f"{absent_sentence} The ensemble predicts them on {count:,}. {older}"
+    never = [row for row in inputs.labels if not row["n"] and not row["predicted"]]
+    if conditions.predicted_by_ensemble(never) >= conditions.LEAST_EXPECTED:
+        names = words.listed([row["label"] for row in never if row["ensemble"]])
+        yield f"The student never predicts labels that no test text has, though the ensemble does: {names}."
+
+
+def _left_out_cautions(estimates: types.LabelEstimates | None) -> Iterator[str]:
+    """Yields the caution that the student's estimated accuracy leaves out texts with labels of no teacher."""
+    for system in estimates["systems"] if estimates else ():
+        if estimates and system["kind"] == "student":
+            left_out, sample = estimates.get("left_out", 0), estimates.get("sample", 0)
+            yield from words.left_out_sentence(left_out, sample, system["mean"], "training texts")
+
+
+def _rival_cautions(rivals: Sequence[types.Rival]) -> Iterator[str]:
+    untested = conditions.untested_teachers(rivals)
+    for rival in rivals:
+        is_better, difference = rival["student_is"] == "worse", words.difference_sentence(rival)
+        if is_better and "learned" in rival:
+            yield f"{difference}. Of that student, {words.learned_sentence(rival['learned'])}"
+            continue
+        if untested and is_better and rival["kind"] in {"ensemble", "student"}:
+            yield f"{difference}{words.tested_on(rivals)}."
+        if is_better and rival["kind"] == "supervised student":
+            yield f"{difference}. It was trained on gold labels: if you have them, ship that student."
+        if is_better and rival["kind"] == "teacher on its own labels":
+            yield f"{difference}. The teacher chooses among its own labels alone, the student among all."
+        if rival["kind"] == "teacher on its own labels" and 0 < rival["n"] < conditions.LEAST_OF_LABEL:
+            yield f"Only {counted(rival['n'], 'test text', 'has', 'have')} a label of teacher {rival['name']}."

@@ -1,9 +1,7 @@
-"""Types of the verdict: its inputs, which are counts, and its parts in report.json."""
+"""Types of the verdict, and of the counts and estimates that it reads, in the report's JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NotRequired, TypedDict
 
 from amalgam.stages.common.given_labels import PREDICTED, WHY
@@ -225,15 +223,6 @@ class LabelEstimates(TypedDict):
     """All other random labelled texts, of which the n are a part."""
 
 
-class LabelCounts(TypedDict):
-    """The test texts of a label, its right predictions and all predictions of it."""
-
-    label: str
-    n: int
-    right: int
-    predicted: int
-
-
 class LabelOccurrence(TypedDict):
     """A label among texts with gold labels."""
 
@@ -257,61 +246,3 @@ class LearnedTexts(TypedDict):
     """Whether they are validation texts, which selected the checkpoint and were not learned."""
     generated: NotRequired[bool]
     """Whether stage generate wrote them."""
-
-
-@dataclass(frozen=True)
-class VerdictInputs:
-    n: int
-    """Labelled test texts, without selected ones."""
-    rivals: Sequence[RivalCounts] = ()
-    labels: Sequence[LabelCounts] = ()
-    tested: Sequence[LabelOccurrence] = ()
-    """Every label among the test texts."""
-    given: Sequence[LabelOccurrence] = ()
-    """Every label among the texts of `labels`; empty if each teacher has a text of a label that only it has."""
-    unlabelled: UnlabelledQuality | None = None
-    linear_map: PairedCounts | None = None
-    """A linear map of the encoder's states that learned the same targets, on held-out texts; right is their label.
-
-    None with too few of these texts, or without cached states.
-    """
-    teachers: int = 0
-    steps: int | None = None
-    epochs: int = 1
-    automatic_epochs: int | None = None
-    """Epochs that `auto` would choose; None if unknown."""
-    learning_rate: float | None = None
-    automatic_rate: float | None = None
-    texts: int | None = None
-    """Texts that the student learned."""
-    largest_loss: str | None = None
-    """Step with the largest loss of accuracy: teachers, choice, fit, choice and fit."""
-    by_labels: LabelEstimates | None = None
-    """Accuracies on labelled training texts; they count only without labelled test texts."""
-    weights_unused: bool = False
-    """Whether the teachers' evidence was dropped, and each text's own confidences were used."""
-    long_texts: float = 0.0
-    """Share of the training texts that the student's limit truncates."""
-    method: str = "amalgam"
-    label_file: str | None = None
-    """File of the gold labels of training texts in the experiment."""
-    label: str | None = "label"
-    """Column of the gold labels in the experiment file."""
-    selected: int = 0
-    """Labelled test texts that were selected because they are hard."""
-    unused: int = 0
-    """Those of them that nothing uses."""
-    left_out: int = 0
-    """Labelled test texts whose label no teacher has, without selected ones."""
-    learned: LearnedTexts | None = None
-    generates: bool = False
-    """Whether stage generate wrote the training texts, which are then no test texts."""
-    page: str = "student"
-    file: str = ""
-    """Name of the experiment file; empty without one."""
-    remade: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """By student without a folder: the overrides that train it again; empty if they are unknown."""
-    folders: Collection[str] = ()
-    """Names in students/, which no proposed student has."""
-    overrides: Mapping[str, object] = field(default_factory=dict)
-    """Overrides of this run, which the next command repeats."""

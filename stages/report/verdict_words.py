@@ -8,7 +8,7 @@ from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.report import verdict_types as types
-from amalgam.stages.report.blocks import EvaluatedSystems, reported_scores
+from amalgam.stages.report.blocks import EvaluatedSystems, LabelQuality, random_texts, reported_scores
 from amalgam.stages.report.conditions import LEAST_OF_LABEL, MOST_LEFT_OUT, untested_teachers
 
 SHOWN = 5
@@ -93,19 +93,25 @@ def learned_sentence(learned: types.LearnedTexts) -> str:
 
 def evaluation_cautions(evaluation: EvaluatedSystems | None) -> Iterator[str]:
     """Yields the cautions on test texts that are not ordinary new texts, and on probabilities."""
-    if evaluation and "selected" in evaluation:
+    if evaluation is None:
+        return
+    yield from cautions_on_texts(evaluation)
+    ece = reported_scores(evaluation)["ece"]
+    if evaluation["n"] >= LEAST_CALIBRATED and ece is not None and ece > MOST_ECE:
+        off = f"The probabilities differ from the accuracy by {100 * ece:.1f} points on average (ECE)"
+        yield f"{off}: before you use a threshold, measure the accuracy above it."
+
+
+def cautions_on_texts(evaluation: EvaluatedSystems) -> Iterator[str]:
+    """Yields the cautions on test texts that are not ordinary new texts."""
+    if "selected" in evaluation:
         selected = evaluation["selected"]
         yield selection_sentence(selected["random"], selected["texts"], selected.get("unused", 0))
-    if evaluation and "learned" in evaluation:
+    if "learned" in evaluation:
         yield learned_sentence(evaluation["learned"])
-    if evaluation and evaluation.get("selected", {"random": 1})["random"]:
-        accuracy = reported_scores(evaluation).get("accuracy", 0.0)
-        yield from left_out_sentence(evaluation["left_out"], evaluation["n"], accuracy, "test texts")
-    if evaluation and evaluation["n"] >= LEAST_CALIBRATED:
-        ece = reported_scores(evaluation)["ece"]
-        if ece is not None and ece > MOST_ECE:
-            off = f"The probabilities differ from the accuracy by {100 * ece:.1f} points on average (ECE)"
-            yield f"{off}: before you use a threshold, measure the accuracy above it."
+    n, accuracy = random_texts(evaluation), reported_scores(evaluation)["accuracy"]
+    if n:
+        yield from left_out_sentence(evaluation["left_out"], n, accuracy, "test texts")
 
 
 def left_out_sentence(left_out: int, n: int, accuracy: float, texts: str) -> Iterator[str]:
@@ -158,7 +164,7 @@ def share_of_unknown_line(share: types.ShareOfUnknown) -> str:
     return f"{of}: {ratio(share['unknown'], share['n'])} ({bounds(share['low'], share['high'])})"
 
 
-def never_right_sentence(lost: Sequence[types.LabelCounts]) -> str:
+def never_right_sentence(lost: Sequence[LabelQuality]) -> str:
     if len(lost) == 1:
         return f"The label {shown_name(lost[0]['label'])} is never predicted right, with {lost[0]['n']:,} test texts."
     never = f"{len(lost):,} labels are never predicted right, each with at least {LEAST_OF_LABEL} test texts"

@@ -31,8 +31,8 @@ from amalgam.stages.report.quality import (
     separation,
     shortened,
 )
-from amalgam.stages.report.report_json import accuracy_losses, relevant_loss, summary
-from amalgam.stages.report.verdict import verdict
+from amalgam.stages.report.report_json import accuracy_losses, summary
+from amalgam.stages.report.verdict import relevant_loss, verdict
 from amalgam.tests.stages.verdict_cases import CASES, estimates, made
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
@@ -126,7 +126,7 @@ def test_a_student_of_one_teacher_loses_accuracy_by_its_fit_and_not_by_a_choice(
     report["target_quality"] = {"choice": {"n": 0, "oracle": 0}, "targets": {"right": None, "labelled": 0}}
     report["accuracy_losses"] = losses = accuracy_losses(report, teachers=1)
     assert "the student's fit: 70.0 % accuracy on the test texts, about 90.0 % for its targets" in summary(report)[1]
-    causes = verdict(made(1000, 0.7, 0.9, teachers=1, largest_loss=relevant_loss(losses)))["causes"]
+    causes = verdict(made(1000, 0.7, 0.9, teachers=1, accuracy_losses=losses))["causes"]
     assert causes == [{"code": "not-fitted", "text": "the student does not fit its targets"}]
     workspace.write([(text, "") for text, _ in workspace.texts()])
     workspace.write([row for row in workspace.texts("test") if row[1] in TEACHER_LABELS["first"]], "test")
@@ -298,7 +298,7 @@ def test_a_page_is_made_for_every_verdict(built: Workspace) -> None:
     report = built.numbers()
     for make, decision, _, _ in CASES.values():
         inputs = make()
-        report["verdict"], report["unlabelled"] = verdict(inputs), inputs.unlabelled
+        report["verdict"], report["unlabelled"] = verdict(inputs), inputs.report["unlabelled"]
         text = page(report if inputs.n else report | {"evaluation": None, "student_quality": None})
         assert f'<p class="decision">{decision.capitalize()}</p>' in text
 

@@ -25,12 +25,10 @@ from amalgam.stages.report.tables import estimate_line
 from amalgam.stages.report.verdict import EQUAL, lines, verdict
 from amalgam.stages.report.verdict_types import (
     LabelEstimates,
-    LabelOccurrence,
     RivalCounts,
     ShareOfUnknown,
     SystemEstimate,
     SystemKind,
-    VerdictInputs,
 )
 from amalgam.stages.report.verdict_words import (
     difference_sentence,
@@ -43,11 +41,15 @@ from amalgam.tests.stages.verdict_cases import (
     CASES,
     MISSED,
     RARE,
+    changed,
     estimates,
+    labelled_inputs,
     linear_map,
     made,
     of_selected,
+    of_teachers,
     unlabelled,
+    unlabelled_inputs,
     with_student,
 )
 
@@ -75,7 +77,7 @@ def test_probabilities_far_from_the_accuracy_are_a_caution(ece: float | None, n:
         "n": n,
         "left_out": 0,
         "system": "student",
-        "systems": {"student": {"ece": ece}, "ensemble": {"ece": 1.0}},
+        "systems": {"student": {"accuracy": 0.7, "ece": ece}, "ensemble": {"ece": 1.0}},
     }
     sentences = list(evaluation_cautions(evaluation))
     assert len(sentences) == cautions
@@ -84,7 +86,7 @@ def test_probabilities_far_from_the_accuracy_are_a_caution(ece: float | None, n:
 
 
 def test_without_labels_the_estimates_are_a_reason_and_a_lead_of_the_student_decides_nothing() -> None:
-    with_it, without = (verdict(VerdictInputs(0, unlabelled=quality)) for quality in (ESTIMATED, unlabelled(91)))
+    with_it, without = (verdict(unlabelled_inputs(unlabelled=quality)) for quality in (ESTIMATED, unlabelled(91)))
     [reason] = [text for text in with_it["reasons"] if text not in without["reasons"]]
     figures = "90.0 % (95 % interval 75.0 to 95.0); that of the targets at 92.0 %, that of the ensemble at 70.0 %."
     assert f"The student's accuracy is estimated at {figures}" in reason
@@ -96,7 +98,7 @@ def test_without_labels_the_estimates_are_a_reason_and_a_lead_of_the_student_dec
 def test_without_held_out_texts_the_estimate_of_the_targets_comes_first() -> None:
     systems = estimates()["systems"][1:]
     quality = unlabelled(91) | {"estimates": {"systems": systems, "gap": None}}
-    result = verdict(VerdictInputs(0, unlabelled=quality))
+    result = verdict(unlabelled_inputs(unlabelled=quality))
     assert "The targets' accuracy is estimated at 92.0 %" in result["reasons"][1]
     assert result["decision"] == "cannot say"
 
@@ -105,7 +107,7 @@ def test_without_held_out_texts_the_estimate_of_the_targets_comes_first() -> Non
 def test_only_a_lead_of_the_ensemble_of_ten_points_decides_without_labels(
     lead: float, error: float, decision: str
 ) -> None:
-    result = verdict(VerdictInputs(0, unlabelled=unlabelled(91) | {"estimates": estimates(lead, error)}))
+    result = verdict(unlabelled_inputs(unlabelled=unlabelled(91) | {"estimates": estimates(lead, error)}))
     assert result["decision"] == decision
     sentence = "The ensemble's estimated accuracy is 20.0 points higher than the student's (95 % interval +11.0 to +"
     assert result["reasons"][0].startswith(sentence) == (decision == "do not ship")
@@ -117,13 +119,13 @@ def test_only_a_lead_of_the_ensemble_of_ten_points_decides_without_labels(
     ids=["clear", "the student is better", "less than ten points", "not significant"],
 )
 def test_only_a_clear_lead_of_a_linear_map_decides_where_labels_do_not(gained: int, lost: int, decision: str) -> None:
-    without = VerdictInputs(0, unlabelled=unlabelled(90 - lost))
+    without = unlabelled_inputs(unlabelled=unlabelled(90 - lost))
     sentence = "It has their label on 66.0 % of 100 held-out texts, a linear map of its encoder's states on"
     for inputs in (without, made(49, 0.9, 0.8), made(300, 0.75, 0.75)):
-        result = verdict(replace(inputs, linear_map=linear_map(gained, lost)))
+        result = verdict(changed(inputs, linear_map=linear_map(gained, lost)))
         assert result["decision"] == decision
         assert (sentence in result["reasons"][0]) == (decision == "do not ship")
-    assert verdict(replace(made(1000, 0.9, 0.8), linear_map=linear_map(gained, lost)))["decision"] == "ship"
+    assert verdict(changed(made(1000, 0.9, 0.8), linear_map=linear_map(gained, lost)))["decision"] == "ship"
 
 
 def test_the_interval_of_a_mean_is_wilson_s_and_wider_for_values_that_vary_more() -> None:
@@ -160,21 +162,21 @@ def estimated(student: int, ensemble: int, *, gained: int, random: bool = True) 
 
 
 def test_labelled_training_texts_replace_the_estimate_without_labels() -> None:
-    result = verdict(VerdictInputs(0, unlabelled=ESTIMATED, by_labels=estimated(85, 60, gained=30)))
+    result = verdict(unlabelled_inputs(unlabelled=ESTIMATED, label_estimates=estimated(85, 60, gained=30)))
     text = "the student has about 85.0 % accuracy (95 % interval 75.0 to 95.0); the targets 88.0 %; the ensemble 60.0 %"
     assert text in lines(result)[0]
     assert "random sample" not in lines(result)[0]
     assert not any("is estimated at" in reason for reason in result["reasons"])
     assert result["decision"] == "cannot say"
     condition = verdict(
-        VerdictInputs(0, unlabelled=unlabelled(91), by_labels=estimated(85, 60, gained=30, random=False))
+        unlabelled_inputs(unlabelled=unlabelled(91), label_estimates=estimated(85, 60, gained=30, random=False))
     )
     assert "This holds if they are a random sample" in lines(condition)[0]
 
 
 def test_a_student_below_the_ensemble_on_random_labelled_texts_is_not_shipped() -> None:
     results = {
-        (gained, random): verdict(VerdictInputs(0, by_labels=estimated(60, 75, gained=gained, random=random)))
+        (gained, random): verdict(unlabelled_inputs(label_estimates=estimated(60, 75, gained=gained, random=random)))
         for gained in (2, 40)
         for random in (True, False)
     }
@@ -188,18 +190,18 @@ def test_a_student_below_the_ensemble_on_random_labelled_texts_is_not_shipped() 
 
 def test_labelled_training_texts_change_no_verdict_on_test_texts() -> None:
     inputs = made(500, 0.852, 0.762, 0.62)
-    assert verdict(replace(inputs, by_labels=estimated(60, 75, gained=2))) == verdict(inputs)
+    assert verdict(changed(inputs, label_estimates=estimated(60, 75, gained=2))) == verdict(inputs)
 
 
 def test_the_estimate_is_printed_before_the_agreement() -> None:
-    first, second, *_ = lines(verdict(VerdictInputs(0, unlabelled=ESTIMATED)))
+    first, second, *_ = lines(verdict(unlabelled_inputs(unlabelled=ESTIMATED)))
     assert "estimated at 90.0 %" in first
     assert "agrees with the targets on 91.0 %" in second
 
 
 def test_without_labels_absent_labels_and_wrong_shares_are_reasons() -> None:
     quality = unlabelled(70, ensemble=[550, 450, 0], banking=(950, 550), music=(50, 450), law=(0, 0))
-    printed = "\n".join(lines(verdict(VerdictInputs(0, unlabelled=quality))))
+    printed = "\n".join(lines(verdict(unlabelled_inputs(unlabelled=quality))))
     assert "Neither targets nor student have 1 label: law." in printed
     assert "The student predicts banking on 95.0 % of the texts; the targets have it on 55.0 %." in printed
 
@@ -208,18 +210,18 @@ def test_targets_that_are_no_labels_are_not_named_as_the_reference() -> None:
     """The logits of uhc or scores are no distribution over the labels, so the reference is the ensemble."""
     quality = unlabelled(70, banking=(1000, 550), music=(0, 450), law=(0, 0))
     quality["agreement"]["reference"] = "ensemble"
-    result = verdict(VerdictInputs(0, unlabelled=quality))
+    result = verdict(unlabelled_inputs(unlabelled=quality))
     printed = "\n".join([*result["reasons"], *result["cautions"], *(cause["text"] for cause in result["causes"])])
     assert "1 label is never predicted, though the ensemble has it: music." in printed
     assert "targets" not in printed
-    shares = "\n".join(lines(verdict(VerdictInputs(0, unlabelled=quality | {"labels": quality["labels"][:1]}))))
+    shares = "\n".join(lines(verdict(unlabelled_inputs(unlabelled=quality | {"labels": quality["labels"][:1]}))))
     assert "The student predicts banking on 100.0 % of the texts; the ensemble has it on 55.0 %." in shares
     assert "targets" not in shares
 
 
 def test_a_teacher_that_targets_and_student_lost_is_named() -> None:
     quality = unlabelled(100, banking=(1000, 1000), law=(0, 0), ensemble=[600, 400])
-    [reason] = verdict(VerdictInputs(0, unlabelled=quality))["reasons"]
+    [reason] = verdict(unlabelled_inputs(unlabelled=quality))["reasons"]
     assert reason.startswith("The student never predicts a label of teacher teacher-1; the ensemble does on 40.0 %")
 
 
@@ -227,7 +229,7 @@ def test_a_lost_teacher_of_fewer_than_ten_texts_may_be_chance() -> None:
     for of_teacher, decision in ((9, "cannot say"), (10, "do not ship")):
         quality: Any = unlabelled(100, banking=(100, 100), law=(0, 0), ensemble=[100 - of_teacher, of_teacher])
         quality["n"] = 100
-        assert verdict(VerdictInputs(0, unlabelled=quality))["decision"] == decision
+        assert verdict(unlabelled_inputs(unlabelled=quality))["decision"] == decision
 
 
 def test_rare_labels_that_are_never_right_are_named_together() -> None:
@@ -242,7 +244,7 @@ def test_many_texts_of_no_label_are_a_caution() -> None:
     for unknown, is_named in ((2, False), (12, True)):
         low, high = interval(unknown / 50, 50)
         share: ShareOfUnknown = {"n": 50, "unknown": unknown, "low": low, "high": high}
-        inputs = replace(made(400, [0.9] * 4, 0.6), by_labels={**estimated(85, 70, gained=20), "unknown": share})
+        inputs = changed(made(400, [0.9] * 4, 0.6), label_estimates={**estimated(85, 70, gained=20), "unknown": share})
         named = [text for text in verdict(inputs)["cautions"] if "fit no label" in text]
         assert bool(named) == is_named
 
@@ -251,20 +253,21 @@ def test_many_texts_of_no_label_are_a_caution() -> None:
 def test_many_labelled_texts_of_no_teacher_are_a_caution(*, tested: bool) -> None:
     for left_out, is_named in ((5, False), (25, True)):
         by_labels: LabelEstimates = {**estimated(85, 70, gained=20), "left_out": left_out, "sample": 100}
-        inputs = replace(made(400, [0.9] * 4, 0.6), left_out=4 * left_out, by_labels=by_labels)
-        cautions = " ".join(verdict(inputs if tested else VerdictInputs(0, by_labels=by_labels))["cautions"])
+        inputs = changed(made(400, [0.9] * 4, 0.6), left_out=4 * left_out, label_estimates=by_labels)
+        cautions = " ".join(verdict(inputs if tested else unlabelled_inputs(label_estimates=by_labels))["cautions"])
         of_training = "25 of 125 labelled training texts have a label of no teacher and are not counted: "
         assert (f"{of_training}of all 125, about 68.0 % are right." in cautions) == is_named
         assert ("100 of 500 labelled test texts" in cautions) == (is_named and tested)
 
 
-def occurrences(ensemble: int, *, tested: int = 0) -> list[LabelOccurrence]:
+def occurrences(ensemble: int, *, tested: int = 0) -> list[Any]:
     """40 texts of the labels of teacher a, and `tested` ones of teacher b, which shares law with a."""
     owners = {"banking": ["a"], "law": ["a", "b"], "java": ["b"], "ruby": ["b"]}
     counts = {"banking": (20, 20), "law": (20, 20), "java": (tested, ensemble), "ruby": (0, 0)}
     return [
-        {"label": label, "teachers": teachers, "n": counts[label][0], "ensemble": counts[label][1]}
+        {"label": label, "teachers": teachers, **dict.fromkeys(("n", "right", "predicted"), n), "ensemble": predicted}
         for label, teachers in owners.items()
+        for n, predicted in [counts[label]]
     ]
 
 
@@ -273,13 +276,14 @@ def test_labels_of_a_teacher_that_no_labelled_text_has_are_a_caution_if_the_ense
     never = "The student never predicts labels that no test text has, though the ensemble does: java."
     for ensemble, tested, is_named in ((5, 0, True), (4, 0, False), (5, 1, False)):
         rows = occurrences(ensemble, tested=tested)
-        cautions = " ".join(verdict(replace(made(400, [0.9] * 4, 0.6), tested=rows, given=rows))["cautions"])
+        inputs = labelled_inputs(40 + tested, made(400, [0.9] * 4, 0.6).rivals, rows, given_labels=rows)
+        cautions = " ".join(verdict(inputs)["cautions"])
         assert (f"No test text {absent}" in cautions) == (never in cautions) == is_named
         assert (f"No text of `labels` {absent}" in cautions) == is_named
-        without = " ".join(verdict(VerdictInputs(0, given=rows))["cautions"])
+        without = " ".join(verdict(unlabelled_inputs(given_labels=rows))["cautions"])
         assert (f"No text of `labels` {absent}" in without) == is_named
     few = [{**row, "n": row["n"] // 2} for row in occurrences(5)]
-    assert not verdict(VerdictInputs(0, given=few))["cautions"]  # type: ignore[arg-type]
+    assert not verdict(unlabelled_inputs(given_labels=few))["cautions"]
 
 
 def test_one_label_of_twenty_may_be_lost_but_not_two() -> None:
@@ -296,7 +300,7 @@ def test_without_labels_one_label_of_twenty_may_be_unpredicted() -> None:
     never = "1 label is never predicted, though the targets have it: lost."
     for others, decision, part in ((19, "cannot say", "cautions"), (18, "do not ship", "reasons")):
         counts: Any = {"lost": (0, 10)} | {f"label-{at}": (10, 10) for at in range(others)}
-        result: Any = verdict(VerdictInputs(0, unlabelled=unlabelled(90, 100, **counts)))
+        result: Any = verdict(unlabelled_inputs(unlabelled=unlabelled(90, 100, **counts)))
         assert result["decision"] == decision
         assert never in result[part]
 
@@ -338,7 +342,7 @@ def test_a_difference_names_the_teachers_that_few_test_texts_are_of(few: int, *,
 
 @pytest.mark.parametrize(("n", "text"), [(1, "1 held-out text ("), (2, "2 held-out texts (")])
 def test_one_text_is_no_plural(n: int, text: str) -> None:
-    printed = " ".join(lines(verdict(VerdictInputs(0, unlabelled=unlabelled(1, n=n)))))
+    printed = " ".join(lines(verdict(unlabelled_inputs(unlabelled=unlabelled(1, n=n)))))
     assert text in printed
 
 
@@ -354,7 +358,7 @@ def test_a_student_without_folder_is_trained_again() -> None:
     two = with_student(made(1000, 0.80, 0.70), 0.90, same=2)
     for overrides in ({}, again):
         assert verdict(replace(two, remade={"muka-0": overrides}))["next"]["command"] == "amalgam report muka-1"
-    step = verdict(replace(unknown, teachers=0, automatic_epochs=1))["next"]
+    step = verdict(changed(unknown, labels=of_teachers(0), epochs=12))["next"]
     assert "command" not in step
     assert "muka-0" in step["text"]
     assert "Repeat the command that trained it, with an unused student.name: its texts" in step["text"]
@@ -392,7 +396,8 @@ def test_a_supervised_student_is_a_caution() -> None:
 def test_selected_texts_are_a_caution_on_page_and_console() -> None:
     inputs = of_selected(0.90, 0.80)
     caution = verdict(inputs)["cautions"][0]
-    assert caution.startswith(f"{inputs.selected} of {inputs.n + inputs.selected} test texts were selected")
+    selected = inputs.report["evaluation"]["selected"]["texts"]
+    assert caution.startswith(f"{selected} of {inputs.n + selected} test texts were selected")
     assert f"  caution: {caution}" in lines(verdict(inputs), [caution])
     [ensemble] = [rival for rival in verdict(inputs)["rivals"] if rival["kind"] == "ensemble"]
     assert 0 < ensemble["on_random"] < ensemble["mean"]
@@ -529,7 +534,7 @@ def test_an_equal_student_on_few_texts_is_no_tie() -> None:
     ensemble: RivalCounts = {
         "name": "ensemble", "kind": "ensemble", "n": 1000, "student_right": 800, "right": 800, "gained": 25, "lost": 25
     }  # fmt: skip
-    result = verdict(VerdictInputs(1000, [ensemble], steps=900))
+    result = verdict(labelled_inputs(1000, [ensemble]))
     assert (result["decision"], result["texts_needed"]) == ("cannot say", 4000)
     assert [cause["code"] for cause in result["causes"]] == ["few-test-texts"]
     assert "about 4,000" in result["next"]["text"]
@@ -537,7 +542,7 @@ def test_an_equal_student_on_few_texts_is_no_tie() -> None:
 
 def test_few_training_texts_name_no_number_of_labels_where_all_test_texts_were_selected() -> None:
     base = made(1000, 0.7, 0.5)
-    causes = verdict(replace(base, n=0, selected=20, labels=[], texts=115))["causes"]
+    causes = verdict(changed(base, selected={"texts": 20, "random": 0}, texts=115))["causes"]
     assert [cause["text"] for cause in causes if cause["code"] == "few-texts"] == ["115 training texts are few"]
 
 
@@ -549,7 +554,7 @@ def test_several_comparisons_have_wider_intervals() -> None:
         "name": "a", "kind": "student", "n": 1000, "student_right": 800, "right": 860, "gained": 25, "lost": 85
     }  # fmt: skip
     ensemble: RivalCounts = {**counts, "name": "ensemble", "kind": "ensemble"}
-    cases = (VerdictInputs(1000, [*[counts] * number, ensemble], steps=900) for number in (1, 2))
+    cases = (labelled_inputs(1000, [*[counts] * number, ensemble]) for number in (1, 2))
     one, two = (verdict(case)["rivals"][0] for case in cases)
     assert two["low"] < one["low"]
     assert "95 % interval -" in figures_of(one)
@@ -566,7 +571,7 @@ def test_rare_labels_are_named_only_if_more_are_missed_than_by_chance(missed: in
     """Of 40 labels with two texts, chance misses 29 texts at an accuracy of 0.4; three standard errors are 18."""
     rare: Any = [{"label": f"rare-{at}", "n": 2, "right": int(at >= missed), "predicted": 1} for at in range(40)]
     frequent: Any = {"label": "frequent", "n": 900, "right": 760, "predicted": 900}
-    inputs = replace(made(980, 0.9, 0.7), labels=[frequent, *rare])
+    inputs = labelled_inputs(980, made(980, 0.9, 0.7).rivals, [frequent, *rare])
     assert any("are never predicted right, with" in reason for reason in verdict(inputs)["reasons"]) == is_named
 
 

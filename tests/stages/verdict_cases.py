@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,15 +10,68 @@ import numpy as np
 
 from amalgam.data.keys import union_of
 from amalgam.stages.common.given_labels import DIFFERING, ORDINARY
+from amalgam.stages.common.training.schedule import Schedule
+from amalgam.stages.report.conditions import VerdictInputs
 from amalgam.stages.report.evaluation import SystemPredictions
 from amalgam.stages.report.evaluation import TestAnswers as Answers
 from amalgam.stages.report.labelling import select
 from amalgam.stages.report.quality import rival_counts, rivals_of_selected
-from amalgam.stages.report.verdict_types import VerdictInputs
 
 Array = Any
 
 NAMES = ["banking", "law", "music", "sports", "travel", "weather", *(f"intent-{at}" for at in range(6, 150))]
+
+REPORT: Any = {
+    "name": "student",
+    "method": "amalgam",
+    "evaluation": None,
+    "student_quality": None,
+    "unlabelled": None,
+    "linear_map": None,
+    "label_estimates": None,
+    "given_labels": [],
+    "accuracy_losses": [],
+    "labels": {"teachers": []},
+    "settings": {"labels": None, "corpus": {"label": "label"}},
+}
+STUDENT: Any = {"steps": 900, "epochs": 3, "learning_rate": 5e-5, "texts": 5000, "cut": 0}
+NO_LABELS = VerdictInputs(report=REPORT, rivals=(), student=STUDENT, automatic=Schedule(12, 5e-5, 100))
+
+
+def changed(inputs: VerdictInputs, **facts: Any) -> VerdictInputs:
+    """Changes blocks of the report, parts of its evaluation, facts of the student, or fields of the inputs, by name."""
+
+    def taken(names: Collection[str]) -> dict[str, Any]:
+        return {name: facts.pop(name) for name in [*facts] if name in names}
+
+    report: Any = {**inputs.report, **taken(inputs.report)}
+    evaluation = taken(("left_out", "learned", "selected"))
+    report["evaluation"] = {**report["evaluation"], **evaluation} if evaluation else report["evaluation"]
+    student: Any = {**inputs.student, **taken(inputs.student)}
+    return replace(inputs, report=report, student=student, **facts)
+
+
+def unlabelled_inputs(**facts: Any) -> VerdictInputs:
+    return changed(NO_LABELS, **facts)
+
+
+def labelled_inputs(n: int, rivals: Any, classes: Sequence[Any] = (), **facts: Any) -> VerdictInputs:
+    """Makes the inputs with n labelled test texts; a label needs its name and counts."""
+    accuracy = sum(row["right"] for row in classes) / n
+    systems = {"student": {"accuracy": accuracy, "ece": None}}
+    evaluation = {"n": n, "left_out": 0, "system": "student", "systems": systems}
+    quality = {"classes": [{"teachers": [], "ensemble": None, **row} for row in classes]}
+    return changed(NO_LABELS, rivals=rivals, evaluation=evaluation, student_quality=quality, **facts)
+
+
+def of_teachers(count: int) -> Any:
+    """Returns the report's block on the labels of so many teachers."""
+    return {"teachers": [{}] * count}
+
+
+def loss(step: str) -> Any:
+    """Returns accuracy losses, the largest of which is at this step."""
+    return [{"step": "other", "lost": 0.0}, {"step": step, "lost": 0.2}]
 
 
 def made(
@@ -69,11 +122,8 @@ def made(
         | {"predicted": int((ours == at).sum())}
         for at in range(labels)
     ]
-    return VerdictInputs(
-        n=len(gold),
-        rivals=rival_counts(test, space, "student"),
-        labels=counts,
-        **{"teachers": teachers, "steps": 900, "epochs": 3, **facts},
+    return labelled_inputs(
+        len(gold), rival_counts(test, space, "student"), counts, labels=of_teachers(teachers), **facts
     )
 
 
@@ -108,7 +158,8 @@ def of_selected(student: float, ensemble: float, zero_shot: float = 0.4, *, shar
     ]
     rivals, n = rivals_of_selected(answers, space, "student"), len(random.gold)
     rivals = [rival for rival in rivals if rival["kind"] != "teacher on its own labels"]
-    return VerdictInputs(n=n, rivals=rivals, labels=counts, teachers=2, steps=900, selected=len(rows) - n)
+    selected = {"texts": len(rows) - n, "random": n}
+    return labelled_inputs(n, rivals, counts, labels=of_teachers(2), selected=selected)
 
 
 def with_student(
@@ -235,7 +286,7 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
     ),
     # bad
     "an untrained student": (
-        lambda: made(500, 0.494, 0.762, 0.62, steps=54, largest_loss="fit"),
+        lambda: made(500, 0.494, 0.762, 0.62, steps=54, accuracy_losses=loss("fit")),
         "do not ship",
         {"few-steps", "not-fitted"},
         "student.epochs=auto",
@@ -265,31 +316,31 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         "amalgam audit",
     ),
     "one teacher, which is better": (
-        lambda: made(1000, 0.84, 0.90, teachers=1, automatic_epochs=3),
+        lambda: made(1000, 0.84, 0.90, teachers=1, automatic=Schedule(3, 5e-5, 100)),
         "do not ship",
         set(),
         "amalgam audit",
     ),
     "zero-shot is better after many epochs": (
-        lambda: made(1000, 0.60, 0.58, 0.94, epochs=34, automatic_epochs=12),
+        lambda: made(1000, 0.60, 0.58, 0.94, epochs=34),
         "do not ship",
         set(),
         "student.method=zero-shot",
     ),
     "a learning rate far above auto": (
-        lambda: made(1000, 0.6, 0.8, epochs=12, automatic_epochs=12, learning_rate=1e-3, automatic_rate=5e-5),
+        lambda: made(1000, 0.6, 0.8, epochs=12, learning_rate=1e-3),
         "do not ship",
         {"high-rate"},
         "student.learning_rate=auto student.name=auto-rate",
     ),
     "few training texts": (
-        lambda: made(1000, 0.6, 0.8, texts=90, epochs=150, automatic_epochs=150),
+        lambda: made(1000, 0.6, 0.8, texts=90, epochs=150),
         "do not ship",
         {"few-texts"},
         "Add training texts",
     ),
     "targets of the wrong teacher by the default method": (
-        lambda: made(1000, 0.6, 0.8, largest_loss="choice"),
+        lambda: made(1000, 0.6, 0.8, accuracy_losses=loss("choice")),
         "do not ship",
         {"wrong-choice"},
         "amalgam label --count 100",
@@ -301,7 +352,7 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         "",
     ),
     "long texts": (
-        lambda: made(1000, 0.6, 0.8, long_texts=0.5),
+        lambda: made(1000, 0.6, 0.8, cut=2500),
         "do not ship",
         {"long-texts"},
         "student.max_tokens=256",
@@ -313,7 +364,7 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         "amalgam audit",
     ),
     "targets of the wrong teacher": (
-        lambda: made(1000, 0.6, 0.8, largest_loss="choice", method="muka-soft"),
+        lambda: made(1000, 0.6, 0.8, accuracy_losses=loss("choice"), method="muka-soft"),
         "do not ship",
         {"wrong-choice"},
         "student.method=amalgam",
@@ -376,7 +427,9 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         "random test texts",
     ),
     "only selected texts": (
-        lambda: replace(of_selected(0.90, 0.80), n=0, labels=(), rivals=of_selected(0.90, 0.80).rivals[:1]),
+        lambda: changed(
+            of_selected(0.90, 0.80), rivals=of_selected(0.90, 0.80).rivals[:1], selected={"texts": 100, "random": 0}
+        ),
         "cannot say",
         {"few-test-texts"},
         "random test texts",
@@ -429,67 +482,69 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
         "",
     ),
     # no labels
-    "no labels at all": (lambda: VerdictInputs(0), "cannot say", {"no-labels"}, "corpus.test"),
+    "no labels at all": (lambda: NO_LABELS, "cannot say", {"no-labels"}, "corpus.test"),
     "no labels, a good student": (
-        lambda: VerdictInputs(0, unlabelled=unlabelled(91)),
+        lambda: unlabelled_inputs(unlabelled=unlabelled(91)),
         "cannot say",
         {"no-labels"},
         "corpus.test=reports/student.to-label.csv",
     ),
     "no labels, generated training texts": (
-        lambda: VerdictInputs(0, unlabelled=unlabelled(91), generates=True),
+        lambda: unlabelled_inputs(unlabelled=unlabelled(91), generates=True),
         "cannot say",
         {"no-labels"},
         "Label about 200 real texts",
     ),
     "no labels, a label is never predicted": (
-        lambda: VerdictInputs(0, steps=54, unlabelled=unlabelled(80, banking=(900, 600), law=(0, 300))),
+        lambda: unlabelled_inputs(steps=54, unlabelled=unlabelled(80, banking=(900, 600), law=(0, 300))),
         "do not ship",
         {"labels-never-predicted", "few-steps", "no-labels"},
         "student.epochs=",
     ),
     "no labels, nothing was learned": (
-        lambda: VerdictInputs(0, unlabelled=unlabelled(30)),
+        lambda: unlabelled_inputs(unlabelled=unlabelled(30)),
         "do not ship",
         {"no-labels"},
         "student.epochs=auto",
     ),
     "no labels, less was learned than by a linear map": (
-        lambda: VerdictInputs(0, unlabelled=unlabelled(65), linear_map=linear_map(4, 24), steps=54),
+        lambda: unlabelled_inputs(unlabelled=unlabelled(65), linear_map=linear_map(4, 24), steps=54),
         "do not ship",
         {"few-steps", "no-labels"},
         "student.epochs=auto",
     ),
     "no labels, the ensemble is estimated to be better": (
-        lambda: VerdictInputs(0, unlabelled=unlabelled(60) | {"estimates": estimates(0.2)}, steps=54),
+        lambda: unlabelled_inputs(unlabelled=unlabelled(60) | {"estimates": estimates(0.2)}, steps=54),
         "do not ship",
         {"few-steps", "no-labels"},
         "student.epochs=auto",
     ),
     "no labels, the ensemble may be better": (
-        lambda: VerdictInputs(0, unlabelled=unlabelled(60) | {"estimates": estimates(0.2, error=0.11)}),
+        lambda: unlabelled_inputs(unlabelled=unlabelled(60) | {"estimates": estimates(0.2, error=0.11)}),
         "cannot say",
         {"no-labels"},
         "corpus.test",
     ),
     "no labels, a teacher is lost": (
-        lambda: VerdictInputs(
-            0, unlabelled=unlabelled(100, banking=(1000, 1000), law=(0, 0), ensemble=[600, 400]), teachers=2, steps=54
+        lambda: unlabelled_inputs(
+            unlabelled=unlabelled(100, banking=(1000, 1000), law=(0, 0), ensemble=[600, 400]),
+            labels=of_teachers(2),
+            steps=54,
         ),
         "do not ship",
         {"teacher-absent", "no-labels"},
         "amalgam audit",
     ),
     "no labels, a label that no text has": (
-        lambda: VerdictInputs(
-            0, unlabelled=unlabelled(100, banking=(1000, 1000), law=(0, 0), ensemble=[990, 10]), teachers=2
+        lambda: unlabelled_inputs(
+            unlabelled=unlabelled(100, banking=(1000, 1000), law=(0, 0), ensemble=[990, 10]), labels=of_teachers(2)
         ),
         "cannot say",
         {"no-labels"},
         "corpus.test",
     ),
     "no labels, six held-out texts": (
-        lambda: VerdictInputs(0, unlabelled=unlabelled(2, n=6)),
+        lambda: unlabelled_inputs(unlabelled=unlabelled(2, n=6)),
         "cannot say",
         {"no-labels"},
         "corpus.test",

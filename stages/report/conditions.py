@@ -68,8 +68,9 @@ class VerdictInputs:
         return random_texts(self.report["evaluation"])
 
     @property
-    def has_selected(self) -> bool:
-        return "selected" in (self.report["evaluation"] or {})
+    def random(self) -> str:
+        """Returns the word for these texts if others were selected, else nothing."""
+        return "random " if "selected" in (self.report["evaluation"] or {}) else ""
 
     @property
     def learned(self) -> types.LearnedTexts | None:

@@ -63,9 +63,8 @@ def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: in
     untested = untested_teachers(rivals)
     if untested and inputs.n >= LEAST_TEXTS:
         return {"text": f"Add labelled test texts of {listed(untested)}, and {again}."}
-    random = "random " if inputs.has_selected else ""
     goal = f"about {needed:,}" if needed else f"at least {4 * LEAST_TEXTS}"
-    return {"text": f"Label more {random}test texts, {goal} in all, and {again}."}
+    return {"text": f"Label more {inputs.random}test texts, {goal} in all, and {again}."}
 
 
 def _other_student(inputs: VerdictInputs, name: str) -> Next:

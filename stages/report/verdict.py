@@ -62,6 +62,9 @@ SHARE_GAP = 0.1
 
 HAVE: Mapping[types.Reference, str] = {"targets": "the targets have", "ensemble": "the ensemble has"}
 
+Outcome = tuple[types.Decision, list[str], int | None]
+"""The decision, its reasons, and the number of test texts that would decide."""
+
 PRINTED = 4
 """Most reasons that `amalgam run` prints."""
 
@@ -70,27 +73,18 @@ PRINTED = 4
 
 
 def verdict(inputs: VerdictInputs) -> types.Verdict:
-    evaluation = inputs.report["evaluation"]
-    if evaluation is None:
-        return _without_labels(inputs)
     kinds = [counts["kind"] for counts in inputs.rivals]
     rivals = [compared(counts, kinds.count(counts["kind"])) for counts in inputs.rivals]
-    faults = list(_faults(inputs, rivals))
-    decision, reasons, needed = _decided(inputs, rivals)
-    if decision == "ship" and inputs.learned:
-        decision, reasons = "cannot say", [words.learned_sentence(inputs.learned)]
-    if decision == "cannot say" and not faults:
-        faults = list(_below_linear_map(inputs.report["linear_map"]))
-    if faults:
-        decision, reasons, needed = "do not ship", faults, None
+    evaluation = inputs.report["evaluation"]
+    decision, reasons, needed = _by_test_texts(inputs, rivals) if evaluation else _without_labels(inputs)
     causes = list(_causes(inputs, rivals)) if decision != "ship" else []
-    if decision == "cannot say":
+    if decision == "cannot say" or not evaluation:
         causes.append(_too_few(inputs, rivals, needed))
     return {
         "decision": decision,
         "reasons": reasons,
         "causes": causes,
-        "cautions": list(_cautions(inputs, evaluation, rivals)),
+        "cautions": list(_cautions(inputs, evaluation, rivals) if evaluation else _unlabelled_cautions(inputs)),
         "next": next_step(inputs, decision, causes, rivals, needed),
         "rivals": rivals,
         "texts_needed": needed,
@@ -128,35 +122,38 @@ def compared(counts: types.RivalCounts, together: int = 1) -> types.Rival:
     return {**counts, "mean": mean, "low": low, "high": high, "student_is": student_is, "together": together}
 
 
-def _decided(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> tuple[types.Decision, list[str], int | None]:
+# ---- by labelled test texts
+
+
+def _by_test_texts(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> Outcome:
+    decision, reason, needed = _against_baseline(inputs, rivals)
+    if decision == "ship" and inputs.learned:
+        decision, reason = "cannot say", words.learned_sentence(inputs.learned)
+    faults = list(_faults(inputs, rivals))
+    if decision == "cannot say" and not faults:
+        faults = list(_below_linear_map(inputs.report["linear_map"]))
+    return ("do not ship", faults, None) if faults else (decision, [reason], needed)
+
+
+def _against_baseline(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> tuple[types.Decision, str, int | None]:
     """Compares the student with the baseline: the decision, its reason, and the texts that would decide."""
     if inputs.n < conditions.LEAST_TEXTS:
-        return "cannot say", [_too_few_sentence(inputs)], None
-    by_kind = {rival["kind"]: rival for rival in rivals}
-    baseline = next(by_kind[kind] for kind in BASELINES if kind in by_kind)  # of test texts the last one always exists
+        texts = counted(inputs.n, f"{inputs.random}labelled test text", "is", "are")
+        return "cannot say", f"{texts} too few: a verdict needs at least {conditions.LEAST_TEXTS}.", None
     untested = conditions.untested_teachers(rivals)
     if untested:
-        return "cannot say", [f"No test text has a label of {words.teachers_named(untested)}."], None
+        return "cannot say", f"No test text has a label of {words.teachers_named(untested)}.", None
+    by_kind = {rival["kind"]: rival for rival in rivals}
+    baseline = next(by_kind[kind] for kind in BASELINES if kind in by_kind)  # of test texts the last one always exists
+    name, figures = words.name_of(baseline), words.figures_of(baseline)
+    is_best = "and no rival is significantly better."
     if baseline["student_is"] == "better":
-        reason = (
-            f"{words.difference_sentence(baseline)}{words.tested_on(rivals)}, and no rival is significantly better."
-        )
-        return "ship", [reason], None
+        return "ship", f"{words.difference_sentence(baseline)}{words.tested_on(rivals)}, {is_best}", None
     if baseline["low"] > -EQUAL:
-        reason = f"The student is at most 1 point worse than {words.name_of(baseline)} ({words.figures_of(baseline)})"
-        return "ship", [f"{reason}, and no rival is significantly better."], None
-    reason = f"The student and {words.name_of(baseline)} are not clearly different ({words.figures_of(baseline)})."
+        return "ship", f"The student is at most 1 point worse than {name} ({figures}), {is_best}", None
     n, gained, lost = baseline["n"], baseline["gained"] or 0, baseline["lost"] or 0
-    return "cannot say", [reason], None if inputs.has_selected else texts_needed(gained, lost, n, EQUAL)
-
-
-def _too_few_sentence(inputs: VerdictInputs) -> str:
-    random = "random " if inputs.has_selected else ""
-    texts = counted(inputs.n, f"{random}labelled test text", "is", "are")
-    return f"{texts} too few: a verdict needs at least {conditions.LEAST_TEXTS}."
-
-
-# ---- do not ship
+    needed = None if inputs.random else texts_needed(gained, lost, n, EQUAL)
+    return "cannot say", f"The student and {name} are not clearly different ({figures}).", needed
 
 
 def _faults(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> Iterator[str]:
@@ -233,52 +230,36 @@ def _useless(rivals: Sequence[types.Rival]) -> Iterator[str]:
 # ---- without labels
 
 
-def _without_labels(inputs: VerdictInputs) -> types.Verdict:
-    quality, estimates, faults = inputs.report["unlabelled"], inputs.report["label_estimates"], list[str]()
-    reasons = ["There are no labelled test texts.", *_estimates(estimates, quality)]
-    cautions = [*_left_out_cautions(estimates), *_absent_cautions(inputs)]
+def _without_labels(inputs: VerdictInputs) -> Outcome:
+    faults = list(_unlabelled_faults(inputs))
+    if faults:
+        return "do not ship", faults, None
+    quality, estimates = inputs.report["unlabelled"], inputs.report["label_estimates"]
+    reasons = ["There are no labelled test texts."]
     if estimates:
-        worse = _worse_than_ensemble(estimates)
-        (faults if estimates["random"] else cautions).extend([worse] if worse else [])
-    if quality:
-        faults += _unlabelled_faults(quality, inputs.report["linear_map"])
-        reasons += [_agreement(quality), *_shares(quality)]
-        cautions += [] if conditions.many_unpredicted(quality) else _unpredicted(quality)
-        both = "Agreement and estimates are" if quality["estimates"] else "Agreement is"
-        cautions.append(f"{both} no accuracy: the student repeats the teachers' errors too.")
-    decision: types.Decision = "do not ship" if faults else "cannot say"
-    causes = list(_causes(inputs, []))
-    causes.append({"code": "no-labels", "text": "there are no labelled test texts"})
-    return {
-        "decision": decision,
-        "reasons": faults or reasons,
-        "causes": causes,
-        "cautions": cautions,
-        "next": next_step(inputs, decision, causes, [], None),
-        "rivals": [],
-        "texts_needed": None,
-    }
-
-
-def _estimates(estimates: types.LabelEstimates | None, quality: types.UnlabelledQuality | None) -> Iterator[str]:
-    """Yields the estimated accuracy: by labelled training texts, else without labels."""
-    if estimates:
-        yield words.estimate_sentence(estimates)
+        reasons.append(words.estimate_sentence(estimates))
     elif quality and quality["estimates"]:
-        yield words.weight_estimate_sentence(quality["estimates"])
+        reasons.append(words.weight_estimate_sentence(quality["estimates"]))
+    reasons += [_agreement(quality), *_shares(quality)] if quality else []
+    return "cannot say", reasons, None
 
 
-def _unlabelled_faults(quality: types.UnlabelledQuality, linear: types.PairedCounts | None) -> Iterator[str]:
-    agreement = quality["agreement"]
+def _unlabelled_faults(inputs: VerdictInputs) -> Iterator[str]:
+    quality, estimates = inputs.report["unlabelled"], inputs.report["label_estimates"]
+    if estimates and estimates["random"]:
+        yield from _worse_than_ensemble(estimates)
+    if not quality:
+        return
     if conditions.many_unpredicted(quality):
         yield from _unpredicted(quality)
     yield from _lost_without_labels(quality)
     yield from _below_ensemble(quality)
+    agreement = quality["agreement"]
     if interval(agreement["right"] / max(agreement["n"], 1), agreement["n"])[1] < LEAST_AGREEMENT:
         missed = [NOT_LEARNED] if agreement["reference"] == "targets" else []
         yield " ".join([*missed, _agreement(quality)])
     else:
-        yield from _below_linear_map(linear)
+        yield from _below_linear_map(inputs.report["linear_map"])
 
 
 def _unpredicted(quality: types.UnlabelledQuality) -> Iterator[str]:
@@ -350,15 +331,14 @@ def _shares(quality: types.UnlabelledQuality) -> Iterator[str]:
         )
 
 
-def _worse_than_ensemble(estimates: types.LabelEstimates) -> str | None:
-    """Returns a sentence if the student is significantly worse than the ensemble on the labelled training texts."""
+def _worse_than_ensemble(estimates: types.LabelEstimates) -> Iterator[str]:
+    """Yields by how much the student is worse than the ensemble on labelled training texts, if significantly."""
     if estimates["gained"] is None or estimates["lost"] is None:
-        return None
-    mean, low, high = paired(estimates["gained"], estimates["lost"], estimates["n"])
-    if high >= 0:
-        return None
-    numbers = f"95 % interval {-100 * high:+.1f} to {-100 * low:+.1f}, n = {estimates['n']:,}"
-    return f"On labelled training texts the ensemble is {-100 * mean:.1f} points better than the student ({numbers})."
+        return
+    mean, most, least = (-100 * bound for bound in paired(estimates["gained"], estimates["lost"], estimates["n"]))
+    if least > 0:
+        numbers = f"95 % interval {least:+.1f} to {most:+.1f}, n = {estimates['n']:,}"
+        yield f"On labelled training texts the ensemble is {mean:.1f} points better than the student ({numbers})."
 
 
 # ---- causes
@@ -460,22 +440,24 @@ def relevant_loss(losses: Sequence[AccuracyLoss]) -> str | None:
 def _too_few(inputs: VerdictInputs, rivals: Sequence[types.Rival], needed: int | None) -> types.Cause:
     """Returns why the test texts do not decide."""
     untested, texts = conditions.untested_teachers(rivals), counted(inputs.n, "test text")
-    if inputs.learned:
+    code = "few-test-texts"
+    if inputs.report["evaluation"] is None:
+        code, text = "no-labels", "there are no labelled test texts"
+    elif inputs.learned and inputs.learned.get("generated"):
+        code, text = "test-texts-generated", "stage generate wrote the test texts"
+    elif inputs.learned:
         code, text = "test-texts-learned", "training used the test texts with their gold labels"
-        if inputs.learned.get("generated"):
-            code, text = "test-texts-generated", "stage generate wrote the test texts"
-        return {"code": code, "text": text}
-    if inputs.n < conditions.LEAST_TEXTS:
-        random = "random labelled" if inputs.has_selected else "labelled"
-        return {"code": "few-test-texts", "text": f"only {counted(inputs.n, f'{random} test text')}"}
-    if untested:
-        return {"code": "teacher-untested", "text": f"no test text is of {words.listed(untested)}"}
-    if inputs.has_selected:
-        return {"code": "few-test-texts", "text": f"{texts} and the selected ones are too few"}
-    if needed is None:
-        return {"code": "tie", "text": "the two differ too little for any practical number of test texts"}
-    text = f"{texts} are too few; about {needed:,} would decide, if the difference stays"
-    return {"code": "few-test-texts", "text": text}
+    elif inputs.n < conditions.LEAST_TEXTS:
+        text = f"only {counted(inputs.n, f'{inputs.random}labelled test text')}"
+    elif untested:
+        code, text = "teacher-untested", f"no test text is of {words.listed(untested)}"
+    elif inputs.random:
+        text = f"{texts} and the selected ones are too few"
+    elif needed is None:
+        code, text = "tie", "the two differ too little for any practical number of test texts"
+    else:
+        text = f"{texts} are too few; about {needed:,} would decide, if the difference stays"
+    return {"code": code, "text": text}
 
 
 # ---- cautions
@@ -508,6 +490,18 @@ def _cautions(inputs: VerdictInputs, evaluation: EvaluatedSystems, rivals: Seque
         yield f"{few}: {words.listed(rare)}."
 
 
+def _unlabelled_cautions(inputs: VerdictInputs) -> Iterator[str]:
+    quality, estimates = inputs.report["unlabelled"], inputs.report["label_estimates"]
+    yield from _left_out_cautions(estimates)
+    yield from _absent_cautions(inputs)
+    if estimates and not estimates["random"]:
+        yield from _worse_than_ensemble(estimates)
+    if quality:
+        yield from () if conditions.many_unpredicted(quality) else _unpredicted(quality)
+        both = "Agreement and estimates are" if quality["estimates"] else "Agreement is"
+        yield f"{both} no accuracy: the student repeats the teachers' errors too."
+
+
 def _absent_cautions(inputs: VerdictInputs, rivals: Sequence[types.Rival] = ()) -> Iterator[str]:
     """Yields the cautions on labels that no labelled text has, though the ensemble predicts them."""
     untested = conditions.untested_teachers(rivals)
@@ -527,10 +521,10 @@ def _absent_cautions(inputs: VerdictInputs, rivals: Sequence[types.Rival] = ()) 
 
 def _left_out_cautions(estimates: types.LabelEstimates | None) -> Iterator[str]:
     """Yields the caution that the student's estimated accuracy leaves out texts with labels of no teacher."""
-    for system in estimates["systems"] if estimates else ():
-        if estimates and system["kind"] == "student":
-            left_out, sample = estimates.get("left_out", 0), estimates.get("sample", 0)
-            yield from words.left_out_sentence(left_out, sample, system["mean"], "training texts")
+    means = [system["mean"] for system in estimates["systems"] if system["kind"] == "student"] if estimates else []
+    if estimates and means:
+        left_out, sample = estimates.get("left_out", 0), estimates.get("sample", 0)
+        yield from words.left_out_sentence(left_out, sample, means[0], "training texts")
 
 
 def _rival_cautions(rivals: Sequence[types.Rival]) -> Iterator[str]:

@@ -216,314 +216,147 @@ MISSED = [0.9] * 57 + [0.0] * 20
 
 ONE_LABEL = [0] * 190 + [1, 2, 3, 4, 5] * 2
 
-CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
-    # good
-    "better than the ensemble": (lambda: made(500, 0.852, 0.762, 0.62), "ship", set(), "amalgam predict"),
-    "a little better on many texts": (lambda: made(5000, 0.90, 0.87), "ship", set(), "amalgam predict"),
-    "equal on very many texts": (lambda: made(40_000, 0.90, 0.90), "ship", set(), "amalgam predict"),
-    "77 labels, half of the texts, good teachers": (
-        lambda: made(5005, 0.49, 0.40, 0.30, labels=77, own=(0.85, 0.85)),
-        "ship",
-        set(),
-        "amalgam predict",
+SHIPPED: dict[str, Callable[[], VerdictInputs]] = {
+    "better than the ensemble": lambda: made(500, 0.852, 0.762, 0.62),
+    "a little better on many texts": lambda: made(5000, 0.90, 0.87),
+    "equal on very many texts": lambda: made(40_000, 0.90, 0.90),
+    "77 labels, half of the texts, good teachers": lambda: made(5005, 0.49, 0.40, 0.30, labels=77, own=(0.85, 0.85)),
+    "77 labels, one is lost": lambda: made(1540, [0.85] * 76 + [0.0], 0.73, labels=77),
+    "150 labels, half of the texts, good teachers": lambda: made(4500, 0.49, 0.40, 0.30, labels=150, own=(0.85, 0.85)),
+    "77 labels, few texts of each": lambda: made(500, 0.80, 0.70, labels=77, gold=RARE),
+    "unbalanced labels": lambda: made(1000, [0.98, 0.8, 0.8, 0.8], 0.90, 0.5, gold=[0] * 850 + [1, 2, 3] * 50),
+    "selected texts, a better student": lambda: of_selected(0.90, 0.80, 0.78),
+    "selected texts, a student that is too certain": lambda: of_selected(0.90, 0.80, 0.78, sharp=3),
+    "no zero-shot": lambda: made(500, 0.85, 0.75, None),
+    "no teachers": lambda: made(500, 0.9, None, 0.5, teachers=0),
+    "a rare label is missed": lambda: made(304, [0.9, 0.9, 0.9, 0.0], 0.7, gold=[0, 1, 2] * 100 + [3] * 4),
+    "a supervised student is better": lambda: with_student(made(500, 0.85, 0.75), 0.97, "supervised student"),
+    "a student that learned the test texts is better": lambda: with_student(
+        made(500, 0.85, 0.75), 0.97, learned={"texts": 60, "of": 500, "labelled": True}
     ),
-    "77 labels, one is lost": (
-        lambda: made(1540, [0.85] * 76 + [0.0], 0.73, labels=77),
-        "ship",
-        set(),
-        "amalgam predict",
+    "many equal students": lambda: with_student(made(1000, 0.85, 0.75), 0.882, same=20),
+    "few test texts that the teachers learned": lambda: made(
+        500, 0.90, 0.80, learned={"texts": 6, "of": 500, "labelled": True}
     ),
-    "150 labels, half of the texts, good teachers": (
-        lambda: made(4500, 0.49, 0.40, 0.30, labels=150, own=(0.85, 0.85)),
-        "ship",
-        set(),
-        "amalgam predict",
+    "test texts that are also unlabelled training texts": lambda: made(
+        500, 0.90, 0.80, learned={"texts": 500, "of": 500, "labelled": False}
     ),
-    "77 labels, few texts of each": (
-        lambda: made(500, 0.80, 0.70, labels=77, gold=RARE),
-        "ship",
-        set(),
-        "amalgam predict",
-    ),
-    "unbalanced labels": (
-        lambda: made(1000, [0.98, 0.8, 0.8, 0.8], 0.90, 0.5, gold=[0] * 850 + [1, 2, 3] * 50),
-        "ship",
-        set(),
-        "amalgam predict",
-    ),
-    "selected texts, a better student": (lambda: of_selected(0.90, 0.80, 0.78), "ship", set(), "amalgam predict"),
-    "selected texts, a student that is too certain": (
-        lambda: of_selected(0.90, 0.80, 0.78, sharp=3),
-        "ship",
-        set(),
-        "amalgam predict",
-    ),
-    "no zero-shot": (lambda: made(500, 0.85, 0.75, None), "ship", set(), "amalgam predict"),
-    "no teachers": (lambda: made(500, 0.9, None, 0.5, teachers=0), "ship", set(), "amalgam predict"),
-    "a rare label is missed": (
-        lambda: made(304, [0.9, 0.9, 0.9, 0.0], 0.7, gold=[0, 1, 2] * 100 + [3] * 4),
-        "ship",
-        set(),
-        "amalgam predict",
-    ),
-    "a supervised student is better": (
-        lambda: with_student(made(500, 0.85, 0.75), 0.97, "supervised student"),
-        "ship",
-        set(),
-        "amalgam predict",
-    ),
-    "a student that learned the test texts is better": (
-        lambda: with_student(made(500, 0.85, 0.75), 0.97, learned={"texts": 60, "of": 500, "labelled": True}),
-        "ship",
-        set(),
-        "amalgam predict",
-    ),
-    "many equal students": (
-        lambda: with_student(made(1000, 0.85, 0.75), 0.882, same=20),
-        "ship",
-        set(),
-        "amalgam predict",
-    ),
-    # bad
+}
+
+Cases = dict[str, tuple[Callable[[], VerdictInputs], set[str], str]]
+"""By name: the experiment, codes of its causes, and a part of the next step."""
+
+NOT_SHIPPED: Cases = {
     "an untrained student": (
         lambda: made(500, 0.494, 0.762, 0.62, steps=54, accuracy_losses=loss("fit")),
-        "do not ship",
         {"few-steps", "not-fitted"},
         "student.epochs=auto",
     ),
     "zero-shot is better": (
         lambda: made(1000, 0.547, 0.623, 0.947, labels=6, steps=120),
-        "do not ship",
         {"few-steps"},
         "student.epochs=",
     ),
-    "another student is better": (
-        lambda: with_student(made(1000, 0.80, 0.70), 0.90),
-        "do not ship",
-        set(),
-        "amalgam report muka-0",
-    ),
+    "another student is better": (lambda: with_student(made(1000, 0.80, 0.70), 0.90), set(), "amalgam report muka-0"),
     "a label is never predicted": (
         lambda: made(600, [0.99, 0.99, 0.99, 0.0], 0.70, labels=4),
-        "do not ship",
         set(),
         "student.epochs=auto",
     ),
     "one teacher always loses": (
         lambda: made(1000, [0.99, 0.99, 0.2, 0.2], 0.5, own=(0.95, 0.95)),
-        "do not ship",
         {"teacher-loses"},
         "amalgam audit",
     ),
     "one teacher, which is better": (
         lambda: made(1000, 0.84, 0.90, teachers=1, automatic=Schedule(3, 5e-5, 100)),
-        "do not ship",
         set(),
         "amalgam audit",
     ),
     "zero-shot is better after many epochs": (
         lambda: made(1000, 0.60, 0.58, 0.94, epochs=34),
-        "do not ship",
         set(),
         "student.method=zero-shot",
     ),
     "a learning rate far above auto": (
         lambda: made(1000, 0.6, 0.8, epochs=12, learning_rate=1e-3),
-        "do not ship",
         {"high-rate"},
         "student.learning_rate=auto student.name=auto-rate",
     ),
-    "few training texts": (
-        lambda: made(1000, 0.6, 0.8, texts=90, epochs=150),
-        "do not ship",
-        {"few-texts"},
-        "Add training texts",
-    ),
+    "few training texts": (lambda: made(1000, 0.6, 0.8, texts=90, epochs=150), {"few-texts"}, "Add training texts"),
     "targets of the wrong teacher by the default method": (
         lambda: made(1000, 0.6, 0.8, accuracy_losses=loss("choice")),
-        "do not ship",
         {"wrong-choice"},
         "amalgam label --count 100",
     ),
     "20 rare labels are never right": (
         lambda: made(500, MISSED, 0.55, labels=77, gold=RARE),
-        "do not ship",
         {"labels-never-predicted"},
         "",
     ),
-    "long texts": (
-        lambda: made(1000, 0.6, 0.8, cut=2500),
-        "do not ship",
-        {"long-texts"},
-        "student.max_tokens=256",
-    ),
+    "long texts": (lambda: made(1000, 0.6, 0.8, cut=2500), {"long-texts"}, "student.max_tokens=256"),
     "evidence that disagrees": (
         lambda: made(1000, 0.6, 0.8, weights_unused=True),
-        "do not ship",
         {"choice-not-trusted"},
         "amalgam audit",
     ),
     "targets of the wrong teacher": (
         lambda: made(1000, 0.6, 0.8, accuracy_losses=loss("choice"), method="muka-soft"),
-        "do not ship",
         {"wrong-choice"},
         "student.method=amalgam",
     ),
-    "no teachers, and zero-shot is better": (
-        lambda: made(500, 0.5, None, 0.9, teachers=0),
-        "do not ship",
-        set(),
-        "amalgam run",
-    ),
-    # hopeless
-    "everything guesses": (
-        lambda: made(1000, 0.26, 0.25, 0.25, own=(0.5, 0.5)),
-        "do not ship",
-        {"teachers-weak"},
-        "amalgam audit",
-    ),
+    "no teachers, and zero-shot is better": (lambda: made(500, 0.5, None, 0.9, teachers=0), set(), "amalgam run"),
+    "everything guesses": (lambda: made(1000, 0.26, 0.25, 0.25, own=(0.5, 0.5)), {"teachers-weak"}, "amalgam audit"),
     "a bad student of bad teachers": (
         lambda: made(1000, 0.352, 0.28, 0.28, own=(0.428, 0.456)),
-        "do not ship",
         {"teachers-weak"},
         "amalgam audit",
     ),
     "hardly better than chance on many texts": (
         lambda: made(20_000, 0.28, 0.25, 0.25, own=(0.9, 0.9)),
-        "do not ship",
         {"teacher-loses"},
         "amalgam audit",
     ),
     "wrong on most texts, teachers that guess": (
         lambda: made(3000, 0.45, 0.40, 0.30, own=(0.6, 0.6)),
-        "do not ship",
         {"teachers-weak"},
         "amalgam audit",
     ),
     "always the most frequent label": (
         lambda: made(200, [1.0, 0, 0, 0, 0, 0], 0.80, 0.5, labels=6, gold=ONE_LABEL),
-        "do not ship",
         {"skewed-labels"},
         "amalgam run",
     ),
     "unbalanced labels, little but the frequent one": (
         lambda: made(5000, [0.999, 0.03, 0.03, 0.03], 0.80, 0.5, gold=[0] * 4700 + [1, 2, 3] * 100),
-        "do not ship",
         {"skewed-labels"},
         "",
     ),
-    "selected texts, a worse student": (lambda: of_selected(0.70, 0.85), "do not ship", set(), ""),
-    # unclear
-    "texts of one teacher only": (
-        lambda: made(500, 0.9, 0.7, gold=[0, 1] * 250),
-        "cannot say",
-        {"teacher-untested"},
-        "Add labelled test texts of teacher-1",
-    ),
-    "selected texts, an equal student": (
-        lambda: of_selected(0.85, 0.85, sharp=3),
-        "cannot say",
-        {"few-test-texts"},
-        "random test texts",
-    ),
-    "only selected texts": (
-        lambda: changed(
-            of_selected(0.90, 0.80), rivals=of_selected(0.90, 0.80).rivals[:1], selected={"texts": 100, "random": 0}
-        ),
-        "cannot say",
-        {"few-test-texts"},
-        "random test texts",
-    ),
-    "a tie": (lambda: made(500, 0.82, 0.80), "cannot say", {"few-test-texts"}, "Label more test texts"),
-    "an exact tie": (lambda: made(400, 0.80, 0.80), "cannot say", {"tie"}, "size and speed"),
-    "one teacher, about equal": (lambda: made(300, 0.89, 0.90, teachers=1), "cannot say", set(), ""),
-    "eight texts": (lambda: made(8, 1.0, 0.5), "cannot say", {"few-test-texts"}, "at least 200"),
-    "thirty texts, a far better student": (
-        lambda: made(30, 1.0, 0.3),
-        "cannot say",
-        {"few-test-texts"},
-        "at least 200",
-    ),
-    "an unclear untrained student": (lambda: made(60, 0.5, 0.55, steps=54), "cannot say", {"few-steps"}, "epochs=auto"),
-    "test texts that the teachers learned": (
-        lambda: made(500, 0.90, 0.80, learned={"texts": 60, "of": 500, "labelled": True}),
-        "cannot say",
-        {"test-texts-learned"},
-        "Remove these texts from corpus.test",
-    ),
-    "test texts that stage generate wrote": (
-        lambda: made(500, 0.90, 0.80, learned={"texts": 60, "of": 500, "labelled": False, "generated": True}),
-        "cannot say",
-        {"test-texts-generated"},
-        "Use labelled real texts as corpus.test",
-    ),
-    "test texts that selected the checkpoint": (
-        lambda: made(500, 0.90, 0.80, learned={"texts": 60, "of": 500, "labelled": True, "validation": True}),
-        "cannot say",
-        {"test-texts-learned"},
-        "student.select=held-out",
-    ),
-    "few test texts that the teachers learned": (
-        lambda: made(500, 0.90, 0.80, learned={"texts": 6, "of": 500, "labelled": True}),
-        "ship",
-        set(),
-        "amalgam predict",
-    ),
-    "test texts that are also unlabelled training texts": (
-        lambda: made(500, 0.90, 0.80, learned={"texts": 500, "of": 500, "labelled": False}),
-        "ship",
-        set(),
-        "amalgam predict",
-    ),
+    "selected texts, a worse student": (lambda: of_selected(0.70, 0.85), set(), ""),
     "a bad student, and test texts that the teachers learned": (
         lambda: made(500, 0.70, 0.80, learned={"texts": 60, "of": 500, "labelled": True}),
-        "do not ship",
         set(),
         "",
     ),
-    # no labels
-    "no labels at all": (lambda: NO_LABELS, "cannot say", {"no-labels"}, "corpus.test"),
-    "no labels, a good student": (
-        lambda: unlabelled_inputs(unlabelled=unlabelled(91)),
-        "cannot say",
-        {"no-labels"},
-        "corpus.test=reports/student.to-label.csv",
-    ),
-    "no labels, generated training texts": (
-        lambda: unlabelled_inputs(unlabelled=unlabelled(91), generates=True),
-        "cannot say",
-        {"no-labels"},
-        "Label about 200 real texts",
-    ),
     "no labels, a label is never predicted": (
         lambda: unlabelled_inputs(steps=54, unlabelled=unlabelled(80, banking=(900, 600), law=(0, 300))),
-        "do not ship",
         {"labels-never-predicted", "few-steps", "no-labels"},
         "student.epochs=",
     ),
     "no labels, nothing was learned": (
         lambda: unlabelled_inputs(unlabelled=unlabelled(30)),
-        "do not ship",
         {"no-labels"},
         "student.epochs=auto",
     ),
     "no labels, less was learned than by a linear map": (
         lambda: unlabelled_inputs(unlabelled=unlabelled(65), linear_map=linear_map(4, 24), steps=54),
-        "do not ship",
         {"few-steps", "no-labels"},
         "student.epochs=auto",
     ),
     "no labels, the ensemble is estimated to be better": (
         lambda: unlabelled_inputs(unlabelled=unlabelled(60) | {"estimates": estimates(0.2)}, steps=54),
-        "do not ship",
         {"few-steps", "no-labels"},
         "student.epochs=auto",
-    ),
-    "no labels, the ensemble may be better": (
-        lambda: unlabelled_inputs(unlabelled=unlabelled(60) | {"estimates": estimates(0.2, error=0.11)}),
-        "cannot say",
-        {"no-labels"},
-        "corpus.test",
     ),
     "no labels, a teacher is lost": (
         lambda: unlabelled_inputs(
@@ -531,22 +364,82 @@ CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
             labels=of_teachers(2),
             steps=54,
         ),
-        "do not ship",
         {"teacher-absent", "no-labels"},
         "amalgam audit",
+    ),
+}
+
+UNCLEAR: Cases = {
+    "texts of one teacher only": (
+        lambda: made(500, 0.9, 0.7, gold=[0, 1] * 250),
+        {"teacher-untested"},
+        "Add labelled test texts of teacher-1",
+    ),
+    "selected texts, an equal student": (
+        lambda: of_selected(0.85, 0.85, sharp=3),
+        {"few-test-texts"},
+        "random test texts",
+    ),
+    "only selected texts": (
+        lambda: changed(
+            of_selected(0.90, 0.80), rivals=of_selected(0.90, 0.80).rivals[:1], selected={"texts": 100, "random": 0}
+        ),
+        {"few-test-texts"},
+        "random test texts",
+    ),
+    "a tie": (lambda: made(500, 0.82, 0.80), {"few-test-texts"}, "Label more test texts"),
+    "an exact tie": (lambda: made(400, 0.80, 0.80), {"tie"}, "size and speed"),
+    "one teacher, about equal": (lambda: made(300, 0.89, 0.90, teachers=1), set(), ""),
+    "eight texts": (lambda: made(8, 1.0, 0.5), {"few-test-texts"}, "at least 200"),
+    "thirty texts, a far better student": (lambda: made(30, 1.0, 0.3), {"few-test-texts"}, "at least 200"),
+    "an unclear untrained student": (lambda: made(60, 0.5, 0.55, steps=54), {"few-steps"}, "epochs=auto"),
+    "test texts that the teachers learned": (
+        lambda: made(500, 0.90, 0.80, learned={"texts": 60, "of": 500, "labelled": True}),
+        {"test-texts-learned"},
+        "Remove these texts from corpus.test",
+    ),
+    "test texts that stage generate wrote": (
+        lambda: made(500, 0.90, 0.80, learned={"texts": 60, "of": 500, "labelled": False, "generated": True}),
+        {"test-texts-generated"},
+        "Use labelled real texts as corpus.test",
+    ),
+    "test texts that selected the checkpoint": (
+        lambda: made(500, 0.90, 0.80, learned={"texts": 60, "of": 500, "labelled": True, "validation": True}),
+        {"test-texts-learned"},
+        "student.select=held-out",
+    ),
+    "no labels at all": (lambda: NO_LABELS, {"no-labels"}, "corpus.test"),
+    "no labels, a good student": (
+        lambda: unlabelled_inputs(unlabelled=unlabelled(91)),
+        {"no-labels"},
+        "corpus.test=reports/student.to-label.csv",
+    ),
+    "no labels, generated training texts": (
+        lambda: unlabelled_inputs(unlabelled=unlabelled(91), generates=True),
+        {"no-labels"},
+        "Label about 200 real texts",
+    ),
+    "no labels, the ensemble may be better": (
+        lambda: unlabelled_inputs(unlabelled=unlabelled(60) | {"estimates": estimates(0.2, error=0.11)}),
+        {"no-labels"},
+        "corpus.test",
     ),
     "no labels, a label that no text has": (
         lambda: unlabelled_inputs(
             unlabelled=unlabelled(100, banking=(1000, 1000), law=(0, 0), ensemble=[990, 10]), labels=of_teachers(2)
         ),
-        "cannot say",
         {"no-labels"},
         "corpus.test",
     ),
     "no labels, six held-out texts": (
         lambda: unlabelled_inputs(unlabelled=unlabelled(2, n=6)),
-        "cannot say",
         {"no-labels"},
         "corpus.test",
     ),
+}
+
+CASES: dict[str, tuple[Callable[[], VerdictInputs], str, set[str], str]] = {
+    **{name: (make, "ship", set(), "amalgam predict") for name, make in SHIPPED.items()},
+    **{name: (make, "do not ship", causes, step) for name, (make, causes, step) in NOT_SHIPPED.items()},
+    **{name: (make, "cannot say", causes, step) for name, (make, causes, step) in UNCLEAR.items()},
 }

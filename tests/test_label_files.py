@@ -408,11 +408,11 @@ def test_random_texts_are_random_after_labels_of_texts_on_which_student_and_ense
         differ = rng.random(texts) < 0.2
         student, ensemble = np.eye(2)[np.zeros(texts, int)], np.eye(2)[differ.astype(int)]
         first = select(student, ensemble)
-        random, picked = ({row for row, own in first if (own == "random") == which} for which in (True, False))
-        second = select(student, ensemble, random, picked)
-        assert sum(row not in picked for row, _ in second) >= 150
+        random, differing = ({row for row, own in first if (own == "random") == which} for which in (True, False))
+        second = select(student, ensemble, random, differing)
+        assert sum(row not in differing for row, _ in second) >= 150
         assert not random & {row for row, _ in second}
-        assert texts == 500 or not picked & {row for row, _ in second}
+        assert texts == 500 or not differing & {row for row, _ in second}
         errors.append(np.mean([differ[row] for row, own in second if own == "random"]) - differ.mean())
     assert abs(np.mean(errors)) < 0.03
 

@@ -27,10 +27,10 @@ from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.given_labels import KEY, RANDOM, GivenLabels, free_name, label_column, why_column
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.common.load import label_space, part_of, train_part
-from amalgam.stages.common.load_labels import given_labels, picked_at_random
+from amalgam.stages.common.load_labels import given_labels, is_random_sample
 from amalgam.stages.report.load import estimate_inputs
 from amalgam.stages.report.stage import share_of_unknown
-from amalgam.stages.report.tables import how_picked, print_estimates
+from amalgam.stages.report.tables import print_estimates, sample_words
 from amalgam.stages.report.verdict_types import ShareOfUnknown, SystemEstimate
 from amalgam.stages.report.verdict_words import outside_line, share_of_unknown_line
 from amalgam.stages.target_methods import gives_label_distributions, target_method
@@ -68,9 +68,9 @@ def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
     random = np.random.default_rng(seed)
     new = random.choice(rows, min(count, len(rows)), replace=False)
     is_random = _among(keys, pa.array([*(given.random or ()), *given.blank], keys.type))
-    picked = np.flatnonzero(earlier & ~is_test & ~is_random)
+    labelled = np.flatnonzero(earlier & ~is_test & ~is_random)
     is_random[new] = True
-    is_random[picked] = random.random(len(picked)) < len(new) / len(rows)  # as likely as the new ones
+    is_random[labelled] = random.random(len(labelled)) < len(new) / len(rows)  # as likely as the new ones
     return _table(run, np.concatenate([np.flatnonzero(earlier), new]), is_random, random, given)
 
 
@@ -132,7 +132,7 @@ class Estimates:
 
     @property
     def title(self) -> str:
-        texts = f"{counted(self.texts, 'labelled text')}, {how_picked(is_random=self.random)}"
+        texts = f"{counted(self.texts, 'labelled text')}, {sample_words(is_random=self.random)}"
         return f"accuracy on {texts}{outside_line(self.left_out)}"
 
 
@@ -234,7 +234,7 @@ def _estimates(run: Run, old: _Targets | None, given: GivenLabels) -> Estimates 
     if right.left_out is not None and old is not None:
         before = _right(run, old, gold)
         systems.insert(0, estimate("targets without labels", "targets", before))
-    return Estimates(len(gold), picked_at_random(run), given.outside_sample, systems)
+    return Estimates(len(gold), is_random_sample(run), given.outside_sample, systems)
 
 
 @dataclass(frozen=True)

@@ -24,17 +24,13 @@ WHY, RANDOM = "why", "random"
 """The column of a file of texts to label with the reason for each text, and its value for random texts."""
 
 DIFFER = "student and ensemble differ"
-"""Value of this column for a random text of those on which student and ensemble differ."""
+"""Value of this column for a selected text, a random one of those on which student and ensemble differ."""
+SELECTED = {DIFFER, "student and ensemble disagree", "small margin"}
+"""All values for selected texts; older versions wrote the last two."""
 PREDICTED = ("student", "ensemble")
 """The columns with the labels that the two predict."""
-SELECTED = {DIFFER, "student and ensemble disagree", "small margin"}
-"""All values for texts that are no random ones; older versions wrote the last two."""
-
-ORDINARY, DIFFERING, HARD, MOVED = 0, 1, 2, 3
-"""How a test text was picked; a hard one was picked because a model is unsure of it, or sure against another.
-
-A moved one was picked because student and ensemble differ, but one of the two now predicts another label.
-"""
+PREDICTED_COLUMNS = (*PREDICTED, WHY)
+"""Columns of a file of texts to label that follow the column to fill."""
 
 LEAST_LABELS = 30
 """Of fewer texts it is no surprise that none has a label of some teacher."""
@@ -112,7 +108,7 @@ class LabelRow:
     shown: str
     label: str
     why: str | None
-    """How the text was picked, if the file has the column."""
+    """Reason for the text, if the file has the column WHY."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +274,7 @@ def free_name(name: str, corpus: Corpus) -> str:
     return f"{name}_" if name in {*corpus.text, corpus.id, corpus.label} else name
 
 
-def picked_in(path: Path, corpus: Corpus) -> dict[bytes, Sequence[str | None]]:
+def selected_in(path: Path, corpus: Corpus) -> dict[bytes, Sequence[str | None]]:
     """Returns the selected texts by key, if the file has the column with the reasons.
 
     The value has the labels that student and ensemble predict if the text was selected because these differ.

@@ -106,7 +106,7 @@ def estimation_texts(run: Run) -> frozenset[bytes]:
     return frozenset(sorted(keys, key=lambda key: key[8:], reverse=True)[:most] if is_enough else ())
 
 
-def picked_at_random(run: Run) -> bool:
+def is_random_sample(run: Run) -> bool:
     """Returns whether the labelled texts are known to be a random sample: marked ones, or all training texts."""
     given = given_labels(run)
     if given is None:
@@ -121,12 +121,12 @@ def excluded_texts(run: Run) -> frozenset[bytes]:
 
 
 @once
-def picked_texts(run: Run) -> dict[bytes, Sequence[str | None]]:
-    """Returns the selected test texts, which a file of texts to label marks; the values are those of `picked_in`."""
-    corpus, picked = corpus_for(run.experiment, "test"), dict[bytes, Sequence[str | None]]()
+def selected_texts(run: Run) -> dict[bytes, Sequence[str | None]]:
+    """Returns the selected test texts, which a file of texts to label marks; the values are those of `selected_in`."""
+    corpus, selected = corpus_for(run.experiment, "test"), dict[bytes, Sequence[str | None]]()
     for path in part_files(run, "test"):
-        picked |= label_files.picked_in(path, corpus) if path.stat().st_size <= MOST_SCANNED else {}
-    return picked
+        selected |= label_files.selected_in(path, corpus) if path.stat().st_size <= MOST_SCANNED else {}
+    return selected
 
 
 @once

@@ -46,7 +46,7 @@ class SystemScores(Measures):
     confusion: NotRequired[list[list[int]]]
 
 
-class Selected(TypedDict):
+class SelectedTexts(TypedDict):
     """Labelled test texts of a file to label: the selected ones, and the random ones, of which the scores are."""
 
     texts: int
@@ -62,7 +62,7 @@ class EvaluatedSystems(TypedDict):
     system: str
     """The system that the report is about."""
     selected_by: str
-    selected: NotRequired[Selected]
+    selected: NotRequired[SelectedTexts]
     """Only with selected test texts."""
     learned: NotRequired[types.LearnedTexts]
     """Only with test texts that are also learned."""

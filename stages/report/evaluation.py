@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -25,7 +26,6 @@ from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.read import AnswerReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
-from amalgam.stages.common.given_labels import DIFFERING, HARD, MOVED, ORDINARY
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report.blocks import SystemScores
 
@@ -56,6 +56,19 @@ def write_similarities(
 
 
 # ---- predictions of all systems
+
+
+class Picked(IntEnum):
+    """How a labelled test text was picked."""
+
+    RANDOM = 0
+    """Not selected."""
+    DIFFERING = 1
+    """Selected because student and ensemble differ."""
+    MOVED = 2
+    """The same, but one of the two now predicts another label."""
+    HARD = 3
+    """Selected because a model is unsure of it, or another student differs: there the ensemble is often wrong."""
 
 
 class SystemPredictions(NamedTuple):
@@ -116,8 +129,8 @@ class EvaluationInputs(TeacherInputs):
     calibration_bins: int
     unknown_label: str | None
     """Gold label of texts that belong to no label of the union."""
-    picked: Mapping[bytes, Sequence[str | None]]
-    """The selected test texts by key; the values are those of `picked_in`."""
+    selected: Mapping[bytes, Sequence[str | None]]
+    """The selected test texts by key; the values are those of `selected_in`."""
 
 
 @dataclass(frozen=True)
@@ -140,10 +153,10 @@ class TestAnswers:
     unknown_scores: Array = field(default_factory=lambda: np.zeros(0))
     """The scores of the texts with the unknown label."""
     picked: Array = field(default_factory=lambda: np.zeros(0, np.int8))
-    """How each text was picked."""
-    unknown_picked: Array = field(default_factory=lambda: np.zeros(0, bool))
+    """How each text was picked, a `Picked`."""
+    unknown_selected: Array = field(default_factory=lambda: np.zeros(0, bool))
     """Whether each text with the unknown label was selected."""
-    outside_picked: Array = field(default_factory=lambda: np.zeros(0, bool))
+    outside_selected: Array = field(default_factory=lambda: np.zeros(0, bool))
     """Whether each text with another label of no teacher was selected."""
 
     def where(self, kept: Array) -> TestAnswers:
@@ -162,13 +175,13 @@ class TestAnswers:
         )
 
 
-def ordinary_texts(answers: TestAnswers) -> TestAnswers:
+def without_selected(answers: TestAnswers) -> TestAnswers:
     """Leaves out selected texts, which are harder than others; without other texts returns all."""
-    ordinary = answers.picked == ORDINARY
-    if not ordinary.any():
+    random = answers.picked == Picked.RANDOM
+    if not random.any():
         return answers
-    unknown, outside = ~answers.unknown_picked, answers.outside_picked[~answers.outside_picked]
-    return replace(answers.where(ordinary), unknown_scores=answers.unknown_scores[unknown], outside_picked=outside)
+    unknown, outside = ~answers.unknown_selected, answers.outside_selected[~answers.outside_selected]
+    return replace(answers.where(random), unknown_scores=answers.unknown_scores[unknown], outside_selected=outside)
 
 
 def predict_test(inputs: EvaluationInputs) -> TestAnswers:
@@ -188,8 +201,8 @@ def predict_test(inputs: EvaluationInputs) -> TestAnswers:
         np.concatenate([group.scores for group in groups]),
         np.concatenate([group.unknown_scores for group in groups]),
         _of_this_student(np.concatenate([group.picked for group in groups])),
-        np.concatenate([group.unknown_picked for group in groups]),
-        np.concatenate([group.outside_picked for group in groups]),
+        np.concatenate([group.unknown_selected for group in groups]),
+        np.concatenate([group.outside_selected for group in groups]),
     )
 
 
@@ -221,14 +234,14 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
         systems["ensemble"] = SystemPredictions.of(ensemble(logits, labels), gold)
     systems["zero-shot"] = SystemPredictions.of(softmax(similar), gold)
     texts, began = fields(table), time.perf_counter()
-    scores, unknown_scores, unknown_picked = np.zeros(0), np.zeros(0), np.zeros(0, bool)
+    scores, unknown_scores, unknown_selected = np.zeros(0), np.zeros(0), np.zeros(0, bool)
     if inputs.student is not None:
         predicted, scores = inputs.student.logits_and_scores(texts)
         systems[inputs.system] = SystemPredictions.of(softmax(predicted), gold)
     seconds, letters = time.perf_counter() - began, np.array([sum(map(len, text)) for text in texts], np.int64)
     if inputs.student is not None and inputs.unknown_label is not None:
         _, unknown_scores = inputs.student.logits_and_scores(fields(unknown))
-        unknown_picked = _are_selected(inputs, unknown)
+        unknown_selected = _are_selected(inputs, unknown)
     return TestAnswers(
         first + np.flatnonzero(kept),
         gold,
@@ -239,32 +252,32 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
         scores,
         unknown_scores,
         _picked(inputs, table, systems),
-        unknown_picked,
+        unknown_selected,
         _are_selected(inputs, outside),
     )
 
 
 def _are_selected(inputs: EvaluationInputs, table: pa.Table) -> Array:
-    return np.array([key in inputs.picked for key in table.column("key").to_pylist()], bool)
+    return np.array([key in inputs.selected for key in table.column("key").to_pylist()], bool)
 
 
 def _picked(inputs: EvaluationInputs, table: pa.Table, systems: Mapping[str, SystemPredictions]) -> Array:
     """Returns how each text was picked."""
-    picked = np.full(len(table), ORDINARY, np.int8)
+    picked = np.full(len(table), Picked.RANDOM, np.int8)
     names, pair = inputs.labels.names, [systems.get(name) for name in (inputs.system, "ensemble")]
     for row, key in enumerate(table.column("key").to_pylist()):
-        if key in inputs.picked:
+        if key in inputs.selected:
             labels = [system and names[int(system.label[row])].strip() for system in pair]
-            written = inputs.picked[key]
-            picked[row] = HARD if not written else DIFFERING if labels == written else MOVED
+            written = inputs.selected[key]
+            picked[row] = Picked.HARD if not written else Picked.DIFFERING if labels == written else Picked.MOVED
     return picked
 
 
 def _of_this_student(picked: Array) -> Array:
-    """Makes texts hard that were picked because another student differs: there the ensemble is often wrong."""
-    differing = np.isin(picked, (DIFFERING, MOVED))
-    is_another = (picked == MOVED).sum() > MOST_MOVED * differing.sum()
-    return np.where(differing, np.int8(HARD if is_another else DIFFERING), picked)
+    """Makes texts hard that were selected because another student differs; no text remains a moved one."""
+    differing = np.isin(picked, (Picked.DIFFERING, Picked.MOVED))
+    is_another = (picked == Picked.MOVED).sum() > MOST_MOVED * differing.sum()
+    return np.where(differing, np.int8(Picked.HARD if is_another else Picked.DIFFERING), picked)
 
 
 def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:
@@ -282,19 +295,19 @@ def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:
 
 
 def measure_student(
-    student: Classifier, inputs: TeacherInputs, test: Part, picked: Collection[bytes], bins: int
+    student: Classifier, inputs: TeacherInputs, test: Part, selected: Collection[bytes], bins: int
 ) -> tuple[Array, SystemScores | None]:
     """Measures a finished student on the texts that the report measures; its labels may differ from the union.
 
-    Returns the texts that it predicts right, and its scores; no scores if all texts were `picked`.
+    Returns the texts that it predicts right, and its scores; no scores if all texts were `selected`.
     """
     every = union_of({"teachers": inputs.labels.names, "student": student.labels})
     columns, groups = list(every.columns["student"]), []
     for buckets in neighbouring_buckets(test.buckets, GROUP_TEXTS):
         table = pa.concat_tables(read_bucket(inputs.store, bucket) for bucket in buckets)
-        ordinary = np.array([key not in picked for key in table.column("key").to_pylist()], bool)
+        is_random = np.array([key not in selected for key in table.column("key").to_pylist()], bool)
         gold = gold_indices(inputs.labels, table)
-        kept = (gold >= 0) & ordinary
+        kept = (gold >= 0) & is_random
         probabilities = np.zeros((int(kept.sum()), len(every.names)))
         probabilities[:, columns] = softmax(student.logits(fields(table.filter(pa.array(kept)))))
         predictions = SystemPredictions.of(probabilities, gold[kept])

@@ -23,7 +23,15 @@ from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import key_array, key_list, matrix
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
-from amalgam.stages.common.given_labels import DIFFER, KEY, RANDOM, GivenLabels, free_name, label_column
+from amalgam.stages.common.given_labels import (
+    DIFFER,
+    KEY,
+    PREDICTED_COLUMNS,
+    RANDOM,
+    GivenLabels,
+    free_name,
+    label_column,
+)
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.evaluation import TeacherInputs, ensemble
@@ -42,7 +50,7 @@ MOST_READ = 20_000
 LEAST_HELD_OUT = 20
 """Fewer held-out texts are too few for an agreement; it then counts all texts."""
 
-SELECTED, MOST_DIFFERING = 200, 100
+MOST_TO_LABEL, MOST_DIFFERING = 200, 100
 """Texts to label, and most of them on which student and ensemble differ; the others are random."""
 
 
@@ -132,8 +140,8 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality
     keys = key_list(key_array(sample.table.column("key")))
     labels, random = inputs.given.written(inputs.corpus), inputs.given.sample | inputs.given.unknown_sample
     left_out = {row for row, key in enumerate(keys) if key in random}
-    picked = {row for row, key in enumerate(keys) if key in labels} - left_out
-    predicted, chosen = sample.student.argmax(axis=1), select(sample.student, sample.ensemble, left_out, picked)
+    labelled = {row for row, key in enumerate(keys) if key in labels} - left_out
+    predicted, chosen = sample.student.argmax(axis=1), select(sample.student, sample.ensemble, left_out, labelled)
     same = predicted == sample.reference.argmax(axis=1)
     has_held_out = sample.held_out.sum() >= LEAST_HELD_OUT
     compared = sample.held_out if has_held_out else np.ones(len(predicted), dtype=bool)
@@ -149,7 +157,7 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality
         "ensemble": None if sample.ensemble is None else int((predicted == sample.ensemble.argmax(axis=1)).sum()),
         "labels": _shares(inputs.labels, predicted, sample),
         "coverage": coverage(sample.student.max(axis=1)[compared], same[compared]),
-        "to_label": sum(row not in picked for row, _ in chosen),
+        "to_label": sum(row not in labelled for row, _ in chosen),
         "estimates": _estimates(inputs, sample, predicted),
     }
     return quality, _compared(inputs, read, predicted[sample.held_out]), _csv(inputs, sample, chosen)
@@ -234,36 +242,36 @@ def _weighed(
 
 
 def select(
-    student: Array, ensemble: Array | None, left_out: Collection[int] = (), picked: Collection[int] = ()
+    student: Array, ensemble: Array | None, left_out: Collection[int] = (), labelled: Collection[int] = ()
 ) -> list[tuple[int, str]]:
     """Returns the rows to label in order, with the reason: first those where student and ensemble differ.
 
     Both groups are the first rows by key, so they are random: only then they compare the two and estimate an accuracy.
-    `picked` rows have a label and are no random ones. Rows between them are none either, so the groups follow the last
-    one, or contain them.
+    `labelled` rows are no random ones. Rows between them are none either, so the groups follow the last one, or
+    contain them.
     """
     rows = [row for row in range(len(student)) if row not in left_out]
-    following = [row for row in rows if row > max(picked, default=-1)]
-    rows = following if len(following) >= SELECTED else rows
-    free = [row for row in rows if row not in picked]
-    if ensemble is None or len(free) <= SELECTED:
-        return [(row, RANDOM) for row in _first(rows, picked, SELECTED)] if free else []
+    following = [row for row in rows if row > max(labelled, default=-1)]
+    rows = following if len(following) >= MOST_TO_LABEL else rows
+    free = [row for row in rows if row not in labelled]
+    if ensemble is None or len(free) <= MOST_TO_LABEL:
+        return [(row, RANDOM) for row in _first(rows, labelled, MOST_TO_LABEL)] if free else []
     differs = student.argmax(axis=1) != ensemble.argmax(axis=1)
-    random = _first(rows, picked, SELECTED - min(int(differs[free].sum()), MOST_DIFFERING))
-    differing = _first([row for row in rows[len(random) :] if differs[row]], picked, MOST_DIFFERING)
+    random = _first(rows, labelled, MOST_TO_LABEL - min(int(differs[free].sum()), MOST_DIFFERING))
+    differing = _first([row for row in rows[len(random) :] if differs[row]], labelled, MOST_DIFFERING)
     return [*((row, DIFFER) for row in differing), *((row, RANDOM) for row in random)]
 
 
-def _first(rows: list[int], picked: Collection[int], count: int) -> list[int]:
+def _first(rows: list[int], labelled: Collection[int], count: int) -> list[int]:
     """Returns the first rows, up to the one that completes this many without a label."""
-    free = [place for place, row in enumerate(rows) if row not in picked]
+    free = [place for place, row in enumerate(rows) if row not in labelled]
     return rows[: free[count - 1] + 1] if len(free) >= count else rows
 
 
 def header_of(corpus: Corpus) -> list[str]:
     """Returns the header: the corpus's own columns are named as in its files."""
     own_id = [] if corpus.id == "auto" else [corpus.id]
-    predicted = (free_name(name, corpus) for name in types.PREDICTED_COLUMNS)
+    predicted = (free_name(name, corpus) for name in PREDICTED_COLUMNS)
     return [free_name(KEY, corpus), *own_id, *corpus.text, label_column(corpus), *predicted]
 
 

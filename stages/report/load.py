@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from amalgam.data.lazy import pa, pc
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import ExperimentError
@@ -14,14 +15,17 @@ from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
-from amalgam.stages.common.corpus import Part, corpus_for
+from amalgam.stages.common.corpus import CorpusFacts, Part, corpus_for, tables
 from amalgam.stages.common.deliveries import STUDENTS, check_delivered, delivered_students
 from amalgam.stages.common.given_labels import GivenLabels
 from amalgam.stages.common.models.resolve import read_model
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
 from amalgam.stages.objective_inputs import reads_texts
-from amalgam.stages.report.report_json import ReportInputs
+from amalgam.stages.read_corpus.stage import train_needs_label
+from amalgam.stages.report.conditions import MOST_LEARNED
+from amalgam.stages.report.report_json import ReportInputs, generates
+from amalgam.stages.report.verdict_types import LearnedTexts
 from amalgam.stages.target_methods import (
     COMPARATIVE,
     TeacherPredictions,
@@ -29,7 +33,7 @@ from amalgam.stages.target_methods import (
     gives_label_distributions,
     target_method,
 )
-from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder
+from amalgam.stages.train_student.stage import automatic_schedule, held_out_share, student_folder, validation_part
 from amalgam.stages.train_teachers.stage import learned_by_teachers
 from amalgam.stages.weigh_teachers.stage import weights_of
 
@@ -49,6 +53,36 @@ def learned_part(run: Run) -> Part | None:
     """Returns None if the student learns from no texts."""
     learns = run.experiment.student.learns and reads_texts(run.experiment)
     return load.part_of(run, "train") if learns else None
+
+
+def learned_test_texts(run: Run, test: Part) -> LearnedTexts | None:
+    """Returns the test texts that training also used; those of `labels` are learned with their gold labels."""
+    facts: CorpusFacts = run.result("read-corpus").facts
+    shared: dict[str, int] = {leak["other"]: leak["texts"] for leak in facts["leaks"] if leak["part"] == "test"}
+    if not run.experiment.student.learns or validation_part(run) is None:
+        shared.pop("validation", None)
+    if not shared:
+        return None
+    labelled, selecting, of = _learned_with_labels(run, test, shared), shared.get("validation", 0), test.texts
+    if generates(run.experiment) and shared.get("train", 0) >= max(labelled, selecting, 1):
+        return {"texts": shared["train"], "of": of, "labelled": False, "generated": True}
+    if selecting > labelled and (len(shared) == 1 or selecting > MOST_LEARNED * of):
+        return {"texts": selecting, "of": of, "labelled": True, "validation": True}
+    return {"texts": labelled or shared["train"], "of": of, "labelled": bool(labelled)}
+
+
+def _learned_with_labels(run: Run, test: Part, shared: Mapping[str, int]) -> int:
+    """Returns how many test texts are learned with gold labels; `shared` has the texts in each other part."""
+    given, needs_label = load_labels.given_labels(run), train_needs_label(run.experiment)
+    parts = shared.keys() & ({"teachers", "train"} if needs_label else {"teachers"})
+    if given is None and len(parts) < 2:
+        return sum(shared[name] for name in parts)
+    keys = pa.concat_tables(tables(run.store, test, ["key"])).column("key").combine_chunks()
+    texts = {key for key in keys.to_pylist() if given and key in given.by_key}
+    for part in filter(None, (load.part_of(run, name) for name in parts)):
+        for table in tables(run.store, part, ["key"]):
+            texts.update(table.filter(pc.is_in(table.column("key"), value_set=keys)).column("key").to_pylist())
+    return len(texts)
 
 
 @once
@@ -104,7 +138,7 @@ def evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
         student=loaded_student(run) if learns else None,
         calibration_bins=run.experiment.report.calibration_bins,
         unknown_label=run.experiment.corpus.unknown,
-        picked=load_labels.picked_texts(run),
+        selected=load_labels.selected_texts(run),
     )
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from amalgam.pipeline.config.proposals import file_option, written
 from amalgam.pipeline.console import counted
 from amalgam.stages.report.conditions import LEAST_TEXTS, VerdictInputs, untested_teachers
-from amalgam.stages.report.verdict_types import TO_LABEL, Cause, Decision, Next, Rival
+from amalgam.stages.report.publish import TO_LABEL
+from amalgam.stages.report.verdict_types import Cause, Decision, Next, Rival
 from amalgam.stages.report.verdict_words import listed
 
 TEACHERS_AT_FAULT = {"choice-not-trusted", "teacher-absent", "teacher-loses", "teachers-weak", "teachers-wrong"}

@@ -20,8 +20,8 @@ from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.storage.paths import is_regular
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common.deliveries import REPORTS, DeliveryServices, deliver_page, page_mark, refuse_links
+from amalgam.stages.common.given_labels import PREDICTED_COLUMNS
 from amalgam.stages.methods import method_name
-from amalgam.stages.report.verdict_types import PREDICTED_COLUMNS
 
 MARKERS = {".html": '<meta name="generator" content="amalgam report">', ".json": '"amalgam_report": '}
 """Text near the start of every file that amalgam writes here."""
@@ -29,6 +29,9 @@ MARKERS = {".html": '<meta name="generator" content="amalgam report">', ".json":
 MARKER_BYTES = 400
 
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+TO_LABEL = ".to-label.csv"
+"""End of the name of the file with the texts to label."""
 
 LONGEST_FOLDER = 300
 """Characters that are printed of the experiment's folder."""

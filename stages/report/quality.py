@@ -23,12 +23,12 @@ from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.build_targets.stage import TargetFacts
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
-from amalgam.stages.common.given_labels import DIFFERING, HARD, ORDINARY
 from amalgam.stages.common.intervals import interval_of_auroc
 from amalgam.stages.report import blocks
 from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
 from amalgam.stages.report.evaluation import (
     EvaluationInputs,
+    Picked,
     SystemPredictions,
     TestAnswers,
     calibration_bin,
@@ -162,13 +162,12 @@ def rival_counts(answers: TestAnswers, labels: LabelSpace, system: str) -> list[
 def rivals_of_selected(answers: TestAnswers, labels: LabelSpace, system: str) -> list[RivalCounts]:
     """Compares the ensemble also on texts that were selected at random among those where the two differ.
 
-    All other rivals are compared on ordinary texts alone, and so is the ensemble without such texts.
+    All other rivals are compared on random texts alone, and so is the ensemble without such texts.
     """
-    if not (answers.picked == DIFFERING).any():
-        ordinary = answers.where(answers.picked == ORDINARY)
-        return rival_counts(ordinary, labels, system) if len(ordinary.gold) else []
-    ordinary, fair = answers.where(answers.picked == ORDINARY), answers.where(answers.picked != HARD)
-    counts = [rival_counts(texts, labels, system) if len(texts.gold) else [] for texts in (fair, ordinary)]
+    random, fair = answers.where(answers.picked == Picked.RANDOM), answers.where(answers.picked != Picked.HARD)
+    counts = [rival_counts(texts, labels, system) if len(texts.gold) else [] for texts in (fair, random)]
+    if not (answers.picked == Picked.DIFFERING).any():
+        return counts[1]
     ensemble: list[RivalCounts] = [{**rival, "selected": True} for rival in counts[0] if rival["kind"] == "ensemble"]
     for rival in (rival for rival in counts[1] if rival["kind"] == "ensemble"):
         ensemble[0]["on_random"] = (rival["student_right"] - rival["right"]) / rival["n"]

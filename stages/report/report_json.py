@@ -20,12 +20,10 @@ from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.methods import method_name
-from amalgam.stages.read_corpus.stage import train_needs_label
 from amalgam.stages.report import blocks, students
-from amalgam.stages.report.conditions import LEAST_TEXTS, MOST_LEARNED, VerdictInputs
+from amalgam.stages.report.conditions import LEAST_TEXTS, VerdictInputs
 from amalgam.stages.report.next_step import free_student
 from amalgam.stages.report.verdict import verdict
-from amalgam.stages.report.verdict_types import LearnedTexts
 from amalgam.stages.report.verdict_words import estimate_sentence, tested_on, weight_estimate_sentence
 
 if TYPE_CHECKING:
@@ -87,9 +85,9 @@ def report_json(
     inputs: ReportInputs, evaluation: blocks.Evaluation | None, findings: blocks.Findings, name: str
 ) -> blocks.ReportJson:
     fingerprint, manifest = inputs.results["report"]
-    test, picked = (manifest.identity["inputs"].get(name) for name in ("test", "picked"))
+    test, selected = (manifest.identity["inputs"].get(name) for name in ("test", "picked"))
     rows = findings["student_quality"] and findings["student_quality"]["rows"]
-    measured = list(students.other_students(inputs.store, test, picked, rows)) if test else []
+    measured = list(students.other_students(inputs.store, test, selected, rows)) if test else []
     others = students.named_students(measured, inputs.fingerprint("train-student"), inputs.names)
     ours = next((student for student in measured if student.scores["fingerprint"] == fingerprint), None)
     record = inputs.store.record(inputs.store.folder("report", fingerprint) / "report.json")
@@ -115,7 +113,7 @@ def report_json(
         "models": _models(inputs, history),
         "student": _student(inputs.results["train-student"][1]) if inputs.settings.student.learns else None,
         "libraries": manifest.made.get("libraries", {}),
-        "test": "-".join(filter(None, (test, picked, rows))) or None,
+        "test": "-".join(filter(None, (test, selected, rows))) or None,
         "settings": inputs.settings.model_dump(mode="json", exclude=NOT_SETTINGS),
         "accuracy_losses": [],
         "summary": [],
@@ -168,7 +166,7 @@ def _verdict_inputs(
         student=inputs.facts("train-student"),
         automatic=automatic,
         weights_unused=weights is not None and weights.get("fallback", False),
-        generates=_generates(inputs.settings),
+        generates=generates(inputs.settings),
         file=inputs.file,
         remade=remade,
         folders=inputs.folders,
@@ -176,28 +174,7 @@ def _verdict_inputs(
     )
 
 
-def gold_parts(settings: ExperimentConfig) -> set[str]:
-    """Returns the parts whose gold labels the teachers or the student learn."""
-    return {"teachers", "train"} if train_needs_label(settings) else {"teachers"}
-
-
-def learned_test_texts(
-    settings: ExperimentConfig, facts: CorpusFacts, labelled: int, *, validated: bool
-) -> LearnedTexts | None:
-    """Returns the test texts that training used; `labelled` are those that it used with gold labels."""
-    shared = {leak["other"]: leak["texts"] for leak in facts["leaks"] if leak["part"] == "test"}
-    selecting = shared.pop("validation", 0) * validated
-    if not shared and not selecting:
-        return None
-    of = facts["parts"]["test"]["texts"]
-    if _generates(settings) and shared.get("train", 0) >= max(labelled, selecting, 1):
-        return {"texts": shared["train"], "of": of, "labelled": False, "generated": True}
-    if selecting > labelled and (not shared or selecting > MOST_LEARNED * of):
-        return {"texts": selecting, "of": of, "labelled": True, "validation": True}
-    return {"texts": labelled or shared["train"], "of": of, "labelled": bool(labelled)}
-
-
-def _generates(settings: ExperimentConfig) -> bool:
+def generates(settings: ExperimentConfig) -> bool:
     """Returns whether stage generate wrote the training texts, other than those of a corpus."""
     is_used = GENERATED in sources_of(settings).get("train", ())
     return is_used and settings.generate is not None and not settings.generate.reads_corpus

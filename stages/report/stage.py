@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from amalgam.data.keys import shown_names
-from amalgam.data.lazy import pa, pc
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DamagedError, ExperimentError
@@ -28,9 +27,9 @@ from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.cache_teachers.stage import sampled_texts
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
-from amalgam.stages.common.corpus import LABELS_SHOWN, Part, PartRecordFacts, tables
+from amalgam.stages.common.corpus import LABELS_SHOWN, Part, PartRecordFacts
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_student, read_metadata
-from amalgam.stages.common.given_labels import HARD, ORDINARY, GivenLabels
+from amalgam.stages.common.given_labels import GivenLabels
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import method_name
 from amalgam.stages.report import verdict_types as types
@@ -39,7 +38,7 @@ from amalgam.stages.report.blocks import (
     Evaluation,
     Findings,
     ReportJson,
-    Selected,
+    SelectedTexts,
     StudentQuality,
     TeacherCost,
     reported_scores,
@@ -53,20 +52,20 @@ from amalgam.stages.report.load import (
     evaluation_inputs,
     labelling_inputs,
     learned_part,
+    learned_test_texts,
     loaded_rival,
     loaded_student,
     page_inputs,
     zero_shot_identity,
     zero_shot_unit,
 )
-from amalgam.stages.report.publish import check_page, page_name, place_of, publish, publish_texts
-from amalgam.stages.report.report_json import MEASURES, gold_parts, learned_test_texts, report_json, teacher_costs
+from amalgam.stages.report.publish import TO_LABEL, check_page, page_name, place_of, publish, publish_texts
+from amalgam.stages.report.report_json import MEASURES, report_json, teacher_costs
 from amalgam.stages.report.students import damaged_reports, other_students
 from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_words import evaluation_cautions
 from amalgam.stages.target_methods import TARGET_METHODS, compared_by, target_method
-from amalgam.stages.train_student.stage import validation_part
 
 EVALUATION, FINDINGS, TEXTS_TO_LABEL = "evaluation.json", "findings.json", "to-label.csv"
 
@@ -136,8 +135,8 @@ class Report(Stage):
         unknown = {"unknown": run.experiment.corpus.unknown} if run.experiment.corpus.unknown else {}
         if test:
             inputs = {"test": test.labels_digest, "zero-shot": zero_shot_identity(run), **unknown}
-            picked = load_labels.picked_texts(run)
-            inputs |= {"picked": fingerprint({key.hex(): labels for key, labels in picked.items()})} if picked else {}
+            selected = {key.hex(): labels for key, labels in load_labels.selected_texts(run).items()}
+            inputs |= {"picked": fingerprint(selected)} if selected else {}
         if load.teachers_of(run):
             inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
             if sampled_texts(run):
@@ -146,7 +145,7 @@ class Report(Stage):
         given = load_labels.given_labels(run)
         if given:
             sample = fingerprint(sorted(key.hex() for key in given.sample | given.unknown_sample))
-            is_random = load_labels.picked_at_random(run)
+            is_random = load_labels.is_random_sample(run)
             outside = {"outside": given.outside_sample} if given.outside_sample else {}
             inputs["labels"] = {"random": is_random, "empty": given.empty, "sample": sample, **unknown, **outside}
         config: dict[str, object] = {"report": run.experiment.report.model_dump()}
@@ -208,7 +207,7 @@ class Report(Stage):
         numbers = report_json(page_inputs(run), scores, findings, name)
         to_label = _file(run, TEXTS_TO_LABEL)
         texts = run.store.verified_path(to_label).read_bytes() if to_label else None
-        written = publish_texts(run.base, name + types.TO_LABEL, texts) if texts is not None else ""
+        written = publish_texts(run.base, name + TO_LABEL, texts) if texts is not None else ""
         path = publish(run.base, name, page(numbers), numbers, load.delivery_services(run))
         _print(run, scores, findings, numbers)  # after the page is written: stdout may be closed
         if written:
@@ -309,29 +308,29 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Studen
 
 def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, StudentSpeed | None]:
     """Evaluates every system on the labelled test texts, and describes the reported one."""
-    from amalgam.stages.report.evaluation import evaluate_systems, ordinary_texts, predict_test
+    from amalgam.stages.report.evaluation import Picked, evaluate_systems, predict_test, without_selected
     from amalgam.stages.report.quality import rivals_of_selected, student_quality
 
     inputs, learns = evaluation_inputs(run, test), run.experiment.student.learns
     every, names = predict_test(inputs), inputs.labels.names
-    answers = ordinary_texts(every)
+    answers = without_selected(every)
     scores = Evaluation(
         n=len(answers.gold),
-        left_out=len(answers.outside_picked),
+        left_out=len(answers.outside_selected),
         labels=list(names),
         groups={name: [names[column] for column in columns] for name, columns in inputs.labels.columns.items()},
         systems=evaluate_systems(inputs, answers),
         system=inputs.system,
         selected_by=run.result("train-student").facts["selected_by"] if learns else "no student was trained",
     )
-    learned = _learned(run, test)
+    learned = learned_test_texts(run, test)
     if learned:
         scores["learned"] = learned
     quality = student_quality(inputs, answers, scores["systems"][inputs.system]["confusion"])
-    selected = int((every.picked != ORDINARY).sum())
+    selected = int((every.picked != Picked.RANDOM).sum())
     if selected:
-        scores["selected"] = Selected(texts=selected, random=len(every.picked) - selected)
-        unused = int((every.picked == HARD).sum())
+        scores["selected"] = SelectedTexts(texts=selected, random=len(every.picked) - selected)
+        unused = int((every.picked == Picked.HARD).sum())
         if unused:
             scores["selected"]["unused"] = unused
         quality["rivals"] = rivals_of_selected(every, inputs.labels, inputs.system)
@@ -353,8 +352,8 @@ def _measure_rival(run: Run, name: str, inputs: Mapping[str, Any], rows: str | N
         return
     facts = read_metadata(run.base / STUDENTS / name) or {}
     texts = TeacherInputs(store=run.store, labels=load.label_space(run), answers=None)
-    bins, picked = run.experiment.report.calibration_bins, load_labels.picked_texts(run)
-    right, scores = measure_student(loaded_rival(run, name, facts), texts, test, picked, bins)
+    bins, selected = run.experiment.report.calibration_bins, load_labels.selected_texts(run)
+    right, scores = measure_student(loaded_rival(run, name, facts), texts, test, selected, bins)
     if scores is None:
         return
     training = facts.get("training") or {}
@@ -390,23 +389,6 @@ def _check_lost_labels(run: Run, name: str) -> None:
         raise ExperimentError(what, where="--fail-if-worse-than", fix=fix)
 
 
-def _learned(run: Run, test: Part) -> types.LearnedTexts | None:
-    """Returns the test texts that training also used; those of `labels` are learned with their gold labels."""
-    validated = run.experiment.student.learns and validation_part(run) is not None
-    facts, given = run.result("read-corpus").facts, load_labels.given_labels(run)
-    shared = {leak["other"]: leak["texts"] for leak in facts["leaks"] if leak["part"] == "test"}
-    names, texts = shared.keys() & gold_parts(run.experiment), set[bytes]()
-    if not shared or (given is None and len(names) < 2):
-        return learned_test_texts(run.experiment, facts, sum(shared[name] for name in names), validated=validated)
-    keys = pa.concat_tables(tables(run.store, test, ["key"])).column("key").combine_chunks()
-    if given:
-        texts.update(key for key in keys.to_pylist() if key in given.by_key)
-    parts = filter(None, (load.part_of(run, name) for name in names))
-    for table in (table for part in parts for table in tables(run.store, part, ["key"])):
-        texts.update(table.filter(pc.is_in(table.column("key"), value_set=keys)).column("key").to_pylist())
-    return learned_test_texts(run.experiment, facts, len(texts), validated=validated)
-
-
 def _label_occurrences(run: Run, train: Part, given: GivenLabels) -> list[types.LabelOccurrence]:
     from amalgam.stages.report.label_estimates import label_occurrences
 
@@ -425,7 +407,7 @@ def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEs
         "labels": len(given.by_key),
         "empty": given.empty,
         "unknown": share_of_unknown(run, given),
-        "random": load_labels.picked_at_random(run),
+        "random": load_labels.is_random_sample(run),
         "weights": target_method(run.experiment.targets).weighs_together,
         "systems": list(right.systems()),
         "gained": int((both[0] & ~both[1]).sum()) if both else None,

@@ -48,16 +48,16 @@ def complete_reports(store: Store) -> Iterator[tuple[str, Record]]:
             yield folder.name, manifest
 
 
-def other_students(store: Store, test: str, picked: str | None, rows: str | None) -> Iterator[OtherStudent]:
+def other_students(store: Store, test: str, selected: str | None, rows: str | None) -> Iterator[OtherStudent]:
     """Yields every report of this workspace on the same labelled test texts, including the current one.
 
-    `test`, `picked` and `rows` are the digests of the labels, of the selection of texts, and of the texts measured.
+    `test`, `selected` and `rows` are the digests of the labels, of the selection of texts, and of the texts measured.
     """
     for fingerprint, manifest in complete_reports(store):
         if not manifest.facts.get("scores"):
             continue
         own_texts = [manifest.identity.get("inputs", {}).get(name) for name in ("test", "picked")]
-        if [*own_texts, manifest.facts.get("rows")] != [test, picked, rows]:
+        if [*own_texts, manifest.facts.get("rows")] != [test, selected, rows]:
             continue
         student = _upstream(store, manifest.identity, "train-student")
         targets = _upstream(store, student, "build-targets")

@@ -64,14 +64,14 @@ def estimate_line(estimates: LabelEstimates) -> str:
     count = f"{estimates['n']:,} of {estimates['labels']:,} labelled training texts"
     if estimates["n"] == estimates["labels"]:
         count = f"{estimates['n']:,} labelled training texts"
-    picked = how_picked(is_random=estimates["random"])
+    sample = sample_words(is_random=estimates["random"])
     have = "has no label and may be a harder one" if estimates["empty"] == 1 else "have no label and may be harder ones"
     empty = f"; {estimates['empty']:,} more {have}" if estimates["empty"] else ""
     unknown = f"; {share_of_unknown_line(estimates['unknown'])}" if estimates["unknown"] else ""
-    return f"{count}, {picked}{outside_line(estimates.get('left_out', 0))}{empty}{unknown}"
+    return f"{count}, {sample}{outside_line(estimates.get('left_out', 0))}{empty}{unknown}"
 
 
-def how_picked(*, is_random: bool) -> str:
+def sample_words(*, is_random: bool) -> str:
     return "picked at random" if is_random else "a random sample only if you picked them at random"
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
-from amalgam.stages.common.given_labels import PREDICTED, WHY
-
 Decision = Literal["ship", "do not ship", "cannot say"]
 
 Kind = Literal[
@@ -19,12 +17,6 @@ Kind = Literal[
 ]
 
 Standing = Literal["better", "worse", "not clearly different"]
-
-TO_LABEL = ".to-label.csv"
-"""End of the name of the file with the texts to label."""
-
-PREDICTED_COLUMNS = (*PREDICTED, WHY)
-"""Columns of this file that follow the column to fill."""
 
 
 class PairedCounts(TypedDict):

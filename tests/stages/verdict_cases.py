@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from amalgam.data.keys import union_of
-from amalgam.stages.common.given_labels import DIFFERING, ORDINARY
 from amalgam.stages.common.training.schedule import Schedule
 from amalgam.stages.report.conditions import VerdictInputs
-from amalgam.stages.report.evaluation import SystemPredictions
+from amalgam.stages.report.evaluation import Picked, SystemPredictions
 from amalgam.stages.report.evaluation import TestAnswers as Answers
 from amalgam.stages.report.labelling import select
 from amalgam.stages.report.quality import rival_counts, rivals_of_selected
@@ -142,14 +141,14 @@ def of_selected(student: float, ensemble: float, zero_shot: float = 0.4, *, shar
     made = {name: probabilities(*settings) for name, settings in everything.items()}
     chosen = select(made["student"], made["ensemble"])
     rows = np.array([row for row, _ in chosen])
-    picked = np.array([ORDINARY if why == "random" else DIFFERING for _, why in chosen], np.int8)
+    picked = np.array([Picked.RANDOM if why == "random" else Picked.DIFFERING for _, why in chosen], np.int8)
     systems = {
         name: SystemPredictions(own[rows].argmax(axis=1), *np.ones((2, len(rows)))) for name, own in made.items()
     }
     space = union_of({"teacher-0": NAMES[:2], "teacher-1": NAMES[2:4]})
     own = {name: np.full(len(rows), place) for place, name in enumerate(space.columns)}
     answers = Answers(rows, gold[rows], own, systems, rows, 0.0, picked=picked)
-    random = answers.where(picked == ORDINARY)
+    random = answers.where(picked == Picked.RANDOM)
     ours = random.systems["student"].label
     counts: list[Any] = [
         {"label": NAMES[at], "n": int((random.gold == at).sum()), "predicted": int((ours == at).sum())}

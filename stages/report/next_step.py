@@ -55,8 +55,7 @@ def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: in
         if inputs.learned.get("generated"):
             return {"text": f"Use labelled real texts as corpus.test, and run `{_again(inputs, 'run')}` again."}
         if inputs.learned.get("validation"):
-            held_out = _run(inputs.overrides, {"student.select": "held-out"}, inputs)
-            return _with_command(inputs, "Select the checkpoint on held-out training texts.", held_out)
+            return _run(inputs, "Select the checkpoint on held-out training texts.", {"student.select": "held-out"})
         again = f"run `{_again(inputs, 'run')}` again"
         where = "they are rows of `labels`, or training texts that a note of read-corpus names"
         return {"text": f"Remove these texts from corpus.test, and {again}: {where}."}
@@ -77,7 +76,7 @@ def _other_student(inputs: VerdictInputs, name: str) -> Next:
         why = "its texts, labels, models or version are others, and the report cannot name them"
         again = f"Train the better student ({name}) again: its folder has another student now"
         return {"text": f"{again}. Repeat the command that trained it, with an unused student.name: {why}."}
-    return _with_command(inputs, "Train the better student again.", _run({}, inputs.remade[name], inputs))
+    return _run(inputs, "Train the better student again.", inputs.remade[name])
 
 
 def _remedy(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Rival]) -> Next:
@@ -87,29 +86,26 @@ def _remedy(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Rival]) -> 
     if automatic and "teacher-absent" not in codes:
         long = "Train long enough." if "student.epochs" in automatic else "Use the automatic learning rate."
         name = {"student.name": "longer" if "student.epochs" in automatic else "auto-rate"}
-        return _with_command(inputs, long, _run(inputs.overrides, {**automatic, **name}, inputs))
+        return _run(inputs, long, {**automatic, **name})
     if inputs.report["labels"]["teachers"] and codes & TEACHERS_AT_FAULT:
         return _look_at_teachers(inputs)
     if "wrong-choice" in codes and inputs.report["method"] == "amalgam":
         text = f"Label {LABELS} training texts; they correct the choice of the teacher."
         return _with_command(inputs, text, _again(inputs, "label", "--count", str(LABELS)))
     if "wrong-choice" in codes:
-        method = {"student.method": "amalgam", "student.name": "amalgam"}
-        return _with_command(inputs, "Use another rule.", _run(inputs.overrides, method, inputs))
+        return _run(inputs, "Use another rule.", {"student.method": "amalgam", "student.name": "amalgam"})
     if "long-texts" in codes:
-        longer = {"student.max_tokens": 256, "student.name": "long"}
-        return _with_command(inputs, "Read more of each text.", _run(inputs.overrides, longer, inputs))
+        return _run(inputs, "Read more of each text.", {"student.max_tokens": 256, "student.name": "long"})
     return _without_cause(inputs, codes, rivals)
 
 
 def _without_cause(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Rival]) -> Next:
     """Returns the next step where training as `auto` does is the only remedy, or where it was no remedy."""
     if not _is_long(inputs):
-        longer = {"student.epochs": "auto", "student.name": "longer"}
-        return _with_command(inputs, "Train longer.", _run(inputs.overrides, longer, inputs))
+        return _run(inputs, "Train longer.", {"student.epochs": "auto", "student.name": "longer"})
     if any(rival["kind"] == "zero-shot" and rival["student_is"] == "worse" for rival in rivals):
         text = "Use zero-shot: it is better and needs no training."
-        return _with_command(inputs, text, _run(inputs.overrides, {"student.method": "zero-shot"}, inputs))
+        return _run(inputs, text, {"student.method": "zero-shot"})
     if "few-texts" in codes:
         return {"text": f"Add training texts: the student learned {counted(inputs.student['texts'], 'text')}."}
     if inputs.report["labels"]["teachers"]:
@@ -136,17 +132,17 @@ def _label_texts(inputs: VerdictInputs) -> Next:
     if settings["labels"] and Path(settings["labels"]) == Path(file):  # it is kept
         return {"text": f"Rename {file}, also in `labels`; the next run then writes other texts to label there."}
     new = {"corpus.test": file, **({} if settings["corpus"]["label"] else {"corpus.label": "label"})}
-    text = f"Label the {counted(count, 'text')} of {file}, then run the command."
-    return _with_command(inputs, text, _run(inputs.overrides, new, inputs))
+    return _run(inputs, f"Label the {counted(count, 'text')} of {file}, then run the command.", new)
 
 
 # ---- commands, which are entered in the folder of the experiment file
 
 
-def _run(overrides: Mapping[str, object], new: Mapping[str, object], inputs: VerdictInputs) -> str:
-    repeated = {name: value for name, value in overrides.items() if name not in new}
+def _run(inputs: VerdictInputs, text: str, new: Mapping[str, object]) -> Next:
+    """Returns a step that runs the experiment again, with the overrides of this run and new ones."""
+    repeated = {name: value for name, value in inputs.overrides.items() if name not in new}
     name = {"student.name": free_student(str(new["student.name"]), inputs.folders)} if "student.name" in new else {}
-    return _command(inputs, "run", *written({**repeated, **new, **name}))
+    return _with_command(inputs, text, _command(inputs, "run", *written({**repeated, **new, **name})))
 
 
 def free_student(name: str, taken: Collection[str]) -> str:

@@ -79,7 +79,7 @@ def verdict(inputs: VerdictInputs) -> types.Verdict:
     decision, reasons, needed = _by_test_texts(inputs, rivals) if evaluation else _without_labels(inputs)
     causes = list(_causes(inputs, rivals)) if decision != "ship" else []
     if decision == "cannot say" or not evaluation:
-        causes.append(_too_few(inputs, rivals, needed))
+        causes.append(_undecided(inputs, rivals, needed))
     return {
         "decision": decision,
         "reasons": reasons,
@@ -437,7 +437,7 @@ def relevant_loss(losses: Sequence[AccuracyLoss]) -> str | None:
     return largest["step"] if largest and len(losses) > 1 else None
 
 
-def _too_few(inputs: VerdictInputs, rivals: Sequence[types.Rival], needed: int | None) -> types.Cause:
+def _undecided(inputs: VerdictInputs, rivals: Sequence[types.Rival], needed: int | None) -> types.Cause:
     """Returns why the test texts do not decide."""
     untested, texts = conditions.untested_teachers(rivals), counted(inputs.n, "test text")
     code = "few-test-texts"

@@ -139,9 +139,9 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality
     sample = _sample(inputs, read)
     keys = key_list(key_array(sample.table.column("key")))
     labels, random = inputs.given.written(inputs.corpus), inputs.given.sample | inputs.given.unknown_sample
-    left_out = {row for row, key in enumerate(keys) if key in random}
-    labelled = {row for row, key in enumerate(keys) if key in labels} - left_out
-    predicted, chosen = sample.student.argmax(axis=1), select(sample.student, sample.ensemble, left_out, labelled)
+    sampled = {row for row, key in enumerate(keys) if key in random}
+    labelled = {row for row, key in enumerate(keys) if key in labels} - sampled
+    predicted, chosen = sample.student.argmax(axis=1), select(sample.student, sample.ensemble, sampled, labelled)
     same = predicted == sample.reference.argmax(axis=1)
     has_held_out = sample.held_out.sum() >= LEAST_HELD_OUT
     compared = sample.held_out if has_held_out else np.ones(len(predicted), dtype=bool)
@@ -242,15 +242,15 @@ def _weighed(
 
 
 def select(
-    student: Array, ensemble: Array | None, left_out: Collection[int] = (), labelled: Collection[int] = ()
+    student: Array, ensemble: Array | None, sampled: Collection[int] = (), labelled: Collection[int] = ()
 ) -> list[tuple[int, str]]:
     """Returns the rows to label in order, with the reason: first those where student and ensemble differ.
 
     Both groups are the first rows by key, so they are random: only then they compare the two and estimate an accuracy.
-    `labelled` rows are no random ones. Rows between them are none either, so the groups follow the last one, or
-    contain them.
+    `sampled` rows have a label and are random ones; `labelled` rows have a label and are none. Rows between the latter
+    are none either, so the groups follow the last one, or contain them.
     """
-    rows = [row for row in range(len(student)) if row not in left_out]
+    rows = [row for row in range(len(student)) if row not in sampled]
     following = [row for row in rows if row > max(labelled, default=-1)]
     rows = following if len(following) >= MOST_TO_LABEL else rows
     free = [row for row in rows if row not in labelled]

@@ -169,7 +169,7 @@ def test_a_text_with_two_predictions_is_refused(workspace: Workspace) -> None:
     other = frame[:1].with_columns(pl.Series(name, [value]) for name, value in zip(SECOND, [0.25] * 4, strict=True))
     write(pl.concat([frame, other]), file)
     refused = workspace.attempt("cache-teachers")
-    assert f"row {len(frame) + 1}: its text has other probabilities in row 1" in refused.err
+    assert f"row {len(frame) + 1}: its text has another prediction in row 1" in refused.err
 
 
 def test_rows_may_have_one_label(workspace: Workspace) -> None:
@@ -186,6 +186,20 @@ def test_rows_may_have_one_label(workspace: Workspace) -> None:
     refused = workspace.attempt("cache-teachers", f"teachers.1.labels=[{', '.join(SECOND)}]")
     assert "row 1: none is no label of this teacher" in refused.err
     workspace("cache-teachers", "teachers.1.catch_all=[none]")
+
+
+def test_a_label_may_have_a_score(workspace: Workspace) -> None:
+    file, text = workspace.config.parent / "predictions/second.csv", workspace.texts()[0][0]
+    every = [row[0] for row in [*workspace.texts(), *workspace.texts("test")]]
+    labels = [SECOND[place % 4] for place in range(len(every))]
+    write(pl.DataFrame({"text": every, "label": labels, "score": [0.7] * len(every)}), file)
+    workspace("cache-teachers")
+    logits = Experiment.load(workspace.config).logits("second").collect()
+    rows = dict(zip(logits["key"].to_list(), softmax(logits["logits"].to_numpy().astype(float)), strict=True))
+    own = SECOND.index(labels[0])  # the labels are sorted, and so are those of SECOND
+    assert rows[text_key((text,))] == pytest.approx([0.7 if place == own else 0.1 for place in range(4)], abs=1e-4)
+    write(pl.DataFrame({"text": every, "label": labels, "score": [1.7, *[0.7] * (len(every) - 1)]}), file)
+    assert "row 1: its score is no probability" in workspace.attempt("cache-teachers").err
 
 
 def test_labels_choose_columns(workspace: Workspace) -> None:

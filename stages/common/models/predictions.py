@@ -1,11 +1,11 @@
-"""Reads a teacher's predictions from a file: a row for each text, with a probability for each label, or one label.
+"""Reads a teacher's predictions from a file: a row for each text, with probabilities of all labels, or one label.
 
 Any program may write it. Texts are named by key, id or text, as in a file of labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,9 @@ LEAST_PROBABILITY = 1e-4
 SUMS = 0.9, 1.1
 """Bounds of the sum of a row's probabilities, which may be rounded."""
 
+EQUAL = 1e-4
+"""Largest difference of equal logits, for a text with several rows."""
+
 MOST_SHOWN = 5
 
 SAMPLE_ROWS = 100
@@ -44,25 +47,36 @@ def is_predictions(path: Path) -> bool:
 
 
 def labels_in(path: Path, labels: Sequence[str] | None, corpus: Corpus, where: str) -> list[str]:
-    """Returns the labels: without `labels`, all columns of numbers that do not name the text, or the labels of rows."""
+    """Returns the labels: without `labels`, all columns of probabilities, or the labels of the rows."""
     frame = _read(path, where, rows=SAMPLE_ROWS)
-    naming = {KEY, ID, TEXT, SECOND_TEXT, *corpus.text, corpus.id, LABEL, corpus.label}
-    columns = [name for name in frame.columns if name not in naming and _numbers(frame[name]).is_not_null().any()]
-    one_label = None if columns else _label_column(frame.columns, corpus)
+    columns, in_rows = _number_columns(frame, corpus), _label_column(frame, corpus)
     if labels is not None:
         absent = [name for name in labels if name not in frame.columns]
-        if absent and one_label is None:
+        if absent and in_rows is None:
             what = f"labels: {path.name} has no column {shown_names(absent, MOST_SHOWN)}"
             fix = f"name columns of this file: {shown_names(frame.columns, MOST_SHOWN)}"
             raise ModelError(what, where=where, fix=fix)
         return [*labels]
-    if one_label is not None:
-        columns = sorted(_as_labels(_read(path, where)[one_label]).drop_nulls().unique().to_list())
+    if in_rows is not None:
+        columns = sorted(_as_labels(_read(path, where)[in_rows]).drop_nulls().unique().to_list())
     if not columns:
         what = f"{path.name} has no predictions: its columns are {shown_names(frame.columns, MOST_SHOWN)}"
         fix = "write a column for each label, with a probability in each row; or the column label, with one label"
         raise ModelError(what, where=where, fix=fix)
     return columns
+
+
+def _number_columns(frame: pl.DataFrame, corpus: Corpus) -> list[str]:
+    """Returns the columns of numbers that do not name the text or its label."""
+    naming = {KEY, ID, TEXT, SECOND_TEXT, *corpus.text, corpus.id, LABEL, corpus.label}
+    return [name for name in frame.columns if name not in naming and _numbers(frame[name]).is_not_null().any()]
+
+
+def _label_column(frame: pl.DataFrame, corpus: Corpus) -> str | None:
+    """Returns the column with one label of each text; None for a file with a column for each label."""
+    if len(_number_columns(frame, corpus)) > 1:
+        return None
+    return next((name for name in (corpus.label, LABEL) if name in frame.columns), None)
 
 
 @dataclass(frozen=True)
@@ -90,38 +104,49 @@ def read_predictions(path: Path, labels: Sequence[str], corpus: Corpus, where: s
     frame = _read(path, where)
     kind, columns = _naming_columns(frame.columns, corpus, where)
     names, problems = _names(frame, kind, columns)
-    one_label = None if {*labels} <= {*frame.columns} else _label_column(frame.columns, corpus)
-    if one_label is None:
-        numbers = pl.DataFrame([_numbers(frame[name]) for name in labels]).to_numpy()
+    in_rows = None if {*labels} <= {*frame.columns} else _label_column(frame, corpus)
+    if in_rows is None:
+        probabilities = pl.DataFrame([_numbers(frame[name]) for name in labels]).to_numpy()
     else:
-        own = _as_labels(frame[one_label])
-        numbers = np.stack([(own == label).fill_null(False).to_numpy().astype(float) for label in labels], axis=1)
-    sums = numbers.sum(axis=1)
-    is_usable = (numbers >= 0).all(axis=1) & (sums >= SUMS[0]) & (sums <= SUMS[1])  # false for NaN
-    for row in np.flatnonzero(~is_usable).tolist():
-        bad = [name for name, value in zip(labels, numbers[row].tolist(), strict=True) if not value >= 0]
-        fault = f"{shown(bad[0])} is no probability" if bad else f"the probabilities have the sum {sums[row]:.3g}"
-        if one_label is not None:
-            fault = f"{shown(str(frame[one_label][row]))} is no label of this teacher"
-        problems.append((row, fault))
-    logits = np.log(np.maximum(numbers, LEAST_PROBABILITY))
+        probabilities = _of_one_label(frame, in_rows, labels, _number_columns(frame, corpus))
+    problems += _bad_rows(probabilities, labels, None if in_rows is None else frame[in_rows])
+    logits = np.log(np.maximum(probabilities, LEAST_PROBABILITY))
     logits = (logits - logits.mean(axis=1, keepdims=True)).astype(np.float32)
     order = np.argsort(names, kind="stable")
-    repeated = order[1:][names[order][1:] == names[order][:-1]]
-    firsts = order[:-1][names[order][1:] == names[order][:-1]]
-    differs = np.abs(logits[repeated] - logits[firsts]).max(axis=1, initial=0) > LEAST_PROBABILITY
-    problems += [
-        (row, f"its text has other probabilities in row {first + 1}")
-        for row, first in zip(repeated[differs].tolist(), firsts[differs].tolist(), strict=True)
-    ]
+    is_repeated = names[order][1:] == names[order][:-1]
+    for row, first in zip(order[1:][is_repeated].tolist(), order[:-1][is_repeated].tolist(), strict=True):
+        if np.abs(logits[row] - logits[first]).max() > EQUAL:
+            problems.append((row, f"its text has another prediction in row {first + 1}"))
     if problems:
         raise _error(path, sorted(problems), labels, where)
-    kept = np.concatenate([order[:1], order[1:][names[order][1:] != names[order][:-1]]])
+    kept = np.concatenate([order[:1], order[1:][~is_repeated]])
     return Predictions(kind == ID, names[kept], logits[kept])
 
 
-def _label_column(columns: Sequence[str], corpus: Corpus) -> str | None:
-    return next((name for name in (corpus.label, LABEL) if name in columns), None)
+def _of_one_label(frame: pl.DataFrame, in_rows: str, labels: Sequence[str], scores: Sequence[str]) -> Array:
+    """Returns probabilities [texts, labels]: the score of each text's label, or 1, and equal ones for all others."""
+    own = _as_labels(frame[in_rows])
+    is_own = np.stack([(own == label).fill_null(value=False).to_numpy() for label in labels], axis=1)
+    score: Array = _numbers(frame[scores[0]]).to_numpy()[:, None] if scores else np.ones((len(frame), 1))
+    others = (1 - score) / max(1, len(labels) - 1)
+    return np.where(is_own, score, np.where(is_own.any(axis=1, keepdims=True), others, 0.0))
+
+
+def _bad_rows(probabilities: Array, labels: Sequence[str], in_rows: pl.Series | None) -> Iterator[tuple[int, str]]:
+    """Yields the rows without usable probabilities; those of a label that the teacher does not have are all zero."""
+    sums = probabilities.sum(axis=1)
+    is_usable = (probabilities >= 0).all(axis=1) & (sums >= SUMS[0]) & (sums <= SUMS[1])  # false for NaN
+    for row in np.flatnonzero(~is_usable).tolist():
+        bad = [name for name, value in zip(labels, probabilities[row].tolist(), strict=True) if not value >= 0]
+        if in_rows is not None and sums[row] == 0:
+            yield row, f"{shown(str(in_rows[row]))} is no label of this teacher"
+        elif in_rows is not None:
+            yield row, "its score is no probability"
+        else:
+            yield (
+                row,
+                f"{shown(bad[0])} is no probability" if bad else f"the probabilities have the sum {sums[row]:.3g}",
+            )
 
 
 def _as_labels(column: pl.Series) -> pl.Series:

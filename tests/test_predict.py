@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from amalgam.data.keys import text_key
@@ -291,6 +292,16 @@ def test_every_kind_of_file_gives_the_same_predictions(desk: Workspace, tmp_path
     assert [row["label"] for row in outputs] == [row["label"] for row in plain]
 
 
+@pytest.mark.parametrize(("name", "content"), [("a.csv", "text\n"), ("a.csv", ""), ("a.jsonl", ""), ("a.txt", "\n")])
+def test_a_day_without_texts_has_no_predictions(desk: Workspace, tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    printed = desk("predict", "--input", str(tmp_path / name), "--top", "2")
+    desk("predict", "--input", str(tmp_path / name), "--out", "none.parquet", "--force")
+    assert printed.out.splitlines() == ["row,key,id,label,probability,label_2,probability_2"]
+    assert f"note: no rows in {name}" in printed.err
+    assert pq.read_table(desk.folder / "none.parquet").shape == (0, 5)
+
+
 def test_a_pipe_is_read_a_text_a_line(desk: Workspace, monkeypatch: pytest.MonkeyPatch, right: dict[str, Any]) -> None:
     (desk.folder / "lines").write_text("\n".join(TEXTS))
     with (desk.folder / "lines").open() as pipe:
@@ -313,10 +324,6 @@ def latin(desk: Workspace) -> None:
 
 def wide(desk: Workspace) -> None:
     (desk.folder / "bad.txt").write_bytes("fine\nalso fine\n".encode("utf-16"))
-
-
-def empty(desk: Workspace) -> None:
-    (desk.folder / "empty.csv").write_text("text\n")
 
 
 def taken(desk: Workspace) -> None:
@@ -355,7 +362,6 @@ def unmarked(desk: Workspace) -> None:
         (latin, ["--input", "bad.txt"], 3, "bad.txt line 2: not UTF-8"),
         (wide, ["--input", "bad.txt"], 3, "iconv -f utf-16 -t utf-8 bad.txt"),
         (wide, ["--input", "bad.txt", "--skip-bad-rows"], 3, "bad.txt is UTF-16"),
-        (empty, ["--input", "empty.csv"], 3, "no rows in empty.csv"),
         (taken, ["--input", "texts/test.csv", "--out", "taken.csv"], 2, "--force"),
         (break_nothing, ["--input", "texts/test.csv", "--out", "./texts/test.csv", "--force"], 2, "is the input"),
         (break_nothing, ["caf\udce9"], 2, "a text is not UTF-8"),

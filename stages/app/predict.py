@@ -108,6 +108,8 @@ def predict(  # noqa: PLR0913 - the options of the command
     end = "no output was written" if out else "the output is incomplete"
     with without_units(end), nullcontext() if source == PIPE else signals.listening():
         total = inputs.check()
+        if total == 0:
+            console.note(f"no rows in {shown(Path(source).name)}: the output has no rows")
         name_student(console, finished, config, chosen=student is not None)
         model = Student(finished, top=top, explain=explain, unknown=unknown)
         with (
@@ -194,7 +196,7 @@ class InputTexts:
     predicted: int = 0
 
     def check(self) -> int | None:
-        """Reads every row once and returns their number, or None for a pipe."""
+        """Reads every row once and returns their number, or None for a pipe. A file without rows is no error."""
         if self.source == PIPE:
             return None
         path = _input_file(self.source)
@@ -208,8 +210,6 @@ class InputTexts:
         if bad and not count:
             what = f"no row of {shown(path.name)} can be used: {listed_reasons(bad)}"
             raise DataError(what, where=str(path), fix=fix_of_rows(fixes))
-        if not count:
-            raise DataError(f"no rows in {shown(path.name)}", where=str(path), fix="fill it, or name another")
         return count
 
     def blocks(self) -> Iterator[list[Row]]:

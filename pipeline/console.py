@@ -90,13 +90,14 @@ class Console:
 
     # ---- lines
 
-    def say(self, text: str) -> None:
-        if not self.is_quiet:
+    def say(self, text: str, *, always: bool = False) -> None:
+        """Prints a message; `always` prints it with --quiet too."""
+        if always or not self.is_quiet:
             self._clear()
             self._write(self._err, masked(text))
 
-    def note(self, text: str) -> None:
-        self.say(f"note: {text}")
+    def note(self, text: str, *, always: bool = False) -> None:
+        self.say(f"note: {text}", always=always)
 
     def stage_started(self, stage: str, why: str) -> None:
         self._done = None

@@ -30,7 +30,7 @@ if kernel() is not None:
 def console_of_python(*, quiet: bool, tables: bool = True) -> Console:
     """Returns the console of `amalgam.Experiment`; `quiet` prints nothing, not even results."""
     if quiet:
-        return Console(quiet=True, out=io.StringIO())
+        return Console(quiet=True, err=io.StringIO(), out=io.StringIO())
     return NotebookConsole(tables=tables) if kernel() is not None else Console(tables=tables)
 
 
@@ -103,7 +103,7 @@ class NotebookConsole(Console):
         self._lines: list[str] = []
         self._moving = ""
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, always: bool = False) -> None:  # noqa: ARG002 - a notebook is never quiet
         self._begin_cell()
         self._lines.append(printable(masked(text)))
         self._moving = ""

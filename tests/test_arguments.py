@@ -196,10 +196,11 @@ def test_test_texts_in_memory_keep_how_they_were_picked(shop: Workspace) -> None
     assert evaluations == 3 * [(20, {"texts": 5, "random": 20, "unused": 5})]
 
 
-def test_rows_without_a_text_are_skipped_on_request(shop: Workspace) -> None:
+def test_rows_without_a_text_are_skipped_on_request(shop: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     texts = ["a text", None, "another one"]
     experiment = Experiment(TEACHERS, texts, quiet=True, corpus={"on_bad_row": "skip"})
     experiment.run(until="read-corpus")
+    assert capsys.readouterr() == ("", "")  # quiet in Python prints nothing
     assert len(experiment.texts().collect()) == 2
 
 

@@ -165,6 +165,10 @@ def test_unusable_rows_are_left_out_and_counted_with_skip(fresh: Workspace) -> N
     note = "note: 1 train row left out, not UTF-8: re-encode it: iconv -f cp1252 -t utf-8 FILE > utf8-FILE\n"
     assert (note in result.err, "left out, empty" in result.err) == (True, False)
     assert note not in fresh("cache-teachers", "corpus.on_bad_row=skip").err  # printed once
+    assert "skipped" not in fresh("read-corpus", "corpus.on_bad_row=skip", "--quiet").err
+    quiet = fresh("read-corpus", "corpus.on_bad_row=skip", "--quiet", "--force").err
+    [skipped] = fresh.artifacts.glob("read-corpus/part-*/train-*/skipped.parquet")
+    assert quiet == f"note: 3 train rows skipped: 2 empty, 1 not UTF-8: {skipped}\n"
 
 
 def test_test_texts_that_are_also_in_train_are_counted(fresh: Workspace) -> None:

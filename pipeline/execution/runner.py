@@ -194,6 +194,8 @@ def _publish(stage: Stage, run: Run, *, fresh: bool) -> None:
     run.needs[stage.name] = [name for name in stage.needs(run.experiment) if name in run.results]
     for line in stage.summary(run, manifest) if fresh else ():
         run.console.say(f"  {line}")
+    for line in stage.left_out(run, manifest) if fresh else ():
+        run.console.note(line, always=True)
     try:
         stage.publish(run, manifest)
     except OSError as error:

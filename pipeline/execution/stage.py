@@ -364,6 +364,10 @@ class Stage:
         """Returns lines about a result that this run built; the runner prints them before it publishes."""
         return ()
 
+    def left_out(self, run: Run, manifest: Record) -> Iterable[str]:
+        """Returns lines on inputs that a result of this run leaves out; the runner prints them with --quiet too."""
+        return ()
+
     def publish(self, run: Run, manifest: Record) -> None:
         """Copies the result to its public folder, after every run."""
 

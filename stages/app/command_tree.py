@@ -17,7 +17,7 @@ HEADINGS = ("Start", "Stages, in their order", "All stages", "The student", "The
 Config = Annotated[Path, typer.Option("-c", "--config", readable=False, help="The experiment file.")]
 """`readable=False`: errors of amalgam have a place and a fix."""
 
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the result.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the result, and counts of bad rows.")]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

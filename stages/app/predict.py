@@ -122,7 +122,7 @@ def predict(  # noqa: PLR0913 - the options of the command
                 write(values)
                 console.advance(len(block))
     if inputs.skipped:
-        console.note(f"rows left out: {listed_reasons(inputs.skipped)}")
+        console.note(f"rows left out: {listed_reasons(inputs.skipped)}", always=True)
     console.say(f"{counted(inputs.predicted, 'text')} -> {out or 'stdout'}")
 
 

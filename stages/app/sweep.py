@@ -238,8 +238,8 @@ class PrefixedConsole(Console):
         super().__init__(quiet=quiet, tables=False)
         self._name = name
 
-    def say(self, text: str) -> None:
-        super().say(f"{self._name}: {text}")
+    def say(self, text: str, *, always: bool = False) -> None:
+        super().say(f"{self._name}: {text}", always=always)
 
     def stage_reused(self, stage: str) -> None: ...
 

@@ -134,11 +134,17 @@ class ReadCorpus(Stage):
         corpus: CorpusFacts = manifest.facts
         for part, facts in corpus["parts"].items():
             yield f"{part}: {_counts(facts)}"
-            if facts["skipped"]:
-                file = next(file for file in manifest.files if re.search(f"/{part}-[^/]*/{SKIPPED_FILE}$", file.path))
-                yield f"  {listed_reasons(facts['skipped'])}: {run.store.where(run.store.root / file.path)}"
             if "accepted" in facts:
                 yield f"  {_passed_texts(facts)}"
+
+    def left_out(self, run: Run, manifest: Record) -> Iterator[str]:
+        corpus: CorpusFacts = manifest.facts
+        for part, facts in corpus["parts"].items():
+            if facts["skipped"]:
+                file = next(file for file in manifest.files if re.search(f"/{part}-[^/]*/{SKIPPED_FILE}$", file.path))
+                rows = counted(sum(facts["skipped"].values()), f"{part} row")
+                where = run.store.where(run.store.root / file.path)
+                yield f"{rows} skipped: {listed_reasons(facts['skipped'])}: {where}"
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:
         # A held-out part is small, so its classes without texts get no note.

@@ -89,6 +89,7 @@ def test_a_sweep_makes_the_students_of_single_runs_and_computes_no_pass_twice(wo
     assert "running" not in again.err
     assert "replaced" not in again.err
     assert [line.split("  ")[0] for line in again.out.splitlines()[3:]] == ["seed-0", "seed-1", "all, mean of 2"]
+    assert f"  {100 * mean:.1f} % ± {100 * deviation:.1f}  " in again.out.splitlines()[-1]
 
 
 def test_notes_name_replaced_students_and_fields_without_effect(workspace: Workspace) -> None:

@@ -319,7 +319,7 @@ class Sweep(Printed):
         for summary in summaries:
             cells = [_mean(score, *summary[score]) for score in SCORES]
             rows.append([f"{summary['name']}, mean of {summary['students']}", *cells, *blank[len(cells) :]])
-        spread = "; ± is the standard deviation over seeds" if summaries else ""
+        spread = "; ± is the standard deviation over seeds, in percentage points (NLL in nats)" if summaries else ""
         return f"{scored['n']:,} labelled test texts{spread}", columns, rows
 
     def print_to(self, console: Console) -> None:
@@ -340,7 +340,10 @@ def _score_row(student: SweepResult) -> dict[str, Any]:
 
 
 def _mean(score: Score, mean: float | None, deviation: float | None) -> str:
-    return "-" if mean is None else f"{measure(score, mean)} ± {measure(score, deviation)}"
+    """Returns a mean and its deviation without unit: in nats or percentage points, which `%` would not state."""
+    if mean is None or deviation is None:
+        return "-"
+    return f"{measure(score, mean)} ± {measure(score, deviation).removesuffix(' %')}"
 
 
 def over_seeds(results: Iterable[SweepResult]) -> Iterator[SeedSummary]:

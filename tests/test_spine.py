@@ -139,6 +139,20 @@ def test_explain_names_the_field_that_changed(workspace: Workspace) -> None:
     assert outcome["last"] == workspace.head("build-targets")
 
 
+def test_explain_compares_with_the_student_of_the_same_name(workspace: Workspace) -> None:
+    workspace("run", "student.name=other", "student.seed=1", "targets.temperature=0.5")
+    own = workspace("explain", "train-student", "student.seed=2")
+    assert "config.student.seed: 0 -> 2" in own.out
+    assert " (students/student)\n" in own.out
+    assert (
+        "config.targets.temperature: 0.2 -> 0.9" in workspace("explain", "build-targets", "targets.temperature=0.9").out
+    )
+    assert workspace.plan("student.seed=2")["train-student"]["detail"] == "student.seed: 0 -> 2"
+    new = workspace("explain", "train-student", "student.seed=2", "student.name=new")
+    assert ("config.student.seed: 1 -> 2" in new.out, " (students/other)\n" in new.out) == (True, True)
+    assert "train-student: current" in workspace("explain", "train-student").out
+
+
 def test_explain_of_no_stage_suggests_one(workspace: Workspace) -> None:
     result = workspace.attempt("explain", "build-target")
     assert result.code == 2

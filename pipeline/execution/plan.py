@@ -154,10 +154,10 @@ def _reason(
     if fault is not None:
         file, kind = fault
         return ("missing" if kind == "missing" else "damaged"), f"{file.path} is {kind}"
-    before = run.store.last(stage.name)
+    before = run.last(stage.name)
     if before is None:
         return "first-run", ""
-    if before == name:
+    if name in {before, run.store.last(stage.name)}:
         exists = run.store.has(run.store.folder(stage.name, name) / MANIFEST)
         return ("damaged", f"{MANIFEST} cannot be read") if exists else ("missing", f"{MANIFEST} is missing")
     old = run.store.identity(stage.name, before)

@@ -182,6 +182,8 @@ class Run:
     """Field -> its line of the file, or "command line"."""
     rival: str | None = None
     """Name of the system that the report must compare with; one of students/ is measured if no report did it."""
+    previous: Callable[[], Mapping[str, str]] = dict
+    """Returns by stage the results of the student of this name, if the last results are another student's."""
     signals: InterruptHandler = field(default_factory=InterruptHandler)
     """Stages call `signals.check()` between batches, steps and units."""
     results: dict[str, tuple[str, Record]] = field(default_factory=dict)
@@ -229,6 +231,10 @@ class Run:
         if stage not in self.results:
             raise PendingDependencyError(stage)
         return self.results[stage][1]
+
+    def last(self, stage: str) -> str | None:
+        """Returns the last result of the stage for the student of this name, else for any student."""
+        return self.previous().get(stage) or self.store.last(stage)
 
     def fingerprint(self, stage: str) -> str:
         self.result(stage)  # raises if the stage is not current

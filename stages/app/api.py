@@ -44,7 +44,7 @@ from amalgam.stages.app.runs import check_requirements, open_run, planned, worki
 from amalgam.stages.app.student import Student, StudentFolder, changes_since, finished_in
 from amalgam.stages.app.sweep import Sweep, combinations, train_students
 from amalgam.stages.build_targets.stage import target_facts
-from amalgam.stages.common.deliveries import REPORTS, STUDENTS, page_mark
+from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_students, page_mark
 from amalgam.stages.common.load import labels_by_teacher
 from amalgam.stages.common.load_labels import check_labels
 from amalgam.stages.methods import method_name
@@ -468,19 +468,23 @@ class Explanation(StateJson):
     """A stage's state, as in the plan, and the changes since its last result."""
 
     last: str | None
+    student: str | None
+    """The student that the last result belongs to, if it is known."""
     changes: list[Change]
     identity: IdentityJson | None
 
 
 def _explanation(stage: Stage, run: Run, state: StageState | None) -> Explanation:
-    last, identity = run.store.last(stage.name), None
+    last, identity = run.last(stage.name), None
     old = run.store.identity(stage.name, last) if last else None
     with suppress(PendingDependencyError):
         identity = identity_of(stage, run) if state else None
     differing = differences(old, identity) if old and identity else ()
     changes = [Change(field=field, change=change) for field, change in differing]
     state = state or StageState(stage.name, "not part of this experiment", None, "", None, None, None)
-    return {**state.to_json(), "last": last, "changes": changes, "identity": identity}
+    own = run.experiment.student.name if stage.name in run.previous() else None
+    student = own or delivered_students(run.base).get(last or "")
+    return {**state.to_json(), "last": last, "student": student, "changes": changes, "identity": identity}
 
 
 def _reopened(

@@ -146,7 +146,8 @@ def show_explanation(name: str, config: Path, overrides: list[str], *, as_json: 
     reason = ": ".join(text for text in (details["reason"], details["detail"]) if text)
     console.result(f"{name}: {details['state']}" + (f" ({reason})" if reason else ""))
     now, last = details["fingerprint"] or "not known yet", details["last"] or "never"
-    console.result(f"  fingerprint now {now}, built last {last}")
+    student = f" (students/{details['student']})" if details["student"] else ""
+    console.result(f"  fingerprint now {now}, built last {last}{student}")
     for change in details["changes"]:
         console.result(f"  {change['field']}: {change['change']}")
     if details["identity"] and not details["changes"]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache, partial
+from pathlib import Path
 
 from amalgam.data.keys import shown
 from amalgam.data.lazy import torch
@@ -16,10 +18,11 @@ from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run, share_of
 from amalgam.pipeline.signals import as_keyboard_interrupt
 from amalgam.pipeline.storage.fingerprint import FileDigests
-from amalgam.pipeline.storage.store import open_store
+from amalgam.pipeline.storage.store import Store, open_store
 from amalgam.stages.app import verify as verification
 from amalgam.stages.app.checks import execution_checks, problems_of
 from amalgam.stages.app.in_memory_texts import name_rows
+from amalgam.stages.common.deliveries import delivered_student, page_mark
 from amalgam.stages.common.device import ON_EVERY_MACHINE
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGES
@@ -42,7 +45,23 @@ def open_run(
     store.check_workspace()
     digests = FileDigests(store.root / "digests.json")
     settings = (loaded.overrides, loaded.file, loaded.places)
-    return Run(loaded.experiment, loaded.base, store, console, share, digests, *settings)
+    previous = cache(partial(_results_of, loaded.experiment.student.name, loaded.base, store))
+    return Run(loaded.experiment, loaded.base, store, console, share, digests, *settings, previous=previous)
+
+
+def _results_of(student: str, base: Path, store: Store) -> dict[str, str]:
+    """Returns the results of students/`student`, from its texts to its report, if another was trained after it."""
+    page, trained = page_mark(base, student), delivered_student(base, student)
+    made = [("train-student", trained), ("report", page.fingerprint if page else None)]
+    results = dict[str, str]()
+    if trained in {None, store.last("train-student")}:
+        return results
+    for stage, name in made:  # grows by the results that each was made from
+        identity = store.identity(stage, name) if name and stage not in results else None
+        if name and identity:
+            results[stage] = name
+            made.extend(identity.get("upstream", {}).items())
+    return results
 
 
 @contextmanager

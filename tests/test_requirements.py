@@ -99,6 +99,8 @@ def test_a_gate_measures_a_finished_student_on_new_test_texts_and_does_not_train
     assert stored.code == 2
     assert "student was not measured on the test texts of next" in stored.err
     assert "fix: run `amalgam report student.name=next --fail-if-worse-than student`, which predicts" in stored.err
+    fix = "note: `amalgam report student.name=next --fail-if-worse-than student` predicts the test texts of next"
+    assert fix in workspace("report", "student", "next").err
     gate = workspace.attempt("report", *day, "--fail-if-worse-than", "student")
     assert gate.code in {0, 4}, gate.err
     assert "students/student: measured on the same 50 test texts, not trained" in gate.err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,14 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, QualityError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.commands import run_stages
-from amalgam.stages.app.comparison import ComparedReports, comparison_of, other_student, read_report, table
+from amalgam.stages.app.comparison import (
+    ComparedReports,
+    comparison_of,
+    have_same_texts,
+    other_student,
+    read_report,
+    table,
+)
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_student, delivered_students
 from amalgam.stages.common.intervals import bounds, interval, percent, points, separate
 from amalgam.stages.report.blocks import EvaluationBlock, ReportJson, random_texts, reported_scores
@@ -282,9 +289,28 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
         console.json(comparison)
     else:
         ComparedReports(comparison).print_to(console)
+    if remedy := _remedy_of_texts(reports, config, names):
+        console.note(remedy)
     page = render("comparison.html.j2", numbers=comparison, rows=table(comparison))
     base = (files[0] if files else config).parent.absolute()
     console.say(f"report{place_of(base)}: {publish(base, COMPARISON, page, comparison)}")
+
+
+def _remedy_of_texts(reports: Mapping[str, ReportJson], config: Path, names: Sequence[str]) -> str:
+    """Returns how to compare runs that were measured on different test texts; empty if they need no other ones."""
+    measured = [name for name, numbers in reports.items() if numbers["evaluation"]]
+    if len(measured) < 2 or all(have_same_texts(reports[measured[0]], reports[name]) for name in measured):
+        return ""
+    if any(name.endswith(SUFFIXES) for name in names):
+        return "set the same corpus.test in all files to compare them"
+    pages = {name: config.parent / REPORTS / f"{name}.json" for name in measured}
+    newest = max(measured, key=lambda name: pages[name].stat().st_mtime)
+    others = [name for name in measured if not have_same_texts(reports[name], reports[newest])]
+    rival = next((name for name in others if delivered_student(config.parent, name)), None)
+    if rival is None:
+        return ""
+    command = _command(pages[newest], config, "--fail-if-worse-than", rival)
+    return f"`{command}` predicts the test texts of {newest} with {STUDENTS}/{rival}, and compares both"
 
 
 def _read(path: Path, config: Path) -> ReportJson:

@@ -462,17 +462,20 @@ def _delimiter(kind: str, header: bytes) -> str:
 
 
 def _csv_header(table: _Table, lines: _Lines, records: Iterator[list[str]]) -> list[str]:
+    header, fault = list[str](), None
     try:
         header = next((record for record in records if record), [])
     except csv.Error as error:
-        what, fix = f"{table.name}: the header cannot be read: {error}", "mend the first line, which names the columns"
-        if "new-line character" in str(error):
-            what = f"{table.name} has old Mac line ends"
-            fix = "save it with others: tr '\\r' '\\n' < {file} > {copy}".format(**table.in_commands)
-        raise DataError(what, where=_shown_value(lines.raw[0]), fix=fix) from error
+        fault = error
     if lines.bad_byte is not None:
         bad = table.bad(1, "not UTF-8", lines.raw[-1], byte=lines.bad_byte)
-        raise DataError("the header is not UTF-8", where=bad.where, fix=bad.fix)
+        raise DataError("the header is not UTF-8", where=bad.where, fix=bad.fix) from fault
+    if fault is not None:
+        what, fix = f"{table.name}: the header cannot be read: {fault}", "mend the first line, which names the columns"
+        if "new-line character" in str(fault):
+            what = f"{table.name} has old Mac line ends"
+            fix = "save it with others: tr '\\r' '\\n' < {file} > {copy}".format(**table.in_commands)
+        raise DataError(what, where=_shown_value(lines.raw[0]), fix=fix) from fault
     return header
 
 

@@ -144,6 +144,8 @@ def test_the_fix_for_a_file_of_another_kind_works_when_pasted(
         assert [row[1] for row in _good(list(read_rows(made, corpus=Corpus(train=["x"]))))] == ["hello"]
     with pytest.raises(DataError, match="spreadsheet"):
         _read(tmp_path / "a.csv", b"PK\x03\x04")
+    with pytest.raises(DataError, match="the header is not UTF-8"):  # bytes of no text, among them an old line end
+        _read(tmp_path / "a.csv", b"te\xffxt\rhello\r")
 
 
 @pytest.mark.parametrize("content", ['[{"text": "yes"}]', '\ufeff[\n  {\n    "text": "yes"\n  }\n]\n'])

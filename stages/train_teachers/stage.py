@@ -49,7 +49,7 @@ class TrainTeachers(Stage):
     unit_label = "teachers"
     reads = ("read-corpus",)
     sections = ("train_teachers",)
-    enabled_by = "add a `train_teachers` section"
+    enabled_by = "add a `train_teachers` section instead of `teachers`; `amalgam init` writes a file with an example"
     facts = FactTypes(TeachersFacts, TeacherFacts)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:

@@ -212,6 +212,9 @@ def test_test_texts_with_different_labels_are_listed(fresh: Workspace) -> None:
     rows = f"{texts[0][1]} in test.csv row 2, {other} in test.csv row {len(texts) + 2}"
     rule = "The most frequent label counts, else the first by name"
     assert f"note: 1 test text has different labels: {rows}. {rule}\n" in fresh("read-corpus").err
+    fresh.edit("teachers:", "train_teachers: {encoder: ./models/encoder, groups: 2, texts: texts/test.csv}\nunused:")
+    fresh.config.write_text(fresh.config.read_text().partition("unused:")[0])
+    assert "note: 1 train_teachers text has different labels: " in fresh("read-corpus").err
 
 
 def test_one_text_is_no_plural(fresh: Workspace) -> None:

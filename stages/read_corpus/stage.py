@@ -142,7 +142,7 @@ class ReadCorpus(Stage):
         for part, facts in corpus["parts"].items():
             if facts["skipped"]:
                 file = next(file for file in manifest.files if re.search(f"/{part}-[^/]*/{SKIPPED_FILE}$", file.path))
-                rows = counted(sum(facts["skipped"].values()), f"{part} row")
+                rows = counted(sum(facts["skipped"].values()), f"{_shown_part(part)} row")
                 where = run.store.where(run.store.root / file.path)
                 yield f"{rows} skipped: {listed_reasons(facts['skipped'])}: {where}"
 
@@ -153,10 +153,11 @@ class ReadCorpus(Stage):
         source = run.experiment.generate.source if run.experiment.generate else ""
         yield from _poor_classes(train.get("accepted", {}) if train else {}, source)
         for part, facts in corpus["parts"].items():
-            yield from _unused_files(part, facts)
-            yield from _contradictions(part, facts)
-            yield from _missing_labels(run.experiment.corpus, part, facts)
-            yield from _mendable(run.experiment.corpus, part, facts)
+            name = _shown_part(part)
+            yield from _unused_files(name, facts)
+            yield from _contradictions(name, facts)
+            yield from _missing_labels(run.experiment.corpus, name, facts)
+            yield from _mendable(run.experiment.corpus, name, facts)
         for leak in corpus["leaks"]:
             yield _leak_note(leak, corpus["parts"][leak["part"]]["texts"])
 
@@ -188,6 +189,11 @@ def _leak_note(leak: Leak, texts: int) -> str:
         f"{leak['texts']:,} of {of} {are} also {also}: {places}; remove them from one of the two, "
         "or their accuracy is too high"
     )
+
+
+def _shown_part(part: str) -> str:
+    """Returns the name of a part before a noun: `teachers` has the texts of train_teachers, not of the teachers."""
+    return "train_teachers" if part == "teachers" else part
 
 
 def _unused_files(part: str, facts: PartRecordFacts) -> Iterator[str]:

@@ -354,7 +354,7 @@ def table(outcomes: Sequence[Outcome], options: argparse.Namespace, origin: str,
     busy = "unknown" if foreign is None else f"{100 * foreign:.0f} %"
     count = sum(len(outcome.cells) for outcome in outcomes)
     lines = [
-        f"## All benchmarks ({origin})",
+        f"### All benchmarks ({origin})",
         "",
         f"<details><summary>{count} figures of time, memory and accuracy</summary>",
         "",

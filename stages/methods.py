@@ -109,10 +109,6 @@ METHODS: Mapping[str, Method] = {
 DEFAULT_METHOD = "amalgam"
 """Method of a file that sets neither student.method nor targets.mode nor objective.name."""
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    name: {**method.defaults, ON_GENERATED: method.on_generated} for name, method in METHODS.items()
-}
-
 
 def method_of(targets: Mapping[str, Any], objective: str = "targets") -> str:
     """The name of what learns these targets by this objective; other weights than a method's own are named too."""
@@ -158,8 +154,9 @@ NAMES: Mapping[str, Mapping[str, type]] = {"targets.mode": TARGET_METHODS, "obje
 
 def load_with_methods(source: ExperimentSource, overrides: Iterable[str] = ()) -> LoadedExperiment:
     """Loads an experiment with the names, defaults and checks of all methods."""
+    presets = {name: {**method.defaults, ON_GENERATED: method.on_generated} for name, method in METHODS.items()}
     return load_experiment(
-        source, overrides, presets=PRESETS, default=DEFAULT_METHOD, names=NAMES, checks=consistency_checks
+        source, overrides, presets=presets, default=DEFAULT_METHOD, names=NAMES, checks=consistency_checks
     )
 
 

@@ -12,6 +12,8 @@ from amalgam.stages.target_methods import COMPARATIVE, target_method
 class ObjectiveInputs:
     """The inputs of one objective; its loss is in train_student/objectives.py. A subclass overrides what differs."""
 
+    version: ClassVar[int] = 1
+    """Another one makes students and reports of this objective stale."""
     reads_texts: ClassVar[bool] = True
     weighs_by_domain: ClassVar[bool] = False
     """Whether a text's distance from each teacher's domain weighs the teachers' states."""
@@ -21,8 +23,8 @@ class ObjectiveInputs:
 
     @property
     def fields(self) -> set[str]:
-        """Returns the fields of `objective` that change the result."""
-        return {"name", "states", "blocks", "learning_rate"}
+        """Returns the fields of `objective` that change the result, without `name`."""
+        return {"states", "blocks", "learning_rate"}
 
     @property
     def states(self) -> str | None:
@@ -46,7 +48,7 @@ class Layerwise(ObjectiveInputs):
 
     @property
     def fields(self) -> set[str]:
-        return {"name", "schedule"} | ({"states", "amalgamation", "adapter", "learning_rate"} if self.states else set())
+        return {"schedule"} | ({"states", "amalgamation", "adapter", "learning_rate"} if self.states else set())
 
     @property
     def states(self) -> str | None:
@@ -84,7 +86,7 @@ class StrataNetStates(ObjectiveInputs):
     """Vijayaraghavan et al. 2024: states weighted by distance from each teacher's domain."""
 
     weighs_by_domain = True
-    fields: ClassVar[set[str]] = {"name", "blocks", "alpha", "fusion", "learning_rate"}
+    fields: ClassVar[set[str]] = {"blocks", "alpha", "fusion", "learning_rate"}
 
     def checks(self) -> Checks:
         message = "stratanet measures a text's distance from a domain by the mean of its tokens: pooled"
@@ -95,7 +97,7 @@ class ASDFD(ObjectiveInputs):
     """Ma et al. 2020: pseudo embeddings without texts."""
 
     reads_texts = False
-    fields: ClassVar[set[str]] = {"name"}
+    fields: ClassVar[set[str]] = set()
     states = None
 
     def checks(self) -> Checks:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -27,7 +28,9 @@ from amalgam.pipeline.storage.facts import DECLARED, FactTypes
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.results import Audit, Plan, RunResult, StageResult
 from amalgam.stages.common.training import schedule
-from amalgam.stages.methods import load_with_methods
+from amalgam.stages.methods import METHODS, load_with_methods
+from amalgam.stages.objective_inputs import OBJECTIVE_INPUTS
+from amalgam.stages.train_student.objectives import OBJECTIVES
 from amalgam.tests.forking import LIGHT, Forked
 from amalgam.tests.stages.fake_hub import FakeHub
 from amalgam.tests.test_notebook import MACHINE_PATH
@@ -241,9 +244,11 @@ def _short_trainings(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def _no_further_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the types that the stage of docs/contributing/stage.md declares when the test ends."""
+def _no_further_stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Remove what the stage and the objective of docs/contributing add to tables when the test ends."""
     monkeypatch.setitem(DECLARED, "count-words", FactTypes())
+    with patch.dict(METHODS), patch.dict(OBJECTIVE_INPUTS), patch.dict(OBJECTIVES):
+        yield
 
 
 @pytest.mark.usefixtures("_short_trainings", "_no_further_stage")

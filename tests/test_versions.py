@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from amalgam.pipeline.storage.fingerprint import library_versions
+from amalgam.stages.objective_inputs import TargetsAlone
 from amalgam.stages.target_methods import MukaSoft
 from amalgam.tests.workspaces import Workspace, rewrite
 
@@ -33,6 +34,13 @@ def test_a_raised_version_of_a_target_method_reruns_what_reads_its_targets(
 ) -> None:
     monkeypatch.setattr(MukaSoft, "version", 2)
     assert workspace.stale() == TARGETS_ON
+
+
+def test_a_raised_version_of_an_objective_reruns_the_students_that_minimise_it(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TargetsAlone, "version", 2)
+    assert workspace.stale() == {"train-student", "report"}
 
 
 def test_another_library_version_gives_a_warning_and_reruns_only_if_strict(

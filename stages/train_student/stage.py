@@ -96,8 +96,9 @@ class TrainStudent(Stage):
         if not reads_texts(run.experiment):
             config["targets"] = {"kd_temperature": run.experiment.targets.kd_temperature}
             inputs["knows"] = load.known_labels(run)
-        if objective.fields:
-            config["objective"] = run.experiment.objective.model_dump(include=objective.fields)
+        if run.experiment.objective.name != "targets":
+            config["objective"] = run.experiment.objective.model_dump(include={"name", *objective.fields})
+        inputs |= {"objective_version": objective.version} if objective.version > 1 else {}
         if objective.states:
             upstream["cache-features"] = run.fingerprint("cache-features")
         excluded = load_labels.excluded_texts(run)

@@ -442,6 +442,10 @@ def test_two_students_are_compared(two: Workspace) -> None:
     assert result.err.splitlines()[-1] == "report: reports/comparison.html"
     outside = amalgam("report", "-c", str(two.config), "student", "warm", folder=two.folder.parent)
     assert outside.err.splitlines()[-1] == "report (in workspace): reports/comparison.html"
+    other = two.copy(two.folder.parent / "other")
+    with_file = two("report", "student", str(other.config))
+    assert with_file.err.splitlines()[-1] == "report: reports/comparison.html"
+    two("report", "student", "warm")
     pages, text = two.numbers("comparison"), page_of(two, "comparison")
     assert [row["name"] for row in pages["runs"]] == ["student", "warm"]
     assert as_json == pages

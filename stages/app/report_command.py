@@ -283,7 +283,6 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
         reports[_title(name)] = numbers = _read(path, file)
         if other := other_student(numbers, path):
             Console(quiet=quiet).note(f"{other}: run `{_command(path, file)}`")
-    files = [Path(name) for name in names if name.endswith(SUFFIXES)]
     comparison, console = comparison_of(reports), Console(quiet=quiet)
     if as_json:
         console.json(comparison)
@@ -292,7 +291,7 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
     if remedy := _remedy_of_texts(reports, config, names):
         console.note(remedy)
     page = render("comparison.html.j2", numbers=comparison, rows=table(comparison))
-    base = (files[0] if files else config).parent.absolute()
+    base = (Path(names[0]) if names[0].endswith(SUFFIXES) else config).parent.absolute()
     console.say(f"report{place_of(base)}: {publish(base, COMPARISON, page, comparison)}")
 
 

@@ -322,12 +322,12 @@ def _ends(signal: Array, predicted: Array, detectors: Collection[int]) -> Array:
     """Returns the lower end and the upper ends [teachers, labels + 2].
 
     The texts at the ends of a teacher with one prediction need not be its own and those of others. So its scaled signal
-    has the mean and deviation of the others' scaled signals.
+    has the mean and deviation of the others' scaled signals. That of a teacher with a constant signal is this mean.
     """
     lowest, highest = np.sort(signal, axis=0)[:ENDS].mean(axis=0)[:, None], _upper_ends(signal, predicted)
     shortest = lowest + LEAST_PART * (highest[:, -1:] - lowest)
     ends = np.concatenate([lowest, np.maximum(highest, shortest)], axis=1)
-    alone = one_label(predicted, detectors)
+    alone = one_label(predicted, detectors) | (np.ptp(signal, axis=0) < LEAST_RANGE)
     if alone.any() and not alone.all():
         others = _between(ends, signal, predicted)[:, ~alone]
         length = np.maximum(signal.std(axis=0)[alone] / max(float(others.std(axis=0).mean()), LEAST_RANGE), LEAST_RANGE)

@@ -59,6 +59,15 @@ def test_other_teachers_keep_their_evidence_and_their_range() -> None:
     assert (by_range(signal, predicted, Fitted())[:, 1:] == by_range(signal, two, Fitted())[:, 1:]).all()
 
 
+def test_constant_evidence_is_the_mean_of_the_others() -> None:
+    """A file with one label is always certain, and the others' evidence is on both sides of their mean."""
+    _, signal, predicted = three_teachers(0.3)
+    predicted[: TEXTS // 2, 0] = 3
+    scaled = by_range(np.where([True, False, False], 0.0, signal), predicted, Fitted())
+    assert scaled[:, 0] == pytest.approx(np.full(TEXTS, scaled[:, 1:].mean()))
+    assert (scaled[:, 1:] == by_range(signal, predicted, Fitted())[:, 1:]).all()
+
+
 def test_a_share_above_the_bound_of_enough_texts_counts() -> None:
     predicted = np.zeros((TEXTS, 2), int)
     predicted[: round((1 - ONE_LABEL) * TEXTS), 1] = 1

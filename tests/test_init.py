@@ -10,6 +10,7 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
+from amalgam.pipeline.config.load import load_experiment, template
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.tests.stages.fake_hub import FakeHub, small_model
 from amalgam.tests.workspaces import TEACHER_LABELS, CommandResult, Workspace, amalgam
@@ -281,3 +282,14 @@ def test_a_hostile_label_stays_in_its_comment(folder: Path) -> None:
     init(folder, "--from-teachers", "./models/evil")
     assert teachers_in(folder / "amalgam.yaml") == [{"name": "evil", "model": "./models/evil"}]
     assert json.loads((folder / "models/evil/config.json").read_text())["id2label"]["0"].startswith("a\n")
+
+
+def test_the_commented_section_for_labelled_texts_is_read_once_it_replaces_the_teachers(tmp_path: Path) -> None:
+    path, sections = tmp_path / "amalgam.yaml", template().split("\n\n")
+    train_teachers = next(section for section in sections if section.startswith("# train_teachers:"))
+    kept = [section for section in sections if not section.startswith(("teachers:", "# train_teachers:"))]
+    section = "\n".join(line.removeprefix("# ").removeprefix("#") for line in train_teachers.splitlines())
+    path.write_text("\n\n".join([*kept, section]).replace("# label: label", "label: label"), "utf-8")
+    trained = load_experiment(path, presets={"amalgam": {}}).experiment.train_teachers
+    assert trained is not None
+    assert (trained.encoder, trained.groups, trained.texts) == ("./models/encoder", 2, ["texts/labelled.csv"])

@@ -446,18 +446,6 @@ def test_the_file_that_init_writes_is_read(tmp_path: Path) -> None:
     assert [teacher.name for teacher in loaded.experiment.teachers] == ["first", "second"]
 
 
-def test_the_sections_that_init_comments_out_are_read(tmp_path: Path) -> None:
-    """Without their `#`; train_teachers replaces teachers."""
-    path, sections = tmp_path / "amalgam.yaml", template().split("\n\n")
-    train_teachers = next(section for section in sections if section.startswith("# train_teachers:"))
-    kept = [section for section in sections if not section.startswith(("teachers:", "# train_teachers:"))]
-    section = "\n".join(line.removeprefix("# ").removeprefix("#") for line in train_teachers.splitlines())
-    path.write_text("\n\n".join([*kept, section]).replace("# label: label", "label: label"), "utf-8")
-    trained = load_experiment(path, presets={"amalgam": {}}).experiment.train_teachers
-    assert trained is not None
-    assert (trained.encoder, trained.groups, trained.texts) == ("./models/encoder", 2, ["texts/labelled.csv"])
-
-
 # ---- secrets
 
 

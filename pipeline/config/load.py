@@ -142,8 +142,8 @@ def template(teachers: str = "") -> str:
     """Returns the commented amalgam.yaml of `amalgam init`; `teachers` replaces the section of that name."""
     text = Path(__file__).with_name("template.yaml").read_text("utf-8")
     if teachers:
-        before, _, rest = text.partition("teachers: ")
-        text = "\n".join([before + teachers, rest.partition("\n\n")[2]])
+        before, _, rest = text.partition("\nteachers: ")
+        text = "\n".join([f"{before}\n{teachers}", rest.partition("\n\n")[2]])
     return text
 
 

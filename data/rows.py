@@ -184,7 +184,7 @@ def read_rows(  # noqa: PLR0913 - the rules for rows and messages
     readers = {".csv": _csv_rows, ".tsv": _csv_rows, ".parquet": _parquet_rows, ".txt": _txt_rows}
     with readable(path, DataError):
         if table.kind != ".parquet":
-            _check_magic(path, table.name)
+            check_magic(path, table.name)
         yield from readers.get(table.kind, _jsonl_rows)(table)
 
 
@@ -199,7 +199,7 @@ def in_commands(path: Path) -> dict[str, str]:
     return {"unpack": unpack, **{key: shlex.quote(name) for key, name in names.items()}}
 
 
-def _check_magic(path: Path, name: str) -> None:
+def check_magic(path: Path, name: str) -> None:
     """Refuses a file whose first bytes are those of another kind than its name has."""
     with _opened(path) as file:
         start = file.read(1000)
@@ -431,7 +431,7 @@ def _csv_rows(table: _Table) -> Iterator[Row | BadRow]:
         header_line = next((line for line in file if line.strip(BOM + b"\r\n")), b"")
     with _opened(table.path) as file:
         lines = _Lines(file)
-        records = csv.reader(lines, strict=True, delimiter=_delimiter(table.kind, header_line))
+        records = csv.reader(lines, strict=True, delimiter=delimiter_of(table.kind, header_line))
         header = _csv_header(table, lines, records)
         places = [header.index(name) for name in table.columns(header)] if header else []
         while True:
@@ -454,7 +454,7 @@ def _csv_rows(table: _Table) -> Iterator[Row | BadRow]:
                 yield table.bad(number, "ragged", lines.raw[0], detail=detail)
 
 
-def _delimiter(kind: str, header: bytes) -> str:
+def delimiter_of(kind: str, header: bytes) -> str:
     """Returns the character between fields; in many countries, spreadsheets save a csv with semicolons."""
     if kind == ".tsv":
         return "\t"

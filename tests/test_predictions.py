@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +13,10 @@ import pytest
 from amalgam import Experiment
 from amalgam.data.arrays import softmax
 from amalgam.data.keys import text_key
-from amalgam.tests.workspaces import TEACHER_LABELS
+from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from amalgam.tests.workspaces import Workspace
@@ -159,6 +160,82 @@ def test_a_file_that_cannot_be_used_is_refused_by_plan(workspace: Workspace) -> 
         assert (refused.code, (words or "no column names the text") in refused.err) == (2, True), refused.err
     file.unlink()
     assert "there is no file ./predictions/second.csv" in workspace.attempt("plan").err
+
+
+SPELLINGS: dict[str, Callable[[pl.DataFrame], str]] = {
+    "semicolons and decimal commas": lambda frame: "\ufeff" + frame.write_csv(separator=";", decimal_comma=True),
+    "empty lines": lambda frame: frame.write_csv().replace("\n", "\n\n") + ",,,,\n",
+    "blanks": lambda frame: frame.rename({"law": " law"}).with_columns(music=pl.format(" {}", "music")).write_csv(),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_spellings_of_a_csv(workspace: Workspace, spelling: str) -> None:
+    file = workspace.config.parent / "predictions/second.csv"
+    file.write_text(SPELLINGS[spelling](pl.read_csv(file)), "utf-8", newline="")
+    workspace("cache-teachers")
+    logits = Experiment.load(workspace.config).logits("second").collect()
+    rows = dict(zip(logits["key"].to_list(), softmax(logits["logits"].to_numpy().astype(float)), strict=True))
+    text, label = workspace.texts()[0]
+    assert rows[text_key((text,))] == pytest.approx(probabilities(text, label), abs=1e-4)
+
+
+def test_a_jsonl_may_begin_with_a_byte_order_mark(fresh: Workspace) -> None:
+    file = named(fresh, ".jsonl")
+    write(frame_of([*fresh.texts(), *fresh.texts("test")]), file)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    fresh("cache-teachers")
+
+
+UNREADABLE: dict[str, tuple[Callable[[pl.DataFrame], str | bytes], str]] = {
+    "a column twice": (
+        lambda frame: frame.rename({"law": "music2"}).write_csv().replace("music2", "music"),
+        "two columns",
+    ),
+    "UTF-16": (lambda frame: frame.write_csv().encode("utf-16"), "second.csv is UTF-16"),
+    "a field too many": (lambda frame: frame.write_csv() + "a text,1,0,0,0,0\n", "has 6 fields, and the header 5"),
+    "an open quote": (lambda frame: frame[:9].write_csv() + '"a text,1,0,0,0\n', "is broken: unexpected end"),
+    "a header alone": (lambda frame: frame[:0].write_csv(), "second.csv has no rows"),
+}
+
+
+@pytest.mark.parametrize("fault", UNREADABLE)
+def test_the_error_of_a_csv_names_its_fault(workspace: Workspace, fault: str) -> None:
+    file, (spoiled, words) = workspace.config.parent / "predictions/second.csv", UNREADABLE[fault]
+    content = spoiled(pl.read_csv(file))
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    refused = workspace.attempt("plan")
+    assert (refused.code in {2, 3}, words in refused.err) == (True, True), refused.err
+
+
+def test_a_folder_may_have_the_name_of_a_file(workspace: Workspace) -> None:
+    folder = workspace.config.parent
+    (folder / "predictions/second.csv").unlink()
+    shutil.copytree(folder / "models/second", folder / "predictions/second.csv")
+    assert "2 teachers, 8 labels" in workspace("doctor").out
+
+
+def test_a_column_of_lists_is_no_label(fresh: Workspace) -> None:
+    frame = frame_of(fresh.texts()).select("text", label=pl.lit(["law"]))
+    write(frame, named(fresh, ".jsonl"))
+    assert "second.jsonl has no predictions: its columns are text, label" in fresh.attempt("plan").err
+
+
+def test_rows_without_a_text_have_no_other_prediction(fresh: Workspace) -> None:
+    frame = frame_of(fresh.texts())
+    write(frame.with_columns(pl.lit(None, pl.String).alias("text")), named(fresh, ".parquet"))
+    refused = fresh.attempt("cache-teachers").err
+    assert f"{len(frame)} problems" in refused
+    assert "another prediction" not in refused
+
+
+def test_numbers_that_begin_late_change_no_column_of_labels(workspace: Workspace) -> None:
+    file = workspace.config.parent / "predictions/second.csv"
+    rows = pl.int_range(pl.len())
+    late = pl.when(rows > 110).then(rows)
+    frame = pl.read_csv(file).with_columns(label=pl.Series(SECOND * ((TRAIN + TEST) // 4)), late=late)
+    write(frame.select("text", "label", pl.lit(0.7).alias("score"), "late"), file)
+    workspace("cache-teachers")
 
 
 def test_a_text_with_two_predictions_is_refused(workspace: Workspace) -> None:

@@ -5,6 +5,7 @@ Any program may write it. Texts are named by key, id or text, as in a file of la
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from amalgam.data.arrays import Array, Keys
 from amalgam.data.keys import KEY_BYTES, shown, shown_names, text_key
 from amalgam.data.lazy import np, pl
-from amalgam.data.rows import JSON_LINES
+from amalgam.data.rows import BOM, FIELD_LIMIT, JSON_LINES, check_magic, delimiter_of
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ModelError
@@ -37,18 +38,23 @@ EQUAL = 1e-4
 
 MOST_SHOWN = 5
 
+DUPLICATE = "_duplicated_"
+"""Polars adds it, and a number, to the name of a column that a csv has twice."""
+
 SAMPLE_ROWS = 100
 """First rows that decide which columns have numbers."""
 
 
 def is_predictions(path: Path) -> bool:
-    """Returns whether a teacher of this path is a file of predictions, and no model."""
-    return path.suffix.lower() in KINDS
+    """Returns whether a teacher of this path is a file of predictions, and no model; the file may be missing."""
+    return path.suffix.lower() in KINDS and not path.is_dir()
 
 
 def labels_in(path: Path, labels: Sequence[str] | None, corpus: Corpus, where: str) -> list[str]:
     """Returns the labels: without `labels`, all columns of probabilities, or the labels of the rows."""
     frame = _read(path, where, rows=SAMPLE_ROWS)
+    if frame.is_empty():
+        raise ModelError(f"{path.name} has no rows", where=where, fix="write a row for each text")
     columns, in_rows = _number_columns(frame, corpus), _label_column(frame, corpus)
     if labels is not None:
         absent = [name for name in labels if name not in frame.columns]
@@ -74,9 +80,13 @@ def _number_columns(frame: pl.DataFrame, corpus: Corpus) -> list[str]:
 
 def _label_column(frame: pl.DataFrame, corpus: Corpus) -> str | None:
     """Returns the column with one label of each text; None for a file with a column for each label."""
-    if len(_number_columns(frame, corpus)) > 1:
-        return None
-    return next((name for name in (corpus.label, LABEL) if name in frame.columns), None)
+    return None if len(_number_columns(frame, corpus)) > 1 else _column_of_labels(frame, corpus)
+
+
+def _column_of_labels(frame: pl.DataFrame, corpus: Corpus) -> str | None:
+    """Returns the column with the name of one, unless it has lists or objects."""
+    columns = [name for name, kind in frame.schema.items() if not kind.is_nested()]
+    return next((name for name in (corpus.label, LABEL) if name in columns), None)
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,7 @@ def read_predictions(path: Path, labels: Sequence[str], corpus: Corpus, where: s
     frame = _read(path, where)
     kind, columns = _naming_columns(frame.columns, corpus, where)
     names, problems = _names(frame, kind, columns)
-    in_rows = None if {*labels} <= {*frame.columns} else _label_column(frame, corpus)
+    in_rows = None if {*labels} <= {*frame.columns} else _column_of_labels(frame, corpus)
     if in_rows is None:
         probabilities = pl.DataFrame([_numbers(frame[name]) for name in labels]).to_numpy()
     else:
@@ -113,10 +123,10 @@ def read_predictions(path: Path, labels: Sequence[str], corpus: Corpus, where: s
     logits = np.log(np.maximum(probabilities, LEAST_PROBABILITY))
     logits = (logits - logits.mean(axis=1, keepdims=True)).astype(np.float32)
     order = np.argsort(names, kind="stable")
-    is_repeated = names[order][1:] == names[order][:-1]
+    is_repeated = (names[order][1:] == names[order][:-1]) & (names[order][1:] != b"")
     for row, first in zip(order[1:][is_repeated].tolist(), order[:-1][is_repeated].tolist(), strict=True):
         if np.abs(logits[row] - logits[first]).max() > EQUAL:
-            problems.append((row, f"its text has another prediction in row {first + 1}"))
+            problems.append((row, f"its {kind} has another prediction in row {first + 1}"))
     if problems:
         raise _error(path, sorted(problems), labels, where)
     kept = np.concatenate([order[:1], order[1:][~is_repeated]])
@@ -157,6 +167,8 @@ def _as_labels(column: pl.Series) -> pl.Series:
 
 def _numbers(column: pl.Series) -> pl.Series:
     """Returns the values that are numbers, or texts of numbers; null for all others."""
+    if column.dtype == pl.String:
+        column = column.str.strip_chars().str.replace(",", ".", literal=True)  # a spreadsheet may write 0,9
     if column.dtype.is_numeric() or column.dtype == pl.String:
         return column.cast(pl.Float64, strict=False)
     return pl.Series(column.name, [None] * len(column), pl.Float64)
@@ -207,15 +219,50 @@ def _key(kind: str, values: Sequence[Any]) -> bytes | None:
     return text_key(texts) if all(isinstance(text, str) and text.strip() for text in texts) else None
 
 
-def _read(path: Path, where: str, rows: int | None = None) -> pl.DataFrame:
-    suffix = path.suffix.lower()
+def _read_csv(path: Path, where: str, rows: int | None) -> pl.DataFrame:
+    with path.open("rb") as file:
+        header = next((line for line in file if line.strip(BOM + b"\r\n")), b"")
+    separator = delimiter_of(path.suffix.lower(), header)
     try:
-        if suffix == ".parquet":
+        frame = pl.read_csv(path, n_rows=rows, infer_schema=False, separator=separator)
+    except pl.exceptions.PolarsError as error:
+        fault = _fault_in(path, separator)
+        if fault is None:
+            raise
+        fix = (
+            "give each row as many fields as the header has, and quote fields with a separator, a quote or a line break"
+        )
+        raise ModelError(f"{path.name} {fault}", where=where, fix=fix) from error
+    again = [name for name, _, number in (name.rpartition(DUPLICATE) for name in frame.columns) if number.isdecimal()]
+    if again:
+        what = f"{path.name} has two columns named {shown(again[0])}"
+        raise ModelError(what, where=where, fix="rename one of them, or leave it out")
+    return frame.rename(str.strip).filter(~pl.all_horizontal(pl.all().is_null()))
+
+
+def _fault_in(path: Path, separator: str) -> str | None:
+    """Returns the first row of a csv that has more fields than the header, or a quote that does not end."""
+    csv.field_size_limit(FIELD_LIMIT)
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        rows = csv.reader(file, delimiter=separator, strict=True)
+        try:
+            fields = len(next((row for row in rows if row), []))
+            longer = next((len(row) for row in rows if len(row) > fields), None)
+        except csv.Error as error:
+            return f"line {rows.line_num} is broken: {error}"
+    return None if longer is None else f"line {rows.line_num} has {longer} fields, and the header {fields}"
+
+
+def _read(path: Path, where: str, rows: int | None = None) -> pl.DataFrame:
+    try:
+        if path.suffix.lower() == ".parquet":
             return pl.read_parquet(path, n_rows=rows)
-        if suffix in JSON_LINES:
-            return pl.read_ndjson(path, n_rows=rows, infer_schema_length=None)
-        separator = "\t" if suffix == ".tsv" else ","
-        return pl.read_csv(path, n_rows=rows, infer_schema=False, separator=separator)
+        check_magic(path, path.name)
+        if path.suffix.lower() not in JSON_LINES:
+            return _read_csv(path, where, rows)
+        with path.open("rb") as file:
+            has_mark = file.read(len(BOM)) == BOM
+            return pl.read_ndjson(file if has_mark else path, n_rows=rows, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the system; Polars' own have no number
             raise

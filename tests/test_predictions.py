@@ -229,6 +229,20 @@ def test_rows_without_a_text_have_no_other_prediction(fresh: Workspace) -> None:
     assert "another prediction" not in refused
 
 
+def test_an_id_names_one_text_of_both_parts(workspace: Workspace) -> None:
+    folder = workspace.config.parent
+    for part in ("train", "test"):
+        rows = pl.DataFrame(workspace.texts(part), ["text", "label"], orient="row").with_row_index("number")
+        rows.write_csv(folder / f"texts/{part}.csv")
+    write(
+        frame_of(pl.read_csv(folder / "texts/train.csv").select("text", "label").rows()).with_row_index("number"),
+        folder / "predictions/second.csv",
+    )
+    workspace.edit("  label: label\n", "  label: label\n  id: number\n")
+    refused = workspace.attempt("cache-teachers")
+    assert "40 ids of corpus.train name another text of corpus.test" in refused.err
+
+
 def test_numbers_that_begin_late_change_no_column_of_labels(workspace: Workspace) -> None:
     file = workspace.config.parent / "predictions/second.csv"
     rows = pl.int_range(pl.len())

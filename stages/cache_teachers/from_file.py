@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 
 from amalgam.data.arrays import Array
@@ -49,12 +50,25 @@ def write_predictions(inputs: FileInputs, teacher: ResolvedTeacher, units: Seque
     labels = list(files.config["id2label"].values())
     with files.unchanged():
         predictions = read_predictions(files.folder, labels, inputs.corpus, f"teacher {teacher.name}: {files.folder}")
+    if predictions.by_id:
+        _check_ids(inputs, teacher)
     _check_texts(inputs, teacher, predictions, units)
     for unit in units:
         inputs.check_interrupt()
         work = partial(_write_unit, inputs, predictions, unit)
         with_retries(work, f"cache-teachers {unit.name}", inputs.store, inputs.console)
         inputs.console.advance(unit.size)
+
+
+def _check_ids(inputs: FileInputs, teacher: ResolvedTeacher) -> None:
+    """Refuses ids that name one text of corpus.train and another of corpus.test."""
+    texts = pa.concat_tables(read_bucket(inputs.store, bucket, ["id", "key"]) for bucket in inputs.buckets.values())
+    ids = pl.DataFrame(texts).unique().group_by("id").len().filter(pl.col("len") > 1)["id"].sort()
+    if len(ids):
+        what = f"{teacher.files.folder.name} names texts by ids, and {counted(len(ids), 'id')} of corpus.train "
+        fix = f"make them unique, or name the texts by the column {', '.join(inputs.corpus.text)} instead"
+        what = f"teacher {teacher.name}: {what}{'names' if len(ids) == 1 else 'name'} another text of corpus.test"
+        raise DataError(what, where=f"the first: {shown(ids[0])}", fix=fix)
 
 
 def _check_texts(inputs: FileInputs, teacher: ResolvedTeacher, predictions: Predictions, units: Sequence[Unit]) -> None:

@@ -243,6 +243,15 @@ def test_an_id_names_one_text_of_both_parts(workspace: Workspace) -> None:
     assert "40 ids of corpus.train name another text of corpus.test" in refused.err
 
 
+def test_labels_without_names_are_renamed(workspace: Workspace) -> None:
+    file = workspace.config.parent / "predictions/second.csv"
+    frame = pl.read_csv(file).select("text", label=pl.int_range(pl.len()) % 4)
+    write(frame, file)
+    assert 'set rename: {"0": NAME}' in workspace.attempt("plan").err
+    names = ", ".join(f"'{place}': {label}" for place, label in enumerate(SECOND))
+    workspace("cache-teachers", f"teachers.1.rename={{{names}}}")
+
+
 def test_numbers_that_begin_late_change_no_column_of_labels(workspace: Workspace) -> None:
     file = workspace.config.parent / "predictions/second.csv"
     rows = pl.int_range(pl.len())

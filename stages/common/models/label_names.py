@@ -56,7 +56,9 @@ def label_names(
     if twice:
         what = f"the teacher has two outputs named {', '.join(map(repr, twice))}"
         raise ModelError(what, where=where, fix="give labels: a different name for each position")
-    _check_named(names if labels is None else [], rename, where, numbers=numbers)
+    own, example = names if labels is None else [], f"rename: {{{json.dumps(names[0])}: NAME}}"
+    fix = f"set {example}" if files.are_predictions else f"give labels: the {len(names)} names, by position"
+    _check_named(own, rename, where, fix, numbers=numbers)
     return renamed
 
 
@@ -101,10 +103,9 @@ def check_single_label(files: ModelFiles, who: str, where: str, fix: str) -> Non
         raise ModelError(f"the {who} does {kind}: its outputs are no distribution over labels", where=where, fix=fix)
 
 
-def _check_named(names: list[str], rename: dict[str, str], where: str, *, numbers: bool) -> None:
+def _check_named(names: list[str], rename: dict[str, str], where: str, fix: str, *, numbers: bool) -> None:
     """Refuses labels of the model that are placeholders, or numbers, which would be shared with other teachers."""
     blank = [name for name in names if PLACEHOLDER.fullmatch(rename.get(name, name))]
-    fix = f"give labels: the {len(names)} names, by position"
     if blank:
         raise ModelError(f"the model has no names for its labels: {', '.join(blank[:5])}", where=where, fix=fix)
     counts = [name for name in names if NUMBER.fullmatch(name) and name not in rename]

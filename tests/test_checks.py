@@ -258,7 +258,7 @@ def test_blanks_around_a_gold_label_of_the_corpus_do_not_count(workspace: Worksp
 def test_plan_names_a_revision_of_a_folder(workspace: Workspace, field: str) -> None:
     model = {"teachers.0": "./models/first", "student": "./models/encoder"}[field]
     [note] = workspace("plan", f"{field}.revision=main", "--json").json["notes"]
-    assert note == f"revision: main has no effect, because {model} is a folder on this machine"
+    assert note == f"revision: main has no effect, because {model} is on this machine"
 
 
 def test_a_label_that_is_probably_missing_is_named(workspace: Workspace) -> None:

@@ -190,7 +190,7 @@ def _about_revisions(run: Run) -> Iterator[str]:
     for model, revision in named:
         with suppress(AmalgamError):  # a problem, not a remark
             if revision and isinstance(place_of(model, run.base), Path):
-                yield f"revision: {revision} has no effect, because {model} is a folder on this machine"
+                yield f"revision: {revision} has no effect, because {model} is on this machine"
 
 
 def limit_notes(run: Run) -> Iterator[str]:

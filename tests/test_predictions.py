@@ -153,11 +153,11 @@ def test_a_file_that_cannot_be_used_is_refused_by_plan(workspace: Workspace) -> 
     for content, words in {
         "text,note\na text,words\n": "has no predictions",
         "": "cannot be read",
-        good.replace("text,", "words,", 1): "",
+        good.replace("text,", "words,", 1): "no column names the text",
     }.items():
         file.write_text(content, "utf-8")
-        refused = workspace.attempt("cache-teachers" if not words else "plan")
-        assert (refused.code, (words or "no column names the text") in refused.err) == (2, True), refused.err
+        refused = workspace.attempt("plan")
+        assert (refused.code, words in refused.err) == (2, True), refused.err
     file.unlink()
     assert "there is no file ./predictions/second.csv" in workspace.attempt("plan").err
 
@@ -247,7 +247,7 @@ def test_labels_without_names_are_renamed(workspace: Workspace) -> None:
     file = workspace.config.parent / "predictions/second.csv"
     frame = pl.read_csv(file).select("text", label=pl.int_range(pl.len()) % 4)
     write(frame, file)
-    assert 'set rename: {"0": NAME}' in workspace.attempt("plan").err
+    assert 'set rename: {"0": NAME, ...}' in workspace.attempt("plan").err
     names = ", ".join(f"'{place}': {label}" for place, label in enumerate(SECOND))
     workspace("cache-teachers", f"teachers.1.rename={{{names}}}")
 
@@ -302,6 +302,21 @@ def test_a_label_may_have_a_score(workspace: Workspace) -> None:
     assert "row 1: its score is no probability" in workspace.attempt("cache-teachers").err
 
 
+@pytest.mark.parametrize("name", ["", "__index_level_0__"])
+def test_row_numbers_of_pandas_are_no_label(workspace: Workspace, name: str) -> None:
+    file = workspace.config.parent / "predictions/second.csv"
+    frame = pl.read_csv(file)
+    write(frame.with_columns(pl.int_range(pl.len()).alias(name)), file)
+    workspace("cache-teachers")
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_infinite_probability_is_refused(workspace: Workspace) -> None:
+    file = workspace.config.parent / "predictions/second.csv"
+    write(pl.read_csv(file).with_columns(law=math.inf), file)
+    assert "row 1: the probabilities have the sum inf" in workspace.attempt("cache-teachers").err
+
+
 def test_labels_choose_columns(workspace: Workspace) -> None:
     file = workspace.config.parent / "predictions/second.csv"
     write(pl.read_csv(file).with_columns(confidence=pl.max_horizontal(SECOND)), file)
@@ -349,3 +364,6 @@ def test_init_and_doctor_read_its_labels(workspace: Workspace, monkeypatch: pyte
     workspace("init", "--from-teachers", "models/first", "predictions/second.csv")
     written = workspace.config.read_text("utf-8")
     assert "  - name: second\n    model: ./predictions/second.csv\n    # 4 labels: gardening" in written
+    write(pl.read_csv("predictions/second.csv").rename({"text": "words"}), workspace.folder / "predictions/second.csv")
+    workspace.config.unlink()
+    workspace("init", "--from-teachers", "models/first", "predictions/second.csv")  # corpus.text may be words

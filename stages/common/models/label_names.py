@@ -56,9 +56,10 @@ def label_names(
     if twice:
         what = f"the teacher has two outputs named {', '.join(map(repr, twice))}"
         raise ModelError(what, where=where, fix="give labels: a different name for each position")
-    own, example = names if labels is None else [], f"rename: {{{json.dumps(names[0])}: NAME}}"
-    fix = f"set {example}" if files.are_predictions else f"give labels: the {len(names)} names, by position"
-    _check_named(own, rename, where, fix, numbers=numbers)
+    fix = f"give labels: the {len(names)} names, by position"
+    if files.are_predictions:
+        fix = f"write the names into the file, or set rename: {{{json.dumps(names[0])}: NAME, ...}}"
+    _check_named(names if labels is None else [], rename, where, fix, numbers=numbers)
     return renamed
 
 

@@ -38,6 +38,9 @@ EQUAL = 1e-4
 
 MOST_SHOWN = 5
 
+INDEX = "", "__index_level_0__"
+"""Names of the column of row numbers that pandas writes."""
+
 DUPLICATE = "_duplicated_"
 """Polars adds it, and a number, to the name of a column that a csv has twice."""
 
@@ -50,11 +53,17 @@ def is_predictions(path: Path) -> bool:
     return path.suffix.lower() in KINDS and not path.is_dir()
 
 
-def labels_in(path: Path, labels: Sequence[str] | None, corpus: Corpus, where: str) -> list[str]:
-    """Returns the labels: without `labels`, all columns of probabilities, or the labels of the rows."""
+def labels_in(path: Path, labels: Sequence[str] | None, corpus: Corpus | None, where: str) -> list[str]:
+    """Returns the labels: without `labels`, all columns of probabilities, or the labels of the rows.
+
+    Without a corpus, which `init` does not know, any column may name the text.
+    """
     frame = _read(path, where, rows=SAMPLE_ROWS)
     if frame.is_empty():
         raise ModelError(f"{path.name} has no rows", where=where, fix="write a row for each text")
+    if corpus is not None:
+        _naming_columns(frame.columns, corpus, where)
+    corpus = corpus or Corpus()
     columns, in_rows = _number_columns(frame, corpus), _label_column(frame, corpus)
     if labels is not None:
         absent = [name for name in labels if name not in frame.columns]
@@ -74,7 +83,7 @@ def labels_in(path: Path, labels: Sequence[str] | None, corpus: Corpus, where: s
 
 def _number_columns(frame: pl.DataFrame, corpus: Corpus) -> list[str]:
     """Returns the columns of numbers that do not name the text or its label."""
-    naming = {KEY, ID, TEXT, SECOND_TEXT, *corpus.text, corpus.id, LABEL, corpus.label}
+    naming = {KEY, ID, TEXT, SECOND_TEXT, *corpus.text, corpus.id, LABEL, corpus.label, *INDEX}
     return [name for name in frame.columns if name not in naming and _numbers(frame[name]).is_not_null().any()]
 
 
@@ -120,7 +129,7 @@ def read_predictions(path: Path, labels: Sequence[str], corpus: Corpus, where: s
     else:
         probabilities = _of_one_label(frame, in_rows, labels, _number_columns(frame, corpus))
     problems += _bad_rows(probabilities, labels, None if in_rows is None else frame[in_rows])
-    logits = np.log(np.maximum(probabilities, LEAST_PROBABILITY))
+    logits = np.log(np.clip(probabilities, LEAST_PROBABILITY, SUMS[1]))
     logits = (logits - logits.mean(axis=1, keepdims=True)).astype(np.float32)
     order = np.argsort(names, kind="stable")
     is_repeated = (names[order][1:] == names[order][:-1]) & (names[order][1:] != b"")
@@ -178,8 +187,9 @@ def _error(path: Path, problems: Sequence[tuple[int, str]], labels: Sequence[str
     lines = [f"{path.name}: {counted(len(problems), 'problem')}"]
     lines += [f"  row {row + 1}: {fault}" for row, fault in problems[:MOST_SHOWN]]
     lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
-    fix = f"its labels are {shown_names(labels, MOST_SHOWN)}: give each text a probability for each of them, with the "
-    fix += "sum 1, or one of them. If a column is no label, name the labels of this teacher: `labels: [...]`"
+    fix = f"its labels are {shown_names(labels, MOST_SHOWN)}: give each text one row, with a probability for each of "
+    fix += "them and the sum 1, or with one of them. "
+    fix += "If a column is no label, name the labels of this teacher: `labels: [...]`"
     return ModelError("\n".join(lines), where=where, fix=fix)
 
 
@@ -229,9 +239,8 @@ def _read_csv(path: Path, where: str, rows: int | None) -> pl.DataFrame:
         fault = _fault_in(path, separator)
         if fault is None:
             raise
-        fix = (
-            "give each row as many fields as the header has, and quote fields with a separator, a quote or a line break"
-        )
+        fix = "give each row as many fields as the header has, with commas or semicolons between them; "
+        fix += "quote a field that has one of these, a quote or a line break"
         raise ModelError(f"{path.name} {fault}", where=where, fix=fix) from error
     again = [name for name, _, number in (name.rpartition(DUPLICATE) for name in frame.columns) if number.isdecimal()]
     if again:

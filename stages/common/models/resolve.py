@@ -58,7 +58,7 @@ class Reference:
     field: str | None = None
     """Field of the experiment, for messages."""
     corpus: Corpus | None = None
-    """Its columns name the texts in a file of predictions; None: those that it has by default."""
+    """Its columns name the texts in a file of predictions; None: unknown."""
     labels: Sequence[str] | None = None
     """Its columns of labels; None: all columns of numbers."""
 
@@ -349,12 +349,13 @@ def read_predictions(
     digest_of: Callable[[Path], str] | None = None,
 ) -> ModelFiles:
     """Reads the labels of a file of predictions; the digest is empty without `digest_of`."""
-    where, corpus = f"{where}: {path}", corpus or Corpus()
+    where = f"{where}: {path}"
     with readable(path, ModelError, where):
         mark = FileMark.of(path)
         labels = predictions.labels_in(path, labels, corpus, where)
         inputs = () if digest_of is None else (InputFile.of(path, digest_of, mark),)
-    digest = fingerprint([inputs[0].sha256, labels, corpus.text, corpus.id, corpus.label]) if inputs else ""
+    columns = [corpus.text, corpus.id, corpus.label] if corpus else []
+    digest = fingerprint([inputs[0].sha256, labels, *columns]) if inputs else ""
     config = {"id2label": {str(place): label for place, label in enumerate(labels)}}
     return ModelFiles(str(path), path, digest, None, "none", config, inputs=inputs)
 

@@ -298,6 +298,11 @@ def test_a_label_may_have_a_score(workspace: Workspace) -> None:
     rows = dict(zip(logits["key"].to_list(), softmax(logits["logits"].to_numpy().astype(float)), strict=True))
     own = SECOND.index(labels[0])  # the labels are sorted, and so are those of SECOND
     assert rows[text_key((text,))] == pytest.approx([0.7 if place == own else 0.1 for place in range(4)], abs=1e-4)
+    write(pl.DataFrame({"text": every, "label": labels, "score": [0.1] * len(every)}), file)
+    workspace("cache-teachers")  # with a low score, the label is still its own
+    logits = Experiment.load(workspace.config).logits("second").collect()
+    best = dict(zip(logits["key"].to_list(), logits["logits"].to_numpy().argmax(axis=1).tolist(), strict=True))
+    assert [best[text_key((text,))] for text in every] == [place % 4 for place in range(len(every))]
     write(pl.DataFrame({"text": every, "label": labels, "score": [1.7, *[0.7] * (len(every) - 1)]}), file)
     assert "row 1: its score is no probability" in workspace.attempt("cache-teachers").err
 

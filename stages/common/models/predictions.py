@@ -30,6 +30,12 @@ LABEL = "label"
 LEAST_PROBABILITY = 1e-4
 """Smaller probabilities count as this one: their logarithm has no bound."""
 
+LEAST_SHARE = 1.01
+"""Least score of a text's one label, as a multiple of equal probabilities: with less, another would be likelier."""
+
+VERSION = 2
+"""Raised with every change of the logits that a file gives."""
+
 SUMS = 0.9, 1.1
 """Bounds of the sum of a row's probabilities, which may be rounded."""
 
@@ -147,6 +153,8 @@ def _of_one_label(frame: pl.DataFrame, in_rows: str, labels: Sequence[str], scor
     own = _as_labels(frame[in_rows])
     is_own = np.stack([(own == label).fill_null(value=False).to_numpy() for label in labels], axis=1)
     score: Array = _numbers(frame[scores[0]]).to_numpy()[:, None] if scores else np.ones((len(frame), 1))
+    least = LEAST_SHARE / max(2, len(labels))
+    score = np.where((score >= 0) & (score < least), least, score)
     others = (1 - score) / max(1, len(labels) - 1)
     return np.where(is_own, score, np.where(is_own.any(axis=1, keepdims=True), others, 0.0))
 

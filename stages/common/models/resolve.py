@@ -355,7 +355,7 @@ def read_predictions(
         labels = predictions.labels_in(path, labels, corpus, where)
         inputs = () if digest_of is None else (InputFile.of(path, digest_of, mark),)
     columns = [corpus.text, corpus.id, corpus.label] if corpus else []
-    digest = fingerprint([inputs[0].sha256, labels, *columns]) if inputs else ""
+    digest = fingerprint([predictions.VERSION, inputs[0].sha256, labels, *columns]) if inputs else ""
     config = {"id2label": {str(place): label for place, label in enumerate(labels)}}
     return ModelFiles(str(path), path, digest, None, "none", config, inputs=inputs)
 

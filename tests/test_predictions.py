@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +14,11 @@ import pytest
 from amalgam import Experiment
 from amalgam.data.arrays import softmax
 from amalgam.data.keys import text_key
+from amalgam.pipeline.errors import ModelError
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from amalgam.tests.workspaces import Workspace
 
@@ -351,6 +352,15 @@ def test_what_needs_a_model_is_refused(workspace: Workspace, overrides: list[str
 def test_muka_takes_its_prediction_as_every_pass(workspace: Workspace) -> None:
     ran = workspace("build-targets", "student.method=muka-soft", "cache.passes=auto")
     assert "teacher second is a file of predictions, so its prediction counts as every pass" in ran.err + ran.out
+
+
+def test_python_names_a_file_as_a_path_or_text(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workspace.folder)
+    for file in ("predictions/second.csv", Path("predictions/second.csv")):
+        experiment = Experiment(teachers=["models/first", file], texts=["a text"])
+        assert experiment.config.teachers[1].model == "./predictions/second.csv"
+    with pytest.raises(ModelError, match="there is no file"):
+        Experiment(teachers=["models/first", "predictions/no.csv"], texts=["a text"]).run()
 
 
 def test_all_teachers_may_be_files(workspace: Workspace) -> None:

@@ -21,6 +21,7 @@ from amalgam.stages.app.in_memory_texts import store_labels, store_texts
 from amalgam.stages.app.init import SCHEMA_LINE, write_with_schema
 from amalgam.stages.common.corpus import IN_MEMORY
 from amalgam.stages.common.models.hub import is_model_id
+from amalgam.stages.common.models.predictions import is_predictions
 
 
 def experiment_of(
@@ -196,10 +197,12 @@ def _teacher_entry(given: Any, index: int, base: Path) -> dict[str, Any]:
         raise ExperimentError("a teacher is a folder or a Hub id, not a model in memory", where=where, fix=fix)
     if not isinstance(model, str | Path):
         what = "a teacher has no model" if model is None else f"a teacher's model has the type {type(model).__name__}"
-        fix = 'write a folder, a Hub id, or {"name": ..., "model": ..., "labels": [...]}'
+        fix = 'write a folder, a file of predictions, a Hub id, or {"name": ..., "model": ..., "labels": [...]}'
         raise ExperimentError(what, where=where, fix=fix)
     local = local_path(model, base)
-    if isinstance(model, Path) or (":" not in model and os.path.isdir(base / local)):  # noqa: PTH112 - False for a long text
+    is_file = is_predictions(Path(model)) and ":" not in str(model)
+    is_folder = ":" not in str(model) and os.path.isdir(base / local)  # noqa: PTH112 - False for a long text
+    if isinstance(model, Path) or is_file or is_folder:
         return {**entry, "model": local}
     parent = base / model.partition("/")[0]
     if "/" in model and is_model_id(model) and parent.is_dir():

@@ -287,6 +287,8 @@ def test_rows_may_have_one_label(workspace: Workspace) -> None:
     refused = workspace.attempt("cache-teachers", f"teachers.1.labels=[{', '.join(SECOND)}]")
     assert "row 1: none is no label of this teacher" in refused.err
     workspace("cache-teachers", "teachers.1.catch_all=[none]")
+    write(frame.with_columns(label=pl.when(pl.int_range(pl.len()) > 0).then("label")), file)
+    assert "row 1: label is empty" in workspace.attempt("cache-teachers").err
 
 
 def test_a_label_may_have_a_score(workspace: Workspace) -> None:

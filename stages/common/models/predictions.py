@@ -166,7 +166,8 @@ def _bad_rows(probabilities: Array, labels: Sequence[str], in_rows: pl.Series | 
     for row in np.flatnonzero(~is_usable).tolist():
         bad = [name for name, value in zip(labels, probabilities[row].tolist(), strict=True) if not value >= 0]
         if in_rows is not None and sums[row] == 0:
-            yield row, f"{shown(str(in_rows[row]))} is no label of this teacher"
+            value = "" if in_rows[row] is None else str(in_rows[row])
+            yield row, f"{shown(value)} is no label of this teacher" if value.strip() else f"{in_rows.name} is empty"
         elif in_rows is not None:
             yield row, "its score is no probability"
         else:

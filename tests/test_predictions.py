@@ -339,15 +339,16 @@ def test_labels_choose_columns(workspace: Workspace) -> None:
     ("overrides", "words"),
     [
         (["student.method=muka-soft", "cache.passes=4"], "has no dropout passes"),
+        (["student.method=muka-soft", "targets.uncertainty=mutual-information"], "such as targets.uncertainty=entropy"),
         (["student.method=layerwise"], "reads its hidden states"),
         (["targets.uncertainty=md", "student.method=muka-soft"], "reads its hidden states"),
-        (["student.encoder=teacher:second"], "a student cannot start from it"),
+        (["student.encoder=teacher:second"], "is no encoder"),
         (["student.method=as-dfd"], "pseudo embeddings"),
         (["student.encoder=./predictions/second.csv"], "is no encoder"),
     ],
 )
 def test_what_needs_a_model_is_refused(workspace: Workspace, overrides: list[str], words: str) -> None:
-    refused = workspace.attempt("run", *overrides)
+    refused = workspace.attempt("plan", *overrides)
     assert (refused.code, words in refused.err) == (2, True), refused.err
 
 

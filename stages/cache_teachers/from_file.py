@@ -16,7 +16,7 @@ from amalgam.data.keys import shown
 from amalgam.data.parquet import key_array, key_list
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import Console, counted
-from amalgam.pipeline.errors import DataError, ModelError
+from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.store import Store
@@ -35,18 +35,16 @@ class FileInputs:
     store: Store
     console: Console
     check_interrupt: Callable[[], None]
-    may_repeat: bool
-    """Whether its one prediction may count as every pass."""
+    passes: int
+    """Passes of each text; 0 if only a sample has passes."""
 
 
 def write_predictions(inputs: FileInputs, teacher: ResolvedTeacher, units: Sequence[Unit]) -> None:
     """Writes the units of one teacher, after a check that its file has all of their texts."""
-    files, what = teacher.files, f"teacher {teacher.name} is a file of predictions"
-    if any(unit.payload.last for unit in units):
-        if not inputs.may_repeat:
-            fix = "set cache.passes: auto, which takes its prediction as every pass"
-            raise ModelError(f"{what}: it has no dropout passes", where=files.given, fix=fix)
-        inputs.console.note(f"{what}, so its prediction counts as every pass")
+    files = teacher.files
+    if inputs.passes:
+        what = f"teacher {teacher.name} is a file of predictions, so its prediction counts as every pass"
+        inputs.console.note(what)
     labels = list(files.config["id2label"].values())
     with files.unchanged():
         predictions = read_predictions(files.folder, labels, inputs.corpus, f"teacher {teacher.name}: {files.folder}")

@@ -232,8 +232,8 @@ def _write_from_files(run: Run, units: Sequence[Unit]) -> None:
         own = [unit for unit in units if unit.payload.teacher == teacher.name]
         if own and teacher.files.are_predictions:
             buckets = {(part.name, bucket.prefix): bucket for part, _ in _parts(run) for bucket in part.buckets}
-            corpus, check = run.experiment.corpus, run.signals.check
-            inputs = FileInputs(buckets, corpus, run.store, run.console, check, _may_repeat(run))
+            corpus, passes = run.experiment.corpus, cached.passes_of(run.experiment)
+            inputs = FileInputs(buckets, corpus, run.store, run.console, run.signals.check, passes)
             write_predictions(inputs, teacher, own)
 
 

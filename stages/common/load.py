@@ -45,6 +45,7 @@ from amalgam.stages.common.models.label_names import catch_all_places, label_nam
 from amalgam.stages.common.models.model_folder import position_limit
 from amalgam.stages.common.token_cache import TokenCache, UnitTexts, tokenizer_digest
 from amalgam.stages.objective_inputs import domain_measure, objective_inputs, reads_texts
+from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.batches import Classifier
@@ -116,8 +117,10 @@ def _check_needs_no_model(run: Run, name: str) -> None:
         why = "this method trains on pseudo embeddings, which only a model can predict"
     elif reads_states:
         why, fix = "this method reads its hidden states", "use student.method=amalgam; `amalgam methods` lists others"
-    elif teacher_in(experiment.student) == name:
-        why, fix = "a student cannot start from it", "name a pretrained model in student.encoder"
+    elif target_method(experiment.targets).compares_passes:
+        why, fix = "it has no dropout passes", "set another measure, such as targets.uncertainty=entropy"
+    elif experiment.cache.passes:
+        why, fix = "it has no dropout passes", "set cache.passes: auto, which takes its prediction as every pass"
     else:
         return
     raise ModelError(f"teacher {name} is a file of predictions: {why}", where=f"teacher {name}", fix=fix)

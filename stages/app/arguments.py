@@ -21,7 +21,7 @@ from amalgam.stages.app.in_memory_texts import store_labels, store_texts
 from amalgam.stages.app.init import SCHEMA_LINE, write_with_schema
 from amalgam.stages.common.corpus import IN_MEMORY
 from amalgam.stages.common.models.hub import is_model_id
-from amalgam.stages.common.models.predictions import is_predictions
+from amalgam.stages.common.models.model_folder import is_predictions
 
 
 def experiment_of(

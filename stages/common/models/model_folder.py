@@ -70,6 +70,8 @@ POSITIONS_AFTER_PADDING = frozenset(
     }
 )
 """Kinds whose positions start after the padding id, so that many of the position embeddings are never reached."""
+PREDICTIONS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+"""Suffixes of a file of predictions, which is a teacher without a model."""
 CARD = "README.md"
 UNKNOWN = "unknown.safetensors"
 """The fit of a student that stages/common/models/unknown.py reads; no weights of the model."""
@@ -77,6 +79,11 @@ HEAD = re.compile(r"(classifier|score|classification_head)\.")
 """The usual names of a classifier's own tensors."""
 ONNX_MODEL, EXPORT_FACTS = "model.onnx", "export.json"
 """Files of an export, which is no model for transformers."""
+
+
+def is_predictions(path: Path) -> bool:
+    """Returns whether a teacher of this path is a file of predictions, and no model; the file may be missing."""
+    return path.suffix.lower() in PREDICTIONS and not path.is_dir()
 
 
 def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) -> dict[str, Any]:

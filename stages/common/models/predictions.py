@@ -19,8 +19,6 @@ from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ModelError
 
-KINDS = (".csv", ".tsv", *JSON_LINES, ".parquet")
-
 KEY, ID, TEXT, SECOND_TEXT = "key", "id", "text", "text_2"
 """Columns that may name the text, next to those of the corpus."""
 
@@ -52,11 +50,6 @@ DUPLICATE = "_duplicated_"
 
 SAMPLE_ROWS = 100
 """First rows that decide which columns have numbers."""
-
-
-def is_predictions(path: Path) -> bool:
-    """Returns whether a teacher of this path is a file of predictions, and no model; the file may be missing."""
-    return path.suffix.lower() in KINDS and not path.is_dir()
 
 
 def labels_in(path: Path, labels: Sequence[str] | None, corpus: Corpus | None, where: str) -> list[str]:

@@ -15,19 +15,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.data.keys import shown
-from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import ModelError, nearest
 from amalgam.pipeline.input_files import FileMark, InputFile, changed_error, unchanged
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Store
 from amalgam.pipeline.user_paths import readable, user_path
 from amalgam.stages.common.models import hub as model_hub
-from amalgam.stages.common.models import model_folder, predictions
+from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.model_folder import ATTENTIVE, STATIC
+
+if TYPE_CHECKING:
+    from amalgam.pipeline.config.schema import Corpus
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -87,7 +89,7 @@ class Reference:
         return f"{self.model_id}@{commit}" + ("+code" if self.trust_remote_code else "")
 
     def read(self, folder: Path, digest_of: Callable[[Path], str] | None = None) -> ModelFiles:
-        if predictions.is_predictions(folder):
+        if model_folder.is_predictions(folder):
             corpus, labels = self.corpus, self.labels
             return read_predictions(folder, self.where, corpus=corpus, labels=labels, digest_of=digest_of)
         pickles, trusted = self.allow_pickle, self.trust_remote_code
@@ -240,7 +242,7 @@ class Finder:
         if isinstance(place, str):
             return self._check_on_hub(reference)
         with readable(place, ModelError, reference.where):
-            if not predictions.is_predictions(place):
+            if not model_folder.is_predictions(place):
                 model_folder.read_config(place, where=reference.where, trust_remote_code=reference.trust_remote_code)
         return partial(_identify, reference, place)
 
@@ -349,6 +351,8 @@ def read_predictions(
     digest_of: Callable[[Path], str] | None = None,
 ) -> ModelFiles:
     """Reads the labels of a file of predictions; the digest is empty without `digest_of`."""
+    from amalgam.stages.common.models import predictions
+
     where = f"{where}: {path}"
     with readable(path, ModelError, where):
         mark = FileMark.of(path)
@@ -394,13 +398,13 @@ def place_of(given: str, base: Path, *, field: str | None = None) -> Path | str:
     folder = user_path(given, base, ModelError, where)
     if folder.is_dir():
         return folder.resolve() if ".." in folder.parts else folder  # for messages
-    if folder.is_file() and predictions.is_predictions(folder):
+    if folder.is_file() and model_folder.is_predictions(folder):
         return folder
     if folder.exists():
-        what, kinds = f"{given} is a file, not a model's folder", ", ".join(predictions.KINDS)
+        what, kinds = f"{given} is a file, not a model's folder", ", ".join(model_folder.PREDICTIONS)
         fix = f"name the folder that contains it; a file of predictions ends in one of {kinds}"
         raise ModelError(what, where=where, fix=fix)
-    if predictions.is_predictions(folder):
+    if model_folder.is_predictions(folder):
         raise ModelError(f"there is no file {given}", where=where, fix="correct the path, or write this file")
     if not model_hub.is_model_id(given):
         raise ModelError(f"there is no folder {given}", where=where, fix=_folder_near(folder))

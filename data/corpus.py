@@ -29,7 +29,6 @@ from amalgam.data.rows import (
     FIELD_LIMIT,
     INSTEAD,
     KINDS,
-    SUFFIXES,
     BadRow,
     Row,
     fix_of_rows,
@@ -44,6 +43,7 @@ from amalgam.data.rows import (
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, nearest, without_dots
+from amalgam.pipeline.input_files import SUFFIXES
 from amalgam.pipeline.user_paths import expanded, readable, user_path
 
 PartName = Literal["train", "validation", "test", "teachers", "held-out"]

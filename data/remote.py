@@ -14,9 +14,9 @@ from typing import Any
 from amalgam.data.hub import ONE_AT_A_TIME, WITH_HEADER, copy_texts, fetch_texts
 from amalgam.data.keys import shown
 from amalgam.data.lazy import pl
-from amalgam.data.rows import KINDS, SUFFIXES
+from amalgam.data.rows import KINDS
 from amalgam.pipeline.errors import DataError, DiskFullError, InputChangedError, fix_of, is_disk_full
-from amalgam.pipeline.input_files import file_digest
+from amalgam.pipeline.input_files import SUFFIXES, file_digest
 from amalgam.pipeline.storage.aws_profile import profile_options
 
 HUB = "hf://"

@@ -23,6 +23,7 @@ from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, nearest
+from amalgam.pipeline.input_files import SUFFIXES
 from amalgam.pipeline.user_paths import readable
 
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
@@ -66,7 +67,6 @@ def fix_of_rows(fixes: Mapping[str, str]) -> str:
 # ---- kinds of files
 
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 KINDS = ", ".join(SUFFIXES)
 
 PACKERS = {
@@ -462,20 +462,20 @@ def delimiter_of(kind: str, header: bytes) -> str:
 
 
 def _csv_header(table: _Table, lines: _Lines, records: Iterator[list[str]]) -> list[str]:
-    header, fault = list[str](), None
+    header = list[str]()
     try:
         header = next((record for record in records if record), [])
     except csv.Error as error:
-        fault = error
+        if lines.bad_byte is None:
+            what = f"{table.name}: the header cannot be read: {error}"
+            fix = "mend the first line, which names the columns"
+            if "new-line character" in str(error):
+                what = f"{table.name} has old Mac line ends"
+                fix = "save it with others: tr '\\r' '\\n' < {file} > {copy}".format(**table.in_commands)
+            raise DataError(what, where=_shown_value(lines.raw[0]), fix=fix) from error
     if lines.bad_byte is not None:
         bad = table.bad(1, "not UTF-8", lines.raw[-1], byte=lines.bad_byte)
-        raise DataError("the header is not UTF-8", where=bad.where, fix=bad.fix) from fault
-    if fault is not None:
-        what, fix = f"{table.name}: the header cannot be read: {fault}", "mend the first line, which names the columns"
-        if "new-line character" in str(fault):
-            what = f"{table.name} has old Mac line ends"
-            fix = "save it with others: tr '\\r' '\\n' < {file} > {copy}".format(**table.in_commands)
-        raise DataError(what, where=_shown_value(lines.raw[0]), fix=fix) from fault
+        raise DataError("the header is not UTF-8", where=bad.where, fix=bad.fix)
     return header
 
 

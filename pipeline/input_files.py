@@ -13,6 +13,9 @@ from typing import Self
 
 from amalgam.pipeline.errors import InputChangedError
 
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+"""Suffixes of files with a row for each text."""
+
 SMALL = 1 << 20
 """Bytes of a file that is read at once."""
 

@@ -158,7 +158,7 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
     where, place = f"{WHERE}: {given}", resolve.place_of(given, Path.cwd(), field=WHERE)
     name = name_of(given, {teacher.name for teacher in earlier})
     if isinstance(place, Path) and place.is_file():
-        labels = label_names(resolve.read_predictions(place, where), labels=None, rename={}, teacher=name)
+        labels = label_names(resolve.prediction_file(place, where), labels=None, rename={}, teacher=name)
         return DetectedTeacher(name, _reference_from(into, given, place), None, labels, is_named=True)
     read = (place, None) if isinstance(place, Path) else _from_hub(place)
     if read is None:

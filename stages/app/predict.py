@@ -23,7 +23,6 @@ from amalgam.data.keys import shown, shown_name, text_key
 from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
 from amalgam.data.rows import (
-    SUFFIXES,
     BadRow,
     Row,
     fix_of_rows,
@@ -38,6 +37,7 @@ from amalgam.pipeline.config import proposals
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import Console, counted, padded, printing, width_of
 from amalgam.pipeline.errors import DataError, ExperimentError, nearest
+from amalgam.pipeline.input_files import SUFFIXES
 from amalgam.pipeline.signals import InterruptHandler, without_units
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, expanded, user_path, writing

@@ -72,13 +72,13 @@ def _check_ids(inputs: FileInputs, teacher: ResolvedTeacher) -> None:
 def _check_texts(inputs: FileInputs, teacher: ResolvedTeacher, predictions: Predictions, units: Sequence[Unit]) -> None:
     absent, texts, first = dict[str, int](), 0, ""
     for unit in units:
-        table = _rows(inputs, unit, ["key", "id", "text"])
+        table = _rows(inputs, unit, ["key", "id"])
         _, is_there = predictions.of(_named(predictions, table))
         texts += table.num_rows
         if not is_there.all():
             part = unit.payload.part
             absent[part] = absent.get(part, 0) + int((~is_there).sum())
-            first = first or shown(str(table.column("text")[int(is_there.argmin())]))
+            first = first or shown(str(_rows(inputs, unit, ["text"]).column("text")[int(is_there.argmin())]))
     if absent:
         parts = " and ".join(f"{count:,} of corpus.{part}" for part, count in absent.items())
         what = f"teacher {teacher.name}: {teacher.files.folder.name} has no prediction for {parts}"

@@ -32,7 +32,7 @@ from amalgam.stages.common.cached.coverage import AnswerFacts, CachedUnits, Unit
 from amalgam.stages.common.cached.read import distinct
 from amalgam.stages.common.corpus import Bucket, Part, tables
 from amalgam.stages.common.device import dtype_for, pick_device
-from amalgam.stages.common.models.resolve import ResolvedTeacher
+from amalgam.stages.common.token_cache import UnitTexts
 from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.target_methods import target_method
 
@@ -126,7 +126,7 @@ class CacheTeachers(Stage):
 
         families = cached.families_of(run)
         inputs = CacheInputs(
-            teachers=_models(run),
+            teachers=load.models_of(run),
             dtype=cached.dtype_of(run),
             loader=load.teacher_loader(run),
             texts=load.unit_texts(run, [part for part, _ in _parts(run)]),
@@ -141,7 +141,9 @@ class CacheTeachers(Stage):
             content = {"teacher": teacher.name, **key, "labels": list(teacher.outputs)}
             cached.describe_family(run, self.name, families[teacher.name], content)
         requests = [unit for unit in units if isinstance(unit.payload, UnitRequest)]
-        _write_from_files(run, requests)  # first: a text without a prediction is an error before hours of work
+        _write_from_files(
+            run, inputs.texts, requests
+        )  # first: a text without a prediction is an error before hours of work
         ask_teachers(inputs, requests)
         decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
         if decisions:
@@ -219,21 +221,15 @@ def _keys(run: Run) -> Keys:
     return np.concatenate([read_keys(path) for path in run.store.verified_paths(files)])
 
 
-def _models(run: Run) -> list[ResolvedTeacher]:
-    """Returns the teachers that are models, and no files of predictions."""
-    return [teacher for teacher in load.teachers_of(run) if not teacher.files.are_predictions]
-
-
-def _write_from_files(run: Run, units: Sequence[Unit]) -> None:
+def _write_from_files(run: Run, texts: UnitTexts, units: Sequence[Unit]) -> None:
     """Runs the units of teachers that are files of predictions."""
     from amalgam.stages.cache_teachers.from_file import FileInputs, write_predictions
 
     for teacher in load.teachers_of(run):
         own = [unit for unit in units if unit.payload.teacher == teacher.name]
         if own and teacher.files.are_predictions:
-            buckets = {(part.name, bucket.prefix): bucket for part, _ in _parts(run) for bucket in part.buckets}
             corpus, passes = run.experiment.corpus, cached.passes_of(run.experiment)
-            inputs = FileInputs(buckets, corpus, run.store, run.console, run.signals.check, passes)
+            inputs = FileInputs(texts.buckets, corpus, run.store, run.console, run.signals.check, passes)
             write_predictions(inputs, teacher, own)
 
 
@@ -241,7 +237,7 @@ def _write_from_files(run: Run, units: Sequence[Unit]) -> None:
 def _check_new_teachers(run: Run) -> None:
     """Loads every model without cached answers before hours of work for the first one: a bad one fails now."""
     families, loader = cached.families_of(run), load.teacher_loader(run)
-    for teacher in _models(run):
+    for teacher in load.models_of(run):
         folder = cached.units_folder(run, CacheTeachers.name, families[teacher.name])
         if not any(run.store.units(folder, [path.stem]) for path in run.store.units_in(folder)):  # ends at the first
             passes = cached.passes_of(run.experiment)
@@ -264,11 +260,11 @@ def _choose_dtype(run: Run) -> None:
     part, passes = load.part_of(run, "train") or load.part_of(run, "test"), run.experiment.cache.passes
     if dtype != "fp32" and part is None and not reads_texts(run.experiment):
         dtype, why = "fp32", "there are no texts to compare it on"
-    elif dtype != "fp32" and _models(run):
+    elif dtype != "fp32" and load.models_of(run):
         texts, work = tables(run.store, part or load.train_part(run)), _text_passes(run) // len(load.teachers_of(run))
         passed, why = check_half_precision(
             load.teacher_loader(run),
-            _models(run),
+            load.models_of(run),
             dtype,
             sample_texts(texts, work, passes),
             passes=passes,
@@ -296,7 +292,7 @@ def sampled_texts(run: Run) -> int:
     experiment, method = run.experiment, target_method(run.experiment.targets)
     compares = method.weighted and not method.weighs_by_domain and reads_texts(experiment) and experiment.student.learns
     chooses_none = experiment.cache.passes is None and not cached.passes_of(experiment)
-    if compares and chooses_none and len(load.teachers_of(run)) > 1 and _models(run):
+    if compares and chooses_none and len(load.teachers_of(run)) > 1 and load.models_of(run):
         return cached.sample_size(load.train_part(run).texts, cached.AUTO_PASSES)
     return cached.adaptive_sample(run)
 

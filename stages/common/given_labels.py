@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -236,7 +236,7 @@ def read_label_file(path: Path, corpus: Corpus, how_to_label: str, name: str) ->
     names = (corpus.label, free_name(LABEL, corpus), LABEL)
     present = (name for name in names if name and name not in corpus.text and _has_column(path, name))
     label = next(present, label_column(corpus))
-    column, columns = _identifying_column(path, corpus)
+    column, columns = naming_columns(partial(_has_column, path), corpus) or (TEXT, list(corpus.text))
     settings = Corpus(text=columns, label=label, labels=corpus.labels, rename=corpus.rename, unknown=corpus.unknown)
     if column == ID:
         settings = settings.model_copy(update={"text": [], "id": columns[0]})
@@ -252,7 +252,7 @@ def read_label_file(path: Path, corpus: Corpus, how_to_label: str, name: str) ->
             problems.append(f"{place}: {row.fault}; {row.fix}")
             continue
         fields = row.fields if row.id is None else (row.id,)
-        identity, why = _identity(column, fields), (reasons or {}).get(row.number)
+        identity, why = identity_of(column, fields), (reasons or {}).get(row.number)
         if row.label is None:
             empty += 1
             blank += [identity] if why == RANDOM else []
@@ -345,10 +345,11 @@ def labels_in(tables: Iterable[pa.Table], names: Sequence[str], unknown: str | N
     return GivenLabels(labels, unknown=unknowns, outside_sample=len(pairs) - len(labels) - len(unknowns))
 
 
-def _identity(column: str, fields: Sequence[str]) -> bytes | str:
-    if column == TEXT:
+def identity_of(kind: str, fields: Sequence[str]) -> bytes | str:
+    """Returns the key or the id of a text by the fields that name it; fields that are no key stay as they are."""
+    if kind == TEXT:
         return text_key(fields)
-    if column == ID:
+    if kind == ID:
         return fields[0]
     try:
         key = bytes.fromhex(fields[0])
@@ -357,8 +358,11 @@ def _identity(column: str, fields: Sequence[str]) -> bytes | str:
     return key if len(key) == KEY_BYTES else fields[0]  # no text has it
 
 
-def _identifying_column(path: Path, corpus: Corpus) -> tuple[str, list[str]]:
-    """Returns the kind and the names of the columns: keys before ids before texts, because editors change texts."""
+def naming_columns(has_column: Callable[[str], bool], corpus: Corpus) -> tuple[str, list[str]] | None:
+    """Returns the kind and the names of the columns that name a text: keys before ids before texts.
+
+    Editors change texts.
+    """
     own_id = [] if corpus.id == "auto" else [corpus.id, "id"]
     single = ["text"] if len(corpus.text) == 1 else ["text", "text_2"]
     candidates = [
@@ -367,10 +371,7 @@ def _identifying_column(path: Path, corpus: Corpus) -> tuple[str, list[str]]:
         (TEXT, list(corpus.text)),
         (TEXT, single),
     ]
-    for kind, names in candidates:
-        if all(_has_column(path, name) for name in names):
-            return kind, names
-    return TEXT, list(corpus.text)
+    return next(((kind, names) for kind, names in candidates if all(map(has_column, names))), None)
 
 
 def _has_column(path: Path, name: str) -> bool:

@@ -59,6 +59,11 @@ def teachers_of(run: Run) -> list[models.ResolvedTeacher]:
     return [*_trained_teachers(run), *_named_teachers(run)]
 
 
+def models_of(run: Run) -> list[models.ResolvedTeacher]:
+    """Returns the teachers that are models, and no files of predictions."""
+    return [teacher for teacher in teachers_of(run) if not teacher.files.are_predictions]
+
+
 def known_labels(run: Run) -> list[list[object]]:
     """Returns the name and the labels of each teacher for identities: numbers by teacher are stored in their order."""
     return [

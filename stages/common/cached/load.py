@@ -230,15 +230,14 @@ class CachedStates:
 
 
 def required_states(run: Run) -> list[CachedStates]:
-    """Returns every family of states that the experiment reads, in the order of computation; files have none."""
+    """Returns every family of states that the experiment reads, in the order of computation."""
     method, objective = target_method(run.experiment.targets), objective_inputs(run.experiment)
     by_domain = domain_measure(run.experiment) is not None and not objective.weighs_by_domain
     families = [encoder_states(run)] if method.reads_features else []
-    models = [teacher for teacher in load.teachers_of(run) if not teacher.files.are_predictions]
     if by_domain or method.reads_states:
-        families += [last_states(run, teacher) for teacher in models]
+        families += [last_states(run, teacher) for teacher in load.models_of(run)]
     if objective.states:
-        families += [teacher_states(run, teacher) for teacher in models]
+        families += [teacher_states(run, teacher) for teacher in load.models_of(run)]
     return families
 
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from amalgam.data.keys import shown, shown_names
 from amalgam.pipeline.errors import ModelError
-from amalgam.pipeline.input_files import InputFile
+from amalgam.pipeline.input_files import SUFFIXES, InputFile
 
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -70,8 +70,6 @@ POSITIONS_AFTER_PADDING = frozenset(
     }
 )
 """Kinds whose positions start after the padding id, so that many of the position embeddings are never reached."""
-PREDICTIONS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
-"""Suffixes of a file of predictions, which is a teacher without a model."""
 CARD = "README.md"
 UNKNOWN = "unknown.safetensors"
 """The fit of a student that stages/common/models/unknown.py reads; no weights of the model."""
@@ -83,7 +81,7 @@ ONNX_MODEL, EXPORT_FACTS = "model.onnx", "export.json"
 
 def is_predictions(path: Path) -> bool:
     """Returns whether a teacher of this path is a file of predictions, and no model; the file may be missing."""
-    return path.suffix.lower() in PREDICTIONS and not path.is_dir()
+    return path.suffix.lower() in SUFFIXES and not path.is_dir()
 
 
 def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) -> dict[str, Any]:

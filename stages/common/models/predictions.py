@@ -18,12 +18,7 @@ from amalgam.data.rows import BOM, FIELD_LIMIT, JSON_LINES, check_magic, delimit
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ModelError
-
-KEY, ID, TEXT, SECOND_TEXT = "key", "id", "text", "text_2"
-"""Columns that may name the text, next to those of the corpus."""
-
-LABEL = "label"
-"""Column of the one label of a text, in a file without probabilities; the corpus may name another."""
+from amalgam.stages.common.given_labels import ID, KEY, LABEL, TEXT, identity_of, naming_columns
 
 LEAST_PROBABILITY = 1e-4
 """Smaller probabilities count as this one: their logarithm has no bound."""
@@ -31,7 +26,7 @@ LEAST_PROBABILITY = 1e-4
 LEAST_SHARE = 1.01
 """Least score of a text's one label, as a multiple of equal probabilities: with less, another would be likelier."""
 
-VERSION = 2
+VERSION = 1
 """Raised with every change of the logits that a file gives."""
 
 SUMS = 0.9, 1.1
@@ -82,7 +77,7 @@ def labels_in(path: Path, labels: Sequence[str] | None, corpus: Corpus | None, w
 
 def _number_columns(frame: pl.DataFrame, corpus: Corpus) -> list[str]:
     """Returns the columns of numbers that do not name the text or its label."""
-    naming = {KEY, ID, TEXT, SECOND_TEXT, *corpus.text, corpus.id, LABEL, corpus.label, *INDEX}
+    naming = {KEY, ID, TEXT, "text_2", *corpus.text, corpus.id, LABEL, corpus.label, *INDEX}
     return [name for name in frame.columns if name not in naming and _numbers(frame[name]).is_not_null().any()]
 
 
@@ -196,15 +191,11 @@ def _error(path: Path, problems: Sequence[tuple[int, str]], labels: Sequence[str
 
 
 def _naming_columns(columns: Sequence[str], corpus: Corpus, where: str) -> tuple[str, list[str]]:
-    """Returns the kind and the names of the columns that name the text: keys before ids before texts."""
-    single = [TEXT] if len(corpus.text) == 1 else [TEXT, SECOND_TEXT]
-    own_id = [] if corpus.id == "auto" else [corpus.id, ID]
-    candidates = [(KEY, [KEY]), *((ID, [name]) for name in own_id), (TEXT, list(corpus.text)), (TEXT, single)]
-    for kind, names in candidates:
-        if all(name in columns for name in names):
-            return kind, names
-    what = f"no column names the text: the columns are {shown_names(columns, MOST_SHOWN)}"
-    raise ModelError(what, where=where, fix=f"add the column {', '.join(map(shown, corpus.text))} with the texts")
+    named = naming_columns(columns.__contains__, corpus)
+    if named is None:
+        what = f"no column names the text: the columns are {shown_names(columns, MOST_SHOWN)}"
+        raise ModelError(what, where=where, fix=f"add the column {', '.join(map(shown, corpus.text))} with the texts")
+    return named
 
 
 def _names(frame: pl.DataFrame, kind: str, columns: Sequence[str]) -> tuple[Keys, list[tuple[int, str]]]:
@@ -220,15 +211,13 @@ def _names(frame: pl.DataFrame, kind: str, columns: Sequence[str]) -> tuple[Keys
 
 
 def _key(kind: str, values: Sequence[Any]) -> bytes | None:
-    if kind == KEY:
-        value = values[0]
-        try:
-            key = value if isinstance(value, bytes) else bytes.fromhex(value or "")
-        except (TypeError, ValueError):
-            return None
-        return key if len(key) == KEY_BYTES else None
+    if kind == KEY and isinstance(values[0], bytes):
+        return values[0] if len(values[0]) == KEY_BYTES else None
     texts = [str(value) if type(value) is int else value for value in values]
-    return text_key(texts) if all(isinstance(text, str) and text.strip() for text in texts) else None
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        return None
+    identity = identity_of(kind, texts)
+    return text_key(texts) if kind == ID else identity if isinstance(identity, bytes) else None
 
 
 def _read_csv(path: Path, where: str, rows: int | None) -> pl.DataFrame:

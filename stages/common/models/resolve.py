@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.data.keys import shown
 from amalgam.pipeline.errors import ModelError, nearest
-from amalgam.pipeline.input_files import FileMark, InputFile, changed_error, unchanged
+from amalgam.pipeline.input_files import SUFFIXES, FileMark, InputFile, changed_error, unchanged
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Store
 from amalgam.pipeline.user_paths import readable, user_path
@@ -91,7 +91,7 @@ class Reference:
     def read(self, folder: Path, digest_of: Callable[[Path], str] | None = None) -> ModelFiles:
         if model_folder.is_predictions(folder):
             corpus, labels = self.corpus, self.labels
-            return read_predictions(folder, self.where, corpus=corpus, labels=labels, digest_of=digest_of)
+            return prediction_file(folder, self.where, corpus=corpus, labels=labels, digest_of=digest_of)
         pickles, trusted = self.allow_pickle, self.trust_remote_code
         return read_model(folder, self.where, digest_of=digest_of, allow_pickle=pickles, trust_remote_code=trusted)
 
@@ -342,7 +342,7 @@ def read_model(
         return ModelFiles(str(folder), folder, digest, None, kind, config, trust_remote_code, tuple(inputs.values()))
 
 
-def read_predictions(
+def prediction_file(
     path: Path,
     where: str,
     *,
@@ -401,7 +401,7 @@ def place_of(given: str, base: Path, *, field: str | None = None) -> Path | str:
     if folder.is_file() and model_folder.is_predictions(folder):
         return folder
     if folder.exists():
-        what, kinds = f"{given} is a file, not a model's folder", ", ".join(model_folder.PREDICTIONS)
+        what, kinds = f"{given} is a file, not a model's folder", ", ".join(SUFFIXES)
         fix = f"name the folder that contains it; a file of predictions ends in one of {kinds}"
         raise ModelError(what, where=where, fix=fix)
     if model_folder.is_predictions(folder):

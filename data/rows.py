@@ -66,7 +66,6 @@ def fix_of_rows(fixes: Mapping[str, str]) -> str:
 
 # ---- kinds of files
 
-
 KINDS = ", ".join(SUFFIXES)
 
 PACKERS = {

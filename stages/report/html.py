@@ -175,7 +175,8 @@ def _systems(numbers: ReportJson) -> list[Row]:
     leads = {f"{starts[rival['kind']]}{rival['name']}": rival for rival in rivals if rival["kind"] in starts}
     rows = [_system(name, row, reported=name == evaluation["system"]) for name, row in evaluation["systems"].items()]
     for student in numbers["students"]:
-        remark = "trained on gold labels" if student["supervised"] else student["method"]
+        method = student["method"] if student["method"] != student["name"] else None
+        remark = "trained on gold labels" if student["supervised"] else method
         rows.append(_system(f"{STUDENT}{student['name']}", student, reported=False, remark=remark))
     for row in rows:
         row["lead"] = leads.get(row["name"])

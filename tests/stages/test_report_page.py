@@ -306,6 +306,17 @@ def test_a_page_is_made_for_every_verdict(built: Workspace) -> None:
 # ---- many
 
 
+def test_a_student_named_by_its_method_has_the_name_once(built: Workspace) -> None:
+    numbers = built.numbers()
+    scores = numbers["evaluation"]["systems"]["ensemble"]
+    numbers["students"] = [{**scores, "name": name, "supervised": False, "method": "uhc"} for name in ("uhc", "other")]
+    html = page(numbers)
+    assert re.findall(r'>student (\w+)(?: <span class="note">(\w+)</span>)?</th>', html)[-2:] == [
+        ("uhc", ""),
+        ("other", "uhc"),
+    ]
+
+
 def test_five_hundred_labels_and_fifty_teachers_stay_one_readable_page(built: Workspace) -> None:
     report = built.numbers()
     labels = [f"a label with quite a long name, number {place}" for place in range(500)]

@@ -317,6 +317,13 @@ def test_a_student_named_by_its_method_has_the_name_once(built: Workspace) -> No
     ]
 
 
+def test_a_complete_matrix_has_no_list_of_confusions(built: Workspace) -> None:
+    numbers = built.numbers()
+    matrix = numbers["student_quality"]["matrix"]
+    lists = [page(numbers).count("Most frequent confusions") for matrix["others"] in (0, 3)]
+    assert (lists, bool(numbers["student_quality"]["confusions"]["pairs"])) == ([0, 1], True)
+
+
 def test_five_hundred_labels_and_fifty_teachers_stay_one_readable_page(built: Workspace) -> None:
     report = built.numbers()
     labels = [f"a label with quite a long name, number {place}" for place in range(500)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import combinations
@@ -49,6 +50,9 @@ STUDENT = "student "
 JOINERS = "\u200c\u200d"
 """Persian, Indic scripts and emoji need these letters."""
 
+SECTION = "<h2>(.+?)</h2>"
+"""A section of the template; texts from data are escaped."""
+
 SPACES = str.maketrans("\n\r\t", "   ")
 
 
@@ -56,7 +60,14 @@ SPACES = str.maketrans("\n\r\t", "   ")
 
 
 def page(numbers: ReportJson) -> str:
-    return render("page.html.j2", numbers=numbers, figures=figures(numbers), view=_view(numbers))
+    html = render("page.html.j2", numbers=numbers, figures=figures(numbers), view=_view(numbers))
+    links = (f'<a href="#{_anchor(title)}">{title}</a>' for title in re.findall(SECTION, html))
+    linked = re.sub(SECTION, lambda match: f'<h2 id="{_anchor(match[1])}">{match[1]}</h2>', html)
+    return linked.replace("<nav></nav>", f"<nav>{' · '.join(links)}</nav>", 1)
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
 
 
 def render(template: str, **values: Any) -> str:

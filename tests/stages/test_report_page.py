@@ -306,6 +306,14 @@ def test_a_page_is_made_for_every_verdict(built: Workspace) -> None:
 # ---- many
 
 
+def test_the_page_links_its_sections(built: Workspace) -> None:
+    html = page(built.numbers())
+    links = re.findall(r'<a href="#(.+?)">(.+?)</a>', html[: html.index("<h2")])
+    assert len(links) > 5
+    assert re.findall(r'<h2 id="(.+?)">(.+?)</h2>', html) == links
+    assert html.count("<h2") == len(links)
+
+
 def test_a_student_named_by_its_method_has_the_name_once(built: Workspace) -> None:
     numbers = built.numbers()
     scores = numbers["evaluation"]["systems"]["ensemble"]

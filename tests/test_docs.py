@@ -301,6 +301,15 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     }
 
 
+def test_a_list_follows_an_empty_line() -> None:
+    for page in PAGES:
+        text = re.sub(FENCE, "", (ROOT / page).read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for paragraph in re.split(r"\n\s*\n", text):
+            first, *others = paragraph.strip("\n").split("\n")
+            if not re.match(r"\s*([-*]|\d+\.) |<!--", first):
+                assert [line for line in others if re.match(r"([-*]|\d+\.) ", line)] == [], page
+
+
 def test_the_glossary_has_each_term_once_in_order_and_other_pages_use_it() -> None:
     rows = re.findall(
         r"^\| (?!term \|)([^|(]+?)(?: \(([^|]+)\))? \|", (ROOT / "docs/glossary.md").read_text("utf-8"), re.MULTILINE

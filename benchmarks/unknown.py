@@ -23,6 +23,7 @@ from amalgam.data.tokens import encode
 from amalgam.stages.app.student import finished_in
 from amalgam.stages.common.inference.batches import Classifier, predict_with_states
 from amalgam.stages.common.models.unknown import UnknownStates
+from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.report.quality import unknown_quality
 from amalgam.stages.train_student.training import fit_unknown_states
 
@@ -71,7 +72,8 @@ def main() -> None:
 def _fitted(student: Classifier, paths: Sequence[Path]) -> UnknownStates | None:
     texts = pl.concat([pl.read_parquet(path, columns=["text"]) for path in paths])["text"].to_list()
     tokens = encode(student.tokenizer, [(text,) for text in texts], student.limit, types=student.types)
-    return fit_unknown_states(student.model, tokens.ids, tokens.type_ids, pad_id=student.pad_id)
+    no_targets = np.zeros((len(tokens), 0), np.float32), np.zeros(len(tokens), np.float32)
+    return fit_unknown_states(student.model, Examples(tokens.ids, tokens.type_ids, *no_targets), pad_id=student.pad_id)
 
 
 def _scores(student: Classifier, fit: UnknownStates | None, texts: Sequence[str]) -> tuple[Array, dict[str, Array]]:

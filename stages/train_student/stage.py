@@ -321,14 +321,8 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     results = training.train(load.training_services(run), new, data.learn, phases, settings, selection, checkpoint)
     unknown = training.set_unknown_threshold(new, data, validation)
     evidence = largest_evidence(run, data.keys[: training.UNKNOWN_TEXTS]) if reads_evidence(run.experiment) else None
-    fitted = training.fit_unknown_states(
-        new.model,
-        data.learn.tokens,
-        data.learn.type_ids,
-        pad_id=new.pad_id,
-        new=validation or data.held_out,
-        evidence=evidence,
-    )
+    new_texts = validation or data.held_out
+    fitted = training.fit_unknown_states(new.model, data.learn, pad_id=new.pad_id, new=new_texts, evidence=evidence)
     labels, cut = facts["labels"], data.truncated
     return new, {**results, "labels": labels, "cut": cut, "texts": len(data.learn), "unknown": unknown}, fitted
 

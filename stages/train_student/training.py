@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from amalgam.data.arrays import unknown_score
 from amalgam.data.parquet import key_array, matrix
-from amalgam.data.tokens import Ids, Ragged, TokenRows
+from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.config.schema import Objective
 from amalgam.pipeline.errors import ExperimentError, ModelError, WorkError
 from amalgam.stages.build_targets.stage import TargetFacts
@@ -91,29 +91,25 @@ def upper_bound(scores: np.ndarray[Any, Any]) -> float:
     return float(scores.mean() + STUDENT_T[len(scores) - 2] * scores.std(ddof=1) * math.sqrt(1 + 1 / len(scores)))
 
 
-def fit_unknown_states(  # noqa: PLR0913 - the texts, and what is known of them
+def fit_unknown_states(
     model: Any,
-    tokens: Sequence[Ids],
-    type_ids: Sequence[Ids] | None,
+    learned: Examples,
     *,
     pad_id: int,
     new: Examples | None = None,
     evidence: np.ndarray[Any, Any] | None = None,
 ) -> UnknownStates | None:
-    """Fits the states of at most UNKNOWN_TEXTS training texts by predicted label; None if the model gives no states.
+    """Fits the states of at most UNKNOWN_TEXTS learned texts by predicted label; None if the model gives no states.
 
-    Training texts are in the order of their keys, which are hashes, so the first of them are a random sample.
+    Learned texts are in the order of their keys, which are hashes, so the first of them are a random sample.
     `evidence` is the teachers' largest evidence on each of them. `new` texts were not learned and raise the threshold.
     """
-
-    def first(rows: Sequence[Ids] | None) -> Ragged | None:
-        return None if rows is None else Ragged.of(rows)[:UNKNOWN_TEXTS]
-
-    tokens, type_ids = Ragged.of(tokens)[:UNKNOWN_TEXTS], first(type_ids)
-    layer = batches.middle_layer(model, batches.model_inputs(tokens, type_ids, np.arange(1), pad_id))
+    texts = learned.first(UNKNOWN_TEXTS)
+    layer = batches.middle_layer(model, batches.model_inputs(texts.tokens, texts.type_ids, np.arange(1), pad_id))
     if layer is None:
         return None
-    logits, states = batches.predict_with_states(model, tokens, pad_id=pad_id, layer=layer, type_ids=type_ids)
+    predict = partial(batches.predict_with_states, model, pad_id=pad_id, layer=layer)
+    logits, states = predict(texts.tokens, type_ids=texts.type_ids)
     if not np.isfinite(states).all():
         return None
     groups = logits.argmax(axis=1)
@@ -121,8 +117,8 @@ def fit_unknown_states(  # noqa: PLR0913 - the texts, and what is known of them
     fit = UnknownStates.of(states.astype(np.float64), groups, evidence, layer=layer, weights=weights)
     if new is None:
         return fit
-    ids, types = Ragged.of(new.tokens)[:UNKNOWN_TEXTS], first(new.type_ids)
-    states = batches.predict_with_states(model, ids, pad_id=pad_id, layer=layer, type_ids=types)[1]
+    texts = new.first(UNKNOWN_TEXTS)
+    states = predict(texts.tokens, type_ids=texts.type_ids)[1]
     return fit.raised(states.astype(np.float64)) if np.isfinite(states).all() else fit
 
 

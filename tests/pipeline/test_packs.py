@@ -194,13 +194,6 @@ def test_a_flipped_bit_in_a_pack_costs_one_unit(
     assert_whole(opened(workspace), {other.root / FOLDER / one.name: record for one, record in records.items()})
 
 
-def test_an_index_that_is_damaged_has_a_copy(workspace: str) -> None:
-    records = filled(workspace)
-    pack_all(workspace)
-    opened(workspace).backend.inner.put({f"{FOLDER}/packs/000000.gz": b"garbage"})
-    assert_whole(opened(workspace), records)
-
-
 def test_without_its_pack_a_unit_is_not_whole_and_may_be_made_again(workspace: str) -> None:
     records = filled(workspace)
     pack_all(workspace)

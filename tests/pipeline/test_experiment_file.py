@@ -522,6 +522,7 @@ REFUSED = {
     "corpus.rename": ["[]", "{a: 1}", "text"],
     "execution.batch_tokens": ["yes", "0"],
     "execution.ray": ["1", "[]", "yes"],
+    "execution.trackers": ["[ledger]", "wandb"],
     "report.calibration_bins": ["1", "true", "1e1"],
     "teachers": ["{}", "first", "[1]", "true"],
 }

@@ -284,11 +284,6 @@ def test_init_writes_a_file_that_plan_reads_and_never_writes_over_it(tmp_path: P
     assert "error: " in result.err
 
 
-def test_the_schema_has_every_section(tmp_path: Path) -> None:
-    content = Workspace(tmp_path)("schema").json
-    assert {"corpus", "teachers", "train_teachers", "cache", "targets", "student"} <= set(content["properties"])
-
-
 def test_methods_are_listed(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     assert workspace("methods", "--json").json["muka-soft"]["defaults"]["targets"]["mode"] == "soft"

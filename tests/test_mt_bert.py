@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from amalgam.tests.workspaces import TEACHER_LABELS, TRAIN, Workspace, word_list, write_model
@@ -102,7 +100,7 @@ def test_the_student_can_begin_as_the_first_layers_of_a_teacher(alike: Workspace
     assert "more than the encoder has, 1" in alike.attempt("plan", METHOD, *begun).err
 
 
-def test_a_teacher_that_is_not_there_is_no_encoder(fresh: Workspace, tmp_path: Path) -> None:
+def test_a_teacher_that_is_not_there_is_no_encoder(fresh: Workspace) -> None:
     refused = fresh.attempt("plan", "student.encoder=teacher:third")
     assert refused.code == 2
     assert "first, second" in refused.err

@@ -43,9 +43,7 @@ def test_a_raised_version_of_an_objective_reruns_the_students_that_minimise_it(
     assert workspace.stale() == {"train-student", "report"}
 
 
-def test_another_library_version_gives_a_warning_and_reruns_only_if_strict(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_library_version_gives_a_warning_and_reruns_only_if_strict(workspace: Workspace) -> None:
     for path in workspace.artifacts.glob("cache-teachers/*/MANIFEST.json"):
         rewrite(path, lambda record: replace(record, made={"libraries": {"transformers": "4.0.0"}}))
     plan = workspace.plan()

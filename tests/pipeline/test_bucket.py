@@ -198,7 +198,7 @@ def test_a_prefix_with_other_objects_is_refused_and_a_new_one_is_marked(address:
 # ---- damage
 
 
-def test_a_damaged_copy_is_fetched_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_copy_is_fetched_again(address: str) -> None:
     store = opened(address)
     file = put(store, "one").files[0]
     flip_bit(store.path(file))

@@ -132,7 +132,7 @@ def test_a_busy_hub_is_asked_once_and_not_for_each_model(hub: FakeHub, ask: Aske
     assert len(hub.requests) == 1
 
 
-def test_an_unreachable_hub_fails_at_once(ask: Asker, tmp_path: Path) -> None:
+def test_an_unreachable_hub_fails_at_once(ask: Asker) -> None:
     with FakeHub() as gone:
         pass
     [error, newer] = Asker(gone, ask.folder, ask.home)(RESOLVE, {"function": "newer_revision", "given": "org/news"})

@@ -403,7 +403,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) 
     assert all(piece in error.what for piece in ("teacher news", "'brandnew'", "95 tokens"))
 
 
-def test_a_missing_pad_token_is_replaced_with_a_note_or_refused(tmp_path: Path) -> None:
+def test_a_missing_pad_token_is_replaced_with_a_note_or_refused() -> None:
     import torch
 
     from amalgam.tests.stages.tiny_models import tiny

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from amalgam.pipeline.execution.stage import Stage
 from amalgam.stages.build_targets.stage import BuildTargets
 from amalgam.stages.cache_features.stage import CacheFeatures
@@ -28,3 +30,5 @@ STAGES: tuple[Stage, ...] = (
     TrainStudent(),  #   the student, from cached targets
     Report(),  #         evaluation of the teachers, the ensemble and the student
 )
+
+STAGE_NAMED: Mapping[str, Stage] = {stage.name: stage for stage in STAGES}

@@ -48,7 +48,7 @@ from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_studen
 from amalgam.stages.common.load import labels_by_teacher
 from amalgam.stages.common.load_labels import check_labels
 from amalgam.stages.methods import method_name
-from amalgam.stages.registry import STAGES
+from amalgam.stages.registry import STAGE_NAMED, STAGES
 from amalgam.stages.report.publish import page_name
 from amalgam.stages.report.stage import audit
 
@@ -269,14 +269,13 @@ class Experiment:
 
     def explain(self, stage: str) -> Explanation:
         """Returns why a stage would run: the fields that differ from its last result."""
-        stages = {entry.name: entry for entry in STAGES}
-        if stage not in stages:
-            close = [name for name in stages if name.startswith(stage)] or nearest(stage, stages)
-            fix = f"did you mean {' or '.join(close)}?" if close else f"name one of {', '.join(stages)}"
+        if stage not in STAGE_NAMED:
+            close = [name for name in STAGE_NAMED if name.startswith(stage)] or nearest(stage, STAGE_NAMED)
+            fix = f"did you mean {' or '.join(close)}?" if close else f"name one of {', '.join(STAGE_NAMED)}"
             raise ExperimentError(f"no stage {stage!r}", fix=fix)
         state = next((state for state in self.plan() if state.stage == stage), None)
         with working(self._run):
-            return _explanation(stages[stage], self._run, state)
+            return _explanation(STAGE_NAMED[stage], self._run, state)
 
     def audit(self) -> Audit:
         """Counts from the cache how often each teacher wins, is missed, and contradicts another."""

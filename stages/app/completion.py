@@ -15,9 +15,9 @@ from amalgam.pipeline.user_paths import DEFAULT_FILE
 
 
 def stages(incomplete: str) -> list[str]:
-    from amalgam.stages.registry import STAGES
+    from amalgam.stages.registry import STAGE_NAMED
 
-    return [stage.name for stage in STAGES if stage.name.startswith(incomplete)]
+    return [name for name in STAGE_NAMED if name.startswith(incomplete)]
 
 
 def modes(incomplete: str) -> list[str]:

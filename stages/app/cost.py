@@ -24,7 +24,7 @@ from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.load import encoder_digest, encoder_files, teachers_of
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.common.training.checkpoint_files import TRAINING_STAGES, training_seconds
-from amalgam.stages.registry import STAGES
+from amalgam.stages.registry import STAGE_NAMED
 from amalgam.stages.train_teachers.stage import encoders_of
 
 MEGABYTE = 1e6
@@ -118,11 +118,10 @@ class CostEstimate:
 
 
 def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = False) -> CostEstimate:
-    stages = {stage.name: stage for stage in STAGES}
     costs: dict[str, Cost | str] = {}
     for state in (state for state in states if state.state != "current"):
         try:
-            costs[state.stage] = _cost(run, stages[state.stage], state, measure=measure)
+            costs[state.stage] = _cost(run, STAGE_NAMED[state.stage], state, measure=measure)
         except PendingDependencyError as pending:
             costs[state.stage] = f"after {pending}"
         except AmalgamError as error:
@@ -133,7 +132,7 @@ def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = Fal
         passes = pass_prices(run)
     except (AmalgamError, PendingDependencyError):  # the texts are not read yet
         return CostEstimate(costs)
-    rate = _recorded(run, stages["cache-teachers"])
+    rate = _recorded(run, STAGE_NAMED["cache-teachers"])
     return CostEstimate(costs, passes, rate.seconds / rate.workload if rate else None)
 
 

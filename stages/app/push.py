@@ -37,7 +37,7 @@ from amalgam.stages.common.models.model_folder import CARD, STATIC, UNKNOWN, rea
 from amalgam.stages.common.models.read_card import read_card
 from amalgam.stages.common.models.resolve import read_model
 from amalgam.stages.methods import load_with_methods
-from amalgam.stages.registry import STAGES
+from amalgam.stages.registry import STAGE_NAMED
 
 HEAD = "ForSequenceClassification"
 """End of the class names of classifiers."""
@@ -141,7 +141,7 @@ def _own_test(config: Path) -> str | None:
     """Returns the digest of the labels in corpus.test of the experiment file; None if they are unknown."""
     run = open_run(config, [], console=Console(quiet=True))
     with suppress(AmalgamError, OSError), working(run):
-        plan([stage for stage in STAGES if stage.name in {"generate", "read-corpus"}], run)
+        plan([STAGE_NAMED["generate"], STAGE_NAMED["read-corpus"]], run)
         test = part_of(run, "test") if "read-corpus" in run.results else None
         return test.labels_digest if test else None
     return None

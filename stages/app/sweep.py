@@ -41,12 +41,12 @@ from amalgam.stages.app.runs import check_requirements, open_run, run_without_ta
 from amalgam.stages.build_targets.stage import check_train_gold
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.methods import load_with_methods
-from amalgam.stages.registry import STAGES
+from amalgam.stages.registry import STAGE_NAMED, STAGES
 from amalgam.stages.report.blocks import SystemScores, reported_scores
 from amalgam.stages.report.stage import evaluation_if_any
 from amalgam.stages.report.tables import SCORES, Score, header, measure, row
 
-READ, STUDENT = (next(stage for stage in STAGES if stage.name == name) for name in ("read-corpus", "train-student"))
+READ, STUDENT = STAGE_NAMED["read-corpus"], STAGE_NAMED["train-student"]
 MOST = 200
 """Largest number of students in a sweep."""
 CHECKED = 2

@@ -18,7 +18,7 @@ from typing import TypedDict
 from amalgam.data import parquet
 from amalgam.data.lazy import np, pq
 from amalgam.pipeline.console import duration
-from amalgam.pipeline.execution.stage import Run, Stage
+from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.packing import may_be_packed
@@ -31,7 +31,7 @@ from amalgam.stages.common.corpus import FETCHED
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, TEACHERS, DeliveryServices, Mark
 from amalgam.stages.common.load import delivery_services
 from amalgam.stages.common.training.checkpoint_files import LOGS, checkpoint_folders, damaged_files, damaged_logs
-from amalgam.stages.registry import STAGES
+from amalgam.stages.registry import STAGE_NAMED
 
 FROM_COPY = "restored from its copy"
 FROM_DELIVERY = "copied from the delivered folder"
@@ -62,8 +62,7 @@ class Verification(TypedDict):
 RUN, REPAIR = "amalgam run", "amalgam verify --repair"
 
 PIN_PATH = re.compile(f"pins/{PIN.pattern}")
-STAGE_NAMES = "|".join(stage.name for stage in STAGES)
-NOTE_PATH = re.compile(rf"failed-units/({STAGE_NAMES})-.+\.json|divergence/.+-[0-9a-f]{{8}}\.json")
+NOTE_PATH = re.compile(rf"failed-units/({'|'.join(STAGE_NAMED)})-.+\.json|divergence/.+-[0-9a-f]{{8}}\.json")
 """Notes for a person: units that were left out, and units that were computed twice and differ."""
 NO_RESULT = "in quarantine; no result depends on it"
 
@@ -102,7 +101,7 @@ def _unmended(path: str, fault: str, repair: str, command: str = "") -> Damage:
 
 def _links(base: Path, store: Store) -> Iterator[Damage]:
     fault, repair = "it is a link, behind which no file is checked or written", "move the link away and run again"
-    folders = [] if store.backend.is_remote else [*(stage.name for stage in STAGES), CACHED_TOKENS, LOGS]
+    folders = [] if store.backend.is_remote else [*STAGE_NAMED, CACHED_TOKENS, LOGS]
     for path in (*(base / name for name in (STUDENTS, TEACHERS, REPORTS)), *(store.root / name for name in folders)):
         if path.is_symlink():
             yield _unmended(path.relative_to(base if path.parent == base else store.root).as_posix(), fault, repair)
@@ -200,7 +199,7 @@ class _Results:
     def _damage(self, path: str, fault: str, copies: Mapping[str, Path], *, repair: bool) -> Damage:
         if path in copies:
             return _mended(path, fault, FROM_DELIVERY) if repair else _unmended(path, fault, FROM_DELIVERY, REPAIR)
-        stage = _stage_of(path)
+        stage = STAGE_NAMED.get(path.partition("/")[0])
         if stage is not None and path in self._records_in_results:
             lost = stage.on_lost_record
             return _unmended(path, fault, *lost) if lost else _mended(path, fault, NOT_NEEDED)
@@ -238,7 +237,7 @@ class _Results:
     def _repair(self, path: str) -> str:
         """Returns how a result is computed again, with the seconds of the last build."""
         room, _, name = path.split("/", 2) if path.count("/") > 1 else (path.partition("/")[0], "", path)
-        stage = _stage_of(path)
+        stage = STAGE_NAMED.get(room)
         if stage is None:
             return "computed when it is needed" if room == CACHED_TOKENS else "decided again"
         if name in {MANIFEST, TIMING}:
@@ -252,12 +251,8 @@ class _Results:
 
 def _record_of(path: str) -> str | None:
     """Returns the path of the record of a unit's file; None for other files."""
-    unit = unit_of(path.split("/"), [stage.name for stage in STAGES])
+    unit = unit_of(path.split("/"), STAGE_NAMED)
     return f"{unit}.json" if unit else None
-
-
-def _stage_of(path: str) -> Stage | None:
-    return next((stage for stage in STAGES if stage.name == path.partition("/")[0]), None)
 
 
 def _seconds(store: Store, stage: str) -> float:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypedDict
@@ -275,8 +275,7 @@ class _Deliveries:
 
     @cached_property
     def _services(self) -> DeliveryServices:
-        services = delivery_services(self.run)
-        return DeliveryServices(services.store, services.digest_of, lambda _: None)
+        return replace(delivery_services(self.run), note=lambda _: None)
 
     def damages(self) -> Iterator[Damage]:
         for folder, target in deliveries.marked_folders(self.run.base):

@@ -88,8 +88,6 @@ class TargetMethod:
     reads_teachers: ClassVar[bool] = True
     weighted: ClassVar[bool] = False
     """Whether the target is a weighted sum of teachers, which `targets.teacher_weights` and `text_weights` control."""
-    winner_takes_all: ClassVar[bool] = False
-    """Whether the teacher with the largest weight gets all of it."""
     confidence_is_weight: ClassVar[bool] = False
     """Whether the confidences of all teachers are weights already, and sum to 1."""
     tempered: ClassVar[bool] = False
@@ -209,9 +207,7 @@ class MukaSoft(WeightedSum):
     @property
     def fields(self) -> set[str]:
         read = {"mode", "distribution", "text_weights"}
-        if self.weighs_together:
-            return read
-        return read | {"uncertainty"} | (set() if self.winner_takes_all else {"temperature"})
+        return read if self.weighs_together else read | {"uncertainty", "temperature"}
 
     @property
     def reads_confidence(self) -> bool:
@@ -254,7 +250,9 @@ class MukaSoft(WeightedSum):
 class MukaHard(MukaSoft):
     """MUKA-Hard (Li et al. 2021): the most confident teacher's distribution, padded."""
 
-    winner_takes_all = True
+    @property
+    def fields(self) -> set[str]:
+        return super().fields - {"temperature"}
 
     def shares(self, ranking: Ranking, inputs: TargetInputs) -> pl.Series:
         return side_by_side([(ranking.leader == index).cast(pl.Float64) for index in range(len(inputs.predictions))])

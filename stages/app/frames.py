@@ -89,10 +89,7 @@ def targets(run: Run) -> pl.LazyFrame:
 
 def evaluation(run: Run) -> pl.DataFrame:
     scores = evaluation_of(run)
-    rows = [
-        {"system": name, **scores_row(system, scores["n"], scores["groups"])}
-        for name, system in scores["systems"].items()
-    ]
+    rows = [{"system": name, **scores_row(system, scores["groups"])} for name, system in scores["systems"].items()]
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
@@ -107,14 +104,14 @@ def evaluation_by_label(run: Run) -> pl.DataFrame:
     return pl.DataFrame(rows, {**types, "f1": pl.Float64}, orient="row")
 
 
-def scores_row(scores: SystemScores, n: int, groups: Iterable[str]) -> dict[str, int | float | None]:
+def scores_row(scores: SystemScores, groups: Iterable[str]) -> dict[str, int | float | None]:
     """Returns n, the measures of a system with the interval of its accuracy, and the accuracy on each group."""
     measures: dict[str, float | None] = {key: scores[key] for key in SCORES}
     if scores.get("nll_infinite"):
         measures["nll_nats"] = math.inf
-    low, high = interval(scores["accuracy"], n)
+    low, high = interval(scores["accuracy"], scores["n"])
     on_groups = {f"on_{group}": scores["slice_accuracy"][group] for group in groups}
-    return {"n": n, **measures, "accuracy_low": low, "accuracy_high": high, **on_groups}
+    return {"n": scores["n"], **measures, "accuracy_low": low, "accuracy_high": high, **on_groups}
 
 
 def estimates(systems: Sequence[SystemEstimate]) -> pl.DataFrame:

@@ -335,8 +335,7 @@ def _value(text: str) -> Any:
 
 
 def _score_row(student: SweepResult) -> dict[str, Any]:
-    scores, n = student["scores"], student["n"]
-    return frames.scores_row(scores, n, student["groups"]) if scores and n else {}
+    return frames.scores_row(student["scores"], student["groups"]) if student["scores"] else {}
 
 
 def _mean(score: Score, mean: float | None, deviation: float | None) -> str:

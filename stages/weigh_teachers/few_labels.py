@@ -8,7 +8,7 @@ the weights without labels. Cross-validation on the labelled texts chooses the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from amalgam.data.arrays import Array, RowNumbers, softmax
 from amalgam.data.lazy import np
@@ -36,6 +36,24 @@ LEAST_PROBABILITY = 1e-4
 
 
 @dataclass(frozen=True)
+class Weighed:
+    """Texts with their weights before labels correct them."""
+
+    weights: Array
+    """[texts, teachers]."""
+    kinds: Sequence[Array]
+    """Each kind of standardised evidence: [texts, teachers]."""
+    predicted: Array
+    """Position of the predicted label in the union: [texts, teachers]."""
+
+    def at(self, rows: RowNumbers | slice) -> Weighed:
+        return Weighed(self.weights[rows], [kind[rows] for kind in self.kinds], self.predicted[rows])
+
+    def with_kinds(self, more: Sequence[Array]) -> Weighed:
+        return replace(self, kinds=[*self.kinds, *more])
+
+
+@dataclass(frozen=True)
 class Correction:
     """The effect of the labels on the weights of all texts."""
 
@@ -44,11 +62,10 @@ class Correction:
     biases: Array
     """Teachers' answers that have a bias, as numbers."""
 
-    def __call__(self, weights: Array, kinds: Sequence[Array], answers: Array) -> Array:
+    def __call__(self, texts: Weighed) -> Array:
         if not len(self.coefficients):
-            return weights
-        design = _Design.of(weights, kinds, answers, self.biases)
-        return softmax(design.scores(self.coefficients))
+            return texts.weights
+        return softmax(_Design.of(texts, self.biases).scores(self.coefficients))
 
 
 @dataclass(frozen=True)
@@ -66,16 +83,12 @@ class Corrected:
     """The same by cross-validation: no label of a text's fold is used."""
 
 
-def corrected(weights: Array, kinds: Sequence[Array], answers: Array, is_right: Array) -> Corrected:
-    """Returns the correction by labelled texts, and their weights [texts, teachers].
-
-    `kinds` are standardised evidence [texts, teachers], `answers` the label of the union that each teacher predicts,
-    and `is_right` whether it is a right teacher.
-    """
-    design, learned = _Design.of_learned(weights, kinds, answers), is_right[:MOST_LEARNED]
+def corrected(labelled: Weighed, is_right: Array) -> Corrected:
+    """Returns the correction by labelled texts, and their weights; `is_right` [texts, teachers] are right teachers."""
+    design, learned = _Design.of(labelled.at(slice(MOST_LEARNED))), is_right[:MOST_LEARNED]
     texts = len(learned)
     before = loss_of(softmax(design.dense[0]), learned)
-    candidates: list[tuple[float, float | None, Array]] = [(before, None, weights[:texts])]
+    candidates: list[tuple[float, float | None, Array]] = [(before, None, labelled.weights[:texts])]
     for strength in STRENGTHS if texts > 1 else ():
         cross_validated = _cross_validated(design, learned, strength)
         candidates.append((loss_of(cross_validated, learned), strength, cross_validated))
@@ -83,15 +96,13 @@ def corrected(weights: Array, kinds: Sequence[Array], answers: Array, is_right: 
     if (before - best) * texts <= LEAST_GAIN:
         best, chosen, left_out = candidates[0]
     correction = Correction(np.empty(0) if chosen is None else _fit(design, learned, chosen), design.biases)
-    fitted = correction(weights, kinds, answers)
+    fitted = correction(labelled)
     return Corrected(correction, chosen, before, best, fitted, np.concatenate([left_out, fitted[texts:]]))
 
 
-def correction_of(
-    weights: Array, kinds: Sequence[Array], answers: Array, is_right: Array, strength: float
-) -> Correction:
+def correction_of(labelled: Weighed, is_right: Array, strength: float) -> Correction:
     """Returns the correction by labelled texts, at a given strength of the prior."""
-    design = _Design.of_learned(weights, kinds, answers)
+    design = _Design.of(labelled.at(slice(MOST_LEARNED)))
     return Correction(_fit(design, is_right[:MOST_LEARNED], strength), design.biases)
 
 
@@ -114,18 +125,12 @@ class _Design:
     biases: Array
 
     @classmethod
-    def of(cls, weights: Array, kinds: Sequence[Array], answers: Array, biases: Array | None = None) -> _Design:
-        start, teachers = np.log(np.maximum(weights, LEAST_WEIGHT)), weights.shape[1]
-        distinct = answers.astype(np.int64) * teachers + np.arange(teachers)
+    def of(cls, texts: Weighed, biases: Array | None = None) -> _Design:
+        start, teachers = np.log(np.maximum(texts.weights, LEAST_WEIGHT)), texts.weights.shape[1]
+        distinct = texts.predicted.astype(np.int64) * teachers + np.arange(teachers)
         biases = np.unique(distinct) if biases is None else biases
         places = np.searchsorted(biases, distinct).clip(max=len(biases) - 1)
-        return cls([start, *kinds], np.where(biases[places] == distinct, places, len(biases)), biases)
-
-    @classmethod
-    def of_learned(cls, weights: Array, kinds: Sequence[Array], answers: Array) -> _Design:
-        """Returns the terms of the labelled texts that fit a correction."""
-        learned = slice(0, MOST_LEARNED)
-        return cls.of(weights[learned], [kind[learned] for kind in kinds], answers[learned])
+        return cls([start, *texts.kinds], np.where(biases[places] == distinct, places, len(biases)), biases)
 
     @property
     def centre(self) -> Array:

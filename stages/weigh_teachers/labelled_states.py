@@ -14,6 +14,7 @@ from functools import partial
 from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.lazy import np
 from amalgam.stages.weigh_teachers import few_labels
+from amalgam.stages.weigh_teachers.few_labels import Weighed
 from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, mean_predicted, preferred
 from amalgam.stages.weigh_teachers.neighbours import Space
 
@@ -24,15 +25,9 @@ LEAST_DEVIATION = 1e-9
 
 
 @dataclass(frozen=True)
-class Weighed:
-    """Texts of one block with their weights before labels correct them."""
+class WeighedBlock(Weighed):
+    """Texts of one block."""
 
-    weights: Array
-    """[texts, teachers]."""
-    kinds: Sequence[Array]
-    """Each kind of evidence: [texts, teachers]."""
-    predicted: Array
-    """Position of the predicted label in the union: [texts, teachers]."""
     spaces: Sequence[Space]
     """States of the encoder, and of each teacher; empty for a single kind of evidence."""
 
@@ -50,7 +45,7 @@ class Labelled:
 
 
 @dataclass(frozen=True)
-class PartlyLabelled(Labelled, Weighed):
+class PartlyLabelled(Labelled, WeighedBlock):
     """Texts of which some have a gold label."""
 
     @property
@@ -135,27 +130,25 @@ class _Blocks:
 
     def corrected(self, more: Sequence[Array]) -> few_labels.Corrected:
         """Returns the correction with further evidence of the labelled texts; cross-validation chooses its strength."""
-        weights, kinds, answers = self._of_labelled()
-        return few_labels.corrected(weights, [*kinds, *more], answers, self.is_right)
+        return few_labels.corrected(self._labelled().with_kinds(more), self.is_right)
 
     def correction(self, more: Sequence[Array], strength: float) -> few_labels.Correction:
-        weights, kinds, answers = self._of_labelled()
-        return few_labels.correction_of(weights, [*kinds, *more], answers, self.is_right, strength)
+        return few_labels.correction_of(self._labelled().with_kinds(more), self.is_right, strength)
 
     def after(self, correction: few_labels.Correction, more: Sequence[Array]) -> Array:
         """Returns the corrected weights of the first block."""
-        return correction(self.parts[0].weights, [*self.parts[0].kinds, *more], self.parts[0].predicted)
+        return correction(self.parts[0].with_kinds(more))
 
     def only(self, is_used: Array) -> _Blocks:
         ends = np.cumsum([len(part.rows) for part in self.parts])[:-1]
         used = np.split(is_used, ends)
         return replace(self, parts=[part.only(flags) for part, flags in zip(self.parts, used, strict=True)])
 
-    def _of_labelled(self) -> tuple[Array, list[Array], Array]:
-        weights = np.concatenate([part.weights[part.rows] for part in self.parts])
-        answers = np.concatenate([part.predicted[part.rows] for part in self.parts])
-        places = range(len(self.parts[0].kinds))
-        return weights, [np.concatenate([part.kinds[at][part.rows] for part in self.parts]) for at in places], answers
+    def _labelled(self) -> Weighed:
+        parts = [part.at(part.rows) for part in self.parts]
+        kinds = [np.concatenate(arrays) for arrays in zip(*(part.kinds for part in parts), strict=True)]
+        weights = np.concatenate([part.weights for part in parts])
+        return Weighed(weights, kinds, np.concatenate([part.predicted for part in parts]))
 
 
 @dataclass(frozen=True)
@@ -197,14 +190,8 @@ def _cross_validated(blocks: _Blocks, strength: float) -> Array:
         learned = _learned(used, partial(used.correction, strength=strength))
         correction = used.correction(learned.of_labelled, strength)
         of_first = used.after(correction, learned.of_first)
-        of_others = [
-            correction(
-                part.weights[part.rows],
-                [*(kind[part.rows] for kind in part.kinds), *learned.maps(part.states(), part.predicted[part.rows])],
-                part.predicted[part.rows],
-            )
-            for part in others
-        ]
+        labelled = [(part.at(part.rows), part.states()) for part in others]
+        of_others = [correction(texts.with_kinds(learned.maps(states, texts.predicted))) for texts, states in labelled]
         weights[left_out] = np.concatenate([of_first[first.rows], *of_others])[left_out]
     return weights
 

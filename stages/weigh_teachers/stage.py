@@ -28,7 +28,7 @@ from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.few_labels import Correction, with_known
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
-from amalgam.stages.weigh_teachers.labelled_states import Labelled, PartlyLabelled, StateMaps, Weighed, fit_labels
+from amalgam.stages.weigh_teachers.labelled_states import Labelled, PartlyLabelled, StateMaps, WeighedBlock, fit_labels
 from amalgam.stages.weigh_teachers.load import (
     AnswerSignals,
     TextBlock,
@@ -228,7 +228,7 @@ class WeighTeachers(Stage):
 # ---- weights and their checks
 
 
-def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[Weighed, Array | None, Array]:
+def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[WeighedBlock, Array | None, Array]:
     """Returns the weights of these texts without labels, and two columns.
 
     The first has the largest scaled evidence of a teacher; it is None if no kinds of evidence were used. The second has
@@ -267,7 +267,7 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[
         estimated = distinct_teachers(run).divided(estimated[None])[0]
         facts["shares"] = dict(zip(load.label_space(run).columns, estimated.round(4).tolist(), strict=True))
     kinds = [label_sets.by_teacher(kind) for kind in kinds]
-    return Weighed(weights, kinds, answers.labels, spaces), largest_evidence, confirmed
+    return WeighedBlock(weights, kinds, answers.labels, spaces), largest_evidence, confirmed
 
 
 def _note_on_unclear(unclear: int, texts: int) -> str:
@@ -342,18 +342,18 @@ def _fitted(run: Run, folder: Path) -> Fitted:
 # ---- labels
 
 
-def _corrected(weighed: Weighed, fitted: Fitted) -> Array:
+def _corrected(weighed: WeighedBlock, fitted: Fitted) -> Array:
     """Returns the weights of a later block, corrected as the first block determined."""
     spaces = weighed.spaces if len(fitted.stored("scales")) else []
     places = range(len(spaces))
     to_teachers, to_labels = ([fitted.stored(f"{kind} {at}") for at in places] for kind in ("teachers", "labels"))
     more = StateMaps(to_teachers, to_labels, fitted.stored("scales"))(spaces, weighed.predicted)
     correction = Correction(fitted.stored("correction"), fitted.stored("biases"))
-    return correction(weighed.weights, [*weighed.kinds, *more], weighed.predicted)
+    return correction(weighed.with_kinds(more))
 
 
 def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
-    run: Run, texts: Texts, weighed: Weighed, labelled: Labelled, fitted: Fitted, facts: WeightFacts
+    run: Run, texts: Texts, weighed: WeighedBlock, labelled: Labelled, fitted: Fitted, facts: WeightFacts
 ) -> tuple[Array, pa.Table]:
     """Adds the correction by all labelled texts; returns the weights, and those of labelled texts without their labels.
 

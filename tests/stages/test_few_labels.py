@@ -11,6 +11,7 @@ from amalgam.stages.weigh_teachers import few_labels
 from amalgam.stages.weigh_teachers.few_labels import (
     Corrected,
     Correction,
+    Weighed,
     corrected,
     correction_of,
     loss_of,
@@ -39,8 +40,9 @@ def correct(
     weights: Array, kinds: list[Array], answers: Array, rows: Array, has_label: Array
 ) -> tuple[Corrected, Array]:
     """The fit by some labelled texts, and the weights of all texts after it."""
-    fit = corrected(weights[rows], [kind[rows] for kind in kinds], answers[rows], has_label)
-    return fit, with_known(fit.correction(weights, kinds, answers), rows, has_label)
+    texts = Weighed(weights, kinds, answers)
+    fit = corrected(texts.at(rows), has_label)
+    return fit, with_known(fit.correction(texts), rows, has_label)
 
 
 def test_a_few_labels_correct_wrong_shares() -> None:
@@ -157,10 +159,10 @@ def test_a_small_gain_changes_no_other_text(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_answer_without_a_labelled_text_has_no_bias() -> None:
     """The first teacher is right where it answers 0, and wrong where it answers 9; no labelled text has 4 or 12."""
     answers = np.array([[0, 20], [9, 20]] * 30)
-    weights, kinds = np.full((60, 2), 0.5), [np.zeros((60, 2))]
-    correction = correction_of(weights, kinds, answers, np.eye(2, dtype=bool)[np.arange(60) % 2], 1.0)
+    labelled = Weighed(np.full((60, 2), 0.5), [np.zeros((60, 2))], answers)
+    correction = correction_of(labelled, np.eye(2, dtype=bool)[np.arange(60) % 2], 1.0)
     others = np.array([[0, 20], [9, 20], [4, 20], [12, 20]])
-    first = correction(np.full((4, 2), 0.5), [np.zeros((4, 2))], others)[:, 0]
+    first = correction(Weighed(np.full((4, 2), 0.5), [np.zeros((4, 2))], others))[:, 0]
     assert first[0] > 0.8
     assert first[1] < 0.2
     assert first[2] == first[3] == pytest.approx(0.5, abs=0.1)
@@ -172,12 +174,12 @@ def test_one_text_that_weights_get_wrong_has_a_finite_loss() -> None:
 
 def test_the_coefficients_have_the_largest_posterior_around_the_weights_without_labels() -> None:
     weights, kinds, answers, right = mistaken(60)
-    has_label = np.eye(2, dtype=bool)[right]
-    fitted = correction_of(weights, kinds, answers, has_label, 3.0)
+    texts, has_label = Weighed(weights, kinds, answers), np.eye(2, dtype=bool)[right]
+    fitted = correction_of(texts, has_label, 3.0)
     centre = np.eye(len(fitted.coefficients))[0]
 
     def posterior(coefficients: Array) -> float:
-        after = Correction(coefficients, fitted.biases)(weights, kinds, answers)
+        after = Correction(coefficients, fitted.biases)(texts)
         return -60 * loss_of(after, has_label) - 3.0 / 2 * float(((coefficients - centre) ** 2).sum())
 
     steps = 0.02 * np.concatenate([np.eye(len(centre)), -np.eye(len(centre))])

@@ -52,7 +52,7 @@ def test_other_blocks_have_the_evidence_of_the_same_maps() -> None:
     second, right = lost_teacher(texts=600, labelled=10, seed=1)
     fit = fit_labels(first, [second], LABELS)
     more = fit.maps(second.spaces, second.predicted)
-    weights = fit.result.correction(second.weights, [*second.kinds, *more], second.predicted)
+    weights = fit.result.correction(second.with_kinds(more))
     assert rightly(weights, right, second.rows) > 0.85
     assert len(fit.result.left_out) == 60
 

@@ -192,17 +192,19 @@ def predict_test(inputs: EvaluationInputs) -> TestAnswers:
         groups.append(_predict(inputs, buckets, first, similar.to_numpy().astype("float64")))
         first += rows
     return TestAnswers(
-        np.concatenate([group.rows for group in groups]),
-        np.concatenate([group.gold for group in groups]),
-        {name: np.concatenate([group.own[name] for group in groups]) for name in groups[0].own},
-        {name: SystemPredictions.joined([group.systems[name] for group in groups]) for name in groups[0].systems},
-        np.concatenate([group.letters for group in groups]),
-        sum(group.seconds for group in groups),
-        np.concatenate([group.scores for group in groups]),
-        np.concatenate([group.unknown_scores for group in groups]),
-        _of_this_student(np.concatenate([group.picked for group in groups])),
-        np.concatenate([group.unknown_selected for group in groups]),
-        np.concatenate([group.outside_selected for group in groups]),
+        rows=np.concatenate([group.rows for group in groups]),
+        gold=np.concatenate([group.gold for group in groups]),
+        own={name: np.concatenate([group.own[name] for group in groups]) for name in groups[0].own},
+        systems={
+            name: SystemPredictions.joined([group.systems[name] for group in groups]) for name in groups[0].systems
+        },
+        letters=np.concatenate([group.letters for group in groups]),
+        seconds=sum(group.seconds for group in groups),
+        scores=np.concatenate([group.scores for group in groups]),
+        unknown_scores=np.concatenate([group.unknown_scores for group in groups]),
+        picked=_of_this_student(np.concatenate([group.picked for group in groups])),
+        unknown_selected=np.concatenate([group.unknown_selected for group in groups]),
+        outside_selected=np.concatenate([group.outside_selected for group in groups]),
     )
 
 
@@ -243,17 +245,17 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
         _, unknown_scores = inputs.student.logits_and_scores(fields(unknown))
         unknown_selected = _are_selected(inputs, unknown)
     return TestAnswers(
-        first + np.flatnonzero(kept),
-        gold,
-        own,
-        systems,
-        letters,
-        seconds,
-        scores,
-        unknown_scores,
-        _picked(inputs, table, systems),
-        unknown_selected,
-        _are_selected(inputs, outside),
+        rows=first + np.flatnonzero(kept),
+        gold=gold,
+        own=own,
+        systems=systems,
+        letters=letters,
+        seconds=seconds,
+        scores=scores,
+        unknown_scores=unknown_scores,
+        picked=_picked(inputs, table, systems),
+        unknown_selected=unknown_selected,
+        outside_selected=_are_selected(inputs, outside),
     )
 
 

@@ -467,7 +467,7 @@ SLIPS = {
     "-c other.yaml plan": "such as `amalgam plan -c ...`",
     "student.epochs=3 plan": "write amalgam plan student.epochs=3",
     "--student.epochs=3": "write amalgam run student.epochs=3",
-    "run --until report": "run the command of that stage",
+    "run --until report": "run `amalgam report`, which first runs the stages before it",
     "run --dry-run": "run `amalgam plan`",
     "run --resume": "the same command resumes",
     "train-student --lr 1e-4": "write student.learning_rate=VALUE",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,8 @@ from typer.core import TyperGroup
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, nearest
 from amalgam.stages.app import completion
 
-HEADINGS = ("Start", "Stages, in their order", "All stages", "The student", "The workspace")
+STAGES = "Stages, in their order"
+HEADINGS = ("Start", STAGES, "All stages", "The student", "The workspace")
 
 Config = Annotated[Path, typer.Option("-c", "--config", readable=False, help="The experiment file.")]
 """`readable=False`: errors of amalgam have a place and a fix."""
@@ -22,13 +24,30 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the resul
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 INSTEAD = {
-    "--until": "run the command of that stage, such as `amalgam build-targets`; it first runs the stages before it",
+    **dict.fromkeys(
+        ("--from", "--only", "--stage", "--until"),
+        "run the command of that stage, such as `amalgam build-targets`; it first runs the stages before it",
+    ),
     "--dry-run": "run `amalgam plan`, which runs nothing",
     "--resume": "leave it out: the same command resumes",
     "compare": "run `amalgam report A B`, which compares students or experiment files",
+    **dict.fromkeys(("distil", "distill", "fit", "merge", "resume", "start"), "did you mean run?"),
+    **dict.fromkeys(("eval", "evaluate", "test"), "did you mean report?"),
+    **dict.fromkeys(("check", "validate"), "did you mean plan or doctor?"),
+    **dict.fromkeys(("classify", "infer"), "did you mean predict?"),
+    **dict.fromkeys(("list", "ls"), "did you mean status?"),
+    "clean": "did you mean gc?",
+    "help": "did you mean --help?",
+    "version": "did you mean --version?",
+    "--cpu": "write execution.device=cpu",
+    "--gpu": "write execution.device=cuda",
+    "--set": "leave it out: write student.epochs=3",
     "--lr": "write student.learning_rate=VALUE or train_teachers.learning_rate=VALUE",
 }
 """Fixes for options and commands of other tools."""
+
+OTHER_NAMES = {"--file": "--input", "--model": "--student", "--no-cache": "--force", "--overwrite": "--force"}
+"""Names of other tools for an option."""
 
 PATH_OPTIONS = ("-c", "--config", "--input", "--into", "--oracle", "--out", "--student")
 
@@ -49,6 +68,8 @@ class GroupedCommands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Refuses an unknown command with the nearest ones; the first word of a name counts as the name."""
         word = args[0]
+        if word == "run":
+            self._refuse_stages(args[1:])
         if word in self.commands or word.startswith("-"):
             return super().resolve_command(ctx, args)
         if "=" in word:
@@ -56,6 +77,9 @@ class GroupedCommands(TyperGroup):
             raise ExperimentError(
                 f"{word!r} is before the command", where=COMMAND_LINE, fix=f"write amalgam {command} {word}"
             )
+        if word.endswith((".yaml", ".yml")):
+            fix = f"write amalgam run -c {shlex.quote(word)}"
+            raise ExperimentError(f"{word!r} is no command", where=COMMAND_LINE, fix=fix)
         names = self.list_commands(ctx)
         starts = nearest(word, [name.partition("-")[0] for name in names], ratio=0.6)
         close = nearest(word, names, ratio=0.6) or [name for name in names if name.partition("-")[0] in starts]
@@ -77,6 +101,14 @@ class GroupedCommands(TyperGroup):
                 fix = f"write it after the command, such as `amalgam {owner} {option} ...`"
             raise ExperimentError(f"`amalgam` alone has no option {option}", where=COMMAND_LINE, fix=fix) from None
 
+    def _refuse_stages(self, arguments: list[str]) -> None:
+        """Refuses a stage after `run`, which takes overrides."""
+        for argument in arguments:
+            name = argument.replace("_", "-")
+            if getattr(self.commands.get(name), "rich_help_panel", None) == STAGES:
+                fix = f"run `amalgam {name}`, which first runs the stages before it"
+                raise ExperimentError(f"`amalgam run` takes no stage {argument}", where=COMMAND_LINE, fix=fix)
+
     def _options(self, command: str) -> set[str]:
         return {option for parameter in self.commands[command].params for option in parameter.opts}
 
@@ -96,13 +128,15 @@ class GroupedCommands(TyperGroup):
 def _unknown_option(error: Any, command: str, options: set[str]) -> ExperimentError:
     option = str(error.option_name)
     name, names = option.lstrip("-").replace("-", "_"), [word[2:] for word in options if word.startswith("--")]
-    close = " or ".join(f"--{near}" for near in nearest(option.lstrip("-"), names, 2, ratio=0.6))
+    near = nearest(option.lstrip("-"), names, 2, ratio=0.6) if len(name) > 1 else []
+    near = near or [other for other in names if other.startswith(name)]
+    close = " or ".join(f"--{other}" for other in near)
     takes_fields = bool(options & {"overrides", "arguments"})
     fields = fields_named(name) if takes_fields else []
     if option.startswith("--dry") and "--yes" in options:
         fix = "leave it out: without --yes the command changes nothing"
-    elif option == "--file" and "--input" in options:
-        fix = "did you mean --input?"
+    elif OTHER_NAMES.get(option) in options:
+        fix = f"did you mean {OTHER_NAMES[option]}?"
     elif option in INSTEAD:
         fix = INSTEAD[option]
     elif fields:

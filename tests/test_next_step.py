@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from amalgam.stages.common.deliveries import METADATA
 from amalgam.tests.workspaces import TEST, TRAIN, Workspace, amalgam
 
@@ -23,6 +25,11 @@ def test_the_report_of_one_student_is_printed_by_its_name(workspace: Workspace) 
     assert "verdict: " in stored.out
     assert workspace("report", "student", "--json").json == workspace("report", "--json").json
     assert workspace.attempt("report", "student", "--fail-under", "1").code == 4
+
+
+@pytest.mark.parametrize("path", ["reports/student.html", "./reports/student.json", "students/student/"])
+def test_a_report_is_printed_by_the_path_of_its_page_or_of_its_student(built: Workspace, path: str) -> None:
+    assert built("report", path).out == built("report", "student").out
 
 
 def test_texts_to_label_are_for_the_student_of_this_name(workspace: Workspace) -> None:

@@ -77,7 +77,7 @@ def report(  # noqa: PLR0913 - the options of a command
     """Makes the report of one experiment file, or compares the reports of several students or files."""
     _check_share(requirements.fail_under)
     overrides = [argument for argument in arguments if "=" in argument]
-    names = [argument for argument in arguments if "=" not in argument]
+    names = [_name_in(argument, config.parent) for argument in arguments if "=" not in argument]
     judged = requirements != Requirements()
     if not names or (len(names) == 1 and names[0].endswith(SUFFIXES)):
         file, tables = Path(names[0]) if names else config, not requirements.as_json
@@ -105,6 +105,13 @@ def report(  # noqa: PLR0913 - the options of a command
         _print_stored(config.parent / REPORTS / f"{names[0]}.json", config, requirements)
     else:
         _compare(config, names, overrides, quiet=quiet, as_json=requirements.as_json)
+
+
+def _name_in(argument: str, base: Path) -> str:
+    """Returns the student of a path in reports/ or students/, and any other argument unchanged."""
+    path = Path(argument)
+    is_path = path.parent in {base / REPORTS, base / STUDENTS}
+    return path.name.removesuffix(".html").removesuffix(".json") if is_path else argument
 
 
 def _check_arguments(arguments: Sequence[str], *, has_options: bool) -> None:

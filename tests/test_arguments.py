@@ -275,6 +275,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no such field": (lambda: Experiment(TEACHERS, ["a"], student={"epoch": 3}), "did you mean 'epochs'?"),
     "true for a number": (lambda: Experiment(TEACHERS, ["a"], student={"seed": True}), "whole number (given True)"),
     "a field": (lambda: Experiment(TEACHERS, ["a"], epochs=3), "student={'epochs': 3}"),  # type: ignore[arg-type]
+    "texts by their part": (lambda: Experiment(TEACHERS, train=99 * ["a"]), "fix: write texts=['a', 'a', "),  # type: ignore[arg-type]
+    "a field by another name": (lambda: Experiment(TEACHERS, ["a"], text_column="b"), "write corpus={'text': 'b'}"),  # type: ignore[arg-type]
     "one teacher": (lambda: Experiment(texts=["a"], teacher=[FIRST]), f"write teachers=[{FIRST!r}]"),  # type: ignore[arg-type]
     "no section": (lambda: Experiment(TEACHERS, ["a"], student="uhc"), "student={'method': 'uhc'}"),  # type: ignore[arg-type]
     "an encoder as a section": (lambda: Experiment(TEACHERS, ["a"], student="m/x"), "student={'encoder': 'm/x'}"),  # type: ignore[arg-type]
@@ -309,6 +311,7 @@ def test_wrong_arguments_are_refused_at_once_with_the_way_out(shop: Workspace) -
             make()
         assert piece in str(refused.value), name
         assert refused.value.fix, name
+        assert len(str(refused.value)) < 700, name
 
 
 def test_errors_of_a_file_and_its_overrides_name_the_call_in_python(tmp_path: Path) -> None:

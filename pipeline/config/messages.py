@@ -121,8 +121,11 @@ OTHER_NAMES = {
     "per_device_train_batch_size": "batch_size",
     "path": "model",
     "folder": "model",
+    "texts": "train",
     "text_column": "text",
     "label_column": "label",
+    "max_length": "max_tokens",
+    "output_dir": "workspace",
 }
 """Names of other programs for a field."""
 

@@ -14,6 +14,7 @@ from amalgam.data.corpus import find_files
 from amalgam.data.keys import shown
 from amalgam.data.rows import kind_of
 from amalgam.pipeline.config.load import GIVEN, GivenExperiment
+from amalgam.pipeline.config.messages import OTHER_NAMES
 from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, ModelError, nearest
 from amalgam.pipeline.input_files import SUFFIXES
@@ -23,6 +24,9 @@ from amalgam.stages.app.init import SCHEMA_LINE, write_with_schema
 from amalgam.stages.common.corpus import IN_MEMORY
 from amalgam.stages.common.models.hub import is_model_id
 from amalgam.stages.common.models.model_folder import is_predictions
+
+PART_ARGUMENTS = {"train": "texts", "train_texts": "texts", "val": "validation"}
+"""Other names of the arguments for texts."""
 
 
 def experiment_of(
@@ -68,17 +72,20 @@ def with_labels(experiment: GivenExperiment, labels: Any) -> GivenExperiment:
 def _section(name: str, fields: Any) -> dict[str, Any]:
     if isinstance(fields, Mapping):
         return {key: _plain(value) for key, value in fields.items()}
-    sections = ExperimentConfig.model_fields.items()
-    owners = [section for section, info in sections if name in getattr(info.annotation, "model_fields", ())]
+    sections, value = ExperimentConfig.model_fields.items(), shown(repr(fields))
+    own = OTHER_NAMES.get(name, name)
+    owners = [section for section, info in sections if own in getattr(info.annotation, "model_fields", ())]
     if name in ExperimentConfig.model_fields:
         is_model = set("/:") & set(str(fields)) or os.path.isdir(str(fields))  # noqa: PTH112 - False for a long text
         field = "FIELD" if name != "student" else "encoder" if is_model else "method"
-        example = f"{name}={{{field!r}: {fields!r}}}"
+        example = f"{name}={{{field!r}: {value}}}"
+    elif name in PART_ARGUMENTS:
+        example = f"{PART_ARGUMENTS[name]}={value}"
     else:
-        near = [f"{close}={fields!r}" for close in nearest(name, ExperimentConfig.model_fields, ratio=0.7)]
-        example = " or ".join([f"{section}={{{name!r}: {fields!r}}}" for section in owners] or near)
+        near = [f"{close}={value}" for close in nearest(name, ExperimentConfig.model_fields, ratio=0.7)]
+        example = " or ".join([f"{section}={{{own!r}: {value}}}" for section in owners] or near)
     fix = f"write {example}" if example else "run `amalgam schema`, which lists the sections and their fields"
-    raise ExperimentError(f"{name}={fields!r} is no section of fields", where=GIVEN, fix=fix)
+    raise ExperimentError(f"{name}={value} is no section of fields", where=GIVEN, fix=fix)
 
 
 def _plain(value: Any) -> Any:

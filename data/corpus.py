@@ -24,6 +24,7 @@ from amalgam.data import parquet
 from amalgam.data.arrays import Array
 from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, shown_names, text_key
 from amalgam.data.lazy import np, pa, pq
+from amalgam.data.packed import program_of
 from amalgam.data.rows import (
     BOM,
     FIELD_LIMIT,
@@ -37,7 +38,6 @@ from amalgam.data.rows import (
     kind_of,
     listed_reasons,
     no_rows,
-    program_of,
     read_rows,
 )
 from amalgam.pipeline.config.schema import Corpus
@@ -126,6 +126,8 @@ def _pattern(source: str, base: Path) -> str:
 def _no_files(source: str, path: Path, taken: Collection[Path]) -> DataError:
     if path.is_dir():
         fix = f"put a file of one of these kinds there: {KINDS}"
+        if file := next((entry for entry in sorted(path.iterdir()) if entry.suffix.lower() in INSTEAD), None):
+            fix = f"{shown(file.name)}: {_fix(file)}"
         return DataError(f"no file of texts in {shown(source)}", where=shown(str(path), 200), fix=fix)
     missing, parent = path, path.parent
     while not parent.is_dir():

@@ -18,7 +18,7 @@ from typing import IO, Any, Literal, NamedTuple, Protocol
 
 from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa, pq
-from amalgam.data.packed import UnpackedFile
+from amalgam.data.packed import PACKERS, UnpackedFile, program_of
 from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
@@ -68,19 +68,13 @@ def fix_of_rows(fixes: Mapping[str, str]) -> str:
 
 KINDS = ", ".join(SUFFIXES)
 
-PACKERS = {
-    "gzip": (".gz", b"\x1f\x8b"),
-    "bzip2": (".bz2", b"BZh91AY&SY"),
-    "xz": (".xz", b"\xfd7zXZ\0"),
-    "zstd": (".zst", b"\x28\xb5\x2f\xfd"),
-}
-"""Programs that pack files: the suffix, and the first bytes of a packed file."""
-
 INSTEAD = {
     ".txt": """run: {{ echo text; sed '/[^[:space:]]/!d; s/"/""/g; s/.*/"&"/' {file}; }} > {stem}.csv""",
     ".json": "run: {unpack}python -c 'import polars, sys; polars.read_json(sys.argv[1]).write_ndjson(sys.argv[2])'"
     " {file} {stem}.jsonl",
-    ".xlsx": "save the sheet as csv, UTF-8",
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as csv, UTF-8"),
+    ".arrow": "save it as Parquet: by to_parquet of datasets, or write_parquet of Polars",
+    ".zip": "run: unzip {file}",
     **{suffix: f"run: {packer} -dk {{file}}" for packer, (suffix, _) in PACKERS.items()},
 }
 """Fixes by suffix."""
@@ -112,11 +106,6 @@ JSON_LINES = (".jsonl", ".ndjson")
 ARRAY = re.compile(rb"\s*\[\s*\{")
 """Start of a JSON file that is one list of objects."""
 UNPACK = INSTEAD[".json"].replace(".jsonl", "-lines.jsonl")
-
-
-def program_of(path: Path) -> str | None:
-    """Returns the program that packed a file, by its suffix."""
-    return next((packer for packer, (suffix, _) in PACKERS.items() if path.suffix.lower() == suffix), None)
 
 
 def kind_of(path: Path) -> str:

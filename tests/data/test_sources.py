@@ -161,6 +161,26 @@ def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
     assert (caught.value.where, caught.value.fix) == (str(tmp_path / "a.xlsx"), "save the sheet as csv, UTF-8")
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("a.zip", "run: unzip a.zip"),
+        ("a.xls", "save the sheet as csv, UTF-8"),
+        ("a.arrow", "save it as Parquet: by to_"),
+    ],
+)
+def test_files_and_folders_of_another_kind_have_their_own_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fix: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _make(tmp_path / "in", name, "state.json")
+    (tmp_path / name).touch()
+    for source, start in ((name, ""), ("in", f"{name}: ")):
+        with pytest.raises(DataError) as caught:
+            find_files(source, tmp_path)
+        assert str(caught.value.fix).startswith(start + fix.replace(" a.", f" {source}/a." if start else " a."))
+
+
 def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
     _make(tmp_path / "in", "README.md")
     with pytest.raises(DataError, match=r" in\b"):

@@ -288,10 +288,13 @@ class _Table:
             fix = setting + (quoted(near[0]) if near else "auto" if setting == "set corpus.id: " else "one of them")
             if not others:
                 fix = f"add this column to {self.name}, or name another file"
-            if not near and any(len(column.split()) > LONG_NAME for column in available):
+            pair = [part.strip() for part in name.split(",")]
+            if len(pair) > 1 and {*pair} <= {*available}:
+                fix = f"{setting}{as_yaml(pair)}"
+            elif not near and any(len(column.split()) > LONG_NAME for column in available):
                 fix += "; if the first line is a text, put a line with the names of the columns before it"
-            if setting == "set corpus.text: " and others:
-                fix += ", for all files, or leave this file out"
+            elif setting == "set corpus.text: " and others:
+                fix += f", if all files have it; else rename it to {shown(name)} here, or leave this file out"
             if separator == ",":
                 fix = f"it has commas: name it {shown(self.path.stem)}.csv"
             elif separator:

@@ -173,7 +173,7 @@ def test_doctor_lists_every_fault_with_its_teacher_and_fix(fresh: Workspace) -> 
     result = fresh.attempt("doctor", "--json", *wrong)
     faults = [(row["check"], row["result"], row["fix"]) for row in result.json if not row["ok"]]
     expected = [
-        ("texts", "no column body in train.csv", ", for all files, or leave this file out"),
+        ("texts", "no column body in train.csv", ", if all files have it; else rename it to body here"),
         ("texts", "no column body in test.csv", "set corpus.text: "),
         ("teacher first", "has no classifier of the kind nosuch", "pip install -U transformers"),
         ("teacher first", "the tokenizer of ", "tokenizer.save_pretrained("),

@@ -330,6 +330,20 @@ def test_a_missing_column_is_answered_with_those_there_are(tmp_path: Path, name:
     assert "corpus.text: Texts" in str(caught.value.fix)
 
 
+@pytest.mark.parametrize(
+    ("column", "fix"),
+    [
+        ("sentence", "set corpus.text: one of them, if all files have it; else rename it to sentence here"),
+        ("premise,claim", 'set corpus.text: ["premise", "claim"]'),
+    ],
+)
+def test_texts_in_other_columns_are_answered_with_the_way_to_read_them(tmp_path: Path, column: str, fix: str) -> None:
+    (tmp_path / "a.csv").write_text("premise,claim\na,b\n")
+    with pytest.raises(DataError) as caught:
+        list(read_rows(tmp_path / "a.csv", corpus=Corpus(train=["x"], text=[column])))
+    assert str(caught.value.fix).startswith(fix)
+
+
 def test_a_column_named_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"two columns .*text"):
         _read(tmp_path / "a.csv", "text,text\na,b\n")

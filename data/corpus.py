@@ -44,7 +44,7 @@ from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, nearest, without_dots
 from amalgam.pipeline.input_files import SUFFIXES
-from amalgam.pipeline.user_paths import expanded, readable, user_path
+from amalgam.pipeline.user_paths import expanded, readable, user_path, without_backslashes
 
 PartName = Literal["train", "validation", "test", "teachers", "held-out"]
 
@@ -56,6 +56,8 @@ LOOK_ON = 100_000
 """Rows read past the first bad one, to report others in the same message."""
 SUSPECTS = 100_000
 """Hashes of ids of two texts, of which the ids are compared; also rows whose hashes are compared at a time."""
+ON_HUB = re.compile(r"\w[\w-]*(/\w[\w.-]*)?")
+"""A name without the suffix of a file, which a data set on the Hub may have."""
 OBJECT = re.compile(rb"\s*\{.*\}\s*")
 """A line of a file that has an object on each line."""
 
@@ -132,15 +134,22 @@ def _no_files(source: str, path: Path, taken: Collection[Path]) -> DataError:
     missing, parent = path, path.parent
     while not parent.is_dir():
         missing, parent = parent, parent.parent
-    is_folder = missing != path or not path.suffix
+    is_folder = missing != path
     with readable(parent, DataError):
         entries = [entry for entry in parent.iterdir() if entry.is_dir() or kind_of(entry) in SUFFIXES]
         entries = [entry for entry in entries if entry not in taken]
-    names = sorted(entry.name for entry in entries if entry.is_dir() == is_folder and not entry.name.startswith("."))
-    near = [shown(name) for name in nearest(missing.name, names, 3) or names[:5]]
+    visible = [entry for entry in entries if not entry.name.startswith(".")]
+    is_either = not is_folder and not path.suffix
+    names = sorted(entry.name for entry in visible if is_either or entry.is_dir() == is_folder)
+    close = nearest(missing.name, names, 3)
+    near = [shown(name) for name in close or names[:5]]
     fix = f"name one of these: {', '.join(near)}" if near else "put the file there, or name another"
     if any(normalize("NFC", name) == normalize("NFC", missing.name) for name in names):
         fix = "rename the file: its name has other Unicode characters for the same letters (NFC, NFD)"
+    if not close and ON_HUB.fullmatch(source):
+        fix += "; a data set on the Hub is hf://datasets/OWNER/NAME/FILE"
+    if linux := without_backslashes(source):
+        fix = f"write / between folders: {shown(linux, 200)}"
     if "," in source:
         fix = f"write several files as a list: [{', '.join(shown(part.strip()) for part in source.split(','))}]"
     where = f"no {shown(missing.name)} in {shown(without_dots(str(parent)), 200)}"

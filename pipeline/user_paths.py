@@ -67,6 +67,12 @@ def expanded(given: str) -> Path:
     return Path(given).expanduser() if given.startswith("~") else Path(given)
 
 
+def without_backslashes(given: str) -> str | None:
+    """Returns a path of Windows as Linux has it, a drive as WSL does; None for a path without backslashes."""
+    drive, path = re.match("([A-Za-z]):", given), given.replace("\\", "/")
+    return None if path == given else f"/mnt/{drive[1].lower()}{path[2:]}" if drive else path
+
+
 def check_writable(folder: Path, fix: str) -> None:
     """Refuses a folder in which this process could not write, or that it could not make; changes nothing."""
     level = folder

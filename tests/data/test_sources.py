@@ -139,6 +139,16 @@ def test_a_missing_file_is_answered_with_the_nearest_names(tmp_path: Path) -> No
         find_files("textz/deep/train.csv", tmp_path)
     assert str(caught.value.fix).endswith(": texts")
     with pytest.raises(DataError) as caught:
+        find_files("texts/train", tmp_path)
+    assert str(caught.value.fix).startswith("name one of these: train.csv")
+    with pytest.raises(DataError) as caught:
+        find_files("fancyzhx/ag_news", tmp_path)
+    assert str(caught.value.fix).endswith("; a data set on the Hub is hf://datasets/OWNER/NAME/FILE")
+    for windows, linux in ((r"texts\train.csv", "texts/train.csv"), (r"C:\Users\me\a.csv", "/mnt/c/Users/me/a.csv")):
+        with pytest.raises(DataError) as caught:
+            find_files(windows, tmp_path)
+        assert caught.value.fix == f"write / between folders: {linux}"
+    with pytest.raises(DataError) as caught:
         find_files("texts/train.csv, texts/test.csv", tmp_path)
     assert str(caught.value.fix).endswith(": [texts/train.csv, texts/test.csv]")
 

@@ -23,7 +23,7 @@ from amalgam.pipeline.errors import ModelError, nearest
 from amalgam.pipeline.input_files import SUFFIXES, FileMark, InputFile, changed_error, unchanged
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Store
-from amalgam.pipeline.user_paths import readable, user_path
+from amalgam.pipeline.user_paths import readable, user_path, without_backslashes
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder
 from amalgam.stages.common.models.model_folder import ATTENTIVE, STATIC
@@ -407,7 +407,9 @@ def place_of(given: str, base: Path, *, field: str | None = None) -> Path | str:
     if model_folder.is_predictions(folder):
         raise ModelError(f"there is no file {given}", where=where, fix="correct the path, or write this file")
     if not model_hub.is_model_id(given):
-        raise ModelError(f"there is no folder {given}", where=where, fix=_folder_near(folder))
+        linux = without_backslashes(given)
+        fix = f"write / between folders: {linux}" if linux else _folder_near(folder)
+        raise ModelError(f"there is no folder {given}", where=where, fix=fix)
     return given
 
 

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from amalgam.pipeline.config.load import load_experiment, template
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.tests.stages.fake_hub import FakeHub, small_model
-from amalgam.tests.workspaces import TEACHER_LABELS, CommandResult, Workspace, amalgam
+from amalgam.tests.workspaces import TEACHER_LABELS, CommandResult, Workspace, amalgam, edit_json
 
 
 @pytest.fixture
@@ -154,6 +154,27 @@ def test_a_model_that_cannot_be_a_teacher_is_refused_with_a_fix_and_nothing_is_w
     refused = init(folder, "--from-teachers", *names)
     assert (refused.code, piece in refused.err) == (2, True), refused.err
     assert not (folder / "amalgam.yaml").exists()
+
+
+TASK = "BertForTokenClassification, which labels no whole text"
+
+
+@pytest.mark.parametrize(
+    ("model", "piece"),
+    [
+        ("./models/first", TASK),
+        ("./models/encoder", "write the predictions of SetFit into a file"),
+        ("./models/first/model.safetensors", "fix: name its folder: ./models/first\n"),
+        ("./classifier.joblib", "fix: write its predictions into a file that ends in one of .csv"),
+    ],
+)
+def test_other_models_and_their_files_are_refused_by_init_and_plan(fresh: Workspace, model: str, piece: str) -> None:
+    edit_json(fresh.folder / "models/first/config.json", architectures=["BertForTokenClassification"])
+    (fresh.folder / "models/encoder/model_head.pkl").touch()
+    (fresh.folder / "classifier.joblib").touch()
+    for command in (("plan", f"teachers.0.model={model}"), ("init", "--into", "new", "--from-teachers", model)):
+        refused = fresh.attempt(*command)
+        assert (refused.code, piece in refused.err) == (2, True), refused.err
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"

@@ -24,7 +24,7 @@ from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import DEFAULT_FILE, check_new, user_path, write_new, writing
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder, resolve
-from amalgam.stages.common.models.label_names import NUMBER, PLACEHOLDER, UNNAMED, label_names, own_labels
+from amalgam.stages.common.models.label_names import NUMBER, PLACEHOLDER, UNNAMED, head_fix, label_names, own_labels
 from amalgam.stages.methods import experiment_schema
 
 LABELS_SHOWN = 20
@@ -168,7 +168,7 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures and not any("Classif" in str(name) for name in architectures):
         what = f"the model is a {shown(str(architectures[0]))}, which has no head for labels"
-        raise ModelError(what, where=where, fix="name a fine-tuned classifier; an encoder alone has no labels")
+        raise ModelError(what, where=where, fix=head_fix(folder))
     if isinstance(place, Path):
         resolve.read_model(folder, where, allow_pickle=True)  # `plan` requires allow_pickle
     files = resolve.ModelFiles(given, folder, "", commit, "safetensors", config)

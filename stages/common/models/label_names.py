@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from amalgam.data.keys import shown
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ModelError, nearest
 from amalgam.stages.common.models import model_folder
@@ -17,6 +19,11 @@ PLACEHOLDER = re.compile(r"LABEL_\d+")
 
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 """A label that is no name: teachers of different tasks number their outputs alike."""
+
+OTHER_TASKS = "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"
+"""Ends of the names of classes whose weights have a head, but not for the labels of a text."""
+
+SETFIT_HEAD = "model_head.pkl"
 
 UNNAMED = "?"
 """Placeholder that `init` writes for the label of an output without a name."""
@@ -88,8 +95,8 @@ def _no_head(files: ModelFiles, count: int, where: str) -> ModelError:
     """Returns the error of weights without a head for this count of labels; names that of another head."""
     outputs = model_folder.head_outputs(files.folder)
     if outputs is None:
-        fix = "name a classifier, that is a fine-tuned model, saved whole with its own config.json"
-        return ModelError(f"the weights have no classification head of {count} outputs", where=where, fix=fix)
+        what = f"the weights have no classification head of {count} outputs"
+        return ModelError(what, where=where, fix=head_fix(files.folder))
     labels = counted(count, "label")
     statement = f"names {labels}" if files.config.get("id2label") else f"has no id2label, which means {labels}"
     what = f"config.json {statement}, but the weights have {counted(outputs, 'output')}"
@@ -97,11 +104,22 @@ def _no_head(files: ModelFiles, count: int, where: str) -> ModelError:
     return ModelError(what, where=where, fix=fix)
 
 
+def head_fix(folder: Path) -> str:
+    """Returns the fix for a model without a head for labels."""
+    if (folder / SETFIT_HEAD).is_file():
+        return f"write the predictions of SetFit into a file, and name the file: its head, {SETFIT_HEAD}, is a pickle"
+    return "name a classifier, that is a fine-tuned model, saved whole with its own config.json"
+
+
 def check_single_label(files: ModelFiles, who: str, where: str, fix: str) -> None:
     """Refuses a model whose outputs are no distribution over labels."""
     kind = files.config.get("problem_type")
     if kind in ("multi_label_classification", "regression"):
         raise ModelError(f"the {who} does {kind}: its outputs are no distribution over labels", where=where, fix=fix)
+    classes = files.config.get("architectures")
+    name = str(classes[0]) if isinstance(classes, list) and classes else ""
+    if name.endswith(OTHER_TASKS):
+        raise ModelError(f"the {who} is a {shown(name)}, which labels no whole text", where=where, fix=fix)
 
 
 def _check_named(names: list[str], rename: dict[str, str], where: str, fix: str, *, numbers: bool) -> None:

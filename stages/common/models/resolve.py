@@ -401,9 +401,7 @@ def place_of(given: str, base: Path, *, field: str | None = None) -> Path | str:
     if folder.is_file() and model_folder.is_predictions(folder):
         return folder
     if folder.exists():
-        what, kinds = f"{given} is a file, not a model's folder", ", ".join(SUFFIXES)
-        fix = f"name the folder that contains it; a file of predictions ends in one of {kinds}"
-        raise ModelError(what, where=where, fix=fix)
+        raise ModelError(f"{given} is a file, not a model's folder", where=where, fix=_file_fix(given, folder))
     if model_folder.is_predictions(folder):
         raise ModelError(f"there is no file {given}", where=where, fix="correct the path, or write this file")
     if not model_hub.is_model_id(given):
@@ -411,6 +409,13 @@ def place_of(given: str, base: Path, *, field: str | None = None) -> Path | str:
         fix = f"write / between folders: {linux}" if linux else _folder_near(folder)
         raise ModelError(f"there is no folder {given}", where=where, fix=fix)
     return given
+
+
+def _file_fix(given: str, file: Path) -> str:
+    """Returns the fix for a file that is not one of predictions."""
+    if (file.parent / "config.json").is_file():
+        return f"name its folder: {given.rpartition('/')[0] or '.'}"
+    return f"write its predictions into a file that ends in one of {', '.join(SUFFIXES)}, and name this file"
 
 
 def _package_folder(reference: str, where: str) -> Path:

@@ -163,6 +163,39 @@ def test_a_file_that_cannot_be_used_is_refused_by_plan(workspace: Workspace) -> 
     assert "there is no file ./predictions/second.csv" in workspace.attempt("plan").err
 
 
+@pytest.mark.parametrize("form", ["columns", "scores", "a wrong sum"])
+def test_faulty_rows_at_the_start_are_refused_by_plan(workspace: Workspace, form: str) -> None:
+    file = workspace.config.parent / "predictions/second.csv"
+    frame = pl.read_csv(file)
+    fixes = {
+        "columns": (frame.with_columns(pl.col(SECOND) * 100), "fix: divide the percentages by 100\n"),
+        "scores": (
+            frame.select("text", label=pl.Series((SECOND * len(frame))[: len(frame)]), score=97.5),
+            "fix: divide the percentages by 100\n",
+        ),
+        "a wrong sum": (frame.with_columns(length=5), "If a column is no label, name the labels"),
+    }
+    write(fixes[form][0], file)
+    refused = workspace.attempt("plan")
+    assert (refused.code, fixes[form][1] in refused.err) == (2, True), refused.err
+
+
+def test_texts_in_another_spelling_are_explained(workspace: Workspace) -> None:
+    file = workspace.config.parent / "predictions/second.csv"
+    write(pl.read_csv(file).with_columns(pl.col("text").str.to_lowercase()), file)
+    refused = workspace.attempt("cache-teachers")
+    assert "fix: name the texts as the corpus has them, with their case and their blanks" in refused.err
+
+
+def test_predictions_of_another_student_are_labels_with_a_score(workspace: Workspace) -> None:
+    file = workspace.config.parent / "predictions/second.csv"
+    every = [*workspace.texts(), *workspace.texts("test")]
+    labels = (SECOND * len(every))[: len(every)]
+    rows = {"row": range(2, len(every) + 2), "key": [text_key((text,)).hex() for text, _ in every], "id": ""}
+    write(pl.DataFrame({**rows, "label": labels, "probability": 0.7}), file)
+    assert "2 teachers, 8 labels" in workspace("doctor").out
+
+
 SPELLINGS: dict[str, Callable[[pl.DataFrame], str]] = {
     "semicolons and decimal commas": lambda frame: "\ufeff" + frame.write_csv(separator=";", decimal_comma=True),
     "empty lines": lambda frame: frame.write_csv().replace("\n", "\n\n") + ",,,,\n",
@@ -226,7 +259,7 @@ def test_rows_without_a_text_have_no_other_prediction(fresh: Workspace) -> None:
     frame = frame_of(fresh.texts())
     write(frame.with_columns(pl.lit(None, pl.String).alias("text")), named(fresh, ".parquet"))
     refused = fresh.attempt("cache-teachers").err
-    assert f"{len(frame)} problems" in refused
+    assert "the first 100 rows of second.parquet: 100 problems" in refused
     assert "another prediction" not in refused
 
 

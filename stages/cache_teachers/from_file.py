@@ -83,6 +83,8 @@ def _check_texts(inputs: FileInputs, teacher: ResolvedTeacher, predictions: Pred
         parts = " and ".join(f"{count:,} of corpus.{part}" for part, count in absent.items())
         what = f"teacher {teacher.name}: {teacher.files.folder.name} has no prediction for {parts}"
         fix = "add a row for each of these texts; every text of corpus.train and corpus.test needs one"
+        if sum(absent.values()) == texts:
+            fix = "name the texts as the corpus has them, with their case and their blanks, or by id (corpus.id)"
         raise DataError(f"{what} ({counted(texts, 'text')} in all)", where=f"the first: {first}", fix=fix)
 
 

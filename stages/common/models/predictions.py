@@ -40,6 +40,9 @@ MOST_SHOWN = 5
 INDEX = "", "__index_level_0__"
 """Names of the column of row numbers that pandas writes."""
 
+ROW = "row"
+"""Column of row numbers that `amalgam predict` writes next to the keys."""
+
 DUPLICATE = "_duplicated_"
 """Polars adds it, and a number, to the name of a column that a csv has twice."""
 
@@ -50,8 +53,15 @@ SAMPLE_ROWS = 100
 def labels_in(path: Path, labels: Sequence[str] | None, corpus: Corpus | None, where: str) -> list[str]:
     """Returns the labels: without `labels`, all columns of probabilities, or the labels of the rows.
 
-    Without a corpus, which `init` does not know, any column may name the text.
+    The first rows are checked. Without a corpus, which `init` does not know, any column may name the text.
     """
+    columns = _labels_of(path, labels, corpus, where)
+    if corpus is not None:
+        read_predictions(path, columns, corpus, where, rows=SAMPLE_ROWS)
+    return columns
+
+
+def _labels_of(path: Path, labels: Sequence[str] | None, corpus: Corpus | None, where: str) -> list[str]:
     frame = _read(path, where, rows=SAMPLE_ROWS)
     if frame.is_empty():
         raise ModelError(f"{path.name} has no rows", where=where, fix="write a row for each text")
@@ -78,6 +88,7 @@ def labels_in(path: Path, labels: Sequence[str] | None, corpus: Corpus | None, w
 def _number_columns(frame: pl.DataFrame, corpus: Corpus) -> list[str]:
     """Returns the columns of numbers that do not name the text or its label."""
     naming = {KEY, ID, TEXT, "text_2", *corpus.text, corpus.id, LABEL, corpus.label, *INDEX}
+    naming |= {ROW} if KEY in frame.columns else set()
     return [name for name in frame.columns if name not in naming and _numbers(frame[name]).is_not_null().any()]
 
 
@@ -112,9 +123,11 @@ def id_keys(ids: Sequence[str]) -> Keys:
     return np.array([text_key((name,)) for name in ids], f"S{KEY_BYTES}")
 
 
-def read_predictions(path: Path, labels: Sequence[str], corpus: Corpus, where: str) -> Predictions:
-    """Reads the file; one error lists its faulty rows."""
-    frame = _read(path, where)
+def read_predictions(
+    path: Path, labels: Sequence[str], corpus: Corpus, where: str, *, rows: int | None = None
+) -> Predictions:
+    """Reads the file, or its first rows; one error lists the faulty ones."""
+    frame = _read(path, where, rows)
     kind, columns = _naming_columns(frame.columns, corpus, where)
     names, problems = _names(frame, kind, columns)
     in_rows = None if {*labels} <= {*frame.columns} else _column_of_labels(frame, corpus)
@@ -131,7 +144,9 @@ def read_predictions(path: Path, labels: Sequence[str], corpus: Corpus, where: s
         if np.abs(logits[row] - logits[first]).max() > EQUAL:
             problems.append((row, f"its {kind} has another prediction in row {first + 1}"))
     if problems:
-        raise _error(path, sorted(problems), labels, where)
+        are_percentages = _are_percentages(probabilities, are_scores=in_rows is not None)
+        name = f"the first {rows} rows of {path.name}" if rows else path.name
+        raise _error(name, sorted(problems), labels, where, are_percentages=are_percentages)
     kept = np.concatenate([order[:1], order[1:][~is_repeated]])
     return Predictions(kind == ID, names[kept], logits[kept])
 
@@ -145,6 +160,13 @@ def _of_one_label(frame: pl.DataFrame, in_rows: str, labels: Sequence[str], scor
     score = np.where((score >= 0) & (score < least), least, score)
     others = (1 - score) / max(1, len(labels) - 1)
     return np.where(is_own, score, np.where(is_own.any(axis=1, keepdims=True), others, 0.0))
+
+
+def _are_percentages(probabilities: Array, *, are_scores: bool) -> bool:
+    """Returns whether the rows have the sum 100, or scores up to 100 of one label."""
+    if are_scores:
+        return bool(10 < probabilities.max() <= 100)
+    return bool(SUMS[0] <= np.median(probabilities.sum(axis=1)) / 100 <= SUMS[1])
 
 
 def _bad_rows(probabilities: Array, labels: Sequence[str], in_rows: pl.Series | None) -> Iterator[tuple[int, str]]:
@@ -180,10 +202,14 @@ def _numbers(column: pl.Series) -> pl.Series:
     return pl.Series(column.name, [None] * len(column), pl.Float64)
 
 
-def _error(path: Path, problems: Sequence[tuple[int, str]], labels: Sequence[str], where: str) -> ModelError:
-    lines = [f"{path.name}: {counted(len(problems), 'problem')}"]
+def _error(
+    name: str, problems: Sequence[tuple[int, str]], labels: Sequence[str], where: str, *, are_percentages: bool
+) -> ModelError:
+    lines = [f"{name}: {counted(len(problems), 'problem')}"]
     lines += [f"  row {row + 1}: {fault}" for row, fault in problems[:MOST_SHOWN]]
     lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
+    if are_percentages:
+        return ModelError("\n".join(lines), where=where, fix="divide the percentages by 100")
     fix = f"its labels are {shown_names(labels, MOST_SHOWN)}: give each text one row, with a probability for each of "
     fix += "them and the sum 1, or with one of them. "
     fix += "If a column is no label, name the labels of this teacher: `labels: [...]`"

@@ -98,6 +98,8 @@ PassCount = Annotated[int, Field(ge=0, le=4096)]
 
 PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST_FACTOR)]
 
+SmallFloat = Annotated[float, Field(gt=0, le=1)]
+
 Epochs = Annotated[
     Positive | None,
     _or_auto(Positive),
@@ -108,8 +110,8 @@ Epochs = Annotated[
 ]
 
 LearningRate = Annotated[
-    PositiveFloat | None,
-    _or_auto(PositiveFloat),
+    SmallFloat | None,
+    _or_auto(SmallFloat),
     Field(
         description="Largest learning rate; after the warm-up it decreases linearly to zero. auto: "
         "5e-5 x (768 / the encoder's width)^1.5, at most 1e-3; 1e-3 for a static student."

@@ -508,7 +508,7 @@ REFUSED = {
     "cache.passes": ["yes", "1:30", "010", "'3'", "3.0", "1e1", "[3]", "-1", "10**3"],
     "targets.task_loss": ["1", "0", "'true'", "null"],
     "cache.seed": ["null", "-1", str(2**70), str(2**63), "true", "1.5", "no"],
-    "student.learning_rate": ["true", "'fast'", "0", "-1e-3", "1e300", ".inf", ".nan", "190:20:30.15"],
+    "student.learning_rate": ["true", "'fast'", "0", "-1e-3", "2e5", "1e300", ".inf", ".nan", "190:20:30.15"],
     "student.weight_decay": ["off", "1e300", "-0.1"],
     "student.epochs": ["on", "0", str(2**70), "2.5", "'2'"],
     "student.batch_size": ["y:1", "true", str(2**70)],
@@ -544,7 +544,7 @@ def test_a_value_of_another_type_or_out_of_range_is_refused_by_its_name(tmp_path
     ("field", "value", "read"),
     [
         ("student.learning_rate", "1e-3", 0.001),
-        ("student.learning_rate", "2E+0", 2.0),
+        ("student.learning_rate", "2E-1", 0.2),
         ("student.learning_rate", "1", 1.0),
         ("student.weight_decay", ".5", 0.5),
         ("targets.temperature", "1.5e-1", 0.15),

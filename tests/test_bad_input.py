@@ -435,6 +435,17 @@ def test_a_missing_encoder_is_an_error_before_the_first_stage_runs(fresh: Worksp
     fresh("cache-teachers", "student.encoder=./models/encodr")  # for which no student is needed
 
 
+def test_texts_are_checked_before_a_model_is_resolved(fresh: Workspace) -> None:
+    for model in ("./models/nowhere", "org/model"):
+        for override, piece in {
+            "corpus.train=texts/tarin.csv": "texts/tarin.csv does not exist",
+            "corpus.text=body": "no column body in train.csv",
+            "corpus.label=gold": "no column gold in test.csv",
+        }.items():
+            result = fresh.attempt("run", override, f"teachers.0.model={model}")
+            assert (result.code, piece in result.err) == (3, True), result.err
+
+
 def test_code_in_a_models_folder_is_never_run_and_gives_no_prompt(fresh: Workspace) -> None:
     folder = fresh.folder / "models/first"
     code = {"AutoModelForSequenceClassification": "evil.Evil", "AutoConfig": "evil.EvilConfig"}

@@ -78,8 +78,12 @@ class ReadCorpus(Stage):
     facts = FactTypes(CorpusFacts, PartRecordFacts | FetchedFacts)
 
     def resolve_inputs(self, run: Run) -> None:
-        """Downloads remote files once and pins their content."""
-        for sources in sources_of(run.experiment).values():
+        """Checks local files before anything is downloaded; downloads remote files once and pins their content."""
+        parts = sources_of(run.experiment)
+        for part, sources in parts.items():
+            with unchanged(text_inputs(run, sources)):
+                check_texts(run, part=part)
+        for sources in parts.values():
             fetch(run, sources)
 
     def identity(self, run: Run) -> Identity:
@@ -104,7 +108,6 @@ class ReadCorpus(Stage):
     def run_unit(self, run: Run, unit: Unit) -> None:
         files, sources = part_files(run, unit.name), sources_of(run.experiment)[unit.name]
         with run.store.draft(unit.folder, unit.name) as draft, unchanged(text_inputs(run, sources)):
-            check_texts(run)  # of all parts, before the first is read
             filters: dict[str, object] = {}
             if GENERATED in sources and run.experiment.generate:
                 filters = _write_kept(files[0], run.experiment.generate, unit.name, draft.folder / KEPT)

@@ -126,6 +126,7 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "plan teachers.0.model=./models", 2, "fix: name one of the models in it: encoder, first, second"),
     (nothing, "push me/x -c nosuch.yaml", 2, "nosuch.yaml does not exist"),
     (nothing, r"plan teachers.0.model=.\models\first", 2, "fix: write / between folders: ./models/first"),
+    (nothing, "plan student.encoder=first", 0, "it is taken as a Hub id: did you mean teacher:first?"),
     # the device (no Linux machine has mps)
     (nothing, "run --force execution.device=mps", 2, "set execution.device=auto"),
     (nothing, "plan student.epochs=2 execution.device=mps", 2, "execution.device is mps"),

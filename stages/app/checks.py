@@ -13,7 +13,7 @@ from typing import Any
 
 from amalgam.data.keys import label_notes, shown
 from amalgam.pipeline.config.proposals import as_yaml
-from amalgam.pipeline.config.schema import STATIC
+from amalgam.pipeline.config.schema import STATIC, TEACHER
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.plan import StageState
@@ -174,7 +174,9 @@ def _about_models(run: Run) -> Iterator[str]:
     except AmalgamError:  # a problem, not a remark
         return
     for name in names:
-        close = " or ".join(folders_like(name, run.base))
+        is_teacher = name in run.experiment.teacher_names and name == run.experiment.student.encoder
+        own = [TEACHER + name] if is_teacher else []
+        close = " or ".join([*own, *folders_like(name, run.base)])
         hint = f"did you mean {close}?" if close else f"write hub:{name} if it is one"
         yield f"{name} is not a folder here; it is taken as a Hub id: {hint}"
 

@@ -161,12 +161,14 @@ def labels_by_teacher(run: Run) -> dict[str, list[str]]:
 def unfetched_models(run: Run) -> list[str]:
     """Returns the names of models that are no folders here and would be fetched from the Hub, without `hub:` names.
 
-    The default encoder is a Hub id: an encoder counts if its parent is a folder here, or its name is like a folder's.
+    The default encoder is a Hub id. Another one counts if its parent is a folder here, or if a teacher has its name,
+    or a folder a similar one.
     """
     named = {teacher.model: teacher_reference(run, teacher) for teacher in run.experiment.teachers}
     student = run.experiment.student
     encoder = _encoder_of(student)
     is_here = (run.base / encoder).parent.is_dir() if "/" in encoder else bool(models.folders_like(encoder, run.base))
+    is_here |= encoder in run.experiment.teacher_names
     if student.learns and teacher_in(student) is None and is_here:
         named[encoder] = model_reference(run, encoder, student.revision)
     return [name for name, model in named.items() if not name.startswith("hub:") and models.needs_network(model)]

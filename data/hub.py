@@ -66,14 +66,20 @@ def refusal(error: HfHubHTTPError, name: str, revision: str | None, kind: Kind =
 # ---- texts
 
 
-def fetch_texts(url: str, target: Path, *, where: str) -> None:
-    """Downloads the file of an address, or joins the files of a pattern, at one commit of its revision."""
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # httpx, whichever it uses
-
+def file_on_hub(url: str, *, where: str) -> re.Match[str]:
+    """Returns the kind, name, revision and path of an hf:// address; refuses any other address."""
     match = FILE.fullmatch(url)
     if match is None:
         fix = "write hf://datasets/OWNER/NAME/PATH, with @REVISION after NAME if it is not main"
         raise DataError(f"{where} is no address of a file on the Hub", where=where, fix=fix)
+    return match
+
+
+def fetch_texts(url: str, target: Path, *, where: str) -> None:
+    """Downloads the file of an address, or joins the files of a pattern, at one commit of its revision."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # httpx, whichever it uses
+
+    match = file_on_hub(url, where=where)
     kind: Kind = "dataset" if match["kind"] == "dataset" else "space"
     name, branch = match["name"], match["revision"] or DEFAULT_REVISION
     revision = "refs/convert/parquet" if branch == "~parquet" else unquote(branch)

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from amalgam.data.hub import ONE_AT_A_TIME, WITH_HEADER, copy_texts, fetch_texts
+from amalgam.data.hub import ONE_AT_A_TIME, WITH_HEADER, copy_texts, fetch_texts, file_on_hub
 from amalgam.data.keys import shown
 from amalgam.data.lazy import pl
 from amalgam.data.rows import KINDS
@@ -29,13 +29,7 @@ def fetch_remote(url: str, folder: Path) -> Path:
 
     The clients read the usual AWS_* and HF_* variables themselves. Messages have the address without its secrets.
     """
-    name, address = remote_name(url), shown(re.sub(r"//[^/@]*@", "//", url.partition("?")[0]), 200)
-    suffix = name.suffix.lower()
-    is_pattern = "*" in url or (glob.has_magic(url) and not url.startswith(HUB))  # a file of the Hub may be a[1].csv
-    if suffix not in SUFFIXES or (is_pattern and suffix in WITH_HEADER):
-        kinds = f"name a file of one of these kinds: {KINDS}; or fetch it and name the local file"
-        fix = ONE_AT_A_TIME if suffix in SUFFIXES else kinds
-        raise DataError(f"{address} does not name a file that can be read", where=address, fix=fix)
+    name, address = remote_name(url), check_remote(url)
     target = folder / blake2b(url.encode(), digest_size=6).hexdigest() / name  # two addresses may end in one name
     target.parent.mkdir(exist_ok=True)
     try:
@@ -55,6 +49,19 @@ def fetch_remote(url: str, folder: Path) -> Path:
         reason = shown(str(error).replace(url, address), 200)
         raise DataError(f"{address} cannot be read", where=reason, fix=_fix(error)) from error
     return target
+
+
+def check_remote(url: str) -> str:
+    """Returns the address without its secrets; refuses one that names no file of texts, without a request."""
+    suffix, address = remote_name(url).suffix.lower(), shown(re.sub(r"//[^/@]*@", "//", url.partition("?")[0]), 200)
+    is_pattern = "*" in url or (glob.has_magic(url) and not url.startswith(HUB))  # a file of the Hub may be a[1].csv
+    if suffix not in SUFFIXES or (is_pattern and suffix in WITH_HEADER):
+        kinds = f"name a file of one of these kinds: {KINDS}; or fetch it and name the local file"
+        fix = ONE_AT_A_TIME if suffix in SUFFIXES else kinds
+        raise DataError(f"{address} does not name a file that can be read", where=address, fix=fix)
+    if url.startswith(HUB):
+        file_on_hub(url, where=address)
+    return address
 
 
 def _fix(error: Exception) -> str:

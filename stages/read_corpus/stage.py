@@ -16,6 +16,7 @@ from amalgam.data.corpus import MOST_REPORTED, SKIPPED_FILE, leaks, places_of, r
 from amalgam.data.keys import shown_names
 from amalgam.data.lazy import np, pa
 from amalgam.data.parquet import read_table, write_table
+from amalgam.data.remote import check_remote
 from amalgam.data.rows import ABSENT, FIXES, listed_reasons, no_rows, read_rows
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig, Generate
 from amalgam.pipeline.console import counted
@@ -238,11 +239,14 @@ def _part_fingerprint(run: Run, part: str) -> str:
 
 
 def check_texts(run: Run, *, part: str | None = None) -> None:
-    """Refuses local files without a row or a needed column; reads their headers and first rows alone."""
+    """Refuses addresses of no file, and local files without a row or a needed column; reads their first rows alone."""
     sources = sources_of(run.experiment)
     for name in [part] if part else sources:
         corpus = corpus_for(run.experiment, name)
         needs_label = name != "train" or train_needs_label(run.experiment)
+        for source in sources.get(name, []):
+            if source.startswith(REMOTE):
+                check_remote(source)
         local = [source for source in sources.get(name, []) if not source.startswith((*REMOTE, GENERATED, IN_MEMORY))]
         files = [file for source in local for file in islice(source_files(run, source), MOST_FILES)]
         empty = [

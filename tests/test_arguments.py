@@ -232,6 +232,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "an object": (lambda: Experiment(TEACHERS, object()), "pass a list of texts"),
     "an open file": (lambda: Experiment(TEACHERS, io.StringIO("text,label\na,law\n")), "pass a list of texts"),
     "tables": (lambda: Experiment(TEACHERS, {"train": pl.DataFrame()}), 'texts=tables["train"]'),
+    "parts": (lambda: Experiment(TEACHERS, {"train": ["a"], "test": ["b"]}), 'such as texts=parts["train"]'),
     "blanks in a name": (lambda: Experiment(TEACHERS, pl.DataFrame({"text ": ["a"]})), 'the columns are "text "'),
     "NA among texts": (lambda: Experiment(TEACHERS, ["a", pd.NA]), "a row of the train texts has no text"),
     "no such file": (lambda: Experiment(TEACHERS, "texts/tran.csv"), "train.csv"),

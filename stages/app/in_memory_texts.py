@@ -156,10 +156,12 @@ def _tables(given: Any, corpus: Corpus, part: str) -> Iterator[pa.Table]:
 
 
 def _table_of_columns(given: Mapping[Any, Any], corpus: Corpus, part: str) -> Any:
-    """Returns a table of a dict of columns; refuses one text as a column, and a dict of tables."""
-    if any(hasattr(column, "columns") or hasattr(column, "column_names") for column in given.values()):
-        what = f"the {part} texts are {counted(len(given), 'table')}: {shown_names(map(str, given))}"
-        raise DataError(what, where=_place(given, part), fix='pass one of them, such as texts=tables["train"]')
+    """Returns a table of a dict of columns; refuses one text as a column, and a dict of tables or parts."""
+    are_tables = any(hasattr(column, "columns") or hasattr(column, "column_names") for column in given.values())
+    if are_tables or (given and {*given} <= {*PARTS}):
+        kind = "table" if are_tables else "part"
+        what = f"the {part} texts are {counted(len(given), kind)}: {shown_names(map(str, given))}"
+        raise DataError(what, where=_place(given, part), fix=f'pass one of them, such as texts={kind}s["train"]')
     single = next((name for name, column in given.items() if isinstance(column, str | bytes)), None)
     if single is not None:
         what, fix = f"the {part} texts have one text as column {shown(str(single))}", "put the texts into a list"

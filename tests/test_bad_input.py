@@ -183,6 +183,13 @@ def test_labelled_training_texts_as_test_texts_need_no_removal(fresh: Workspace)
     assert "remove them" not in notes
 
 
+def test_a_column_of_numbers_as_texts_is_remarked(fresh: Workspace) -> None:
+    remark = "the train texts are numbers, such as "
+    assert remark not in fresh("read-corpus").err
+    fresh.write([(f"{number / 4}", "law") for number in range(50)])
+    assert remark in fresh("read-corpus").err
+
+
 def test_the_same_text_twice_is_one_text(fresh: Workspace) -> None:
     fresh.write([*fresh.texts(), *fresh.texts()[:9]])
     assert "120 texts, 9 duplicate rows" in fresh("read-corpus").err

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from amalgam.data.corpus import MOST_REPORTED, SKIPPED_FILE, leaks, places_of, read_part
-from amalgam.data.keys import shown_names
+from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import np, pa
 from amalgam.data.parquet import read_table, write_table
 from amalgam.data.remote import check_remote
@@ -42,9 +42,10 @@ from amalgam.stages.common.corpus import (
     corpus_settings,
     filters_of,
     generated_part,
+    read_bucket,
     sources_of,
 )
-from amalgam.stages.common.load import fetch, part_files, part_identity, source_files, text_inputs
+from amalgam.stages.common.load import fetch, part_files, part_identity, part_of, source_files, text_inputs
 from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.target_methods import target_method
 
@@ -64,6 +65,9 @@ REACH = {
 }
 OTHER_REACH = "raise generate.texts"
 """The advice for a class without texts, by source; the second is that of sources without a language model."""
+
+NUMBER = re.compile(r"[\d\s.,:/%+-]+")
+"""A number, a date or a time."""
 
 MISSING_VALUES = frozenset({"NaN", "nan", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None"})
 """Texts that programs write for a missing value."""
@@ -140,6 +144,10 @@ class ReadCorpus(Stage):
             yield f"{part}: {_counts(facts)}"
             if "accepted" in facts:
                 yield f"  {_passed_texts(facts)}"
+        train = part_of(run, "train")
+        texts = read_bucket(run.store, train.buckets[0], ["text"]).column(0).to_pylist() if train else []
+        if texts and all(map(NUMBER.fullmatch, texts)):
+            yield f"the train texts are numbers, such as {shown(texts[0])}: if they are no texts, set corpus.text"
 
     def left_out(self, run: Run, manifest: Record) -> Iterator[str]:
         corpus: CorpusFacts = manifest.facts

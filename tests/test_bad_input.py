@@ -298,6 +298,11 @@ def test_numbers_as_labels_are_positions_in_a_list_to_name(fresh: Workspace) -> 
     fresh("build-targets", f"corpus.labels={json.dumps(labels)}")
 
 
+def test_several_labels_of_a_text_get_no_rename_as_fix(fresh: Workspace) -> None:
+    fresh.write([(text, f"{label}; law") for text, label in fresh.texts("test")], "test")
+    assert "fix: give each text one label: a student chooses one of all labels\n" in fresh.attempt("build-targets").err
+
+
 def test_a_rename_as_fix_keeps_the_settings_that_the_file_has(fresh: Workspace) -> None:
     for part in ("train", "test"):
         fresh.write([(text, label.upper()) for text, label in fresh.texts(part)], part)

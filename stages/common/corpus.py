@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -302,9 +303,15 @@ def check_gold_labels(
     return f"{note}; to keep texts of a similar label, {rename_fix(unknown, union, corpus)}" if similar else note
 
 
+SEPARATORS = re.compile(r"\s*[;,|]\s*")
+"""Characters between several labels of one text."""
+
+
 def rename_fix(unknown: Iterable[str], union: Iterable[str], corpus: Corpus) -> str:
     """Returns the lines that rename the labels which differ from one of the union only by case or a letter."""
     labels = list(union)
+    if all({*SEPARATORS.split(label)} <= {*labels} for label in unknown):
+        return "give each text one label: a student chooses one of all labels"
     pairs = {label: match for label in unknown for match in nearest(label, labels, ratio=SIMILARITY)}
     if not pairs and not corpus.labels and all(label.isdecimal() for label in unknown):
         return "set corpus.labels to the names of the labels 0, 1, 2 ... in this order"

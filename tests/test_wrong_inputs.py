@@ -148,6 +148,8 @@ WRONG: list[tuple[Change, str, int, str]] = [
     # slips
     (nothing, "plan teachers.5.model=x", 2, "teachers has 2, from 0 on"),
     (nothing, "plan student.epochs=3,4", 2, "amalgam sweep student.epochs=3,4"),
+    (nothing, "plan teachers.0.rename={law:laws}", 2, "rename.law:laws: a space is missing after the colon"),
+    (nothing, "plan student={epochs:3}", 2, "student.epochs:3: a space is missing after the colon"),
     (nothing, "plan -c amalgam.yml", 2, "did you mean -c amalgam.yaml?"),
     (nothing, "plan -c ok", 2, "did you mean -c amalgam.yaml?"),
     (nothing, "run -c .", 2, "error: workspace is a folder, not an experiment file"),

@@ -57,6 +57,12 @@ MUST_BE_TEACHERS = "must be a list: write each teacher as `- {name: NAME, model:
 
 
 def validation_message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
+    if item["input"] is None and path and NO_BLANK.fullmatch(str(path[-1])):
+        return "a space is missing after the colon"
+    return _rule_message(item, path, raw)
+
+
+def _rule_message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
     given = item["input"]
     kind, _, fault = item["type"].partition("_")
     match item["type"]:
@@ -158,6 +164,9 @@ def kinds_in(annotation: Any) -> Iterator[type]:
     for option in () if origin in {dict, typing.Literal} else typing.get_args(annotation):
         yield from kinds_in(option)
 
+
+NO_BLANK = re.compile(r"[^:]+:[^:]+")
+"""A key and a value without a blank between them, which YAML reads as a key in braces."""
 
 NOT_YAML = {
     "\\t": "a tab: YAML is indented with spaces",

@@ -24,7 +24,6 @@ from amalgam.data import parquet
 from amalgam.data.arrays import Array
 from amalgam.data.keys import bits_for, keys_digest, overlaps, prefix_name, shown, shown_names, text_key
 from amalgam.data.lazy import np, pa, pq
-from amalgam.data.packed import program_of
 from amalgam.data.rows import (
     BOM,
     FIELD_LIMIT,
@@ -34,8 +33,6 @@ from amalgam.data.rows import (
     Row,
     fix_of_rows,
     in_commands,
-    is_texts,
-    kind_of,
     listed_reasons,
     no_rows,
     read_rows,
@@ -43,7 +40,7 @@ from amalgam.data.rows import (
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, nearest, without_dots
-from amalgam.pipeline.input_files import SUFFIXES
+from amalgam.pipeline.input_files import SUFFIXES, is_texts, kind_of, program_of
 from amalgam.pipeline.user_paths import expanded, readable, user_path, without_backslashes
 
 PartName = Literal["train", "validation", "test", "teachers", "held-out"]

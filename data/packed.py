@@ -16,21 +16,8 @@ from amalgam.data.keys import shown
 from amalgam.data.lazy import pa
 from amalgam.pipeline.errors import DataError
 
-PACKERS = {
-    "gzip": (".gz", b"\x1f\x8b"),
-    "bzip2": (".bz2", b"BZh91AY&SY"),
-    "xz": (".xz", b"\xfd7zXZ\0"),
-    "zstd": (".zst", b"\x28\xb5\x2f\xfd"),
-}
-"""Programs that pack files: the suffix, and the first bytes of a packed file."""
-
 LINE_LIMIT = 64 << 20
 """Bytes of the longest line, because a line may be much larger than the file; a longer one comes in pieces."""
-
-
-def program_of(path: Path) -> str | None:
-    """Returns the program that packed a file, by its suffix."""
-    return next((packer for packer, (suffix, _) in PACKERS.items() if path.suffix.lower() == suffix), None)
 
 
 class UnpackedFile(io.BufferedReader):

@@ -18,12 +18,12 @@ from typing import IO, Any, Literal, NamedTuple, Protocol
 
 from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import pa, pq
-from amalgam.data.packed import PACKERS, UnpackedFile, program_of
+from amalgam.data.packed import UnpackedFile
 from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, nearest
-from amalgam.pipeline.input_files import SUFFIXES
+from amalgam.pipeline.input_files import PACKERS, SUFFIXES, is_texts, kind_of, program_of
 from amalgam.pipeline.user_paths import readable
 
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
@@ -108,17 +108,8 @@ ARRAY = re.compile(rb"\s*\[\s*\{")
 UNPACK = INSTEAD[".json"].replace(".jsonl", "-lines.jsonl")
 
 
-def kind_of(path: Path) -> str:
-    """Returns the suffix of a file's content, such as .csv for texts.csv and texts.csv.gz."""
-    return (path.with_suffix("") if program_of(path) else path).suffix.lower()
-
-
-def is_texts(path: Path) -> bool:
-    """Returns whether rows can be read of a file of this name; of Parquet only if nothing packed it."""
-    return kind_of(path) in SUFFIXES and (kind_of(path) != ".parquet" or program_of(path) is None)
-
-
-def _opened(path: Path) -> IO[bytes]:
+def opened(path: Path) -> IO[bytes]:
+    """Opens the content of a file, which may be packed."""
     return UnpackedFile(path, program) if (program := program_of(path)) else path.open("rb")
 
 
@@ -189,7 +180,7 @@ def in_commands(path: Path) -> dict[str, str]:
 
 def check_magic(path: Path, name: str) -> None:
     """Refuses a file whose first bytes are those of another kind than its name has."""
-    with _opened(path) as file:
+    with opened(path) as file:
         start = file.read(1000)
     for magic, (kind, fix) in MAGIC.items():
         if re.match(magic, start):
@@ -206,7 +197,7 @@ def no_rows(path: Path, name: str = "") -> DataError:
 
 
 def _txt_rows(table: _Table) -> Iterator[Row | BadRow]:
-    with _opened(table.path) as file:
+    with opened(table.path) as file:
         yield from read_lines(file, table.name, table.in_commands)
 
 
@@ -418,9 +409,9 @@ class _Lines:
 
 def _csv_rows(table: _Table) -> Iterator[Row | BadRow]:
     csv.field_size_limit(FIELD_LIMIT)  # the csv module has one limit for all readers, and its default is too short
-    with _opened(table.path) as file:
+    with opened(table.path) as file:
         header_line = next((line for line in file if line.strip(BOM + b"\r\n")), b"")
-    with _opened(table.path) as file:
+    with opened(table.path) as file:
         lines = _Lines(file)
         records = csv.reader(lines, strict=True, delimiter=delimiter_of(table.kind, header_line))
         header = _csv_header(table, lines, records)
@@ -494,7 +485,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _jsonl_rows(table: _Table) -> Iterator[Row | BadRow]:
     columns = table.columns(_jsonl_columns(table))
     end = 0
-    with _opened(table.path) as file:
+    with opened(table.path) as file:
         for number, line in enumerate(file, 1):
             raw, end = line.removeprefix(BOM), end + len(line)  # joined files may have the mark before any line
             if raw.strip():
@@ -525,7 +516,7 @@ def _jsonl_row(table: _Table, number: int, raw: bytes, start: int, columns: list
 def _jsonl_columns(table: _Table) -> list[str] | None:
     """Returns the names in the first lines, or None without an object; a label may still come later."""
     names: dict[str, None] = {}
-    with _opened(table.path) as file:
+    with opened(table.path) as file:
         for raw in islice(file, SAMPLE_LINES):
             try:
                 record = json.loads(raw.removeprefix(BOM).decode("utf-8", "surrogateescape"))

@@ -1,4 +1,4 @@
-"""Files outside the workspace: their digests, and whether another program wrote them while they were read."""
+"""Files outside the workspace: their kinds and digests, and whether another program wrote them while they were read."""
 
 from __future__ import annotations
 
@@ -16,8 +16,31 @@ from amalgam.pipeline.errors import InputChangedError
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 """Suffixes of files with a row for each text."""
 
+PACKERS = {
+    "gzip": (".gz", b"\x1f\x8b"),
+    "bzip2": (".bz2", b"BZh91AY&SY"),
+    "xz": (".xz", b"\xfd7zXZ\0"),
+    "zstd": (".zst", b"\x28\xb5\x2f\xfd"),
+}
+"""Programs that pack files: the suffix, and the first bytes of a packed file."""
+
 SMALL = 1 << 20
 """Bytes of a file that is read at once."""
+
+
+def program_of(path: Path) -> str | None:
+    """Returns the program that packed a file, by its suffix."""
+    return next((packer for packer, (suffix, _) in PACKERS.items() if path.suffix.lower() == suffix), None)
+
+
+def kind_of(path: Path) -> str:
+    """Returns the suffix of a file's content, such as .csv for texts.csv and texts.csv.gz."""
+    return (path.with_suffix("") if program_of(path) else path).suffix.lower()
+
+
+def is_texts(path: Path) -> bool:
+    """Returns whether rows can be read of a file of this name; of Parquet only if nothing packed it."""
+    return kind_of(path) in SUFFIXES and (kind_of(path) != ".parquet" or program_of(path) is None)
 
 
 def file_digest(path: Path) -> str:

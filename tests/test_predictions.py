@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import lzma
 import math
 import shutil
 from pathlib import Path
@@ -219,6 +221,18 @@ def test_a_jsonl_may_begin_with_a_byte_order_mark(fresh: Workspace) -> None:
     write(frame_of([*fresh.texts(), *fresh.texts("test")]), file)
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     fresh("cache-teachers")
+
+
+@pytest.mark.parametrize("name", ["second.csv.gz", "second.jsonl.xz"])
+def test_a_file_may_be_packed(fresh: Workspace, name: str) -> None:
+    suffix = Path(name).with_suffix("").suffix
+    file = named(fresh, suffix)
+    write(frame_of([*fresh.texts(), *fresh.texts("test")]), file)
+    pack = gzip.compress if name.endswith(".gz") else lzma.compress
+    file.with_name(name).write_bytes(pack(file.read_bytes()))
+    fresh.edit(f"  - name: second\n    model: ./predictions/second{suffix}", f"  - ./predictions/{name}")
+    fresh("cache-teachers")  # the teacher's name has no suffix
+    assert len(Experiment.load(fresh.config).logits("second").collect()) == TRAIN + TEST
 
 
 UNREADABLE: dict[str, tuple[Callable[[pl.DataFrame], str | bytes], str]] = {

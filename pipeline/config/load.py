@@ -33,7 +33,7 @@ from amalgam.pipeline.config.messages import (
 from amalgam.pipeline.config.schema import NO_TEACHERS, SAFE_NAME, Checks, ExperimentConfig
 from amalgam.pipeline.console import printable
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, nearest, short_path
-from amalgam.pipeline.input_files import SUFFIXES, FileMark, InputFile
+from amalgam.pipeline.input_files import FileMark, InputFile, is_texts, program_of
 from amalgam.pipeline.secrets import has_secret, masked
 
 MOST_BYTES = 1_000_000
@@ -408,7 +408,8 @@ def name_of(given: str, taken: Collection[object]) -> str:
     """
     bare = re.sub(r"(?<=[^./])/checkpoint-(?=\d+$)", "-", (given.partition(":")[2] or given).rstrip("/"))
     last = bare.rpartition("/")[2]
-    last = Path(last).stem if Path(last).suffix.lower() in SUFFIXES else last
+    if is_texts(Path(last)):
+        last = Path(last.removesuffix(Path(last).suffix) if program_of(Path(last)) else last).stem
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-._")[:60]
     stem = stem if re.match(SAFE_NAME, stem) else "teacher"
     names = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))

@@ -12,12 +12,11 @@ from typing import Any
 
 from amalgam.data.corpus import find_files
 from amalgam.data.keys import shown
-from amalgam.data.rows import kind_of
 from amalgam.pipeline.config.load import GIVEN, GivenExperiment
 from amalgam.pipeline.config.messages import OTHER_NAMES
 from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, ModelError, nearest
-from amalgam.pipeline.input_files import SUFFIXES
+from amalgam.pipeline.input_files import SUFFIXES, kind_of
 from amalgam.pipeline.user_paths import check_new
 from amalgam.stages.app.in_memory_texts import store_labels, store_texts
 from amalgam.stages.app.init import SCHEMA_LINE, write_with_schema

@@ -27,8 +27,6 @@ from amalgam.data.rows import (
     Row,
     fix_of_rows,
     has_surrogate,
-    is_texts,
-    kind_of,
     listed_reasons,
     read_lines,
     read_rows,
@@ -37,7 +35,7 @@ from amalgam.pipeline.config import proposals
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import Console, counted, padded, printing, width_of
 from amalgam.pipeline.errors import DataError, ExperimentError, nearest
-from amalgam.pipeline.input_files import SUFFIXES
+from amalgam.pipeline.input_files import SUFFIXES, is_texts, kind_of
 from amalgam.pipeline.signals import InterruptHandler, without_units
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, expanded, user_path, writing

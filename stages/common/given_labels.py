@@ -11,10 +11,11 @@ from pathlib import Path
 
 from amalgam.data.keys import KEY_BYTES, LabelSpace, of_one_teacher, shown, shown_name, shown_names, text_key
 from amalgam.data.lazy import pa, pc
-from amalgam.data.rows import JSON_LINES, MissingColumnError, Row, kind_of, read_rows
+from amalgam.data.rows import JSON_LINES, MissingColumnError, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, folded
+from amalgam.pipeline.input_files import kind_of
 from amalgam.stages.common.corpus import rename_fix
 
 WHERE, FRAME = "labels", "the frame of labels"

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from amalgam.data.keys import shown, shown_names
 from amalgam.pipeline.errors import ModelError
-from amalgam.pipeline.input_files import SUFFIXES, InputFile
+from amalgam.pipeline.input_files import InputFile, is_texts
 
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -81,7 +81,7 @@ ONNX_MODEL, EXPORT_FACTS = "model.onnx", "export.json"
 
 def is_predictions(path: Path) -> bool:
     """Returns whether a teacher of this path is a file of predictions, and no model; the file may be missing."""
-    return path.suffix.lower() in SUFFIXES and not path.is_dir()
+    return is_texts(path) and not path.is_dir()
 
 
 def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Any program may write it. Texts are named by key, id or text, as in a file of la
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import Any
 from amalgam.data.arrays import Array, Keys
 from amalgam.data.keys import KEY_BYTES, shown, shown_names, text_key
 from amalgam.data.lazy import np, pl
-from amalgam.data.rows import BOM, FIELD_LIMIT, JSON_LINES, check_magic, delimiter_of
+from amalgam.data.rows import BOM, FIELD_LIMIT, JSON_LINES, check_magic, delimiter_of, opened
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.input_files import kind_of, program_of
 from amalgam.stages.common.given_labels import ID, KEY, LABEL, TEXT, identity_of, naming_columns
 
 LEAST_PROBABILITY = 1e-4
@@ -247,11 +249,11 @@ def _key(kind: str, values: Sequence[Any]) -> bytes | None:
 
 
 def _read_csv(path: Path, where: str, rows: int | None) -> pl.DataFrame:
-    with path.open("rb") as file:
+    with opened(path) as file:
         header = next((line for line in file if line.strip(BOM + b"\r\n")), b"")
-    separator = delimiter_of(path.suffix.lower(), header)
+    separator = delimiter_of(kind_of(path), header)
     try:
-        frame = pl.read_csv(path, n_rows=rows, infer_schema=False, separator=separator)
+        frame = pl.read_csv(_content(path), n_rows=rows, infer_schema=False, separator=separator)
     except pl.exceptions.PolarsError as error:
         fault = _fault_in(path, separator)
         if fault is None:
@@ -269,7 +271,7 @@ def _read_csv(path: Path, where: str, rows: int | None) -> pl.DataFrame:
 def _fault_in(path: Path, separator: str) -> str | None:
     """Returns the first row of a csv that has more fields than the header, or a quote that does not end."""
     csv.field_size_limit(FIELD_LIMIT)
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+    with io.TextIOWrapper(opened(path), "utf-8-sig", "replace", newline="") as file:
         rows = csv.reader(file, delimiter=separator, strict=True)
         try:
             fields = len(next((row for row in rows if row), []))
@@ -279,16 +281,23 @@ def _fault_in(path: Path, separator: str) -> str | None:
     return None if longer is None else f"line {rows.line_num} has {longer} fields, and the header {fields}"
 
 
+def _content(path: Path) -> Path | io.BytesIO:
+    """Returns the path of a file that Polars reads, or the content of one that is packed or has a byte order mark."""
+    with opened(path) as file:
+        start = file.read(len(BOM))
+        if program_of(path) is None and start != BOM:
+            return path
+        return io.BytesIO(start.removeprefix(BOM) + file.read())
+
+
 def _read(path: Path, where: str, rows: int | None = None) -> pl.DataFrame:
     try:
-        if path.suffix.lower() == ".parquet":
+        if kind_of(path) == ".parquet":
             return pl.read_parquet(path, n_rows=rows)
         check_magic(path, path.name)
-        if path.suffix.lower() not in JSON_LINES:
+        if kind_of(path) not in JSON_LINES:
             return _read_csv(path, where, rows)
-        with path.open("rb") as file:
-            has_mark = file.read(len(BOM)) == BOM
-            return pl.read_ndjson(file if has_mark else path, n_rows=rows, infer_schema_length=None)
+        return pl.read_ndjson(_content(path), n_rows=rows, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the system; Polars' own have no number
             raise

@@ -93,6 +93,10 @@ MAGIC = {
         start: (f"is {code}, not UTF-8", f"re-encode: {{unpack}}iconv -f {code.lower()} -t utf-8 {{file}} > {{copy}}")
         for code, start in ENCODINGS.items()
     },
+    rb"(\xef\xbb\xbf)?sep=.\r?\n": (
+        "has a first line for Excel alone, which names the separator",
+        "remove this line: {unpack}tail -n +2 {file} > {copy}",
+    ),
     b"PAR1": ("is a Parquet file", "give it a name that ends in .parquet: {unpack}mv {file} {stem}.parquet"),
     b"PK\x03\x04": ("is a spreadsheet or a zip file", "save the sheet as csv, UTF-8; or unpack the file"),
     **{
@@ -100,7 +104,7 @@ MAGIC = {
         for packer, (_, magic) in PACKERS.items()
     },
 }
-"""Start of a file that is no text in UTF-8, as a pattern, with the message and the fix."""
+"""Start of a file whose rows cannot be read, as a pattern, with the message and the fix."""
 
 JSON_LINES = (".jsonl", ".ndjson")
 ARRAY = re.compile(rb"\s*\[\s*\{")

@@ -133,6 +133,7 @@ def test_the_fix_for_a_file_of_another_kind_works_when_pasted(
         "is a Parquet file": parquet.getvalue(),
         "is packed by gzip": gzip.compress(text.encode()),
         "is packed by xz": lzma.compress(text.encode()),
+        "a first line for Excel": f"sep=;\r\n{text}".encode(),
         "old Mac line ends": b"text\rhello\r",
     }
     for message, content in contents.items():

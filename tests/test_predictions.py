@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import lzma
 import math
 import shutil
@@ -132,8 +133,9 @@ def test_a_new_text_needs_a_row_and_costs_itself(workspace: Workspace) -> None:
 
 FAULTS = {
     "the sum": ("law", 0.2, "the probabilities have the sum"),
-    "negative": ("law", -0.1, "law is no probability"),
-    "not a number": ("law", math.nan, "law is no probability"),
+    "negative": ("law", -0.1, "law is no probability: -0.1"),
+    "not a number": ("law", math.nan, "law is no probability: NaN"),
+    "absent": ("law", None, "law has no value"),
 }
 
 
@@ -147,7 +149,16 @@ def test_faulty_rows_are_named(workspace: Workspace, fault: str) -> None:
         wrong = pl.when(pl.int_range(pl.len()) == 2).then(pl.col(column) + 0.5).otherwise(pl.col(column)).alias(column)
     write(frame.with_columns(wrong), file)
     refused = workspace.attempt("cache-teachers")
-    assert (refused.code, f"row 3: {words}" in refused.err) == (2, True), refused.err
+    assert (refused.code, f"row 4: {words}" in refused.err) == (2, True), refused.err
+
+
+def test_a_line_of_jsonl_without_a_label_is_named(fresh: Workspace) -> None:
+    file = named(fresh, ".jsonl")
+    rows = frame_of([*fresh.texts(), *fresh.texts("test")]).to_dicts()
+    del rows[2]["law"]
+    file.parent.mkdir()
+    file.write_text("\n\n".join(map(json.dumps, rows)), "utf-8")
+    assert "line 5: law has no value" in fresh.attempt("cache-teachers").err
 
 
 def test_a_file_that_cannot_be_used_is_refused_by_plan(workspace: Workspace) -> None:
@@ -317,7 +328,7 @@ def test_a_text_with_two_predictions_is_refused(workspace: Workspace) -> None:
     other = frame[:1].with_columns(pl.Series(name, [value]) for name, value in zip(SECOND, [0.25] * 4, strict=True))
     write(pl.concat([frame, other]), file)
     refused = workspace.attempt("cache-teachers")
-    assert f"row {len(frame) + 1}: its text has another prediction in row 1" in refused.err
+    assert f"row {len(frame) + 2}: its text has another prediction in row 2" in refused.err
 
 
 def test_rows_may_have_one_label(workspace: Workspace) -> None:
@@ -332,10 +343,10 @@ def test_rows_may_have_one_label(workspace: Workspace) -> None:
     assert systems["teacher:second"]["accuracy"] == pytest.approx(len(own) / len(workspace.texts("test")))
     write(frame.with_columns(pl.lit("none").alias("label")).head(1).extend(frame[1:]), file)
     refused = workspace.attempt("cache-teachers", f"teachers.1.labels=[{', '.join(SECOND)}]")
-    assert "row 1: none is no label of this teacher" in refused.err
+    assert "row 2: none is no label of this teacher" in refused.err
     workspace("cache-teachers", "teachers.1.catch_all=[none]")
     write(frame.with_columns(label=pl.when(pl.int_range(pl.len()) > 0).then("label")), file)
-    assert "row 1: label is empty" in workspace.attempt("cache-teachers").err
+    assert "row 2: label is empty" in workspace.attempt("cache-teachers").err
 
 
 def test_a_label_may_have_a_score(workspace: Workspace) -> None:
@@ -354,7 +365,7 @@ def test_a_label_may_have_a_score(workspace: Workspace) -> None:
     best = dict(zip(logits["key"].to_list(), logits["logits"].to_numpy().argmax(axis=1).tolist(), strict=True))
     assert [best[text_key((text,))] for text in every] == [place % 4 for place in range(len(every))]
     write(pl.DataFrame({"text": every, "label": labels, "score": [1.7, *[0.7] * (len(every) - 1)]}), file)
-    assert "row 1: its score is no probability" in workspace.attempt("cache-teachers").err
+    assert "row 2: its score is no probability" in workspace.attempt("cache-teachers").err
 
 
 @pytest.mark.parametrize("name", ["", "__index_level_0__"])
@@ -369,7 +380,7 @@ def test_row_numbers_of_pandas_are_no_label(workspace: Workspace, name: str) -> 
 def test_an_infinite_probability_is_refused(workspace: Workspace) -> None:
     file = workspace.config.parent / "predictions/second.csv"
     write(pl.read_csv(file).with_columns(law=math.inf), file)
-    assert "row 1: the probabilities have the sum inf" in workspace.attempt("cache-teachers").err
+    assert "row 2: the probabilities have the sum inf" in workspace.attempt("cache-teachers").err
 
 
 def test_labels_choose_columns(workspace: Workspace) -> None:

@@ -137,18 +137,20 @@ def read_predictions(
         probabilities = pl.DataFrame([_numbers(frame[name]) for name in labels]).to_numpy()
     else:
         probabilities = _of_one_label(frame, in_rows, labels, _number_columns(frame, corpus))
-    problems += _bad_rows(probabilities, labels, None if in_rows is None else frame[in_rows])
+    problems += _bad_rows(frame, probabilities, labels, in_rows)
     logits = np.log(np.clip(probabilities, LEAST_PROBABILITY, SUMS[1]))
     logits = (logits - logits.mean(axis=1, keepdims=True)).astype(np.float32)
     order = np.argsort(names, kind="stable")
     is_repeated = (names[order][1:] == names[order][:-1]) & (names[order][1:] != b"")
-    for row, first in zip(order[1:][is_repeated].tolist(), order[:-1][is_repeated].tolist(), strict=True):
-        if np.abs(logits[row] - logits[first]).max() > EQUAL:
-            problems.append((row, f"its {kind} has another prediction in row {first + 1}"))
-    if problems:
+    repeated = list(zip(order[1:][is_repeated].tolist(), order[:-1][is_repeated].tolist(), strict=True))
+    repeated = [(row, first) for row, first in repeated if np.abs(logits[row] - logits[first]).max() > EQUAL]
+    if problems or repeated:
+        places = _places(path, frame)
+        problems += [(row, f"its {kind} has another prediction in {places[first]}") for row, first in repeated]
+        listed = [f"{places[row]}: {fault}" for row, fault in sorted(problems)]
         are_percentages = _are_percentages(probabilities, are_scores=in_rows is not None)
         name = f"the first {rows} rows of {path.name}" if rows else path.name
-        raise _error(name, sorted(problems), labels, where, are_percentages=are_percentages)
+        raise _error(name, listed, labels, where, are_percentages=are_percentages)
     kept = np.concatenate([order[:1], order[1:][~is_repeated]])
     return Predictions(kind == ID, names[kept], logits[kept])
 
@@ -171,22 +173,28 @@ def _are_percentages(probabilities: Array, *, are_scores: bool) -> bool:
     return bool(SUMS[0] <= np.median(probabilities.sum(axis=1)) / 100 <= SUMS[1])
 
 
-def _bad_rows(probabilities: Array, labels: Sequence[str], in_rows: pl.Series | None) -> Iterator[tuple[int, str]]:
+def _bad_rows(
+    frame: pl.DataFrame, probabilities: Array, labels: Sequence[str], in_rows: str | None
+) -> Iterator[tuple[int, str]]:
     """Yields the rows without usable probabilities; those of a label that the teacher does not have are all zero."""
     sums = probabilities.sum(axis=1)
     is_usable = (probabilities >= 0).all(axis=1) & (sums >= SUMS[0]) & (sums <= SUMS[1])  # false for NaN
     for row in np.flatnonzero(~is_usable).tolist():
         bad = [name for name, value in zip(labels, probabilities[row].tolist(), strict=True) if not value >= 0]
         if in_rows is not None and sums[row] == 0:
-            value = "" if in_rows[row] is None else str(in_rows[row])
-            yield row, f"{shown(value)} is no label of this teacher" if value.strip() else f"{in_rows.name} is empty"
+            value = _written(frame[in_rows][row])
+            yield row, f"{shown(value)} is no label of this teacher" if value else f"{in_rows} is empty"
         elif in_rows is not None:
             yield row, "its score is no probability"
+        elif not bad:
+            yield row, f"the probabilities have the sum {sums[row]:.3g}"
         else:
-            yield (
-                row,
-                f"{shown(bad[0])} is no probability" if bad else f"the probabilities have the sum {sums[row]:.3g}",
-            )
+            value = _written(frame[bad[0]][row])
+            yield row, f"{shown(bad[0])} " + (f"is no probability: {shown(value)}" if value else "has no value")
+
+
+def _written(value: object) -> str:
+    return "" if value is None else str(value).strip()
 
 
 def _as_labels(column: pl.Series) -> pl.Series:
@@ -204,16 +212,26 @@ def _numbers(column: pl.Series) -> pl.Series:
     return pl.Series(column.name, [None] * len(column), pl.Float64)
 
 
+def _places(path: Path, frame: pl.DataFrame) -> Sequence[str]:
+    """Returns for each row of the frame its line in a jsonl, or its row in a spreadsheet, whose first is the header."""
+    if kind_of(path) in JSON_LINES:
+        with opened(path) as file:
+            return [f"line {number}" for number, line in enumerate(file, 1) if line.removeprefix(BOM).strip()]
+    if kind_of(path) == ".parquet":
+        return [f"row {number}" for number in range(1, len(frame) + 1)]
+    return [f"row {number + 2}" for number in _csv_rows(path).select(_has_value()).to_series().arg_true()]
+
+
 def _error(
-    name: str, problems: Sequence[tuple[int, str]], labels: Sequence[str], where: str, *, are_percentages: bool
+    name: str, problems: Sequence[str], labels: Sequence[str], where: str, *, are_percentages: bool
 ) -> ModelError:
     lines = [f"{name}: {counted(len(problems), 'problem')}"]
-    lines += [f"  row {row + 1}: {fault}" for row, fault in problems[:MOST_SHOWN]]
+    lines += [f"  {problem}" for problem in problems[:MOST_SHOWN]]
     lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
     if are_percentages:
         return ModelError("\n".join(lines), where=where, fix="divide the percentages by 100")
     fix = f"its labels are {shown_names(labels, MOST_SHOWN)}: give each text one row, with a probability for each of "
-    fix += "them and the sum 1, or with one of them. "
+    fix += "them, also if it is 0, and the sum 1; or with one of them. "
     fix += "If a column is no label, name the labels of this teacher: `labels: [...]`"
     return ModelError("\n".join(lines), where=where, fix=fix)
 
@@ -248,14 +266,26 @@ def _key(kind: str, values: Sequence[Any]) -> bytes | None:
     return text_key(texts) if kind == ID else identity if isinstance(identity, bytes) else None
 
 
-def _read_csv(path: Path, where: str, rows: int | None) -> pl.DataFrame:
+def _separator(path: Path) -> str:
     with opened(path) as file:
         header = next((line for line in file if line.strip(BOM + b"\r\n")), b"")
-    separator = delimiter_of(kind_of(path), header)
+    return delimiter_of(kind_of(path), header)
+
+
+def _csv_rows(path: Path, rows: int | None = None) -> pl.DataFrame:
+    """Returns all rows, also those of empty lines, as texts."""
+    return pl.read_csv(_content(path), n_rows=rows, infer_schema=False, separator=_separator(path))
+
+
+def _has_value() -> pl.Expr:
+    return ~pl.all_horizontal(pl.all().is_null())
+
+
+def _read_csv(path: Path, where: str, rows: int | None) -> pl.DataFrame:
     try:
-        frame = pl.read_csv(_content(path), n_rows=rows, infer_schema=False, separator=separator)
+        frame = _csv_rows(path, rows)
     except pl.exceptions.PolarsError as error:
-        fault = _fault_in(path, separator)
+        fault = _fault_in(path)
         if fault is None:
             raise
         fix = "give each row as many fields as the header has, with commas or semicolons between them; "
@@ -265,14 +295,14 @@ def _read_csv(path: Path, where: str, rows: int | None) -> pl.DataFrame:
     if again:
         what = f"{path.name} has two columns named {shown(again[0])}"
         raise ModelError(what, where=where, fix="rename one of them, or leave it out")
-    return frame.rename(str.strip).filter(~pl.all_horizontal(pl.all().is_null()))
+    return frame.rename(str.strip).filter(_has_value())
 
 
-def _fault_in(path: Path, separator: str) -> str | None:
+def _fault_in(path: Path) -> str | None:
     """Returns the first row of a csv that has more fields than the header, or a quote that does not end."""
     csv.field_size_limit(FIELD_LIMIT)
     with io.TextIOWrapper(opened(path), "utf-8-sig", "replace", newline="") as file:
-        rows = csv.reader(file, delimiter=separator, strict=True)
+        rows = csv.reader(file, delimiter=_separator(path), strict=True)
         try:
             fields = len(next((row for row in rows if row), []))
             longer = next((len(row) for row in rows if len(row) > fields), None)

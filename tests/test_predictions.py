@@ -252,6 +252,8 @@ UNREADABLE: dict[str, tuple[Callable[[pl.DataFrame], str | bytes], str]] = {
         "two columns",
     ),
     "UTF-16": (lambda frame: frame.write_csv().encode("utf-16"), "second.csv is UTF-16"),
+    "a header in cp1252": (lambda frame: frame.rename({"law": "loi é"}).write_csv().encode("cp1252"), "line 1 is not"),
+    "a text in cp1252": (lambda frame: frame.write_csv().encode() + b"caf\xe9,1,0,0,0\n", "line 162 is not UTF-8"),
     "a field too many": (lambda frame: frame.write_csv() + "a text,1,0,0,0,0\n", "has 6 fields, and the header 5"),
     "an open quote": (lambda frame: frame[:9].write_csv() + '"a text,1,0,0,0\n', "is broken: unexpected end"),
     "a header alone": (lambda frame: frame[:0].write_csv(), "second.csv has no rows"),
@@ -263,7 +265,7 @@ def test_the_error_of_a_csv_names_its_fault(workspace: Workspace, fault: str) ->
     file, (spoiled, words) = workspace.config.parent / "predictions/second.csv", UNREADABLE[fault]
     content = spoiled(pl.read_csv(file))
     file.write_bytes(content.encode() if isinstance(content, str) else content)
-    refused = workspace.attempt("plan")
+    refused = workspace.attempt("cache-teachers")
     assert (refused.code in {2, 3}, words in refused.err) == (True, True), refused.err
 
 

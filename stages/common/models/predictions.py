@@ -15,7 +15,7 @@ from typing import Any
 from amalgam.data.arrays import Array, Keys
 from amalgam.data.keys import KEY_BYTES, shown, shown_names, text_key
 from amalgam.data.lazy import np, pl
-from amalgam.data.rows import BOM, FIELD_LIMIT, JSON_LINES, check_magic, delimiter_of, opened
+from amalgam.data.rows import BOM, FIELD_LIMIT, FIXES, JSON_LINES, check_magic, delimiter_of, in_commands, opened
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ModelError
@@ -269,6 +269,7 @@ def _key(kind: str, values: Sequence[Any]) -> bytes | None:
 def _separator(path: Path) -> str:
     with opened(path) as file:
         header = next((line for line in file if line.strip(BOM + b"\r\n")), b"")
+    header.decode()  # which Polars does not check
     return delimiter_of(kind_of(path), header)
 
 
@@ -311,6 +312,17 @@ def _fault_in(path: Path) -> str | None:
     return None if longer is None else f"line {rows.line_num} has {longer} fields, and the header {fields}"
 
 
+def _undecoded_line(path: Path) -> int | None:
+    """Returns the number of the first line that is not UTF-8."""
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return None
+
+
 def _content(path: Path) -> Path | io.BytesIO:
     """Returns the path of a file that Polars reads, or the content of one that is packed or has a byte order mark."""
     with opened(path) as file:
@@ -328,9 +340,12 @@ def _read(path: Path, where: str, rows: int | None = None) -> pl.DataFrame:
         if kind_of(path) not in JSON_LINES:
             return _read_csv(path, where, rows)
         return pl.read_ndjson(_content(path), n_rows=rows, infer_schema_length=None)
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the system; Polars' own have no number
             raise
+        if kind_of(path) != ".parquet" and (number := _undecoded_line(path)):
+            fix = FIXES["not UTF-8"].format(**in_commands(path))
+            raise ModelError(f"{path.name} line {number} is not UTF-8", where=where, fix=fix) from error
         what = f"{path.name} cannot be read: {shown(str(error), 200)}"
         fix = "write it as csv in UTF-8, jsonl or Parquet: a column of texts, and one of probabilities for each label"
         raise ModelError(what, where=where, fix=fix) from error

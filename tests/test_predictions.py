@@ -306,10 +306,12 @@ def test_an_id_names_one_text_of_both_parts(workspace: Workspace) -> None:
 
 def test_labels_without_names_are_renamed(workspace: Workspace) -> None:
     file = workspace.config.parent / "predictions/second.csv"
-    frame = pl.read_csv(file).select("text", label=pl.int_range(pl.len()) % 4)
-    write(frame, file)
+    frame = pl.read_csv(file)
+    write(frame.select("text", label=pl.int_range(pl.len()) % 4), file)
     assert 'set rename: {"0": NAME, ...}' in workspace.attempt("plan").err
     names = ", ".join(f"'{place}': {label}" for place, label in enumerate(SECOND))
+    workspace("cache-teachers", f"teachers.1.rename={{{names}}}")
+    write(frame.rename({label: str(place) for place, label in enumerate(SECOND)}), file)
     workspace("cache-teachers", f"teachers.1.rename={{{names}}}")
 
 

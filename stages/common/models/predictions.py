@@ -292,7 +292,8 @@ def _read_csv(path: Path, where: str, rows: int | None) -> pl.DataFrame:
         fix = "give each row as many fields as the header has, with commas or semicolons between them; "
         fix += "quote a field that has one of these, a quote or a line break"
         raise ModelError(f"{path.name} {fault}", where=where, fix=fix) from error
-    again = [name for name, _, number in (name.rpartition(DUPLICATE) for name in frame.columns) if number.isdecimal()]
+    parts = [name.rpartition(DUPLICATE) for name in frame.columns]
+    again = [name for name, mark, number in parts if mark and number.isdecimal()]
     if again:
         what = f"{path.name} has two columns named {shown(again[0])}"
         raise ModelError(what, where=where, fix="rename one of them, or leave it out")

@@ -444,6 +444,15 @@ def test_init_and_doctor_read_its_labels(workspace: Workspace, monkeypatch: pyte
     workspace("init", "--from-teachers", "models/first", "predictions/second.csv")
     written = workspace.config.read_text("utf-8")
     assert "  - name: second\n    model: ./predictions/second.csv\n    # 4 labels: gardening" in written
+    file = workspace.folder / "predictions/second.csv"
+    numbered = pl.read_csv(file).rename({label: str(place) for place, label in enumerate(SECOND)})
+    write(numbered, file)
+    workspace.config.unlink()
+    made = workspace("init", "--from-teachers", "models/first", "predictions/second.csv")
+    assert "the labels of second" in made.out + made.err
+    assert 'rename: {"0": "?", "1": "?", "2": "?", "3": "?"}' in workspace.config.read_text("utf-8")
+    refused = workspace.attempt("plan", "corpus.train=texts/train.csv")
+    assert """rename: "?" is no name, for '0', '1'""" in refused.err
     write(pl.read_csv("predictions/second.csv").rename({"text": "words"}), workspace.folder / "predictions/second.csv")
     workspace.config.unlink()
     workspace("init", "--from-teachers", "models/first", "predictions/second.csv")  # corpus.text may be words

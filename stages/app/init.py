@@ -44,6 +44,8 @@ class DetectedTeacher:
     """Whether the model names its labels; numbers are no names."""
     is_read: bool = True
     """False for a model on the Hub that could not be reached; its labels are unknown."""
+    is_file: bool = False
+    """Whether it is a file of predictions, whose labels are renamed: a list of labels chooses its columns."""
 
 
 def write_experiment(names: Sequence[str], *, from_teachers: bool, into: Path) -> str:
@@ -132,8 +134,7 @@ def _section(teachers: Sequence[DetectedTeacher]) -> str:
             lines.append("    # its labels were not read: the Hub could not be reached")
             continue
         if not teacher.is_named:
-            blanks = [f'"{UNNAMED}"' if _is_no_name(label) else as_yaml(label) for label in labels]
-            lines.append(f"    labels: [{', '.join(blanks)}]  # name the {len(labels)} outputs, in the model's order")
+            lines.append(_to_name(teacher))
             continue
         lines.append(f"    # {len(labels)} labels: {shown_names(labels, LABELS_SHOWN)}")
         shared = [label for label in labels if counts[label] > 1]
@@ -150,6 +151,16 @@ def _section(teachers: Sequence[DetectedTeacher]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _to_name(teacher: DetectedTeacher) -> str:
+    """Returns the line in which the user names the labels."""
+    blank, labels = f'"{UNNAMED}"', teacher.labels
+    if teacher.is_file:
+        pairs = ", ".join(f"{as_yaml(label)}: {blank}" for label in filter(_is_no_name, labels))
+        return f"    rename: {{{pairs}}}  # name the labels of this file"
+    names = [blank if _is_no_name(label) else as_yaml(label) for label in labels]
+    return f"    labels: [{', '.join(names)}]  # name the {len(labels)} outputs, in the model's order"
+
+
 # ---- the models
 
 
@@ -158,8 +169,7 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
     where, place = f"{WHERE}: {given}", resolve.place_of(given, Path.cwd(), field=WHERE)
     name = name_of(given, {teacher.name for teacher in earlier})
     if isinstance(place, Path) and place.is_file():
-        labels = label_names(resolve.prediction_file(place, where), labels=None, rename={}, teacher=name)
-        return DetectedTeacher(name, _reference_from(into, given, place), None, labels, is_named=True)
+        return _with_labels(name, _reference_from(into, given, place), resolve.prediction_file(place, where), None)
     read = (place, None) if isinstance(place, Path) else _from_hub(place)
     if read is None:
         return DetectedTeacher(name, _reference_from(into, given, place), None, [], is_named=True, is_read=False)
@@ -173,10 +183,14 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
         resolve.read_model(folder, where, allow_pickle=True)  # `plan` requires allow_pickle
     files = resolve.ModelFiles(given, folder, "", commit, "safetensors", config)
     resolve.check_model_type(files)
+    return _with_labels(name, _reference_from(into, given, place), files, commit)
+
+
+def _with_labels(name: str, reference: str, files: resolve.ModelFiles, commit: str | None) -> DetectedTeacher:
     stored, is_named = own_labels(files, teacher=name)
     is_named = is_named and not any(map(_is_no_name, stored))
     labels = label_names(files, labels=None if is_named else stored, rename={}, teacher=name)
-    return DetectedTeacher(name, _reference_from(into, given, place), commit, labels, is_named)
+    return DetectedTeacher(name, reference, commit, labels, is_named, is_file=files.are_predictions)
 
 
 def _is_no_name(label: str) -> bool:

@@ -54,6 +54,9 @@ def label_names(
         what = f"labels: {len(names)} names for {len(outputs)} outputs: {unmatched}"
         raise ModelError(what, where=where, fix=f"give exactly {len(outputs)} labels, by position")
     _check_has(names, rename, "rename", where)
+    if blank := [repr(name) for name, renamed in rename.items() if renamed == UNNAMED]:
+        fix = "give each of them its name, in `rename` of this teacher"
+        raise ModelError(f'rename: "{UNNAMED}" is no name, for {", ".join(blank[:5])}', where=where, fix=fix)
     renamed = [rename.get(name, name) for name in names]
     if len(renamed) < 2:
         what = f"the teacher has one label ({', '.join(renamed)}), so it is never uncertain"

@@ -284,6 +284,8 @@ def test_skip_leaves_out_labels_of_lost_texts_and_of_removed_teachers(workspace:
     note = "1 of no training text, 1 with a label of no teacher (taxes), 1 without a usable text or label"
     noted = workspace("build-targets", "labels=labels.csv", "corpus.on_bad_row=skip")
     assert noted.err.count(f"note: labels.csv: 3 rows left out: {note}") == 1
+    quiet = workspace("build-targets", "labels=labels.csv", "corpus.on_bad_row=skip", "targets.mode=hard", "--quiet")
+    assert quiet.err.count(f"note: labels.csv: 3 rows left out: {note}") == 1
     write(workspace, kept)
     assert "build-targets" not in workspace.stale("labels=labels.csv", "corpus.on_bad_row=skip")
 

@@ -58,6 +58,8 @@ class GivenLabels:
     """By key of a labelled or unknown text: another reason in the file."""
     outside_sample: int = 0
     """Texts that are left out because no teacher has their label: random ones, or all if the file has no reasons."""
+    note: str = ""
+    """Counts the rows that `corpus.on_bad_row: skip` leaves out."""
 
     def written(self, corpus: Corpus) -> dict[bytes, str]:
         """Returns the labels as in the file, also of unknown texts."""

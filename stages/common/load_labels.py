@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from amalgam.data.corpus import find_files
@@ -69,7 +70,7 @@ def given_labels(run: Run) -> GivenLabels | None:
     if note:
         run.console.note(note)
     file.check(names, keys)
-    given = file.by_key(keys)
+    given = replace(file.by_key(keys), note=note)
     _note_absent(run, given, file.name)
     return given
 

@@ -31,6 +31,7 @@ MOST_CHARACTERS = 1 << 20
 """Characters of the longest text; a model reads at most some ten thousand."""
 SAMPLE_LINES = 64
 BATCH_ROWS = 1024
+MOST_PROPOSED = 3
 LONG_NAME = 4  # words; the name of a column that has more is likely a text
 BOM = b"\xef\xbb\xbf"
 
@@ -280,7 +281,10 @@ class _Table:
             others = [column for column in available if column not in own]
             near = nearest(name, others)
             quoted = shlex.quote if setting.startswith("--") else as_yaml
-            fix = setting + (quoted(near[0]) if near else "auto" if setting == "set corpus.id: " else "one of them")
+            any_column = "auto" if setting == "set corpus.id: " else "one of them"
+            if setting.startswith("--"):
+                any_column = " or ".join(quoted(column) for column in others[:MOST_PROPOSED])
+            fix = setting + (quoted(near[0]) if near else any_column)
             if not others:
                 fix = f"add this column to {self.name}, or name another file"
             pair = [part.strip() for part in name.split(",")]

@@ -452,3 +452,10 @@ def test_a_hidden_folder_is_not_proposed_for_a_missing_file(tmp_path: Path) -> N
     with pytest.raises(DataError) as refused:
         find_files("nope", tmp_path)
     assert refused.value.fix == "put the file there, or name another"
+
+
+def test_an_option_with_an_absent_column_is_proposed_with_those_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("number,text,page no\n1,a text,5\n")
+    with pytest.raises(DataError) as refused:
+        list(read_rows(tmp_path / "new.csv", corpus=Corpus(train=["x"], id="nope"), setting="--{} "))
+    assert refused.value.fix == "--id number or 'page no'"

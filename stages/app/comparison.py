@@ -284,19 +284,19 @@ def _teacher_labels(run: ReportJson) -> dict[str, set[str]]:
 
 
 def _differing_settings(runs: Sequence[ReportJson]) -> Iterator[DifferingSetting]:
-    settings = [dict(_leaves(run["settings"])) for run in runs]
-    fields = [field for field in dict.fromkeys(key for leaves in settings for key in leaves) if field != "student.name"]
-    differ = [field for field in fields if len({json.dumps(leaves.get(field)) for leaves in settings}) > 1]
+    settings = [dict(leaves(run["settings"])) for run in runs]
+    fields = [field for field in dict.fromkeys(key for fields in settings for key in fields) if field != "student.name"]
+    differ = [field for field in fields if len({json.dumps(fields.get(field)) for fields in settings}) > 1]
     for field in differ[:MOST_FIELDS]:
-        yield {"field": field, "values": [_value(leaves.get(field)) for leaves in settings]}
+        yield {"field": field, "values": [_value(fields.get(field)) for fields in settings]}
     if len(differ) > MOST_FIELDS:
         yield {"field": f"and {len(differ) - MOST_FIELDS} more", "values": ["" for _ in settings]}
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+            yield from leaves(inner, f"{path}.{key}" if path else str(key))
     else:
         yield path, value
 

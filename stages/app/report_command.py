@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from amalgam.data.keys import shown
-from amalgam.pipeline.config.proposals import as_yaml, file_option
+from amalgam.pipeline.config.proposals import file_option, written
 from amalgam.pipeline.config.schema import COMPARISON, TEACHER
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, QualityError
+from amalgam.pipeline.errors import COMMAND_LINE, AmalgamError, ExperimentError, QualityError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.app.comparison import (
     ComparedReports,
     comparison_of,
     have_same_texts,
+    leaves,
     other_student,
     read_report,
     table,
 )
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_student, delivered_students
 from amalgam.stages.common.intervals import bounds, interval, percent, points, separate
+from amalgam.stages.methods import load_with_methods
 from amalgam.stages.report.blocks import EvaluationBlock, ReportJson, random_texts, reported_scores
 from amalgam.stages.report.conditions import too_many_learned
 from amalgam.stages.report.html import render
@@ -168,9 +171,9 @@ def _print_stored(path: Path, config: Path, requirements: Requirements) -> None:
     evaluation, verdict, other = numbers["evaluation"], numbers["verdict"], other_student(numbers, path)
     page = f"{REPORTS}/{path.stem}.html"
     if other and requirements.need_test:
-        raise ExperimentError(other, where=str(path), fix=f"run `{_command(path, config)}`, which measures it")
+        raise ExperimentError(other, where=str(path), fix=f"run `{_command(numbers, path, config)}`, which measures it")
     if other:
-        console.note(f"{other}: run `{_command(path, config)}`")
+        console.note(f"{other}: run `{_command(numbers, path, config)}`")
     if not requirements.as_json:
         if evaluation:
             print_evaluation(console, evaluation, evaluation["labels"], evaluation["groups"])
@@ -252,7 +255,8 @@ def _check_measured(numbers: ReportJson, name: str, path: Path, config: Path) ->
     if numbers["evaluation"] and not random_texts(numbers["evaluation"]):
         raise _all_selected()
     what = f"{shown(name)} was not measured on the test texts of {path.stem}"
-    fix = f"run `{_command(path, config, '--fail-if-worse-than', name)}`, which predicts them with {STUDENTS}/{name}"
+    command = _command(numbers, path, config, "--fail-if-worse-than", name)
+    fix = f"run `{command}`, which predicts them with {STUDENTS}/{name}"
     raise ExperimentError(what, where="--fail-if-worse-than", fix=fix)
 
 
@@ -289,7 +293,7 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
             path = run_stages(file, overrides, target=None, quiet=quiet, tables=not as_json).report.with_suffix(".json")
         reports[_title(name)] = numbers = _read(path, file)
         if other := other_student(numbers, path):
-            Console(quiet=quiet).note(f"{other}: run `{_command(path, file)}`")
+            Console(quiet=quiet).note(f"{other}: run `{_command(numbers, path, file)}`")
     comparison, console = comparison_of(reports), Console(quiet=quiet)
     if as_json:
         console.json(comparison)
@@ -315,16 +319,25 @@ def _remedy_of_texts(reports: Mapping[str, ReportJson], config: Path, names: Seq
     rival = next((name for name in others if delivered_student(config.parent, name)), None)
     if rival is None:
         return ""
-    command = _command(pages[newest], config, "--fail-if-worse-than", rival)
+    command = _command(reports[newest], pages[newest], config, "--fail-if-worse-than", rival)
     return f"`{command}` predicts the test texts of {newest} with {STUDENTS}/{rival}, and compares both"
 
 
 def _read(path: Path, config: Path) -> ReportJson:
-    return read_report(path, f"run `{_command(path, config)}`")
+    return read_report(path, f"run `{_command(None, path, config)}`")
 
 
-def _command(path: Path, config: Path, *options: str) -> str:
-    return shlex.join(["amalgam", "report", f"student.name={as_yaml(path.stem)}", *options]) + file_option(config)
+def _command(numbers: ReportJson | None, path: Path, config: Path, *options: str) -> str:
+    """Returns the command that makes a student's report; overrides give the experiment file the stored settings."""
+    overrides = {"student.name": path.stem}
+    stored = dict(leaves(numbers["settings"] if numbers else {}))
+    for _ in ("student.method", "all others"):  # a method sets other fields, which need no overrides
+        with suppress(AmalgamError):
+            now = dict(leaves(load_with_methods(config, written(overrides)).experiment.model_dump(mode="json")))
+            differing = {field: value for field, value in stored.items() if now.get(field, value) != value}
+            method = differing.get("student.method")
+            overrides |= {"student.method": method} if method else differing
+    return shlex.join(["amalgam", "report", *written(overrides), *options]) + file_option(config)
 
 
 def _title(name: str) -> str:

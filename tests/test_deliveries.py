@@ -70,6 +70,8 @@ def test_verify_finds_damage_that_keeps_size_and_time(workspace: Workspace) -> N
     flip_bit(path)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert list(damaged(workspace)) == ["students/student/model.safetensors"]
+    flip_bit(next(workspace.artifacts.rglob("build-targets/*/*/*.parquet")))
+    assert "`amalgam run student.seed=0`, which recomputes" in workspace.attempt("verify", "student.seed=0").err
 
 
 def test_verify_repair_mends_a_student_from_the_store(workspace: Workspace) -> None:

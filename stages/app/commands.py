@@ -189,15 +189,16 @@ def verify_workspace(config: Path, overrides: list[str], *, repair: bool, as_jso
             f"{files} damaged" if left else f"{files} restored",
             path=damaged[0]["path"],
             where=f"damaged results are in {results['quarantine']}" if stored else (left or damaged)[0]["path"],
-            fix=_fix(left, config),
+            fix=_fix(left, config, overrides),
         )
 
 
-def _fix(left: Sequence[Damage], config: Path) -> str:
+def _fix(left: Sequence[Damage], config: Path, overrides: Sequence[str]) -> str:
     """Returns the commands that mend the damages."""
     commands = {damage["command"] for damage in left}
+    run_again = shlex.join([*RUN.split(), *overrides]) + file_option(config)
     steps = [f"run `{REPAIR}{file_option(config)}`, which copies delivered files again"] if REPAIR in commands else []
-    steps += [f"run `{RUN}{file_option(config)}`, which recomputes only the damaged results"] if RUN in commands else []
+    steps += [f"run `{run_again}`, which recomputes only the damaged results"] if RUN in commands else []
     steps += [f"run `{command}{file_option(config)}`" for command in sorted(commands - {"", RUN, REPAIR})]
     steps += [f"follow the line of {'each other' if steps else 'each'} file"] if "" in commands else []
     return ", then ".join(steps) or "check the disk if it happens often"

@@ -254,6 +254,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "the name 'a' is given twice",
     ),
     "a model twice": (lambda: Experiment([FIRST, FIRST], ["a"]), "./models/first is given twice"),
+    "a model above twice": (lambda: Experiment([Path("../x")] * 2, ["a"]), "teacher ../x is given twice"),
     "no folder": (lambda: Experiment(["./models/frist", SECOND], ["a"]), "models, such as first"),
     "no folder, like an id": (lambda: Experiment(["models/frist", SECOND], ["a"]), "write hub:models/frist"),
     "two problems": (lambda: Experiment(["./models/frist", "./secnd"], ["a"]), "2 models cannot be teachers"),

@@ -99,12 +99,15 @@ def _plain(value: Any) -> Any:
 
 
 def local_path(path: str | Path, base: Path) -> str:
-    """Returns a path within `base` as relative to it, with ./ first; any other path stays as it is."""
+    """Returns a path within `base` as relative to it, with ./ or ../ first; any other path stays as it is."""
     expanded = os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises for an unknown user
     absolute = base / expanded
     if expanded.startswith("~"):  # it is refused where it is opened
         return expanded
-    return f"./{absolute.relative_to(base).as_posix()}" if absolute.is_relative_to(base) else str(absolute)
+    if not absolute.is_relative_to(base):
+        return str(absolute)
+    relative = absolute.relative_to(base).as_posix()
+    return relative if relative.startswith("../") else f"./{relative}"
 
 
 def in_python(error: ExperimentError, where: str = "Experiment.load(overrides=...)") -> ExperimentError:

@@ -533,7 +533,9 @@ def test_labels_from_python(workspace: Workspace) -> None:
     truth = dict(workspace.texts())
     path = workspace.folder / "from_python.csv"
     frame.with_columns(label=frame["text"].replace_strict(truth)).write_csv(path)
+    last = workspace.head("build-targets")
     effect = experiment.compare_labels(path)
+    assert workspace.head("build-targets") == last
     assert effect.labels == 10
     assert effect.estimates is not None
     assert (effect.estimates.texts, effect.estimates.random) == (10, True)

@@ -317,7 +317,9 @@ class Experiment:
         for given in map(self._with_labels, compared):
             with working(given):
                 check_labels(given)  # before any stage runs
-        before, using = map(self._targets_with, compared)
+        # The last build is then that of the experiment's own labels.
+        built = {labels: self._targets_with(labels) for labels in (compared if is_same else reversed(compared))}
+        before, using = (built[labels] for labels in compared)
         with working(using):
             return label_effect(before, using)
 

@@ -484,7 +484,9 @@ def test_two_files_are_compared_with_overrides(two: Workspace) -> None:
 def test_equal_students_have_the_same_accuracy(two: Workspace) -> None:
     reports = two.folder / "reports"
     (reports / "copy.json").write_bytes((reports / "student.json").read_bytes())
-    assert "student and copy have the same accuracy, " in two("report", "student", "copy").out
+    compared = two("report", "student", "copy").out
+    assert "student and copy have the same accuracy, " in compared
+    assert "\nchange: points of accuracy gained or lost at each step from the teachers to the student." in compared
 
 
 def test_a_missing_run_is_refused_with_the_existing_ones(two: Workspace) -> None:

@@ -28,6 +28,8 @@ from amalgam.stages.report.verdict_words import learned_sentence
 MOST_FIELDS, MOST_GROUPS = 40, 12
 
 STEPS = ("teachers", "choice", "fit", "choice and fit")
+CHANGE = "change:"
+CHANGES = f"{CHANGE} points of accuracy gained or lost at each step from the teachers to the student."
 
 
 class Against(Estimate):
@@ -162,7 +164,10 @@ class ComparedReports(Printed):
         return [*self.block["cautions"], self.block["summary"]]
 
     def print_to(self, console: Console) -> None:
-        console.table("", ["", *(run["name"] for run in self.block["runs"])], table(self.block))
+        rows = table(self.block)
+        console.table("", ["", *(run["name"] for run in self.block["runs"])], rows)
+        if any(row[0].startswith(CHANGE) for row in rows):
+            console.sentence(CHANGES)
         for sentence in self.summary:
             console.sentence(sentence)
 
@@ -350,7 +355,7 @@ def table(comparison: Comparison) -> list[list[str]]:
         row("NLL", lambda run: "∞" if run["nll_infinite"] else measure("nll_nats", run["nll_nats"])),
         row("ECE", lambda run: share(run["ece"])),
         *([f"on labels of {group['group']}", *map(share, group["accuracy"])] for group in comparison["groups"]),
-        *(row(f"change: {step}", change(step)) for step in steps),
+        *(row(f"{CHANGE} {step}", change(step)) for step in steps),
         row("time", lambda run: "-" if run["seconds"] is None else duration(run["seconds"])),
         row("text-passes of teachers", lambda run: f"{run['text_passes']:,}"),
         row("size of the student", lambda run: "-" if run["student_bytes"] is None else size(run["student_bytes"])),

@@ -289,7 +289,7 @@ def test_a_page_whose_record_is_lost_has_a_note(workspace: Workspace) -> None:
     row = damaged(workspace)[str(record.relative_to(workspace.artifacts))]
     assert row["command"] == "amalgam report --force"
     assert "no date" in row["repair"]
-    assert "amalgam report --force" in workspace("report").err
+    assert "`amalgam report --force student.seed=0`" in workspace("report", "student.seed=0").err
     assert "lost" not in workspace("report", "--force").err
 
 

@@ -262,10 +262,10 @@ def test_the_student_trains_on_the_targets_that_were_built_last_with_a_note(work
 
 
 def test_only_refuses_instead_of_running_what_comes_before(fresh: Workspace) -> None:
-    result = fresh.attempt("build-targets", "--no-upstream")
+    result = fresh.attempt("build-targets", "--no-upstream", "corpus.limit=50")
     assert result.code == 2
     assert "read-corpus" in result.err
-    assert "`amalgam read-corpus`" in result.err
+    assert "`amalgam read-corpus corpus.limit=50`" in result.err
 
 
 def test_force_makes_a_result_again(workspace: Workspace) -> None:

@@ -172,7 +172,7 @@ def _run_once(  # noqa: PLR0913 - the options of a command
             for warning in state.warnings:
                 run.console.note(f"{stage.name}: {warning} (execution.on_version_change=strict recomputes it)")
         elif only and not ours:
-            command, option = f"amalgam {stage.name}{run.file_option}", "--no-upstream (in Python: only=True)"
+            command, option = f"amalgam {stage.name}{run.options}", "--no-upstream (in Python: only=True)"
             fix = f"run `{command}` first, or leave out {option}"
             raise ExperimentError(f"{stage.name} is not up to date ({state.why})", fix=fix)
         else:

@@ -148,7 +148,7 @@ def _cost(run: Run, stage: Stage, state: StageState, *, measure: bool) -> Cost |
         if state.total is None:
             return state.detail
         can_measure = stage.parallelism == "units"
-        command = f"amalgam plan --estimate{run.file_option}"
+        command = f"amalgam plan --estimate{run.options}"
         return f"`{command}` runs and times one unit" if can_measure else "known after the first run"
     workload = stage.workload(run, state.missing if state.total is not None else None)
     scale = 1.0 if workload is None else workload / rate.workload

@@ -63,7 +63,7 @@ def texts_to_label(run: Run, count: int, seed: int) -> pl.DataFrame:
     rows = np.flatnonzero(~earlier & ~is_test)
     if not len(rows):
         what = "every training text has a label" + (" or is a test text" if is_test.any() else "")
-        command = f"amalgam run{run.file_option}" if run.file else "experiment.run()"
+        command = f"amalgam run{run.options}" if run.file else "experiment.run()"
         raise ExperimentError(what, where="label", fix=f"add training texts, or use the labels: {command}")
     random = np.random.default_rng(seed)
     new = random.choice(rows, min(count, len(rows)), replace=False)

@@ -392,7 +392,7 @@ def _reports_of_delivered(run: Run, records: Sequence[tuple[str, Record]]) -> It
 
 def _head_results(run: Run, records: Sequence[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:
     """Yields the folder and the manifest of each stage's last result; raises AmalgamError if one is not known."""
-    run_again, collect = (f"`amalgam {command}{run.file_option}`" for command in ("run", "gc"))
+    run_again, collect = (f"`amalgam {command}{run.options}`" for command in ("run", "gc"))
     fix = f"run {run_again}, which writes it again; {collect} without --unused deletes leftovers only"
     path = run.store.root / HEAD
     if run.store.read_json(path) is None and any(inside.endswith(MANIFEST) for inside, _ in records):

@@ -333,7 +333,7 @@ class _Deliveries:
                     yield _unmended(path, fault, FROM_STORE, REPAIR)
             elif target == self.run.base / REPORTS:
                 is_own = Path(name).stem == self.run.experiment.student.name
-                again = f"written again by `{RUN}{self.run.file_option}`"
+                again = f"written again by `{RUN}{self.run.options}`"
                 other = f"written again by a run of that student; or delete {self._shown(target / Path(name).stem)}.*"
                 yield _unmended(path, fault, again if is_own else other, RUN if is_own else "")
             elif mark.kind == deliveries.EXPORT:

@@ -240,7 +240,7 @@ def evaluation_if_any(run: Run) -> Evaluation | None:
 def _findings(run: Run) -> Findings:
     file = _file(run, FINDINGS)
     if file is None:
-        what, fix = f"the record of the report has no {FINDINGS}", f"run `amalgam report --force{run.file_option}`"
+        what, fix = f"the record of the report has no {FINDINGS}", f"run `amalgam report --force{run.options}`"
         raise DamagedError(what, path=MANIFEST, where=run.store.backend.address, fix=fix)
     return run.store.content(file, Findings)
 
@@ -266,7 +266,7 @@ def _print(run: Run, scores: Evaluation | None, findings: Findings, numbers: Rep
     if numbers["date"] is None:
         run.console.note(
             "the record of the report is lost, so the page has no date and no speeds; "
-            f"run `amalgam report --force{run.file_option}`"
+            f"run `amalgam report --force{run.options}`"
         )
     if numbers["verdict"]:
         cautions, page_file = list(evaluation_cautions(scores)), f"{REPORTS}/{page_name(run.experiment)}.html"

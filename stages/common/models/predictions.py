@@ -18,7 +18,7 @@ from amalgam.data.lazy import np, pl
 from amalgam.data.rows import BOM, FIELD_LIMIT, FIXES, JSON_LINES, check_magic, delimiter_of, in_commands, opened
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
-from amalgam.pipeline.errors import ModelError
+from amalgam.pipeline.errors import DataError, ModelError
 from amalgam.pipeline.input_files import kind_of, program_of
 from amalgam.stages.common.given_labels import ID, KEY, LABEL, TEXT, identity_of, naming_columns
 
@@ -341,6 +341,8 @@ def _read(path: Path, where: str, rows: int | None = None) -> pl.DataFrame:
         if kind_of(path) not in JSON_LINES:
             return _read_csv(path, where, rows)
         return pl.read_ndjson(_content(path), n_rows=rows, infer_schema_length=None)
+    except DataError as error:  # of another kind of file, or of one that is not whole
+        raise ModelError(error.what, where=where, fix=error.fix) from error
     except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the system; Polars' own have no number
             raise

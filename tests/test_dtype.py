@@ -62,6 +62,7 @@ def test_auto_is_fp32_where_bf16_changes_labels_and_no_pass_is_compared(fresh: W
     save_file({**weights, "classifier.bias": weights["classifier.bias"] + 400}, path, metadata={"format": "pt"})
     result = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=0")
     assert re.search(r"cache.dtype.* fp32 .*labels that differ: first [1-9]\d*\.", result.err)
+    assert "cache.dtype auto: comparing bf16 with fp32 on 32 texts, once\n" in result.err
     assert dtypes(fresh) == {"fp32"}
 
 

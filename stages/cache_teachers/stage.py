@@ -262,11 +262,14 @@ def _choose_dtype(run: Run) -> None:
         dtype, why = "fp32", "there are no texts to compare it on"
     elif dtype != "fp32" and load.models_of(run):
         texts, work = tables(run.store, part or load.train_part(run)), _text_passes(run) // len(load.teachers_of(run))
+        sample = sample_texts(texts, work, passes)
+        # Printed first, because long texts take minutes on a CPU.
+        run.console.say(f"cache.dtype auto: comparing {dtype} with fp32 on {counted(len(sample), 'text')}, once")
         passed, why = check_half_precision(
             load.teacher_loader(run),
             load.models_of(run),
             dtype,
-            sample_texts(texts, work, passes),
+            sample,
             passes=passes,
             check_interrupt=run.signals.check,
         )

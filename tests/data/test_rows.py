@@ -451,7 +451,7 @@ def test_a_hidden_folder_is_not_proposed_for_a_missing_file(tmp_path: Path) -> N
     (tmp_path / ".npm").mkdir()
     with pytest.raises(DataError) as refused:
         find_files("nope", tmp_path)
-    assert refused.value.fix == "put the file there, or name another"
+    assert refused.value.fix.startswith("put the file there, or name another; a data set on the Hub is hf:")
 
 
 def test_an_option_with_an_absent_column_is_proposed_with_those_of_the_file(tmp_path: Path) -> None:

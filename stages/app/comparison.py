@@ -290,10 +290,11 @@ def _teacher_labels(run: ReportJson) -> dict[str, set[str]]:
 
 def _differing_settings(runs: Sequence[ReportJson]) -> Iterator[DifferingSetting]:
     settings = [dict(leaves(run["settings"])) for run in runs]
-    fields = [field for field in dict.fromkeys(key for fields in settings for key in fields) if field != "student.name"]
-    differ = [field for field in fields if len({json.dumps(fields.get(field)) for fields in settings}) > 1]
+    fields = dict.fromkeys(field for each in settings for field in each)
+    differ = [field for field in fields if len({json.dumps(each.get(field)) for each in settings}) > 1]
+    differ = [field for field in differ if field != "student.name"]
     for field in differ[:MOST_FIELDS]:
-        yield {"field": field, "values": [_value(fields.get(field)) for fields in settings]}
+        yield {"field": field, "values": [_value(each.get(field)) for each in settings]}
     if len(differ) > MOST_FIELDS:
         yield {"field": f"and {len(differ) - MOST_FIELDS} more", "values": ["" for _ in settings]}
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from amalgam.data.keys import shown
 from amalgam.pipeline.config.proposals import file_option, written
@@ -329,15 +330,21 @@ def _read(path: Path, config: Path) -> ReportJson:
 
 def _command(numbers: ReportJson | None, path: Path, config: Path, *options: str) -> str:
     """Returns the command that makes a student's report; overrides give the experiment file the stored settings."""
-    overrides = {"student.name": path.stem}
-    stored = dict(leaves(numbers["settings"] if numbers else {}))
-    for _ in ("student.method", "all others"):  # a method sets other fields, which need no overrides
-        with suppress(AmalgamError):
-            now = dict(leaves(load_with_methods(config, written(overrides)).experiment.model_dump(mode="json")))
-            differing = {field: value for field, value in stored.items() if now.get(field, value) != value}
-            method = differing.get("student.method")
-            overrides |= {"student.method": method} if method else differing
+    overrides: dict[str, Any] = {"student.name": path.stem}
+    with suppress(AmalgamError):  # of an experiment file that cannot be read
+        overrides |= _differing(numbers, config, overrides)
     return shlex.join(["amalgam", "report", *written(overrides), *options]) + file_option(config)
+
+
+def _differing(numbers: ReportJson | None, config: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the stored settings that the experiment file with these overrides has not."""
+    experiment = load_with_methods(config, written(overrides)).experiment
+    now, stored = dict(leaves(experiment.model_dump(mode="json"))), leaves(numbers["settings"] if numbers else {})
+    differing = {field: value for field, value in stored if now.get(field, value) != value}
+    if "student.method" not in differing:
+        return differing
+    method = {"student.method": differing["student.method"]}  # it sets other fields, which need no overrides then
+    return method | _differing(numbers, config, {**overrides, **method})
 
 
 def _title(name: str) -> str:

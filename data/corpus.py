@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from itertools import islice, pairwise
@@ -134,16 +134,15 @@ def _no_files(source: str, path: Path, taken: Collection[Path]) -> DataError:
     is_folder = missing != path
     with readable(parent, DataError):
         entries = [entry for entry in parent.iterdir() if entry.is_dir() or kind_of(entry) in SUFFIXES]
-        entries = [entry for entry in entries if entry not in taken]
-    visible = [entry for entry in entries if not entry.name.startswith(".")]
+        entries = sorted(entry for entry in entries if entry not in taken and not entry.name.startswith("."))
     is_either = not is_folder and not path.suffix
-    names = sorted(entry.name for entry in visible if is_either or entry.is_dir() == is_folder)
+    names = [entry.name for entry in entries if is_either or entry.is_dir() == is_folder]
     close = nearest(missing.name, names, 3)
-    near = [shown(name) for name in close or names[:5]]
+    near = [shown(name) for name in close or [entry.name for entry in entries if _has_texts(entry)][:5]]
     fix = f"name one of these: {', '.join(near)}" if near else "put the file there, or name another"
     if any(normalize("NFC", name) == normalize("NFC", missing.name) for name in names):
         fix = "rename the file: its name has other Unicode characters for the same letters (NFC, NFD)"
-    if not close and ON_HUB.fullmatch(source):
+    if not close and not path.suffix and ON_HUB.fullmatch(source):
         fix += "; a data set on the Hub is hf://datasets/OWNER/NAME/FILE"
     if linux := without_backslashes(source):
         fix = f"write / between folders: {shown(linux, 200)}"
@@ -151,6 +150,13 @@ def _no_files(source: str, path: Path, taken: Collection[Path]) -> DataError:
         fix = f"write several files as a list: [{', '.join(shown(part.strip()) for part in source.split(','))}]"
     where = f"no {shown(missing.name)} in {shown(without_dots(str(parent)), 200)}"
     return DataError(f"{shown(source)} does not exist", where=where, fix=fix)
+
+
+def _has_texts(entry: Path) -> bool:
+    """Returns whether an entry of a folder is a file of texts, or a folder that has one."""
+    with suppress(OSError):
+        return kind_of(entry) in SUFFIXES or any(kind_of(file) in SUFFIXES for file in entry.iterdir())
+    return False
 
 
 # ---- the part

@@ -127,7 +127,8 @@ class GroupedCommands(TyperGroup):
 
 def _unknown_option(error: Any, command: str, options: set[str]) -> ExperimentError:
     option = str(error.option_name)
-    name, names = option.lstrip("-").replace("-", "_"), [word[2:] for word in options if word.startswith("--")]
+    name = option.lstrip("-").replace("-", "_")
+    names = sorted(word[2:] for word in options if word.startswith("--"))
     near = nearest(option.lstrip("-"), names, 2, ratio=0.6) if len(name) > 1 else []
     near = near or [other for other in names if other.startswith(name)]
     close = " or ".join(f"--{other}" for other in near)

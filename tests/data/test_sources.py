@@ -383,3 +383,12 @@ def test_a_full_disk_is_no_fault_of_the_address(
     with pytest.raises(DiskFullError, match="the disk is full") as full:
         fetch_remote(address, tmp_path)
     assert "free some space" in str(full.value.fix)
+
+
+def test_files_and_folders_with_texts_are_proposed_for_a_missing_folder(tmp_path: Path) -> None:
+    for name in ("models/first/config.json", "more/part.jsonl", "texts.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text\na\n")
+    with pytest.raises(DataError) as refused:
+        find_files("texts/train.csv", tmp_path)
+    assert refused.value.fix == "name one of these: more, texts.csv"

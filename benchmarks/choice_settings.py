@@ -165,7 +165,7 @@ def _confidence(passes: Array) -> Array:
     from amalgam.stages.common.cached.uncertainty import MEASURES, confidence, sums_over_passes
 
     count, measure = passes.shape[1], MEASURES["entropy"]
-    sums = pl.DataFrame(sums_over_passes([passes.reshape(len(passes), -1)], count, measure))
+    sums = pl.DataFrame(sums_over_passes(passes.reshape(len(passes), -1), count, measure))
     return confidence(sums, measure).to_numpy()
 
 

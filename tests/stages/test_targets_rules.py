@@ -31,7 +31,7 @@ def predictions(name: str, probability: list[float], confidence_: float) -> Teac
 
 def sums(measure: str, *passes: list[float]) -> pl.DataFrame:
     raw = np.array([[logit for one in passes for logit in logs(*one)]])
-    return pl.DataFrame(sums_over_passes([raw], len(passes), MEASURES[measure]))
+    return pl.DataFrame(sums_over_passes(raw, len(passes), MEASURES[measure]))
 
 
 def build_targets(
@@ -165,7 +165,7 @@ def test_the_experiment_file_accepts_the_registered_measures() -> None:
 @pytest.mark.parametrize("measure", list(MEASURES))
 def test_every_confidence_is_zero_for_a_uniform_and_one_for_a_certain_teacher(measure: str) -> None:
     uniform = confidence(sums(measure, [1 / 3] * 3), MEASURES[measure]).to_list()[0]
-    certain = pl.DataFrame(sums_over_passes([np.array([[300.0, 0.0, 0.0]])], 1, MEASURES[measure]))
+    certain = pl.DataFrame(sums_over_passes(np.array([[300.0, 0.0, 0.0]]), 1, MEASURES[measure]))
     assert confidence(certain, MEASURES[measure]).to_list() == pytest.approx([1.0])
     # One pass never disagrees with itself.
     expected = {"mutual-information": 1.0, "variation-ratio": 1.0}.get(measure, 0.0)
@@ -174,8 +174,8 @@ def test_every_confidence_is_zero_for_a_uniform_and_one_for_a_certain_teacher(me
 
 def test_energy_does_not_depend_on_the_level_of_the_logits() -> None:
     energy = MEASURES["energy"]
-    low = pl.DataFrame(sums_over_passes([np.array([[1.0, 0.0, -2.0]])], 1, energy))
-    high = pl.DataFrame(sums_over_passes([np.array([[51.0, 50.0, 48.0]])], 1, energy))
+    low = pl.DataFrame(sums_over_passes(np.array([[1.0, 0.0, -2.0]]), 1, energy))
+    high = pl.DataFrame(sums_over_passes(np.array([[51.0, 50.0, 48.0]]), 1, energy))
     assert confidence(low, energy).to_list() == pytest.approx(confidence(high, energy).to_list())
 
 
@@ -303,15 +303,6 @@ def test_a_text_on_which_all_teachers_agree_weighs_one() -> None:
 def test_sums_over_passes_leave_the_logits_as_they_are(measure: str) -> None:
     raw = np.array([[0.5, -1.0, 2.0, 0.25]], np.float32)  # one text: its transpose is the same memory
     raw.setflags(write=False)
-    sums = sums_over_passes([raw], 2, MEASURES[measure])
+    sums = sums_over_passes(raw, 2, MEASURES[measure])
     assert raw.tolist() == [[0.5, -1.0, 2.0, 0.25]]
     assert sum(sums["probability"].to_list()[0]) == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize("measure", MEASURES)
-def test_sums_over_passes_have_the_texts_of_all_files_in_order(measure: str) -> None:
-    raw = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float16)
-    apart = pl.DataFrame(sums_over_passes([raw[:2], raw[2:]], 3, MEASURES[measure]))
-    each = [pl.DataFrame(sums_over_passes([row], 3, MEASURES[measure])) for row in raw[:, None]]
-    confidences = pl.concat([confidence(sums, MEASURES[measure]) for sums in each])
-    assert confidence(apart, MEASURES[measure]).to_list() == pytest.approx(confidences.to_list())

@@ -75,7 +75,7 @@ class AnswerReader:
         comparative = targets.uncertainty in COMPARATIVE  # a placeholder: fit-statistics computes these confidences
         measure = MEASURES["entropy" if comparative else targets.uncertainty]
         if full == 0 or (comparative and targets.distribution == "deterministic"):
-            sums = pl.DataFrame(sums_over_passes([logits.to_numpy()], 1, measure))
+            sums = pl.DataFrame(sums_over_passes(logits.to_numpy(), 1, measure))
         elif "confidences" in self.manifest.facts:
             return TeacherPredictions(teacher, logits, softmax_column(logits), self._stored(teacher, prefixes, keys))
         else:
@@ -141,11 +141,10 @@ def scan(paths: list[Path], schema: dict[str, Any]) -> pl.LazyFrame:
 
 
 def _rows_of(table: pa.Table, keys: pl.Series) -> pl.DataFrame:
-    frame: Any = pl.from_arrow(table, rechunk=False)  # a copy of the passes would take as long as their sums
+    frame = pl.DataFrame(table)
     if frame["key"].equals(keys):  # the usual case: one unit covers the whole bucket
         return frame
-    wanted = keys.filter(keys.is_in(frame["key"].implode()))  # none for a file of test texts
-    return _one_of_each(frame.filter(pl.col("key").is_in(wanted.implode())))
+    return _one_of_each(frame.filter(pl.col("key").is_in(keys.implode())))
 
 
 def _one_of_each(rows: pl.DataFrame) -> pl.DataFrame:
@@ -154,7 +153,7 @@ def _one_of_each(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _logits(answers: Sequence[Answers]) -> pl.DataFrame:
-    frames = [part.frame.select("key", "logits").rechunk() for part in answers if "logits" in part.frame.columns]
+    frames = [part.frame.select("key", "logits") for part in answers if "logits" in part.frame.columns]
     if len(frames) == 1:
         return frames[0]
     return _one_of_each(pl.concat(frames)) if frames else pl.DataFrame()
@@ -185,10 +184,9 @@ def _summed(answers: Sequence[Answers], take: int, measure: Measure, places: Seq
         classes = width(frame["passes"]) // (part.last - part.first)
         for count, rows in _by_count(frame, total):
             if part.first <= count < last:
-                chunks = [chunk.to_numpy() for chunk in rows["passes"].get_chunks()]
-                raw = [chunk[:, (count - part.first) * classes : (last - part.first) * classes] for chunk in chunks]
+                raw = rows["passes"].to_numpy()[:, (count - part.first) * classes : (last - part.first) * classes]
                 if places is not None:
-                    raw = [each.reshape(len(each), -1, classes)[:, :, places].reshape(len(each), -1) for each in raw]
+                    raw = raw.reshape(len(raw), -1, classes)[:, :, places].reshape(len(raw), -1)
                 sums = sums_over_passes(raw, last - count, measure)
                 total = _grown(total, pl.DataFrame({"key": rows["key"], **sums}))
     return total if total.is_empty() else total.filter(pl.col(COUNT) == take)

@@ -7,7 +7,7 @@ passes may be in several files, and K may differ by text. Shapes: K passes, C cl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from amalgam.data.arrays import Array, entropy_column, entropy_nats, softmax, width
@@ -76,17 +76,13 @@ MEASURES = {
 }
 
 
-def sums_over_passes(raw: Sequence[Array], passes: int, measure: Measure) -> dict[str, pl.Series]:
-    """Returns the measure's sums, which add up over files.
-
-    `raw` are the arrays of consecutive texts, each with a row of logits per text, pass after pass.
-    """
+def sums_over_passes(raw: Array, passes: int, measure: Measure) -> dict[str, pl.Series]:
+    """Returns the measure's sums, which add up over files; `raw` has a row of logits per text, pass after pass."""
     blocks = [
-        _block_sums(part[start : start + BLOCK_TEXTS], passes, measure)
-        for part in raw
-        for start in range(0, max(len(part), 1), BLOCK_TEXTS)
+        _block_sums(raw[start : start + BLOCK_TEXTS], passes, measure)
+        for start in range(0, max(len(raw), 1), BLOCK_TEXTS)
     ]
-    count = pl.Series([float(passes)]).new_from_index(0, sum(map(len, raw)))
+    count = pl.Series([float(passes)]).new_from_index(0, len(raw))
     return {COUNT: count, **{name: _series(name, [block[name] for block in blocks]) for name in blocks[0]}}
 
 

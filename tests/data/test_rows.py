@@ -451,7 +451,8 @@ def test_a_hidden_folder_is_not_proposed_for_a_missing_file(tmp_path: Path) -> N
     (tmp_path / ".npm").mkdir()
     with pytest.raises(DataError) as refused:
         find_files("nope", tmp_path)
-    assert refused.value.fix.startswith("put the file there, or name another; a data set on the Hub is hf:")
+    hub = "a data set on the Hub is hf://datasets/OWNER/NAME/FILE"
+    assert refused.value.fix == f"put the file there, or name another; {hub}"
 
 
 def test_an_option_with_an_absent_column_is_proposed_with_those_of_the_file(tmp_path: Path) -> None:

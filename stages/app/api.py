@@ -317,9 +317,9 @@ class Experiment:
         for given in map(self._with_labels, compared):
             with working(given):
                 check_labels(given)  # before any stage runs
-        # The last build is then that of the experiment's own labels.
-        built = {labels: self._targets_with(labels) for labels in (compared if is_same else reversed(compared))}
-        before, using = (built[labels] for labels in compared)
+        order = compared if is_same else compared[::-1]  # the last build is that of the experiment's own labels
+        built = {source: self._targets_with(source) for source in order}
+        before, using = (built[source] for source in compared)
         with working(using):
             return label_effect(before, using)
 

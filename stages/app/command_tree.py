@@ -46,7 +46,7 @@ INSTEAD = {
 }
 """Fixes for options and commands of other tools."""
 
-OTHER_NAMES = {"--file": "--input", "--model": "--student", "--no-cache": "--force", "--overwrite": "--force"}
+OTHER_OPTIONS = {"--file": "--input", "--model": "--student", "--no-cache": "--force", "--overwrite": "--force"}
 """Names of other tools for an option."""
 
 PATH_OPTIONS = ("-c", "--config", "--input", "--into", "--oracle", "--out", "--student")
@@ -136,8 +136,8 @@ def _unknown_option(error: Any, command: str, options: set[str]) -> ExperimentEr
     fields = fields_named(name) if takes_fields else []
     if option.startswith("--dry") and "--yes" in options:
         fix = "leave it out: without --yes the command changes nothing"
-    elif OTHER_NAMES.get(option) in options:
-        fix = f"did you mean {OTHER_NAMES[option]}?"
+    elif OTHER_OPTIONS.get(option) in options:
+        fix = f"did you mean {OTHER_OPTIONS[option]}?"
     elif option in INSTEAD:
         fix = INSTEAD[option]
     elif fields:

@@ -92,11 +92,6 @@ class BuildTargets(Stage):
         weighed = ("weigh-teachers",) if method.weighs_together else ()
         return ("read-corpus", "train-teachers", *answers, *by_domain, *weighed)
 
-    def left_out(self, run: Run, manifest: Record) -> Iterator[str]:
-        given = load_labels.given_labels(run)
-        if given and given.note and run.console.is_quiet:  # else it was printed as the labels were read
-            yield given.note
-
     def resolve_inputs(self, run: Run) -> None:
         if not load.teachers_of(run):  # with teachers, cache-teachers has checked it
             load_labels.check_gold(run)

@@ -141,9 +141,8 @@ class CacheTeachers(Stage):
             content = {"teacher": teacher.name, **key, "labels": list(teacher.outputs)}
             cached.describe_family(run, self.name, families[teacher.name], content)
         requests = [unit for unit in units if isinstance(unit.payload, UnitRequest)]
-        _write_from_files(
-            run, inputs.texts, requests
-        )  # first: a text without a prediction is an error before hours of work
+        # First: a text without a prediction is an error before hours of work.
+        _write_from_files(run, inputs.texts, requests)
         ask_teachers(inputs, requests)
         decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
         if decisions:

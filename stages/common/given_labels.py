@@ -58,8 +58,6 @@ class GivenLabels:
     """By key of a labelled or unknown text: another reason in the file."""
     outside_sample: int = 0
     """Texts that are left out because no teacher has their label: random ones, or all if the file has no reasons."""
-    note: str = ""
-    """Counts the rows that `corpus.on_bad_row: skip` leaves out."""
 
     def written(self, corpus: Corpus) -> dict[bytes, str]:
         """Returns the labels as in the file, also of unknown texts."""
@@ -362,10 +360,7 @@ def identity_of(kind: str, fields: Sequence[str]) -> bytes | str:
 
 
 def naming_columns(has_column: Callable[[str], bool], corpus: Corpus) -> tuple[str, list[str]] | None:
-    """Returns the kind and the names of the columns that name a text: keys before ids before texts.
-
-    Editors change texts.
-    """
+    """Returns the kind and names of the columns that name a text: keys, else ids, else texts, which editors change."""
     own_id = [] if corpus.id == "auto" else [corpus.id, "id"]
     single = ["text"] if len(corpus.text) == 1 else ["text", "text_2"]
     candidates = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from amalgam.data.corpus import find_files
@@ -68,9 +67,9 @@ def given_labels(run: Run) -> GivenLabels | None:
     keys = label_files.find_texts(file, read, paths, corpus)
     file, note = file.without_skipped(names, keys)
     if note:
-        run.console.note(note)
+        run.console.note(note, always=True)
     file.check(names, keys)
-    given = replace(file.by_key(keys), note=note)
+    given = file.by_key(keys)
     _note_absent(run, given, file.name)
     return given
 

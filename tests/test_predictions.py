@@ -276,8 +276,8 @@ def test_a_folder_may_have_the_name_of_a_file(workspace: Workspace) -> None:
     assert "2 teachers, 8 labels" in workspace("doctor").out
 
 
-def test_a_column_of_lists_is_no_label(fresh: Workspace) -> None:
-    frame = frame_of(fresh.texts()).select("text", label=pl.lit(["law"]))
+def test_a_column_of_objects_is_no_label(fresh: Workspace) -> None:
+    frame = frame_of(fresh.texts()).select("text", label=pl.struct(name=pl.lit("law")))
     write(frame, named(fresh, ".jsonl"))
     assert "second.jsonl has no predictions: its columns are text, label" in fresh.attempt("plan").err
 
@@ -333,6 +333,41 @@ def test_a_text_with_two_predictions_is_refused(workspace: Workspace) -> None:
     write(pl.concat([frame, other]), file)
     refused = workspace.attempt("cache-teachers")
     assert f"row {len(frame) + 2}: its text has another prediction in row 2" in refused.err
+    assert "keep one row of each text; or give more than half of the texts several answers" in refused.err
+
+
+ANSWERS = [["law", "law", "music"], ["law", "gardening"], ["music", "music"]]
+SHARES = [[0, 2 / 3, 0, 1 / 3], [0.5, 0.5, 0, 0], [0, 0, 0, 1]]
+"""Shares of the answers, in the order of SECOND."""
+
+
+@pytest.mark.parametrize("form", ["rows", "lists", "probabilities"])
+def test_several_answers_for_each_text_are_averaged(fresh: Workspace, form: str) -> None:
+    texts = [text for text, _ in [*fresh.texts(), *fresh.texts("test")]]
+    answers = [ANSWERS[place % 3] for place in range(len(texts))]
+    frame = pl.DataFrame({"text": texts, "label": answers})
+    if form != "lists":  # in any order, as rounds of answers are
+        frame = frame.explode("label").sample(fraction=1, shuffle=True, seed=0)
+    if form == "probabilities":
+        frame = frame.select("text", *((pl.col("label") == name).cast(pl.Float64).alias(name) for name in SECOND))
+    settings = () if form == "probabilities" else (f"teachers.1.labels=[{', '.join(SECOND)}]",)
+    suffix = ".jsonl" if form == "lists" else ".csv"
+    write(frame, named(fresh, suffix))
+    ran = fresh("cache-teachers", *settings)
+    assert f"teacher second: 2 to 3 answers for each text of second{suffix}, averaged" in ran.err + ran.out
+    logits = Experiment.load(fresh.config, overrides=settings).logits("second").collect()
+    rows = dict(zip(logits["key"].to_list(), softmax(logits["logits"].to_numpy().astype(float)), strict=True))
+    for place, text in enumerate(texts):
+        assert rows[text_key((text,))] == pytest.approx(SHARES[place % 3], abs=1e-3)
+
+
+def test_faulty_answers_of_a_list_are_named(fresh: Workspace) -> None:
+    frame = frame_of([*fresh.texts(), *fresh.texts("test")]).select("text")
+    lists = pl.Series("label", [SECOND, SECOND, ["law", ""], ["law", "none"]] + [SECOND] * (len(frame) - 4))
+    write(frame.with_columns(lists), named(fresh, ".jsonl"))
+    refused = fresh.attempt("plan", f"teachers.1.labels=[{', '.join(SECOND)}]").err
+    assert "line 3: label is empty" in refused
+    assert "line 4: none is no label of this teacher" in refused
 
 
 def test_rows_may_have_one_label(workspace: Workspace) -> None:

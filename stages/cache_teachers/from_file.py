@@ -48,6 +48,10 @@ def write_predictions(inputs: FileInputs, teacher: ResolvedTeacher, units: Seque
     labels = list(files.config["id2label"].values())
     with files.unchanged():
         predictions = read_predictions(files.folder, labels, inputs.corpus, f"teacher {teacher.name}: {files.folder}")
+    fewest, most = predictions.answers
+    if most > 1:
+        count = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
+        inputs.console.note(f"teacher {teacher.name}: {count} answers for each text of {files.folder.name}, averaged")
     if predictions.by_id:
         _check_ids(inputs, teacher)
     _check_texts(inputs, teacher, predictions, units)

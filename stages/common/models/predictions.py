@@ -1,6 +1,7 @@
 """Reads a teacher's predictions from a file: a row for each text, with probabilities of all labels, or one label.
 
-Any program may write it. Texts are named by key, id or text, as in a file of labels.
+Any program may write it. Texts are named by key, id or text, as in a file of labels. Several answers for each text are
+averaged: several rows of a text, or a list of labels.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ SUMS = 0.9, 1.1
 EQUAL = 1e-4
 """Largest difference of equal logits, for a text with several rows."""
 
+SEVERAL = 1 / 2
+"""Least share of texts with several rows in a file with several answers for each text; fewer are a mistake."""
+
+ONE_ROW = "keep one row of each text; or give more than half of the texts several answers, which are averaged"
+
 MOST_SHOWN = 5
 
 INDEX = "", "__index_level_0__"
@@ -44,6 +50,9 @@ INDEX = "", "__index_level_0__"
 
 ROW = "row"
 """Column of row numbers that `amalgam predict` writes next to the keys."""
+
+NUMBER = "_row_of_answer_"
+"""Column that amalgam adds while it reads lists."""
 
 DUPLICATE = "_duplicated_"
 """Polars adds it, and a number, to the name of a column that a csv has twice."""
@@ -100,9 +109,14 @@ def _label_column(frame: pl.DataFrame, corpus: Corpus) -> str | None:
 
 
 def _column_of_labels(frame: pl.DataFrame, corpus: Corpus) -> str | None:
-    """Returns the column with the name of one, unless it has lists or objects."""
-    columns = [name for name, kind in frame.schema.items() if not kind.is_nested()]
+    """Returns the column with the name of one, unless it has objects."""
+    columns = [name for name, kind in frame.schema.items() if not kind.is_nested() or _is_list(kind)]
     return next((name for name in (corpus.label, LABEL) if name in columns), None)
+
+
+def _is_list(kind: pl.DataType) -> bool:
+    """Returns whether values are lists of answers."""
+    return isinstance(kind, pl.List | pl.Array) and not kind.inner.is_nested()
 
 
 @dataclass(frozen=True)
@@ -113,6 +127,8 @@ class Predictions:
     names: Keys
     """Sorted."""
     logits: Array
+    answers: tuple[int, int]
+    """Least and largest number of a text's answers, which are averaged."""
 
     def of(self, names: Keys) -> tuple[Array, Array]:
         """Returns the logits [texts, labels] of these texts, and for each whether the file has it."""
@@ -129,30 +145,50 @@ def read_predictions(
     path: Path, labels: Sequence[str], corpus: Corpus, where: str, *, rows: int | None = None
 ) -> Predictions:
     """Reads the file, or its first rows; one error lists the faulty ones."""
-    frame = _read(path, where, rows)
-    kind, columns = _naming_columns(frame.columns, corpus, where)
+    content = _read(path, where, rows)
+    kind, columns = _naming_columns(content.columns, corpus, where)
+    in_rows = None if {*labels} <= {*content.columns} else _column_of_labels(content, corpus)
+    are_lists = in_rows is not None and content.schema[in_rows].is_nested()
+    frame, row_of = _by_answer(content, in_rows) if in_rows and are_lists else (content, range(len(content)))
     names, problems = _names(frame, kind, columns)
-    in_rows = None if {*labels} <= {*frame.columns} else _column_of_labels(frame, corpus)
     if in_rows is None:
         probabilities = pl.DataFrame([_numbers(frame[name]) for name in labels]).to_numpy()
     else:
         probabilities = _of_one_label(frame, in_rows, labels, _number_columns(frame, corpus))
     problems += _bad_rows(frame, probabilities, labels, in_rows)
-    logits = np.log(np.clip(probabilities, LEAST_PROBABILITY, SUMS[1]))
-    logits = (logits - logits.mean(axis=1, keepdims=True)).astype(np.float32)
-    order = np.argsort(names, kind="stable")
-    is_repeated = (names[order][1:] == names[order][:-1]) & (names[order][1:] != b"")
-    repeated = list(zip(order[1:][is_repeated].tolist(), order[:-1][is_repeated].tolist(), strict=True))
-    repeated = [(row, first) for row, first in repeated if np.abs(logits[row] - logits[first]).max() > EQUAL]
-    if problems or repeated:
-        places = _places(path, frame)
-        problems += [(row, f"its {kind} has another prediction in {places[first]}") for row, first in repeated]
-        listed = [f"{places[row]}: {fault}" for row, fault in sorted(problems)]
-        are_percentages = _are_percentages(probabilities, are_scores=in_rows is not None)
+    distinct, first, text, answers = np.unique(names, return_index=True, return_inverse=True, return_counts=True)
+    are_several = are_lists or bool((answers > 1).mean() > SEVERAL)
+    may_differ = are_several or rows is not None  # the first rows need not have the other answers
+    other = [] if may_differ else _other_predictions(probabilities, first[text])
+    other = [row for row in other if names[row]]
+    if problems or other:
+        places = _places(path, content)
+        problems += [(row, f"its {kind} has another prediction in {places[first[text[row]]]}") for row in other]
+        listed = [f"{places[row_of[row]]}: {fault}" for row, fault in sorted(problems)]
         name = f"the first {rows} rows of {path.name}" if rows else path.name
-        raise _error(name, listed, labels, where, are_percentages=are_percentages)
-    kept = np.concatenate([order[:1], order[1:][~is_repeated]])
-    return Predictions(kind == ID, names[kept], logits[kept])
+        fix = _fix(labels, probabilities, are_scores=in_rows is not None)
+        raise _error(name, listed, where, ONE_ROW if len(other) == len(problems) else fix)
+    sums = np.add.reduceat(probabilities[np.argsort(text, kind="stable")], answers.cumsum() - answers)
+    logits = _logits(sums / answers[:, None])
+    fewest_and_most = (int(answers.min()), int(answers.max())) if are_several else (1, 1)
+    return Predictions(kind == ID, distinct, logits, fewest_and_most)
+
+
+def _by_answer(content: pl.DataFrame, lists: str) -> tuple[pl.DataFrame, Sequence[int]]:
+    """Returns a row for each answer of the lists, and the row of the content that has it."""
+    numbered = content.with_row_index(NUMBER).explode(lists)
+    return numbered.drop(NUMBER), numbered[NUMBER].to_list()
+
+
+def _logits(probabilities: Array) -> Array:
+    logits = np.log(np.clip(probabilities, LEAST_PROBABILITY, SUMS[1]))
+    return (logits - logits.mean(axis=1, keepdims=True)).astype(np.float32)
+
+
+def _other_predictions(probabilities: Array, first: Array) -> list[int]:
+    """Returns the rows whose prediction differs from that of the first row with their text."""
+    logits = _logits(probabilities)
+    return np.flatnonzero(np.abs(logits - logits[first]).max(axis=1) > EQUAL).tolist()
 
 
 def _of_one_label(frame: pl.DataFrame, in_rows: str, labels: Sequence[str], scores: Sequence[str]) -> Array:
@@ -198,7 +234,8 @@ def _written(value: object) -> str:
 
 
 def _as_labels(column: pl.Series) -> pl.Series:
-    """Returns the labels without blanks around them; an empty one is null."""
+    """Returns the labels, also of lists, without blanks around them; an empty one is null."""
+    column = column.explode() if column.dtype.is_nested() else column
     labels = column.cast(pl.String, strict=False).str.strip_chars()
     return labels.set(labels == "", None)
 
@@ -222,18 +259,19 @@ def _places(path: Path, frame: pl.DataFrame) -> Sequence[str]:
     return [f"row {number + 2}" for number in _csv_rows(path).select(_has_value()).to_series().arg_true()]
 
 
-def _error(
-    name: str, problems: Sequence[str], labels: Sequence[str], where: str, *, are_percentages: bool
-) -> ModelError:
+def _error(name: str, problems: Sequence[str], where: str, fix: str) -> ModelError:
     lines = [f"{name}: {counted(len(problems), 'problem')}"]
     lines += [f"  {problem}" for problem in problems[:MOST_SHOWN]]
     lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
-    if are_percentages:
-        return ModelError("\n".join(lines), where=where, fix="divide the percentages by 100")
+    return ModelError("\n".join(lines), where=where, fix=fix)
+
+
+def _fix(labels: Sequence[str], probabilities: Array, *, are_scores: bool) -> str:
+    if _are_percentages(probabilities, are_scores=are_scores):
+        return "divide the percentages by 100"
     fix = f"its labels are {shown_names(labels, MOST_SHOWN)}: give each text one row, with a probability for each of "
     fix += "them, also if it is 0, and the sum 1; or with one of them. "
-    fix += "If a column is no label, name the labels of this teacher: `labels: [...]`"
-    return ModelError("\n".join(lines), where=where, fix=fix)
+    return fix + "If a column is no label, name the labels of this teacher: `labels: [...]`"
 
 
 def _naming_columns(columns: Sequence[str], corpus: Corpus, where: str) -> tuple[str, list[str]]:

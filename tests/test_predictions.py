@@ -324,6 +324,21 @@ def test_numbers_that_begin_late_change_no_column_of_labels(workspace: Workspace
     workspace("cache-teachers")
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_label_without_numbers_in_the_first_rows_is_one(fresh: Workspace, suffix: str) -> None:
+    frame, rows = frame_of([*fresh.texts(), *fresh.texts("test")]), pl.int_range(pl.len())
+    file = named(fresh, suffix)
+    frame = frame.with_columns(law=pl.when(rows > 110).then("law"), note=pl.when(rows > 110).then(pl.lit("sure")))
+    write(frame, file)
+    if suffix == ".jsonl":  # without the fields that have no value
+        present = [{name: value for name, value in row.items() if value is not None} for row in frame.to_dicts()]
+        file.write_text("\n".join(map(json.dumps, present)), "utf-8")
+    refused = fresh.attempt("plan").err
+    assert f"the first 100 rows of {file.name}: 100 problems" in refused
+    assert "law has no value" in refused
+    assert "note" not in refused
+
+
 def test_a_text_with_two_predictions_is_refused(workspace: Workspace) -> None:
     file = workspace.config.parent / "predictions/second.csv"
     frame = pl.read_csv(file)

@@ -58,7 +58,7 @@ DUPLICATE = "_duplicated_"
 """Polars adds it, and a number, to the name of a column that a csv has twice."""
 
 SAMPLE_ROWS = 100
-"""First rows that decide which columns have numbers."""
+"""First rows that decide which columns have numbers, unless a column has no values in them."""
 
 
 def labels_in(path: Path, labels: Sequence[str] | None, corpus: Corpus | None, where: str) -> list[str]:
@@ -89,6 +89,8 @@ def _labels_of(path: Path, labels: Sequence[str] | None, corpus: Corpus | None, 
         return [*labels]
     if in_rows is not None:
         columns = sorted(_as_labels(_read(path, where)[in_rows]).drop_nulls().unique().to_list())
+    elif empty := [name for name in frame.columns if frame[name].is_null().all()]:  # all rows decide
+        columns = [name for name in _number_columns(_read(path, where), corpus) if name in {*columns, *empty}]
     if not columns:
         what = f"{path.name} has no predictions: its columns are {shown_names(frame.columns, MOST_SHOWN)}"
         fix = "write a column for each label, with a probability in each row; or the column label, with one label"

@@ -184,7 +184,7 @@ def test_labelled_training_texts_as_test_texts_need_no_removal(fresh: Workspace)
 
 
 def test_a_column_of_numbers_as_texts_is_remarked(fresh: Workspace) -> None:
-    remark = "the train texts are numbers, such as "
+    remark = "note: the train texts are numbers, such as "
     assert remark not in fresh("read-corpus").err
     fresh.write([(f"{number / 4}", "law") for number in range(50)])
     assert remark in fresh("read-corpus").err

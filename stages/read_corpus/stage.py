@@ -144,10 +144,6 @@ class ReadCorpus(Stage):
             yield f"{part}: {_counts(facts)}"
             if "accepted" in facts:
                 yield f"  {_passed_texts(facts)}"
-        train = part_of(run, "train")
-        texts = read_bucket(run.store, train.buckets[0], ["text"]).column(0).to_pylist() if train else []
-        if texts and all(map(NUMBER.fullmatch, texts)):
-            yield f"the train texts are numbers, such as {shown(texts[0])}: if they are no texts, set corpus.text"
 
     def left_out(self, run: Run, manifest: Record) -> Iterator[str]:
         corpus: CorpusFacts = manifest.facts
@@ -172,6 +168,10 @@ class ReadCorpus(Stage):
             yield from _mendable(run.experiment.corpus, name, facts)
         for leak in corpus["leaks"]:
             yield _leak_note(leak, corpus["parts"][leak["part"]]["texts"])
+        learned = part_of(run, "train")
+        texts = read_bucket(run.store, learned.buckets[0], ["text"]).column(0).to_pylist() if learned else []
+        if texts and all(map(NUMBER.fullmatch, texts)):
+            yield f"the train texts are numbers, such as {shown(texts[0])}: if they are no texts, set corpus.text"
 
     def recomputed(self, unit: Record | None, teacher: str) -> str:
         return f"read again: part {unit.name}" if unit else "read again: one part"

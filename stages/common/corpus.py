@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -307,11 +308,27 @@ SEPARATORS = re.compile(r"\s*[;,|]\s*")
 """Characters between several labels of one text."""
 
 
+def _without_affix(unknown: Iterable[str], labels: Sequence[str]) -> dict[str, str]:
+    """Returns a teacher's labels by their columns if these add one text, such as prob_, to several unknown labels."""
+    affixes = Counter(
+        (start, end)
+        for label in unknown
+        if not label.isdecimal()
+        for start, inner, end in (name.partition(label) for name in labels)
+        if inner and start + end and not (start[-1:].isalnum() or end[:1].isalnum())
+    )
+    [((start, end), count)] = affixes.most_common(1) or [(("", ""), 0)]
+    columns = sorted(name for name in labels if name.startswith(start) and name.endswith(end))
+    return {name: name.removeprefix(start).removesuffix(end) for name in columns} if count > 1 else {}
+
+
 def rename_fix(unknown: Iterable[str], union: Iterable[str], corpus: Corpus) -> str:
-    """Returns the lines that rename the labels which differ from one of the union only by case or a letter."""
+    """Returns the lines that rename the labels that differ from one of the union by case, a letter or a prefix."""
     labels = list(union)
     if all({*SEPARATORS.split(label)} <= {*labels} for label in unknown):
         return "give each text one label: a student chooses one of all labels"
+    if bare := _without_affix(unknown, labels):
+        return f"set `rename` of the teacher with these labels: {json.dumps(bare, ensure_ascii=False)}"
     pairs = {label: match for label in unknown for match in nearest(label, labels, ratio=SIMILARITY)}
     if not pairs and not corpus.labels and all(label.isdecimal() for label in unknown):
         return "set corpus.labels to the names of the labels 0, 1, 2 ... in this order"

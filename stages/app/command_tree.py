@@ -54,6 +54,9 @@ PATH_OPTIONS = ("-c", "--config", "--input", "--into", "--oracle", "--out", "--s
 FIELD_OPTION = re.compile(r"--([a-z_-]+(?:\.[\w-]+)+)(=.*)?", re.DOTALL)
 """A field of the experiment that is written as an option."""
 
+EXTRA = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", re.DOTALL)
+"""The message of Typer on arguments of a command that takes none."""
+
 
 class GroupedCommands(TyperGroup):
     """Lists the commands under their headings, each with its whole help."""
@@ -154,6 +157,8 @@ def _wrong_use(error: Any, command: Any) -> ExperimentError:
     name, message = f"amalgam {command.name}", str(error.format_message()).rstrip(".")
     lines = [line.partition("  ")[0] for line in (command.epilog or "").splitlines()]
     examples = [line for line in lines if line.startswith(f"{name} ")]
+    if extra := EXTRA.search(message):
+        return _extra_argument(extra[1].split()[0], command)
     parameter, option = getattr(error, "param", None), getattr(error, "option_name", None)
     parameter = next((candidate for candidate in command.params if option in candidate.opts), parameter)
     what, fix = f"`{name}`: {message[:1].lower()}{message[1:]}", f"run `{name} --help`"
@@ -166,6 +171,20 @@ def _wrong_use(error: Any, command: Any) -> ExperimentError:
     if parameter and examples:
         fix = f"write, for example, `{examples[0]}`"
     return ExperimentError(what, where=COMMAND_LINE, fix=fix)
+
+
+def _extra_argument(word: str, command: Any) -> ExperimentError:
+    """Returns the error of a command that takes options alone, with the option that the argument may be."""
+    start, options = f"amalgam {command.name}", {option for parameter in command.params for option in parameter.opts}
+    name, equals, value = word.partition("=")
+    fix = f"run `{start} --help`, which lists the options"
+    if f"--{name}" in options:
+        fix = f"write `{start} --{name}{' ' * bool(value)}{value}`"
+    elif equals and "--config" in options:
+        fix = f"leave it out, or set {name} in the experiment file, which -c names"
+    elif not equals and "--student" in options:
+        fix = f"write `{start} --student {word}`"
+    return ExperimentError(f"`{start}` takes no argument {word}", where=COMMAND_LINE, fix=fix)
 
 
 def fields_named(name: str) -> list[str]:

@@ -4,8 +4,8 @@ python benchmarks/predictions.py --data PATH [--sets trec6 banking77] [--groups 
 
 Each teacher is a logistic regression on TF-IDF, of words or of characters in turn, on a group of labels that the draw
 decides. One half of the labelled texts trains the teachers; the other half has no labels for the student. Each form has
-its own row: probabilities, and one label for each text. `right` is the share of texts whose most heavily weighted
-teacher has the gold label, as a mean over the draws.
+its own row: probabilities, one label for each text, and five answers drawn from the probabilities. `right` is the share
+of texts whose most heavily weighted teacher has the gold label, as a mean over the draws.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ teachers: [{teachers}]
 cache: {{max_tokens: {tokens}}}
 student: {{encoder: {encoder}, max_tokens: {tokens}}}
 """
-FORMS = ("probabilities", "labels")
+FORMS = ("probabilities", "labels", "answers")
+ANSWERS = 5
 METHODS = ("muka-soft", AMALGAM)
 OWN_TEXTS, TEXTS_OF_A_LABEL = 400, 20
 """Training texts of a teacher, or for each of its labels, whichever is more."""
@@ -103,12 +104,20 @@ def _write_teachers(
         frames = {
             "probabilities": distinct.with_columns(**dict(zip(names, probabilities.T, strict=True))),
             "labels": distinct.with_columns(label=pl.Series([names[best] for best in probabilities.argmax(axis=1)])),
+            "answers": distinct.with_columns(label=_answers(names, probabilities, [draw, len(groups), place])),
         }
         for form, frame in frames.items():
             path = base / f"{form}-{len(groups)}-{draw}-{place}.parquet"
             frame.write_parquet(path)
             files[form].append(f"./{path.name}")
     return files
+
+
+def _answers(names: Sequence[str], probabilities: np.ndarray[Any, Any], seed: Sequence[int]) -> pl.Series:
+    """Returns a list of labels for each text, as a language model answers at temperature 1."""
+    shares = probabilities / probabilities.sum(axis=1, keepdims=True)
+    counts = np.random.default_rng(seed).multinomial(ANSWERS, shares)
+    return pl.Series([np.repeat(names, count).tolist() for count in counts])
 
 
 def _right(config: Path, method: str) -> float:

@@ -176,7 +176,7 @@ def test_a_file_that_cannot_be_used_is_refused_by_plan(workspace: Workspace) -> 
     assert "there is no file ./predictions/second.csv" in workspace.attempt("plan").err
 
 
-@pytest.mark.parametrize("form", ["columns", "scores", "a wrong sum"])
+@pytest.mark.parametrize("form", ["columns", "scores", "logits", "lists as text", "a wrong sum"])
 def test_faulty_rows_at_the_start_are_refused_by_plan(workspace: Workspace, form: str) -> None:
     file = workspace.config.parent / "predictions/second.csv"
     frame = pl.read_csv(file)
@@ -184,7 +184,15 @@ def test_faulty_rows_at_the_start_are_refused_by_plan(workspace: Workspace, form
         "columns": (frame.with_columns(pl.col(SECOND) * 100), "fix: divide the percentages by 100\n"),
         "scores": (
             frame.select("text", label=pl.Series((SECOND * len(frame))[: len(frame)]), score=97.5),
-            "fix: divide the percentages by 100\n",
+            "fix: divide the percentages by 100, or leave out the column score if it is no probability",
+        ),
+        "logits": (
+            frame.with_columns(pl.col(SECOND).log()),
+            "fix: write the softmax of each row, if the numbers are logits or log probabilities",
+        ),
+        "lists as text": (
+            frame.select("text", label=pl.lit("['law', 'music']")),
+            "fix: write a row for each answer, or a jsonl or Parquet file with lists",
         ),
         "a wrong sum": (frame.with_columns(length=5), "If a column is no label, name the labels"),
     }
@@ -419,7 +427,24 @@ def test_a_label_may_have_a_score(workspace: Workspace) -> None:
     best = dict(zip(logits["key"].to_list(), logits["logits"].to_numpy().argmax(axis=1).tolist(), strict=True))
     assert [best[text_key((text,))] for text in every] == [place % 4 for place in range(len(every))]
     write(pl.DataFrame({"text": every, "label": labels, "score": [1.7, *[0.7] * (len(every) - 1)]}), file)
-    assert "row 2: its score is no probability" in workspace.attempt("cache-teachers").err
+    assert "row 2: score is no probability: 1.7" in workspace.attempt("cache-teachers").err
+
+
+def test_whole_numbers_are_no_scores(workspace: Workspace) -> None:
+    file = workspace.config.parent / "predictions/second.csv"
+    every = [row[0] for row in [*workspace.texts(), *workspace.texts("test")]]
+    labels = [SECOND[place % 4] for place in range(len(every))]
+    whole = pl.DataFrame({"text": every, "label": labels, "round": 0, "tokens": 153})
+    for columns, overrides in (
+        ({}, []),
+        ({"seconds": 0.5, "cost": 0.01}, [f"teachers.1.labels=[{', '.join(SECOND)}]"]),
+    ):
+        write(whole.with_columns(**columns), file)
+        workspace("cache-teachers", *overrides)
+        logits = Experiment.load(workspace.config, overrides=overrides).logits("second").collect()
+        assert softmax(logits["logits"].to_numpy().astype(float)).max(axis=1) == pytest.approx(1, abs=1e-3)
+    write(whole.with_columns(round=42), file)
+    assert "row 2: round is no probability: 42" in workspace.attempt("cache-teachers").err
 
 
 @pytest.mark.parametrize("name", ["", "__index_level_0__"])

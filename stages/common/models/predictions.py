@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +27,19 @@ from amalgam.stages.common.given_labels import ID, KEY, LABEL, TEXT, identity_of
 LEAST_PROBABILITY = 1e-4
 """Smaller probabilities count as this one: their logarithm has no bound."""
 
+SCORES = "score", "probability", "confidence"
+"""Names of columns whose numbers are scores, also if all are whole."""
+
+PERCENTAGES = 10, 100
+"""The largest percentage of a file is between them."""
+
+LIST = re.compile(r"\[.*\]", re.DOTALL)
+"""A list that a csv has as a text."""
+
 LEAST_SHARE = 1.01
 """Least score of a text's one label, as a multiple of equal probabilities: with less, another would be likelier."""
 
-VERSION = 1
+VERSION = 2
 """Raised with every change of the logits that a file gives."""
 
 SUMS = 0.9, 1.1
@@ -82,18 +92,25 @@ def _labels_of(path: Path, labels: Sequence[str] | None, corpus: Corpus | None, 
     columns, in_rows = _number_columns(frame, corpus), _label_column(frame, corpus)
     if labels is not None:
         absent = [name for name in labels if name not in frame.columns]
-        if absent and in_rows is None:
+        are_in_rows = len(absent) == len(labels) and _column_of_labels(frame, corpus) is not None
+        if absent and in_rows is None and not are_in_rows:
             what = f"labels: {path.name} has no column {shown_names(absent, MOST_SHOWN)}"
             fix = f"name columns of this file: {shown_names(frame.columns, MOST_SHOWN)}"
             raise ModelError(what, where=where, fix=fix)
         return [*labels]
     if in_rows is not None:
         columns = sorted(_as_labels(_read(path, where)[in_rows]).drop_nulls().unique().to_list())
+        if columns and all(map(LIST.fullmatch, columns)):
+            what = f"{path.name}: the column {shown(in_rows)} has lists written as text, such as {shown(columns[0])}"
+            raise ModelError(
+                what, where=where, fix="write a row for each answer, or a jsonl or Parquet file with lists"
+            )
     elif empty := [name for name in frame.columns if frame[name].is_null().all()]:  # all rows decide
         columns = [name for name in _number_columns(_read(path, where), corpus) if name in {*columns, *empty}]
     if not columns:
         what = f"{path.name} has no predictions: its columns are {shown_names(frame.columns, MOST_SHOWN)}"
-        fix = "write a column for each label, with a probability in each row; or the column label, with one label"
+        fix = "write a column for each label, with a probability in each row; "
+        fix += "or the column label, with one label or a list of answers"
         raise ModelError(what, where=where, fix=fix)
     return columns
 
@@ -107,7 +124,23 @@ def _number_columns(frame: pl.DataFrame, corpus: Corpus) -> list[str]:
 
 def _label_column(frame: pl.DataFrame, corpus: Corpus) -> str | None:
     """Returns the column with one label of each text; None for a file with a column for each label."""
-    return None if len(_number_columns(frame, corpus)) > 1 else _column_of_labels(frame, corpus)
+    numbers = [name for name in _number_columns(frame, corpus) if not _are_counts(frame[name], least=2)]
+    return None if len(numbers) > 1 else _column_of_labels(frame, corpus)
+
+
+def _score_column(frame: pl.DataFrame, corpus: Corpus) -> str | None:
+    """Returns the column of the probabilities of a file with one label in each row."""
+    columns = [name for name in _number_columns(frame, corpus) if not _are_counts(frame[name])]
+    named = [name for name in columns if name in SCORES]
+    return next(iter(named if len(columns) > 1 else columns), None)
+
+
+def _are_counts(column: pl.Series, least: int = 0) -> bool:
+    """Returns whether the numbers are whole, such as rounds or tokens, and the largest is no percentage."""
+    numbers = _numbers(column).drop_nulls().to_numpy()
+    is_percentage = PERCENTAGES[0] < numbers.max() <= PERCENTAGES[1]
+    is_whole = bool((numbers == np.floor(numbers)).all())
+    return column.name not in SCORES and is_whole and numbers.max() >= least and not is_percentage
 
 
 def _column_of_labels(frame: pl.DataFrame, corpus: Corpus) -> str | None:
@@ -153,11 +186,13 @@ def read_predictions(
     are_lists = in_rows is not None and content.schema[in_rows].is_nested()
     frame, row_of = _by_answer(content, in_rows) if in_rows and are_lists else (content, range(len(content)))
     names, problems = _names(frame, kind, columns)
+    score = None
     if in_rows is None:
         probabilities = pl.DataFrame([_numbers(frame[name]) for name in labels]).to_numpy()
     else:
-        probabilities = _of_one_label(frame, in_rows, labels, _number_columns(frame, corpus))
-    problems += _bad_rows(frame, probabilities, labels, in_rows)
+        score = _score_column(content[:SAMPLE_ROWS], corpus)
+        probabilities = _of_one_label(frame, in_rows, labels, score)
+    problems += _bad_rows(frame, probabilities, labels, in_rows, score)
     distinct, first, text, answers = np.unique(names, return_index=True, return_inverse=True, return_counts=True)
     are_several = are_lists or bool((answers > 1).mean() > SEVERAL)
     may_differ = are_several or rows is not None  # the first rows need not have the other answers
@@ -168,7 +203,7 @@ def read_predictions(
         problems += [(row, f"its {kind} has another prediction in {places[first[text[row]]]}") for row in other]
         listed = [f"{places[row_of[row]]}: {fault}" for row, fault in sorted(problems)]
         name = f"the first {rows} rows of {path.name}" if rows else path.name
-        fix = _fix(labels, probabilities, are_scores=in_rows is not None)
+        fix = _fix(probabilities, labels, in_rows, score)
         raise _error(name, listed, where, ONE_ROW if len(other) == len(problems) else fix)
     sums = np.add.reduceat(probabilities[np.argsort(text, kind="stable")], answers.cumsum() - answers)
     logits = _logits(sums / answers[:, None])
@@ -193,42 +228,34 @@ def _other_predictions(probabilities: Array, first: Array) -> list[int]:
     return np.flatnonzero(np.abs(logits - logits[first]).max(axis=1) > EQUAL).tolist()
 
 
-def _of_one_label(frame: pl.DataFrame, in_rows: str, labels: Sequence[str], scores: Sequence[str]) -> Array:
+def _of_one_label(frame: pl.DataFrame, in_rows: str, labels: Sequence[str], score: str | None) -> Array:
     """Returns probabilities [texts, labels]: the score of each text's label, or 1, and equal ones for all others."""
     own = _as_labels(frame[in_rows])
     is_own = np.stack([(own == label).fill_null(value=False).to_numpy() for label in labels], axis=1)
-    score: Array = _numbers(frame[scores[0]]).to_numpy()[:, None] if scores else np.ones((len(frame), 1))
+    scores: Array = _numbers(frame[score]).to_numpy()[:, None] if score else np.ones((len(frame), 1))
     least = LEAST_SHARE / max(2, len(labels))
-    score = np.where((score >= 0) & (score < least), least, score)
-    others = (1 - score) / max(1, len(labels) - 1)
-    return np.where(is_own, score, np.where(is_own.any(axis=1, keepdims=True), others, 0.0))
-
-
-def _are_percentages(probabilities: Array, *, are_scores: bool) -> bool:
-    """Returns whether the rows have the sum 100, or scores up to 100 of one label."""
-    if are_scores:
-        return bool(10 < probabilities.max() <= 100)
-    return bool(SUMS[0] <= np.median(probabilities.sum(axis=1)) / 100 <= SUMS[1])
+    scores = np.where((scores >= 0) & (scores < least), least, scores)
+    others = (1 - scores) / max(1, len(labels) - 1)
+    return np.where(is_own, scores, np.where(is_own.any(axis=1, keepdims=True), others, 0.0))
 
 
 def _bad_rows(
-    frame: pl.DataFrame, probabilities: Array, labels: Sequence[str], in_rows: str | None
+    frame: pl.DataFrame, probabilities: Array, labels: Sequence[str], in_rows: str | None, score: str | None
 ) -> Iterator[tuple[int, str]]:
     """Yields the rows without usable probabilities; those of a label that the teacher does not have are all zero."""
     sums = probabilities.sum(axis=1)
     is_usable = (probabilities >= 0).all(axis=1) & (sums >= SUMS[0]) & (sums <= SUMS[1])  # false for NaN
     for row in np.flatnonzero(~is_usable).tolist():
         bad = [name for name, value in zip(labels, probabilities[row].tolist(), strict=True) if not value >= 0]
+        column = (in_rows and score) or next(iter(bad), "")
         if in_rows is not None and sums[row] == 0:
             value = _written(frame[in_rows][row])
             yield row, f"{shown(value)} is no label of this teacher" if value else f"{in_rows} is empty"
-        elif in_rows is not None:
-            yield row, "its score is no probability"
-        elif not bad:
+        elif not column:
             yield row, f"the probabilities have the sum {sums[row]:.3g}"
         else:
-            value = _written(frame[bad[0]][row])
-            yield row, f"{shown(bad[0])} " + (f"is no probability: {shown(value)}" if value else "has no value")
+            value = _written(frame[column][row])
+            yield row, f"{shown(column)} " + (f"is no probability: {shown(value)}" if value else "has no value")
 
 
 def _written(value: object) -> str:
@@ -268,12 +295,19 @@ def _error(name: str, problems: Sequence[str], where: str, fix: str) -> ModelErr
     return ModelError("\n".join(lines), where=where, fix=fix)
 
 
-def _fix(labels: Sequence[str], probabilities: Array, *, are_scores: bool) -> str:
-    if _are_percentages(probabilities, are_scores=are_scores):
-        return "divide the percentages by 100"
-    fix = f"its labels are {shown_names(labels, MOST_SHOWN)}: give each text one row, with a probability for each of "
-    fix += "them, also if it is 0, and the sum 1; or with one of them. "
-    return fix + "If a column is no label, name the labels of this teacher: `labels: [...]`"
+def _fix(probabilities: Array, labels: Sequence[str], in_rows: str | None, score: str | None) -> str:
+    own = f"its labels are {shown_names(labels, MOST_SHOWN)}: "
+    if in_rows is None:
+        if SUMS[0] <= np.median(probabilities.sum(axis=1)) / 100 <= SUMS[1]:
+            return "divide the percentages by 100"
+        if np.median(probabilities.min(axis=1)) < 0:
+            return "write the softmax of each row, if the numbers are logits or log probabilities"
+        fix = f"{own}give each text one row, with a probability for each of them, also if it is 0, and the sum 1. "
+        return fix + "If a column is no label, name the labels of this teacher: `labels: [...]`"
+    if score and probabilities.max() > SUMS[1]:
+        divide = "divide the percentages by 100, or " if PERCENTAGES[0] < probabilities.max() <= PERCENTAGES[1] else ""
+        return f"{divide}leave out the column {shown(score)} if it is no probability of the label"
+    return f"{own}give each row one of them, and leave out an empty answer; `catch_all` names a label for none of them"
 
 
 def _naming_columns(columns: Sequence[str], corpus: Corpus, where: str) -> tuple[str, list[str]]:

@@ -101,6 +101,14 @@ def test_a_teacher_that_is_there_twice_is_found(workspace: Workspace, nudge: flo
     assert "first and third" in workspace("audit").out
 
 
+def test_without_a_copy_no_target_changes(workspace: Workspace) -> None:
+    third(workspace, nudge=0.0)
+    method = ("student.method=amalgam", "targets.mode=soft")
+    workspace("build-targets", *method)
+    changed = {one["teacher"]: one["left_out"]["changed"] for one in audited(workspace, *method)["teachers"]}
+    assert (changed["first"], changed["third"]) == (0, 0)
+
+
 def test_a_teacher_whose_labels_are_turned_round_disagrees_and_is_no_duplicate(workspace: Workspace) -> None:
     turned = ", ".join(reversed(TEACHER_LABELS["first"]))
     third(workspace, nudge=1e-4, labels=f"    labels: [{turned}]\n")

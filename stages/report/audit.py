@@ -36,6 +36,7 @@ from amalgam.stages.target_methods import (
     WeightedSum,
     target_method,
 )
+from amalgam.stages.weigh_teachers.label_sets import LabelSets
 
 BLOCK_TEXTS = 4096
 
@@ -105,7 +106,7 @@ class AuditedTexts:
         """Compares some of the teachers, and returns the weights that they have among each other."""
         predictions, weights = [self.inputs.predictions[place] for place in teachers], self.inputs.weights
         if len(teachers) < len(self.columns) and weights is not None:
-            weights = pl.Series(_rescaled(weights.to_numpy()[:, teachers]))
+            weights = pl.Series(_of_remaining(weights.to_numpy(), teachers, LabelSets.of(self.inputs.space).groups))
         elif len(teachers) < len(self.columns) and self.method.confidence_is_weight:
             shares = _rescaled(self.confidence_NT[:, teachers])
             predictions = [
@@ -129,6 +130,16 @@ class AuditedTexts:
         shares = self.weighed(rest)[1] if left_out else self.shares_NT
         total = sum(shares[:, [column]] * padded[teacher] for column, teacher in enumerate(rest))
         return np.asarray(total).argmax(axis=1)
+
+
+def _of_remaining(weights: Array, teachers: Sequence[int], groups: Sequence[Sequence[int]]) -> Array:
+    """Returns the weights of some teachers; those with the labels of a removed one get its weight."""
+    remaining = weights[:, teachers]
+    for group in groups:
+        kept = [column for column, teacher in enumerate(teachers) if teacher in group]
+        if kept:
+            remaining[:, kept] = _rescaled(remaining[:, kept]) * weights[:, list(group)].sum(axis=1, keepdims=True)
+    return _rescaled(remaining)
 
 
 def _rescaled(weights: Array) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from amalgam.data.arrays import Array
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import WorkError, first_line
 from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.cached.uncertainty import summarise_passes
@@ -88,7 +89,7 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
 
     ratios, changed = dict[str, float](), dict[str, float]()
     confidences: dict[str, list[Array]] = {"fp32": [], dtype: []}
-    checked = f"{dtype} on {len(sample)} texts"
+    checked = f"{dtype} on {counted(len(sample), 'text')}"
     for resolved in teachers:
         variances, labels = [], []
         for precision in ("fp32", dtype):

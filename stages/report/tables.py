@@ -110,7 +110,8 @@ def row(name: str, system: blocks.SystemScores, groups: Iterable[str]) -> list[s
 def print_audit(console: Console, audit: blocks.AuditBlock) -> None:
     gold = "no gold labels (corpus.label) that training did not use"
     gold = f"{audit['labelled']:,} with gold labels" if audit["labelled"] else gold
-    title = f"{audit['texts']:,} texts, {gold}; weights {audit['weights']}, confidence by {audit['uncertainty']}"
+    weights = f"weights {audit['weights']}, confidence by {audit['uncertainty']}"
+    title = f"{counted(audit['texts'], 'text')}, {gold}; {weights}"
     if audit["accuracy"] is not None:
         title += f"; the union has {percent(audit['accuracy'])} accuracy"
     left_out = ["without it: changed", "accuracy", "agreement"]

@@ -193,6 +193,16 @@ def test_a_teacher_without_dropout_has_equal_passes(auto: Workspace) -> None:
     assert "teacher first: it has no active dropout in its last layer and head, so its prediction" in last.err
 
 
+def test_teachers_without_dropout_have_no_audit_of_passes(auto: Workspace) -> None:
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
+    for seed, (name, labels) in enumerate(TEACHER_LABELS.items()):
+        write_model(auto.folder / "models" / name, words=word_list(auto), seed=seed, labels=labels, **still)
+    result = auto("cache-teachers", *AUTO)
+    assert "teacher second: it has no active dropout" in result.err
+    assert "passes with it" not in result.err
+    assert "audit" not in cached(auto)
+
+
 @pytest.mark.parametrize("is_cached", [False, True])
 def test_a_measure_that_compares_passes_refuses_equal_ones(auto: Workspace, *, is_cached: bool) -> None:
     """They would make the teacher look certain, whether they are computed now or were cached for another measure."""

@@ -47,17 +47,24 @@ def wanted_passes(rows: int, sampled: int, passes: int) -> Any:
 
 def audit_passes(
     cached: CachedPasses, families: Sequence[str], sample: Mapping[str, Any], texts: int, passes: int
-) -> PassAudit:
-    """Compares the most confident teacher of sampled texts with and without passes; `sample` is keys by bucket."""
+) -> PassAudit | None:
+    """Compares the most confident teacher of sampled texts with and without passes; `sample` is keys by bucket.
+
+    None: no teacher has active dropout, so all passes are the same.
+    """
     sampled = same = halves_same = 0
+    is_active = False
     parts = slice(None), slice(passes // 2), slice(passes // 2, 2 * (passes // 2))
     for prefix, keys in sample.items():
         off = _most_confident([cached.logits(family, prefix, keys)[:, None] for family in families])
         raw = [cached.read(family, prefix, keys, range(passes)) for family in families]
+        is_active = is_active or any(np.ptp(logits, axis=1).any() for logits in raw)
         whole, first, second = (_most_confident([logits[:, part] for logits in raw]) for part in parts)
         sampled += len(keys)
         same += int((off == whole).sum())
         halves_same += int((first == second).sum())
+    if not is_active:
+        return None
     return {
         "texts": texts,
         "sampled": sampled,

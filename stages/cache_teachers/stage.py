@@ -62,7 +62,7 @@ class CacheConfig(TypedDict):
 
 class CacheTeachers(Stage):
     name = "cache-teachers"
-    VERSION = 3  # truncated texts that were removed are not counted
+    VERSION = 4  # no audit of passes without active dropout
     parallelism = "units"
     unit_label = "text-passes"
     reads = ("read-corpus", "train-teachers")
@@ -174,8 +174,8 @@ class CacheTeachers(Stage):
             [fitted] = [record.facts for record in records if "halves_same" in record.facts]
             decided, passes = [record.facts for record in last], cached.passes_of(run.experiment)
             facts["audit"] = sample.adaptive_audit(fitted, decided, passes)
-        elif sampled_texts(run):
-            facts["audit"] = _pass_audit(run)
+        elif sampled_texts(run) and (audit := _pass_audit(run)):
+            facts["audit"] = audit
         return facts
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:
@@ -331,8 +331,8 @@ def _cached_passes(run: Run) -> adaptive.CachedPasses:
     return adaptive.CachedPasses(run.store, by_family, cached.unit_keys(run))
 
 
-def _pass_audit(run: Run) -> PassAudit:
-    """Compares the choice with and without passes on the sampled texts."""
+def _pass_audit(run: Run) -> PassAudit | None:
+    """Compares the choice with and without passes on the sampled texts; None without active dropout."""
     part, families = load.train_part(run), list(cached.families_of(run).values())
     keys = {
         bucket.prefix: read_keys(run.store.verified_path(bucket.file))[:rows]

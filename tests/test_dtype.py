@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from amalgam.stages.cache_teachers import half_precision
 from amalgam.stages.cache_teachers.half_precision import sample_texts
 from amalgam.stages.common import device
+from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.models.loading import save_pretrained_folder
 from amalgam.tests.stages.tiny_models import save_tiny, tiny
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, flip_bit, shift_weights
@@ -85,6 +88,25 @@ def test_auto_is_fp32_where_a_teacher_cannot_run_in_bf16(fresh: Workspace) -> No
     result = fresh("cache-teachers", "cache.dtype=auto", "cache.passes=auto", "student.method=vanilla-kd")
     assert re.search(r"cache.dtype.* fp32 .*teacher first cannot run", result.err)
     assert dtypes(fresh) == {"fp32"}
+
+
+@pytest.mark.usefixtures("half")
+def test_only_the_check_truncates_texts_at_its_own_limit(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = list[int]()
+
+    def spied(teacher: Any, tokens: Any, *rest: Any, **named: Any) -> Any:
+        checked.extend(map(len, tokens))
+        return run_passes(teacher, tokens, *rest, **named)
+
+    monkeypatch.setattr(half_precision, "LONGEST", 16)
+    monkeypatch.setattr(half_precision, "run_passes", spied)
+    fresh.write([(f"{text} and {text} and {text} and {text}", label) for text, label in fresh.texts()])
+    fresh.edit("  test: texts/test.csv\n", "")
+    fresh.edit("  - name: second\n    model: ./models/second\n", "")  # else another teacher follows that of the check
+    fresh("cache-teachers", "cache.dtype=auto", "cache.passes=1")
+    cached = [pq.read_table(path, columns=["tokens"])["tokens"].to_pylist() for path in fresh.units()]
+    assert max(checked) == 16
+    assert max(map(max, cached)) == 32
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ and the same teacher must be the most confident one. Otherwise fp32 is used, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,9 @@ TEXTS = 256
 FEWEST = 32
 SHARE = 20
 """The check runs at most one pass in so many that the corpus needs, yet at least FEWEST texts."""
+
+LONGEST = 512
+"""Most tokens of a text in the check; more would take longer than the cache of a small corpus."""
 
 PASSES = 16
 RATIO = (0.98, 1.02)
@@ -72,7 +76,8 @@ def check_half_precision(  # noqa: PLR0913  what to compare, on which texts, and
 
         Without passes, the logits are those of the run without dropout.
         """
-        teacher = loader.load(resolved, precision, passes=passes or 0)
+        short = replace(resolved, max_tokens=min(resolved.max_tokens, LONGEST))
+        teacher = loader.load(short, precision, passes=passes or 0)
         count = PASSES if passes is None and teacher.keyed_sites else min(PASSES, passes or 0)
         logits, raw = run_passes(
             teacher,

@@ -552,16 +552,16 @@ class TeacherLoader:
     batch_tokens: int | None
     console: Console
     last_layer: bool
-    _key: tuple[str, str] | None = None
+    _key: tuple[ResolvedTeacher, str] | None = None
     _teacher: Teacher | None = None
     _notes: set[str] = field(default_factory=set)
 
     def load(self, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
         """Returns the teacher in memory or loads it; where passes are wanted, refuses one without active dropout."""
-        if self._teacher is None or self._key != (resolved.name, dtype):
+        if self._teacher is None or self._key != (resolved, dtype):
             self._teacher = None  # frees the memory before the next one is loaded
             self._teacher = self._load(resolved, dtype)
-            self._key = resolved.name, dtype
+            self._key = resolved, dtype
             self.log_notes(self._teacher)
         if passes:
             self._teacher.check_dropout_active()

@@ -35,8 +35,7 @@ from amalgam.benchmarks.protocol import row, show
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
-from amalgam.stages.weigh_teachers.mixture import mixture
-from amalgam.stages.weigh_teachers.mixture import standardised as standardised_weights
+from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
 from amalgam.stages.weigh_teachers.signals import Fitted
 from amalgam.stages.weigh_teachers.weigh import WeightFacts
 

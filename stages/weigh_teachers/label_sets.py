@@ -13,7 +13,7 @@ from typing import Any
 from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import np
-from amalgam.stages.weigh_teachers.mixture import standardised
+from amalgam.stages.weigh_teachers.mixture import standardised_weights
 from amalgam.stages.weigh_teachers.neighbours import Space, mean_of, references_of
 from amalgam.stages.weigh_teachers.signals import Fitted
 
@@ -92,7 +92,7 @@ class LabelSets:
         """Divides the weight of each group [texts, groups] among its teachers, by the evidence of their predictions."""
         divided = np.empty(answers.shape)
         for group, weight in zip(self.groups, weights.T, strict=True):
-            within_group = standardised(answers[:, list(group)], fitted.scope(f"group {group[0]}"))
+            within_group = standardised_weights(answers[:, list(group)], fitted.scope(f"group {group[0]}"))
             divided[:, list(group)] = weight[:, None] * within_group
         return divided
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from amalgam.data.arrays import Array, softmax
 from amalgam.data.lazy import np
-from amalgam.stages.weigh_teachers.signals import Fitted, standard
+from amalgam.stages.weigh_teachers.signals import Fitted, standardise
 
 SHARPNESS = 0.5
 """Temperature of the softmax over standardised signals, in deviations."""
@@ -23,9 +23,9 @@ PRIOR = 0.05
 """Weight of equal shares against the texts' own, as a part of the texts."""
 
 
-def standardised(signal: Array, fitted: Fitted) -> Array:
+def standardised_weights(signal: Array, fitted: Fitted) -> Array:
     """Returns the softmax over teachers of standardised signals: correct where teachers' shares are alike."""
-    return softmax(standard(signal, fitted) / SHARPNESS)
+    return softmax(standardise(signal, fitted) / SHARPNESS)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def mixture(signal: Array, shares: Array | None, fitted: Fitted) -> tuple[Array,
     a smaller scatter of own texts would appear as a larger share. The separations d_i, in deviations of the noise,
     shrink towards their mean. Without both, EM loses a teacher if there are more than two.
     """
-    scores = standard(signal, fitted.scope("mixture"))
+    scores = standardise(signal, fitted.scope("mixture"))
 
     def fit() -> Array:
         estimated = _estimated(scores, shares)

@@ -52,16 +52,16 @@ class Fitted:
         return cls(load_file(path), is_reused=True)
 
 
-def standard(signal: Array, fitted: Fitted) -> Array:
+def standardise(signal: Array, fitted: Fitted) -> Array:
     """Returns each teacher's signal in its own deviations from its own mean over the texts."""
     mean, deviation = fitted.value("scale", lambda: np.stack([signal.mean(axis=0), signal.std(axis=0)]))
     return (signal - mean) / np.where(deviation > 0, deviation, 1.0)
 
 
-def together(signals: Sequence[Array], fitted: Fitted) -> Array:
+def standardised_sum(signals: Sequence[Array], fitted: Fitted) -> Array:
     """Returns the standardised sum of standardised signals."""
-    scores = [standard(signal, fitted.scope(str(index))) for index, signal in enumerate(signals)]
-    return standard(np.sum(scores, axis=0), fitted.scope("sum"))
+    scores = [standardise(signal, fitted.scope(str(index))) for index, signal in enumerate(signals)]
+    return standardise(np.sum(scores, axis=0), fitted.scope("sum"))
 
 
 def correlation(a: Array, b: Array) -> float:
@@ -99,5 +99,5 @@ def with_absence(
         for teacher in teachers.tolist():
             others = np.delete(signal, teacher, axis=1).max(axis=1, keepdims=True)
             scope = fitted.scope(f"absence of {name}").scope(str(teacher))
-            result[name][:, teacher] = together([signal[:, [teacher]], -others], scope)[:, 0]
+            result[name][:, teacher] = standardised_sum([signal[:, [teacher]], -others], scope)[:, 0]
     return result

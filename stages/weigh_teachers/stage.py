@@ -43,7 +43,7 @@ from amalgam.stages.weigh_teachers.load import (
 )
 from amalgam.stages.weigh_teachers.name_order import UNCLEAR_ORDER, as_good_orders
 from amalgam.stages.weigh_teachers.neighbours import Space, similar
-from amalgam.stages.weigh_teachers.signals import Fitted, one_label, together
+from amalgam.stages.weigh_teachers.signals import Fitted, one_label, standardised_sum
 from amalgam.stages.weigh_teachers.weigh import WeightFacts, estimated_accuracy
 
 FITTED = ".safetensors"
@@ -249,7 +249,7 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[
         if signal is not None and targets.teacher_weights == "range":
             signal, confirmed = weigh.completed(signal, evidence, fitted)
     else:
-        combined = together(list(answers.by_name.values()), fitted.scope("answers"))
+        combined = standardised_sum(list(answers.by_name.values()), fitted.scope("answers"))
         kinds = [label_sets.mean(combined)]
         signal = _single_signal(run, texts, answers, combined, fitted, facts)
     facts["fallback"] = signal is None

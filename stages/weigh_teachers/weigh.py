@@ -19,9 +19,9 @@ from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.target_methods import by_answer, divided_by_answer
 from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, preferred, with_first
-from amalgam.stages.weigh_teachers.mixture import mixture, standardised
+from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
-from amalgam.stages.weigh_teachers.signals import Fitted, correlation, one_label, standard, together
+from amalgam.stages.weigh_teachers.signals import Fitted, correlation, one_label, standardise, standardised_sum
 
 FALLBACK = "each text's own confidences were used, as muka does"
 
@@ -141,7 +141,7 @@ def weigh(
     if targets.teacher_weights == "range":
         return softmax(signal / RANGE_TEMPERATURE), None
     if targets.teacher_weights == "standardised" or signal.shape[1] == 1:
-        return standardised(signal, fitted), None
+        return standardised_weights(signal, fitted), None
     weights, estimated = mixture(signal, shares, fitted)
     facts["separation"] = float(estimated.separations.mean())
     return weights, estimated.shares
@@ -203,9 +203,9 @@ def kinds_of(answers: Sequence[Array], density: Array, names: Array, fitted: Fit
     `answers` are confidence, margin and highest logit; `names` is the similarity to the teacher's closest label name.
     """
     return {
-        "answers": together(answers, fitted.scope("answers")),
-        "states": standard(density, fitted.scope("states")),
-        "names": standard(names, fitted.scope("names")),
+        "answers": standardised_sum(answers, fitted.scope("answers")),
+        "states": standardise(density, fitted.scope("states")),
+        "names": standardise(names, fitted.scope("names")),
     }
 
 
@@ -213,14 +213,14 @@ def agreed_signal(evidence: Evidence, facts: WeightFacts, fitted: Fitted) -> tup
     """Returns the signal of all kinds of evidence, and the teachers' shares; None: the kinds do not agree."""
     kinds, provenance = dict(evidence.kinds), evidence.provenance
     if provenance is not None:
-        kinds["provenance"] = standard(provenance, fitted.scope("written"))
+        kinds["provenance"] = standardise(provenance, fitted.scope("written"))
     is_kept = fitted.value("kept", lambda: np.isin(list(kinds), list(_kept(evidence, kinds, facts))))
     if not is_kept.any():
         return None, None
     scaled = {}
     for kind in (kind for kind, keep in zip(kinds, is_kept, strict=True) if keep):
         scope = fitted.scope(f"signal of {kind}")
-        smooth = together([kinds[kind], smoothed(kinds[kind], evidence.near, scope)], scope)
+        smooth = standardised_sum([kinds[kind], smoothed(kinds[kind], evidence.near, scope)], scope)
         scaled[kind] = by_range(smooth, evidence.predicted, scope, evidence.detectors)
     agreeing = facts.get("agreement", {})
     weights = fitted.value("weights", lambda: [round(raw, 4) for raw in weights_of_kinds(scaled, agreeing).values()])

@@ -10,7 +10,7 @@ import pytest
 from amalgam.data.keys import union_of
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.load import lowered_evidence
-from amalgam.stages.weigh_teachers.signals import FEW_TEXTS, ONE_LABEL, Fitted, one_label, standard, with_absence
+from amalgam.stages.weigh_teachers.signals import FEW_TEXTS, ONE_LABEL, Fitted, one_label, standardise, with_absence
 from amalgam.stages.weigh_teachers.weigh import by_range
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -27,7 +27,7 @@ def three_teachers(share: float, seed: int = 0) -> tuple[Array, Array, Array]:
     right = random.choice(3, TEXTS, p=[share, (1 - share) / 2, (1 - share) / 2])
     signal = random.normal(size=(TEXTS, 3)) + np.array([0.3, 2.5, 2.5]) * (right[:, None] == np.arange(3))
     predicted = np.stack([np.zeros(TEXTS, int), *random.integers(1, 3, size=(2, TEXTS))], axis=1)
-    return right, standard(signal, Fitted()), predicted
+    return right, standardise(signal, Fitted()), predicted
 
 
 def rightly(signal: Array, right: Array) -> float:
@@ -109,7 +109,7 @@ def test_later_blocks_get_the_values_of_the_first() -> None:
 def test_teachers_that_all_predict_one_label_stay_comparable() -> None:
     random = np.random.default_rng(0)
     right = random.integers(2, size=TEXTS)
-    signal = standard(random.normal(size=(TEXTS, 2)) + 2.0 * (right[:, None] == np.arange(2)), Fitted())
+    signal = standardise(random.normal(size=(TEXTS, 2)) + 2.0 * (right[:, None] == np.arange(2)), Fitted())
     predicted = np.tile([0, 1], (TEXTS, 1))
     after = by_range(with_absence({"answers": signal}, predicted, Fitted())["answers"], predicted, Fitted())
     assert np.isfinite(after).all()

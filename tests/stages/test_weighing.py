@@ -16,9 +16,9 @@ from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, label_biases, preferred
-from amalgam.stages.weigh_teachers.mixture import mixture, standardised
+from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
 from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest_texts, similar
-from amalgam.stages.weigh_teachers.signals import Fitted, correlation, standard, together
+from amalgam.stages.weigh_teachers.signals import Fitted, correlation, standardise, standardised_sum
 from amalgam.stages.weigh_teachers.weigh import (
     AGREEING,
     COHERENT,
@@ -54,6 +54,10 @@ def rightly(weights: Array, right: Array) -> float:
     return float((weights.argmax(axis=1) == right).mean())
 
 
+def of_softmax(signal: Array) -> Array:
+    return standardised_weights(signal, Fitted())
+
+
 def of_mixture(signal: Array) -> Array:
     return mixture(signal, None, Fitted())[0]
 
@@ -71,9 +75,9 @@ def test_the_mixture_finds_the_shares_and_the_right_teachers(shares: list[float]
 
 def test_standardised_signals_are_right_where_shares_are_alike_and_the_mixture_where_they_are_not() -> None:
     signal, right = scores([0.5, 0.5])
-    assert rightly(standardised(signal, Fitted()), right) > 0.97
+    assert rightly(of_softmax(signal), right) > 0.97
     signal, right = scores([0.85, 0.15])
-    assert rightly(of_mixture(signal), right) > rightly(standardised(signal, Fitted()), right) + 0.02
+    assert rightly(of_mixture(signal), right) > rightly(of_softmax(signal), right) + 0.02
 
 
 def test_the_mixtures_weights_are_probabilities_of_being_right() -> None:
@@ -96,7 +100,7 @@ def test_given_shares_are_kept() -> None:
     assert rightly(labels, right) > rightly(estimated, right)
 
 
-@pytest.mark.parametrize("weights_of", [lambda signal: standardised(signal, Fitted()), of_mixture])
+@pytest.mark.parametrize("weights_of", [of_softmax, of_mixture])
 def test_one_teacher_weighs_everything_and_signals_that_do_not_differ_weigh_alike(weights_of: Any) -> None:
     assert weights_of(np.arange(5.0)[:, None]).tolist() == [[1.0]] * 5
     assert weights_of(np.ones((4, 2))) == pytest.approx(np.full((4, 2), 0.5))
@@ -149,7 +153,7 @@ def test_coherence_is_higher_for_useful_neighbours() -> None:
     facts: WeightFacts = {"notes": []}
     smooth = coherent(signal, telling, facts, Fitted())
     assert facts["coherence"] > COHERENT
-    assert rightly(standardised(smooth, Fitted()), right) > rightly(standardised(signal, Fitted()), right) + 0.05
+    assert rightly(of_softmax(smooth), right) > rightly(of_softmax(signal), right) + 0.05
     assert coherent(signal, random.integers(0, 1000, (1000, 20)), facts, Fitted()) is signal
     assert abs(facts["coherence"]) < COHERENT
     assert len(facts["notes"]) == 1
@@ -178,9 +182,9 @@ def test_kinds_that_agree_are_more_often_right_together_than_the_best_of_them() 
     kept = agreeing_kinds(evidence, facts)
     assert kept is not None
     assert facts["notes"] == []
-    signal = together(list(kept.values()), Fitted())
-    best = max(rightly(standardised(one, Fitted()), right) for one in evidence.values())
-    assert rightly(standardised(signal, Fitted()), right) > best + 0.03
+    signal = standardised_sum(list(kept.values()), Fitted())
+    best = max(rightly(of_softmax(one), right) for one in evidence.values())
+    assert rightly(of_softmax(signal), right) > best + 0.03
 
 
 def test_uncorrelated_evidence_is_dropped_with_a_note() -> None:
@@ -198,14 +202,14 @@ def test_provenance_counts_as_far_as_it_agrees_with_the_evidence() -> None:
     right = np.random.default_rng(0).choice(3, 4000)
     evidence = views(right, noise=[0.8, 0.8])
     facts: WeightFacts = {"notes": [], "agreement": {}}
-    written = standard(
+    written = standardise(
         np.eye(3)[np.where(np.random.default_rng(2).random(4000) < 0.7, right, (right + 1) % 3)], Fitted()
     )
     kept = with_provenance(evidence, written, facts)
     assert set(kept) == {*evidence, "provenance"}
     assert facts["notes"] == []
-    signals = [together(list(kinds.values()), Fitted()) for kinds in (evidence, kept)]
-    alone, beside = (rightly(standardised(signal, Fitted()), right) for signal in signals)
+    signals = [standardised_sum(list(kinds.values()), Fitted()) for kinds in (evidence, kept)]
+    alone, beside = (rightly(of_softmax(signal), right) for signal in signals)
     assert beside > alone + 0.01
 
 
@@ -213,7 +217,7 @@ def test_provenance_of_meaningless_texts_is_ignored() -> None:
     random = np.random.default_rng(0)
     evidence = views(random.choice(3, 4000), noise=[0.8, 0.8])
     facts: WeightFacts = {"notes": [], "agreement": {}}
-    assert with_provenance(evidence, standard(np.eye(3)[random.choice(3, 4000)], Fitted()), facts) is evidence
+    assert with_provenance(evidence, standardise(np.eye(3)[random.choice(3, 4000)], Fitted()), facts) is evidence
     assert abs(facts["agreement"]["provenance"]) < 0.05
     assert "not used as evidence" in facts["notes"][0]
 
@@ -270,7 +274,7 @@ def test_the_ends_of_a_range_do_not_depend_on_the_share_of_own_texts() -> None:
     assert by_range(signal, predicted, Fitted())[right == 0, 0].mean() == pytest.approx(
         by_range(signal, predicted, Fitted())[right == 1, 1].mean(), abs=0.05
     )
-    assert standard(signal, Fitted())[right == 0, 0].mean() < standard(signal, Fitted())[right == 1, 1].mean() - 1
+    assert standardise(signal, Fitted())[right == 0, 0].mean() < standardise(signal, Fitted())[right == 1, 1].mean() - 1
 
 
 def test_labels_of_unlike_confidence_are_compared_after_scaling() -> None:
@@ -283,7 +287,7 @@ def test_labels_of_unlike_confidence_are_compared_after_scaling() -> None:
     second = np.where(right == 1, own, foreign)
     predicted = np.stack([np.where(right == place, label, 0) for place in (0, 1)], axis=1)
     signal = np.stack([first, second], axis=1)
-    assert rightly(by_range(signal, predicted, Fitted()), right) > rightly(standardised(signal, Fitted()), right) + 0.05
+    assert rightly(by_range(signal, predicted, Fitted()), right) > rightly(of_softmax(signal), right) + 0.05
 
 
 def test_kinds_that_separate_teachers_and_agree_weigh_more_and_provenance_no_more_than_the_best() -> None:
@@ -505,7 +509,8 @@ def test_no_neighbours_leave_each_text_its_own_evidence() -> None:
     facts: WeightFacts = {"notes": []}
     signal, _ = agreed_signal(evidence_of(right, kept, 0), facts, Fitted())
     scaled = {
-        kind: by_range(together([own, own], Fitted()), np.zeros(own.shape, int), Fitted()) for kind, own in kept.items()
+        kind: by_range(standardised_sum([own, own], Fitted()), np.zeros(own.shape, int), Fitted())
+        for kind, own in kept.items()
     }
     weights = weights_of_kinds(scaled, facts["agreement"])
     assert signal == pytest.approx(sum(weights[kind] * own for kind, own in scaled.items()), abs=1e-3)
@@ -516,7 +521,7 @@ def test_a_teacher_with_a_weak_signal_gets_its_share_from_the_others() -> None:
     right = random.choice(3, 6000)
     signal = random.normal(size=(6000, 3)) + np.array([0.3, 3.0, 3.0]) * np.eye(3)[right]
     weights, fitted = mixture(signal, None, Fitted())
-    assert rightly(weights, right) > rightly(standardised(signal, Fitted()), right) + 0.05
+    assert rightly(weights, right) > rightly(of_softmax(signal), right) + 0.05
     assert np.abs(fitted.shares - 1 / 3).max() < 0.1
 
 
@@ -548,9 +553,9 @@ def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sur
     own = [np.where(right[:, None] == teacher, classes + 0.2 * between, between) for teacher in range(2)]
     encoder = random.normal(size=(2000, 16)).astype(np.float32)
     spaces = [encoder, *(states.astype(np.float32) for states in own)]
-    statistics = standard(densities(spaces, 6, spaces, 0, is_relative=True), Fitted())
+    statistics = standardise(densities(spaces, 6, spaces, 0, is_relative=True), Fitted())
     assert rightly(of_mixture(statistics), right) > 0.95
-    lengths = standard(np.stack([np.linalg.norm(states, axis=1) for states in own], axis=1), Fitted())
+    lengths = standardise(np.stack([np.linalg.norm(states, axis=1) for states in own], axis=1), Fitted())
     assert rightly(of_mixture(statistics), right) > rightly(of_mixture(lengths), right) + 0.02
 
 

@@ -36,7 +36,7 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
-from amalgam.stages.weigh_teachers.signals import Fitted
+from amalgam.stages.weigh_teachers.signals import Params
 from amalgam.stages.weigh_teachers.weigh import WeightFacts
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def ensemble(setting: Setting) -> Array:
 def standardised(setting: Setting) -> Array:
     """Returns the weights of `targets.teacher_weights: standardised`."""
     signal = setting.estimated[0]
-    return muka(setting) if signal is None else standardised_weights(signal, Fitted())
+    return muka(setting) if signal is None else standardised_weights(signal, Params())
 
 
 def amalgam(setting: Setting) -> Array:
@@ -76,8 +76,8 @@ def with_confirmed(setting: Setting) -> tuple[Array, float]:
     targets, (signal, shares) = Targets.model_validate(AMALGAM), setting.estimated
     if signal is None:
         return weigh.by_confidence(setting.answers["confidence"], setting.answered, targets), 0.0
-    signal, confirmed = weigh.completed(signal, setting.evidence, Fitted())
-    return weigh.weigh(signal, targets, WeightFacts(notes=[]), shares, Fitted())[0], float(confirmed.mean())
+    signal, confirmed = weigh.completed(signal, setting.evidence, Params())
+    return weigh.weigh(signal, targets, WeightFacts(notes=[]), shares, Params())[0], float(confirmed.mean())
 
 
 def without_maps(setting: Setting) -> Array:
@@ -89,13 +89,13 @@ def without_maps(setting: Setting) -> Array:
 def true_shares(setting: Setting) -> Array:
     """Returns the mixture over the scaled evidence with the true shares."""
     signal = setting.estimated[0]
-    return muka(setting) if signal is None else mixture(signal, setting.shares, Fitted())[0]
+    return muka(setting) if signal is None else mixture(signal, setting.shares, Params())[0]
 
 
 def counted_shares(setting: Setting) -> Array:
     """Returns the mixture over the scaled evidence, with the shares of the highest values."""
     signal, shares = setting.estimated
-    return muka(setting) if signal is None else mixture(signal, shares, Fitted())[0]
+    return muka(setting) if signal is None else mixture(signal, shares, Params())[0]
 
 
 def dawid_skene(setting: Setting) -> Array:

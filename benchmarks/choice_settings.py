@@ -18,7 +18,7 @@ from amalgam.data.arrays import top_margin
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import neighbours, weigh
-from amalgam.stages.weigh_teachers.signals import Fitted, with_absence
+from amalgam.stages.weigh_teachers.signals import Params, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ class Setting:
         density = neighbours.densities(spaces, len(self.labels), spaces, 0, is_relative=True)
         joint = neighbours.SideBySide.of(spaces)
         near = neighbours.similar(joint, NEIGHBOURS, joint, 0)
-        kinds = weigh.kinds_of(list(self.answers.values()), density, self.names, Fitted())
-        kinds = with_absence(kinds, self.answered, Fitted())
+        kinds = weigh.kinds_of(list(self.answers.values()), density, self.names, Params())
+        kinds = with_absence(kinds, self.answered, Params())
         return Evidence(kinds, self.answered, len(self.labels), near, spaces=joint.apart())
 
     @cached_property
     def estimated(self) -> tuple[Array | None, Array | None]:
         """Returns the scaled evidence, and the teachers' shares; None where the kinds do not agree."""
-        return weigh.agreed_signal(self.evidence, self.facts, Fitted())
+        return weigh.agreed_signal(self.evidence, self.facts, Params())
 
     @cached_property
     def answered(self) -> Array:

@@ -29,7 +29,7 @@ from amalgam.stages.common.corpus import UNIT_TEXTS
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest_texts
-from amalgam.stages.weigh_teachers.signals import Fitted
+from amalgam.stages.weigh_teachers.signals import Params
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -149,10 +149,10 @@ def _measured(folder: Path, teachers: int, share: int, processes: int) -> dict[s
         while start and not (folder / FITTED).exists():
             time.sleep(SECONDS)
         rows = slice(start, min(start + UNIT_TEXTS, texts))
-        fitted = Fitted.load(folder / FITTED) if start else Fitted()
-        weights, own = _weights(folder, teachers, rows, slice(0, min(UNIT_TEXTS, texts)), fitted)
+        params = Params.load(folder / FITTED) if start else Params()
+        weights, own = _weights(folder, teachers, rows, slice(0, min(UNIT_TEXTS, texts)), params)
         if not start:
-            fitted.save(folder / "new")
+            params.save(folder / "new")
             (folder / "new").rename(folder / FITTED)
         np.save(folder / f"weights-{processes}" / f"{start:010d}.npy", weights)
         right += int((weights.argmax(axis=1) == own).sum())
@@ -160,7 +160,7 @@ def _measured(folder: Path, teachers: int, share: int, processes: int) -> dict[s
     return {"began": began, "ended": time.time(), "right": right, "before_mb": round(sampler.first), **used}
 
 
-def _weights(folder: Path, teachers: int, rows: slice, first: slice, fitted: Fitted) -> tuple[Array, Array]:
+def _weights(folder: Path, teachers: int, rows: slice, first: slice, params: Params) -> tuple[Array, Array]:
     """Returns the weights of a block, and the right teachers; predictions and names are drawn."""
     random = np.random.default_rng([1, rows.start])
     right, label = (np.load(folder / f"{name}.npy", mmap_mode="r")[rows] for name in ("right", "label"))
@@ -174,15 +174,15 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, fitted: Fit
     targets, facts = Targets.model_validate(AMALGAM), WeightFacts(notes=[])
     own, first_own = [spaces[-1], *spaces[:-1]], [references[-1], *references[:-1]]
     density = densities(own, LABELS * teachers, first_own, rows.start, is_relative=True)
-    kinds = weigh.kinds_of(answers, density, names, fitted)
+    kinds = weigh.kinds_of(answers, density, names, params)
     first_joint = SideBySide.of(references)
     joint = first_joint.of_texts(spaces)
     near = nearest_texts(joint, targets.neighbours, first_joint, rows.start)[0]
     evidence = Evidence(kinds, predicted, LABELS * teachers, near, spaces=joint.apart())
-    signal, shares = weigh.agreed_signal(evidence, facts, fitted)
+    signal, shares = weigh.agreed_signal(evidence, facts, params)
     if signal is None:
         return weigh.by_confidence(answers[0], predicted, targets), right
-    return weigh.weigh(weigh.completed(signal, evidence, fitted)[0], targets, facts, shares, fitted)[0], right
+    return weigh.weigh(weigh.completed(signal, evidence, params)[0], targets, facts, shares, params)[0], right
 
 
 if __name__ == "__main__":

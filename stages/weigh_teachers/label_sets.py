@@ -15,7 +15,7 @@ from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import np
 from amalgam.stages.weigh_teachers.mixture import standardised_weights
 from amalgam.stages.weigh_teachers.neighbours import Space, mean_of, references_of
-from amalgam.stages.weigh_teachers.signals import Fitted
+from amalgam.stages.weigh_teachers.signals import Params
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class LabelSets:
                 spaces.append(Joined([space for space, _ in own], [_deviation(reference) for _, reference in own]))
         return spaces
 
-    def divided(self, weights: Array, answers: Array, fitted: Fitted) -> Array:
+    def divided(self, weights: Array, answers: Array, params: Params) -> Array:
         """Divides the weight of each group [texts, groups] among its teachers, by the evidence of their predictions."""
         divided = np.empty(answers.shape)
         for group, weight in zip(self.groups, weights.T, strict=True):
-            within_group = standardised_weights(answers[:, list(group)], fitted.scope(f"group {group[0]}"))
+            within_group = standardised_weights(answers[:, list(group)], params.scope(f"group {group[0]}"))
             divided[:, list(group)] = weight[:, None] * within_group
         return divided
 

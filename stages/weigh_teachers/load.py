@@ -16,7 +16,7 @@ from amalgam.stages.common.corpus import Bucket, are_written, neighbouring_bucke
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.label_sets import DistinctTeachers, LabelSets
 from amalgam.stages.weigh_teachers.neighbours import Pooled, SideBySide, Space, blocks_of, densities, similar
-from amalgam.stages.weigh_teachers.signals import Fitted, with_absence
+from amalgam.stages.weigh_teachers.signals import Params, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence
 
 LEAST_OWN = 1e-9
@@ -101,7 +101,7 @@ def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerS
     return AnswerSignals(by_name, np.stack(predicted, axis=1), np.stack(own_shares, axis=1))
 
 
-def evidence_of(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) -> tuple[Evidence, Array]:
+def evidence_of(run: Run, texts: Texts, answers: AnswerSignals, params: Params) -> tuple[Evidence, Array]:
     """Reads all kinds of evidence, and that of the predictions by teacher; teachers of equal labels are one."""
     space, first = distinct_teachers(run).space, Texts.of(run, text_blocks(run)[0])  # which has the references
     label_sets, generated_for = LabelSets.of(space), provenance(run, texts.keys)
@@ -124,14 +124,14 @@ def evidence_of(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) 
     density = np.stack(by_teacher, axis=1)
     if run.experiment.has_catch_all:
         density, closest = (
-            lowered_evidence(values, answers.own_shares, fitted.scope(kind))
+            lowered_evidence(values, answers.own_shares, params.scope(kind))
             for kind, values in {"own states": density, "own names": closest}.items()
         )
-    kinds = weigh.kinds_of(list(answers.by_name.values()), density, closest, fitted)
+    kinds = weigh.kinds_of(list(answers.by_name.values()), density, closest, params)
     predicted = label_sets.predicted(answers.labels, kinds["answers"])
     by_group, detectors = {kind: label_sets.mean(values) for kind, values in kinds.items()}, label_sets.detectors(space)
     evidence = Evidence(
-        kinds=with_absence(by_group, predicted, fitted, detectors),
+        kinds=with_absence(by_group, predicted, params, detectors),
         predicted=predicted,
         detectors=detectors,
         labels=len(space.names),
@@ -142,12 +142,12 @@ def evidence_of(run: Run, texts: Texts, answers: AnswerSignals, fitted: Fitted) 
     return evidence, kinds["answers"]
 
 
-def lowered_evidence(evidence: Array, own_shares: Array, fitted: Fitted) -> Array:
+def lowered_evidence(evidence: Array, own_shares: Array, params: Params) -> Array:
     """Lowers evidence of states towards its minimum where a teacher predicts its catch_all.
 
     Such texts are dense in its states too, because it learned them.
     """
-    lowest = fitted.value("lowest", lambda: evidence.min(axis=0))
+    lowest = params.value("lowest", lambda: evidence.min(axis=0))
     return lowest + (evidence - lowest) * own_shares
 
 

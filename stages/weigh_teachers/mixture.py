@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from amalgam.data.arrays import Array, softmax
 from amalgam.data.lazy import np
-from amalgam.stages.weigh_teachers.signals import Fitted, standardise
+from amalgam.stages.weigh_teachers.signals import Params, standardise
 
 SHARPNESS = 0.5
 """Temperature of the softmax over standardised signals, in deviations."""
@@ -23,9 +23,9 @@ PRIOR = 0.05
 """Weight of equal shares against the texts' own, as a part of the texts."""
 
 
-def standardised_weights(signal: Array, fitted: Fitted) -> Array:
+def standardised_weights(signal: Array, params: Params) -> Array:
     """Returns the softmax over teachers of standardised signals: correct where teachers' shares are alike."""
-    return softmax(standardise(signal, fitted) / SHARPNESS)
+    return softmax(standardise(signal, params) / SHARPNESS)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Mixture:
         return softmax(gain + np.log(self.shares))
 
 
-def mixture(signal: Array, shares: Array | None, fitted: Fitted) -> tuple[Array, Mixture]:
+def mixture(signal: Array, shares: Array | None, params: Params) -> tuple[Array, Mixture]:
     """Returns the weights [texts, teachers] and the fitted mixture.
 
     A latent right teacher j with share pi_j; the signal of teacher i is normal, higher by d_i where j = i.
@@ -59,14 +59,14 @@ def mixture(signal: Array, shares: Array | None, fitted: Fitted) -> tuple[Array,
     a smaller scatter of own texts would appear as a larger share. The separations d_i, in deviations of the noise,
     shrink towards their mean. Without both, EM loses a teacher if there are more than two.
     """
-    scores = standardise(signal, fitted.scope("mixture"))
+    scores = standardise(signal, params.scope("mixture"))
 
     def fit() -> Array:
         estimated = _estimated(scores, shares)
         ratio = np.full(signal.shape[1], estimated.ratio)
         return np.stack([estimated.shares, estimated.separations, estimated.noise, ratio])
 
-    of_texts, separations, noise, ratios = fitted.value("mixture", fit)
+    of_texts, separations, noise, ratios = params.value("mixture", fit)
     estimated = Mixture(of_texts, separations, noise, float(ratios[0]))
     return estimated.posterior(scores), estimated
 

@@ -12,14 +12,14 @@ from amalgam.data.lazy import np
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Params:
     """Numbers that the first block of texts determines, and that the other blocks reuse."""
 
     values: dict[str, Array] = field(default_factory=dict)
     is_reused: bool = False
     prefix: str = ""
 
-    def scope(self, name: str) -> Fitted:
+    def scope(self, name: str) -> Params:
         """Returns the same numbers, with the name of a step before each of their names."""
         return replace(self, prefix=f"{self.prefix}{name}/")
 
@@ -46,22 +46,22 @@ class Fitted:
         save_file(self.values, path)
 
     @classmethod
-    def load(cls, path: Path) -> Fitted:
+    def load(cls, path: Path) -> Params:
         from safetensors.numpy import load_file
 
         return cls(load_file(path), is_reused=True)
 
 
-def standardise(signal: Array, fitted: Fitted) -> Array:
+def standardise(signal: Array, params: Params) -> Array:
     """Returns each teacher's signal in its own deviations from its own mean over the texts."""
-    mean, deviation = fitted.value("scale", lambda: np.stack([signal.mean(axis=0), signal.std(axis=0)]))
+    mean, deviation = params.value("scale", lambda: np.stack([signal.mean(axis=0), signal.std(axis=0)]))
     return (signal - mean) / np.where(deviation > 0, deviation, 1.0)
 
 
-def standardised_sum(signals: Sequence[Array], fitted: Fitted) -> Array:
+def standardised_sum(signals: Sequence[Array], params: Params) -> Array:
     """Returns the standardised sum of standardised signals."""
-    scores = [standardise(signal, fitted.scope(str(index))) for index, signal in enumerate(signals)]
-    return standardise(np.sum(scores, axis=0), fitted.scope("sum"))
+    scores = [standardise(signal, params.scope(str(index))) for index, signal in enumerate(signals)]
+    return standardise(np.sum(scores, axis=0), params.scope("sum"))
 
 
 def correlation(a: Array, b: Array) -> float:
@@ -88,16 +88,16 @@ def one_label(predicted: Array, detectors: Collection[int] = ()) -> Array:
 
 
 def with_absence(
-    kinds: Mapping[str, Array], predicted: Array, fitted: Fitted, detectors: Collection[int] = ()
+    kinds: Mapping[str, Array], predicted: Array, params: Params, detectors: Collection[int] = ()
 ) -> dict[str, Array]:
     """Adds to each kind of evidence, for teachers with one prediction, that the evidence for all others is low."""
-    teachers = np.flatnonzero(fitted.value("one label", lambda: one_label(predicted, detectors).astype(np.uint8)))
+    teachers = np.flatnonzero(params.value("one label", lambda: one_label(predicted, detectors).astype(np.uint8)))
     if predicted.shape[1] == 1 or not len(teachers):
         return dict(kinds)
     result = {name: signal.copy() for name, signal in kinds.items()}
     for name, signal in kinds.items():
         for teacher in teachers.tolist():
             others = np.delete(signal, teacher, axis=1).max(axis=1, keepdims=True)
-            scope = fitted.scope(f"absence of {name}").scope(str(teacher))
+            scope = params.scope(f"absence of {name}").scope(str(teacher))
             result[name][:, teacher] = standardised_sum([signal[:, [teacher]], -others], scope)[:, 0]
     return result

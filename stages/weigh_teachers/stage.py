@@ -43,7 +43,7 @@ from amalgam.stages.weigh_teachers.load import (
 )
 from amalgam.stages.weigh_teachers.name_order import UNCLEAR_ORDER, as_good_orders
 from amalgam.stages.weigh_teachers.neighbours import Space, similar
-from amalgam.stages.weigh_teachers.signals import Fitted, one_label, standardised_sum
+from amalgam.stages.weigh_teachers.signals import Params, one_label, standardised_sum
 from amalgam.stages.weigh_teachers.weigh import WeightFacts, estimated_accuracy
 
 FITTED = ".safetensors"
@@ -148,14 +148,14 @@ class WeighTeachers(Stage):
         block: TextBlock = unit.payload
         is_first = not block.start
         texts, checks = Texts.of(run, block), WeightFacts(notes=[])
-        fitted = Fitted() if is_first else _fitted(run, unit.folder)
-        weighed, evidence, confirmed = _weigh(run, texts, fitted, checks)
+        params = Params() if is_first else _first_params(run, unit.folder)
+        weighed, evidence, confirmed = _weigh(run, texts, params, checks)
         weights, labelled, labelled_weights = weighed.weights, _labelled(run, texts.keys), None
         if labelled is not None:
             if is_first:
-                weights, labelled_weights = _fit_labels(run, texts, weighed, labelled, fitted, checks)
+                weights, labelled_weights = _fit_labels(run, texts, weighed, labelled, params, checks)
             else:
-                weights = _corrected(weighed, fitted.scope("labels"))
+                weights = _corrected(weighed, params.scope("labels"))
             weights = with_known(weights, labelled.rows, labelled.has_label)
         moved = weights.argmax(axis=1) != weighed.weights.argmax(axis=1)
         weights = distinct_teachers(run).divided(weights)
@@ -177,7 +177,7 @@ class WeighTeachers(Stage):
             if labelled_weights is not None:
                 write_table(labelled_weights, draft.folder / LABELLED)
             if is_first and len(text_blocks(run)) > 1:
-                fitted.save(draft.folder / "fitted.safetensors")
+                params.save(draft.folder / "fitted.safetensors")
             draft.facts = facts
 
     def finish(self, run: Run, records: Sequence[Record]) -> WeightFacts:
@@ -228,12 +228,12 @@ class WeighTeachers(Stage):
 # ---- weights and their checks
 
 
-def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[WeighedBlock, Array | None, Array]:
+def _weigh(run: Run, texts: Texts, params: Params, facts: WeightFacts) -> tuple[WeighedBlock, Array | None, Array]:
     """Returns the weights of these texts without labels, and two columns.
 
     The first has the largest scaled evidence of a teacher; it is None if no kinds of evidence were used. The second has
     the part of the linear maps that confirm the target; it is empty without maps. The first block adds its numbers to
-    `fitted` and `facts`.
+    `params` and `facts`.
     """
     targets, label_sets = run.experiment.targets, LabelSets.of(distinct_teachers(run).space)
     answers = answer_signals(run, texts.prefixes, texts.keys)
@@ -242,23 +242,23 @@ def _weigh(run: Run, texts: Texts, fitted: Fitted, facts: WeightFacts) -> tuple[
     largest_evidence: Array | None = None
     confirmed = np.zeros(0)
     if targets.weight_signal == "all":
-        evidence, combined = evidence_of(run, texts, answers, fitted)
+        evidence, combined = evidence_of(run, texts, answers, params)
         kinds, spaces = list(evidence.kinds.values()), evidence.spaces
-        signal, shares = weigh.agreed_signal(evidence, facts, fitted)
+        signal, shares = weigh.agreed_signal(evidence, facts, params)
         largest_evidence = None if signal is None else signal.max(axis=1)
         if signal is not None and targets.teacher_weights == "range":
-            signal, confirmed = weigh.completed(signal, evidence, fitted)
+            signal, confirmed = weigh.completed(signal, evidence, params)
     else:
-        combined = standardised_sum(list(answers.by_name.values()), fitted.scope("answers"))
+        combined = standardised_sum(list(answers.by_name.values()), params.scope("answers"))
         kinds = [label_sets.mean(combined)]
-        signal = _single_signal(run, texts, answers, combined, fitted, facts)
+        signal = _single_signal(run, texts, answers, combined, params, facts)
     facts["fallback"] = signal is None
     if signal is None:
         weights, estimated = weigh.by_confidence(answers.by_name["confidence"], answers.labels, targets), None
     else:
-        weights, estimated = weigh.weigh(signal, targets, facts, shares, fitted)
+        weights, estimated = weigh.weigh(signal, targets, facts, shares, params)
         if not label_sets.all_differ:
-            of_sets, weights = weights, label_sets.divided(weights, combined, fitted)
+            of_sets, weights = weights, label_sets.divided(weights, combined, params)
             if len(confirmed):  # teachers of the same labels that disagree share the weight of one
                 largest = weigh.largest_sums(of_sets, evidence.predicted)
                 confirmed = confirmed * weigh.largest_sums(weights, answers.labels) / largest
@@ -313,53 +313,53 @@ def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
 
 
 def _single_signal(  # noqa: PLR0913 - what the choice rests on
-    run: Run, texts: Texts, answers: AnswerSignals, combined: Array, fitted: Fitted, facts: WeightFacts
+    run: Run, texts: Texts, answers: AnswerSignals, combined: Array, params: Params, facts: WeightFacts
 ) -> Array | None:
     """Returns the signal of one kind of predictions; None: it does not separate the teachers."""
     targets, label_sets = run.experiment.targets, LabelSets.of(distinct_teachers(run).space)
     signal = label_sets.mean(answers.by_name[targets.weight_signal])
-    if not fitted.value("separates", lambda: weigh.exclusive(signal, facts)):
+    if not params.value("separates", lambda: weigh.exclusive(signal, facts)):
         return None
     if targets.neighbours:
         features, references = features_of(run, texts), features_of(run, Texts.of(run, text_blocks(run)[0]))
         near = similar(features, targets.neighbours, references, texts.start)
-        signal = weigh.coherent(signal, near, facts, fitted)
+        signal = weigh.coherent(signal, near, facts, params)
     if targets.teacher_weights == "range":
-        signal = weigh.by_range(signal, label_sets.predicted(answers.labels, combined), fitted)
+        signal = weigh.by_range(signal, label_sets.predicted(answers.labels, combined), params)
     return signal
 
 
 @once
-def _fitted(run: Run, folder: Path) -> Fitted:
+def _first_params(run: Run, folder: Path) -> Params:
     """Returns the numbers that the first block determined."""
     first = folder / f"{group_name(text_blocks(run)[0].buckets)}.json"
     record = run.store.record(first)
     if record is None:
         raise DamagedError(f"weigh-teachers {first.stem} is missing", path=str(first))
-    return Fitted.load(run.store.verified_path(next(file for file in record.files if file.path.endswith(FITTED))))
+    return Params.load(run.store.verified_path(next(file for file in record.files if file.path.endswith(FITTED))))
 
 
 # ---- labels
 
 
-def _corrected(weighed: WeighedBlock, fitted: Fitted) -> Array:
+def _corrected(weighed: WeighedBlock, params: Params) -> Array:
     """Returns the weights of a later block, corrected as the first block determined."""
-    spaces = weighed.spaces if len(fitted.stored("scales")) else []
+    spaces = weighed.spaces if len(params.stored("scales")) else []
     places = range(len(spaces))
-    to_teachers, to_labels = ([fitted.stored(f"{kind} {at}") for at in places] for kind in ("teachers", "labels"))
-    more = StateMaps(to_teachers, to_labels, fitted.stored("scales"))(spaces, weighed.predicted)
-    correction = Correction(fitted.stored("correction"), fitted.stored("biases"))
+    to_teachers, to_labels = ([params.stored(f"{kind} {at}") for at in places] for kind in ("teachers", "labels"))
+    more = StateMaps(to_teachers, to_labels, params.stored("scales"))(spaces, weighed.predicted)
+    correction = Correction(params.stored("correction"), params.stored("biases"))
     return correction(weighed.with_kinds(more))
 
 
 def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
-    run: Run, texts: Texts, weighed: WeighedBlock, labelled: Labelled, fitted: Fitted, facts: WeightFacts
+    run: Run, texts: Texts, weighed: WeighedBlock, labelled: Labelled, params: Params, facts: WeightFacts
 ) -> tuple[Array, pa.Table]:
     """Adds the correction by all labelled texts; returns the weights, and those of labelled texts without their labels.
 
     Texts of other blocks are read for it.
     """
-    reused, parts = replace(fitted, is_reused=True), [(texts, PartlyLabelled(**vars(weighed), **vars(labelled)))]
+    reused, parts = replace(params, is_reused=True), [(texts, PartlyLabelled(**vars(weighed), **vars(labelled)))]
     for others, labels in _labelled_elsewhere(run):
         weighed, _, _ = _weigh(run, others, reused, WeightFacts(notes=[]))
         parts.append((others, PartlyLabelled(**vars(weighed), **vars(labels))))
@@ -369,7 +369,7 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
     named = {"correction": result.correction.coefficients, "biases": result.correction.biases, "scales": maps.scales}
     named |= {f"teachers {at}": coefficients for at, coefficients in enumerate(maps.to_teachers)}
     named |= {f"labels {at}": coefficients for at, coefficients in enumerate(maps.to_labels)}
-    fitted.scope("labels").store(named)
+    params.scope("labels").store(named)
     facts.pop("shares", None)
     facts["labelled"] = {
         "texts": len(result.fitted),

@@ -21,7 +21,7 @@ from amalgam.stages.target_methods import by_answer, divided_by_answer
 from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, preferred, with_first
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
-from amalgam.stages.weigh_teachers.signals import Fitted, correlation, one_label, standardise, standardised_sum
+from amalgam.stages.weigh_teachers.signals import Params, correlation, one_label, standardise, standardised_sum
 
 FALLBACK = "each text's own confidences were used, as muka does"
 
@@ -132,7 +132,7 @@ def by_confidence(confidence: Array, predicted: Array, targets: Targets) -> Arra
 
 
 def weigh(
-    signal: Array, targets: Targets, facts: WeightFacts, shares: Array | None, fitted: Fitted
+    signal: Array, targets: Targets, facts: WeightFacts, shares: Array | None, params: Params
 ) -> tuple[Array, Array | None]:
     """Returns the weights [texts, teachers].
 
@@ -141,8 +141,8 @@ def weigh(
     if targets.teacher_weights == "range":
         return softmax(signal / RANGE_TEMPERATURE), None
     if targets.teacher_weights == "standardised" or signal.shape[1] == 1:
-        return standardised_weights(signal, fitted), None
-    weights, estimated = mixture(signal, shares, fitted)
+        return standardised_weights(signal, params), None
+    weights, estimated = mixture(signal, shares, params)
     facts["separation"] = float(estimated.separations.mean())
     return weights, estimated.shares
 
@@ -197,33 +197,33 @@ class Evidence:
     """The inputs of linear maps to the labels: states of length 1 of the encoder, and of each teacher."""
 
 
-def kinds_of(answers: Sequence[Array], density: Array, names: Array, fitted: Fitted) -> dict[str, Array]:
+def kinds_of(answers: Sequence[Array], density: Array, names: Array, params: Params) -> dict[str, Array]:
     """Returns the standardised evidence [texts, teachers] of each kind but provenance.
 
     `answers` are confidence, margin and highest logit; `names` is the similarity to the teacher's closest label name.
     """
     return {
-        "answers": standardised_sum(answers, fitted.scope("answers")),
-        "states": standardise(density, fitted.scope("states")),
-        "names": standardise(names, fitted.scope("names")),
+        "answers": standardised_sum(answers, params.scope("answers")),
+        "states": standardise(density, params.scope("states")),
+        "names": standardise(names, params.scope("names")),
     }
 
 
-def agreed_signal(evidence: Evidence, facts: WeightFacts, fitted: Fitted) -> tuple[Array | None, Array | None]:
+def agreed_signal(evidence: Evidence, facts: WeightFacts, params: Params) -> tuple[Array | None, Array | None]:
     """Returns the signal of all kinds of evidence, and the teachers' shares; None: the kinds do not agree."""
     kinds, provenance = dict(evidence.kinds), evidence.provenance
     if provenance is not None:
-        kinds["provenance"] = standardise(provenance, fitted.scope("written"))
-    is_kept = fitted.value("kept", lambda: np.isin(list(kinds), list(_kept(evidence, kinds, facts))))
+        kinds["provenance"] = standardise(provenance, params.scope("written"))
+    is_kept = params.value("kept", lambda: np.isin(list(kinds), list(_kept(evidence, kinds, facts))))
     if not is_kept.any():
         return None, None
     scaled = {}
     for kind in (kind for kind, keep in zip(kinds, is_kept, strict=True) if keep):
-        scope = fitted.scope(f"signal of {kind}")
+        scope = params.scope(f"signal of {kind}")
         smooth = standardised_sum([kinds[kind], smoothed(kinds[kind], evidence.near, scope)], scope)
         scaled[kind] = by_range(smooth, evidence.predicted, scope, evidence.detectors)
     agreeing = facts.get("agreement", {})
-    weights = fitted.value("weights", lambda: [round(raw, 4) for raw in weights_of_kinds(scaled, agreeing).values()])
+    weights = params.value("weights", lambda: [round(raw, 4) for raw in weights_of_kinds(scaled, agreeing).values()])
     facts["kinds"] = dict(zip(scaled, weights.tolist(), strict=True))
     signal: Array = np.sum([weight * values for weight, values in zip(weights, scaled.values(), strict=True)], axis=0)
 
@@ -231,22 +231,22 @@ def agreed_signal(evidence: Evidence, facts: WeightFacts, fitted: Fitted) -> tup
         of_texts = generated_shares(provenance)
         return leading_shares(signal) if of_texts is None else of_texts
 
-    return signal, fitted.value("shares", shares)
+    return signal, params.value("shares", shares)
 
 
-def completed(signal: Array, evidence: Evidence, fitted: Fitted) -> tuple[Array, Array]:
+def completed(signal: Array, evidence: Evidence, params: Params) -> tuple[Array, Array]:
     """Adds the biases of the teachers' shares and the linear maps, which `range` weights have: see `with_maps`."""
-    return with_maps(with_shares(signal, evidence.provenance, fitted), evidence, fitted)
+    return with_maps(with_shares(signal, evidence.provenance, params), evidence, params)
 
 
-def with_shares(signal: Array, provenance: Array | None, fitted: Fitted) -> Array:
+def with_shares(signal: Array, provenance: Array | None, params: Params) -> Array:
     """Adds a bias of each teacher.
 
     A teacher with a large mean weight needs clearer evidence, because a range can be too short: the teacher then gets
     texts of others. Where evidence is clear, biases change few texts. The shares of generated texts are known, and the
     biases give the weights these means.
     """
-    return signal + fitted.value("biases of shares", lambda: _share_biases(signal, generated_shares(provenance)))
+    return signal + params.value("biases of shares", lambda: _share_biases(signal, generated_shares(provenance)))
 
 
 def _share_biases(signal: Array, shares: Array | None) -> Array:
@@ -261,7 +261,7 @@ def _share_biases(signal: Array, shares: Array | None) -> Array:
     return biases
 
 
-def with_maps(signal: Array, evidence: Evidence, fitted: Fitted) -> tuple[Array, Array]:
+def with_maps(signal: Array, evidence: Evidence, params: Params) -> tuple[Array, Array]:
     """Adds what linear maps of the states predict for each teacher's label, without the text itself.
 
     The maps are trained on the labels that the signal prefers. They correct errors of single texts, and biases let each
@@ -270,15 +270,15 @@ def with_maps(signal: Array, evidence: Evidence, fitted: Fitted) -> tuple[Array,
     """
     if signal.shape[1] == 1 or not len(signal):
         return signal, np.ones(len(signal))
-    fitted = fitted.scope("maps")
-    if fitted.is_reused:
-        stored = [fitted.stored(str(index)) for index in range(len(evidence.spaces))]
+    params = params.scope("maps")
+    if params.is_reused:
+        stored = [params.stored(str(index)) for index in range(len(evidence.spaces))]
         pairs = zip(evidence.spaces, stored, strict=True)
         predictions, first = zip(*(with_first(*pair, evidence.predicted) for pair in pairs), strict=True)
-        total = _mapped(signal, np.mean(predictions, axis=0), fitted.stored("biases"), evidence)
+        total = _mapped(signal, np.mean(predictions, axis=0), params.stored("biases"), evidence)
     else:
         coefficients, biases, total, first = _fitted_maps(signal, evidence)
-        fitted.store({"biases": biases, **{str(index): matrix for index, matrix in enumerate(coefficients)}})
+        params.store({"biases": biases, **{str(index): matrix for index, matrix in enumerate(coefficients)}})
     target = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
     return total, np.mean([labels == target for labels in first], axis=0)
 
@@ -304,13 +304,13 @@ def _mapped(signal: Array, predictions: Array, biases: Array, evidence: Evidence
     return signal + MAPS * predictions + biases[np.arange(signal.shape[1]), evidence.predicted]
 
 
-def by_range(signal: Array, predicted: Array, fitted: Fitted, detectors: Collection[int] = ()) -> Array:
+def by_range(signal: Array, predicted: Array, params: Params, detectors: Collection[int] = ()) -> Array:
     """Scales each teacher's signal to 0 at its lowest values and 1 at the highest of texts with the predicted label.
 
     The ends of a range do not depend on the teacher's share of the texts, as mean and deviation do. Labels differ in
     how confident and how dense their own texts are, so each has an upper end of its own.
     """
-    return _between(fitted.value("ends", lambda: _ends(signal, predicted, detectors)), signal, predicted)
+    return _between(params.value("ends", lambda: _ends(signal, predicted, detectors)), signal, predicted)
 
 
 def _between(ends: Array, signal: Array, predicted: Array) -> Array:
@@ -455,10 +455,10 @@ def exclusion(signal: Array) -> float:
     return float(-mean * (teachers - 1))
 
 
-def coherent(signal: Array, near: Array, facts: WeightFacts, fitted: Fitted) -> Array:
+def coherent(signal: Array, near: Array, facts: WeightFacts, params: Params) -> Array:
     """Returns the mean over each text's neighbours if it correlates with the signal, else the signal."""
-    smooth = smoothed(signal, near, fitted)
-    return smooth if fitted.value("coherent", lambda: _is_coherent(signal, smooth, facts)) else signal
+    smooth = smoothed(signal, near, params)
+    return smooth if params.value("coherent", lambda: _is_coherent(signal, smooth, facts)) else signal
 
 
 def _is_coherent(signal: Array, smooth: Array, facts: WeightFacts) -> bool:
@@ -479,10 +479,10 @@ def _relative(signal: Array) -> Array:
     return (signal - signal.mean(axis=1, keepdims=True)).ravel()
 
 
-def smoothed(signal: Array, near: Array, fitted: Fitted) -> Array:
+def smoothed(signal: Array, near: Array, params: Params) -> Array:
     """Returns the signal's mean over each text's neighbours; a text without any keeps its own."""
     if not near.shape[1]:
         return signal
-    references = fitted.value("references", lambda: signal[:REFERENCES])
+    references = params.value("references", lambda: signal[:REFERENCES])
     blocks = [references[near[start : start + BLOCK]].mean(axis=1) for start in range(0, len(near), BLOCK)]
     return np.concatenate(blocks) if blocks else signal

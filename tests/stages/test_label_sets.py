@@ -8,7 +8,7 @@ import pytest
 from amalgam.data.keys import union_of
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
 from amalgam.stages.weigh_teachers.neighbours import SideBySide
-from amalgam.stages.weigh_teachers.signals import Fitted
+from amalgam.stages.weigh_teachers.signals import Params
 
 
 def test_teachers_with_the_same_labels_in_any_order_are_one_group() -> None:
@@ -23,7 +23,7 @@ def test_a_group_has_the_mean_evidence_and_divides_its_weight_by_the_predictions
     label_sets = LabelSets([[0, 2], [1]])
     assert label_sets.mean(np.array([[1.0, 5.0, 3.0]])).tolist() == [[2.0, 5.0]]
     weights, answers = np.array([[0.8, 0.2], [0.6, 0.4]]), np.array([[1.0, 0.0, 1.0], [2.0, 1.0, 1.0]])
-    divided = label_sets.divided(weights, answers, Fitted())
+    divided = label_sets.divided(weights, answers, Params())
     assert divided[:, [0, 2]].sum(axis=1) == pytest.approx(weights[:, 0])
     assert divided[:, 1] == pytest.approx(weights[:, 1])
     assert divided[1, 0] > divided[1, 2]
@@ -56,8 +56,8 @@ def test_spaces_of_a_group_count_alike_whatever_their_scale() -> None:
 
 def test_other_blocks_divide_a_groups_weight_as_the_fitted_block_does() -> None:
     label_sets, random = LabelSets([[0, 1]]), np.random.default_rng(0)
-    weights, answers, fitted = np.ones((60, 1)), random.normal(size=(60, 2)) * [1, 5], Fitted()
-    whole = label_sets.divided(weights, answers, fitted)
-    reused = Fitted(fitted.values, is_reused=True)
+    weights, answers, params = np.ones((60, 1)), random.normal(size=(60, 2)) * [1, 5], Params()
+    whole = label_sets.divided(weights, answers, params)
+    reused = Params(params.values, is_reused=True)
     parts = [label_sets.divided(weights[rows], answers[rows], reused) for rows in (slice(0, 20), slice(20, 60))]
     assert np.concatenate(parts) == pytest.approx(whole)

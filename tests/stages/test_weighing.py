@@ -18,7 +18,7 @@ from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, label_biases, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
 from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest_texts, similar
-from amalgam.stages.weigh_teachers.signals import Fitted, correlation, standardise, standardised_sum
+from amalgam.stages.weigh_teachers.signals import Params, correlation, standardise, standardised_sum
 from amalgam.stages.weigh_teachers.weigh import (
     AGREEING,
     COHERENT,
@@ -55,11 +55,11 @@ def rightly(weights: Array, right: Array) -> float:
 
 
 def of_softmax(signal: Array) -> Array:
-    return standardised_weights(signal, Fitted())
+    return standardised_weights(signal, Params())
 
 
 def of_mixture(signal: Array) -> Array:
-    return mixture(signal, None, Fitted())[0]
+    return mixture(signal, None, Params())[0]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def of_mixture(signal: Array) -> Array:
 )
 def test_the_mixture_finds_the_shares_and_the_right_teachers(shares: list[float]) -> None:
     signal, right = scores(shares)
-    weights, fitted = mixture(signal, None, Fitted())
+    weights, fitted = mixture(signal, None, Params())
     assert np.abs(fitted.shares - np.bincount(right) / len(right)).max() < 0.04
     assert rightly(weights, right) > 0.9
     assert weights.sum(axis=1) == pytest.approx(1)
@@ -82,7 +82,7 @@ def test_standardised_signals_are_right_where_shares_are_alike_and_the_mixture_w
 
 def test_the_mixtures_weights_are_probabilities_of_being_right() -> None:
     signal, right = scores([0.7, 0.3], separation=2.0, texts=20000)
-    weights, _ = mixture(signal, None, Fitted())
+    weights, _ = mixture(signal, None, Params())
     sure = weights.max(axis=1)
     for low, high in ((0.5, 0.7), (0.7, 0.9), (0.9, 0.99)):
         inside = (sure >= low) & (sure < high)
@@ -93,8 +93,8 @@ def test_given_shares_are_kept() -> None:
     """Signals that scatter with the text's length, for example, would give the mixture other shares."""
     signal, right = scores([0.5, 0.5], separation=1.5, texts=4000)
     signal[:, 0] = np.exp(signal[:, 0] / 2)
-    estimated, free = mixture(signal, None, Fitted())
-    labels, fixed = mixture(signal, np.array([0.5, 0.5]), Fitted())
+    estimated, free = mixture(signal, None, Params())
+    labels, fixed = mixture(signal, np.array([0.5, 0.5]), Params())
     assert fixed.shares.tolist() == [0.5, 0.5]
     assert abs(free.shares[0] - 0.5) > 0.1
     assert rightly(labels, right) > rightly(estimated, right)
@@ -137,13 +137,13 @@ def test_few_texts_have_as_many_neighbours_as_there_are_others(texts: int) -> No
     space = np.eye(texts, dtype=np.float32)
     near = nearest_texts(space, 50, space, 0)[0]
     assert near.shape == (texts, texts - 1)
-    assert smoothed(np.ones((texts, 2)), near, Fitted()).shape == (texts, 2)
+    assert smoothed(np.ones((texts, 2)), near, Params()).shape == (texts, 2)
 
 
 def test_a_smoothed_signal_is_the_mean_over_the_neighbours() -> None:
     signal = np.array([[1.0, 0.0], [3.0, 4.0], [5.0, 8.0]])
     near = np.array([[1, 2], [0, 2], [0, 1]])
-    assert smoothed(signal, near, Fitted()).tolist() == [[4.0, 6.0], [3.0, 4.0], [2.0, 2.0]]
+    assert smoothed(signal, near, Params()).tolist() == [[4.0, 6.0], [3.0, 4.0], [2.0, 2.0]]
 
 
 def test_coherence_is_higher_for_useful_neighbours() -> None:
@@ -151,10 +151,10 @@ def test_coherence_is_higher_for_useful_neighbours() -> None:
     random = np.random.default_rng(1)
     telling = np.stack([np.flatnonzero(right == one)[random.integers(0, 400, 20)] for one in right])
     facts: WeightFacts = {"notes": []}
-    smooth = coherent(signal, telling, facts, Fitted())
+    smooth = coherent(signal, telling, facts, Params())
     assert facts["coherence"] > COHERENT
     assert rightly(of_softmax(smooth), right) > rightly(of_softmax(signal), right) + 0.05
-    assert coherent(signal, random.integers(0, 1000, (1000, 20)), facts, Fitted()) is signal
+    assert coherent(signal, random.integers(0, 1000, (1000, 20)), facts, Params()) is signal
     assert abs(facts["coherence"]) < COHERENT
     assert len(facts["notes"]) == 1
 
@@ -182,7 +182,7 @@ def test_kinds_that_agree_are_more_often_right_together_than_the_best_of_them() 
     kept = agreeing_kinds(evidence, facts)
     assert kept is not None
     assert facts["notes"] == []
-    signal = standardised_sum(list(kept.values()), Fitted())
+    signal = standardised_sum(list(kept.values()), Params())
     best = max(rightly(of_softmax(one), right) for one in evidence.values())
     assert rightly(of_softmax(signal), right) > best + 0.03
 
@@ -203,12 +203,12 @@ def test_provenance_counts_as_far_as_it_agrees_with_the_evidence() -> None:
     evidence = views(right, noise=[0.8, 0.8])
     facts: WeightFacts = {"notes": [], "agreement": {}}
     written = standardise(
-        np.eye(3)[np.where(np.random.default_rng(2).random(4000) < 0.7, right, (right + 1) % 3)], Fitted()
+        np.eye(3)[np.where(np.random.default_rng(2).random(4000) < 0.7, right, (right + 1) % 3)], Params()
     )
     kept = with_provenance(evidence, written, facts)
     assert set(kept) == {*evidence, "provenance"}
     assert facts["notes"] == []
-    signals = [standardised_sum(list(kinds.values()), Fitted()) for kinds in (evidence, kept)]
+    signals = [standardised_sum(list(kinds.values()), Params()) for kinds in (evidence, kept)]
     alone, beside = (rightly(of_softmax(signal), right) for signal in signals)
     assert beside > alone + 0.01
 
@@ -217,7 +217,7 @@ def test_provenance_of_meaningless_texts_is_ignored() -> None:
     random = np.random.default_rng(0)
     evidence = views(random.choice(3, 4000), noise=[0.8, 0.8])
     facts: WeightFacts = {"notes": [], "agreement": {}}
-    assert with_provenance(evidence, standardise(np.eye(3)[random.choice(3, 4000)], Fitted()), facts) is evidence
+    assert with_provenance(evidence, standardise(np.eye(3)[random.choice(3, 4000)], Params()), facts) is evidence
     assert abs(facts["agreement"]["provenance"]) < 0.05
     assert "not used as evidence" in facts["notes"][0]
 
@@ -250,8 +250,8 @@ def company(right: Array, seed: int = 5) -> tuple[dict[str, Array], Array]:
 def test_each_label_has_an_upper_end_of_its_own_and_a_teacher_one_lower_end() -> None:
     signal = np.array([[0.0], [2.0], [4.0], [0.0], [5.0], [10.0]] * 5)
     predicted = np.array([[0], [0], [0], [1], [1], [1]] * 5)
-    assert by_range(signal, predicted, Fitted())[:6, 0] == pytest.approx([0.0, 0.5, 1.0, 0.0, 0.5, 1.0])
-    assert by_range(signal, np.zeros_like(predicted), Fitted())[:6, 0] == pytest.approx([0.0, 0.2, 0.4, 0.0, 0.5, 1.0])
+    assert by_range(signal, predicted, Params())[:6, 0] == pytest.approx([0.0, 0.5, 1.0, 0.0, 0.5, 1.0])
+    assert by_range(signal, np.zeros_like(predicted), Params())[:6, 0] == pytest.approx([0.0, 0.2, 0.4, 0.0, 0.5, 1.0])
 
 
 @pytest.mark.parametrize("values", [[-2.0], [-2.0, 0.0], [1.0, -1.5]])
@@ -260,7 +260,7 @@ def test_a_label_with_few_low_values_has_a_range_of_a_tenth_of_its_teachers(valu
     others = 5 - len(values)
     signal = np.array([*values, *[-sum(values) / others] * others, *np.linspace(3.0, 8.0, 200), *[8.0] * 20])
     predicted = np.array([1] * len(values) + [0] * (len(signal) - len(values)))
-    scaled = by_range(signal[:, None], predicted[:, None], Fitted())[:, 0]
+    scaled = by_range(signal[:, None], predicted[:, None], Params())[:, 0]
     mean_end = (8.0 + np.mean(values)) / 2
     assert scaled[: len(values)] == pytest.approx(np.array(values) / (0.1 * mean_end))
 
@@ -270,11 +270,11 @@ def test_the_ends_of_a_range_do_not_depend_on_the_share_of_own_texts() -> None:
     right = random.choice(2, 6000, p=[0.9, 0.1])
     signal = random.uniform(size=(6000, 2)) * 0.2 + np.eye(2)[right]
     predicted = np.zeros(signal.shape, int)
-    assert rightly(by_range(signal, predicted, Fitted()), right) > 0.99
-    assert by_range(signal, predicted, Fitted())[right == 0, 0].mean() == pytest.approx(
-        by_range(signal, predicted, Fitted())[right == 1, 1].mean(), abs=0.05
+    assert rightly(by_range(signal, predicted, Params()), right) > 0.99
+    assert by_range(signal, predicted, Params())[right == 0, 0].mean() == pytest.approx(
+        by_range(signal, predicted, Params())[right == 1, 1].mean(), abs=0.05
     )
-    assert standardise(signal, Fitted())[right == 0, 0].mean() < standardise(signal, Fitted())[right == 1, 1].mean() - 1
+    assert standardise(signal, Params())[right == 0, 0].mean() < standardise(signal, Params())[right == 1, 1].mean() - 1
 
 
 def test_labels_of_unlike_confidence_are_compared_after_scaling() -> None:
@@ -287,7 +287,7 @@ def test_labels_of_unlike_confidence_are_compared_after_scaling() -> None:
     second = np.where(right == 1, own, foreign)
     predicted = np.stack([np.where(right == place, label, 0) for place in (0, 1)], axis=1)
     signal = np.stack([first, second], axis=1)
-    assert rightly(by_range(signal, predicted, Fitted()), right) > rightly(of_softmax(signal), right) + 0.05
+    assert rightly(by_range(signal, predicted, Params()), right) > rightly(of_softmax(signal), right) + 0.05
 
 
 def test_kinds_that_separate_teachers_and_agree_weigh_more_and_provenance_no_more_than_the_best() -> None:
@@ -318,7 +318,7 @@ def evidence_of(right: Array, kinds: dict[str, Array], count: int = 10) -> Evide
 def test_a_single_text_is_too_few_to_compare_teachers() -> None:
     facts: WeightFacts = {"notes": []}
     evidence = Evidence({"answers": np.zeros((1, 2))}, np.zeros((1, 2), int), 4, np.zeros((1, 0), int))
-    assert agreed_signal(evidence, facts, Fitted())[0] is None
+    assert agreed_signal(evidence, facts, Params())[0] is None
     assert facts["notes"][0].startswith("1 text is too few to compare teachers on 4 labels: ")
 
 
@@ -327,7 +327,7 @@ def test_evidence_on_few_texts_does_not_cancel_out() -> None:
     signals = []
     for seed in range(40):
         right = np.random.default_rng(seed).permutation(11) % 2
-        signal, _ = agreed_signal(evidence_of(right, company(right, seed)[0]), WeightFacts(notes=[]), Fitted())
+        signal, _ = agreed_signal(evidence_of(right, company(right, seed)[0]), WeightFacts(notes=[]), Params())
         signals += [] if signal is None else [rightly(signal, right)]
     assert len(signals) > 20
     assert np.mean(signals) > 0.8
@@ -336,14 +336,14 @@ def test_evidence_on_few_texts_does_not_cancel_out() -> None:
 def test_the_signal_of_agreeing_kinds_is_better_than_the_best_kind() -> None:
     right = np.random.default_rng(0).choice(2, 1500, p=[0.7, 0.3])
     kept, facts = company(right)[0], WeightFacts(notes=[])
-    signal, shares = agreed_signal(evidence_of(right, kept), facts, Fitted())
+    signal, shares = agreed_signal(evidence_of(right, kept), facts, Params())
     assert signal is not None
     assert shares is not None
     assert shares == pytest.approx([0.7, 0.3], abs=0.05)
     assert sum(facts["kinds"].values()) == pytest.approx(1, abs=1e-3)
-    best = max(rightly(by_range(own, np.zeros(own.shape, int), Fitted()), right) for own in kept.values())
+    best = max(rightly(by_range(own, np.zeros(own.shape, int), Params()), right) for own in kept.values())
     assert rightly(signal, right) > best + 0.05
-    assert rightly(mixture(signal, shares, Fitted())[0], right) > 0.95
+    assert rightly(mixture(signal, shares, Params())[0], right) > 0.95
 
 
 @pytest.mark.parametrize(("labels", "teachers", "are_used"), [(5, 2, True), (6, 2, False), (6, 1, True)])
@@ -351,7 +351,7 @@ def test_evidence_is_used_from_two_texts_a_label_on(labels: int, teachers: int, 
     right, facts = np.arange(10) % 2, WeightFacts(notes=[])
     kinds = {kind: own[:, :teachers] for kind, own in company(right)[0].items()}
     evidence = replace(evidence_of(right, kinds, 3), labels=labels, predicted=np.zeros((10, teachers), int))
-    assert (agreed_signal(evidence, facts, Fitted())[0] is not None) is are_used
+    assert (agreed_signal(evidence, facts, Params())[0] is not None) is are_used
     assert any("10 texts are too few" in note for note in facts["notes"]) is not are_used
 
 
@@ -363,17 +363,17 @@ def test_other_blocks_get_the_weights_that_the_fitted_block_gives_the_same_texts
     predicted = np.random.default_rng(1).integers(3, size=(900, 2))
     targets = Targets.model_validate({**AMALGAM, **settings})
 
-    def weights(rows: slice, fitted: Fitted) -> Array:
+    def weights(rows: slice, params: Params) -> Array:
         answers = [kept["0"][rows], kept["1"][rows]]
-        kinds = weigh.kinds_of(answers, kept["2"][rows], kept["1"][rows], fitted)
+        kinds = weigh.kinds_of(answers, kept["2"][rows], kept["1"][rows], params)
         evidence = Evidence(kinds, predicted[rows], 3, near[rows], np.eye(2)[right][rows])
-        signal, shares = agreed_signal(evidence, {"notes": []}, fitted)
+        signal, shares = agreed_signal(evidence, {"notes": []}, params)
         assert signal is not None
-        return weigh.weigh(signal, targets, {"notes": []}, shares, fitted)[0]
+        return weigh.weigh(signal, targets, {"notes": []}, shares, params)[0]
 
-    fitted = Fitted()
-    whole = weights(slice(0, 900), fitted)
-    reused = Fitted(fitted.values, is_reused=True)
+    params = Params()
+    whole = weights(slice(0, 900), params)
+    reused = Params(params.values, is_reused=True)
     parts = [weights(slice(start, start + 300), reused) for start in (0, 300, 600)]
     assert np.concatenate(parts) == pytest.approx(whole, abs=1e-9)
 
@@ -394,7 +394,7 @@ def mapped(seed: int = 0, texts: int = 1200) -> tuple[Array, Array, Evidence]:
 
 def test_linear_maps_correct_errors_of_single_texts() -> None:
     signal, right, evidence = mapped()
-    assert rightly(with_maps(signal, evidence, Fitted())[0], right) > rightly(signal, right) + 0.05
+    assert rightly(with_maps(signal, evidence, Params())[0], right) > rightly(signal, right) + 0.05
 
 
 def test_linear_maps_give_no_whole_label_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,10 +403,10 @@ def test_linear_maps_give_no_whole_label_away(monkeypatch: pytest.MonkeyPatch) -
     own = np.take_along_axis(evidence.predicted, right[:, None], axis=1)[:, 0] == 3
     evidence = replace(evidence, predicted=np.where(own[:, None], [0, 3], evidence.predicted))
     signal[own, 1] -= 0.2
-    kept = rightly(with_maps(signal, evidence, Fitted())[0][own], right[own])
+    kept = rightly(with_maps(signal, evidence, Params())[0][own], right[own])
     assert kept > 0.5
     monkeypatch.setattr(weigh, "label_biases", lambda *_: np.zeros((2, 6)))
-    assert kept > rightly(with_maps(signal, evidence, Fitted())[0][own], right[own]) + 0.05
+    assert kept > rightly(with_maps(signal, evidence, Params())[0][own], right[own]) + 0.05
 
 
 def test_a_prediction_of_a_map_leaves_the_text_out() -> None:
@@ -430,9 +430,9 @@ def test_other_blocks_reuse_the_maps_of_the_fitted_block() -> None:
         spaces = [own[rows] for own in evidence.spaces]
         return replace(evidence, predicted=evidence.predicted[rows], near=evidence.near[rows], spaces=spaces)
 
-    fitted = Fitted()
-    _, confirmed = with_maps(signal[first], part(first), fitted)
-    others, also_confirmed = with_maps(signal[second], part(second), Fitted(fitted.values, is_reused=True))
+    params = Params()
+    _, confirmed = with_maps(signal[first], part(first), params)
+    others, also_confirmed = with_maps(signal[second], part(second), Params(params.values, is_reused=True))
     assert rightly(others, right[second]) > rightly(signal[second], right[second]) + 0.05
     assert also_confirmed.mean() == pytest.approx(confirmed.mean(), abs=0.05)
 
@@ -443,12 +443,12 @@ def test_fewer_targets_with_errors_are_confirmed() -> None:
     for noise in (0.05, 0.3, 0.8):
         _, right, evidence = mapped()
         signal = 0.25 * np.eye(2)[right] + noise * np.random.default_rng(1).normal(size=(1200, 2))
-        total, confirmed = with_maps(signal, evidence, Fitted())
+        total, confirmed = with_maps(signal, evidence, Params())
         shares.append((confirmed.mean(), rightly(total, right)))
     (most, _), (middle, _), (least, right_of_few) = shares
     assert most > middle + 0.02 > least + 0.04
     assert least < right_of_few
-    one_teacher = with_maps(signal[:, :1], evidence, Fitted())[1]
+    one_teacher = with_maps(signal[:, :1], evidence, Params())[1]
     assert one_teacher.min() == 1
 
 
@@ -460,30 +460,30 @@ def test_generated_texts_have_known_shares_if_each_teacher_has_some() -> None:
     right = np.random.default_rng(0).choice(2, 4000, p=[0.85, 0.15])
     signal = 0.3 * np.eye(2)[right] + 0.25 * np.random.default_rng(1).normal(size=(4000, 2))
     written = np.eye(2)[(np.arange(4000) % 4 == 0).astype(int)]
-    means = softmax(with_shares(signal, written, Fitted()) / weigh.RANGE_TEMPERATURE).mean(axis=0)
+    means = softmax(with_shares(signal, written, Params()) / weigh.RANGE_TEMPERATURE).mean(axis=0)
     assert means == pytest.approx([0.75, 0.25], abs=1e-3)
-    unknown = with_shares(signal, np.tile([0.9, 0.0], (4000, 1)), Fitted())
-    assert np.array_equal(unknown, with_shares(signal, None, Fitted()))
+    unknown = with_shares(signal, np.tile([0.9, 0.0], (4000, 1)), Params())
+    assert np.array_equal(unknown, with_shares(signal, None, Params()))
 
 
 def test_a_teacher_whose_range_is_too_short_gets_fewer_texts_of_others_and_clear_evidence_decides() -> None:
     random, right = np.random.default_rng(0), np.random.default_rng(1).choice(2, 4000, p=[0.6, 0.4])
     unclear = 0.2 * np.eye(2)[right] + 0.15 * random.normal(size=(4000, 2)) + np.array([0.2, 0.0])
-    assert rightly(with_shares(unclear, None, Fitted()), right) > rightly(unclear, right) + 0.01
+    assert rightly(with_shares(unclear, None, Params()), right) > rightly(unclear, right) + 0.01
     clear = 0.6 * np.eye(2)[right] + 0.1 * random.normal(size=(4000, 2))
-    biased = with_shares(clear, None, Fitted())
+    biased = with_shares(clear, None, Params())
     assert (biased.argmax(axis=1) == clear.argmax(axis=1)).mean() > 0.999
     added = (biased - clear)[0]
     means = softmax(biased / weigh.RANGE_TEMPERATURE).mean(axis=0)
     assert added == pytest.approx(-weigh.SHARES * np.log(2 * means), abs=1e-6)
-    lost = with_shares(np.tile([9.0, 0.0], (100, 1)), None, Fitted()) - np.tile([9.0, 0.0], (100, 1))
+    lost = with_shares(np.tile([9.0, 0.0], (100, 1)), None, Params()) - np.tile([9.0, 0.0], (100, 1))
     assert lost.max() <= -weigh.SHARES * np.log(2 * weigh.LEAST_SHARE) + 1e-9
 
 
 def test_a_label_that_the_fitted_block_lacks_has_the_mean_upper_end_of_its_teacher() -> None:
-    fitted = Fitted()
-    by_range(np.array([[0.0], [2.0], [0.0], [4.0]] * 5), np.array([[0], [0], [1], [1]] * 5), fitted)
-    reused = Fitted(fitted.values, is_reused=True)
+    params = Params()
+    by_range(np.array([[0.0], [2.0], [0.0], [4.0]] * 5), np.array([[0], [0], [1], [1]] * 5), params)
+    reused = Params(params.values, is_reused=True)
     assert by_range(np.array([[3.0]] * 3), np.array([[0], [1], [9]]), reused)[:, 0] == pytest.approx([1.5, 0.75, 1.0])
 
 
@@ -507,9 +507,9 @@ def test_no_neighbours_leave_each_text_its_own_evidence() -> None:
     right = np.random.default_rng(0).choice(2, 600)
     kept = company(right)[0]
     facts: WeightFacts = {"notes": []}
-    signal, _ = agreed_signal(evidence_of(right, kept, 0), facts, Fitted())
+    signal, _ = agreed_signal(evidence_of(right, kept, 0), facts, Params())
     scaled = {
-        kind: by_range(standardised_sum([own, own], Fitted()), np.zeros(own.shape, int), Fitted())
+        kind: by_range(standardised_sum([own, own], Params()), np.zeros(own.shape, int), Params())
         for kind, own in kept.items()
     }
     weights = weights_of_kinds(scaled, facts["agreement"])
@@ -520,7 +520,7 @@ def test_a_teacher_with_a_weak_signal_gets_its_share_from_the_others() -> None:
     random = np.random.default_rng(3)
     right = random.choice(3, 6000)
     signal = random.normal(size=(6000, 3)) + np.array([0.3, 3.0, 3.0]) * np.eye(3)[right]
-    weights, fitted = mixture(signal, None, Fitted())
+    weights, fitted = mixture(signal, None, Params())
     assert rightly(weights, right) > rightly(of_softmax(signal), right) + 0.05
     assert np.abs(fitted.shares - 1 / 3).max() < 0.1
 
@@ -531,7 +531,7 @@ def test_own_texts_that_scatter_less_are_not_taken_for_a_larger_share(shares: li
     right = random.choice(len(shares), 8000, p=shares)
     own = np.eye(len(shares))[right]
     signal = random.normal(size=own.shape) * np.where(own > 0, 0.5, 1.0) + 2.0 * own
-    weights, fitted = mixture(signal, None, Fitted())
+    weights, fitted = mixture(signal, None, Params())
     assert np.abs(fitted.shares - np.bincount(right) / len(right)).max() < 0.05
     assert rightly(weights, right) > 0.87
 
@@ -541,7 +541,7 @@ def test_a_higher_signal_never_lowers_its_teachers_weight() -> None:
     own = np.eye(2)[random.choice(2, 4000)]
     signal = random.normal(size=own.shape) * np.where(own > 0, 0.4, 1.0) + 2.0 * own
     signal[:50, 0], signal[:50, 1] = np.linspace(-6, 12, 50), 0.5
-    assert (np.diff(mixture(signal, None, Fitted())[0][:50, 0]) >= -1e-12).all()
+    assert (np.diff(mixture(signal, None, Params())[0][:50, 0]) >= -1e-12).all()
 
 
 def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sure_of_others() -> None:
@@ -553,9 +553,9 @@ def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sur
     own = [np.where(right[:, None] == teacher, classes + 0.2 * between, between) for teacher in range(2)]
     encoder = random.normal(size=(2000, 16)).astype(np.float32)
     spaces = [encoder, *(states.astype(np.float32) for states in own)]
-    statistics = standardise(densities(spaces, 6, spaces, 0, is_relative=True), Fitted())
+    statistics = standardise(densities(spaces, 6, spaces, 0, is_relative=True), Params())
     assert rightly(of_mixture(statistics), right) > 0.95
-    lengths = standardise(np.stack([np.linalg.norm(states, axis=1) for states in own], axis=1), Fitted())
+    lengths = standardise(np.stack([np.linalg.norm(states, axis=1) for states in own], axis=1), Params())
     assert rightly(of_mixture(statistics), right) > rightly(of_mixture(lengths), right) + 0.02
 
 
@@ -576,7 +576,7 @@ def test_the_least_agreeing_evidence_does_not_drop_the_rest() -> None:
 
 def test_an_end_of_a_range_is_the_mean_of_five_values_or_of_3_percent_of_a_labels_texts() -> None:
     for texts, highest in ((100, 97.0), (1000, 984.5)):
-        scaled = by_range(np.arange(float(texts))[:, None], np.zeros((texts, 1), int), Fitted())[:, 0]
+        scaled = by_range(np.arange(float(texts))[:, None], np.zeros((texts, 1), int), Params())[:, 0]
         assert np.interp([2.0, highest], np.arange(texts), scaled) == pytest.approx([0, 1])
 
 
@@ -593,5 +593,5 @@ def test_biases_give_labels_their_parts_of_a_weight_back_and_a_label_without_tex
 def test_separations_of_the_mixture_shrink_towards_their_mean() -> None:
     right = np.random.default_rng(3).choice(3, 6000)
     signal = np.random.default_rng(4).normal(size=(6000, 3)) + np.array([1.5, 3.0, 3.0]) * np.eye(3)[right]
-    _, fitted = mixture(signal, np.full(3, 1 / 3), Fitted())
+    _, fitted = mixture(signal, np.full(3, 1 / 3), Params())
     assert 0.7 < np.ptp(fitted.separations) < 1.2

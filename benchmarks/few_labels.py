@@ -108,11 +108,11 @@ def _errors(setting: Setting, result: Corrected, targets: Array, rows: Array, dr
     for number in range(FOLDS):
         own = learned[fold[learned] != number]
         student[fold == number] = _ridge(setting, own, targets[own])[fold == number]
-    fitted, left_out = (
+    fitted, cross_validated = (
         setting.answered[rows, weights.argmax(axis=1)] == setting.gold[rows]
-        for weights in (result.fitted, result.left_out)
+        for weights in (result.fitted, result.cross_validated)
     )
-    right = RightTexts({}, {}, None, fitted, left_out, student[rows] == setting.gold[rows])
+    right = RightTexts({}, {}, None, fitted, cross_validated, student[rows] == setting.gold[rows])
     true = {
         name: float((own == setting.gold)[learned].mean()) for name, own in (("targets", targets), ("student", student))
     }

@@ -194,7 +194,7 @@ def _publish(stage: Stage, run: Run, *, fresh: bool) -> None:
     run.needs[stage.name] = [name for name in stage.needs(run.experiment) if name in run.results]
     for line in stage.summary(run, manifest) if fresh else ():
         run.console.say(f"  {line}")
-    for line in stage.left_out(run, manifest) if fresh else ():
+    for line in stage.skipped(run, manifest) if fresh else ():
         run.console.note(line, always=True)
     try:
         stage.publish(run, manifest)

@@ -370,7 +370,7 @@ class Stage:
         """Returns lines about a result that this run built; the runner prints them before it publishes."""
         return ()
 
-    def left_out(self, run: Run, manifest: Record) -> Iterable[str]:
+    def skipped(self, run: Run, manifest: Record) -> Iterable[str]:
         """Returns lines on inputs that a result of this run leaves out; the runner prints them with --quiet too."""
         return ()
 

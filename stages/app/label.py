@@ -231,7 +231,7 @@ def _estimates(run: Run, old: _Targets | None, given: GivenLabels) -> Estimates 
         {**system, "name": "targets with labels"} if system["kind"] == "targets" else system
         for system in right.systems()
     ]
-    if right.left_out is not None and old is not None:
+    if right.cross_validated is not None and old is not None:
         before = _right(run, old, gold)
         systems.insert(0, estimate("targets without labels", "targets", before))
     return Estimates(len(gold), is_random_sample(run), given.outside_sample, systems)

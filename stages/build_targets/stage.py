@@ -232,7 +232,7 @@ class UnsetTargets:
 
     fitted: Array
     """With the weights that all labels corrected."""
-    left_out: Array
+    cross_validated: Array
     """With weights by cross-validation, without the labels of the text's fold."""
 
 
@@ -252,8 +252,8 @@ def unset_targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> UnsetT
     table = labelled_weights_of(run)
     place = {key: row for row, key in enumerate(table.column("key").to_pylist())}
     weights = table.take([place[key] for key in rows.column("key").to_pylist()])
-    fitted, left_out = (first_labels(pl.Series("weight", weights.column(name))) for name in ("fitted", "left_out"))
-    return UnsetTargets(fitted, left_out)
+    columns = (pl.Series("weight", weights.column(name)) for name in ("fitted", "left_out"))
+    return UnsetTargets(*map(first_labels, columns))
 
 
 def _weights(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> pl.Series:

@@ -267,10 +267,10 @@ def fit(inputs: Array, wanted: Array) -> Regression:
     inverse = np.linalg.inv(design.T @ design + RIDGE * np.diag([0.0] + [1.0] * (inputs.shape[1] - 1)))
     scaled = inverse @ design.T @ wanted
     leverage = np.einsum("ij,jk,ik->i", design, inverse, design).clip(max=0.9)
-    left_out = (wanted - design @ scaled) / (1 - leverage)
+    errors = (wanted - design @ scaled) / (1 - leverage)
     weights = scaled / scale
     weights[0] -= (scaled * mean / scale).sum()
-    return Regression(weights, float(np.sqrt(np.mean(left_out**2))))
+    return Regression(weights, float(np.sqrt(np.mean(errors**2))))
 
 
 Fitted: TypeAlias = Mapping[int, Sequence[Regression]]

@@ -145,7 +145,7 @@ class ReadCorpus(Stage):
             if "accepted" in facts:
                 yield f"  {_passed_texts(facts)}"
 
-    def left_out(self, run: Run, manifest: Record) -> Iterator[str]:
+    def skipped(self, run: Run, manifest: Record) -> Iterator[str]:
         corpus: CorpusFacts = manifest.facts
         for part, facts in corpus["parts"].items():
             if facts["skipped"]:

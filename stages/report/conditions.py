@@ -28,7 +28,7 @@ MOST_LOST = 0.05
 MOST_LEARNED = 0.02
 """Share of the test texts that training may have used with their gold labels, or that may be generated."""
 
-MOST_LEFT_OUT = 0.05
+MOST_OUTSIDE = 0.05
 """Share of the labelled texts that no accuracy counts, because no teacher has their label, without a caution."""
 
 LEAST_EXPECTED = 5

@@ -39,16 +39,16 @@ class RightTexts:
     ensemble: Array | None
     fitted: Array | None
     """The targets before the labels are set, with the weights that all labels chose."""
-    left_out: Array | None
+    cross_validated: Array | None
     """The same by cross-validation."""
     student: Array | None
 
     @property
     def corrected_student(self) -> Array | None:
         """Returns the student's right texts, minus the advantage of weights that were fitted to the same labels."""
-        if self.student is None or self.fitted is None or self.left_out is None:
+        if self.student is None or self.fitted is None or self.cross_validated is None:
             return self.student
-        return self.student.astype(float) - self.fitted + self.left_out
+        return self.student.astype(float) - self.fitted + self.cross_validated
 
     def systems(self) -> Iterator[SystemEstimate]:
         """Yields the estimates with 95 % intervals: student, targets, ensemble, teachers."""
@@ -56,8 +56,8 @@ class RightTexts:
         if student is not None:
             mean, (low, high) = float(np.clip(student.mean(), 0, 1)), interval_of_mean(student)
             yield {"name": "student", "kind": "student", "n": len(student), "mean": mean, "low": low, "high": high}
-        if self.left_out is not None:
-            yield estimate("targets", "targets", self.left_out)
+        if self.cross_validated is not None:
+            yield estimate("targets", "targets", self.cross_validated)
         if self.ensemble is not None:
             yield estimate("ensemble", "ensemble", self.ensemble)
         for name, right in self.teachers.items():
@@ -86,7 +86,7 @@ def right_texts(inputs: EstimateInputs) -> RightTexts:
         teachers=teachers,
         ensemble=ensemble(logits, inputs.labels).argmax(axis=1) == gold if logits else None,
         fitted=None if targets is None else targets.fitted == gold,
-        left_out=None if targets is None else targets.left_out == gold,
+        cross_validated=None if targets is None else targets.cross_validated == gold,
         student=None if predicted is None else predicted == gold,
     )
 

@@ -114,8 +114,8 @@ def print_audit(console: Console, audit: blocks.AuditBlock) -> None:
     title = f"{counted(audit['texts'], 'text')}, {gold}; {weights}"
     if audit["accuracy"] is not None:
         title += f"; the union has {percent(audit['accuracy'])} accuracy"
-    left_out = ["without it: changed", "accuracy", "agreement"]
-    header = ["teacher", "labels", "confidence", "wins", "wins by weight", *left_out, ""]
+    effect = ["without it: changed", "accuracy", "agreement"]
+    header = ["teacher", "labels", "confidence", "wins", "wins by weight", *effect, ""]
     console.table(title, header, [_teacher_row(teacher, audit) for teacher in audit["teachers"]])
     conflicts, names = audit["conflicts"], audit["conflicts"]["teachers"]
     if len(names) > 1:
@@ -174,15 +174,15 @@ def _label_row(label: blocks.AuditedLabel, audit: blocks.AuditBlock) -> list[str
 
 def advice(audit: blocks.AuditBlock) -> list[str]:
     """Returns one line per harmful or disagreeing teacher and per pair of duplicates, with the action to take."""
-    left_out = [(teacher["teacher"], teacher["left_out"]) for teacher in audit["teachers"] if teacher["left_out"]]
+    effects = [(teacher["teacher"], teacher["left_out"]) for teacher in audit["teachers"] if teacher["left_out"]]
     lines = [
         f"harmful teacher: {name} (without it {_effect(effect)}); remove it from teachers, or check its labels"
-        for name, effect in left_out
+        for name, effect in effects
         if effect["harmful"]
     ]
     lines += [
         f"teacher {name} disagrees with the others ({_agreement(effect)}); label some texts to see which are right"
-        for name, effect in left_out
+        for name, effect in effects
         if _disagrees(effect)
     ]
     for pair in audit["duplicates"]:
@@ -191,7 +191,7 @@ def advice(audit: blocks.AuditBlock) -> list[str]:
             agreement, distance = share(pair["agreement"]), f"{pair['distance']:.3f}"
             reason = f"same label on {agreement} of the texts, mean distance {distance}"
         lines.append(f"duplicates: {' and '.join(pair['teachers'])} ({reason}); remove one of them to save its cost")
-    if any(effect["harmful"] is None for _, effect in left_out):
+    if any(effect["harmful"] is None for _, effect in effects):
         none = [] if lines else ["no duplicate teacher was found"]
         return [*lines, *none, f"fewer than {LEAST_TEXTS} gold labels do not show that no teacher is harmful"]
     return lines or ["no harmful or duplicate teacher was found"]

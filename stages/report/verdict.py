@@ -470,7 +470,7 @@ def _cautions(inputs: VerdictInputs, evaluation: EvaluatedSystems, rivals: Seque
     """Yields the remarks; that on selected texts comes first."""
     estimates = inputs.report["label_estimates"]
     yield from words.cautions_on_texts(evaluation)
-    yield from _left_out_cautions(estimates)
+    yield from _outside_cautions(estimates)
     yield from _absent_cautions(inputs, rivals)
     share = estimates["unknown"] if estimates else None
     if share and share["low"] > MANY_UNKNOWN:
@@ -492,7 +492,7 @@ def _cautions(inputs: VerdictInputs, evaluation: EvaluatedSystems, rivals: Seque
 
 def _unlabelled_cautions(inputs: VerdictInputs) -> Iterator[str]:
     quality, estimates = inputs.report["unlabelled"], inputs.report["label_estimates"]
-    yield from _left_out_cautions(estimates)
+    yield from _outside_cautions(estimates)
     yield from _absent_cautions(inputs)
     if estimates and not estimates["random"]:
         yield from _worse_than_ensemble(estimates)
@@ -519,12 +519,12 @@ def _absent_cautions(inputs: VerdictInputs, rivals: Sequence[types.Rival] = ()) 
         yield f"The student never predicts labels that no test text has, though the ensemble does: {names}."
 
 
-def _left_out_cautions(estimates: types.LabelEstimates | None) -> Iterator[str]:
+def _outside_cautions(estimates: types.LabelEstimates | None) -> Iterator[str]:
     """Yields the caution that the student's estimated accuracy leaves out texts with labels of no teacher."""
     means = [system["mean"] for system in estimates["systems"] if system["kind"] == "student"] if estimates else []
     if estimates and means:
-        left_out, sample = estimates.get("left_out", 0), estimates.get("sample", 0)
-        yield from words.left_out_sentence(left_out, sample, means[0], "training texts")
+        outside, sample = estimates.get("left_out", 0), estimates.get("sample", 0)
+        yield from words.outside_sentence(outside, sample, means[0], "training texts")
 
 
 def _rival_cautions(rivals: Sequence[types.Rival]) -> Iterator[str]:

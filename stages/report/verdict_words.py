@@ -9,7 +9,7 @@ from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.blocks import EvaluatedSystems, LabelQuality, random_texts, reported_scores
-from amalgam.stages.report.conditions import LEAST_OF_LABEL, MOST_LEFT_OUT, untested_teachers
+from amalgam.stages.report.conditions import LEAST_OF_LABEL, MOST_OUTSIDE, untested_teachers
 
 SHOWN = 5
 """Most names in a sentence."""
@@ -111,21 +111,21 @@ def cautions_on_texts(evaluation: EvaluatedSystems) -> Iterator[str]:
         yield learned_sentence(evaluation["learned"])
     n, accuracy = random_texts(evaluation), reported_scores(evaluation)["accuracy"]
     if n:
-        yield from left_out_sentence(evaluation["left_out"], n, accuracy, "test texts")
+        yield from outside_sentence(evaluation["left_out"], n, accuracy, "test texts")
 
 
-def left_out_sentence(left_out: int, n: int, accuracy: float, texts: str) -> Iterator[str]:
+def outside_sentence(outside: int, n: int, accuracy: float, texts: str) -> Iterator[str]:
     """Yields a caution if many labelled texts are not among the n counted ones because no teacher has their label."""
-    total = n + left_out
-    if left_out > MOST_LEFT_OUT * total:
-        have = "has a label of no teacher and is" if left_out == 1 else "have a label of no teacher and are"
+    total = n + outside
+    if outside > MOST_OUTSIDE * total:
+        have = "has a label of no teacher and is" if outside == 1 else "have a label of no teacher and are"
         right = f"{'about ' * (texts != 'test texts')}{percent(accuracy * n / total)}"
-        yield f"{left_out:,} of {total:,} labelled {texts} {have} not counted: of all {total:,}, {right} are right."
+        yield f"{outside:,} of {total:,} labelled {texts} {have} not counted: of all {total:,}, {right} are right."
 
 
-def outside_line(left_out: int) -> str:
+def outside_line(outside: int) -> str:
     """Returns the end of a line with a number of labelled texts: those with a label of no teacher."""
-    return f"; {left_out:,} more {'has' if left_out == 1 else 'have'} a label of no teacher" if left_out else ""
+    return f"; {outside:,} more {'has' if outside == 1 else 'have'} a label of no teacher" if outside else ""
 
 
 def ratio(count: int, n: int) -> str:

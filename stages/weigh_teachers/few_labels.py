@@ -79,7 +79,7 @@ class Corrected:
     """The same by cross-validation, at the chosen strength."""
     fitted: Array
     """Weights of the labelled texts before their labels are set."""
-    left_out: Array
+    cross_validated: Array
     """The same by cross-validation: no label of a text's fold is used."""
 
 
@@ -92,12 +92,12 @@ def corrected(labelled: Weighed, is_right: Array) -> Corrected:
     for strength in STRENGTHS if texts > 1 else ():
         cross_validated = _cross_validated(design, learned, strength)
         candidates.append((loss_of(cross_validated, learned), strength, cross_validated))
-    best, chosen, left_out = min(candidates, key=lambda candidate: candidate[0])
+    best, chosen, cross_validated = min(candidates, key=lambda candidate: candidate[0])
     if (before - best) * texts <= LEAST_GAIN:
-        best, chosen, left_out = candidates[0]
+        best, chosen, cross_validated = candidates[0]
     correction = Correction(np.empty(0) if chosen is None else _fit(design, learned, chosen), design.biases)
     fitted = correction(labelled)
-    return Corrected(correction, chosen, before, best, fitted, np.concatenate([left_out, fitted[texts:]]))
+    return Corrected(correction, chosen, before, best, fitted, np.concatenate([cross_validated, fitted[texts:]]))
 
 
 def correction_of(labelled: Weighed, is_right: Array, strength: float) -> Correction:
@@ -197,9 +197,9 @@ def _cross_validated(design: _Design, is_right: Array, strength: float) -> Array
     Texts are in the order of their keys, which are digests, so each fold is a random sample.
     """
     weights = np.empty(is_right.shape)
-    for left_out in folds(len(is_right)):
-        coefficients = _fit(design.only(~left_out), is_right[~left_out], strength)
-        weights[left_out] = softmax(design.only(left_out).scores(coefficients))
+    for fold in folds(len(is_right)):
+        coefficients = _fit(design.only(~fold), is_right[~fold], strength)
+        weights[fold] = softmax(design.only(fold).scores(coefficients))
     return weights
 
 

@@ -106,14 +106,14 @@ def fit_labels(first: PartlyLabelled, others: Sequence[PartlyLabelled], labels: 
     result = blocks.corrected(learned.of_labelled)
     if result.strength is None:
         return plain
-    left_out = _cross_validated(blocks, result.strength)
-    weights, is_right = left_out[: few_labels.MOST_LEARNED], blocks.is_right[: few_labels.MOST_LEARNED]
+    cross_validated = _cross_validated(blocks, result.strength)
+    weights, is_right = cross_validated[: few_labels.MOST_LEARNED], blocks.is_right[: few_labels.MOST_LEARNED]
     loss = few_labels.loss_of(weights, is_right)
     is_better = loss < plain.result.loss_after and (result.loss_before - loss) * len(weights) > few_labels.LEAST_GAIN
     if not is_better:
         return plain
     weights = blocks.after(result.correction, learned.of_first)
-    return Fit(weights, replace(result, left_out=left_out, loss_after=loss), learned.maps)
+    return Fit(weights, replace(result, cross_validated=cross_validated, loss_after=loss), learned.maps)
 
 
 @dataclass(frozen=True)
@@ -164,15 +164,15 @@ class _Learned:
 
 def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], few_labels.Correction]) -> _Learned:
     first, *others = blocks.parts
-    to_teachers, of_texts, left_out = _maps_to_teachers(blocks)
+    to_teachers, of_texts, leave_one_out = _maps_to_teachers(blocks)
     teacher_scale = _scale_of(of_texts)
-    of_first, of_labelled = [_scaled(of_texts, teacher_scale)], [_scaled(left_out, teacher_scale)]
+    of_first, of_labelled = [_scaled(of_texts, teacher_scale)], [_scaled(leave_one_out, teacher_scale)]
     for _ in range(ROUNDS):
         learned = preferred(blocks.after(correct(of_labelled), of_first), first.predicted)
         learned[first.rows] = first.gold
         to_labels = [linear_map.coefficients(learned, blocks.labels) for linear_map in blocks.maps]
         pairs = zip(blocks.maps, to_labels, strict=True)
-        by_space = [linear_map.left_out(matrix, learned, first.predicted)[0] for linear_map, matrix in pairs]
+        by_space = [linear_map.leave_one_out(matrix, learned, first.predicted)[0] for linear_map, matrix in pairs]
         of_texts = np.mean(by_space, axis=0)
         elsewhere = [mean_predicted(part.states(), to_labels, part.predicted[part.rows]) for part in others]
         label_scale = _scale_of(of_texts)
@@ -185,14 +185,14 @@ def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], few_labels.Co
 def _cross_validated(blocks: _Blocks, strength: float) -> Array:
     """Returns the weights of the labelled texts without any label of their fold [labelled texts, teachers]."""
     weights, (first, *others) = np.empty(blocks.is_right.shape), blocks.parts
-    for left_out in few_labels.folds(len(weights)):
-        used = blocks.only(~left_out)
+    for fold in few_labels.folds(len(weights)):
+        used = blocks.only(~fold)
         learned = _learned(used, partial(used.correction, strength=strength))
         correction = used.correction(learned.of_labelled, strength)
         of_first = used.after(correction, learned.of_first)
         labelled = [(part.at(part.rows), part.states()) for part in others]
         of_others = [correction(texts.with_kinds(learned.maps(states, texts.predicted))) for texts, states in labelled]
-        weights[left_out] = np.concatenate([of_first[first.rows], *of_others])[left_out]
+        weights[fold] = np.concatenate([of_first[first.rows], *of_others])[fold]
     return weights
 
 
@@ -203,9 +203,9 @@ def _maps_to_teachers(blocks: _Blocks) -> tuple[list[Array], Array, Array]:
     parts = [part for part, texts in zip(blocks.parts, before, strict=False) if texts < few_labels.MOST_LEARNED]
     states = [np.concatenate(arrays) for arrays in zip(*(part.states() for part in parts), strict=True)]
     learned = slice(0, few_labels.MOST_LEARNED)
-    coefficients, left_out = zip(*(ridge(space[learned], targets[learned]) for space in states), strict=True)
+    coefficients, leave_one_out = zip(*(ridge(space[learned], targets[learned]) for space in states), strict=True)
     of_labelled = np.concatenate([mean_predicted(part.states(), coefficients) for part in blocks.parts])
-    of_labelled[learned] = np.mean(left_out, axis=0)
+    of_labelled[learned] = np.mean(leave_one_out, axis=0)
     of_first = mean_predicted(first.spaces, coefficients)
     of_first[first.rows] = of_labelled[: len(first.rows)]
     return list(coefficients), of_first, of_labelled
@@ -219,8 +219,8 @@ def ridge(states: Array, targets: Array) -> tuple[Array, Array]:
     inputs = np.concatenate([states, np.full((len(states), 1), CONSTANT)], axis=1).astype(np.float64)
     inverse = np.linalg.inv(inputs @ inputs.T + RIDGE * np.eye(len(inputs)))
     dual = inverse @ targets
-    left_out: Array = targets - dual / np.diag(inverse)[:, None]
-    return (inputs.T @ dual).astype(np.float32), left_out
+    leave_one_out: Array = targets - dual / np.diag(inverse)[:, None]
+    return (inputs.T @ dual).astype(np.float32), leave_one_out
 
 
 def _scale_of(values: Array) -> Array:

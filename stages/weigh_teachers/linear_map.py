@@ -57,7 +57,7 @@ class LinearMap:
             sums.index_add_(0, columns, _inputs(self.space, rows).double())
         return torch.cholesky_solve(sums.T, self.factor).float().numpy()
 
-    def left_out(self, coefficients: Array, labels: Array, candidates: Array) -> tuple[Array, Array]:
+    def leave_one_out(self, coefficients: Array, labels: Array, candidates: Array) -> tuple[Array, Array]:
         """Returns `with_first` without each text's own label."""
         return with_first(self.space, coefficients, candidates, (labels, self.leverages))
 

@@ -379,7 +379,7 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
         "loss_after": round(result.loss_after, 4),
     }
     keys = pa.concat_arrays([texts.keys.take(pa.array(part.rows)) for texts, part in parts])
-    by_name = {"fitted": result.fitted, "left_out": result.left_out}
+    by_name = {"fitted": result.fitted, "left_out": result.cross_validated}
     columns = {name: distinct_teachers(run).divided(weights).astype(np.float32) for name, weights in by_name.items()}
     return fit.weights, build_table(LABELLED_WEIGHTS, {"key": keys, **columns})
 

@@ -291,9 +291,9 @@ def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Ar
         labels = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
         coefficients = [linear_map.coefficients(labels, evidence.labels) for linear_map in maps]
         pairs = zip(maps, coefficients, strict=True)
-        left_out = (linear_map.left_out(matrix, labels, evidence.predicted) for linear_map, matrix in pairs)
-        by_space, first = zip(*left_out, strict=True)
-        predictions = np.mean(by_space, axis=0)
+        by_map = (linear_map.leave_one_out(matrix, labels, evidence.predicted) for linear_map, matrix in pairs)
+        values, first = zip(*by_map, strict=True)
+        predictions = np.mean(values, axis=0)
         before, after = (softmax(scaled / RANGE_TEMPERATURE) for scaled in (signal, signal + MAPS * predictions))
         biases = RANGE_TEMPERATURE * label_biases(before, after, evidence.predicted, evidence.labels)
         total = _mapped(signal, predictions, biases, evidence)

@@ -103,13 +103,13 @@ def test_weights_by_cross_validation_do_not_depend_on_the_own_label(monkeypatch:
     own, other = (correct(weights, kinds, answers, rows, labels)[0] for labels in (has_label, flipped))
     assert own.strength == other.strength == 30.0
     fold = np.arange(len(rows)) % 10 == 4
-    assert other.left_out[fold] == pytest.approx(own.left_out[fold])
-    assert other.left_out[~fold] != pytest.approx(own.left_out[~fold])
+    assert other.cross_validated[fold] == pytest.approx(own.cross_validated[fold])
+    assert other.cross_validated[~fold] != pytest.approx(own.cross_validated[~fold])
     assert other.fitted[4] != pytest.approx(own.fitted[4])
 
 
 def test_cross_validation_estimates_the_accuracy_on_other_texts_and_the_fit_is_optimistic() -> None:
-    errors: dict[str, list[float]] = {"fitted": [], "left_out": []}
+    errors: dict[str, list[float]] = {"fitted": [], "cross_validated": []}
     for seed in range(20):
         weights, kinds, answers, right = mistaken(seed=seed)
         noise = [np.random.default_rng([seed, place]).normal(size=(600, 2)) for place in range(8)]
@@ -118,10 +118,10 @@ def test_cross_validation_estimates_the_accuracy_on_other_texts_and_the_fit_is_o
         others = np.setdiff1d(np.arange(600), rows)
         true = accuracy(after[others], right[others])
         errors["fitted"].append(accuracy(result.fitted, right[rows]) - true)
-        errors["left_out"].append(accuracy(result.left_out, right[rows]) - true)
-    error = float(np.std(errors["left_out"])) / np.sqrt(20)
-    assert abs(np.mean(errors["left_out"])) < 3 * error
-    assert np.mean(errors["fitted"]) > np.mean(errors["left_out"]) + 0.02
+        errors["cross_validated"].append(accuracy(result.cross_validated, right[rows]) - true)
+    error = float(np.std(errors["cross_validated"])) / np.sqrt(20)
+    assert abs(np.mean(errors["cross_validated"])) < 3 * error
+    assert np.mean(errors["fitted"]) > np.mean(errors["cross_validated"]) + 0.02
 
 
 def test_a_correction_learns_from_a_part_of_many_labels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,9 +133,9 @@ def test_a_correction_learns_from_a_part_of_many_labels(monkeypatch: pytest.Monk
     few, _ = correct(weights, kinds, answers, rows[:60], has_label[:60])
     assert result.strength == few.strength is not None
     assert (result.correction.coefficients == few.correction.coefficients).all()
-    assert (result.left_out[:60] == few.left_out).all()
-    assert (result.left_out[60:] == result.fitted[60:]).all()
-    assert len(result.left_out) == len(result.fitted) == 300
+    assert (result.cross_validated[:60] == few.cross_validated).all()
+    assert (result.cross_validated[60:] == result.fitted[60:]).all()
+    assert len(result.cross_validated) == len(result.fitted) == 300
 
 
 def test_teachers_without_weight_share_a_text_whose_label_only_they_know() -> None:

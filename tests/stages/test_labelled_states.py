@@ -54,7 +54,7 @@ def test_other_blocks_have_the_evidence_of_the_same_maps() -> None:
     more = fit.maps(second.spaces, second.predicted)
     weights = fit.result.correction(second.with_kinds(more))
     assert rightly(weights, right, second.rows) > 0.85
-    assert len(fit.result.left_out) == 60
+    assert len(fit.result.cross_validated) == 60
 
 
 def test_labels_in_other_blocks_alone_are_learned() -> None:
@@ -69,19 +69,19 @@ def test_a_block_with_one_label_is_fitted() -> None:
     second, _ = lost_teacher(texts=300, labelled=1, seed=1)
     fit = fit_labels(first, [second], LABELS)
     assert rightly(fit.weights, right, first.rows) > 0.85
-    assert len(fit.result.left_out) == 51
+    assert len(fit.result.cross_validated) == 51
 
 
 def test_a_value_of_the_map_to_teachers_leaves_the_text_out() -> None:
     texts, _ = lost_teacher(texts=60)
     states, targets = texts.spaces[0][:], np.random.default_rng(0).normal(size=(60, 2))
-    coefficients, left_out = ridge(states, targets)
+    coefficients, leave_one_out = ridge(states, targets)
     inputs = np.concatenate([states, np.full((60, 1), CONSTANT)], axis=1).astype(np.float64)
     for text in (0, 17, 59):
         others = np.arange(60) != text
         products = inputs[others].T @ inputs[others] + RIDGE * np.eye(25)
         without = np.linalg.solve(products, inputs[others].T @ targets[others])
-        assert left_out[text] == pytest.approx(inputs[text] @ without, abs=1e-4)
+        assert leave_one_out[text] == pytest.approx(inputs[text] @ without, abs=1e-4)
     whole = np.linalg.solve(inputs.T @ inputs + RIDGE * np.eye(25), inputs.T @ targets)
     assert coefficients == pytest.approx(whole, abs=1e-4)
 

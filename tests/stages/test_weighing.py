@@ -413,13 +413,13 @@ def test_a_prediction_of_a_map_leaves_the_text_out() -> None:
     _, _, evidence = mapped(texts=60)
     space, labels = evidence.spaces[0], evidence.predicted[:, 0].copy()
     own = LinearMap.of(space)
-    left_out, _ = own.left_out(own.coefficients(labels, 6), labels, evidence.predicted)
+    leave_one_out, _ = own.leave_one_out(own.coefficients(labels, 6), labels, evidence.predicted)
     inputs = np.concatenate([space[:], np.full((60, 1), CONSTANT)], axis=1).astype(np.float64)
     for text in (0, 17, 59):
         others = np.arange(60) != text
         products = inputs[others].T @ inputs[others] + RIDGE * np.eye(25)
         coefficients = np.linalg.solve(products, inputs[others].T @ np.eye(6)[labels[others]])
-        assert left_out[text] == pytest.approx((inputs[text] @ coefficients)[evidence.predicted[text]], abs=1e-4)
+        assert leave_one_out[text] == pytest.approx((inputs[text] @ coefficients)[evidence.predicted[text]], abs=1e-4)
 
 
 def test_other_blocks_reuse_the_maps_of_the_fitted_block() -> None:

@@ -138,6 +138,6 @@ def _standard_error(probability_NKC: Array) -> Array:  # noqa: N803
     if count < 2:
         return np.full(len(probability_NKC), np.nan)
     total = probability_NKC.sum(axis=1, keepdims=True)
-    left_out = entropy_nats((total - probability_NKC) / (count - 1))
-    spread = ((left_out - left_out.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+    leave_one_out = entropy_nats((total - probability_NKC) / (count - 1))
+    spread = ((leave_one_out - leave_one_out.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
     return np.sqrt((count - 1) / count * spread)

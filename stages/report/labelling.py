@@ -128,8 +128,8 @@ def _compared(inputs: LabellingInputs, read: _Read, predicted: Array | None) -> 
 
 def linear_labels(features: Space, labels: Array, is_held_out: Array, count: int) -> Array:
     """Returns the labels of held-out texts by ridge regression on the labels of the others, of `count` labels."""
-    learned, held_out = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
-    coefficients = linear_map.LinearMap.of(features[learned]).coefficients(labels[learned], count)
+    training, held_out = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+    coefficients = linear_map.LinearMap.of(features[training]).coefficients(labels[training], count)
     return linear_map.predicted(features[held_out], coefficients).argmax(axis=1)
 
 

@@ -94,10 +94,10 @@ def loaded_rival(run: Run, name: str, facts: Mapping[str, Any]) -> Classifier:
     """Loads the finished student students/`name`, whose mark has these facts, with the labels of its own."""
     from amalgam.stages.common.inference.batches import Classifier
 
-    folder, learned, limit = run.base / STUDENTS / name, facts.get("text"), facts.get("max_tokens")
+    folder, columns, limit = run.base / STUDENTS / name, facts.get("text"), facts.get("max_tokens")
     check_delivered(folder, run.file_option)
-    if isinstance(learned, list) and len(learned) != len(corpus_for(run.experiment, "test").text):
-        what = f"{STUDENTS}/{name} was trained on {'pairs of texts' if len(learned) > 1 else 'single texts'}"
+    if isinstance(columns, list) and len(columns) != len(corpus_for(run.experiment, "test").text):
+        what = f"{STUDENTS}/{name} was trained on {'pairs of texts' if len(columns) > 1 else 'single texts'}"
         fix = "set corpus.text to the columns of such texts, or name another rival"
         raise ExperimentError(f"{what}, and the test texts are others", where="--fail-if-worse-than", fix=fix)
     files, device = read_model(folder, f"the student {name}"), run.experiment.execution.device

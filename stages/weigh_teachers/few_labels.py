@@ -28,7 +28,7 @@ SETTLED = 1e-4
 SHORTEST_STEP = 2**-20
 """Share of Newton's step below which the coefficients count as settled."""
 
-MOST_LEARNED = 2000
+MOST_TRAINING = 2000
 """Most labelled texts that fit a correction; labels in key order are a random sample."""
 
 LEAST_PROBABILITY = 1e-4
@@ -85,25 +85,25 @@ class Corrected:
 
 def corrected(labelled: Weighed, is_right: Array) -> Corrected:
     """Returns the correction by labelled texts, and their weights; `is_right` [texts, teachers] are right teachers."""
-    design, learned = _Design.of(labelled.at(slice(MOST_LEARNED))), is_right[:MOST_LEARNED]
-    texts = len(learned)
-    before = loss_of(softmax(design.dense[0]), learned)
+    design, right = _Design.of(labelled.at(slice(MOST_TRAINING))), is_right[:MOST_TRAINING]
+    texts = len(right)
+    before = loss_of(softmax(design.dense[0]), right)
     candidates: list[tuple[float, float | None, Array]] = [(before, None, labelled.weights[:texts])]
     for strength in STRENGTHS if texts > 1 else ():
-        cross_validated = _cross_validated(design, learned, strength)
-        candidates.append((loss_of(cross_validated, learned), strength, cross_validated))
+        cross_validated = _cross_validated(design, right, strength)
+        candidates.append((loss_of(cross_validated, right), strength, cross_validated))
     best, chosen, cross_validated = min(candidates, key=lambda candidate: candidate[0])
     if (before - best) * texts <= LEAST_GAIN:
         best, chosen, cross_validated = candidates[0]
-    correction = Correction(np.empty(0) if chosen is None else _fit(design, learned, chosen), design.biases)
+    correction = Correction(np.empty(0) if chosen is None else _fit(design, right, chosen), design.biases)
     fitted = correction(labelled)
     return Corrected(correction, chosen, before, best, fitted, np.concatenate([cross_validated, fitted[texts:]]))
 
 
 def correction_of(labelled: Weighed, is_right: Array, strength: float) -> Correction:
     """Returns the correction by labelled texts, at a given strength of the prior."""
-    design = _Design.of(labelled.at(slice(MOST_LEARNED)))
-    return Correction(_fit(design, is_right[:MOST_LEARNED], strength), design.biases)
+    design = _Design.of(labelled.at(slice(MOST_TRAINING)))
+    return Correction(_fit(design, is_right[:MOST_TRAINING], strength), design.biases)
 
 
 def with_known(weights: Array, rows: RowNumbers, has_label: Array) -> Array:

@@ -102,18 +102,18 @@ def fit_labels(first: PartlyLabelled, others: Sequence[PartlyLabelled], labels: 
     plain = Fit(blocks.after(result.correction, []), result, none)
     if not first.spaces:
         return plain
-    learned = _learned(blocks, lambda more: blocks.corrected(more).correction)
-    result = blocks.corrected(learned.of_labelled)
+    evidence = _fit_maps(blocks, lambda more: blocks.corrected(more).correction)
+    result = blocks.corrected(evidence.of_labelled)
     if result.strength is None:
         return plain
     cross_validated = _cross_validated(blocks, result.strength)
-    weights, is_right = cross_validated[: few_labels.MOST_LEARNED], blocks.is_right[: few_labels.MOST_LEARNED]
+    weights, is_right = cross_validated[: few_labels.MOST_TRAINING], blocks.is_right[: few_labels.MOST_TRAINING]
     loss = few_labels.loss_of(weights, is_right)
     is_better = loss < plain.result.loss_after and (result.loss_before - loss) * len(weights) > few_labels.LEAST_GAIN
     if not is_better:
         return plain
-    weights = blocks.after(result.correction, learned.of_first)
-    return Fit(weights, replace(result, cross_validated=cross_validated, loss_after=loss), learned.maps)
+    weights = blocks.after(result.correction, evidence.of_first)
+    return Fit(weights, replace(result, cross_validated=cross_validated, loss_after=loss), evidence.maps)
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ class _Blocks:
 
 
 @dataclass(frozen=True)
-class _Learned:
-    """The maps, and both kinds of evidence; no map of a text's value learned its own label."""
+class _MapEvidence:
+    """The maps, and their predictions: both kinds of evidence, without the text's own label."""
 
     maps: StateMaps
     of_first: Sequence[Array]
@@ -162,24 +162,24 @@ class _Learned:
     """[kinds][labelled texts, teachers]."""
 
 
-def _learned(blocks: _Blocks, correct: Callable[[Sequence[Array]], few_labels.Correction]) -> _Learned:
+def _fit_maps(blocks: _Blocks, correct: Callable[[Sequence[Array]], few_labels.Correction]) -> _MapEvidence:
     first, *others = blocks.parts
     to_teachers, of_texts, leave_one_out = _maps_to_teachers(blocks)
     teacher_scale = _scale_of(of_texts)
     of_first, of_labelled = [_scaled(of_texts, teacher_scale)], [_scaled(leave_one_out, teacher_scale)]
     for _ in range(ROUNDS):
-        learned = preferred(blocks.after(correct(of_labelled), of_first), first.predicted)
-        learned[first.rows] = first.gold
-        to_labels = [linear_map.coefficients(learned, blocks.labels) for linear_map in blocks.maps]
+        labels = preferred(blocks.after(correct(of_labelled), of_first), first.predicted)
+        labels[first.rows] = first.gold
+        to_labels = [linear_map.coefficients(labels, blocks.labels) for linear_map in blocks.maps]
         pairs = zip(blocks.maps, to_labels, strict=True)
-        by_space = [linear_map.leave_one_out(matrix, learned, first.predicted)[0] for linear_map, matrix in pairs]
+        by_space = [linear_map.leave_one_out(matrix, labels, first.predicted)[0] for linear_map, matrix in pairs]
         of_texts = np.mean(by_space, axis=0)
         elsewhere = [mean_predicted(part.states(), to_labels, part.predicted[part.rows]) for part in others]
         label_scale = _scale_of(of_texts)
         of_first[1:] = [_scaled(of_texts, label_scale)]
         of_labelled[1:] = [_scaled(np.concatenate([of_texts[first.rows], *elsewhere]), label_scale)]
     maps = StateMaps(to_teachers, to_labels, np.stack([teacher_scale, label_scale]))
-    return _Learned(maps, of_first, of_labelled)
+    return _MapEvidence(maps, of_first, of_labelled)
 
 
 def _cross_validated(blocks: _Blocks, strength: float) -> Array:
@@ -187,11 +187,11 @@ def _cross_validated(blocks: _Blocks, strength: float) -> Array:
     weights, (first, *others) = np.empty(blocks.is_right.shape), blocks.parts
     for fold in few_labels.folds(len(weights)):
         used = blocks.only(~fold)
-        learned = _learned(used, partial(used.correction, strength=strength))
-        correction = used.correction(learned.of_labelled, strength)
-        of_first = used.after(correction, learned.of_first)
+        evidence = _fit_maps(used, partial(used.correction, strength=strength))
+        correction = used.correction(evidence.of_labelled, strength)
+        of_first = used.after(correction, evidence.of_first)
         labelled = [(part.at(part.rows), part.states()) for part in others]
-        of_others = [correction(texts.with_kinds(learned.maps(states, texts.predicted))) for texts, states in labelled]
+        of_others = [correction(texts.with_kinds(evidence.maps(states, texts.predicted))) for texts, states in labelled]
         weights[fold] = np.concatenate([of_first[first.rows], *of_others])[fold]
     return weights
 
@@ -200,12 +200,12 @@ def _maps_to_teachers(blocks: _Blocks) -> tuple[list[Array], Array, Array]:
     """Returns the coefficients, and the values of the first block's texts and of all labelled texts."""
     first, targets = blocks.parts[0], blocks.is_right.astype(np.float64)
     before = np.cumsum([0, *(len(part.rows) for part in blocks.parts)])
-    parts = [part for part, texts in zip(blocks.parts, before, strict=False) if texts < few_labels.MOST_LEARNED]
+    parts = [part for part, texts in zip(blocks.parts, before, strict=False) if texts < few_labels.MOST_TRAINING]
     states = [np.concatenate(arrays) for arrays in zip(*(part.states() for part in parts), strict=True)]
-    learned = slice(0, few_labels.MOST_LEARNED)
-    coefficients, leave_one_out = zip(*(ridge(space[learned], targets[learned]) for space in states), strict=True)
+    training = slice(0, few_labels.MOST_TRAINING)
+    coefficients, leave_one_out = zip(*(ridge(space[training], targets[training]) for space in states), strict=True)
     of_labelled = np.concatenate([mean_predicted(part.states(), coefficients) for part in blocks.parts])
-    of_labelled[learned] = np.mean(leave_one_out, axis=0)
+    of_labelled[training] = np.mean(leave_one_out, axis=0)
     of_first = mean_predicted(first.spaces, coefficients)
     of_first[first.rows] = of_labelled[: len(first.rows)]
     return list(coefficients), of_first, of_labelled

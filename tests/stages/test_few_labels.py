@@ -128,7 +128,7 @@ def test_a_correction_learns_from_a_part_of_many_labels(monkeypatch: pytest.Monk
     weights, kinds, answers, right = mistaken()
     rows = np.arange(300)
     has_label = np.eye(2, dtype=bool)[right[rows]]
-    monkeypatch.setattr(few_labels, "MOST_LEARNED", 60)
+    monkeypatch.setattr(few_labels, "MOST_TRAINING", 60)
     result, _ = correct(weights, kinds, answers, rows, has_label)
     few, _ = correct(weights, kinds, answers, rows[:60], has_label[:60])
     assert result.strength == few.strength is not None

@@ -88,7 +88,7 @@ def test_a_value_of_the_map_to_teachers_leaves_the_text_out() -> None:
 
 def test_more_labels_than_the_map_learns_have_values_too(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, right = lost_teacher(labelled=200)
-    monkeypatch.setattr(few_labels, "MOST_LEARNED", 60)
+    monkeypatch.setattr(few_labels, "MOST_TRAINING", 60)
     assert rightly(fit_labels(texts, [], LABELS).weights, right, texts.rows) > 0.85
 
 

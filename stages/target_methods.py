@@ -171,15 +171,15 @@ class WeightedSum(TargetMethod):
         """Returns T_i of each teacher."""
         raise NotImplementedError
 
-    def ranking(self, inputs: TargetInputs, answers: Array | None = None) -> Ranking:
+    def ranking(self, inputs: TargetInputs, predicted: Array | None = None) -> Ranking:
         """Compares the teachers by the given weights, else by the confidences.
 
-        `answers` are their first labels, if they are computed already.
+        `predicted` are their first labels, if they are computed already.
         """
         confidences = side_by_side([teacher.confidence for teacher in inputs.predictions])
         scores = confidences if inputs.weights is None else inputs.weights
         probabilities = self.confidence_is_weight or inputs.weights is not None
-        return rank(inputs, scores, probabilities=probabilities, answers=answers)
+        return rank(inputs, scores, probabilities=probabilities, predicted=predicted)
 
     def shares(self, ranking: Ranking, inputs: TargetInputs) -> pl.Series:
         """Returns w_i of each text."""
@@ -237,13 +237,13 @@ class MukaSoft(WeightedSum):
         return list(map(first_label, distributions)) if self.targets.distribution == "top-label" else distributions
 
     def shares(self, ranking: Ranking, inputs: TargetInputs) -> pl.Series:
-        """Returns the teachers' weights on each text; teachers with the same answer divide the weight of one."""
+        """Returns the teachers' weights on each text; teachers with the same label divide the weight of one."""
         if inputs.weights is not None:
             return ranking.scores.cast(pl.Array(pl.Float64, len(inputs.predictions)))
         logits = ranking.scores / self.targets.temperature
-        if ranking.answers is None:
+        if ranking.predicted is None:
             return softmax_column(logits)
-        divided = divided_by_answer(logits.to_numpy(), ranking.answers)
+        divided = divided_by_label(logits.to_numpy(), ranking.predicted)
         return softmax_column(side_by_side([pl.Series(column) for column in divided.T]))
 
 
@@ -447,44 +447,44 @@ class Ranking:
     leader: pl.Series
     """Position of the teacher with the highest score."""
     margin: pl.Series
-    """The leader's score less that of the best teacher with another answer, plus 1e-6; 1 if all answers are equal."""
-    answers: Array | None = None
+    """The leader's score less that of the best teacher with another label, plus 1e-6; 1 if all labels are equal."""
+    predicted: Array | None = None
     """Each teacher's first label [texts, teachers] by position in the union; None if no two teachers share a label."""
 
 
-def rank(inputs: TargetInputs, scores: pl.Series, *, probabilities: bool, answers: Array | None) -> Ranking:
-    """Compares answers: teachers with the same answer have one score, the sum of probabilities, else the maximum."""
+def rank(inputs: TargetInputs, scores: pl.Series, *, probabilities: bool, predicted: Array | None) -> Ranking:
+    """Compares labels: teachers that predict one label have one score, the sum of probabilities, else the maximum."""
     if width(scores) == 1:
         return Ranking(scores, scores.arr.arg_max(), _ones(len(scores)))
     if not inputs.space.shares_labels:
         return Ranking(scores, scores.arr.arg_max(), pl.Series(top_margin(scores.to_numpy()) + LEAST_MARGIN))
-    answers = _answers(inputs) if answers is None else answers
+    predicted = _predicted(inputs) if predicted is None else predicted
     by_teacher = scores.to_numpy()
-    combined = by_answer(np.add if probabilities else np.maximum, by_teacher, answers)
+    combined = by_label(np.add if probabilities else np.maximum, by_teacher, predicted)
     highest = combined.max(axis=1, keepdims=True)
     leader = np.where(combined == highest, by_teacher, -np.inf).argmax(axis=1)
-    disagrees = answers != np.take_along_axis(answers, leader[:, None], axis=1)
+    disagrees = predicted != np.take_along_axis(predicted, leader[:, None], axis=1)
     second = np.where(disagrees, combined, -np.inf).max(axis=1)
     margin = np.where(disagrees.any(axis=1), highest[:, 0] - second + LEAST_MARGIN, 1.0)
-    return Ranking(scores, pl.Series(leader), pl.Series(margin), answers)
+    return Ranking(scores, pl.Series(leader), pl.Series(margin), predicted)
 
 
-def _answers(inputs: TargetInputs) -> Array:
+def _predicted(inputs: TargetInputs) -> Array:
     columns = [np.array(inputs.space.columns[teacher.name]) for teacher in inputs.predictions]
     first = [teacher.distribution.arr.arg_max().to_numpy() for teacher in inputs.predictions]
     return np.stack([labels[places] for labels, places in zip(columns, first, strict=True)], axis=1)
 
 
-def by_answer(combine: np.ufunc, scores: Array, answers: Array) -> Array:
-    """Returns for each teacher the combined score of all teachers with its answer [texts, teachers]."""
+def by_label(combine: np.ufunc, scores: Array, predicted: Array) -> Array:
+    """Returns for each teacher the combined score of all teachers with its label [texts, teachers]."""
     start = 0.0 if combine is np.add else -np.inf
-    columns = [combine.reduce(np.where(answers == answer[:, None], scores, start), axis=1) for answer in answers.T]
+    columns = [combine.reduce(np.where(predicted == labels[:, None], scores, start), axis=1) for labels in predicted.T]
     return np.stack(columns, axis=1)
 
 
-def divided_by_answer(logits: Array, answers: Array) -> Array:
-    """Returns logits of weights with which teachers of one answer divide the weight of the most confident of them."""
-    return logits + by_answer(np.maximum, logits, answers) - by_answer(np.logaddexp, logits, answers)
+def divided_by_label(logits: Array, predicted: Array) -> Array:
+    """Returns logits of weights with which teachers of one label divide the weight of the most confident of them."""
+    return logits + by_label(np.maximum, logits, predicted) - by_label(np.logaddexp, logits, predicted)
 
 
 def _ones(texts: int) -> pl.Series:

@@ -142,7 +142,7 @@ def test_teachers_that_predict_the_same_label_are_right_together_in_the_estimate
 ) -> None:
     def same(*given: Any) -> AnswerSignals:
         answers = answer_signals(*given)
-        return replace(answers, labels=np.zeros_like(answers.labels))
+        return replace(answers, predicted=np.zeros_like(answers.predicted))
 
     monkeypatch.setattr(stage, "answer_signals", same)
     by_one(cached)

@@ -60,7 +60,7 @@ class Correction:
     coefficients: Array
     """Those of the logit; empty: the weights without labels predict as well."""
     biases: Array
-    """Teachers' answers that have a bias, as numbers."""
+    """Predicted labels of the teachers that have a bias, as numbers."""
 
     def __call__(self, texts: Weighed) -> Array:
         if not len(self.coefficients):
@@ -116,12 +116,12 @@ def with_known(weights: Array, rows: RowNumbers, has_label: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Design:
-    """The terms of the logit: dense ones, and the biases of the teachers and of their answers."""
+    """The terms of the logit: dense ones, and the biases of the teachers and of their labels."""
 
     dense: Sequence[Array]
     """[texts, teachers] each: the log weight, and the kinds of evidence."""
-    answers: Array
-    """[texts, teachers]: the number of the answer's bias; the last one is of answers without a bias."""
+    bias_of: Array
+    """[texts, teachers]: the number of the predicted label's bias; the last one is of labels without a bias."""
     biases: Array
 
     @classmethod
@@ -135,25 +135,25 @@ class _Design:
     @property
     def centre(self) -> Array:
         """Returns the coefficients of the weights without labels."""
-        centre = np.zeros(len(self.dense) + self.answers.shape[1] + len(self.biases) + 1)
+        centre = np.zeros(len(self.dense) + self.bias_of.shape[1] + len(self.biases) + 1)
         centre[0] = 1.0
         return centre
 
     def scores(self, coefficients: Array) -> Array:
-        dense, teachers = len(self.dense), self.answers.shape[1]
-        biases, of_answers = coefficients[dense : dense + teachers], coefficients[dense + teachers :]
+        dense, teachers = len(self.dense), self.bias_of.shape[1]
+        biases, of_labels = coefficients[dense : dense + teachers], coefficients[dense + teachers :]
         terms = [weight * term for weight, term in zip(coefficients[:dense], self.dense, strict=True)]
-        return np.sum(terms, axis=0) + biases + of_answers[self.answers]
+        return np.sum(terms, axis=0) + biases + of_labels[self.bias_of]
 
     def terms(self) -> Array:
         """Returns all terms of a few texts [texts, teachers, terms]."""
-        texts, teachers = self.answers.shape
+        texts, teachers = self.bias_of.shape
         by_teacher = np.broadcast_to(np.eye(teachers), (texts, teachers, teachers))
-        by_answer = np.eye(len(self.biases) + 1)[self.answers]
-        return np.concatenate([np.stack(self.dense, axis=2), by_teacher, by_answer], axis=2)
+        by_label = np.eye(len(self.biases) + 1)[self.bias_of]
+        return np.concatenate([np.stack(self.dense, axis=2), by_teacher, by_label], axis=2)
 
     def only(self, rows: Array) -> _Design:
-        return _Design([term[rows] for term in self.dense], self.answers[rows], self.biases)
+        return _Design([term[rows] for term in self.dense], self.bias_of[rows], self.biases)
 
 
 def _fit(design: _Design, is_right: Array, strength: float) -> Array:

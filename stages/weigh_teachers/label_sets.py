@@ -71,9 +71,9 @@ class LabelSets:
         group_of = {place: number for number, group in enumerate(self.groups) for place in group}
         return evidence[:, [group_of[place] for place in range(len(group_of))]]
 
-    def predicted(self, labels: Array, answers: Array) -> Array:
+    def predicted(self, labels: Array, evidence: Array) -> Array:
         """Returns the label [texts, groups] that the most confident teacher of each group predicts."""
-        best = [np.array(group)[answers[:, list(group)].argmax(axis=1)] for group in self.groups]
+        best = [np.array(group)[evidence[:, list(group)].argmax(axis=1)] for group in self.groups]
         return np.take_along_axis(labels, np.stack(best, axis=1), axis=1)
 
     def joined(self, states: Sequence[Space | None], references: Sequence[Space | None]) -> list[Space]:
@@ -88,11 +88,11 @@ class LabelSets:
                 spaces.append(Joined([space for space, _ in own], [_deviation(reference) for _, reference in own]))
         return spaces
 
-    def divided(self, weights: Array, answers: Array, params: Params) -> Array:
+    def divided(self, weights: Array, evidence: Array, params: Params) -> Array:
         """Divides the weight of each group [texts, groups] among its teachers, by the evidence of their predictions."""
-        divided = np.empty(answers.shape)
+        divided = np.empty(evidence.shape)
         for group, weight in zip(self.groups, weights.T, strict=True):
-            within_group = standardised_weights(answers[:, list(group)], params.scope(f"group {group[0]}"))
+            within_group = standardised_weights(evidence[:, list(group)], params.scope(f"group {group[0]}"))
             divided[:, list(group)] = weight[:, None] * within_group
         return divided
 

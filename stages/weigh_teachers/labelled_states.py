@@ -75,9 +75,9 @@ class StateMaps:
     scales: Array
     """Mean and deviation: [kinds, 2, teachers]."""
 
-    def __call__(self, spaces: Sequence[Space], answers: Array) -> list[Array]:
+    def __call__(self, spaces: Sequence[Space], predicted: Array) -> list[Array]:
         """Returns both kinds of evidence [texts, teachers] of texts that the maps did not learn."""
-        maps = ((self.to_teachers, None), (self.to_labels, answers)) if spaces else ()
+        maps = ((self.to_teachers, None), (self.to_labels, predicted)) if spaces else ()
         kinds = [mean_predicted(spaces, *pair) for pair in maps]
         return [_scaled(values, scale) for values, scale in zip(kinds, self.scales, strict=True)]
 

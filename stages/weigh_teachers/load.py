@@ -76,7 +76,7 @@ class AnswerSignals:
 
     by_name: dict[str, Array]
     """Confidence, margin and highest logit: [texts, teachers] each. The kind `answers` of evidence is their sum."""
-    labels: Array
+    predicted: Array
     """Position of the predicted label in the union: [texts, teachers]."""
     own_shares: Array
     """Probability of all labels of a teacher, without those of its catch_all: [texts, teachers]."""
@@ -87,13 +87,13 @@ def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerS
     reader, in_order = cached.answer_reader(run), pl.Series("key", keys, pl.Binary)
     by_teacher, predicted, own_shares = [], [], []
     for teacher, labels in distinct_teachers(run).space.columns.items():
-        answers = reader.predictions(teacher, prefixes, in_order)
-        logits, confidence = answers.logits.to_numpy(), answers.confidence.to_numpy()
+        predictions = reader.predictions(teacher, prefixes, in_order)
+        logits, confidence = predictions.logits.to_numpy(), predictions.confidence.to_numpy()
         margin = top_margin(logits.astype(np.float64)) if len(labels) > 1 else np.full(len(logits), np.inf)
-        if answers.own is not None:  # it may prefer none of its labels
-            share = answers.own.to_numpy().clip(LEAST_OWN, 1 - LEAST_OWN)
+        if predictions.own is not None:  # it may prefer none of its labels
+            share = predictions.own.to_numpy().clip(LEAST_OWN, 1 - LEAST_OWN)
             margin = np.minimum(margin, np.log(share / (1 - share)))
-        own_shares.append(np.ones(len(logits)) if answers.own is None else answers.own.to_numpy())
+        own_shares.append(np.ones(len(logits)) if predictions.own is None else predictions.own.to_numpy())
         by_teacher.append(np.stack([confidence, margin, logits.max(axis=1)], axis=1))
         predicted.append(np.array(labels)[logits.argmax(axis=1)])
     joined = np.stack(by_teacher, axis=2)
@@ -101,7 +101,7 @@ def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerS
     return AnswerSignals(by_name, np.stack(predicted, axis=1), np.stack(own_shares, axis=1))
 
 
-def evidence_of(run: Run, texts: Texts, answers: AnswerSignals, params: Params) -> tuple[Evidence, Array]:
+def evidence_of(run: Run, texts: Texts, signals: AnswerSignals, params: Params) -> tuple[Evidence, Array]:
     """Reads all kinds of evidence, and that of the predictions by teacher; teachers of equal labels are one."""
     space, first = distinct_teachers(run).space, Texts.of(run, text_blocks(run)[0])  # which has the references
     label_sets, generated_for = LabelSets.of(space), provenance(run, texts.keys)
@@ -118,17 +118,17 @@ def evidence_of(run: Run, texts: Texts, answers: AnswerSignals, params: Params) 
     near = similar(joint, run.experiment.targets.neighbours, reference_joint, texts.start)
     of_models = iter(_densities(run, [features, *states], [reference_features, *reference_states], texts.start).T)
     by_teacher = [
-        _agreement(run, name, first, answers.labels[:, place], near) if states[place] is None else next(of_models)
+        _agreement(run, name, first, signals.predicted[:, place], near) if states[place] is None else next(of_models)
         for place, name in enumerate(space.columns)
     ]
     density = np.stack(by_teacher, axis=1)
     if run.experiment.has_catch_all:
         density, closest = (
-            lowered_evidence(values, answers.own_shares, params.scope(kind))
+            lowered_evidence(values, signals.own_shares, params.scope(kind))
             for kind, values in {"own states": density, "own names": closest}.items()
         )
-    kinds = weigh.kinds_of(list(answers.by_name.values()), density, closest, params)
-    predicted = label_sets.predicted(answers.labels, kinds["answers"])
+    kinds = weigh.kinds_of(list(signals.by_name.values()), density, closest, params)
+    predicted = label_sets.predicted(signals.predicted, kinds["answers"])
     by_group, detectors = {kind: label_sets.mean(values) for kind, values in kinds.items()}, label_sets.detectors(space)
     evidence = Evidence(
         kinds=with_absence(by_group, predicted, params, detectors),

@@ -236,38 +236,38 @@ def _weigh(run: Run, texts: Texts, params: Params, facts: WeightFacts) -> tuple[
     `params` and `facts`.
     """
     targets, label_sets = run.experiment.targets, LabelSets.of(distinct_teachers(run).space)
-    answers = answer_signals(run, texts.prefixes, texts.keys)
+    signals = answer_signals(run, texts.prefixes, texts.keys)
     shares: Array | None = None
     spaces: Sequence[Space] = ()
     largest_evidence: Array | None = None
     confirmed = np.zeros(0)
     if targets.weight_signal == "all":
-        evidence, combined = evidence_of(run, texts, answers, params)
+        evidence, combined = evidence_of(run, texts, signals, params)
         kinds, spaces = list(evidence.kinds.values()), evidence.spaces
         signal, shares = weigh.agreed_signal(evidence, facts, params)
         largest_evidence = None if signal is None else signal.max(axis=1)
         if signal is not None and targets.teacher_weights == "range":
             signal, confirmed = weigh.completed(signal, evidence, params)
     else:
-        combined = standardised_sum(list(answers.by_name.values()), params.scope("answers"))
+        combined = standardised_sum(list(signals.by_name.values()), params.scope("answers"))
         kinds = [label_sets.mean(combined)]
-        signal = _single_signal(run, texts, answers, combined, params, facts)
+        signal = _single_signal(run, texts, signals, combined, params, facts)
     facts["fallback"] = signal is None
     if signal is None:
-        weights, estimated = weigh.by_confidence(answers.by_name["confidence"], answers.labels, targets), None
+        weights, estimated = weigh.by_confidence(signals.by_name["confidence"], signals.predicted, targets), None
     else:
         weights, estimated = weigh.weigh(signal, targets, facts, shares, params)
         if not label_sets.all_differ:
             of_sets, weights = weights, label_sets.divided(weights, combined, params)
             if len(confirmed):  # teachers of the same labels that disagree share the weight of one
                 largest = weigh.largest_sums(of_sets, evidence.predicted)
-                confirmed = confirmed * weigh.largest_sums(weights, answers.labels) / largest
+                confirmed = confirmed * weigh.largest_sums(weights, signals.predicted) / largest
             estimated = None if estimated is None else label_sets.divided_shares(estimated, weights)
     if estimated is not None:
         estimated = distinct_teachers(run).divided(estimated[None])[0]
         facts["shares"] = dict(zip(load.label_space(run).columns, estimated.round(4).tolist(), strict=True))
     kinds = [label_sets.by_teacher(kind) for kind in kinds]
-    return WeighedBlock(weights, kinds, answers.labels, spaces), largest_evidence, confirmed
+    return WeighedBlock(weights, kinds, signals.predicted, spaces), largest_evidence, confirmed
 
 
 def _note_on_unclear(unclear: int, texts: int) -> str:
@@ -313,11 +313,11 @@ def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
 
 
 def _single_signal(  # noqa: PLR0913 - what the choice rests on
-    run: Run, texts: Texts, answers: AnswerSignals, combined: Array, params: Params, facts: WeightFacts
+    run: Run, texts: Texts, signals: AnswerSignals, combined: Array, params: Params, facts: WeightFacts
 ) -> Array | None:
     """Returns the signal of one kind of predictions; None: it does not separate the teachers."""
     targets, label_sets = run.experiment.targets, LabelSets.of(distinct_teachers(run).space)
-    signal = label_sets.mean(answers.by_name[targets.weight_signal])
+    signal = label_sets.mean(signals.by_name[targets.weight_signal])
     if not params.value("separates", lambda: weigh.exclusive(signal, facts)):
         return None
     if targets.neighbours:
@@ -325,7 +325,7 @@ def _single_signal(  # noqa: PLR0913 - what the choice rests on
         near = similar(features, targets.neighbours, references, texts.start)
         signal = weigh.coherent(signal, near, facts, params)
     if targets.teacher_weights == "range":
-        signal = weigh.by_range(signal, label_sets.predicted(answers.labels, combined), params)
+        signal = weigh.by_range(signal, label_sets.predicted(signals.predicted, combined), params)
     return signal
 
 

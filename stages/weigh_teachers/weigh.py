@@ -17,7 +17,7 @@ from amalgam.data.lazy import np
 from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import interval
-from amalgam.stages.target_methods import by_answer, divided_by_answer
+from amalgam.stages.target_methods import by_label, divided_by_label
 from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, preferred, with_first
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
@@ -128,7 +128,7 @@ LEAST_RANGE = 1e-6
 
 def by_confidence(confidence: Array, predicted: Array, targets: Targets) -> Array:
     """Returns MUKA's weights [texts, teachers], by each text's confidences alone."""
-    return softmax(divided_by_answer(confidence / targets.temperature, predicted))
+    return softmax(divided_by_label(confidence / targets.temperature, predicted))
 
 
 def weigh(
@@ -149,7 +149,7 @@ def weigh(
 
 def largest_sums(weights: Array, predicted: Array) -> Array:
     """Returns, for each text, the largest sum of the weights of teachers that predict one label."""
-    return by_answer(np.add, weights, predicted).max(axis=1)
+    return by_label(np.add, weights, predicted).max(axis=1)
 
 
 def estimated_accuracy(confirmed: float, texts: int) -> AccuracyEstimate:

@@ -7,7 +7,7 @@ its texts are a random sample. A corpus of one block is fitted on all its texts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -46,7 +46,7 @@ from amalgam.stages.weigh_teachers.neighbours import Space, similar
 from amalgam.stages.weigh_teachers.signals import Params, one_label, standardised_sum
 from amalgam.stages.weigh_teachers.weigh import WeightFacts, estimated_accuracy
 
-FITTED = ".safetensors"
+FITTED = "fitted.safetensors"
 
 LABEL = "amalgam label --count 50"
 """The command in a stored note; the option -c is added when the note is shown."""
@@ -146,23 +146,17 @@ class WeighTeachers(Stage):
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         block: TextBlock = unit.payload
-        is_first = not block.start
-        texts, checks = Texts.of(run, block), WeightFacts(notes=[])
+        texts, is_first, checks = Texts.of(run, block), block.start == 0, WeightFacts(notes=[])
         params = Params() if is_first else _first_params(run, unit.folder)
-        weighed, evidence, confirmed = _weigh(run, texts, params, checks)
-        weights, labelled, labelled_weights = weighed.weights, _labelled(run, texts.keys), None
-        if labelled is not None:
-            if is_first:
-                weights, labelled_weights = _fit_labels(run, texts, weighed, labelled, params, checks)
-            else:
-                weights = _corrected(weighed, params.scope("labels"))
-            weights = with_known(weights, labelled.rows, labelled.has_label)
+        weighed, signal = _weigh(run, texts, params, checks)
+        weights, labelled_weights = _with_labels(run, texts, weighed, params, checks)
         moved = weights.argmax(axis=1) != weighed.weights.argmax(axis=1)
         weights = distinct_teachers(run).divided(weights)
+        evidence = signal.largest_evidence
         facts = BlockSums(
             texts=len(weights),
             weights=weights.sum(axis=0).tolist(),
-            confirmed=float(confirmed.sum()),
+            confirmed=float(signal.confirmed.sum()),
             moved=int(moved.sum()),
             unclear=0 if evidence is None else int((evidence < UNCLEAR).sum()),
         )
@@ -177,7 +171,7 @@ class WeighTeachers(Stage):
             if labelled_weights is not None:
                 write_table(labelled_weights, draft.folder / LABELLED)
             if is_first and len(text_blocks(run)) > 1:
-                params.save(draft.folder / "fitted.safetensors")
+                params.save(draft.folder / FITTED)
             draft.facts = facts
 
     def finish(self, run: Run, records: Sequence[Record]) -> WeightFacts:
@@ -228,46 +222,75 @@ class WeighTeachers(Stage):
 # ---- weights and their checks
 
 
-def _weigh(run: Run, texts: Texts, params: Params, facts: WeightFacts) -> tuple[WeighedBlock, Array | None, Array]:
-    """Returns the weights of these texts without labels, and two columns.
+@dataclass(frozen=True)
+class _Signal:
+    """The evidence as one signal; teachers of equal labels are one group."""
 
-    The first has the largest scaled evidence of a teacher; it is None if no kinds of evidence were used. The second has
-    the part of the linear maps that confirm the target; it is empty without maps. The first block adds its numbers to
-    `params` and `facts`.
-    """
+    values: Array | None
+    """[texts, groups]; None: the evidence was dropped."""
+    kinds: Sequence[Array]
+    """[texts, groups] each."""
+    answers: Array
+    """The evidence of the predictions alone: [texts, teachers]."""
+    spaces: Sequence[Space] = ()
+    shares: Array | None = None
+    """The groups' shares of the texts."""
+    largest_evidence: Array | None = None
+    """The largest of any teacher [texts]; None if no kinds of evidence were used."""
+    confirmed: Array = field(default_factory=lambda: np.zeros(0))
+    """The part of the linear maps that confirm the target [texts]; empty without maps."""
+
+
+def _weigh(run: Run, texts: Texts, params: Params, facts: WeightFacts) -> tuple[WeighedBlock, _Signal]:
+    """Returns the weights without labels, and their signal; the first block fills `params` and `facts`."""
     targets, label_sets = run.experiment.targets, LabelSets.of(distinct_teachers(run).space)
     signals = answer_signals(run, texts.prefixes, texts.keys)
-    shares: Array | None = None
-    spaces: Sequence[Space] = ()
-    largest_evidence: Array | None = None
-    confirmed = np.zeros(0)
-    if targets.weight_signal == "all":
-        evidence, combined = evidence_of(run, texts, signals, params)
-        kinds, spaces = list(evidence.kinds.values()), evidence.spaces
-        signal, shares = weigh.agreed_signal(evidence, facts, params)
-        largest_evidence = None if signal is None else signal.max(axis=1)
-        if signal is not None and targets.teacher_weights == "range":
-            signal, confirmed = weigh.completed(signal, evidence, params)
+    read_signal = _combined_signal if targets.weight_signal == "all" else _single_signal
+    signal = read_signal(run, texts, signals, params, facts)
+    confirmed, shares = signal.confirmed, None
+    facts["fallback"] = signal.values is None
+    if signal.values is None:
+        weights = weigh.by_confidence(signals.by_name["confidence"], signals.predicted, targets)
     else:
-        combined = standardised_sum(list(signals.by_name.values()), params.scope("answers"))
-        kinds = [label_sets.mean(combined)]
-        signal = _single_signal(run, texts, signals, combined, params, facts)
-    facts["fallback"] = signal is None
-    if signal is None:
-        weights, estimated = weigh.by_confidence(signals.by_name["confidence"], signals.predicted, targets), None
-    else:
-        weights, estimated = weigh.weigh(signal, targets, facts, shares, params)
+        weights, shares = weigh.weigh(signal.values, targets, facts, signal.shares, params)
         if not label_sets.all_differ:
-            of_sets, weights = weights, label_sets.divided(weights, combined, params)
+            of_groups, weights = weights, label_sets.divided(weights, signal.answers, params)
             if len(confirmed):  # teachers of the same labels that disagree share the weight of one
-                largest = weigh.largest_sums(of_sets, evidence.predicted)
+                largest = weigh.largest_sums(of_groups, label_sets.predicted(signals.predicted, signal.answers))
                 confirmed = confirmed * weigh.largest_sums(weights, signals.predicted) / largest
-            estimated = None if estimated is None else label_sets.divided_shares(estimated, weights)
-    if estimated is not None:
-        estimated = distinct_teachers(run).divided(estimated[None])[0]
-        facts["shares"] = dict(zip(load.label_space(run).columns, estimated.round(4).tolist(), strict=True))
-    kinds = [label_sets.by_teacher(kind) for kind in kinds]
-    return WeighedBlock(weights, kinds, signals.predicted, spaces), largest_evidence, confirmed
+            shares = None if shares is None else label_sets.divided_shares(shares, weights)
+    if shares is not None:
+        shares = distinct_teachers(run).divided(shares[None])[0]
+        facts["shares"] = dict(zip(load.label_space(run).columns, shares.round(4).tolist(), strict=True))
+    kinds = [label_sets.by_teacher(kind) for kind in signal.kinds]
+    return WeighedBlock(weights, kinds, signals.predicted, signal.spaces), replace(signal, confirmed=confirmed)
+
+
+def _combined_signal(run: Run, texts: Texts, signals: AnswerSignals, params: Params, facts: WeightFacts) -> _Signal:
+    """Combines all kinds of evidence."""
+    evidence, answers = evidence_of(run, texts, signals, params)
+    values, shares = weigh.agreed_signal(evidence, facts, params)
+    largest, confirmed = None if values is None else values.max(axis=1), np.zeros(0)
+    if values is not None and run.experiment.targets.teacher_weights == "range":
+        values, confirmed = weigh.completed(values, evidence, params)
+    return _Signal(values, list(evidence.kinds.values()), answers, evidence.spaces, shares, largest, confirmed)
+
+
+def _single_signal(run: Run, texts: Texts, signals: AnswerSignals, params: Params, facts: WeightFacts) -> _Signal:
+    """Takes one number of the predictions; its values are None if it does not separate the teachers."""
+    targets, label_sets = run.experiment.targets, LabelSets.of(distinct_teachers(run).space)
+    answers = standardised_sum(list(signals.by_name.values()), params.scope("answers"))
+    signal = _Signal(None, [label_sets.mean(answers)], answers)
+    values = label_sets.mean(signals.by_name[targets.weight_signal])
+    if not params.value("separates", lambda: weigh.exclusive(values, facts)):
+        return signal
+    if targets.neighbours:
+        features, references = features_of(run, texts), features_of(run, Texts.of(run, text_blocks(run)[0]))
+        near = similar(features, targets.neighbours, references, texts.start)
+        values = weigh.coherent(values, near, facts, params)
+    if targets.teacher_weights == "range":
+        values = weigh.by_range(values, label_sets.predicted(signals.predicted, answers), params)
+    return replace(signal, values=values)
 
 
 def _note_on_unclear(unclear: int, texts: int) -> str:
@@ -312,23 +335,6 @@ def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
             )
 
 
-def _single_signal(  # noqa: PLR0913 - what the choice rests on
-    run: Run, texts: Texts, signals: AnswerSignals, combined: Array, params: Params, facts: WeightFacts
-) -> Array | None:
-    """Returns the signal of one kind of predictions; None: it does not separate the teachers."""
-    targets, label_sets = run.experiment.targets, LabelSets.of(distinct_teachers(run).space)
-    signal = label_sets.mean(signals.by_name[targets.weight_signal])
-    if not params.value("separates", lambda: weigh.exclusive(signal, facts)):
-        return None
-    if targets.neighbours:
-        features, references = features_of(run, texts), features_of(run, Texts.of(run, text_blocks(run)[0]))
-        near = similar(features, targets.neighbours, references, texts.start)
-        signal = weigh.coherent(signal, near, facts, params)
-    if targets.teacher_weights == "range":
-        signal = weigh.by_range(signal, label_sets.predicted(signals.predicted, combined), params)
-    return signal
-
-
 @once
 def _first_params(run: Run, folder: Path) -> Params:
     """Returns the numbers that the first block determined."""
@@ -336,10 +342,24 @@ def _first_params(run: Run, folder: Path) -> Params:
     record = run.store.record(first)
     if record is None:
         raise DamagedError(f"weigh-teachers {first.stem} is missing", path=str(first))
-    return Params.load(run.store.verified_path(next(file for file in record.files if file.path.endswith(FITTED))))
+    return Params.load(run.store.verified_path(next(file for file in record.files if file.name == FITTED)))
 
 
 # ---- labels
+
+
+def _with_labels(
+    run: Run, texts: Texts, weighed: WeighedBlock, params: Params, facts: WeightFacts
+) -> tuple[Array, pa.Table | None]:
+    """Returns the weights after the labels of the experiment, and in the first block those of `_fit_labels`."""
+    labelled, table = _labelled(run, texts.keys), None
+    if labelled is None:
+        return weighed.weights, None
+    if params.is_reused:
+        weights = _corrected(weighed, params.scope("labels"))
+    else:
+        weights, table = _fit_labels(run, texts, weighed, labelled, params, facts)
+    return with_known(weights, labelled.rows, labelled.has_label), table
 
 
 def _corrected(weighed: WeighedBlock, params: Params) -> Array:
@@ -361,7 +381,7 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
     """
     reused, parts = replace(params, is_reused=True), [(texts, PartlyLabelled(**vars(weighed), **vars(labelled)))]
     for others, labels in _labelled_elsewhere(run):
-        weighed, _, _ = _weigh(run, others, reused, WeightFacts(notes=[]))
+        weighed, _ = _weigh(run, others, reused, WeightFacts(notes=[]))
         parts.append((others, PartlyLabelled(**vars(weighed), **vars(labels))))
     first, *rest = [part for _, part in parts]
     fit = fit_labels(first, rest, len(load.label_space(run).names))
@@ -391,7 +411,7 @@ def _labelled_elsewhere(run: Run) -> Iterator[tuple[Texts, Labelled]]:
     buckets = [bucket for block in after for bucket in block.buckets]
     lengths = {len(bucket.prefix) for bucket in buckets}
     prefixes = {digits[:length] for digits in bits for length in lengths}
-    start = sum(bucket.rows for bucket in first.buckets)
+    start = sum(bucket.rows for bucket in first.buckets)  # after all references, so none is the text itself
     for group in neighbouring_buckets([bucket for bucket in buckets if bucket.prefix in prefixes]):
         keys = keys_of(run, group)
         labelled = _labelled(run, keys)

@@ -174,12 +174,25 @@ class WeightedSum(TargetMethod):
     def ranking(self, inputs: TargetInputs, predicted: Array | None = None) -> Ranking:
         """Compares the teachers by the given weights, else by the confidences.
 
-        `predicted` are their first labels, if they are computed already.
+        Teachers that predict one label have one score: the sum of weights, or the highest confidence. `predicted` are
+        the first labels of the teachers, if they are computed already.
         """
         confidences = side_by_side([teacher.confidence for teacher in inputs.predictions])
         scores = confidences if inputs.weights is None else inputs.weights
-        probabilities = self.confidence_is_weight or inputs.weights is not None
-        return rank(inputs, scores, probabilities=probabilities, predicted=predicted)
+        by_teacher = scores.to_numpy()
+        if width(scores) == 1:
+            return Ranking(scores, scores.arr.arg_max(), _ones(len(scores)))
+        if not inputs.space.shares_labels:
+            return Ranking(scores, scores.arr.arg_max(), pl.Series(top_margin(by_teacher) + LEAST_MARGIN))
+        predicted = _predicted(inputs) if predicted is None else predicted
+        are_weights = self.confidence_is_weight or inputs.weights is not None
+        combined = by_label(np.add if are_weights else np.maximum, by_teacher, predicted)
+        highest = combined.max(axis=1, keepdims=True)
+        leader = np.where(combined == highest, by_teacher, -np.inf).argmax(axis=1)
+        disagrees = predicted != np.take_along_axis(predicted, leader[:, None], axis=1)
+        second = np.where(disagrees, combined, -np.inf).max(axis=1)
+        margin = pl.Series(np.where(disagrees.any(axis=1), highest[:, 0] - second + LEAST_MARGIN, 1.0))
+        return Ranking(scores, pl.Series(leader), margin, predicted)
 
     def shares(self, ranking: Ranking, inputs: TargetInputs) -> pl.Series:
         """Returns w_i of each text."""
@@ -450,23 +463,6 @@ class Ranking:
     """The leader's score less that of the best teacher with another label, plus 1e-6; 1 if all labels are equal."""
     predicted: Array | None = None
     """Each teacher's first label [texts, teachers] by position in the union; None if no two teachers share a label."""
-
-
-def rank(inputs: TargetInputs, scores: pl.Series, *, probabilities: bool, predicted: Array | None) -> Ranking:
-    """Compares labels: teachers that predict one label have one score, the sum of probabilities, else the maximum."""
-    if width(scores) == 1:
-        return Ranking(scores, scores.arr.arg_max(), _ones(len(scores)))
-    if not inputs.space.shares_labels:
-        return Ranking(scores, scores.arr.arg_max(), pl.Series(top_margin(scores.to_numpy()) + LEAST_MARGIN))
-    predicted = _predicted(inputs) if predicted is None else predicted
-    by_teacher = scores.to_numpy()
-    combined = by_label(np.add if probabilities else np.maximum, by_teacher, predicted)
-    highest = combined.max(axis=1, keepdims=True)
-    leader = np.where(combined == highest, by_teacher, -np.inf).argmax(axis=1)
-    disagrees = predicted != np.take_along_axis(predicted, leader[:, None], axis=1)
-    second = np.where(disagrees, combined, -np.inf).max(axis=1)
-    margin = np.where(disagrees.any(axis=1), highest[:, 0] - second + LEAST_MARGIN, 1.0)
-    return Ranking(scores, pl.Series(leader), pl.Series(margin), predicted)
 
 
 def _predicted(inputs: TargetInputs) -> Array:

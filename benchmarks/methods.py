@@ -371,7 +371,7 @@ def _overrides(method: str, draw: int | None) -> list[str]:
 def _choice(config: Path, method: str, draw: int | None) -> dict[str, Any]:
     """Builds only the targets, and returns the facts of weigh-teachers."""
     run = updated(config, _overrides(method, draw), {"train-student", "report"})
-    facts = run.result("weigh-teachers").facts if target_method(run.experiment.targets).weighs_together else {}
+    facts = run.result("weigh-teachers").facts if target_method(run.experiment.targets).estimates_weights else {}
     figures: dict[str, Any] = {
         name: facts[name] for name in ("shares", "kinds", "agreement", "separation") if name in facts
     }

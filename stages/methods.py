@@ -119,7 +119,7 @@ def method_of(targets: Mapping[str, Any], objective: str = "targets") -> str:
     if objective in named:
         return named[objective]
     mode, weights = targets["mode"], f", {targets['teacher_weights']} weights"
-    plain = named.get("targets", f"{mode}{weights if TARGET_METHODS[mode].weighted else ''}")
+    plain = named.get("targets", f"{mode}{weights if TARGET_METHODS[mode].reads_teacher_weights else ''}")
     return plain if objective == "targets" else f"{plain} and {objective}"
 
 

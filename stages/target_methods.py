@@ -86,8 +86,8 @@ class TargetMethod:
     loss: ClassVar[str] = "kl"
     """Loss of the student: kl, restricted (each teacher's own labels), scores (logits), mt-bert."""
     reads_teachers: ClassVar[bool] = True
-    weighted: ClassVar[bool] = False
-    """Whether the target is a weighted sum of teachers, which `targets.teacher_weights` and `text_weights` control."""
+    reads_teacher_weights: ClassVar[bool] = False
+    """Whether `targets.teacher_weights` and `text_weights` control the target, a weighted sum of teachers."""
     confidence_is_weight: ClassVar[bool] = False
     """Whether the confidences of all teachers are weights already, and sum to 1."""
     tempered: ClassVar[bool] = False
@@ -123,7 +123,7 @@ class TargetMethod:
     @property
     def compares_passes(self) -> bool:
         """Returns whether the confidences measure how much a text's passes differ."""
-        return self.targets.uncertainty in OF_PASSES and (self.reads_confidence or self.weighs_together)
+        return self.targets.uncertainty in OF_PASSES and (self.reads_confidence or self.estimates_weights)
 
     @property
     def weighs_by_domain(self) -> bool:
@@ -131,19 +131,19 @@ class TargetMethod:
         return self.reads_confidence and self.targets.uncertainty in COMPARATIVE
 
     @property
-    def weighs_together(self) -> bool:
+    def estimates_weights(self) -> bool:
         """Returns whether weigh-teachers computes the weights, from all texts together."""
-        return self.weighted and self.targets.teacher_weights != "muka"
+        return self.reads_teacher_weights and self.targets.teacher_weights != "muka"
 
     @property
     def reads_states(self) -> bool:
         """Returns whether the teachers' last hidden states are evidence for weigh-teachers."""
-        return self.weighs_together and self.targets.weight_signal == "all"
+        return self.estimates_weights and self.targets.weight_signal == "all"
 
     @property
     def reads_features(self) -> bool:
         """Returns whether the student's encoder embeds the texts, for neighbours or next to teachers' states."""
-        return self.reads_states or (self.weighs_together and self.targets.neighbours > 0)
+        return self.reads_states or (self.estimates_weights and self.targets.neighbours > 0)
 
     def checks(self) -> Checks:
         """Yields the checks of settings that can contradict the method."""
@@ -215,16 +215,16 @@ class WeightedSum(TargetMethod):
 class MukaSoft(WeightedSum):
     """MUKA-Soft (Li et al. 2021): sum of w_i pad_i(T_i) with w = softmax(confidence / tau)."""
 
-    weighted = True
+    reads_teacher_weights = True
 
     @property
     def fields(self) -> set[str]:
         read = {"mode", "distribution", "text_weights"}
-        return read if self.weighs_together else read | {"uncertainty", "temperature"}
+        return read if self.estimates_weights else read | {"uncertainty", "temperature"}
 
     @property
     def reads_confidence(self) -> bool:
-        return not self.weighs_together
+        return not self.estimates_weights
 
     @property
     def reads_passes(self) -> bool:
@@ -234,13 +234,13 @@ class MukaSoft(WeightedSum):
     def checks(self) -> Checks:
         name, weights = self.targets.uncertainty, self.targets.teacher_weights
         message = f"{name} is a weight of its own, for targets.teacher_weights=muka: not with {weights}"
-        yield self.weighs_together and name in COMPARATIVE, "targets.uncertainty", message
+        yield self.estimates_weights and name in COMPARATIVE, "targets.uncertainty", message
 
     def full_name(self, experiment: ExperimentConfig, name: str) -> str:
         targets = self.targets
         passes = experiment.cache.passes if targets.passes is None else targets.passes
         omitted = {
-            "MC dropout": passes == 0 and not self.weighs_together,
+            "MC dropout": passes == 0 and not self.estimates_weights,
             "re-weighting": targets.text_weights == "none",
         }
         return _without(name, omitted)
@@ -416,9 +416,9 @@ def compared_by(targets: Targets) -> Targets:
     A temperature that the targets do not read has its default here.
     """
     method = target_method(targets)
-    if "temperature" in method.fields or method.weighs_together:
+    if "temperature" in method.fields or method.estimates_weights:
         return targets
-    if method.weighted or method.weighs_by_domain:
+    if method.reads_teacher_weights or method.weighs_by_domain:
         return targets.model_copy(update={"temperature": Targets().temperature})
     return Targets(passes=targets.passes)
 

@@ -89,7 +89,7 @@ class BuildTargets(Stage):
         method = target_method(experiment.targets)
         answers = ("cache-teachers",) if method.reads_teachers else ()
         by_domain = ("cache-features", "fit-statistics") if method.weighs_by_domain else ()
-        weighed = ("weigh-teachers",) if method.weighs_together else ()
+        weighed = ("weigh-teachers",) if method.estimates_weights else ()
         return ("read-corpus", "train-teachers", *answers, *by_domain, *weighed)
 
     def resolve_inputs(self, run: Run) -> None:
@@ -111,7 +111,7 @@ class BuildTargets(Stage):
             inputs |= cached.passes_counted(run) if method.reads_passes else {}
         inputs |= {"method_version": method.version} if method.version > 1 else {}
         inputs |= load_labels.labels_identity(run)
-        upstream = ["weigh-teachers"] * method.weighs_together + ["fit-statistics"] * method.weighs_by_domain
+        upstream = ["weigh-teachers"] * method.estimates_weights + ["fit-statistics"] * method.weighs_by_domain
         fingerprints = {stage: run.fingerprint(stage) for stage in upstream}
         return Identity({"targets": targets.model_dump(include=method.fields)}, inputs, fingerprints)
 
@@ -210,7 +210,7 @@ def _targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> TargetBatch
         _refuse_unlabelled(run, gold.null_count())
     if not method.reads_teachers:
         return method.build(TargetInputs(space, gold))
-    weights = _weights(run, buckets, rows) if method.weighs_together else None
+    weights = _weights(run, buckets, rows) if method.estimates_weights else None
     batch = method.build(TargetInputs(space, gold, _predictions(run, buckets, rows), weights))
     given = load_labels.given_labels(run)
     return _with_labels(batch, space, given, rows, by_teacher=method.loss == "restricted") if given else batch
@@ -286,7 +286,7 @@ def unset_targets(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> UnsetT
         inputs = TargetInputs(load.label_space(run), gold, predictions, weights)
         return method.build(inputs).target.to_numpy().argmax(axis=1)
 
-    if not method.weighs_together:
+    if not method.estimates_weights:
         return UnsetTargets(first_labels(None), first_labels(None))
     table = labelled_weights_of(run)
     place = {key: row for row, key in enumerate(table.column("key").to_pylist())}

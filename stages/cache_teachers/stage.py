@@ -292,9 +292,10 @@ def sampled_texts(run: Run) -> int:
     They audit `auto`, which runs no passes for a method that compares teachers by predictions, or decide on the others.
     """
     experiment, method = run.experiment, target_method(run.experiment.targets)
-    compares = method.weighted and not method.weighs_by_domain and reads_texts(experiment) and experiment.student.learns
+    learns = experiment.student.learns and reads_texts(experiment)
+    compares = method.reads_teacher_weights and not method.weighs_by_domain
     chooses_none = experiment.cache.passes is None and not cached.passes_of(experiment)
-    if compares and chooses_none and len(load.teachers_of(run)) > 1 and load.models_of(run):
+    if learns and compares and chooses_none and len(load.teachers_of(run)) > 1 and load.models_of(run):
         return cached.sample_size(load.train_part(run).texts, cached.AUTO_PASSES)
     return cached.adaptive_sample(run)
 

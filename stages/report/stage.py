@@ -408,7 +408,7 @@ def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEs
         "empty": given.empty,
         "unknown": share_of_unknown(run, given),
         "random": load_labels.is_random_sample(run),
-        "weights": target_method(run.experiment.targets).weighs_together,
+        "weights": target_method(run.experiment.targets).estimates_weights,
         "systems": list(right.systems()),
         "gained": int((both[0] & ~both[1]).sum()) if both else None,
         "lost": int((both[1] & ~both[0]).sum()) if both else None,
@@ -461,7 +461,7 @@ def _train_identity(run: Run) -> dict[str, object]:
         method = target_method(targets)
         fields = {"uncertainty", "temperature"} & method.fields
         # Where stage weigh-teachers weighs, its result has these inputs already.
-        inputs["compared by"] = {} if method.weighs_together else targets.model_dump(include=fields)
+        inputs["compared by"] = {} if method.estimates_weights else targets.model_dump(include=fields)
         inputs |= {} if method.weighs_by_domain else cached.passes_counted(run)
     return inputs
 

@@ -183,7 +183,7 @@ class TrainStudent(Stage):
 
 def reads_evidence(experiment: ExperimentConfig) -> bool:
     """Returns whether weigh-teachers has the teachers' evidence on the training texts, which fits unknown texts."""
-    return reads_texts(experiment) and target_method(experiment.targets).weighs_together
+    return reads_texts(experiment) and target_method(experiment.targets).estimates_weights
 
 
 @once

@@ -94,7 +94,7 @@ class WeighTeachers(Stage):
     facts = FactTypes(WeightFacts, BlockSums, config=WeightConfig)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
-        return experiment.student.learns and target_method(experiment.targets).weighs_together
+        return experiment.student.learns and target_method(experiment.targets).estimates_weights
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         generated = ("generate",) if experiment.targets.weight_signal == "all" and are_written(experiment) else ()

@@ -92,7 +92,7 @@ def passes_of(experiment: ExperimentConfig) -> int:
     if experiment.cache.passes is not None:
         return experiment.cache.passes
     method, used, learns = target_method(experiment.targets), experiment.targets.passes, experiment.student.learns
-    if learns and (method.reads_passes or (method.weighs_together and not method.reads_states)):
+    if learns and (method.reads_passes or (method.estimates_weights and not method.reads_states)):
         return AUTO_PASSES if used is None else used
     return used or 0
 

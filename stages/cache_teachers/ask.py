@@ -22,6 +22,7 @@ import pyarrow as pa
 from amalgam.data.arrays import Array
 from amalgam.data.parquet import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, build_table, matrix, read_table, write_table
 from amalgam.data.tokens import join
+from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Unit
@@ -51,6 +52,9 @@ class CacheInputs:
     check_interrupt: Callable[[], None]
     may_repeat: bool
     """Whether a teacher without dropout is no error: its prediction counts as every pass."""
+    passes: int
+    """Passes of each text; 0 if only a sample has passes."""
+    corpus: Corpus
 
 
 def ask_teachers(inputs: CacheInputs, units: Sequence[Unit]) -> None:

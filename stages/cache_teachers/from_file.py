@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -14,32 +13,18 @@ import pyarrow as pa
 from amalgam.data.arrays import Array
 from amalgam.data.keys import shown
 from amalgam.data.parquet import key_array, key_list
-from amalgam.pipeline.config.schema import Corpus
-from amalgam.pipeline.console import Console, counted
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Unit
-from amalgam.pipeline.storage.store import Store
-from amalgam.stages.cache_teachers.ask import answer_table, commit_answers
+from amalgam.stages.cache_teachers.ask import CacheInputs, answer_table, commit_answers
 from amalgam.stages.common.cached.coverage import AnswerFacts, UnitRequest
-from amalgam.stages.common.corpus import Bucket, read_bucket
+from amalgam.stages.common.corpus import read_bucket
 from amalgam.stages.common.models.predictions import Predictions, id_keys, read_predictions
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 
-@dataclass(frozen=True)
-class FileInputs:
-    buckets: Mapping[tuple[str, str], Bucket]
-    """By part and prefix."""
-    corpus: Corpus
-    store: Store
-    console: Console
-    check_interrupt: Callable[[], None]
-    passes: int
-    """Passes of each text; 0 if only a sample has passes."""
-
-
-def write_predictions(inputs: FileInputs, teacher: ResolvedTeacher, units: Sequence[Unit]) -> None:
+def write_predictions(inputs: CacheInputs, teacher: ResolvedTeacher, units: Sequence[Unit]) -> None:
     """Writes the units of one teacher, after a check that its file has all of their texts."""
     files = teacher.files
     if inputs.passes:
@@ -62,9 +47,11 @@ def write_predictions(inputs: FileInputs, teacher: ResolvedTeacher, units: Seque
         inputs.console.advance(unit.size)
 
 
-def _check_ids(inputs: FileInputs, teacher: ResolvedTeacher) -> None:
+def _check_ids(inputs: CacheInputs, teacher: ResolvedTeacher) -> None:
     """Refuses ids that name one text of corpus.train and another of corpus.test."""
-    texts = pa.concat_tables(read_bucket(inputs.store, bucket, ["id", "key"]) for bucket in inputs.buckets.values())
+    texts = pa.concat_tables(
+        read_bucket(inputs.store, bucket, ["id", "key"]) for bucket in inputs.texts.buckets.values()
+    )
     ids = pl.DataFrame(texts).unique().group_by("id").len().filter(pl.col("len") > 1)["id"].sort()
     if len(ids):
         what = f"{teacher.files.folder.name} names texts by ids, and {counted(len(ids), 'id')} of corpus.train "
@@ -73,7 +60,9 @@ def _check_ids(inputs: FileInputs, teacher: ResolvedTeacher) -> None:
         raise DataError(what, where=f"the first: {shown(ids[0])}", fix=fix)
 
 
-def _check_texts(inputs: FileInputs, teacher: ResolvedTeacher, predictions: Predictions, units: Sequence[Unit]) -> None:
+def _check_texts(
+    inputs: CacheInputs, teacher: ResolvedTeacher, predictions: Predictions, units: Sequence[Unit]
+) -> None:
     absent, texts, first = dict[str, int](), 0, ""
     for unit in units:
         table = _rows(inputs, unit, ["key", "id"])
@@ -92,9 +81,9 @@ def _check_texts(inputs: FileInputs, teacher: ResolvedTeacher, predictions: Pred
         raise DataError(f"{what} ({counted(texts, 'text')} in all)", where=f"the first: {first}", fix=fix)
 
 
-def _rows(inputs: FileInputs, unit: Unit, columns: Sequence[str]) -> pa.Table:
+def _rows(inputs: CacheInputs, unit: Unit, columns: Sequence[str]) -> pa.Table:
     request: UnitRequest = unit.payload
-    table = read_bucket(inputs.store, inputs.buckets[request.part, request.prefix], columns)
+    table = read_bucket(inputs.store, inputs.texts.buckets[request.part, request.prefix], columns)
     return table if request.rows is None else table.take(request.rows)
 
 
@@ -103,7 +92,7 @@ def _named(predictions: Predictions, table: pa.Table) -> Array:
     return id_keys(table.column("id").to_pylist()) if predictions.by_id else key_array(table.column("key"))
 
 
-def _write_unit(inputs: FileInputs, predictions: Predictions, unit: Unit) -> None:
+def _write_unit(inputs: CacheInputs, predictions: Predictions, unit: Unit) -> None:
     request: UnitRequest = unit.payload
     began = time.monotonic()
     table = _rows(inputs, unit, ["key", "id"])

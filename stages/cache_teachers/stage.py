@@ -32,7 +32,6 @@ from amalgam.stages.common.cached.coverage import AnswerFacts, CachedUnits, Unit
 from amalgam.stages.common.cached.read import distinct
 from amalgam.stages.common.corpus import Bucket, Part, tables
 from amalgam.stages.common.device import dtype_for, pick_device
-from amalgam.stages.common.token_cache import UnitTexts
 from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.target_methods import target_method
 
@@ -123,6 +122,7 @@ class CacheTeachers(Stage):
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         from amalgam.stages.cache_teachers.ask import CacheInputs, ask_teachers
+        from amalgam.stages.cache_teachers.from_file import write_predictions
 
         families = cached.families_of(run)
         inputs = CacheInputs(
@@ -134,6 +134,8 @@ class CacheTeachers(Stage):
             console=run.console,
             check_interrupt=run.signals.check,
             may_repeat=_may_repeat(run),
+            passes=cached.passes_of(run.experiment),
+            corpus=run.experiment.corpus,
         )
         _check_new_teachers(run)
         for teacher in load.teachers_of(run):
@@ -141,12 +143,16 @@ class CacheTeachers(Stage):
             content = {"teacher": teacher.name, **key, "labels": list(teacher.outputs)}
             cached.describe_family(run, self.name, families[teacher.name], content)
         requests = [unit for unit in units if isinstance(unit.payload, UnitRequest)]
-        # First: a text without a prediction is an error before hours of work.
-        _write_from_files(run, inputs.texts, requests)
+        for teacher in load.teachers_of(
+            run
+        ):  # files first: a text without a prediction is an error before hours of work
+            own = [unit for unit in requests if unit.payload.teacher == teacher.name]
+            if own and teacher.files.are_predictions:
+                write_predictions(inputs, teacher, own)
         ask_teachers(inputs, requests)
         decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
         if decisions:
-            passes = adaptive.AdaptivePasses(_cached_passes(run), distinct(families), cached.passes_of(run.experiment))
+            passes = adaptive.AdaptivePasses(_cached_passes(run), distinct(families), inputs.passes)
             for unit in decisions:
                 with_retries(partial(passes.run, unit), f"{self.name} {unit.name}", run.store, run.console)
 
@@ -218,18 +224,6 @@ def _count_truncated(run: Run, units: Sequence[Record]) -> int:
 def _keys(run: Run) -> Keys:
     files = [bucket.file for part, _ in _parts(run) for bucket in part.buckets]
     return np.concatenate([read_keys(path) for path in run.store.verified_paths(files)])
-
-
-def _write_from_files(run: Run, texts: UnitTexts, units: Sequence[Unit]) -> None:
-    """Runs the units of teachers that are files of predictions."""
-    from amalgam.stages.cache_teachers.from_file import FileInputs, write_predictions
-
-    for teacher in load.teachers_of(run):
-        own = [unit for unit in units if unit.payload.teacher == teacher.name]
-        if own and teacher.files.are_predictions:
-            corpus, passes = run.experiment.corpus, cached.passes_of(run.experiment)
-            inputs = FileInputs(texts.buckets, corpus, run.store, run.console, run.signals.check, passes)
-            write_predictions(inputs, teacher, own)
 
 
 @once

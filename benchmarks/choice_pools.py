@@ -190,7 +190,7 @@ def collected(run: Run) -> dict[str, Array]:
 
     from amalgam.data.parquet import key_array
     from amalgam.stages.app import frames
-    from amalgam.stages.common.cached.load import features_of, last_states, load_encoder, states_of
+    from amalgam.stages.common.cached.load import features_of, last_layer_family, load_encoder, states_of
     from amalgam.stages.common.load import label_space, train_part
     from amalgam.stages.weigh_teachers.load import answer_signals, keys_of
 
@@ -207,7 +207,7 @@ def collected(run: Run) -> dict[str, Array]:
         "gold": np.array([space.names.index(label) for label in texts["label"]]),
         "texts": packed(texts["text"].to_list()),
     }
-    for place, states in enumerate(states_of(run, key_array(keys), last_states)):
+    for place, states in enumerate(states_of(run, key_array(keys), last_layer_family)):
         arrays[f"states_{place}"] = states.take(np.arange(len(states)))[:, 0, 0]
     for place, teacher in enumerate(space.columns):
         cached = order.join(frames.logits(run, teacher).collect(), on="key", how="left", maintain_order="left")

@@ -108,7 +108,7 @@ class BuildTargets(Stage):
             inputs["families"] = cached.families_of(run)
             inputs["knows"] = load.known_labels(run)
             inputs["dtype"] = cached.dtype_of(run)
-            inputs |= cached.passes_counted(run) if method.reads_passes else {}
+            inputs |= cached.passes_identity(run) if method.reads_passes else {}
         inputs |= {"method_version": method.version} if method.version > 1 else {}
         inputs |= load_labels.labels_identity(run)
         upstream = ["weigh-teachers"] * method.estimates_weights + ["fit-statistics"] * method.weighs_by_domain

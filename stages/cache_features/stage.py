@@ -63,9 +63,9 @@ class CacheFeatures(Stage):
     def identity(self, run: Run) -> Identity:
         inputs: dict[str, object] = {"texts": load.train_part(run).texts_digest}
         inputs |= {part.name: part.texts_digest for part in load.extra_parts(run)}
-        features = next((states.key for states in cached.required_states(run) if states.teacher is None), None)
+        features = next((family.key for family in cached.state_families(run) if family.teacher is None), None)
         inputs |= {"features": features} if features else {}
-        of_teachers = [[states.owner, states.key] for states in cached.required_states(run) if states.teacher]
+        of_teachers = [[family.owner, family.key] for family in cached.state_families(run) if family.teacher]
         inputs |= {"states": of_teachers} if of_teachers else {}
         if objective_inputs(run.experiment).states == "tokens":  # as this encoder's tokenizer cuts texts too
             student = run.experiment.student
@@ -77,24 +77,24 @@ class CacheFeatures(Stage):
             part.name: list(cached.requests_of(run, part)) for part in (load.train_part(run), *load.extra_parts(run))
         }
         units: list[Unit] = []
-        for states in _families(run):
-            present = cached.units_of(run, self.name, states.family)
-            for bucket in (bucket for part in cached.parts_of(run, states) for bucket in requests[part.name]):
-                units += units_for(states.owner, bucket, present, 0)
+        for family in _families(run):
+            present = cached.units_of(run, self.name, family.name)
+            for bucket in (bucket for part in cached.parts_of(run, family) for bucket in requests[part.name]):
+                units += units_for(family.owner, bucket, present, 0)
         return units
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of texts, counted once for each kind of states."""
         if units is not None:
             return float(sum(unit.size for unit in units))
-        return float(sum(part.texts for states in _families(run) for part in cached.parts_of(run, states)))
+        return float(sum(part.texts for family in _families(run) for part in cached.parts_of(run, family)))
 
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         """Returns a byte for each number of one state of each text: half of its size in fp16, as for predictions."""
         student = run.experiment.student
         files = [
-            states.teacher.files if states.teacher else load.encoder_files(run, student, cached.ENCODER)
-            for states in cached.required_states(run)
+            family.teacher.files if family.teacher else load.encoder_files(run, student, cached.ENCODER)
+            for family in cached.state_families(run)
         ]
         sizes = [hidden_size(model) for model in files]
         return int(self.workload(run, units)) * min(sizes, default=0), 0
@@ -102,8 +102,8 @@ class CacheFeatures(Stage):
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         if objective_inputs(run.experiment).states == "tokens":
             _check_tokenizers(run)
-        for family, group in groupby(units, key=lambda unit: unit.folder.parent.name):
-            work = _work_on(run, next(states for states in _families(run) if states.family == family))
+        for name, group in groupby(units, key=lambda unit: unit.folder.parent.name):
+            work = _work_on(run, next(family for family in _families(run) if family.name == name))
             for unit in group:
                 run.signals.check()
                 with_retries(partial(work, unit), f"{self.name} {unit.name}", run.store, run.console)
@@ -111,10 +111,10 @@ class CacheFeatures(Stage):
 
     def finish(self, run: Run, records: Sequence[Record]) -> FamiliesFacts:
         families: dict[str, list[str]] = {}
-        for states in cached.required_states(run):
-            named = f"states of {states.owner}" if states.teacher else f"features of {run.experiment.student.encoder}"
-            cached.describe_family(run, self.name, states.family, {"teacher": named, **states.key, **states.versions})
-            families.setdefault(states.owner, []).append(states.family)
+        for family in cached.state_families(run):
+            named = f"states of {family.owner}" if family.teacher else f"features of {run.experiment.student.encoder}"
+            cached.describe_family(run, self.name, family.name, {"teacher": named, **family.key, **family.versions})
+            families.setdefault(family.owner, []).append(family.name)
         return {"families": families}
 
     def recomputed(self, unit: Record | None, teacher: str) -> str:
@@ -125,18 +125,18 @@ class CacheFeatures(Stage):
         return f"states of {', '.join(manifest.facts['families'])}"
 
 
-def _families(run: Run) -> list[cached.CachedStates]:
+def _families(run: Run) -> list[cached.StateFamily]:
     """Returns the required states, those of teachers of one model once."""
-    return list({states.family: states for states in cached.required_states(run)}.values())
+    return list({family.name: family for family in cached.state_families(run)}.values())
 
 
-def _work_on(run: Run, states: cached.CachedStates) -> Callable[[Unit], None]:
-    """Returns the function that computes and commits one unit of these states."""
-    if states.teacher is None:
+def _work_on(run: Run, family: cached.StateFamily) -> Callable[[Unit], None]:
+    """Returns the function that computes and commits one unit of this family."""
+    if family.teacher is None:
         return partial(_write_features, run)
-    teacher = load.teacher_loader(run).load(states.teacher, states.key["dtype"], passes=0)
-    tokenize = load.unit_texts(run, [load.train_part(run), *load.extra_parts(run)]).tokenizer(states.teacher, teacher)
-    return partial(_write_states, run, states.key, teacher, tokenize)
+    teacher = load.teacher_loader(run).load(family.teacher, family.key["dtype"], passes=0)
+    tokenize = load.unit_texts(run, [load.train_part(run), *load.extra_parts(run)]).tokenizer(family.teacher, teacher)
+    return partial(_write_states, run, family.key, teacher, tokenize)
 
 
 def _write_features(run: Run, unit: Unit) -> None:

@@ -84,7 +84,7 @@ class CacheTeachers(Stage):
                 run.console.note(f"cache.dtype auto is {earlier}, as in the results that exist")
 
     def identity(self, run: Run) -> Identity:
-        parts, sampled, deciding = _parts(run), sampled_texts(run), cached.adaptive_sample(run)
+        parts, sampled, deciding = _parts(run), pass_sample_size(run), cached.adaptive_sample_size(run)
         return Identity(
             config={"cache": run.experiment.cache.model_dump() | {"passes": cached.passes_of(run.experiment)}},
             inputs={
@@ -100,7 +100,7 @@ class CacheTeachers(Stage):
         return {"cache.passes": cached.passes_of(run.experiment)} if run.experiment.cache.passes is None else {}
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
-        return _adaptive_units(run) if cached.adaptive_sample(run) else _plain_units(run, _parts(run))
+        return _adaptive_units(run) if cached.adaptive_sample_size(run) else _plain_units(run, _parts(run))
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of text-passes; those of the last layer alone are not counted."""
@@ -118,7 +118,7 @@ class CacheTeachers(Stage):
 
     def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Lists the next round of adaptive passes, which depends on the answers of the last one."""
-        return self.units(run, folder) if cached.adaptive_sample(run) else ()
+        return self.units(run, folder) if cached.adaptive_sample_size(run) else ()
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         from amalgam.stages.cache_teachers.ask import CacheInputs, ask_teachers
@@ -180,7 +180,7 @@ class CacheTeachers(Stage):
             [fitted] = [record.facts for record in records if "halves_same" in record.facts]
             decided, passes = [record.facts for record in last], cached.passes_of(run.experiment)
             facts["audit"] = sample.adaptive_audit(fitted, decided, passes)
-        elif sampled_texts(run) and (audit := _pass_audit(run)):
+        elif pass_sample_size(run) and (audit := _pass_audit(run)):
             facts["audit"] = audit
         return facts
 
@@ -235,7 +235,7 @@ def _check_new_teachers(run: Run) -> None:
         if not any(run.store.units(folder, [path.stem]) for path in run.store.units_in(folder)):  # ends at the first
             passes = cached.passes_of(run.experiment)
             loaded = loader.load(teacher, cached.dtype_of(run), passes=0 if _may_repeat(run) else passes)
-            wanted = passes or sampled_texts(run)
+            wanted = passes or pass_sample_size(run)
             if loaded.last_layer and wanted and loaded.keyed_sites != ():
                 _ = loaded.early_sites  # refuses a model whose last layer cannot run alone
 
@@ -280,7 +280,7 @@ def _parts(run: Run) -> list[tuple[Part, int]]:
     return [*parts, (test, 0)] if test else parts
 
 
-def sampled_texts(run: Run) -> int:
+def pass_sample_size(run: Run) -> int:
     """Returns the number of training texts that run all passes although others run none or fewer.
 
     They audit `auto`, which runs no passes for a method that compares teachers by predictions, or decide on the others.
@@ -291,18 +291,18 @@ def sampled_texts(run: Run) -> int:
     chooses_none = experiment.cache.passes is None and not cached.passes_of(experiment)
     if learns and compares and chooses_none and len(load.teachers_of(run)) > 1 and load.models_of(run):
         return cached.sample_size(load.train_part(run).texts, cached.AUTO_PASSES)
-    return cached.adaptive_sample(run)
+    return cached.adaptive_sample_size(run)
 
 
 def _text_passes(run: Run, units: Sequence[Unit] | None = None) -> int:
     """Returns the forward passes of these units, or of all teachers over all texts, with and without dropout."""
     if units is not None:
         return sum(unit.size for unit in units)
-    passes, sampled = cached.passes_of(run.experiment), sampled_texts(run)
+    passes, sampled = cached.passes_of(run.experiment), pass_sample_size(run)
     texts = {part.name: part.texts for part, _ in _parts(run)}
     others = texts.get("train", sampled) - sampled
     of_sample = sampled * (passes or cached.AUTO_PASSES)
-    of_others = others * (adaptive.USUAL_PASSES if cached.adaptive_sample(run) else passes)
+    of_others = others * (adaptive.USUAL_PASSES if cached.adaptive_sample_size(run) else passes)
     return (sum(texts.values()) + of_sample + of_others) * len(load.teachers_of(run))
 
 
@@ -331,7 +331,7 @@ def _pass_audit(run: Run) -> PassAudit | None:
     part, families = load.train_part(run), list(cached.families_of(run).values())
     keys = {
         bucket.prefix: read_keys(run.store.verified_path(bucket.file))[:rows]
-        for bucket, rows in sample.sampled_rows(part.buckets, sampled_texts(run))
+        for bucket, rows in sample.sampled_rows(part.buckets, pass_sample_size(run))
         if rows
     }
     return sample.audit_passes(_cached_passes(run), families, keys, part.texts, cached.AUTO_PASSES)
@@ -350,7 +350,7 @@ def _adaptive_units(run: Run) -> list[Unit]:
     rounds = adaptive.stopping_rounds(
         run.store,
         cached.passes_of(run.experiment),
-        list(sample.sampled_rows(part.buckets, cached.adaptive_sample(run))),
+        list(sample.sampled_rows(part.buckets, cached.adaptive_sample_size(run))),
         distinct(cached.families_of(run)),
         keys_of=lambda bucket: requests[bucket.prefix].keys,
         request=request,
@@ -370,7 +370,7 @@ def _plain_units(run: Run, parts: Iterable[tuple[Part, int]]) -> list[Unit]:
     present = _cached_units(run)
     by_teacher: dict[str, list[Unit]] = {teacher: [] for teacher in present}
     for part, passes in parts:
-        rows = sample.sampled_rows(part.buckets, sampled_texts(run) if part.name == "train" else 0)
+        rows = sample.sampled_rows(part.buckets, pass_sample_size(run) if part.name == "train" else 0)
         for bucket, (_, sampled) in zip(cached.requests_of(run, part), rows, strict=True):
             wanted = passes or sample.wanted_passes(bucket.texts, sampled, cached.AUTO_PASSES)
             for teacher, units in present.items():

@@ -19,7 +19,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.cached.load import answer_reader, state_of, states_of, statistics_states
+from amalgam.stages.common.cached.load import answer_reader, states_of, states_of_teacher, statistics_family
 from amalgam.stages.common.load import generated_identity, generated_texts, reference_part, teachers_of
 from amalgam.stages.objective_inputs import domain_measure
 from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions
@@ -65,7 +65,7 @@ class FitStatistics(Stage):
             "texts": reference_part(run).texts_digest,
             "teachers": {
                 teacher.name: {
-                    **statistics_states(run, teacher).key,
+                    **statistics_family(run, teacher).key,
                     "labels": teacher.places if teacher.catch_all else len(teacher.labels),
                 }
                 for teacher in teachers_of(run)
@@ -88,7 +88,7 @@ class FitStatistics(Stage):
         teacher, buckets, share = unit.payload, reference_part(run).buckets, run.experiment.targets.reference_fraction
         keys = np.concatenate([read_keys(run.store.verified_path(bucket.file)) for bucket in buckets])
         logits = cached_logits(run, teacher.name, [bucket.prefix for bucket in buckets], keys)
-        states = state_of(run, teacher, keys, statistics_states)
+        states = states_of_teacher(run, teacher, keys, statistics_family)
         is_own, which = generated_for(run, teacher.name, keys), "the most confident of those generated for it"
         if not is_own.any():
             is_own, which, share = ~is_own, "the most confident", share / len(teachers_of(run))
@@ -156,7 +156,7 @@ def domain_confidences(run: Run, keys: Keys, prefixes: Sequence[str]) -> Array:
     teachers = teachers_of(run)
     files = {Path(file.path).stem.rsplit("-", 1)[0]: file for file in run.result("fit-statistics").files}
     fitted = [Statistics.load(run.store.verified_path(files[teacher.name])) for teacher in teachers]
-    states = states_of(run, keys, statistics_states, prefixes)
+    states = states_of(run, keys, statistics_family, prefixes)
     logits = [cached_logits(run, teacher.name, prefixes, keys) for teacher in teachers] if measure == "msp" else None
     return confidences(fitted, states, logits, measure)
 

@@ -24,7 +24,7 @@ from amalgam.pipeline.storage.facts import FactTypes, Made
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
 from amalgam.stages.build_targets.stage import read_targets, target_facts
-from amalgam.stages.cache_teachers.stage import sampled_texts
+from amalgam.stages.cache_teachers.stage import pass_sample_size
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import LABELS_SHOWN, Part, PartRecordFacts
@@ -139,7 +139,7 @@ class Report(Stage):
             inputs |= {"picked": fingerprint(selected)} if selected else {}
         if load.teachers_of(run):
             inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
-            if sampled_texts(run):
+            if pass_sample_size(run):
                 inputs["adaptive"] = run.fingerprint("cache-teachers")
             inputs["knows"] = load.known_labels(run)
         given = load_labels.given_labels(run)
@@ -462,7 +462,7 @@ def _train_identity(run: Run) -> dict[str, object]:
         fields = {"uncertainty", "temperature"} & method.fields
         # Where stage weigh-teachers weighs, its result has these inputs already.
         inputs["compared by"] = {} if method.estimates_weights else targets.model_dump(include=fields)
-        inputs |= {} if method.weighs_by_domain else cached.passes_counted(run)
+        inputs |= {} if method.weighs_by_domain else cached.passes_identity(run)
     return inputs
 
 

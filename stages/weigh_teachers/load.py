@@ -161,7 +161,7 @@ def _states(run: Run, texts: Texts) -> list[Space | None]:
     return [
         None
         if teacher.files.are_predictions
-        else Pooled(cached.state_of(run, teacher, keys, cached.last_states, texts.prefixes))
+        else Pooled(cached.states_of_teacher(run, teacher, keys, cached.last_layer_family, texts.prefixes))
         for teacher in load.teachers_of(run)
         if teacher.name in teachers
     ]

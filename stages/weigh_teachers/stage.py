@@ -107,7 +107,7 @@ class WeighTeachers(Stage):
         if targets.neighbours:
             settings["neighbours"] = targets.neighbours
         run.result("cache-teachers")
-        inputs: dict[str, object] = {"texts": load.train_part(run).texts_digest, **cached.passes_counted(run)}
+        inputs: dict[str, object] = {"texts": load.train_part(run).texts_digest, **cached.passes_identity(run)}
         inputs |= {"families": cached.families_of(run), "dtype": cached.dtype_of(run)}
         inputs["knows"] = load.known_labels(run)
         if run.experiment.has_catch_all:

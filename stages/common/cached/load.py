@@ -97,14 +97,14 @@ def passes_of(experiment: ExperimentConfig) -> int:
     return used or 0
 
 
-def passes_counted(run: Run) -> dict[str, int]:
+def passes_identity(run: Run) -> dict[str, int]:
     """Returns the number of cached passes that are used, for the identities of dependent stages."""
-    counted_passes = run.experiment.targets.passes
-    facts = {"passes": passes_of(run.experiment) if counted_passes is None else counted_passes}
-    return facts | ({"adaptive": ADAPTIVE_VERSION} if adaptive_sample(run) else {})
+    passes = run.experiment.targets.passes
+    identity = {"passes": passes_of(run.experiment) if passes is None else passes}
+    return identity | ({"adaptive": ADAPTIVE_VERSION} if adaptive_sample_size(run) else {})
 
 
-def adaptive_sample(run: Run) -> int:
+def adaptive_sample_size(run: Run) -> int:
     """Returns the number of sampled texts that decide on the passes of the others; 0: every text has the same number.
 
     Confidences are predicted by the measure of MUKA's paper. Means of the passes need all of them. A single pass cannot
@@ -118,6 +118,7 @@ def adaptive_sample(run: Run) -> int:
 
 
 def adaptive_size(texts: int, passes: int) -> int:
+    """Returns the number of sampled texts, where they decide on the passes of the others."""
     return sample_size(texts, passes, min(MOST_SAMPLED, max(SAMPLED, round(SAMPLED_SHARE * texts))))
 
 
@@ -212,8 +213,8 @@ def _check_passes_differ(run: Run) -> None:
 
 
 @dataclass(frozen=True)
-class CachedStates:
-    """The identity of one family of states: the student's encoder where `teacher` is None, else that teacher."""
+class StateFamily:
+    """The identity of one family of cached states: of the student's encoder where `teacher` is None."""
 
     key: Mapping[str, Any]
     teacher: ResolvedTeacher | None
@@ -221,7 +222,7 @@ class CachedStates:
     """`Run.versions`, which the identity of every stage has already."""
 
     @property
-    def family(self) -> str:
+    def name(self) -> str:
         return coverage.family_name({**self.key, **self.versions})
 
     @property
@@ -229,20 +230,20 @@ class CachedStates:
         return self.teacher.name if self.teacher else "the encoder"  # no teacher can have this name
 
 
-def required_states(run: Run) -> list[CachedStates]:
-    """Returns every family of states that the experiment reads, in the order of computation."""
+def state_families(run: Run) -> list[StateFamily]:
+    """Returns the families of states that the experiment reads, in the order of computation."""
     method, objective = target_method(run.experiment.targets), objective_inputs(run.experiment)
     by_domain = domain_measure(run.experiment) is not None and not objective.weighs_by_domain
-    families = [encoder_states(run)] if method.reads_features else []
+    families = [encoder_family(run)] if method.reads_features else []
     if by_domain or method.reads_states:
-        families += [last_states(run, teacher) for teacher in load.models_of(run)]
+        families += [last_layer_family(run, teacher) for teacher in load.models_of(run)]
     if objective.states:
-        families += [teacher_states(run, teacher) for teacher in load.models_of(run)]
+        families += [objective_family(run, teacher) for teacher in load.models_of(run)]
     return families
 
 
-def encoder_states(run: Run) -> CachedStates:
-    """Returns the states for finding neighbours: mean of the last layer's tokens, before the student is trained."""
+def encoder_family(run: Run) -> StateFamily:
+    """Returns the family for finding neighbours: mean of the last layer's tokens, before the student is trained."""
     student = run.experiment.student
     digest = load.encoder_digest(run, student, ENCODER)
     key = {"feature": "mean of the last block's tokens", "content": digest, "max_tokens": student.max_tokens}
@@ -250,29 +251,29 @@ def encoder_states(run: Run) -> CachedStates:
     if config.get("is_encoder_decoder"):
         key["part"] = "encoder"
     key |= _without_padding(config) | full_attention(config, student.max_tokens)
-    return CachedStates(key, None, run.versions)
+    return StateFamily(key, None, run.versions)
 
 
-def teacher_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
-    """Returns the states that the objective trains on."""
+def objective_family(run: Run, teacher: ResolvedTeacher) -> StateFamily:
+    """Returns the family of the states that the objective trains on."""
     experiment = run.experiment
     blocks = experiment.objective.blocks or experiment.student.layers
     if not blocks:
         load.encoder_digest(run, experiment.student, ENCODER)  # raises while the depth would need a request to the Hub
         blocks = depth_of(load.encoder_files(run, experiment.student, ENCODER))
-    return _states_of_teacher(run, teacher, str(objective_inputs(experiment).states), blocks)
+    return _teacher_family(run, teacher, str(objective_inputs(experiment).states), blocks)
 
 
-def last_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
-    return _states_of_teacher(run, teacher, "pooled", LAST_LAYER)
+def last_layer_family(run: Run, teacher: ResolvedTeacher) -> StateFamily:
+    return _teacher_family(run, teacher, "pooled", LAST_LAYER)
 
 
-def statistics_states(run: Run, teacher: ResolvedTeacher) -> CachedStates:
-    """Returns the states of the domain statistics: the objective's if it weighs by domain, else the last layer."""
-    return (teacher_states if objective_inputs(run.experiment).weighs_by_domain else last_states)(run, teacher)
+def statistics_family(run: Run, teacher: ResolvedTeacher) -> StateFamily:
+    """Returns the family of the domain statistics: the objective's if it weighs by domain, else the last layer's."""
+    return (objective_family if objective_inputs(run.experiment).weighs_by_domain else last_layer_family)(run, teacher)
 
 
-def _states_of_teacher(run: Run, teacher: ResolvedTeacher, kind: str, blocks: int) -> CachedStates:
+def _teacher_family(run: Run, teacher: ResolvedTeacher, kind: str, blocks: int) -> StateFamily:
     """Passes, dropout and label names do not change the states, so they are not in the key."""
     key = {
         "states": kind,
@@ -283,7 +284,7 @@ def _states_of_teacher(run: Run, teacher: ResolvedTeacher, kind: str, blocks: in
         **_without_padding(teacher.files.config),
         **full_attention(teacher.files.config, teacher.max_tokens),
     }
-    return CachedStates(key, teacher, run.versions)
+    return StateFamily(key, teacher, run.versions)
 
 
 def _without_padding(config: Mapping[str, Any]) -> dict[str, str]:
@@ -291,9 +292,9 @@ def _without_padding(config: Mapping[str, Any]) -> dict[str, str]:
     return {"padding": "none"} if reads_padding(config) else {}
 
 
-def parts_of(run: Run, states: CachedStates) -> list[Part]:
-    """Returns the parts whose texts need these states: train, and the reference texts of the statistics."""
-    if states.teacher is None or states.key != statistics_states(run, states.teacher).key:
+def parts_of(run: Run, family: StateFamily) -> list[Part]:
+    """Returns the parts whose texts need states of this family: train, and reference texts of the statistics."""
+    if family.teacher is None or family.key != statistics_family(run, family.teacher).key:
         return [load.train_part(run)]
     return [load.train_part(run), *load.extra_parts(run)]
 
@@ -301,22 +302,22 @@ def parts_of(run: Run, states: CachedStates) -> list[Part]:
 def states_of(
     run: Run,
     keys: Keys,
-    which: Callable[[Run, ResolvedTeacher], CachedStates] = teacher_states,
+    family_of: Callable[[Run, ResolvedTeacher], StateFamily] = objective_family,
     prefixes: Sequence[str] | None = None,
 ) -> list[States]:
     """Returns the states of every teacher for the texts with these keys; `prefixes` are their buckets, None is all."""
-    return [state_of(run, teacher, keys, which, prefixes) for teacher in load.teachers_of(run)]
+    return [states_of_teacher(run, teacher, keys, family_of, prefixes) for teacher in load.teachers_of(run)]
 
 
-def state_of(
+def states_of_teacher(
     run: Run,
     teacher: ResolvedTeacher,
     keys: Keys,
-    which: Callable[[Run, ResolvedTeacher], CachedStates],
+    family_of: Callable[[Run, ResolvedTeacher], StateFamily],
     prefixes: Sequence[str] | None = None,
 ) -> States:
     folders: dict[Path, dict[str, Path]] = {}
-    files = sorted(_files_of(run, which(run, teacher), prefixes), key=lambda file: Path(file.path))
+    files = sorted(_files_of(run, family_of(run, teacher), prefixes), key=lambda file: Path(file.path))
     for file, local in zip(files, run.store.verified_paths(files), strict=True):
         path = Path(file.path)
         folders.setdefault(path.parent, {})[path.name] = local
@@ -324,11 +325,11 @@ def state_of(
 
 
 def features_of(run: Run, keys: Keys, prefixes: Sequence[str] | None = None) -> Features:
-    return open_features(run.store.verified_paths(_files_of(run, encoder_states(run), prefixes)), keys)
+    return open_features(run.store.verified_paths(_files_of(run, encoder_family(run), prefixes)), keys)
 
 
-def _files_of(run: Run, states: CachedStates, prefixes: Sequence[str] | None) -> list[StoredFile]:
-    index = _family_indexes(run, "cache-features", run.fingerprint("cache-features"))[states.family]
+def _files_of(run: Run, family: StateFamily, prefixes: Sequence[str] | None) -> list[StoredFile]:
+    index = _family_indexes(run, "cache-features", run.fingerprint("cache-features"))[family.name]
     return index.entries if prefixes is None else index.overlapping(prefixes)
 
 

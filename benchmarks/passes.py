@@ -82,7 +82,7 @@ def adaptive_choice(predictions: Predictions, sampled: Array) -> tuple[Array, fl
     """Returns each text's teacher by adaptive passes, and the passes of a text."""
     count, texts = predictions.count, predictions.texts
     answers = [
-        adaptive.PassAnswers(logits, passes[:, :count])
+        adaptive.PassPredictions(logits, passes[:, :count])
         for logits, passes in zip(predictions.logits, predictions.passes, strict=True)
     ]
     others = np.setdiff1d(np.arange(texts), sampled)

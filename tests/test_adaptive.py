@@ -14,7 +14,7 @@ import pytest
 from amalgam.pipeline.execution.runner import update
 from amalgam.stages.app.runs import open_run, working
 from amalgam.stages.cache_teachers import adaptive, sample, stage
-from amalgam.stages.cache_teachers.adaptive import PassAnswers, are_settled, audit_regressions, fit
+from amalgam.stages.cache_teachers.adaptive import PassPredictions, are_settled, audit_regressions, fit
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.cached import load
 from amalgam.stages.common.cached.uncertainty import summarise_passes
@@ -246,10 +246,10 @@ def test_a_run_killed_in_any_round_ends_as_one_that_was_not(shop: Workspace, cal
 # ---- the regressions
 
 
-def answers(rng: np.random.Generator, texts: int, noise: float, scale: float = 1.0) -> PassAnswers:
+def answers(rng: np.random.Generator, texts: int, noise: float, scale: float = 1.0) -> PassPredictions:
     """Passes that deviate from the logits by `noise`."""
     logits = rng.normal(0, 2 * scale, (texts, 3))
-    return PassAnswers(logits, logits[:, None] + noise * rng.normal(0, 1, (texts, 16, 3)))
+    return PassPredictions(logits, logits[:, None] + noise * rng.normal(0, 1, (texts, 16, 3)))
 
 
 def test_a_regression_predicts_texts_that_it_was_not_fitted_on_as_well_as_it_says() -> None:

@@ -136,13 +136,13 @@ def stopping_rounds(  # noqa: PLR0913  the texts, the teachers and how units are
     regressions = _regressions_unit(store, passes, sample, sampled_keys, families)
     wanted = {bucket.prefix: passes * (np.arange(bucket.rows) < sampled) for bucket, sampled in sample}
 
-    def answers() -> list[Unit]:
+    def prediction_units() -> list[Unit]:
         return [unit for bucket, _ in sample for unit in request(bucket, wanted[bucket.prefix])]
 
     def decisions(step: int | None) -> list[Unit]:
         return [_stop_unit(StopDecision(bucket, step, sampled, regressions)) for bucket, sampled in sample]
 
-    units, decided = answers(), [regressions]
+    units, decided = prediction_units(), [regressions]
     if pending(units):
         return units
     if pending(decided):
@@ -156,7 +156,7 @@ def stopping_rounds(  # noqa: PLR0913  the texts, the teachers and how units are
             return [*units, *decided]
         for (bucket, _), unit in zip(sample, new, strict=True):
             wanted[bucket.prefix][_passes_in(store, unit) < 0] = more
-        units = answers()
+        units = prediction_units()
         if pending(units):
             return [*units, *decided]
     return [*units, *decided, *decisions(None)]
@@ -179,8 +179,8 @@ def _stop_unit(stop: StopDecision) -> Unit:
     """The name has the digest of the bucket's file, because an appended text changes the decisions' rows."""
     regressions, bucket = stop.regressions, stop.bucket
     kind = "last" if stop.step is None else f"after{stop.step}"
-    fitted_on = regressions.name.split("-")[1]
-    return Unit(f"{bucket.prefix}-{bucket.file.sha256[:10]}-{fitted_on}-{kind}", regressions.folder, 0, stop)
+    sample_digest = regressions.name.split("-")[1]
+    return Unit(f"{bucket.prefix}-{bucket.file.sha256[:10]}-{sample_digest}-{kind}", regressions.folder, 0, stop)
 
 
 def _record(store: Store, unit: Unit) -> Record:
@@ -204,7 +204,7 @@ def is_better(facts: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class PassAnswers:
+class PassPredictions:
     """The cached predictions of one teacher for some texts."""
 
     logits: Array
@@ -213,13 +213,12 @@ class PassAnswers:
     """The first passes [texts, passes, labels]."""
 
     @classmethod
-    def joined(cls, parts: Sequence[PassAnswers]) -> PassAnswers:
-        return cls(
-            np.concatenate([teacher.logits for teacher in parts]), np.concatenate([teacher.passes for teacher in parts])
-        )
+    def joined(cls, parts: Sequence[PassPredictions]) -> PassPredictions:
+        logits, passes = zip(*((part.logits, part.passes) for part in parts), strict=True)
+        return cls(np.concatenate(logits), np.concatenate(passes))
 
-    def of(self, rows: Array) -> PassAnswers:
-        return PassAnswers(self.logits[rows], self.passes[rows])
+    def of(self, rows: Array) -> PassPredictions:
+        return PassPredictions(self.logits[rows], self.passes[rows])
 
     def inputs(self, step: int) -> Array:
         """Returns the inputs of the regression [texts, 8]: 1, five numbers of `logits`, and two of `step` passes."""
@@ -259,45 +258,47 @@ def log_uncertainty(probability: Array) -> Array:
     return np.log(np.maximum(share, LEAST))
 
 
-def fit(inputs: Array, wanted: Array) -> Regression:
+def fit(inputs: Array, targets: Array) -> Regression:
     """Fits a ridge regression; inputs are scaled to their deviation, and the first one is constant."""
     mean, scale = inputs.mean(axis=0), inputs.std(axis=0) + 1e-9
     mean[0], scale[0] = 0.0, 1.0
     design = (inputs - mean) / scale
     inverse = np.linalg.inv(design.T @ design + RIDGE * np.diag([0.0] + [1.0] * (inputs.shape[1] - 1)))
-    scaled = inverse @ design.T @ wanted
+    scaled = inverse @ design.T @ targets
     leverage = np.einsum("ij,jk,ik->i", design, inverse, design).clip(max=0.9)
-    errors = (wanted - design @ scaled) / (1 - leverage)
+    errors = (targets - design @ scaled) / (1 - leverage)
     weights = scaled / scale
     weights[0] -= (scaled * mean / scale).sum()
     return Regression(weights, float(np.sqrt(np.mean(errors**2))))
 
 
-Fitted: TypeAlias = Mapping[int, Sequence[Regression]]
+Regressions: TypeAlias = Mapping[int, Sequence[Regression]]
 """By step the regressions of all teachers."""
 
 
-def fit_all(answers: Sequence[PassAnswers], passes: int, rows: Array) -> Fitted:
+def fit_all(predictions: Sequence[PassPredictions], passes: int, rows: Array) -> Regressions:
     """Fits the regressions of all steps and teachers on these rows, which have all passes."""
-    wanted = [teacher.after(passes)[rows] for teacher in answers]
+    targets = [teacher.after(passes)[rows] for teacher in predictions]
     return {
-        step: [fit(teacher.inputs(step)[rows], log) for teacher, log in zip(answers, wanted, strict=True)]
+        step: [fit(teacher.inputs(step)[rows], log) for teacher, log in zip(predictions, targets, strict=True)]
         for step in STEPS
         if step < passes
     }
 
 
-def stop(fitted: Fitted, rows: Array, answers_of: Callable[[int, Array], Sequence[PassAnswers]]) -> tuple[Array, Array]:
+def stop(
+    regressions: Regressions, rows: Array, predictions_of: Callable[[int, Array], Sequence[PassPredictions]]
+) -> tuple[Array, Array]:
     """Returns the step at which each row stops, -1 where none is enough, and the predicted logs of the uncertainty."""
     taken = np.full(len(rows), -1)
-    log = np.zeros((len(rows), len(next(iter(fitted.values()), ()))))
-    for step, regressions in fitted.items():
+    log = np.zeros((len(rows), len(next(iter(regressions.values()), ()))))
+    for step, of_teachers in regressions.items():
         open_rows = np.flatnonzero(taken < 0)
         if not len(open_rows):
             break
-        pairs = zip(answers_of(step, rows[open_rows]), regressions, strict=True)
+        pairs = zip(predictions_of(step, rows[open_rows]), of_teachers, strict=True)
         log[open_rows] = np.stack([teacher.inputs(step) @ regression.weights for teacher, regression in pairs], axis=1)
-        settled = are_settled(log[open_rows], np.array([each.deviation for each in regressions]))
+        settled = are_settled(log[open_rows], np.array([each.deviation for each in of_teachers]))
         taken[open_rows[settled]] = step
     return taken, log
 
@@ -312,15 +313,15 @@ def are_settled(log_uncertainty: Array, deviations: Array) -> Array:
     return gap > SETTLED_BY * np.hypot(deviations[first], deviations[second])
 
 
-def audit_regressions(answers: Sequence[PassAnswers], passes: int) -> RegressionFacts:
+def audit_regressions(predictions: Sequence[PassPredictions], passes: int) -> RegressionFacts:
     """Counts sampled texts with the same teacher by fewer passes and by all, by cross-validation, and by two halves."""
-    exact = np.stack([teacher.after(passes) for teacher in answers]).argmin(axis=0)
+    exact = np.stack([teacher.after(passes) for teacher in predictions]).argmin(axis=0)
     rows, chosen = np.arange(len(exact)), exact.copy()
     for fold in np.array_split(rows, min(FOLDS, len(rows))):
-        fitted = fit_all(answers, passes, np.delete(rows, fold))
-        taken, log = stop(fitted, fold, lambda _step, wanted: [teacher.of(wanted) for teacher in answers])
+        regressions = fit_all(predictions, passes, np.delete(rows, fold))
+        taken, log = stop(regressions, fold, lambda _step, rows: [teacher.of(rows) for teacher in predictions])
         chosen[fold[taken >= 0]] = log[taken >= 0].argmin(axis=1)
-    first, second = (np.stack([teacher.halves[part] for teacher in answers]).argmin(axis=0) for part in (0, 1))
+    first, second = (np.stack([teacher.halves[part] for teacher in predictions]).argmin(axis=0) for part in (0, 1))
     return {"sampled": len(rows), "same": int((chosen == exact).sum()), "halves_same": int((first == second).sum())}
 
 
@@ -341,42 +342,42 @@ class AdaptivePasses:
         else:
             self._fit(unit)
 
-    def _answers(self, bucket: Bucket, keys: Any, count: int) -> list[PassAnswers]:
-        prefix = bucket.prefix
+    def _predictions(self, bucket: Bucket, keys: Any, count: int) -> list[PassPredictions]:
+        cached, prefix = self.cached, bucket.prefix
         return [
-            PassAnswers(self.cached.logits(family, prefix, keys), self.cached.read(family, prefix, keys, range(count)))
+            PassPredictions(cached.logits(family, prefix, keys), cached.read(family, prefix, keys, range(count)))
             for family in self.families
         ]
 
     def _fit(self, unit: Unit) -> None:
         """Commits the regressions; the payload has the buckets with sampled texts, and the number of each."""
-        parts = list[list[PassAnswers]]()
+        parts = list[list[PassPredictions]]()
         for bucket, rows in unit.payload:
             keys = parquet.read_keys(self.cached.store.verified_path(bucket.file))[:rows]
-            parts.append(self._answers(bucket, keys, self.passes))
-        answers = [PassAnswers.joined(of_teacher) for of_teacher in zip(*parts, strict=True)]
-        fitted = fit_all(answers, self.passes, np.arange(len(answers[0].logits)))
+            parts.append(self._predictions(bucket, keys, self.passes))
+        predictions = [PassPredictions.joined(of_teacher) for of_teacher in zip(*parts, strict=True)]
+        regressions = fit_all(predictions, self.passes, np.arange(len(predictions[0].logits)))
         rows = [
             {"family": family, "step": step, "weights": each.weights.tolist(), "deviation": each.deviation}
-            for step, regressions in fitted.items()
-            for family, each in zip(self.families, regressions, strict=True)
+            for step, of_families in regressions.items()
+            for family, each in zip(self.families, of_families, strict=True)
         ]
         with self.cached.store.draft(unit.folder, unit.name, ".parquet") as draft:
             parquet.write_table(
                 pa.Table.from_pylist(rows, parquet.arrow_schema(parquet.STOP_REGRESSIONS)),
                 draft.folder / "unit.parquet",
             )
-            draft.facts = {**audit_regressions(answers, self.passes)}
+            draft.facts = {**audit_regressions(predictions, self.passes)}
 
-    def _regressions(self, stop: StopDecision) -> Fitted:
+    def _regressions(self, stop: StopDecision) -> Regressions:
         """Returns the regressions of the steps up to this decision; none where the audit is against them."""
         record = _record(self.cached.store, stop.regressions)
-        fitted: dict[int, list[Regression]] = {}
+        regressions: dict[int, list[Regression]] = {}
         table = parquet.read_table(self.cached.store.verified_path(record.files[0]))
         for row in table.to_pylist() if is_better(record.facts) else ():
             if stop.step is None or row["step"] <= stop.step:
-                fitted.setdefault(row["step"], []).append(Regression(np.array(row["weights"]), row["deviation"]))
-        return fitted
+                regressions.setdefault(row["step"], []).append(Regression(np.array(row["weights"]), row["deviation"]))
+        return regressions
 
     def _decide(self, unit: Unit) -> None:
         """Commits a decision: the passes of each text, -1 where it needs more, and at the end the confidences."""
@@ -386,7 +387,7 @@ class AdaptivePasses:
         others = np.arange(decision.sampled, len(keys))
         taken = np.full(len(keys), self.passes)
         taken[others], log = stop(
-            self._regressions(decision), others, lambda step, rows: self._answers(bucket, keys[rows], step)
+            self._regressions(decision), others, lambda step, rows: self._predictions(bucket, keys[rows], step)
         )
         facts: StopFacts = {"rows": len(keys), "settled": int(((taken >= 0) & (taken < self.passes)).sum())}
         columns: dict[str, Any] = {"key": parquet.key_list(keys)}
@@ -405,6 +406,6 @@ class AdaptivePasses:
         log = np.zeros((len(keys), len(self.families)))
         log[len(keys) - len(predicted) :, : predicted.shape[1]] = predicted
         rows = np.flatnonzero(taken == self.passes)
-        for column, teacher in enumerate(self._answers(bucket, keys[rows], self.passes) if len(rows) else ()):
+        for column, teacher in enumerate(self._predictions(bucket, keys[rows], self.passes) if len(rows) else ()):
             log[rows, column] = teacher.after(self.passes)
         return (1 - np.exp(log)).clip(0, 1).astype(np.float32)

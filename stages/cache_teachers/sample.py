@@ -80,16 +80,16 @@ def _most_confident(logits: Sequence[Any]) -> Any:
     return np.stack([summarise_passes(teacher_logits).confidence for teacher_logits in logits]).argmax(0)
 
 
-def adaptive_audit(fitted: RegressionFacts, last: Sequence[StopFacts], passes: int) -> PassAudit:
-    texts = sum(facts["rows"] for facts in last)
+def adaptive_audit(regressions: RegressionFacts, decisions: Sequence[StopFacts], passes: int) -> PassAudit:
+    texts = sum(facts["rows"] for facts in decisions)
     return {
         "texts": texts,
-        "sampled": fitted["sampled"],
+        "sampled": regressions["sampled"],
         "passes": passes,
-        "runs": 1 + sum(facts["passes"] for facts in last) / texts,
-        "same": fitted["same"],
-        "halves_same": fitted["halves_same"],
-        "stopped": sum(facts["settled"] for facts in last),
+        "runs": 1 + sum(facts["passes"] for facts in decisions) / texts,
+        "same": regressions["same"],
+        "halves_same": regressions["halves_same"],
+        "stopped": sum(facts["settled"] for facts in decisions),
     }
 
 

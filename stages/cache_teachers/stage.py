@@ -168,18 +168,19 @@ class CacheTeachers(Stage):
     def finish(self, run: Run, records: Sequence[Record]) -> CacheFacts:
         families = cached.families_of(run)
         with_logits, ranges = defaultdict[str, list[Record]](list), dict[str, tuple[int, int]]()
-        for record in (record for record in records if "first" in record.facts):
+        predictions, regressions, decisions = (
+            [record for record in records if field in record.facts] for field in ("first", "halves_same", "passes")
+        )
+        for record in predictions:
             ranges[record.files[0].path] = (record.facts["first"], record.facts["last"])
             if record.facts["logits"]:
                 with_logits[family_in(record.files[0].path)].append(record)
         truncated = {teacher: _count_truncated(run, with_logits[family]) for teacher, family in families.items()}
         facts: CacheFacts = {"families": families, "cut": truncated, "dtype": cached.dtype_of(run), "ranges": ranges}
-        last = [record for record in records if "prefix" in record.facts and "first" not in record.facts]
-        if last:
-            facts["confidences"] = {record.facts["prefix"]: record.files[0].path for record in last}
-            [fitted] = [record.facts for record in records if "halves_same" in record.facts]
-            decided, passes = [record.facts for record in last], cached.passes_of(run.experiment)
-            facts["audit"] = sample.adaptive_audit(fitted, decided, passes)
+        if decisions:  # the last one of each bucket, which has the sum of the passes
+            facts["confidences"] = {record.facts["prefix"]: record.files[0].path for record in decisions}
+            decided, passes = [record.facts for record in decisions], cached.passes_of(run.experiment)
+            facts["audit"] = sample.adaptive_audit(regressions[0].facts, decided, passes)
         elif pass_sample_size(run) and (audit := _pass_audit(run)):
             facts["audit"] = audit
         return facts

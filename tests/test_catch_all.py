@@ -13,7 +13,7 @@ from amalgam.data.keys import label_notes
 from amalgam.tests.workspaces import TEACHER_LABELS
 
 if TYPE_CHECKING:
-    from amalgam.stages.common.cached.read import AnswerReader
+    from amalgam.stages.common.cached.read import CacheReader
     from amalgam.tests.workspaces import Workspace
 
 CATCH_ALL = "teachers.0.catch_all=[computing]"
@@ -101,17 +101,17 @@ def test_a_label_that_looks_like_one_is_noted() -> None:
     assert not [*label_notes({"only": ["law", "other"]})]
 
 
-def answers_of(workspace: Workspace, *overrides: str) -> tuple[AnswerReader, pl.Series]:
+def answers_of(workspace: Workspace, *overrides: str) -> tuple[CacheReader, pl.Series]:
     """Returns the reader of the cached predictions, and the keys of the training texts."""
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.runs import open_run
-    from amalgam.stages.common.cached.load import answer_reader
+    from amalgam.stages.common.cached.load import cache_reader
     from amalgam.stages.registry import STAGES
 
     run = open_run(workspace.config, ["targets.passes=0", "corpus.test=null", *overrides])
     update(STAGES, run, target="cache-teachers")
     texts = Experiment.load(workspace.config, {"corpus.test": None}).texts("train").collect()
-    return answer_reader(run), texts["key"].cast(pl.Binary)
+    return cache_reader(run), texts["key"].cast(pl.Binary)
 
 
 def test_the_share_of_its_own_labels_scales_its_confidence(workspace: Workspace) -> None:

@@ -22,7 +22,7 @@ from amalgam.pipeline.notebook import Printed
 from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.app import frames
 from amalgam.stages.build_targets.stage import read_targets, target_facts
-from amalgam.stages.common.cached.load import answer_reader
+from amalgam.stages.common.cached.load import cache_reader
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.given_labels import KEY, RANDOM, GivenLabels, free_name, label_column, why_column
 from amalgam.stages.common.intervals import percent
@@ -92,7 +92,7 @@ def _table(run: Run, rows: Array, is_random: Array, random: np.random.Generator,
     columns[label_column(corpus)] = [labels.get(key, "") for key in own_keys]
     places = np.unique(np.searchsorted(np.cumsum([bucket.rows for bucket in buckets]), rows, side="right"))
     prefixes, keys = [buckets[place].prefix for place in places], pl.Series("key", texts.column("key"), pl.Binary)
-    logits = [answer_reader(run).logits(teacher, prefixes, keys).to_numpy() for teacher in space.columns]
+    logits = [cache_reader(run).logits(teacher, prefixes, keys).to_numpy() for teacher in space.columns]
     answers = [np.array(ids)[part.argmax(axis=1)] for ids, part in zip(space.columns.values(), logits, strict=True)]
     hints = [[space.names[label] for label in random.permutation(np.unique(row))] for row in zip(*answers, strict=True)]
     for place in range(max(map(len, hints), default=0)):

@@ -258,7 +258,7 @@ def _set_distributions(target: Array, space: LabelSpace, rows: RowNumbers, gold:
 def _predictions(run: Run, buckets: Sequence[Bucket], rows: pa.Table) -> list[TeacherPredictions]:
     """Returns the teachers' predictions for some texts of these buckets."""
     keys, prefixes = pl.Series("key", rows.column("key"), dtype=pl.Binary), [bucket.prefix for bucket in buckets]
-    reader = cached.answer_reader(run)
+    reader = cached.cache_reader(run)
     predictions = [reader.predictions(name, prefixes, keys) for name in load.label_space(run).columns]
     if target_method(run.experiment.targets).weighs_by_domain:
         return with_domain_confidence(run, predictions, prefixes, key_array(rows.column("key")))

@@ -19,7 +19,7 @@ from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
-from amalgam.stages.common.cached.load import answer_reader, states_of, states_of_teacher, statistics_family
+from amalgam.stages.common.cached.load import cache_reader, states_of, states_of_teacher, statistics_family
 from amalgam.stages.common.load import generated_identity, generated_texts, reference_part, teachers_of
 from amalgam.stages.objective_inputs import domain_measure
 from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions
@@ -145,7 +145,7 @@ def generated_for(run: Run, teacher: str, keys: Keys) -> Array:
 def cached_logits(run: Run, teacher: str, prefixes: Sequence[str], keys: Keys) -> Array:
     """Returns a teacher's cached logits [n, labels] with dropout off; `prefixes` are the buckets of the keys."""
     column = pl.Series("key", key_list(keys), pl.Binary)
-    return answer_reader(run).logits(teacher, prefixes, column).to_numpy()
+    return cache_reader(run).logits(teacher, prefixes, column).to_numpy()
 
 
 def domain_confidences(run: Run, keys: Keys, prefixes: Sequence[str]) -> Array:

@@ -24,7 +24,7 @@ from amalgam.data.parquet import SIMILARITIES, arrow_schema, parquet_options
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.storage.store import Store
-from amalgam.stages.common.cached.read import AnswerReader
+from amalgam.stages.common.cached.read import CacheReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report.blocks import SystemScores
@@ -98,23 +98,23 @@ class TeacherInputs:
 
     store: Store
     labels: LabelSpace
-    answers: AnswerReader | None
+    reader: CacheReader | None
     """Reads the teachers' cached predictions; None without teachers."""
 
     def teacher_logits(self, buckets: Sequence[Bucket], rows: pa.Table) -> dict[str, Array]:
         """Returns the cached logits of each teacher on rows of these buckets; empty without teachers."""
-        if self.answers is None:
+        if self.reader is None:
             return {}
         prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", rows.column("key"), pl.Binary)
-        logits = {name: self.answers.logits(name, prefixes, keys) for name in self.labels.columns}
+        logits = {name: self.reader.logits(name, prefixes, keys) for name in self.labels.columns}
         return {name: column.to_numpy().astype(np.float64) for name, column in logits.items()}
 
     def predicts_none(self, teacher: str, buckets: Sequence[Bucket], rows: pa.Table) -> Array:
         """Returns the rows for which the teacher predicts none of its labels."""
-        if self.answers is None:
-            raise AssertionError("without answers there is no teacher")
+        if self.reader is None:
+            raise AssertionError("without a reader there is no teacher")
         prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", rows.column("key"), pl.Binary)
-        return self.answers.predicts_none(teacher, prefixes, keys)
+        return self.reader.predicts_none(teacher, prefixes, keys)
 
 
 @dataclass(frozen=True, kw_only=True)

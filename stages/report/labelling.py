@@ -224,10 +224,10 @@ def _weighed(
     inputs: LabellingInputs, buckets: Sequence[Bucket], table: pa.Table, chosen: Array, held_out: Array
 ) -> WeighedTexts | None:
     """Returns the teachers' predictions and weights on the rows `chosen` of the buckets."""
-    if inputs.answers is None or inputs.read_weights is None:
+    if inputs.reader is None or inputs.read_weights is None:
         return None
     prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", table.column("key"), pl.Binary)
-    answers = [inputs.answers.predictions(name, prefixes, keys) for name in inputs.labels.columns]
+    answers = [inputs.reader.predictions(name, prefixes, keys) for name in inputs.labels.columns]
     first = [answer.logits.to_numpy().argmax(axis=1) for answer in answers]
     columns = [np.array(positions) for positions in inputs.labels.columns.values()]
     return WeighedTexts(

@@ -39,7 +39,7 @@ from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
     from amalgam.stages.cache_teachers.sample import PassAudit
-    from amalgam.stages.common.cached.read import AnswerReader
+    from amalgam.stages.common.cached.read import CacheReader
     from amalgam.stages.common.inference.batches import Classifier
     from amalgam.stages.report.audit import AuditInputs
     from amalgam.stages.report.evaluation import EvaluationInputs
@@ -104,9 +104,9 @@ def loaded_rival(run: Run, name: str, facts: Mapping[str, Any]) -> Classifier:
     return Classifier(files, device=device, max_tokens=limit if isinstance(limit, int) else None)
 
 
-def teacher_answers(run: Run) -> AnswerReader | None:
+def teacher_reader(run: Run) -> CacheReader | None:
     """Returns the reader of the teachers' cached predictions; None without teachers."""
-    return cached.answer_reader(run) if load.label_space(run).columns else None
+    return cached.cache_reader(run) if load.label_space(run).columns else None
 
 
 def zero_shot_identity(run: Run) -> dict[str, object]:
@@ -132,7 +132,7 @@ def evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
         store=run.store,
         test=test,
         labels=load.label_space(run),
-        answers=teacher_answers(run),
+        reader=teacher_reader(run),
         similarities=run.store.verified_path(similarities.files[0]),
         system=f"student ({system})" if learns else system,
         student=loaded_student(run) if learns else None,
@@ -153,7 +153,7 @@ def estimate_inputs(
         train=train,
         labels=load.label_space(run),
         gold=gold,
-        answers=teacher_answers(run),
+        reader=teacher_reader(run),
         targets=partial(unset_targets, run),
         student=student,
     )
@@ -170,7 +170,7 @@ def labelling_inputs(run: Run, train: Part) -> LabellingInputs:
         train=train,
         labels=load.label_space(run),
         student=loaded_student(run),
-        answers=teacher_answers(run),
+        reader=teacher_reader(run),
         targets=read_targets(run) if gives_label_distributions(target_facts(run)["objective"]) else None,
         held_out=held_out_share(run),
         corpus=run.experiment.corpus,
@@ -194,7 +194,7 @@ def audit_inputs(run: Run) -> AuditInputs:
 
     labels, targets = load.label_space(run), run.experiment.targets
     by_domain = target_method(targets).weighs_by_domain and {"fit-statistics", "cache-features"} <= run.results.keys()
-    reader = teacher_answers(run)
+    reader = teacher_reader(run)
 
     def read_predictions(prefixes: Sequence[str], keys: Any) -> Sequence[TeacherPredictions]:
         column = pl.Series("key", keys, pl.Binary)

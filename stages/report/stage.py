@@ -351,7 +351,7 @@ def _measure_rival(run: Run, name: str, inputs: Mapping[str, Any], rows: str | N
     if test is None or student is None or student in measured:
         return
     facts = read_metadata(run.base / STUDENTS / name) or {}
-    texts = TeacherInputs(store=run.store, labels=load.label_space(run), answers=None)
+    texts = TeacherInputs(store=run.store, labels=load.label_space(run), reader=None)
     bins, selected = run.experiment.report.calibration_bins, load_labels.selected_texts(run)
     right, scores = measure_student(loaded_rival(run, name, facts), texts, test, selected, bins)
     if scores is None:

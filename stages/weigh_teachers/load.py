@@ -84,7 +84,7 @@ class AnswerSignals:
 
 def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerSignals:
     """Reads the predictions of all teachers on the texts with these keys, which are in these buckets."""
-    reader, in_order = cached.answer_reader(run), pl.Series("key", keys, pl.Binary)
+    reader, in_order = cached.cache_reader(run), pl.Series("key", keys, pl.Binary)
     by_teacher, predicted, own_shares = [], [], []
     for teacher, labels in distinct_teachers(run).space.columns.items():
         predictions = reader.predictions(teacher, prefixes, in_order)
@@ -183,7 +183,7 @@ def _agreement(run: Run, teacher: str, first: Texts, predicted: Array, near: Arr
     if not near.shape[1]:
         return np.zeros(len(near))
     column, labels = pl.Series("key", first.keys, pl.Binary), distinct_teachers(run).space.columns[teacher]
-    logits = cached.answer_reader(run).predictions(teacher, first.prefixes, column).logits.to_numpy()
+    logits = cached.cache_reader(run).predictions(teacher, first.prefixes, column).logits.to_numpy()
     places = np.searchsorted(np.sort(labels), predicted)
     own: Array = softmax(logits.astype(np.float64))[:, np.argsort(labels)]
     return own[near, places[:, None]].mean(axis=1)

@@ -14,14 +14,14 @@ from amalgam.data.parquet import CACHE_LOGITS, CACHE_PASSES, STATES, build_table
 from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common.cached.coverage import PrefixIndex
-from amalgam.stages.common.cached.read import AnswerReader
+from amalgam.stages.common.cached.read import CacheReader
 from amalgam.tests.workspaces import TRAIN, Workspace
 
 KEYS = [bytes([number]) * 16 for number in range(3)]
 Span = tuple[int, int]
 
 
-def reader_of(folder: Path, units: dict[str, tuple[list[int], float, Span]]) -> AnswerReader:
+def reader_of(folder: Path, units: dict[str, tuple[list[int], float, Span]]) -> CacheReader:
     """Returns a reader of units by name, each of some texts with one logit and a range of passes."""
     for name, (rows, logit, (first, last)) in units.items():
         values: dict[str, Any] = {"key": key_column(b"".join(KEYS[row] for row in rows))}
@@ -36,7 +36,7 @@ def reader_of(folder: Path, units: dict[str, tuple[list[int], float, Span]]) -> 
     manifest = Record("MANIFEST", files, {"ranges": {name: span for name, (_, _, span) in units.items()}})
     index = {"family": PrefixIndex([("all", file) for file in files])}
     teacher: Any = SimpleNamespace(outputs=("a", "b"), places=[0, 1], catch_all=frozenset())
-    return AnswerReader(store, manifest, index, {"first": "family"}, {"first": teacher}, Targets(mode="vanilla-kd"), 0)
+    return CacheReader(store, manifest, index, {"first": "family"}, {"first": teacher}, Targets(mode="vanilla-kd"), 0)
 
 
 @pytest.mark.parametrize("later", [(0, 0), (0, 2), (2, 4)])

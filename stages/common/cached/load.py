@@ -16,7 +16,7 @@ from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.storage.store import MANIFEST, StoredFile
 from amalgam.stages.common import load
 from amalgam.stages.common.cached import coverage
-from amalgam.stages.common.cached.read import AnswerReader, Features, States, open_features, open_states, passes_differ
+from amalgam.stages.common.cached.read import CacheReader, Features, States, open_features, open_states, passes_differ
 from amalgam.stages.common.corpus import Bucket, Part
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.models.model_folder import full_attention, reads_padding, states_body, text_config
@@ -181,10 +181,10 @@ def _family_indexes(run: Run, stage: str, _fingerprint: str) -> dict[str, covera
     return {family: coverage.PrefixIndex(pairs) for family, pairs in families.items()}
 
 
-def answer_reader(run: Run) -> AnswerReader:
+def cache_reader(run: Run) -> CacheReader:
     if target_method(run.experiment.targets).compares_passes:
         _check_passes_differ(run)
-    return AnswerReader(
+    return CacheReader(
         store=run.store,
         manifest=run.result("cache-teachers"),
         indexes=_family_indexes(run, "cache-teachers", run.fingerprint("cache-teachers")),

@@ -24,7 +24,7 @@ from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions
 
 
 @dataclass(frozen=True)
-class Answers:
+class PassRange:
     """Cached predictions of some texts, from passes first..last-1."""
 
     first: int
@@ -33,7 +33,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class AnswerReader:
+class CacheReader:
     store: Store
     manifest: Record
     """The manifest of cache-teachers."""
@@ -66,8 +66,8 @@ class AnswerReader:
     def predictions(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> TeacherPredictions:
         """Returns logits, distribution and confidence, a row for each key."""
         targets = self.targets
-        answers = self._answers(teacher, prefixes, keys)
-        outputs = _aligned(_logits(answers), keys, teacher)["logits"]
+        ranges = self._ranges(teacher, prefixes, keys)
+        outputs = _aligned(_logits(ranges), keys, teacher)["logits"]
         logits, share = self._of_labels(teacher, outputs), self._own_share(teacher, outputs)
         if share is not None and width(logits) == 1:  # no measure compares the label with itself
             return TeacherPredictions(teacher, logits, softmax_column(logits), share, share)
@@ -80,7 +80,7 @@ class AnswerReader:
             return TeacherPredictions(teacher, logits, softmax_column(logits), self._stored(teacher, prefixes, keys))
         else:
             places = self.teachers[teacher].places if share is not None else None
-            sums = _aligned(_summed(answers, full, measure, places), keys, teacher)
+            sums = _aligned(_summed(ranges, full, measure, places), keys, teacher)
         distribution = mean(sums, "probability") if targets.distribution == "mc-mean" else softmax_column(logits)
         certain = confidence(sums, measure)
         return TeacherPredictions(teacher, logits, distribution, certain if share is None else certain * share, share)
@@ -96,7 +96,7 @@ class AnswerReader:
             return None
         return self._of_labels(teacher, softmax_column(outputs)).arr.sum()
 
-    def _answers(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> list[Answers]:
+    def _ranges(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> list[PassRange]:
         """Returns the rows of these keys in the order of pass ranges; a text occurs once in each."""
         files = self._files(teacher, prefixes)
         groups: dict[tuple[Any, ...], list[pa.Table]] = {}
@@ -104,8 +104,9 @@ class AnswerReader:
             table = read_table(path, ("key", "logits", "passes"))
             first, last = self.manifest.facts["ranges"][file.path]
             groups.setdefault((int(first), int(last), *table.column_names), []).append(table)
-        answers = [Answers(kind[0], kind[1], _rows_of(pa.concat_tables(group), keys)) for kind, group in groups.items()]
-        return [part for part in answers if len(part.frame)]  # files of test texts have none of the keys
+        tables = ((*kind[:2], pa.concat_tables(group)) for kind, group in groups.items())
+        ranges = [PassRange(first, last, _rows_of(table, keys)) for first, last, table in tables]
+        return [part for part in ranges if len(part.frame)]  # files of test texts have none of the keys
 
     def _files(self, teacher: str, prefixes: Sequence[str]) -> list[StoredFile]:
         """Returns the files of these buckets in the order of pass ranges."""
@@ -152,8 +153,8 @@ def _one_of_each(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.unique("key", keep="first", maintain_order=True)
 
 
-def _logits(answers: Sequence[Answers]) -> pl.DataFrame:
-    frames = [part.frame.select("key", "logits") for part in answers if "logits" in part.frame.columns]
+def _logits(ranges: Sequence[PassRange]) -> pl.DataFrame:
+    frames = [part.frame.select("key", "logits") for part in ranges if "logits" in part.frame.columns]
     if len(frames) == 1:
         return frames[0]
     return _one_of_each(pl.concat(frames)) if frames else pl.DataFrame()
@@ -172,12 +173,12 @@ def _aligned(frame: pl.DataFrame, keys: pl.Series, teacher: str) -> pl.DataFrame
     return frame
 
 
-def _summed(answers: Sequence[Answers], take: int, measure: Measure, places: Sequence[int] | None) -> pl.DataFrame:
+def _summed(ranges: Sequence[PassRange], take: int, measure: Measure, places: Sequence[int] | None) -> pl.DataFrame:
     """Sums over the first `take` passes of all texts. Ranges follow each other: [0, 16), then [16, 24); where they
     overlap, as after a mended loss, each pass counts once. `places` are the outputs that count; None is all.
     """
     total = pl.DataFrame()
-    for part in answers:
+    for part in ranges:
         frame, last = part.frame, min(part.last, take)
         if "passes" not in frame.columns or part.first >= take:
             continue

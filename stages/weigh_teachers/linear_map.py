@@ -58,28 +58,27 @@ class LinearMap:
         return torch.cholesky_solve(sums.T, self.factor).float().numpy()
 
     def leave_one_out(self, coefficients: Array, labels: Array, candidates: Array) -> tuple[Array, Array]:
-        """Returns `with_first` without each text's own label."""
-        return with_first(self.space, coefficients, candidates, (labels, self.leverages))
+        """Returns `candidate_predictions` without each text's own label."""
+        return candidate_predictions(self.space, coefficients, candidates, (labels, self.leverages))
 
 
-def predicted(space: Space, coefficients: Array, candidates: Array | None = None) -> Array:
-    """Returns the predictions of a map [texts, columns], or those for candidate labels [texts, teachers]."""
-    matrix = torch.from_numpy(coefficients)
-    predictions = np.empty((len(space), matrix.shape[1]) if candidates is None else candidates.shape)
+def predicted(space: Space, coefficients: Array) -> Array:
+    """Returns the predictions of a map [texts, columns]."""
+    predictions = np.empty((len(space), coefficients.shape[1]))
     for rows in blocks_of(space):
-        values = _inputs(space, rows) @ matrix
-        if candidates is not None:
-            values = values.gather(1, torch.from_numpy(candidates[rows].astype(np.int64)))
-        predictions[rows] = values.numpy()
+        predictions[rows] = (_inputs(space, rows) @ torch.from_numpy(coefficients)).numpy()
     return predictions
 
 
 def mean_predicted(spaces: Sequence[Space], maps: Sequence[Array], candidates: Array | None = None) -> Array:
     """Returns the mean prediction of the maps, whose coefficients these are, one for each space."""
-    return np.mean([predicted(*pair, candidates) for pair in zip(spaces, maps, strict=True)], axis=0)
+    pairs = zip(spaces, maps, strict=True)
+    if candidates is None:
+        return np.mean([predicted(*pair) for pair in pairs], axis=0)
+    return np.mean([candidate_predictions(*pair, candidates)[0] for pair in pairs], axis=0)
 
 
-def with_first(
+def candidate_predictions(
     space: Space, coefficients: Array, candidates: Array, own: tuple[Array, Array] | None = None
 ) -> tuple[Array, Array]:
     """Returns the predictions for candidate labels [texts, teachers], and the label with the largest one [texts].

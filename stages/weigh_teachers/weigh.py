@@ -18,7 +18,7 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.target_methods import by_label, divided_by_label
-from amalgam.stages.weigh_teachers.linear_map import LinearMap, label_biases, preferred, with_first
+from amalgam.stages.weigh_teachers.linear_map import LinearMap, candidate_predictions, label_biases, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
 from amalgam.stages.weigh_teachers.signals import Params, correlation, one_label, standardise, standardised_sum
@@ -97,13 +97,13 @@ A label with few texts of low values would have a range of almost 0, and its tex
 RANGE_TEMPERATURE = 1 / 4
 """Temperature of the softmax over the scaled evidence."""
 
-SHARES = 0.1
+SHARE_FACTOR = 0.1
 """Factor of the log of a teacher's mean weight, which is subtracted from its scaled evidence."""
 
 SHARE_ROUNDS = 30
 """Rounds after which the biases agree with the mean weights."""
 
-MAPS = 0.6
+MAP_FACTOR = 0.6
 """Factor of the linear maps' predictions, which are added to the scaled evidence."""
 
 MAP_ROUNDS = 2
@@ -255,7 +255,7 @@ def _share_biases(signal: Array, shares: Array | None) -> Array:
     for _ in range(SHARE_ROUNDS):
         means = np.maximum(softmax((signal + biases) / RANGE_TEMPERATURE).mean(axis=0), LEAST_SHARE)
         if shares is None:
-            biases = (biases - SHARES * np.log(means * teachers)) / 2
+            biases = (biases - SHARE_FACTOR * np.log(means * teachers)) / 2
         else:
             biases += RANGE_TEMPERATURE * np.log(shares / means)
     return biases
@@ -274,7 +274,7 @@ def with_maps(signal: Array, evidence: Evidence, params: Params) -> tuple[Array,
     if params.is_reused:
         stored = [params.stored(str(index)) for index in range(len(evidence.spaces))]
         pairs = zip(evidence.spaces, stored, strict=True)
-        predictions, first = zip(*(with_first(*pair, evidence.predicted) for pair in pairs), strict=True)
+        predictions, first = zip(*(candidate_predictions(*pair, evidence.predicted) for pair in pairs), strict=True)
         total = _mapped(signal, np.mean(predictions, axis=0), params.stored("biases"), evidence)
     else:
         coefficients, biases, total, first = _fitted_maps(signal, evidence)
@@ -294,14 +294,14 @@ def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Ar
         by_map = (linear_map.leave_one_out(matrix, labels, evidence.predicted) for linear_map, matrix in pairs)
         values, first = zip(*by_map, strict=True)
         predictions = np.mean(values, axis=0)
-        before, after = (softmax(scaled / RANGE_TEMPERATURE) for scaled in (signal, signal + MAPS * predictions))
+        before, after = (softmax(scaled / RANGE_TEMPERATURE) for scaled in (signal, signal + MAP_FACTOR * predictions))
         biases = RANGE_TEMPERATURE * label_biases(before, after, evidence.predicted, evidence.labels)
         total = _mapped(signal, predictions, biases, evidence)
     return coefficients, biases, total, first
 
 
 def _mapped(signal: Array, predictions: Array, biases: Array, evidence: Evidence) -> Array:
-    return signal + MAPS * predictions + biases[np.arange(signal.shape[1]), evidence.predicted]
+    return signal + MAP_FACTOR * predictions + biases[np.arange(signal.shape[1]), evidence.predicted]
 
 
 def by_range(signal: Array, predicted: Array, params: Params, detectors: Collection[int] = ()) -> Array:

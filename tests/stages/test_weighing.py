@@ -475,9 +475,9 @@ def test_a_teacher_whose_range_is_too_short_gets_fewer_texts_of_others_and_clear
     assert (biased.argmax(axis=1) == clear.argmax(axis=1)).mean() > 0.999
     added = (biased - clear)[0]
     means = softmax(biased / weigh.RANGE_TEMPERATURE).mean(axis=0)
-    assert added == pytest.approx(-weigh.SHARES * np.log(2 * means), abs=1e-6)
+    assert added == pytest.approx(-weigh.SHARE_FACTOR * np.log(2 * means), abs=1e-6)
     lost = with_shares(np.tile([9.0, 0.0], (100, 1)), None, Params()) - np.tile([9.0, 0.0], (100, 1))
-    assert lost.max() <= -weigh.SHARES * np.log(2 * weigh.LEAST_SHARE) + 1e-9
+    assert lost.max() <= -weigh.SHARE_FACTOR * np.log(2 * weigh.LEAST_SHARE) + 1e-9
 
 
 def test_a_label_that_the_fitted_block_lacks_has_the_mean_upper_end_of_its_teacher() -> None:

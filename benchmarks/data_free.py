@@ -204,9 +204,9 @@ def _written_by(source: str, options: argparse.Namespace) -> list[str]:
 
 def _accuracy(config: Path, overrides: list[str], name: str, seed: int) -> dict[str, float]:
     """Returns the accuracy of each system of the report. The key of the student is `student`."""
-    from amalgam.stages.report.stage import evaluation
+    from amalgam.stages.report.stage import evaluation_of
 
-    systems = evaluation(updated(config, [*overrides, f"student.name={name}", f"student.seed={seed}"]))["systems"]
+    systems = evaluation_of(updated(config, [*overrides, f"student.name={name}", f"student.seed={seed}"]))["systems"]
     return {
         "student" if system.startswith("student") else system: scores["accuracy"] for system, scores in systems.items()
     }

@@ -18,7 +18,7 @@ from amalgam.benchmarks.protocol import row, show
 from amalgam.pipeline.console import Console
 from amalgam.stages.app.demo import write_data_free, write_demo
 from amalgam.stages.app.runs import run_without_tables
-from amalgam.stages.report.stage import evaluation
+from amalgam.stages.report.stage import evaluation_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ def _data_free(folder: Path, draw: int) -> Evaluation:
 
 def _evaluated(folder: Path, draw: int, settings: Sequence[str]) -> Evaluation:
     student = ["student.method=amalgam", f"student.name=draw-{draw}"]
-    return evaluation(run_without_tables(folder / "amalgam.yaml", [*student, *settings], QUIET))
+    return evaluation_of(run_without_tables(folder / "amalgam.yaml", [*student, *settings], QUIET))
 
 
 DEMOS = {"texts": _with_texts, "data-free": _data_free}

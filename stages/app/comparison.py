@@ -117,7 +117,7 @@ def _wrong_field(content: dict[str, Any]) -> str | None:
     try:
         comparison_of({"first": report, "second": report.copy()})
         if evaluation:
-            print_evaluation(Console(tables=False), evaluation, evaluation["labels"], evaluation["groups"])
+            print_evaluation(Console(tables=False), evaluation)
     except (LookupError, ValueError, ArithmeticError):
         return "evaluation"
     return None

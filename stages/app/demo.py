@@ -24,7 +24,7 @@ from amalgam.stages.app.runs import run_without_tables
 from amalgam.stages.common.deliveries import REPORTS
 from amalgam.stages.report.blocks import Evaluation
 from amalgam.stages.report.publish import page_name
-from amalgam.stages.report.stage import evaluation
+from amalgam.stages.report.stage import evaluation_of
 from amalgam.stages.report.tables import header, row
 
 TEXTS: dict[str, tuple[int, int, PartName]] = {
@@ -90,7 +90,7 @@ def _compare(folder: Path, students: Mapping[str, Student], overrides: list[str]
     progress = Console(quiet=quiet, tables=False)
     for name, (config, settings) in students.items():
         console.say(f"== {name}")
-        evaluations[name] = evaluation(run_without_tables(config, settings, progress))
+        evaluations[name] = evaluation_of(run_without_tables(config, settings, progress))
     # HEAD is the experiment of the file, from which later commands continue.
     run = run_without_tables(folder / "amalgam.yaml", overrides, Console(quiet=True, tables=False))
     first = next(iter(evaluations.values()))

@@ -177,7 +177,7 @@ def _print_stored(path: Path, config: Path, requirements: Requirements) -> None:
         console.note(f"{other}: run `{_command(numbers, path, config)}`")
     if not requirements.as_json:
         if evaluation:
-            print_evaluation(console, evaluation, evaluation["labels"], evaluation["groups"])
+            print_evaluation(console, evaluation)
         if verdict:
             console.verdict(lines(verdict, list(evaluation_cautions(evaluation)), place, page))
         console.say(f"report{place}: {page}")

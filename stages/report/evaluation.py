@@ -303,20 +303,20 @@ def measure_student(
 
     Returns the texts that it predicts right, and its scores; no scores if all texts were `selected`.
     """
-    every = union_of({"teachers": inputs.labels.names, "student": student.labels})
-    columns, groups = list(every.columns["student"]), []
+    union = union_of({"teachers": inputs.labels.names, "student": student.labels})
+    columns, groups = list(union.columns["student"]), []
     for buckets in neighbouring_buckets(test.buckets, GROUP_TEXTS):
         table = pa.concat_tables(read_bucket(inputs.store, bucket) for bucket in buckets)
         is_random = np.array([key not in selected for key in table.column("key").to_pylist()], bool)
         gold = gold_indices(inputs.labels, table)
         kept = (gold >= 0) & is_random
-        probabilities = np.zeros((int(kept.sum()), len(every.names)))
+        probabilities = np.zeros((int(kept.sum()), len(union.names)))
         probabilities[:, columns] = softmax(student.logits(fields(table.filter(pa.array(kept)))))
         predictions = SystemPredictions.of(probabilities, gold[kept])
         groups.append((predictions, gold[kept]))
     joined = SystemPredictions.joined([predictions for predictions, _ in groups])
     gold = np.concatenate([labels for _, labels in groups])
-    scores = evaluate(joined, gold, LabelSpace(every.names, {}), bins) if len(gold) else None
+    scores = evaluate(joined, gold, LabelSpace(union.names, {}), bins) if len(gold) else None
     return joined.label == gold, scores
 
 

@@ -75,7 +75,7 @@ class LabellingInputs(TeacherInputs):
 
 
 @dataclass(frozen=True)
-class _Read:
+class _FirstTexts:
     """The first training texts by key."""
 
     buckets: Sequence[Bucket]
@@ -85,7 +85,7 @@ class _Read:
     """[texts, labels], if targets are distributions over the labels."""
 
     @property
-    def apart(self) -> Array:
+    def predicted_rows(self) -> Array:
         """Returns the rows of the first held-out texts, which the student predicts."""
         return np.flatnonzero(self.held_out)[:MOST_HELD_OUT]
 
@@ -109,21 +109,21 @@ def compared_with_linear_map(inputs: LabellingInputs) -> types.PairedCounts | No
 
     A prediction of a held-out text is right if it is the label of the target.
     """
-    return _compared(inputs, _read(inputs), None) if inputs.read_features else None
+    return _compared(inputs, _first_texts(inputs), None) if inputs.read_features else None
 
 
-def _compared(inputs: LabellingInputs, read: _Read, predicted: Array | None) -> types.PairedCounts | None:
-    """`predicted`: the student's labels of the texts `read.apart`, if it predicted them already."""
-    apart = read.apart
-    if read.targets is None or inputs.read_features is None or not LEAST_HELD_OUT <= len(apart) < len(read.keys):
+def _compared(inputs: LabellingInputs, first: _FirstTexts, predicted: Array | None) -> types.PairedCounts | None:
+    """`predicted`: the student's labels of the texts `first.predicted_rows`, if it predicted them already."""
+    rows = first.predicted_rows
+    if first.targets is None or inputs.read_features is None or not LEAST_HELD_OUT <= len(rows) < len(first.keys):
         return None
     if predicted is None:
-        texts = fields(rows_at(inputs.store, read.buckets, apart.tolist()))
+        texts = fields(rows_at(inputs.store, first.buckets, rows.tolist()))
         predicted = inputs.student.logits(texts).argmax(axis=1)
-    features = inputs.read_features(read.keys, [bucket.prefix for bucket in read.buckets])
-    labels = read.targets.argmax(axis=1)
-    linear = linear_labels(features, labels, read.held_out, len(inputs.labels.names))[: len(apart)]
-    return paired_counts(predicted == labels[apart], linear == labels[apart])
+    features = inputs.read_features(first.keys, [bucket.prefix for bucket in first.buckets])
+    labels = first.targets.argmax(axis=1)
+    linear = linear_labels(features, labels, first.held_out, len(inputs.labels.names))[: len(rows)]
+    return paired_counts(predicted == labels[rows], linear == labels[rows])
 
 
 def linear_labels(features: Space, labels: Array, is_held_out: Array, count: int) -> Array:
@@ -135,8 +135,8 @@ def linear_labels(features: Space, labels: Array, is_held_out: Array, count: int
 
 def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality, types.PairedCounts | None, str]:
     """Returns the description of the student without test texts, its comparison, and the texts to label as csv."""
-    read = _read(inputs)
-    sample = _sample(inputs, read)
+    first = _first_texts(inputs)
+    sample = _sample(inputs, first)
     keys = key_list(key_array(sample.table.column("key")))
     labels, random = inputs.given.written(inputs.corpus), inputs.given.sample | inputs.given.unknown_sample
     sampled = {row for row, key in enumerate(keys) if key in random}
@@ -160,7 +160,7 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality
         "to_label": sum(row not in labelled for row, _ in chosen),
         "estimates": _estimates(inputs, sample, predicted),
     }
-    return quality, _compared(inputs, read, predicted[sample.held_out]), _csv(inputs, sample, chosen)
+    return quality, _compared(inputs, first, predicted[sample.held_out]), _csv(inputs, sample, chosen)
 
 
 def _estimates(inputs: LabellingInputs, sample: _Sample, predicted: Array) -> types.WeightEstimates | None:
@@ -190,51 +190,49 @@ def _shares(labels: LabelSpace, predicted: Array, sample: _Sample) -> list[types
 # ---- the sample
 
 
-def _read(inputs: LabellingInputs) -> _Read:
+def _first_texts(inputs: LabellingInputs) -> _FirstTexts:
     buckets = first_buckets(inputs.train, MOST_READ)
     keys = key_array(pa.concat_tables(read_bucket(inputs.store, bucket, ["key"]) for bucket in buckets).column("key"))
     targets = [table.select(["target"]) for table in islice(inputs.targets or (), len(buckets))]
     target = matrix(pa.concat_tables(targets).column("target")) if targets else None
-    return _Read(buckets, keys, held_out_keys(keys, inputs.held_out), target)
+    return _FirstTexts(buckets, keys, held_out_keys(keys, inputs.held_out), target)
 
 
-def _sample(inputs: LabellingInputs, read: _Read) -> _Sample:
+def _sample(inputs: LabellingInputs, first: _FirstTexts) -> _Sample:
     """Predicts the first texts, held-out ones first."""
-    apart = read.apart
-    others = np.flatnonzero(~read.held_out)[: types.MOST_PREDICTED - len(apart)]
-    chosen = np.sort(np.concatenate([apart, others]))
-    table = rows_at(inputs.store, read.buckets, chosen.tolist())
-    logits = inputs.teacher_logits(read.buckets, table)
+    rows = first.predicted_rows
+    others = np.flatnonzero(~first.held_out)[: types.MOST_PREDICTED - len(rows)]
+    chosen = np.sort(np.concatenate([rows, others]))
+    table = rows_at(inputs.store, first.buckets, chosen.tolist())
+    logits = inputs.teacher_logits(first.buckets, table)
     of_ensemble = ensemble(logits, inputs.labels) if logits else None
-    reference = of_ensemble if read.targets is None else read.targets[chosen]
+    reference = of_ensemble if first.targets is None else first.targets[chosen]
     if reference is None:
         raise AssertionError("without teachers, targets are distributions over the labels")
     return _Sample(
         table,
-        read.held_out[chosen],
+        first.held_out[chosen],
         reference,
-        "ensemble" if read.targets is None else "targets",
+        "ensemble" if first.targets is None else "targets",
         of_ensemble,
         softmax(inputs.student.logits(fields(table))),
-        _weighed(inputs, read.buckets, table, chosen, read.held_out[chosen]),
+        _weighed(inputs, first, table, chosen),
     )
 
 
-def _weighed(
-    inputs: LabellingInputs, buckets: Sequence[Bucket], table: pa.Table, chosen: Array, held_out: Array
-) -> WeighedTexts | None:
-    """Returns the teachers' predictions and weights on the rows `chosen` of the buckets."""
+def _weighed(inputs: LabellingInputs, first: _FirstTexts, table: pa.Table, chosen: Array) -> WeighedTexts | None:
+    """Returns the teachers' predictions and weights on the rows `chosen` of the texts."""
     if inputs.reader is None or inputs.read_weights is None:
         return None
-    prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", table.column("key"), pl.Binary)
+    prefixes, keys = [bucket.prefix for bucket in first.buckets], pl.Series("key", table.column("key"), pl.Binary)
     answers = [inputs.reader.predictions(name, prefixes, keys) for name in inputs.labels.columns]
-    first = [answer.logits.to_numpy().argmax(axis=1) for answer in answers]
+    outputs = [answer.logits.to_numpy().argmax(axis=1) for answer in answers]
     columns = [np.array(positions) for positions in inputs.labels.columns.values()]
     return WeighedTexts(
-        np.stack([positions[places] for positions, places in zip(columns, first, strict=True)], axis=1),
+        np.stack([positions[places] for positions, places in zip(columns, outputs, strict=True)], axis=1),
         np.stack([answer.confidence.to_numpy() for answer in answers], axis=1),
-        matrix(inputs.read_weights(buckets).take(pa.array(chosen)).column("weight")).astype(np.float64),
-        held_out & (held_out.sum() >= LEAST_HELD_OUT),
+        matrix(inputs.read_weights(first.buckets).take(pa.array(chosen)).column("weight")).astype(np.float64),
+        first.held_out[chosen] & (first.held_out[chosen].sum() >= LEAST_HELD_OUT),
     )
 
 

@@ -201,15 +201,15 @@ class Report(Stage):
     def publish(self, run: Run, manifest: Record) -> None:
         for note in damaged_reports(run.store, run.file_option):
             run.console.note(note)
-        scores, findings, name = evaluation_if_any(run), _findings(run), page_name(run.experiment)
+        evaluation, findings, name = evaluation_if_any(run), _findings(run), page_name(run.experiment)
         if run.rival and findings["student_quality"]:
             _measure_rival(run, run.rival, manifest.identity["inputs"], findings["student_quality"]["rows"])
-        numbers = report_json(page_inputs(run), scores, findings, name)
+        numbers = report_json(page_inputs(run), evaluation, findings, name)
         to_label = _file(run, TEXTS_TO_LABEL)
         texts = run.store.verified_path(to_label).read_bytes() if to_label else None
         written = publish_texts(run.base, name + TO_LABEL, texts) if texts is not None else ""
         path = publish(run.base, name, page(numbers), numbers, load.delivery_services(run))
-        _print(run, scores, findings, numbers)  # after the page is written: stdout may be closed
+        _print(run, numbers)  # after the page is written: stdout may be closed
         if written:
             run.console.say(written)
         run.console.say(f"report{place_of(run.base)}: {path}")
@@ -223,13 +223,13 @@ class Report(Stage):
 # ---- stored results
 
 
-def evaluation(run: Run) -> Evaluation:
-    scores = evaluation_if_any(run)
-    if scores is None:
+def evaluation_of(run: Run) -> Evaluation:
+    evaluation = evaluation_if_any(run)
+    if evaluation is None:
         what = "nothing was evaluated: there are no labelled test texts"
         fix = "set corpus.test, for example texts/test.csv; experiment.run().estimates has estimates"
         raise ExperimentError(what, where="corpus.test", fix=fix)
-    return scores
+    return evaluation
 
 
 def evaluation_if_any(run: Run) -> Evaluation | None:
@@ -252,15 +252,15 @@ def _file(run: Run, name: str) -> StoredFile | None:
 # ---- the page and the console
 
 
-def _print(run: Run, scores: Evaluation | None, findings: Findings, numbers: ReportJson) -> None:
-    if scores:
-        print_evaluation(run.console, scores, len(scores["labels"]), scores["groups"])
+def _print(run: Run, numbers: ReportJson) -> None:
+    evaluation, quality = numbers["evaluation"], numbers["student_quality"]
+    if evaluation:
+        print_evaluation(run.console, evaluation)
         if not run.experiment.student.learns:
-            run.console.verdict([f"reported method: {scores['system']}; no student was trained"])
+            run.console.verdict([f"reported method: {evaluation['system']}; no student was trained"])
     else:
         run.console.say("  no labelled test texts (corpus.test): the page describes the targets, not the accuracy")
-    _print_estimates(run, findings)
-    quality = findings["student_quality"]
+    _print_estimates(run, numbers)
     if quality and quality["unknown"]:
         run.console.say(f"  {unknown_line(quality['unknown'])}")
     if numbers["date"] is None:
@@ -269,7 +269,7 @@ def _print(run: Run, scores: Evaluation | None, findings: Findings, numbers: Rep
             f"run `amalgam report --force{run.options}`"
         )
     if numbers["verdict"]:
-        cautions, page_file = list(evaluation_cautions(scores)), f"{REPORTS}/{page_name(run.experiment)}.html"
+        cautions, page_file = list(evaluation_cautions(evaluation)), f"{REPORTS}/{page_name(run.experiment)}.html"
         run.console.verdict(lines(numbers["verdict"], cautions, place_of(run.base), page_file))
 
 
@@ -282,7 +282,7 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Studen
     from amalgam.stages.report.quality import script_counts, target_quality
 
     test, train, given = load.part_of(run, "test"), learned_part(run), load_labels.given_labels(run)
-    scores, to_label, speed = None, None, None
+    evaluation, to_label, speed = None, None, None
     findings: Findings = {
         "student_quality": None,
         "target_quality": None,
@@ -291,7 +291,7 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Studen
         "scripts": {part.name: script_counts(run.store, part) for part in (train, test) if part},
     }
     if test:
-        scores, findings["student_quality"], speed = _measured(run, test)
+        evaluation, findings["student_quality"], speed = _measured(run, test)
         if train:
             findings["linear_map"] = compared_with_linear_map(labelling_inputs(run, train))
     elif train:
@@ -303,7 +303,7 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Studen
         findings["label_estimates"] = _label_estimates(run, train, given)
     if train and given and given.absent_labels(load.label_space(run)):
         findings["given_labels"] = _label_occurrences(run, train, given)
-    return scores, findings, to_label, speed
+    return evaluation, findings, to_label, speed
 
 
 def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, StudentSpeed | None]:
@@ -312,9 +312,9 @@ def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, Student
     from amalgam.stages.report.quality import rivals_of_selected, student_quality
 
     inputs, learns = evaluation_inputs(run, test), run.experiment.student.learns
-    every, names = predict_test(inputs), inputs.labels.names
-    answers = without_selected(every)
-    scores = Evaluation(
+    all_answers, names = predict_test(inputs), inputs.labels.names
+    answers = without_selected(all_answers)
+    evaluation = Evaluation(
         n=len(answers.gold),
         left_out=len(answers.outside_selected),
         labels=list(names),
@@ -325,16 +325,17 @@ def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, Student
     )
     learned = learned_test_texts(run, test)
     if learned:
-        scores["learned"] = learned
-    quality = student_quality(inputs, answers, scores["systems"][inputs.system]["confusion"])
-    selected = int((every.picked != Picked.RANDOM).sum())
+        evaluation["learned"] = learned
+    quality = student_quality(inputs, answers, evaluation["systems"][inputs.system]["confusion"])
+    selected = int((all_answers.picked != Picked.RANDOM).sum())
     if selected:
-        scores["selected"] = SelectedTexts(texts=selected, random=len(every.picked) - selected)
-        unused = int((every.picked == Picked.HARD).sum())
+        evaluation["selected"] = SelectedTexts(texts=selected, random=len(all_answers.picked) - selected)
+        unused = int((all_answers.picked == Picked.HARD).sum())
         if unused:
-            scores["selected"]["unused"] = unused
-        quality["rivals"] = rivals_of_selected(every, inputs.labels, inputs.system)
-    return scores, quality, StudentSpeed(texts=len(answers.gold), seconds=round(answers.seconds, 3)) if learns else None
+            evaluation["selected"]["unused"] = unused
+        quality["rivals"] = rivals_of_selected(all_answers, inputs.labels, inputs.system)
+    speed = StudentSpeed(texts=len(answers.gold), seconds=round(answers.seconds, 3)) if learns else None
+    return evaluation, quality, speed
 
 
 def _measure_rival(run: Run, name: str, inputs: Mapping[str, Any], rows: str | None) -> None:
@@ -430,10 +431,9 @@ def share_of_unknown(run: Run, given: GivenLabels) -> types.ShareOfUnknown | Non
     return {"n": n, "unknown": unknown, "low": low, "high": high}
 
 
-def _print_estimates(run: Run, findings: Findings) -> None:
-    unlabelled = findings["unlabelled"]
-    if "label_estimates" in findings:
-        by_labels = findings["label_estimates"]
+def _print_estimates(run: Run, numbers: ReportJson) -> None:
+    by_labels, unlabelled = numbers["label_estimates"], numbers["unlabelled"]
+    if by_labels:
         print_estimates(run.console, f"  accuracy by labels: {estimate_line(by_labels)}", by_labels["systems"])
     elif unlabelled and unlabelled["estimates"]:
         title = "  accuracy estimated without labels, from the teachers' weights"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from amalgam.data.keys import shown_name, shown_names
@@ -37,16 +37,16 @@ def measure(score: Score, value: float | None) -> str:
 # ---- evaluation
 
 
-def print_evaluation(console: Console, scores: blocks.EvaluatedSystems, labels: int, groups: Collection[str]) -> None:
+def print_evaluation(console: Console, evaluation: blocks.EvaluationBlock) -> None:
     """Prints the last systems and the reported one; evaluation.json has all."""
-    names = list(scores["systems"])
-    names = [name for name in names[:-MOST_SYSTEMS] if name == scores["system"]] + names[-MOST_SYSTEMS:]
-    random = "random " if scores.get("selected", {}).get("random") else ""
-    texts = counted(scores["n"], f"{random}labelled test text")
-    title = f"{texts}, {labels} labels; accuracy over all labels{outside_line(scores['left_out'])}"
-    rows = [row(name, scores["systems"][name], groups) for name in names]
-    figures = bounds(*interval(blocks.reported_scores(scores)["accuracy"], scores["n"]))
-    console.table(f"{title}\n95 % interval of {scores['system']}: {figures}", header(groups), rows)
+    names, groups = list(evaluation["systems"]), evaluation["groups"]
+    names = [name for name in names[:-MOST_SYSTEMS] if name == evaluation["system"]] + names[-MOST_SYSTEMS:]
+    random = "random " if evaluation.get("selected", {}).get("random") else ""
+    texts = counted(evaluation["n"], f"{random}labelled test text")
+    title = f"{texts}, {evaluation['labels']} labels; accuracy over all labels{outside_line(evaluation['left_out'])}"
+    rows = [row(name, evaluation["systems"][name], groups) for name in names]
+    figures = bounds(*interval(blocks.reported_scores(evaluation)["accuracy"], evaluation["n"]))
+    console.table(f"{title}\n95 % interval of {evaluation['system']}: {figures}", header(groups), rows)
 
 
 def print_estimates(console: Console, title: str, systems: Sequence[SystemEstimate]) -> None:

@@ -116,12 +116,10 @@ def evidence_of(run: Run, texts: Texts, signals: AnswerSignals, params: Params) 
     reference_joint = SideBySide.of([reference_features, *reference_joined])
     joint = reference_joint.of_texts([features, *joined])
     near = similar(joint, run.experiment.targets.neighbours, reference_joint, texts.start)
-    of_models = iter(_densities(run, [features, *states], [reference_features, *reference_states], texts.start).T)
-    by_teacher = [
-        _agreement(run, name, first, signals.predicted[:, place], near) if states[place] is None else next(of_models)
-        for place, name in enumerate(space.columns)
-    ]
-    density = np.stack(by_teacher, axis=1)
+    density, has_states = np.empty(signals.predicted.shape), np.array([own is not None for own in states])
+    density[:, has_states] = _densities(run, [features, *states], [reference_features, *reference_states], texts.start)
+    for place in np.flatnonzero(~has_states):
+        density[:, place] = _agreement(run, list(space.columns)[place], first, signals.predicted[:, place], near)
     if run.experiment.has_catch_all:
         density, closest = (
             lowered_evidence(values, signals.own_shares, params.scope(kind))

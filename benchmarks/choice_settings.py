@@ -61,7 +61,7 @@ class Setting:
     gold: Array
     texts: list[str]
     facts: WeightFacts = field(default_factory=lambda: WeightFacts(notes=[]))
-    """Facts of agreed_signal."""
+    """Facts of joint_signal."""
 
     # ---- the evidence
 
@@ -94,7 +94,7 @@ class Setting:
     @cached_property
     def estimated(self) -> tuple[Array | None, Array | None]:
         """Returns the scaled evidence, and the teachers' shares; None where the kinds do not agree."""
-        return weigh.agreed_signal(self.evidence, self.facts, Params())
+        return weigh.joint_signal(self.evidence, self.facts, Params())
 
     @cached_property
     def answered(self) -> Array:

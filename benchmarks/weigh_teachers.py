@@ -179,7 +179,7 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, params: Par
     joint = first_joint.of_texts(spaces)
     near = nearest_texts(joint, targets.neighbours, first_joint, rows.start)[0]
     evidence = Evidence(kinds, predicted, LABELS * teachers, near, spaces=joint.apart())
-    signal, shares = weigh.agreed_signal(evidence, facts, params)
+    signal, shares = weigh.joint_signal(evidence, facts, params)
     if signal is None:
         return weigh.by_confidence(answers[0], predicted, targets), right
     return weigh.weigh(weigh.completed(signal, evidence, params)[0], targets, facts, shares, params)[0], right

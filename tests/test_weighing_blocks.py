@@ -52,9 +52,8 @@ SMALL = (
     (corpus, "UNIT_TEXTS", 400),
     (weigh, "REFERENCES", 150),
     (neighbours, "REFERENCES", 150),
-    (weigh, "AGREEING", -1.0),
 )
-"""Blocks of one bucket; random teachers do not agree, and their evidence is used all the same."""
+"""Blocks of one bucket."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -125,6 +124,15 @@ def test_a_teacher_that_predicts_one_label_for_nearly_all_texts_is_named(
     assert "amalgam label --count 50 -c other.yaml" in result.err
 
 
+@pytest.mark.parametrize(("exclusion", "is_noted"), [(-0.1, True), (0.1, False)])
+def test_evidence_that_is_high_for_all_teachers_at_once_is_noted(
+    cached: Workspace, monkeypatch: pytest.MonkeyPatch, exclusion: float, is_noted: bool
+) -> None:
+    monkeypatch.setattr(weigh, "exclusion", lambda _: exclusion)
+    note = "texts that suit one teacher suit others too, by the evidence: label some texts (amalgam label --count 50)"
+    assert (note in " ".join(cached(*WEIGH).err.split())) is is_noted
+
+
 def test_names_in_the_wrong_order_are_noted_where_the_file_gives_them(
     cached: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,12 +189,12 @@ def test_a_copy_of_a_teacher_changes_no_weight(cached: Workspace) -> None:
 def test_neighbours_are_at_most_a_quarter_of_the_texts(cached: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
 
-    def agreed_signal(evidence: weigh.Evidence, *given: Any) -> Any:
+    def joint_signal(evidence: weigh.Evidence, *given: Any) -> Any:
         shapes.append(evidence.near.shape)
         return agreed(evidence, *given)
 
-    agreed = weigh.agreed_signal
-    monkeypatch.setattr(weigh, "agreed_signal", agreed_signal)
+    agreed = weigh.joint_signal
+    monkeypatch.setattr(weigh, "joint_signal", joint_signal)
     assert cached(*WEIGH, "corpus.limit=20").code == 0
     assert shapes == [(20, 5)]
 

@@ -87,7 +87,7 @@ class BlockSums(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 24  # biases against large shares; the accuracy of targets is estimated by linear maps
+    VERSION = 25  # kinds of evidence are weighed by exclusion; their sum is scaled by teacher
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -161,7 +161,7 @@ class WeighTeachers(Stage):
             unclear=0 if evidence is None else int((evidence < UNCLEAR).sum()),
         )
         if is_first:
-            checks["notes"] += list(_notes_on_labels(run, weighed.predicted))
+            checks["notes"] += [*_notes_on_labels(run, weighed.predicted), *_note_on_exclusion(run, checks)]
             checks["names"] = _as_good_orders(run, texts, weighed.predicted)
             facts["fit"] = {**checks, "fitted": len(weights)}
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
@@ -269,7 +269,7 @@ def _weigh(run: Run, texts: Texts, params: Params, facts: WeightFacts) -> tuple[
 def _combined_signal(run: Run, texts: Texts, signals: AnswerSignals, params: Params, facts: WeightFacts) -> _Signal:
     """Combines all kinds of evidence."""
     evidence, answers = evidence_of(run, texts, signals, params)
-    values, shares = weigh.agreed_signal(evidence, facts, params)
+    values, shares = weigh.joint_signal(evidence, facts, params)
     largest, confirmed = None if values is None else values.max(axis=1), np.zeros(0)
     if values is not None and run.experiment.targets.teacher_weights == "range":
         values, confirmed = weigh.completed(values, evidence, params)
@@ -333,6 +333,14 @@ def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
                 f"teacher {teacher} predicts {space.names[counts.argmax()]} for {share} of the texts, so its "
                 f"evidence is weak: label some texts ({LABEL})"
             )
+
+
+def _note_on_exclusion(run: Run, facts: WeightFacts) -> Iterator[str]:
+    """Yields a note if the evidence for a teacher is no lower where that for another is high."""
+    labels = [label for own in distinct_teachers(run).space.columns.values() for label in own]
+    is_alone = len(labels) == len(set(labels)) and not run.experiment.labels and not are_written(run.experiment)
+    if is_alone and facts.get("exclusion", 0.0) < 0:
+        yield f"texts that suit one teacher suit others too, by the evidence: label some texts ({LABEL})"
 
 
 @once

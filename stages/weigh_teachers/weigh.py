@@ -1,8 +1,8 @@
 """Computes each teacher's weight on each text from evidence [texts, teachers], without labels.
 
-Evidence that correlates with no other is dropped. The rest is scaled by the ends of its range, label by label, and
-weighed by how clearly it separates teachers. Without usable evidence the weights are MUKA's own. Means, ranges and
-shares are fitted on the first block of a corpus and reused for the others.
+Each kind of evidence is scaled by the ends of its range, label by label, and weighed by how clearly it separates the
+teachers. Their sum is scaled by the ends of each teacher's range. With too few texts the weights are MUKA's own. Means,
+ranges and shares are fitted on the first block of a corpus and reused for the others.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class WeightFacts(TypedDict, total=False):
     shares: dict[str, float]
     """The teachers' shares of the texts."""
     separation: float
-    agreement: dict[str, float]
     kinds: dict[str, float]
     """The weights of the kinds of evidence."""
     exclusion: float
+    """How clearly the signal separates the teachers; at most 1."""
     coherence: float
     names: dict[str, float]
     """By teacher, the share of random orders of its label names that fit its predictions as well."""
@@ -71,7 +71,7 @@ class WeightFacts(TypedDict, total=False):
 
 
 AGREEING = 0.15
-"""Least mean correlation of a kind with the others; a kind below it is dropped."""
+"""Least mean correlation of provenance with the other kinds; below it, provenance is not used."""
 
 EXCLUSIVE = 0.15
 """Least exclusion: 0 for signals that have nothing to do with each other, 1 where one is high and the others low."""
@@ -103,17 +103,14 @@ SHARE_FACTOR = 0.1
 SHARE_ROUNDS = 30
 """Rounds after which the biases agree with the mean weights."""
 
-MAP_FACTOR = 0.6
+MAP_FACTOR = 0.9
 """Factor of the linear maps' predictions, which are added to the scaled evidence."""
 
 MAP_ROUNDS = 2
 """The maps learn the labels that the evidence prefers, then those that both prefer."""
 
-LEAD_POWER = 4
-"""Power of the mean lead of the best teacher over the second in the weight of a kind of evidence."""
-
-AGREEMENT_POWER = 2
-"""Power of the mean correlation with the other kinds in the weight of a kind of evidence."""
+LEAST_EXCLUSION = 0.05
+"""Least exclusion in the weight of a kind of evidence, so that each kind has a weight."""
 
 ACCURACY_ODDS, ODDS_FACTOR = 0.7, 2.0
 """Odds of the targets' accuracy against those of their confirmed share; factor of a 95 % interval on many texts.
@@ -209,26 +206,39 @@ def kinds_of(answers: Sequence[Array], density: Array, names: Array, params: Par
     }
 
 
-def agreed_signal(evidence: Evidence, facts: WeightFacts, params: Params) -> tuple[Array | None, Array | None]:
-    """Returns the signal of all kinds of evidence, and the teachers' shares; None: the kinds do not agree."""
-    kinds, provenance = dict(evidence.kinds), evidence.provenance
-    if provenance is not None:
-        kinds["provenance"] = standardise(provenance, params.scope("written"))
-    is_kept = params.value("kept", lambda: np.isin(list(kinds), list(_kept(evidence, kinds, facts))))
-    if not is_kept.any():
+def joint_signal(evidence: Evidence, facts: WeightFacts, params: Params) -> tuple[Array | None, Array | None]:
+    """Returns the signal of all kinds of evidence, and the teachers' shares; None: there are too few texts."""
+    kinds = dict(evidence.kinds)
+    texts, teachers = evidence.predicted.shape
+    is_usable = evidence.provenance is not None or teachers == 1 or texts >= FEWEST * evidence.labels
+    if not params.value("enough texts", lambda: is_usable):
+        few = f"{counted(texts, 'text', 'is', 'are')} too few to compare teachers on {evidence.labels} labels"
+        facts["notes"].append(f"{few}: {FALLBACK}")
         return None, None
-    scaled = {}
-    for kind in (kind for kind, keep in zip(kinds, is_kept, strict=True) if keep):
+    agreeing = 1.0
+    if evidence.provenance is not None:
+        provenance = standardise(evidence.provenance, params.scope("written"))
+        agreeing = params.value("agreement", lambda: agreement(provenance, kinds)).item()
+        if agreeing >= AGREEING:
+            kinds["provenance"] = provenance
+        else:
+            facts["notes"].append(
+                "the teachers that texts were generated for are not used as evidence: they correlate too little with "
+                f"the other kinds ({agreeing:.2f})"
+            )
+    smooth, scaled = dict[str, Array](), dict[str, Array]()
+    for kind, values in kinds.items():
         scope = params.scope(f"signal of {kind}")
-        smooth = standardised_sum([kinds[kind], smoothed(kinds[kind], evidence.near, scope)], scope)
-        scaled[kind] = by_range(smooth, evidence.predicted, scope, evidence.detectors)
-    agreeing = facts.get("agreement", {})
-    weights = params.value("weights", lambda: [round(raw, 4) for raw in weights_of_kinds(scaled, agreeing).values()])
-    facts["kinds"] = dict(zip(scaled, weights.tolist(), strict=True))
-    signal: Array = np.sum([weight * values for weight, values in zip(weights, scaled.values(), strict=True)], axis=0)
+        smooth[kind] = standardised_sum([values, smoothed(values, evidence.near, scope)], scope)
+        scaled[kind] = by_range(smooth[kind], evidence.predicted, scope, evidence.detectors)
+    weights = params.value("weights", lambda: list(weights_of_kinds(smooth, scaled, agreeing).values()))
+    facts["kinds"] = dict(zip(scaled, weights.round(4).tolist(), strict=True))
+    total: Array = np.sum([weight * values for weight, values in zip(weights, scaled.values(), strict=True)], axis=0)
+    facts["exclusion"] = round(exclusion(total), 4)
+    signal = by_range(total, evidence.predicted, params.scope("total"), evidence.detectors, by_label=False)
 
     def shares() -> Array:
-        of_texts = generated_shares(provenance)
+        of_texts = generated_shares(evidence.provenance)
         return leading_shares(signal) if of_texts is None else of_texts
 
     return signal, params.value("shares", shares)
@@ -304,13 +314,17 @@ def _mapped(signal: Array, predictions: Array, biases: Array, evidence: Evidence
     return signal + MAP_FACTOR * predictions + biases[np.arange(signal.shape[1]), evidence.predicted]
 
 
-def by_range(signal: Array, predicted: Array, params: Params, detectors: Collection[int] = ()) -> Array:
+def by_range(
+    signal: Array, predicted: Array, params: Params, detectors: Collection[int] = (), *, by_label: bool = True
+) -> Array:
     """Scales each teacher's signal to 0 at its lowest values and 1 at the highest of texts with the predicted label.
 
     The ends of a range do not depend on the teacher's share of the texts, as mean and deviation do. Labels differ in
-    how confident and how dense their own texts are, so each has an upper end of its own.
+    how confident and how dense their own texts are, so each has an upper end of its own, unless `by_label` is false.
     """
-    return _between(params.value("ends", lambda: _ends(signal, predicted, detectors)), signal, predicted)
+    labels = predicted if by_label else np.zeros_like(predicted)
+    ends = params.value("ends", lambda: _ends(signal, labels, one_label(predicted, detectors)))
+    return _between(ends, signal, labels)
 
 
 def _between(ends: Array, signal: Array, predicted: Array) -> Array:
@@ -318,7 +332,7 @@ def _between(ends: Array, signal: Array, predicted: Array) -> Array:
     return (signal - lowest) / np.maximum(highest - lowest, LEAST_RANGE)
 
 
-def _ends(signal: Array, predicted: Array, detectors: Collection[int]) -> Array:
+def _ends(signal: Array, predicted: Array, alone: Array) -> Array:
     """Returns the lower end and the upper ends [teachers, labels + 2].
 
     The texts at the ends of a teacher with one prediction need not be its own and those of others. So its scaled signal
@@ -327,7 +341,7 @@ def _ends(signal: Array, predicted: Array, detectors: Collection[int]) -> Array:
     lowest, highest = np.sort(signal, axis=0)[:ENDS].mean(axis=0)[:, None], _upper_ends(signal, predicted)
     shortest = lowest + LEAST_PART * (highest[:, -1:] - lowest)
     ends = np.concatenate([lowest, np.maximum(highest, shortest)], axis=1)
-    alone = one_label(predicted, detectors) | (np.ptp(signal, axis=0) < LEAST_RANGE)
+    alone = alone | (np.ptp(signal, axis=0) < LEAST_RANGE)
     if alone.any() and not alone.all():
         others = _between(ends, signal, predicted)[:, ~alone]
         length = np.maximum(signal.std(axis=0)[alone] / max(float(others.std(axis=0).mean()), LEAST_RANGE), LEAST_RANGE)
@@ -349,16 +363,21 @@ def _upper_ends(signal: Array, predicted: Array) -> Array:
     return ends
 
 
-def weights_of_kinds(scaled: Mapping[str, Array], agreeing: Mapping[str, float]) -> dict[str, float]:
-    """Returns weights that sum to 1, of the lead of the best teacher over the second and the correlation with others.
+def weights_of_kinds(
+    smooth: Mapping[str, Array], scaled: Mapping[str, Array], agreeing: float = 1.0
+) -> dict[str, float]:
+    """Returns weights that sum to 1: the mean lead of the best teacher over the second, by the root of the exclusion.
 
-    Provenance separates by construction; its lead is at most that of the best other kind.
+    Provenance separates by construction. Its weight is at most that of the best other kind, by the square of
+    `agreeing`: its mean correlation with them.
     """
     leads = {kind: float(top_margin(values).mean()) if values.shape[1] > 1 else 1.0 for kind, values in scaled.items()}
-    best = max(lead for kind, lead in leads.items() if kind != "provenance")
-    powers = {kind: max(min(lead, best), LEAST_RANGE) ** LEAD_POWER for kind, lead in leads.items()}
-    powers = {kind: power * agreeing.get(kind, 1.0) ** AGREEMENT_POWER for kind, power in powers.items()}
-    return {kind: power / sum(powers.values()) for kind, power in powers.items()}
+    exclusions = {kind: max(exclusion(values), LEAST_EXCLUSION) for kind, values in smooth.items()}
+    raw = {kind: max(lead, LEAST_RANGE) * math.sqrt(exclusions[kind]) for kind, lead in leads.items()}
+    best = max(weight for kind, weight in raw.items() if kind != "provenance")
+    if "provenance" in raw:
+        raw["provenance"] = min(raw["provenance"], best) * agreeing**2
+    return {kind: weight / sum(raw.values()) for kind, weight in raw.items()}
 
 
 def leading_shares(signal: Array) -> Array:
@@ -368,63 +387,9 @@ def leading_shares(signal: Array) -> Array:
     return counts / counts.sum()
 
 
-def _kept(evidence: Evidence, kinds: Mapping[str, Array], facts: WeightFacts) -> Mapping[str, Array]:
-    """Returns the kinds of evidence that are used."""
-    texts, teachers = next(iter(kinds.values())).shape
-    if evidence.provenance is None and teachers > 1 and texts < FEWEST * evidence.labels:
-        few = f"{counted(texts, 'text', 'is', 'are')} too few to compare teachers on {evidence.labels} labels"
-        facts["notes"].append(f"{few}: {FALLBACK}")
-        return {}
-    kept = agreeing_kinds({kind: signal for kind, signal in kinds.items() if kind != "provenance"}, facts)
-    if kept is None or "provenance" not in kinds:
-        return kept or {}
-    return with_provenance(kept, kinds["provenance"], facts)
-
-
-def agreeing_kinds(evidence: Mapping[str, Array], facts: WeightFacts) -> Mapping[str, Array] | None:
-    """Returns the kinds that agree, or None if fewer than two do; drops the kind that agrees least, then repeats."""
-    kept, facts["agreement"] = dict(evidence), {}
-    if next(iter(evidence.values())).shape[1] == 1:
-        return kept
-    while len(kept) > 1:
-        values = agreement(kept)
-        facts["agreement"] |= {kind: round(value, 4) for kind, value in values.items()}
-        least = min(values, key=values.__getitem__)
-        if values[least] >= AGREEING:
-            facts["notes"] += [
-                f"evidence “{kind}” is not used: it correlates too little with the other kinds ({value:.2f})"
-                for kind, value in facts["agreement"].items()
-                if kind not in kept
-            ]
-            return kept
-        del kept[least]
-    correlations = ", ".join(f"{kind} {value:.2f}" for kind, value in facts["agreement"].items())
-    facts["notes"].append(f"answers, states and names do not agree on the teachers ({correlations}): {FALLBACK}")
-    return None
-
-
-def with_provenance(kept: Mapping[str, Array], provenance: Array, facts: WeightFacts) -> Mapping[str, Array]:
-    """Adds provenance if it agrees with the kept kinds; it cannot drop them, since a text may miss its class."""
-    value = agreement({"provenance": provenance}, kept)["provenance"]
-    facts["agreement"]["provenance"] = round(value, 4)
-    if value >= AGREEING:
-        return {**kept, "provenance": provenance}
-    facts["notes"].append(
-        "the teachers that texts were generated for are not used as evidence: they correlate too little with the "
-        f"other kinds ({value:.2f})"
-    )
-    return kept
-
-
-def agreement(evidence: Mapping[str, Array], others: Mapping[str, Array] | None = None) -> dict[str, float]:
-    """Returns the mean correlation of each kind with the other kinds, relative to the mean over teachers."""
-    relative = {kind: _relative(signal) for kind, signal in (others or evidence).items()}
-    return {
-        kind: float(
-            np.mean([correlation(_relative(signal), other) for name, other in relative.items() if name != kind])
-        )
-        for kind, signal in evidence.items()
-    }
+def agreement(signal: Array, others: Mapping[str, Array]) -> float:
+    """Returns the mean correlation with the other kinds, each relative to the mean over teachers."""
+    return float(np.mean([correlation(_relative(signal), _relative(other)) for other in others.values()]))
 
 
 def generated_shares(provenance: Array | None) -> Array | None:

@@ -176,7 +176,7 @@ def test_a_file_that_cannot_be_used_is_refused_by_plan(workspace: Workspace) -> 
     assert "there is no file ./predictions/second.csv" in workspace.attempt("plan").err
 
 
-@pytest.mark.parametrize("form", ["columns", "scores", "logits", "lists as text", "a wrong sum"])
+@pytest.mark.parametrize("form", ["columns", "scores", "logits", "lists as text", "spellings", "a wrong sum"])
 def test_faulty_rows_at_the_start_are_refused_by_plan(workspace: Workspace, form: str) -> None:
     file = workspace.config.parent / "predictions/second.csv"
     frame = pl.read_csv(file)
@@ -192,7 +192,11 @@ def test_faulty_rows_at_the_start_are_refused_by_plan(workspace: Workspace, form
         ),
         "lists as text": (
             frame.select("text", label=pl.lit("['law', 'music']")),
-            "fix: write a row for each answer, or a jsonl or Parquet file with lists",
+            "fix: write a row for each answer, or lists in all rows of a jsonl or Parquet file",
+        ),
+        "spellings": (
+            frame.select("text", label=pl.Series(["law", "music", "Law."] + ["law"] * (len(frame) - 3))),
+            "has one label in several spellings, such as Law. and law\n",
         ),
         "a wrong sum": (frame.with_columns(length=5), "If a column is no label, name the labels"),
     }

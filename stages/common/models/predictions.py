@@ -20,7 +20,7 @@ from amalgam.data.lazy import np, pl
 from amalgam.data.rows import BOM, FIELD_LIMIT, FIXES, JSON_LINES, check_magic, delimiter_of, in_commands, opened
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
-from amalgam.pipeline.errors import DataError, ModelError
+from amalgam.pipeline.errors import DataError, ModelError, folded
 from amalgam.pipeline.input_files import kind_of, program_of
 from amalgam.stages.common.given_labels import ID, KEY, LABEL, TEXT, identity_of, naming_columns
 
@@ -33,8 +33,11 @@ SCORES = "score", "probability", "confidence"
 PERCENTAGES = 10, 100
 """The largest percentage of a file is between them."""
 
-LIST = re.compile(r"\[.*\]", re.DOTALL)
-"""A list that a csv has as a text."""
+LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)
+"""A list of texts that is written as a text."""
+
+MARKS = " .,;:!*`'\""
+"""Characters at the ends of an answer that belong to no label."""
 
 LEAST_SHARE = 1.01
 """Least score of a text's one label, as a multiple of equal probabilities: with less, another would be likelier."""
@@ -100,11 +103,7 @@ def _labels_of(path: Path, labels: Sequence[str] | None, corpus: Corpus | None, 
         return [*labels]
     if in_rows is not None:
         columns = sorted(_as_labels(_read(path, where)[in_rows]).drop_nulls().unique().to_list())
-        if columns and all(map(LIST.fullmatch, columns)):
-            what = f"{path.name}: the column {shown(in_rows)} has lists written as text, such as {shown(columns[0])}"
-            raise ModelError(
-                what, where=where, fix="write a row for each answer, or a jsonl or Parquet file with lists"
-            )
+        _check_labels(columns, in_rows, path, where)
     elif empty := [name for name in frame.columns if frame[name].is_null().all()]:  # all rows decide
         columns = [name for name in _number_columns(_read(path, where), corpus) if name in {*columns, *empty}]
     if not columns:
@@ -113,6 +112,21 @@ def _labels_of(path: Path, labels: Sequence[str] | None, corpus: Corpus | None, 
         fix += "or the column label, with one label or a list of answers"
         raise ModelError(what, where=where, fix=fix)
     return columns
+
+
+def _check_labels(labels: Sequence[str], column: str, path: Path, where: str) -> None:
+    """Refuses labels of the rows that are lists, or one label in several spellings, as of a language model."""
+    start, by_plain = f"{path.name}: the column {shown(column)} has", dict[str, list[str]]()
+    for label in labels:
+        by_plain.setdefault(folded(label).strip(MARKS), []).append(label)
+    lists = next(filter(LIST.fullmatch, labels), None)
+    if lists is not None:
+        fix = "write a row for each answer, or lists in all rows of a jsonl or Parquet file"
+        raise ModelError(f"{start} lists written as text, such as {shown(lists)}", where=where, fix=fix)
+    if several := [names for names in by_plain.values() if len(names) > 1]:
+        names = " and ".join(shown_names([name]) for name in several[0][:2])
+        fix = "write each label in one way; if these are two labels, list all labels: `labels: [...]`"
+        raise ModelError(f"{start} one label in several spellings, such as {names}", where=where, fix=fix)
 
 
 def _number_columns(frame: pl.DataFrame, corpus: Corpus) -> list[str]:
@@ -307,7 +321,8 @@ def _fix(probabilities: Array, labels: Sequence[str], in_rows: str | None, score
     if score and probabilities.max() > SUMS[1]:
         divide = "divide the percentages by 100, or " if PERCENTAGES[0] < probabilities.max() <= PERCENTAGES[1] else ""
         return f"{divide}leave out the column {shown(score)} if it is no probability of the label"
-    return f"{own}give each row one of them, and leave out an empty answer; `catch_all` names a label for none of them"
+    fix = f"{own}give each row one of them, and leave out an empty answer. "
+    return fix + "An answer that means none of them is named in `labels` and in `catch_all`"
 
 
 def _naming_columns(columns: Sequence[str], corpus: Corpus, where: str) -> tuple[str, list[str]]:

@@ -14,6 +14,7 @@ import threading
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -540,6 +541,11 @@ def test_an_experiment_runs_in_a_thread_without_signal_handlers(desk: Workspace)
     thread.start()
     thread.join()
     assert results == [dict.fromkeys(STAGES, "current")]
+
+
+def test_threads_share_an_experiment(done: Experiment) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda _: done.labels, range(8))) == [UNION] * 8
 
 
 class Dataset:

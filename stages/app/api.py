@@ -211,21 +211,25 @@ class Experiment:
 
     def plan(self) -> Plan:
         """Every stage's state, and the reason where it would run. Nothing runs. One error lists all problems."""
-        self._run = self._open()
-        with working(self._run):
-            return Plan(planned(self._run), self.check)
+        return Plan(self._planned()[1], self.check)
+
+    def _planned(self) -> tuple[Run, list[StageState]]:
+        """Returns a run of this call and its plan: threads may share an experiment."""
+        run = self._run = self._open()
+        with working(run):
+            return run, planned(run)
 
     def check(self, states: Sequence[StageState] | None = None) -> tuple[list[str], list[AmalgamError]]:
         """Returns remarks on the experiment, and the errors that `run` would end in; reads headers only."""
-        states = self.plan() if states is None else states
-        with working(self._run):
-            return list(remarks_of(self._run, states)), problems_of(self._run, states)
+        run, states = self._planned() if states is None else (self._run, states)
+        with working(run):
+            return list(remarks_of(run, states)), problems_of(run, states)
 
     def estimate_cost(self, states: Sequence[StageState] | None = None, *, measure: bool = False) -> CostEstimate:
         """Returns time, memory and disk of the planned stages; `measure` runs one unit where no time is recorded."""
-        states = self.plan() if states is None else states
-        with working(self._run):
-            return estimate_cost(self._run, states, measure=measure)
+        run, states = self._planned() if states is None else (self._run, states)
+        with working(run):
+            return estimate_cost(run, states, measure=measure)
 
     def run(self, until: str | None = None, *, only: bool = False, force: bool = False) -> RunResult:
         """Updates every stage, or all up to stage `until`; returns each stage's outcome and the places of results.
@@ -233,16 +237,16 @@ class Experiment:
         `only`: refuse to run stages before `until`; `force`: run `until` again, without it all stages.
         """
         check_requirements(self._run, self._source, self._overrides, until, force=force)  # before --force
-        self._run = self._open()
-        with working(self._run):
+        run = self._run = self._open()
+        with working(run):
             try:
-                before = update(STAGES, self._run, target=until, only=only, force=force)
+                before = update(STAGES, run, target=until, only=only, force=force)
             except PartialRunDoneError as done:
                 state = done.state
                 rest = f"{state.done} of {state.total} units are there. The last part, or a later run, continues."
-                self._run.console.say(f"{state.stage}: this part is done; {rest}")
+                run.console.say(f"{state.stage}: this part is done; {rest}")
                 before = [state]
-            return run_result(self._run, before)
+            return run_result(run, before)
 
     def sweep(self, fields: Mapping[str, Iterable[Any]]) -> Sweep:
         """Trains a student for each combination of the values, such as {"student.seed": [0, 1, 2]}; resumes.
@@ -273,17 +277,18 @@ class Experiment:
             close = [name for name in STAGE_NAMED if name.startswith(stage)] or nearest(stage, STAGE_NAMED)
             fix = f"did you mean {' or '.join(close)}?" if close else f"name one of {', '.join(STAGE_NAMED)}"
             raise ExperimentError(f"no stage {stage!r}", fix=fix)
-        state = next((state for state in self.plan() if state.stage == stage), None)
-        with working(self._run):
-            return _explanation(STAGE_NAMED[stage], self._run, state)
+        run, states = self._planned()
+        state = next((state for state in states if state.stage == stage), None)
+        with working(run):
+            return _explanation(STAGE_NAMED[stage], run, state)
 
     def audit(self) -> Audit:
         """Counts from the cache how often each teacher wins, is missed, and contradicts another."""
-        states = self.plan()
-        with working(self._run):
-            for note in label_notes(labels_by_teacher(self._run)):
+        run, states = self._planned()
+        with working(run):
+            for note in label_notes(labels_by_teacher(run)):
                 self._console.note(note)
-            return Audit(audit(self._run, states))
+            return Audit(audit(run, states))
 
     def label(self, count: int = 50, *, seed: int = 0) -> pl.DataFrame:
         """Returns random training texts to label: key, text, label (empty), hint_1 and so on, why.
@@ -296,10 +301,10 @@ class Experiment:
                 raise ExperimentError(f"{name} is {value!r}", where="label", fix=f"give a whole number from {least} on")
         check_takes_labels(self.config)
         check_requirements(self._run, self._source, self._overrides, "build-targets")
-        self._run = self._open()
-        with working(self._run):
-            update(STAGES, self._run, target="build-targets", keep_overrides=False)
-            return texts_to_label(self._run, int(count), int(seed))
+        run = self._run = self._open()
+        with working(run):
+            update(STAGES, run, target="build-targets", keep_overrides=False)
+            return texts_to_label(run, int(count), int(seed))
 
     def compare_labels(self, labels: Any) -> LabelEffect:
         """Builds the targets with the experiment's labels, if any, and with those of a file or frame instead.
@@ -426,9 +431,10 @@ class Experiment:
 
     def _current(self, stage: str) -> Run:
         """Plans again, because an input may have changed; returns the run, or raises if the stage is not current."""
-        states = {state.stage: state for state in self.plan()}
-        if stage in self._run.results:
-            return self._run
+        run, planned_states = self._planned()
+        if stage in run.results:
+            return run
+        states = {state.stage: state for state in planned_states}
         what, fix = f"this experiment has no stage {stage}", f"its stages: {', '.join(states)}"
         if stage in states:
             what, fix = f"{stage} is not up to date ({states[stage].why})", f"experiment.run(until={stage!r})"

@@ -137,5 +137,7 @@ def _fits(file: str, pattern: str) -> bool:
 def silent() -> AbstractContextManager[None]:
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    show_bars = None if are_progress_bars_disabled() else enable_progress_bars
-    return silenced("huggingface_hub", disable_progress_bars, show_bars)
+    def shows_bars() -> bool:
+        return not are_progress_bars_disabled()
+
+    return silenced("huggingface_hub", shows_bars, disable_progress_bars, enable_progress_bars)

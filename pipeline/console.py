@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import textwrap
+import threading
 import time
 import unicodedata
 import warnings
@@ -314,18 +315,24 @@ def _encodable(text: str, stream: TextIO) -> str:
     return printable(text).replace("→", "->").encode(encoding, "backslashreplace").decode(encoding)
 
 
+SILENCING = threading.RLock()
+"""A thread that read the state of a library that another one silenced would leave it silenced."""
+
+
 @contextlib.contextmanager
-def silenced(library: str, hide_bars: Callable[[], object], show_bars: Callable[[], None] | None) -> Iterator[None]:
+def silenced(
+    library: str, shows_bars: Callable[[], bool], hide_bars: Callable[[], object], show_bars: Callable[[], object]
+) -> Iterator[None]:
     """Silences a library's warnings, messages and progress bars, because amalgam raises its own errors."""
     logger = logging.getLogger(library)
-    level = logger.level
-    with warnings.catch_warnings():
+    with SILENCING, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        level, had_bars = logger.level, shows_bars()
         logger.setLevel(logging.CRITICAL)
         hide_bars()
         try:
             yield
         finally:
             logger.setLevel(level)
-            if show_bars:
+            if had_bars:
                 show_bars()

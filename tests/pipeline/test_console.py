@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import logging
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from amalgam.pipeline.console import EVERY_SECONDS, Console, counted
+from amalgam.pipeline.console import EVERY_SECONDS, Console, counted, silenced
 
 
 class Terminal(io.StringIO):
@@ -191,3 +194,23 @@ def test_columns_are_aligned_as_a_terminal_shows_them() -> None:
 def test_the_noun_and_its_verb_have_the_number_of_the_count() -> None:
     assert [counted(count, "step", "is", "are") for count in (0, 1, 2)] == ["0 steps are", "1 step is", "2 steps are"]
     assert [counted(count, "text") for count in (1, 2000)] == ["1 text", "2,000 texts"]
+
+
+def test_two_threads_leave_a_library_as_it_was() -> None:
+    bars, logger, has_left = [True], logging.getLogger("silenced-by-two"), threading.Event()
+    logger.setLevel(logging.INFO)
+
+    def silence(meanwhile: Callable[[], object]) -> None:
+        with silenced(logger.name, bars.pop, lambda: bars.append(False), lambda: bars.append(True)):
+            meanwhile()
+
+    second = threading.Thread(target=silence, args=[has_left.wait])
+
+    def start_second() -> None:
+        second.start()
+        second.join(0.1)  # time to enter, if nothing prevents it
+
+    silence(start_second)
+    has_left.set()
+    second.join()
+    assert (logger.level, bars[-1]) == (logging.INFO, True)

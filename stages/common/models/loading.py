@@ -333,8 +333,8 @@ def _as_model_error(files: ModelFiles, part: str) -> Iterator[None]:
 
 
 def _silent() -> AbstractContextManager[None]:
-    show_bars = logging.enable_progress_bar if logging.is_progress_bar_enabled() else None
-    return silenced("transformers", logging.disable_progress_bar, show_bars)
+    bars = logging.is_progress_bar_enabled, logging.disable_progress_bar, logging.enable_progress_bar
+    return silenced("transformers", *bars)
 
 
 def apply_rate(config: Any, rate: float) -> None:

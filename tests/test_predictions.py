@@ -122,12 +122,13 @@ def test_a_new_text_needs_a_row_and_costs_itself(workspace: Workspace) -> None:
     file, new = workspace.config.parent / "predictions/second.csv", ("a new text about the judge", "law")
     workspace.write([*workspace.texts(), new])
     refused = workspace.attempt("build-targets")
-    assert "second.csv has no prediction for 1 of corpus.train" in refused.err
+    every = len(workspace.texts()) + len(workspace.texts("test"))
+    assert f"second.csv has no prediction for 1 of corpus.train ({every} texts in all)" in refused.err
     assert "the first: a new text about the judge" in refused.err
+    assert "every text of corpus.train and corpus.test needs a row" in refused.err
     write(pl.concat([pl.read_csv(file), frame_of([new])]), file)
     with workspace.counting() as work:
         workspace("build-targets")
-    every = len(workspace.texts()) + len(workspace.texts("test"))
     assert work[0].logits == 1 + every  # the model predicts one text; all rows of the file are read
 
 
@@ -167,7 +168,9 @@ def test_a_file_that_cannot_be_used_is_refused_by_plan(workspace: Workspace) -> 
     for content, words in {
         "text,note\na text,words\n": "has no predictions",
         "": "cannot be read",
-        good.replace("text,", "words,", 1): "no column names the text",
+        good.replace("text,", "words,", 1): "fix: add the column text with the texts\n",
+        good.replace("text,", "Text,", 1): "fix: rename the column Text to text\n",
+        good.replace("text,", "id,", 1): "fix: add the column text with the texts; or set corpus.id to id",
     }.items():
         file.write_text(content, "utf-8")
         refused = workspace.attempt("plan")

@@ -63,11 +63,10 @@ def _check_ids(inputs: CacheInputs, teacher: ResolvedTeacher) -> None:
 def _check_texts(
     inputs: CacheInputs, teacher: ResolvedTeacher, predictions: Predictions, units: Sequence[Unit]
 ) -> None:
-    absent, texts, first = dict[str, int](), 0, ""
+    absent, first = dict[str, int](), ""
     for unit in units:
         table = _rows(inputs, unit, ["key", "id"])
         _, is_there = predictions.of(_named(predictions, table))
-        texts += table.num_rows
         if not is_there.all():
             part = unit.payload.part
             absent[part] = absent.get(part, 0) + int((~is_there).sum())
@@ -75,10 +74,10 @@ def _check_texts(
     if absent:
         parts = " and ".join(f"{count:,} of corpus.{part}" for part, count in absent.items())
         what = f"teacher {teacher.name}: {teacher.files.folder.name} has no prediction for {parts}"
-        fix = "add a row for each of these texts; every text of corpus.train and corpus.test needs one"
-        if sum(absent.values()) == texts:
-            fix = "name the texts as the corpus has them, with their case and their blanks, or by id (corpus.id)"
-        raise DataError(f"{what} ({counted(texts, 'text')} in all)", where=f"the first: {first}", fix=fix)
+        texts = counted(sum(bucket.rows for bucket in inputs.texts.buckets.values()), "text")
+        fix = "name the texts as the corpus has them, with their case and their blanks, or by id (corpus.id); "
+        fix += "every text of corpus.train and corpus.test needs a row"
+        raise DataError(f"{what} ({texts} in all)", where=f"the first: {first}", fix=fix)
 
 
 def _rows(inputs: CacheInputs, unit: Unit, columns: Sequence[str]) -> pa.Table:

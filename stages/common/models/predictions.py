@@ -20,7 +20,7 @@ from amalgam.data.lazy import np, pl
 from amalgam.data.rows import BOM, FIELD_LIMIT, FIXES, JSON_LINES, check_magic, delimiter_of, in_commands, opened
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
-from amalgam.pipeline.errors import DataError, ModelError, folded
+from amalgam.pipeline.errors import DataError, ModelError, folded, nearest
 from amalgam.pipeline.input_files import kind_of, program_of
 from amalgam.stages.common.given_labels import ID, KEY, LABEL, TEXT, identity_of, naming_columns
 
@@ -329,7 +329,11 @@ def _naming_columns(columns: Sequence[str], corpus: Corpus, where: str) -> tuple
     named = naming_columns(columns.__contains__, corpus)
     if named is None:
         what = f"no column names the text: the columns are {shown_names(columns, MOST_SHOWN)}"
-        raise ModelError(what, where=where, fix=f"add the column {', '.join(map(shown, corpus.text))} with the texts")
+        near = [name for name in nearest(corpus.text[0], columns, ratio=0.7) if len(corpus.text) == 1]
+        fix = f"add the column {', '.join(map(shown, corpus.text))} with the texts"
+        fix = f"rename the column {shown(near[0])} to {shown(corpus.text[0])}" if near else fix
+        fix += "; or set corpus.id to id, if the texts have it" if corpus.id == "auto" and ID in columns else ""
+        raise ModelError(what, where=where, fix=fix)
     return named
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -347,6 +348,15 @@ def test_a_text_of_the_test_part_that_moves_to_train_is_asked_its_passes_alone(w
     with workspace.counting() as asked:
         workspace("run")
     assert (asked[0].logits, asked[0].passes) == (0, 2 * 5 * PASSES)
+
+
+def test_without_texts_to_ask_a_teacher_no_library_of_models_is_imported(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.write(workspace.texts()[:-5])
+    for module in ("cache_teachers.ask", "cache_teachers.from_file", "common.inference.teacher"):
+        monkeypatch.setitem(sys.modules, f"amalgam.stages.{module}", None)  # its import fails
+    workspace("cache-teachers")
 
 
 # ---- passes

@@ -121,38 +121,19 @@ class CacheTeachers(Stage):
         return self.units(run, folder) if cached.adaptive_sample_size(run) else ()
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-        from amalgam.stages.cache_teachers.ask import CacheInputs, ask_teachers
-        from amalgam.stages.cache_teachers.from_file import write_predictions
-
         families = cached.families_of(run)
-        inputs = CacheInputs(
-            teachers=load.models_of(run),
-            dtype=cached.dtype_of(run),
-            loader=load.teacher_loader(run),
-            texts=load.unit_texts(run, [part for part, _ in _parts(run)]),
-            store=run.store,
-            console=run.console,
-            check_interrupt=run.signals.check,
-            may_repeat=_may_repeat(run),
-            passes=cached.passes_of(run.experiment),
-            corpus=run.experiment.corpus,
-        )
-        _check_new_teachers(run)
+        if units:
+            _check_new_teachers(run)
         for teacher in load.teachers_of(run):
-            key = cached.family_key(run, teacher, inputs.dtype)
+            key = cached.family_key(run, teacher, cached.dtype_of(run))
             content = {"teacher": teacher.name, **key, "labels": list(teacher.outputs)}
             cached.describe_family(run, self.name, families[teacher.name], content)
         requests = [unit for unit in units if isinstance(unit.payload, UnitRequest)]
-        for teacher in load.teachers_of(
-            run
-        ):  # files first: a text without a prediction is an error before hours of work
-            own = [unit for unit in requests if unit.payload.teacher == teacher.name]
-            if own and teacher.files.are_predictions:
-                write_predictions(inputs, teacher, own)
-        ask_teachers(inputs, requests)
+        if requests:
+            _run_teachers(run, requests)
         decisions = [unit for unit in units if not isinstance(unit.payload, UnitRequest)]
         if decisions:
-            passes = adaptive.AdaptivePasses(_cached_passes(run), distinct(families), inputs.passes)
+            passes = adaptive.AdaptivePasses(_cached_passes(run), distinct(families), cached.passes_of(run.experiment))
             for unit in decisions:
                 with_retries(partial(passes.run, unit), f"{self.name} {unit.name}", run.store, run.console)
 
@@ -225,6 +206,29 @@ def _count_truncated(run: Run, units: Sequence[Record]) -> int:
 def _keys(run: Run) -> Keys:
     files = [bucket.file for part, _ in _parts(run) for bucket in part.buckets]
     return np.concatenate([read_keys(path) for path in run.store.verified_paths(files)])
+
+
+def _run_teachers(run: Run, units: Sequence[Unit]) -> None:
+    from amalgam.stages.cache_teachers.ask import CacheInputs, ask_teachers
+    from amalgam.stages.cache_teachers.from_file import write_predictions
+
+    inputs = CacheInputs(
+        teachers=load.models_of(run),
+        dtype=cached.dtype_of(run),
+        loader=load.teacher_loader(run),
+        texts=load.unit_texts(run, [part for part, _ in _parts(run)]),
+        store=run.store,
+        console=run.console,
+        check_interrupt=run.signals.check,
+        may_repeat=_may_repeat(run),
+        passes=cached.passes_of(run.experiment),
+        corpus=run.experiment.corpus,
+    )
+    for teacher in load.teachers_of(run):  # files first: a text without a prediction is an error before hours of work
+        own = [unit for unit in units if unit.payload.teacher == teacher.name]
+        if own and teacher.files.are_predictions:
+            write_predictions(inputs, teacher, own)
+    ask_teachers(inputs, units)
 
 
 @once

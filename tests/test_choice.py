@@ -23,6 +23,7 @@ from amalgam.stages.app.runs import open_run, working
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.load import train_part
 from amalgam.stages.registry import STAGES
+from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.stage import weights_of
 from amalgam.tests.workspaces import Workspace
 
@@ -111,6 +112,7 @@ def test_thinned_settings_keep_a_quarter_of_one_teachers_texts_or_of_the_others(
 def test_the_benchmark_gives_the_weights_of_weigh_teachers(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(weigh, "AGREEING", -1.0)  # random teachers do not agree
     run = open_run(workspace.config, ["student.method=amalgam"], console=Console(quiet=True))
     with working(run):
         update(STAGES, run, target="weigh-teachers")

@@ -20,6 +20,7 @@ from amalgam.pipeline.errors import AmalgamError
 from amalgam.stages.common import load_labels
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.report.label_estimates import RightTexts
+from amalgam.stages.weigh_teachers import weigh
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 
 LABELS = [label for own in TEACHER_LABELS.values() for label in own]
@@ -456,8 +457,13 @@ def test_texts_to_label_are_announced_as_json_and_a_filled_file_has_no_output(fr
     assert (refused.code, "--out" in refused.err) == (2, True)
 
 
-def test_without_labels_the_accuracy_of_the_targets_is_estimated(workspace: Workspace) -> None:
-    assert "estimated accuracy of the targets: " in workspace("weigh-teachers", *AMALGAM).err
+def test_without_labels_the_accuracy_of_the_targets_is_estimated(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "estimated accuracy" not in workspace("build-targets", *AMALGAM).err  # the evidence does not agree
+    monkeypatch.setattr(weigh, "AGREEING", -1.0)
+    result = workspace("weigh-teachers", "--force", *AMALGAM)
+    assert "estimated accuracy of the targets: " in result.err
     workspace("label", "--count", "20", *AMALGAM)
     fill(workspace.folder / "labels.csv", dict(workspace.texts()))
     labelled = workspace("build-targets", *AMALGAM, "labels=labels.csv")
@@ -466,7 +472,11 @@ def test_without_labels_the_accuracy_of_the_targets_is_estimated(workspace: Work
     assert "estimated accuracy" not in workspace("build-targets").err
 
 
-def test_without_labels_the_report_estimates_the_accuracy_of_every_system(workspace: Workspace) -> None:
+def test_without_labels_the_report_estimates_the_accuracy_of_every_system(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weigh, "AGREEING", -1.0)  # else the weights are MUKA's
+    workspace("weigh-teachers", "--force", *AMALGAM)
     changed = (*AMALGAM, "student.held_out=0.4", "student.seed=3")
     printed = workspace("report", "corpus.test=null", *changed).out
     assert "accuracy estimated without labels, from the teachers' weights" in printed

@@ -52,8 +52,9 @@ SMALL = (
     (corpus, "UNIT_TEXTS", 400),
     (weigh, "REFERENCES", 150),
     (neighbours, "REFERENCES", 150),
+    (weigh, "AGREEING", -1.0),
 )
-"""Blocks of one bucket."""
+"""Blocks of one bucket; random teachers do not agree, and their evidence is used all the same."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

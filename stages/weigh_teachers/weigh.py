@@ -1,8 +1,8 @@
 """Computes each teacher's weight on each text from evidence [texts, teachers], without labels.
 
 Each kind of evidence is scaled by the ends of its range, label by label, and weighed by how clearly it separates the
-teachers. Their sum is scaled by the ends of each teacher's range. With too few texts the weights are MUKA's own. Means,
-ranges and shares are fitted on the first block of a corpus and reused for the others.
+teachers. Their sum is scaled by the ends of each teacher's range. With too few texts, or where no two kinds agree, the
+weights are MUKA's own. Means, ranges and shares are fitted on the first block of a corpus and reused for the others.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Required, TypedDict
 
 from amalgam.data.arrays import Array, softmax, top_margin
@@ -71,7 +72,7 @@ class WeightFacts(TypedDict, total=False):
 
 
 AGREEING = 0.15
-"""Least mean correlation of provenance with the other kinds; below it, provenance is not used."""
+"""Least correlation of the two kinds that agree most, and least mean correlation of provenance with the others."""
 
 EXCLUSIVE = 0.15
 """Least exclusion: 0 for signals that have nothing to do with each other, 1 where one is high and the others low."""
@@ -207,13 +208,9 @@ def kinds_of(answers: Sequence[Array], density: Array, names: Array, params: Par
 
 
 def joint_signal(evidence: Evidence, facts: WeightFacts, params: Params) -> tuple[Array | None, Array | None]:
-    """Returns the signal of all kinds of evidence, and the teachers' shares; None: there are too few texts."""
+    """Returns the signal of all kinds of evidence, and the teachers' shares; None: the evidence is not used."""
     kinds = dict(evidence.kinds)
-    texts, teachers = evidence.predicted.shape
-    is_usable = evidence.provenance is not None or teachers == 1 or texts >= FEWEST * evidence.labels
-    if not params.value("enough texts", lambda: is_usable):
-        few = f"{counted(texts, 'text', 'is', 'are')} too few to compare teachers on {evidence.labels} labels"
-        facts["notes"].append(f"{few}: {FALLBACK}")
+    if not params.value("usable", lambda: _are_usable(evidence, facts)):
         return None, None
     agreeing = 1.0
     if evidence.provenance is not None:
@@ -385,6 +382,23 @@ def leading_shares(signal: Array) -> Array:
     counts = np.bincount(signal.argmax(axis=1), minlength=signal.shape[1]) / max(1, len(signal))
     counts = np.maximum(counts, LEAST_SHARE)
     return counts / counts.sum()
+
+
+def _are_usable(evidence: Evidence, facts: WeightFacts) -> bool:
+    """Returns whether there are enough texts, and two kinds that agree."""
+    (texts, teachers), kinds = evidence.predicted.shape, evidence.kinds
+    if teachers == 1:
+        return True
+    if evidence.provenance is None and texts < FEWEST * evidence.labels:
+        few = f"{counted(texts, 'text', 'is', 'are')} too few to compare teachers on {evidence.labels} labels"
+        facts["notes"].append(f"{few}: {FALLBACK}")
+        return False
+    pairs = {(a, b): agreement(kinds[a], {b: kinds[b]}) for a, b in combinations(kinds, 2)}
+    if max(pairs.values(), default=1.0) >= AGREEING:
+        return True
+    correlations = ", ".join(f"{a} and {b} {value:.2f}" for (a, b), value in pairs.items())
+    facts["notes"].append(f"no two kinds of evidence agree on the teachers (correlations: {correlations}): {FALLBACK}")
+    return False
 
 
 def agreement(signal: Array, others: Mapping[str, Array]) -> float:

@@ -197,6 +197,16 @@ def test_provenance_counts_if_it_agrees_with_the_evidence(is_meaningless: bool) 
     assert gain == 0 if is_meaningless else gain > 0.01
 
 
+def test_evidence_of_which_no_two_kinds_agree_is_not_used() -> None:
+    random, facts = np.random.default_rng(1), WeightFacts(notes=[])
+    noise = {kind: random.normal(size=(600, 2)) for kind in "abc"}
+    right = np.arange(600) % 2
+    assert joint_signal(evidence_of(right, noise), facts, Params())[0] is None
+    assert facts["notes"][0].startswith("no two kinds of evidence agree on the teachers (correlations: a and b ")
+    two = noise | {"a": views(right, noise=[0.8])["0"], "b": views(right, noise=[0.8], seed=6)["0"]}
+    assert joint_signal(evidence_of(right, two), facts, Params())[0] is not None
+
+
 def test_how_easy_a_text_is_to_all_teachers_is_no_agreement() -> None:
     random = np.random.default_rng(1)
     easy = 5 * random.normal(size=(2000, 1))

@@ -166,7 +166,8 @@ def test_a_file_that_cannot_be_used_is_refused_by_plan(workspace: Workspace) -> 
     file = workspace.config.parent / "predictions/second.csv"
     good = file.read_text("utf-8")
     for content, words in {
-        "text,note\na text,words\n": "has no predictions",
+        "text,note\na text,91%\n": "has no predictions: its columns are text, note; note is no number: 91%",
+        "text,label\na text,law\n": "fix: leave it out, or list its labels, also those without a row: `labels: [...]`",
         "": "cannot be read",
         good.replace("text,", "words,", 1): "fix: add the column text with the texts\n",
         good.replace("text,", "Text,", 1): "fix: rename the column Text to text\n",

@@ -61,6 +61,8 @@ def label_names(
     if len(renamed) < 2:
         what = f"the teacher has one label ({', '.join(renamed)}), so it is never uncertain"
         fix = "leave it out, or give it two outputs as in docs/how-to/own-teachers.md, At least two outputs"
+        if files.are_predictions:
+            fix = "leave it out, or list its labels, also those without a row: `labels: [...]`"
         raise ModelError(what, where=where, fix=fix)
     twice = sorted({name for name in renamed if renamed.count(name) > 1})
     if twice:

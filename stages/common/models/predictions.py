@@ -108,6 +108,8 @@ def _labels_of(path: Path, labels: Sequence[str] | None, corpus: Corpus | None, 
         columns = [name for name in _number_columns(_read(path, where), corpus) if name in {*columns, *empty}]
     if not columns:
         what = f"{path.name} has no predictions: its columns are {shown_names(frame.columns, MOST_SHOWN)}"
+        others = [name for name in frame.columns if name not in _naming(frame, corpus)]
+        what += f"; {shown(others[0])} is no number: {shown(_written(frame[others[0]][0]))}" if others else ""
         fix = "write a column for each label, with a probability in each row; "
         fix += "or the column label, with one label or a list of answers"
         raise ModelError(what, where=where, fix=fix)
@@ -131,9 +133,14 @@ def _check_labels(labels: Sequence[str], column: str, path: Path, where: str) ->
 
 def _number_columns(frame: pl.DataFrame, corpus: Corpus) -> list[str]:
     """Returns the columns of numbers that do not name the text or its label."""
+    others = [name for name in frame.columns if name not in _naming(frame, corpus)]
+    return [name for name in others if _numbers(frame[name]).is_not_null().any()]
+
+
+def _naming(frame: pl.DataFrame, corpus: Corpus) -> set[str | None]:
+    """Returns the names of columns that name the text or its label, or number the rows."""
     naming = {KEY, ID, TEXT, "text_2", *corpus.text, corpus.id, LABEL, corpus.label, *INDEX}
-    naming |= {ROW} if KEY in frame.columns else set()
-    return [name for name in frame.columns if name not in naming and _numbers(frame[name]).is_not_null().any()]
+    return naming | ({ROW} if KEY in frame.columns else set())
 
 
 def _label_column(frame: pl.DataFrame, corpus: Corpus) -> str | None:

@@ -265,6 +265,8 @@ def test_folders_that_are_no_models_have_their_own_errors(tmp_path: Path) -> Non
     assert "JSON" in broken(lambda folder: (folder / "config.json").write_text("{"))
     assert "JSON" in broken(lambda folder: (folder / "config.json").write_text("[]"))
     assert "no weights" in broken(lambda folder: (folder / "model.safetensors").unlink())
+    onnx = broken(lambda folder: (folder / "model.safetensors").rename(folder / "model.onnx"))
+    assert onnx == "the model has no weights for PyTorch, only model.onnx"
     assert "no tokenizer" in broken(lambda folder: (folder / "tokenizer.json").unlink())
     assert "adapter" in broken(lambda folder: (folder / "adapter_config.json").write_text("{}"))
     shard = "shard-00001-model-00001-of-00002.safetensors"

@@ -25,6 +25,8 @@ from amalgam.pipeline.input_files import InputFile, is_texts
 
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+OTHER_FORMATS = (".onnx", ".h5", ".msgpack", ".gguf", ".ot", ".tflite")
+"""Ends of the names of weights that PyTorch does not load."""
 VOCABULARIES = (
     *("tokenizer.json", "*.model", "*.spm", "*vocab*", "*.tokenizer", "*.tiktoken", "dict.txt", "bpe.codes"),
     *("tekken.json", "byte_maps.json"),
@@ -242,6 +244,10 @@ def choose_weights(
     if explicit or not pickles:
         fix = "restore the file that config.json names" if explicit else "save it with save_pretrained"
         what = f"the model has no weights: there is no {explicit or SAFETENSORS[0]}"
+        converted = sorted(name for name in present if name.endswith(OTHER_FORMATS))
+        if converted and not explicit:
+            what = f"the model has no weights for PyTorch, only {shown(converted[0])}"
+            fix = "name the PyTorch model that it was made from; a teacher can also be a file of its predictions"
         raise ModelError(what, where=where, fix=fix)
     if not allow_pickle:
         fix = "convert them (load once, then save_pretrained), or, if you made the file yourself, allow_pickle: true"

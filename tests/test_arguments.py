@@ -137,6 +137,11 @@ def test_teachers_have_the_names_of_their_folders_and_their_own_fields(shop: Wor
     assert (config.student.method, config.corpus.label) == ("amalgam", None)
 
 
+def test_an_argument_of_none_is_left_out(shop: Workspace) -> None:
+    config = Experiment(TEACHERS, ["a text"], quiet=True, cache=None, generate=None).config
+    assert config == Experiment(TEACHERS, ["a text"], quiet=True).config
+
+
 def test_logits_and_passes_are_those_of_the_experiments_own_texts(shop: Workspace) -> None:
     experiment = Experiment(TEACHERS, frame_of(shop)["text"].head(9), quiet=True, **SETTINGS)
     experiment.run(until="cache-teachers")  # files of the cache have all texts of the workspace

@@ -70,7 +70,7 @@ class Experiment:
         labels: Any = None,
         workspace: str | Path = "artifacts",
         quiet: bool = False,
-        **sections: Mapping[str, Any],
+        **sections: Mapping[str, Any] | None,
     ) -> None:
         """Needs no file. Relative paths start from the current folder, in which students/ and reports/ are written.
 

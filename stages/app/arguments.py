@@ -38,6 +38,8 @@ def experiment_of(
     data: dict[str, Any] = {"corpus": {**files, **dict.fromkeys(in_memory, IN_MEMORY)}}
     data["teachers"] = _teacher_entries(teachers, base)
     for name, fields in sections.items():
+        if fields is None and name in ExperimentConfig.model_fields:  # as texts, test and labels
+            continue
         section = _section(name, fields)
         for part in texts.keys() & section.keys() if name == "corpus" else ():
             fix = "leave one out: texts, test and validation are arguments, and fields of corpus"

@@ -142,6 +142,12 @@ def test_an_argument_of_none_is_left_out(shop: Workspace) -> None:
     assert config == Experiment(TEACHERS, ["a text"], quiet=True).config
 
 
+@pytest.mark.parametrize("item", [1, b"a text", {"text": "a text"}], ids=["number", "bytes", "row"])
+def test_an_item_that_is_not_a_text_is_refused_with_the_form_that_is(shop: Workspace, item: object) -> None:
+    with pytest.raises(AmalgamError, match=r"texts\[1\] = .*\nfix: pass each text as a str, and labelled texts as a "):
+        Experiment(TEACHERS, ["a text", item], quiet=True)
+
+
 def test_logits_and_passes_are_those_of_the_experiments_own_texts(shop: Workspace) -> None:
     experiment = Experiment(TEACHERS, frame_of(shop)["text"].head(9), quiet=True, **SETTINGS)
     experiment.run(until="cache-teachers")  # files of the cache have all texts of the workspace

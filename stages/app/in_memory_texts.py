@@ -243,7 +243,8 @@ def _table_of(given: Sequence[Any], corpus: Corpus, part: str) -> pa.Table:
         are_texts = isinstance(row, list | tuple) and all(isinstance(text, str | None) for text in row)
         if not are_texts or len(row) != width:
             wanted = "a text" if width == 1 else f"a pair of texts ({' and '.join(corpus.text)})"
-            fix = 'pass a frame for labelled texts, or {"text": [...], "label": [...]}'
+            each = "each text as a str" if width == 1 else "each pair as (text, text_2)"
+            fix = f'pass {each}, and labelled texts as a frame or {{"text": [...], "label": [...]}}'
             where = f"texts[{index}] = {shown(repr(given[index]))}"
             raise DataError(f"an item of the {part} texts is not {wanted}", where=where, fix=fix)
         if any(map(has_surrogate, row)):

@@ -248,6 +248,36 @@ def test_the_int8_model_computes_in_int8_and_agrees_with_the_student(exported: W
     assert np.abs(logits - expected).max() < 0.1 * np.abs(expected).max()
 
 
+def test_a_token_with_large_values_leaves_the_other_tokens_their_bits(tmp_path: Path) -> None:
+    import onnx
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    random = np.random.default_rng(0)
+    wide, narrow = (random.normal(size=shape).astype(np.float32) for shape in ((16, 64), (64, 16)))
+    nodes = [
+        helper.make_node("MatMul", ["tokens", "wide"], ["raised"], name="up"),
+        helper.make_node("Relu", ["raised"], ["active"], name="active"),
+        helper.make_node("MatMul", ["active", "narrow"], ["logits"], name="down"),
+    ]
+    shape: list[str | int] = ["batch", "length", 16]
+    inputs, outputs = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name in ("tokens", "logits"))
+    weights = [numpy_helper.from_array(wide, "wide"), numpy_helper.from_array(narrow, "narrow")]
+    graph = helper.make_graph(nodes, "feed-forward", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, tmp_path / "fp32.onnx")
+    int8.write_int8(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
+    tokens = random.normal(size=(1, 6, 16)).astype(np.float32)
+    tokens[0, 0] *= 100
+    tokens[0, 5] = 0
+    session = onnxruntime.InferenceSession(str(tmp_path / "int8.onnx"), providers=["CPUExecutionProvider"])
+    (logits,) = session.run(["logits"], {"tokens": tokens})
+    expected = np.maximum(tokens @ wide, 0) @ narrow
+    differences, scales = (np.abs(values).max(axis=(0, 2)) for values in (logits - expected, expected))
+    assert (differences[:5] < 0.05 * scales[:5]).all()
+    assert differences[5] == 0, "a token of zeros alone"
+
+
 def test_other_texts_change_no_answer_of_an_int8_export(exported: Workspace) -> None:
     exported("export", "--onnx", "--int8", "--force")
     export = read_export(exported.folder / "students/student-onnx-int8", "")

@@ -109,9 +109,8 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
     try:
         experiment = ExperimentConfig.model_validate(data, context=names)
     except ValidationError as error:
-        for item in error.errors(include_url=False):
-            place = path_in(data, item["loc"], missing=item["type"] == "missing")
-            parsed.add(place, validation_message(item, place, parsed.raw.get(place)))
+        for place, message in _messages(parsed, data, error):
+            parsed.add(place, message)
     else:
         for contradiction, changed, message in checks(experiment):
             if contradiction:
@@ -122,6 +121,18 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
             places = {dotted(path): place for path, place in parsed.places.items()}
             return LoadedExperiment(experiment, base, applied, parsed.file, places)
     raise _config_error(source, parsed.problems)
+
+
+def _messages(parsed: ParsedFile, data: Any, error: ValidationError) -> list[tuple[KeyPath, str]]:
+    """Returns the place and the message of each problem; a field that takes a number or a word has one."""
+    messages = list[tuple[KeyPath, str]]()
+    for item in error.errors(include_url=False):
+        place = path_in(data, item["loc"], missing=item["type"] == "missing")
+        if item["type"] == "literal_error" and messages and messages[-1][0] == place:
+            messages[-1] = place, f"{messages[-1][1]}, or {item['ctx']['expected']}"
+        else:
+            messages.append((place, validation_message(item, place, parsed.raw.get(place))))
+    return messages
 
 
 ARGUMENTS = "the arguments texts, validation and test are the fields of corpus"

@@ -386,6 +386,7 @@ def test_an_override_of_a_text_that_looks_like_a_mapping_is_text(tmp_path: Path)
         ("corpus.train.name=x", "command line, corpus.train.name", "corpus.train.name"),
         ("targets.zzz.lr=1", "command line, targets.zzz", "mode, uncertainty"),
         ("targets.temprature=1", "command line, targets.temprature", "'temperature'"),
+        ("cache.dropout=head", "command line, cache.dropout", "must be a number (given 'head'), or 'last-layer'"),
         ("targets.mode=[", "command line, targets.mode", "'['"),
         ("targets.mode=!!python/object:os.system x", "command line, targets.mode", "'!!python/object:os.system x'"),
         ("targets.mode=" + "[" * 2_000, "command line, targets.mode", "'[[[["),

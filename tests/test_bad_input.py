@@ -270,12 +270,20 @@ def test_labels_that_differ_in_case_get_a_rename_as_fix(fresh: Workspace) -> Non
     fresh("build-targets", f"corpus.rename={renames}")
 
 
+def test_a_label_that_a_teacher_renames_gets_this_rename_as_fix(fresh: Workspace) -> None:
+    fresh.edit("model: ./models/second", "model: ./models/second\n    rename: {law: courts, music: songs}")
+    error = fresh.attempt("build-targets").err
+    assert "law, music" in error
+    [renames] = re.findall(r"fix: set corpus.rename: (\{.*\}), or leave", error)
+    assert json.loads(renames) == {"law": "courts", "music": "songs"}
+
+
 def test_a_label_that_only_looks_like_a_teachers_gets_a_rename_that_shows_the_difference() -> None:
     corpus = Corpus(train=["a.csv"])
-    assert rename_fix(["cafe\u0301"], ["law", "caf\u00e9"], corpus) == (
+    assert rename_fix(["cafe\u0301"], ["law", "caf\u00e9"], corpus, {}) == (
         'set corpus.rename: {"cafe\\u0301": "caf\\u00e9"}'
     )
-    assert rename_fix(["CAF\u00c9"], ["law", "caf\u00e9"], corpus) == 'set corpus.rename: {"CAFÉ": "café"}'
+    assert rename_fix(["CAF\u00c9"], ["law", "caf\u00e9"], corpus, {}) == 'set corpus.rename: {"CAFÉ": "café"}'
 
 
 @pytest.mark.parametrize("column", ["prob_{}", "P({})", "{} score"])

@@ -6,7 +6,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -273,10 +273,18 @@ SIMILARITY = 0.85
 LABELS_SHOWN, MOST_RENAMES = 5, 20
 
 
-def check_gold_labels(
-    part: Part, corpus: Corpus, union: set[str], files: Callable[[], Sequence[Path]], treatment: str
+def check_gold_labels(  # noqa: PLR0913  the part, three kinds of labels, and two for the message
+    part: Part,
+    corpus: Corpus,
+    union: set[str],
+    renamed: Mapping[str, str],
+    files: Callable[[], Sequence[Path]],
+    treatment: str,
 ) -> str | None:
-    """Refuses gold labels outside the union; returns a note on such texts if the settings skip them."""
+    """Refuses gold labels outside the union; returns a note on such texts if the settings skip them.
+
+    `renamed`: the new names of the teachers' labels.
+    """
     counts = part.facts["labels"]
     expected = union | {corpus.unknown}
     unknown = {label: int(count) for label, count in sorted(counts.items()) if label not in expected}
@@ -286,11 +294,13 @@ def check_gold_labels(
     count = sum(unknown.values())
     texts = counted(count, f"{part.name} text", "has", "have")
     has_known = bool(union & counts.keys())
-    similar = [label for label in unknown if nearest(label, list(union), ratio=SIMILARITY)]
+    similar = [
+        label for label in unknown if renamed.get(label) in union or nearest(label, list(union), ratio=SIMILARITY)
+    ]
     if corpus.on_bad_row == "error" or not has_known:
         skip = ", or leave such texts out: corpus.on_bad_row: skip" if has_known else ""
         others = "; correct or remove the other labels" if 0 < len(similar) < len(unknown) else ""
-        fix = f"{rename_fix(unknown, union, corpus)}{others}{skip}"
+        fix = f"{rename_fix(unknown, union, corpus, renamed)}{others}{skip}"
         if not has_known and sum(len(label.split()) for label in unknown) > LONG_NAME * len(unknown):
             fix = "set corpus.label to the column of the labels: this one has texts"
         raise DataError(
@@ -301,7 +311,9 @@ def check_gold_labels(
             fix=fix,
         )
     note = f"{counted(count, f'{part.name} text')} {treatment}: no teacher has the label {names}"
-    return f"{note}; to keep texts of a similar label, {rename_fix(unknown, union, corpus)}" if similar else note
+    return (
+        f"{note}; to keep texts of a similar label, {rename_fix(unknown, union, corpus, renamed)}" if similar else note
+    )
 
 
 SEPARATORS = re.compile(r"\s*[;,|]\s*")
@@ -322,14 +334,15 @@ def _without_affix(unknown: Iterable[str], labels: Sequence[str]) -> dict[str, s
     return {name: name.removeprefix(start).removesuffix(end) for name in columns} if count > 1 else {}
 
 
-def rename_fix(unknown: Iterable[str], union: Iterable[str], corpus: Corpus) -> str:
-    """Returns the lines that rename the labels that differ from one of the union by case, a letter or a prefix."""
+def rename_fix(unknown: Iterable[str], union: Iterable[str], corpus: Corpus, renamed: Mapping[str, str]) -> str:
+    """Returns the lines that rename the labels that a teacher renames, or that differ by case or a letter from one."""
     labels = list(union)
     if all({*SEPARATORS.split(label)} <= {*labels} for label in unknown):
         return "give each text one label: a student chooses one of all labels"
     if bare := _without_affix(unknown, labels):
         return f"set `rename` of the teacher with these labels: {json.dumps(bare, ensure_ascii=False)}"
     pairs = {label: match for label in unknown for match in nearest(label, labels, ratio=SIMILARITY)}
+    pairs |= {label: renamed[label] for label in unknown if renamed.get(label) in labels}
     if not pairs and not corpus.labels and all(label.isdecimal() for label in unknown):
         return "set corpus.labels to the names of the labels 0, 1, 2 ... in this order"
     if not pairs:

@@ -191,7 +191,7 @@ class LabelFile:
         if problems:
             by_folded = set(map(folded, names or ()))
             in_other_case = [row.label for row in refused if folded(row.label) in by_folded]
-            rename = rename_fix(dict.fromkeys(in_other_case), names or (), self.corpus) if in_other_case else ""
+            rename = rename_fix(dict.fromkeys(in_other_case), names or (), self.corpus, {}) if in_other_case else ""
             start = self._unknown_fix(refused, names or ())
             can_skip = self.corpus.on_bad_row != "skip" and len(problems) > len(contradictions)
             raise self._error(problems, rename, len(problems) - len(in_other_case), start, can_skip=can_skip)

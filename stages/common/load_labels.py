@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -183,9 +184,16 @@ def check_gold(run: Run) -> None:
     for name, treatment in treatments.items():
         if part := part_of(run, name):
             union, files = set(label_space(run).names), partial(part_files, run, name)
-            if note := check_gold_labels(part, run.experiment.corpus, union, files, treatment):
+            if note := check_gold_labels(part, run.experiment.corpus, union, _renamed(run), files, treatment):
                 run.console.note(note)
     check_unknown(run)
+
+
+def _renamed(run: Run) -> dict[str, str]:
+    """Returns the new names of the teachers' labels; none of a label that two teachers rename differently."""
+    pairs = {pair for teacher in run.experiment.teachers for pair in teacher.rename.items()}
+    counts = Counter(old for old, _ in pairs)
+    return {old: new for old, new in pairs if counts[old] == 1}
 
 
 def check_unknown(run: Run) -> None:

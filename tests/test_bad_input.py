@@ -289,9 +289,9 @@ def test_a_label_that_only_looks_like_a_teachers_gets_a_rename_that_shows_the_di
 @pytest.mark.parametrize("column", ["prob_{}", "P({})", "{} score"])
 def test_columns_that_add_a_text_to_labels_get_a_rename_of_their_teacher(column: str) -> None:
     bare = {column.format(label): label for label in ("law", "literature and music", "medicine")}
-    fix = rename_fix(["law", "literature and music"], ["banking", *bare, "sports law"], Corpus())
+    fix = rename_fix(["law", "literature and music"], ["banking", *bare, "sports law"], Corpus(), {})
     assert fix == f"set `rename` of the teacher with these labels: {json.dumps(bare)}"
-    assert "corpus.rename" in rename_fix(["law"], ["banking", "sports law"], Corpus())
+    assert "corpus.rename" in rename_fix(["law"], ["banking", "sports law"], Corpus(), {})
 
 
 def test_a_fix_and_a_note_name_similar_and_other_labels(fresh: Workspace) -> None:

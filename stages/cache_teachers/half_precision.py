@@ -29,8 +29,8 @@ FEWEST = 32
 SHARE = 20
 """The check runs at most one pass in so many that the corpus needs, yet at least FEWEST texts."""
 
-LONGEST = 512
-"""Most tokens of a text in the check; more would take longer than the cache of a small corpus."""
+LONGEST = 128
+"""Most tokens of a text in the check, the default of cache.max_tokens; longer texts take longer than a small cache."""
 
 PASSES = 16
 RATIO = (0.98, 1.02)

@@ -128,10 +128,12 @@ def _messages(parsed: ParsedFile, data: Any, error: ValidationError) -> list[tup
     messages = list[tuple[KeyPath, str]]()
     for item in error.errors(include_url=False):
         place = path_in(data, item["loc"], missing=item["type"] == "missing")
+        message = validation_message(item, place, parsed.raw.get(place))
         if item["type"] == "literal_error" and messages and messages[-1][0] == place:
-            messages[-1] = place, f"{messages[-1][1]}, or {item['ctx']['expected']}"
+            is_close = "did you mean" in message
+            messages[-1] = place, message if is_close else f"{messages[-1][1]}, or {item['ctx']['expected']}"
         else:
-            messages.append((place, validation_message(item, place, parsed.raw.get(place))))
+            messages.append((place, message))
     return messages
 
 

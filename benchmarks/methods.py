@@ -372,9 +372,7 @@ def _choice(config: Path, method: str, draw: int | None) -> dict[str, Any]:
     """Builds only the targets, and returns the facts of weigh-teachers."""
     run = updated(config, _overrides(method, draw), {"train-student", "report"})
     facts = run.result("weigh-teachers").facts if target_method(run.experiment.targets).estimates_weights else {}
-    figures: dict[str, Any] = {
-        name: facts[name] for name in ("shares", "kinds", "agreement", "separation") if name in facts
-    }
+    figures: dict[str, Any] = {name: facts[name] for name in ("shares", "kinds", "separation") if name in facts}
     return {"right_teacher": _right(run), **figures}
 
 

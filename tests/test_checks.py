@@ -17,7 +17,7 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.command_tree import as_overrides
 from amalgam.stages.common.deliveries import MARKS
-from amalgam.tests.workspaces import CommandResult, Workspace, age, amalgam, edit_json
+from amalgam.tests.workspaces import Workspace, age, amalgam, edit_json
 
 
 def _label(workspace: Workspace, form: str, teacher: str = "first") -> None:
@@ -592,8 +592,7 @@ def test_the_fix_of_an_error_names_the_experiment_file(
 
 
 def test_every_command_is_listed_under_a_heading_with_its_whole_help(tmp_path: Path) -> None:
-    result: CommandResult = amalgam("--help", folder=tmp_path)
-    words = " ".join(result.out.split())
+    words = " ".join(amalgam("--help", folder=tmp_path).out.split())
     for command in app.registered_commands:
         text = command.help or (command.callback.__doc__ if command.callback else "") or ""
         assert f"{command.name or command.callback.__name__} {' '.join(text.split())}" in words  # type: ignore[union-attr]

@@ -338,8 +338,10 @@ def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
 def _note_on_exclusion(run: Run, facts: WeightFacts) -> Iterator[str]:
     """Yields a note if the evidence for a teacher is no lower where that for another is high."""
     labels = [label for own in distinct_teachers(run).space.columns.values() for label in own]
-    is_alone = len(labels) == len(set(labels)) and not run.experiment.labels and not are_written(run.experiment)
-    if is_alone and facts.get("exclusion", 0.0) < 0:
+    are_shared = len(labels) > len(set(labels))
+    if are_shared or facts["fallback"] or run.experiment.labels or are_written(run.experiment):
+        return
+    if facts.get("exclusion", 0.0) < 0:
         yield f"texts that suit one teacher suit others too, by the evidence: label some texts ({LABEL})"
 
 

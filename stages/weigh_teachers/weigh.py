@@ -215,7 +215,9 @@ def joint_signal(evidence: Evidence, facts: WeightFacts, params: Params) -> tupl
     agreeing = 1.0
     if evidence.provenance is not None:
         provenance = standardise(evidence.provenance, params.scope("written"))
-        agreeing = params.value("agreement", lambda: agreement(provenance, kinds)).item()
+        agreeing = params.value(
+            "agreement", lambda: np.mean([agreement(provenance, own) for own in kinds.values()])
+        ).item()
         if agreeing >= AGREEING:
             kinds["provenance"] = provenance
         else:
@@ -393,7 +395,7 @@ def _are_usable(evidence: Evidence, facts: WeightFacts) -> bool:
         few = f"{counted(texts, 'text', 'is', 'are')} too few to compare teachers on {evidence.labels} labels"
         facts["notes"].append(f"{few}: {FALLBACK}")
         return False
-    pairs = {(a, b): agreement(kinds[a], {b: kinds[b]}) for a, b in combinations(kinds, 2)}
+    pairs = {(a, b): agreement(kinds[a], kinds[b]) for a, b in combinations(kinds, 2)}
     if max(pairs.values(), default=1.0) >= AGREEING:
         return True
     correlations = ", ".join(f"{a} and {b} {value:.2f}" for (a, b), value in pairs.items())
@@ -401,9 +403,9 @@ def _are_usable(evidence: Evidence, facts: WeightFacts) -> bool:
     return False
 
 
-def agreement(signal: Array, others: Mapping[str, Array]) -> float:
-    """Returns the mean correlation with the other kinds, each relative to the mean over teachers."""
-    return float(np.mean([correlation(_relative(signal), _relative(other)) for other in others.values()]))
+def agreement(a: Array, b: Array) -> float:
+    """Returns the correlation of two kinds, each relative to its mean over the teachers."""
+    return correlation(_relative(a), _relative(b))
 
 
 def generated_shares(provenance: Array | None) -> Array | None:

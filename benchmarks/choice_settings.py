@@ -83,13 +83,13 @@ class Setting:
     def evidence(self) -> Evidence:
         states = [own.astype(np.float32) for own in self.states]
         features = self.features.astype(np.float32)
-        spaces = [features, *states]
-        density = neighbours.densities(spaces, len(self.labels), spaces, 0, is_relative=True)
-        joint = neighbours.SideBySide.of(spaces)
-        near = neighbours.similar(joint, NEIGHBOURS, joint, 0)
+        encoder, *teachers = (neighbours.BlockSpace(space, space) for space in (features, *states))
+        density = neighbours.densities(encoder, teachers, len(self.labels), is_relative=True)
+        joint = neighbours.JointSpace.of([encoder, *teachers])
+        near = neighbours.similar(joint, NEIGHBOURS)
         kinds = weigh.kinds_of(list(self.answers.values()), density, self.names, Params())
         kinds = with_absence(kinds, self.answered, Params())
-        return Evidence(kinds, self.answered, len(self.labels), near, spaces=joint.apart())
+        return Evidence(kinds, self.answered, len(self.labels), near, spaces=joint.texts.apart())
 
     @cached_property
     def estimated(self) -> tuple[Array | None, Array | None]:

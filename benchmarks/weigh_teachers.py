@@ -28,7 +28,7 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.corpus import UNIT_TEXTS
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
-from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest_texts
+from amalgam.stages.weigh_teachers.neighbours import BlockSpace, JointSpace, densities, nearest_texts
 from amalgam.stages.weigh_teachers.signals import Params
 from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
 
@@ -168,17 +168,14 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, params: Par
     answers = [(is_own * 2 + random.normal(size=is_own.shape)) for _ in range(3)]
     names = is_own + random.normal(size=is_own.shape)
     predicted = (label[:, None] + LABELS * np.arange(teachers)).astype(np.int32)
-    spaces, references = (
-        [_Mapped(folder / f"{place}.npy", part) for place in range(teachers + 1)] for part in (rows, first)
-    )
+    files = [folder / f"{place}.npy" for place in range(teachers + 1)]
+    *own, encoder = (BlockSpace(_Mapped(file, rows), _Mapped(file, first), rows.start) for file in files)
     targets, facts = Targets.model_validate(AMALGAM), WeightFacts(notes=[])
-    own, first_own = [spaces[-1], *spaces[:-1]], [references[-1], *references[:-1]]
-    density = densities(own, LABELS * teachers, first_own, rows.start, is_relative=True)
+    density = densities(encoder, own, LABELS * teachers, is_relative=True)
     kinds = weigh.kinds_of(answers, density, names, params)
-    first_joint = SideBySide.of(references)
-    joint = first_joint.of_texts(spaces)
-    near = nearest_texts(joint, targets.neighbours, first_joint, rows.start)[0]
-    evidence = Evidence(kinds, predicted, LABELS * teachers, near, spaces=joint.apart())
+    joint = JointSpace.of([*own, encoder])
+    near = nearest_texts(joint, targets.neighbours)[0]
+    evidence = Evidence(kinds, predicted, LABELS * teachers, near, spaces=joint.texts.apart())
     signal, shares = weigh.joint_signal(evidence, facts, params)
     if signal is None:
         return weigh.by_confidence(answers[0], predicted, targets), right

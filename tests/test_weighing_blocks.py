@@ -206,9 +206,9 @@ def test_densities_are_relative_to_the_encoder_unless_it_is_a_teacher(
 ) -> None:
     flags = []
 
-    def densities(*spaces: Any, is_relative: bool) -> Array:
+    def densities(*given: Any, is_relative: bool) -> Array:
         flags.append(is_relative)
-        return neighbours.densities(*spaces, is_relative=is_relative)
+        return neighbours.densities(*given, is_relative=is_relative)
 
     monkeypatch.setattr(load, "densities", densities)
     assert cached(*WEIGH, f"student.encoder={encoder}").code == 0

@@ -14,7 +14,7 @@ from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import np
 from amalgam.stages.weigh_teachers.mixture import standardised_weights
-from amalgam.stages.weigh_teachers.neighbours import Space, mean_of, references_of
+from amalgam.stages.weigh_teachers.neighbours import BlockSpace, Space, mean_of, references_of
 from amalgam.stages.weigh_teachers.signals import Params
 
 
@@ -76,17 +76,11 @@ class LabelSets:
         best = [np.array(group)[evidence[:, list(group)].argmax(axis=1)] for group in self.groups]
         return np.take_along_axis(labels, np.stack(best, axis=1), axis=1)
 
-    def joined(self, states: Sequence[Space | None], references: Sequence[Space | None]) -> list[Space]:
+    def joined(self, spaces: Sequence[BlockSpace | None]) -> list[BlockSpace]:
         """Returns one space for each group of teachers with states, which have equal scale over the references."""
-        spaces = list[Space]()
-        for group in self.groups:
-            pairs = [(states[place], references[place]) for place in group]
-            own = [(space, reference) for space, reference in pairs if space is not None and reference is not None]
-            if len(own) == 1:
-                spaces.append(own[0][0])
-            elif own:
-                spaces.append(Joined([space for space, _ in own], [_deviation(reference) for _, reference in own]))
-        return spaces
+        of_groups = ([spaces[place] for place in group] for group in self.groups)
+        with_states = ([space for space in of_group if space is not None] for of_group in of_groups)
+        return [own[0] if len(own) == 1 else _joined(own) for own in with_states if own]
 
     def divided(self, weights: Array, evidence: Array, params: Params) -> Array:
         """Divides the weight of each group [texts, groups] among its teachers, by the evidence of their predictions."""
@@ -118,6 +112,12 @@ class Joined:
     def __getitem__(self, rows: Any, /) -> Array:
         parts = [space[rows] / deviation for space, deviation in zip(self.spaces, self.deviations, strict=True)]
         return np.concatenate(parts, axis=1)
+
+
+def _joined(spaces: Sequence[BlockSpace]) -> BlockSpace:
+    deviations = [_deviation(space.references) for space in spaces]
+    texts, references = [space.texts for space in spaces], [space.references for space in spaces]
+    return BlockSpace(Joined(texts, deviations), Joined(references, deviations), spaces[0].start)
 
 
 def _deviation(space: Space) -> float:

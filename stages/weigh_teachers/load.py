@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from amalgam.data.arrays import Array, softmax, top_margin
+from amalgam.data.arrays import Array, Keys, softmax, top_margin
 from amalgam.data.keys import text_key
 from amalgam.data.lazy import np, pa, pl
 from amalgam.data.parquet import key_array
@@ -13,9 +14,18 @@ from amalgam.pipeline.execution.stage import Run, once
 from amalgam.stages.common import load
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import Bucket, are_written, neighbouring_buckets, read_bucket
+from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.label_sets import DistinctTeachers, LabelSets
-from amalgam.stages.weigh_teachers.neighbours import Pooled, SideBySide, Space, blocks_of, densities, similar
+from amalgam.stages.weigh_teachers.neighbours import (
+    BlockSpace,
+    JointSpace,
+    Pooled,
+    Space,
+    blocks_of,
+    densities,
+    similar,
+)
 from amalgam.stages.weigh_teachers.signals import Params, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence
 
@@ -103,23 +113,12 @@ def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerS
 
 def evidence_of(run: Run, texts: Texts, signals: AnswerSignals, params: Params) -> tuple[Evidence, Array]:
     """Reads all kinds of evidence, and that of the predictions by teacher; teachers of equal labels are one."""
-    space, first = distinct_teachers(run).space, Texts.of(run, text_blocks(run)[0])  # which has the references
+    space = distinct_teachers(run).space
     label_sets, generated_for = LabelSets.of(space), provenance(run, texts.keys)
-    features, reference_features = features_of(run, texts), features_of(run, first)
-    states, reference_states = _states(run, texts), _states(run, first)
-    names, owned = name_states(run), list(map(list, space.columns.values()))
-    similarity = (features[rows] @ names for rows in blocks_of(features))
-    closest = np.concatenate(
-        [np.stack([block[:, labels].max(axis=1) for labels in owned], axis=1) for block in similarity]
-    )
-    joined, reference_joined = (label_sets.joined(spaces, reference_states) for spaces in (states, reference_states))
-    reference_joint = SideBySide.of([reference_features, *reference_joined])
-    joint = reference_joint.of_texts([features, *joined])
-    near = similar(joint, run.experiment.targets.neighbours, reference_joint, texts.start)
-    density, has_states = np.empty(signals.predicted.shape), np.array([own is not None for own in states])
-    density[:, has_states] = _densities(run, [features, *states], [reference_features, *reference_states], texts.start)
-    for place in np.flatnonzero(~has_states):
-        density[:, place] = _agreement(run, list(space.columns)[place], first, signals.predicted[:, place], near)
+    features, states = features_of(run, texts), _states(run, texts)
+    joint = JointSpace.of([features, *label_sets.joined(states)])
+    near = similar(joint, run.experiment.targets.neighbours)
+    density, closest = _densities(run, features, states, signals.predicted, near), _closest_names(run, features.texts)
     if run.experiment.has_catch_all:
         density, closest = (
             lowered_evidence(values, signals.own_shares, params.scope(kind))
@@ -135,7 +134,7 @@ def evidence_of(run: Run, texts: Texts, signals: AnswerSignals, params: Params) 
         labels=len(space.names),
         near=near,
         provenance=None if generated_for is None else label_sets.mean(generated_for),
-        spaces=joint.apart(),
+        spaces=joint.texts.apart(),
     )
     return evidence, kinds["answers"]
 
@@ -149,38 +148,70 @@ def lowered_evidence(evidence: Array, own_shares: Array, params: Params) -> Arra
     return lowest + (evidence - lowest) * own_shares
 
 
-def features_of(run: Run, texts: Texts) -> Space:
-    return cached.features_of(run, key_array(texts.keys), texts.prefixes)
+def features_of(run: Run, texts: Texts) -> BlockSpace:
+    """Returns the encoder's states."""
+    return _with_references(run, texts, partial(cached.features_of, run))
 
 
-def _states(run: Run, texts: Texts) -> list[Space | None]:
+def _states(run: Run, texts: Texts) -> list[BlockSpace | None]:
     """Returns the states of each teacher; a file of predictions has none."""
-    keys, teachers = key_array(texts.keys), distinct_teachers(run).space.columns
+
+    def read(teacher: ResolvedTeacher, keys: Keys, prefixes: Sequence[str]) -> Space:
+        return Pooled(cached.states_of_teacher(run, teacher, keys, cached.last_layer_family, prefixes))
+
+    teachers = [each for each in load.teachers_of(run) if each.name in distinct_teachers(run).space.columns]
     return [
-        None
-        if teacher.files.are_predictions
-        else Pooled(cached.states_of_teacher(run, teacher, keys, cached.last_layer_family, texts.prefixes))
-        for teacher in load.teachers_of(run)
-        if teacher.name in teachers
+        None if teacher.files.are_predictions else _with_references(run, texts, partial(read, teacher))
+        for teacher in teachers
     ]
 
 
-def _densities(run: Run, spaces: Sequence[Space | None], references: Sequence[Space | None], start: int) -> Array:
-    """Returns the density of texts in the states of each teacher that has them; those of the encoder come first."""
-    encoder = load.encoder_digest(run, run.experiment.student, cached.ENCODER)
+def _with_references(run: Run, texts: Texts, read: Callable[[Keys, Sequence[str]], Space]) -> BlockSpace:
+    """Reads a space of the texts, and of the first block, which has the references."""
+    space = read(key_array(texts.keys), texts.prefixes)
+    if not texts.start:
+        return BlockSpace(space, space)
+    first = _first_texts(run)
+    return BlockSpace(space, read(key_array(first.keys), first.prefixes), texts.start)
+
+
+def _first_texts(run: Run) -> Texts:
+    return Texts.of(run, text_blocks(run)[0])
+
+
+def _densities(
+    run: Run, features: BlockSpace, states: Sequence[BlockSpace | None], predicted: Array, near: Array
+) -> Array:
+    """Returns the evidence of each teacher's states: their density, or without states the neighbours' agreement."""
+    space, encoder = distinct_teachers(run).space, load.encoder_digest(run, run.experiment.student, cached.ENCODER)
     is_relative = encoder not in {teacher.files.digest for teacher in load.teachers_of(run)}
-    own, own_references = ([space for space in every if space is not None] for every in (spaces, references))
-    return densities(own, len(distinct_teachers(run).space.names), own_references, start, is_relative=is_relative)
+    with_states = [own for own in states if own is not None]
+    columns = iter(densities(features, with_states, len(space.names), is_relative=is_relative).T)
+    evidence = [
+        _agreement(run, teacher, labels, near) if own is None else next(columns)
+        for teacher, labels, own in zip(space.columns, predicted.T, states, strict=True)
+    ]
+    return np.stack(evidence, axis=1)
 
 
-def _agreement(run: Run, teacher: str, first: Texts, predicted: Array, near: Array) -> Array:
+def _closest_names(run: Run, features: Space) -> Array:
+    """Returns the similarity of each text to the closest label name of each teacher."""
+    names, columns = name_states(run), list(map(list, distinct_teachers(run).space.columns.values()))
+    similarity = (features[rows] @ names for rows in blocks_of(features))
+    return np.concatenate(
+        [np.stack([block[:, labels].max(axis=1) for labels in columns], axis=1) for block in similarity]
+    )
+
+
+def _agreement(run: Run, teacher: str, predicted: Array, near: Array) -> Array:
     """Returns the mean probability, for the neighbours of each text, of the label that the teacher predicts for it.
 
     It is the evidence of a file of predictions, which has no states.
     """
     if not near.shape[1]:
         return np.zeros(len(near))
-    column, labels = pl.Series("key", first.keys, pl.Binary), distinct_teachers(run).space.columns[teacher]
+    first, labels = _first_texts(run), distinct_teachers(run).space.columns[teacher]
+    column = pl.Series("key", first.keys, pl.Binary)
     logits = cached.cache_reader(run).predictions(teacher, first.prefixes, column).logits.to_numpy()
     places = np.searchsorted(np.sort(labels), predicted)
     own: Array = softmax(logits.astype(np.float64))[:, np.argsort(labels)]

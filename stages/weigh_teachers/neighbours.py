@@ -67,10 +67,6 @@ class SideBySide:
     def of(cls, spaces: Sequence[Space]) -> SideBySide:
         return cls(spaces, [mean_of(space) for space in spaces])
 
-    def of_texts(self, spaces: Sequence[Space]) -> SideBySide:
-        """Returns the same space for other texts."""
-        return SideBySide(spaces, self.means)
-
     def apart(self) -> list[Space]:
         """Returns each space by itself, centred and scaled to length 1."""
         return [SideBySide([space], [mean]) for space, mean in zip(self.spaces, self.means, strict=True)]
@@ -81,6 +77,30 @@ class SideBySide:
     def __getitem__(self, rows: Any, /) -> Array:
         parts = [of_length_1(space[rows] - mean) for space, mean in zip(self.spaces, self.means, strict=True)]
         return of_length_1(np.concatenate(parts, axis=1))
+
+
+@dataclass(frozen=True)
+class BlockSpace:
+    """One space of a block's texts, and of the corpus's first texts, with which they are compared."""
+
+    texts: Space
+    references: Space
+    start: int = 0
+    """The number of texts before the block."""
+
+
+@dataclass(frozen=True)
+class JointSpace(BlockSpace):
+    """Several spaces of a block side by side, around the means of the references."""
+
+    texts: SideBySide
+    references: SideBySide
+
+    @classmethod
+    def of(cls, spaces: Sequence[BlockSpace]) -> JointSpace:
+        references = SideBySide.of([space.references for space in spaces])
+        texts = SideBySide([space.texts for space in spaces], references.means)
+        return cls(texts, references, spaces[0].start)
 
 
 def mean_of(space: Space) -> Array:
@@ -102,13 +122,13 @@ def of_length_1(states: Array) -> Array:
     return states / np.where(length > 0, length, 1)
 
 
-def nearest_texts(space: Space, count: int, references: Space, start: int) -> tuple[Array, Array]:
+def nearest_texts(block: BlockSpace, count: int) -> tuple[Array, Array]:
     """Returns places and similarities [texts, count] of the nearest references by exact cosine; fewer if absent.
 
-    The states have length 1. `references` is the space of the corpus's first texts; the texts of `space` begin at the
-    text number `start`.
+    The states have length 1.
     """
-    others = torch.from_numpy(references_of(references)).T
+    space, start = block.texts, block.start
+    others = torch.from_numpy(references_of(block.references)).T
     total = others.shape[1]
     count = max(0, min(count, total - 1))
     places = np.empty((len(space), count), np.int32)
@@ -125,35 +145,29 @@ def nearest_texts(space: Space, count: int, references: Space, start: int) -> tu
     return places, alike
 
 
-def similar(space: Space, count: int, references: Space, start: int) -> Array:
+def similar(block: BlockSpace, count: int) -> Array:
     """Returns places [texts, count] of the nearest references, of which there are fewer in a small corpus."""
-    total = min(len(references), REFERENCES)
-    return nearest_texts(space, min(count, max(1, total // QUARTER)), references, start)[0]
+    total = min(len(block.references), REFERENCES)
+    return nearest_texts(block, min(count, max(1, total // QUARTER)))[0]
 
 
-def densities(
-    spaces: Sequence[Space], labels: int, references: Sequence[Space], start: int, *, is_relative: bool
-) -> Array:
-    """Returns the density of texts in each teacher's space, relative to that in the encoder's, the first of `spaces`.
+def densities(encoder: BlockSpace, teachers: Sequence[BlockSpace], labels: int, *, is_relative: bool) -> Array:
+    """Returns the density of texts in each teacher's space, relative to that in the encoder's.
 
     Learned classes are dense, other texts are between them. Common phrases are dense in every model. An encoder that is
     a teacher has dense classes too, so its density is not subtracted: `is_relative` is False.
     `labels` is the number of labels of all teachers: small classes have few neighbours.
     """
     least, most = CLOSEST
-    closest = min(most, max(least, round(min(len(references[0]), REFERENCES) / (OF_A_LABEL * labels))))
-    encoder, *teachers = zip(spaces, references, strict=True)
+    closest = min(most, max(least, round(min(len(encoder.references), REFERENCES) / (OF_A_LABEL * labels))))
     if not teachers:
-        return np.empty((len(spaces[0]), 0))
-    of_teachers = np.stack([density(space, closest, reference, start) for space, reference in teachers], axis=1)
-    if not is_relative:
-        return of_teachers
-    return of_teachers - density(encoder[0], closest, encoder[1], start)[:, None]
+        return np.empty((len(encoder.texts), 0))
+    of_teachers = np.stack([density(teacher, closest) for teacher in teachers], axis=1)
+    return of_teachers - density(encoder, closest)[:, None] if is_relative else of_teachers
 
 
-def density(states: Space, closest: int, references: Space, start: int) -> Array:
+def density(block: BlockSpace, closest: int) -> Array:
     """Returns -log of each text's mean distance to the closest references: 1 - cosine around their mean."""
-    centred = SideBySide.of([references])
-    similarity = nearest_texts(centred.of_texts([states]), closest, centred, start)[1].astype(np.float64)
-    distance = 1 - similarity.mean(axis=1) if similarity.shape[1] else np.ones(len(states))
+    similarity = nearest_texts(JointSpace.of([block]), closest)[1].astype(np.float64)
+    distance = 1 - similarity.mean(axis=1) if similarity.shape[1] else np.ones(len(block.texts))
     return -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)

@@ -285,8 +285,7 @@ def _single_signal(run: Run, texts: Texts, signals: AnswerSignals, params: Param
     if not params.value("separates", lambda: weigh.exclusive(values, facts)):
         return signal
     if targets.neighbours:
-        features, references = features_of(run, texts), features_of(run, Texts.of(run, text_blocks(run)[0]))
-        near = similar(features, targets.neighbours, references, texts.start)
+        near = similar(features_of(run, texts), targets.neighbours)
         values = weigh.coherent(values, near, facts, params)
     if targets.teacher_weights == "range":
         values = weigh.by_range(values, label_sets.predicted(signals.predicted, answers), params)
@@ -312,7 +311,7 @@ def _as_good_orders(run: Run, texts: Texts, predicted: Array) -> dict[str, float
     """Returns, by teacher, the share of random orders of its label names that fit its predictions as well."""
     if not target_method(run.experiment.targets).reads_features:
         return {}
-    features, names, shares = features_of(run, texts), name_states(run), dict[str, float]()
+    features, names, shares = features_of(run, texts).texts, name_states(run), dict[str, float]()
     for (teacher, labels), column in zip(distinct_teachers(run).space.columns.items(), predicted.T, strict=True):
         place = np.zeros(names.shape[1], np.int64)
         place[list(labels)] = np.arange(len(labels))

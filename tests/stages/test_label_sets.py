@@ -7,7 +7,7 @@ import pytest
 
 from amalgam.data.keys import union_of
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
-from amalgam.stages.weigh_teachers.neighbours import SideBySide
+from amalgam.stages.weigh_teachers.neighbours import BlockSpace, JointSpace
 from amalgam.stages.weigh_teachers.signals import Params
 
 
@@ -39,17 +39,17 @@ def test_a_group_predicts_the_label_of_its_most_confident_teacher() -> None:
 def test_copies_of_a_teacher_have_one_space_with_the_neighbours_of_one() -> None:
     random = np.random.default_rng(0)
     states = [random.normal(size=(40, 6)), random.normal(size=(40, 4)) + 3]
-    of_teachers = [states[0], states[1], states[0]]
-    joined = LabelSets([[0, 2], [1]]).joined(of_teachers, of_teachers)
-    plain, copied = SideBySide.of(states)[:], SideBySide.of(joined)[:]
+    spaces = [BlockSpace(own, own) for own in states]
+    joined = LabelSets([[0, 2], [1]]).joined([spaces[0], spaces[1], spaces[0]])
+    plain, copied = (JointSpace.of(each).texts[:] for each in (spaces, joined))
     assert copied @ copied.T == pytest.approx(plain @ plain.T, abs=1e-6)
 
 
 def test_spaces_of_a_group_count_alike_whatever_their_scale() -> None:
     random = np.random.default_rng(0)
     states = [random.normal(size=(40, 6)), 1000 * random.normal(size=(40, 4)) + 3]
-    [joined] = LabelSets([[0, 1]]).joined(states, states)
-    squares = (joined[:] - joined[:].mean(axis=0)) ** 2
+    [joined] = LabelSets([[0, 1]]).joined([BlockSpace(own, own) for own in states])
+    squares = (joined.texts[:] - joined.texts[:].mean(axis=0)) ** 2
     assert squares[:, :6].sum(axis=1).mean() == pytest.approx(1, abs=1e-4)
     assert squares[:, 6:].sum(axis=1).mean() == pytest.approx(1, abs=1e-4)
 

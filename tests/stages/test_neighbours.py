@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from amalgam.stages.weigh_teachers import neighbours
-from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, density, mean_of, nearest_texts
+from amalgam.stages.weigh_teachers.neighbours import (
+    BlockSpace,
+    SideBySide,
+    densities,
+    density,
+    mean_of,
+    nearest_texts,
+)
 
 
 def test_the_nearest_texts_are_those_of_a_full_comparison_and_never_the_text_itself() -> None:
@@ -14,7 +21,7 @@ def test_the_nearest_texts_are_those_of_a_full_comparison_and_never_the_text_its
     features /= np.linalg.norm(features, axis=1, keepdims=True)
     similarity = features @ features.T
     np.fill_diagonal(similarity, -2)
-    neighbours = nearest_texts(features, 5, features, 0)[0]
+    neighbours = nearest_texts(BlockSpace(features, features), 5)[0]
     assert neighbours.shape == (2100, 5)
     assert not (neighbours == np.arange(2100)[:, None]).any()
     found_similarity = np.take_along_axis(similarity, neighbours, axis=1)
@@ -23,20 +30,20 @@ def test_the_nearest_texts_are_those_of_a_full_comparison_and_never_the_text_its
 
 def test_texts_that_are_equal_are_each_others_neighbours() -> None:
     texts = np.ones((2, 3), np.float32)
-    assert nearest_texts(texts, 1, texts, 0)[0].tolist() == [[1], [0]]
+    assert nearest_texts(BlockSpace(texts, texts), 1)[0].tolist() == [[1], [0]]
 
 
 def test_neighbours_in_a_large_corpus_are_references_without_the_text_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "REFERENCES", 700)
     features = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float32)
     features /= np.linalg.norm(features, axis=1, keepdims=True)
-    near = nearest_texts(features, 5, features, 0)[0]
+    near = nearest_texts(BlockSpace(features, features), 5)[0]
     assert near.max() < 700
     assert not (near == np.arange(3000)[:, None]).any()
     for row in (3, 2999):
         order = np.argsort(-(features[:700] @ features[row]))
         assert sorted(near[row]) == sorted(order[order != row][:5])
-    assert np.array_equal(nearest_texts(features[600:], 5, features, 600)[0], near[600:])
+    assert np.array_equal(nearest_texts(BlockSpace(features[600:], features, 600), 5)[0], near[600:])
 
 
 def test_spaces_side_by_side_count_alike_whatever_their_scale() -> None:
@@ -50,15 +57,15 @@ def test_spaces_side_by_side_count_alike_whatever_their_scale() -> None:
 def test_density_is_of_the_closest_others_around_the_mean() -> None:
     """Around their mean, (7, 1): (1, 0), (-1, 0), (0, 0)."""
     states, single = np.array([[8.0, 1.0], [6.0, 1.0], [7.0, 1.0]], np.float32), np.ones((1, 4), np.float32)
-    densities = density(states, 5, states, 0)
+    densities = density(BlockSpace(states, states), 5)
     assert densities == pytest.approx([-np.log(1.5 + 1e-3), -np.log(1.5 + 1e-3), -np.log(1 + 1e-3)])
-    assert density(single, 5, single, 0) == pytest.approx([-np.log(1 + 1e-3)])
+    assert density(BlockSpace(single, single), 5) == pytest.approx([-np.log(1 + 1e-3)])
 
 
 def test_no_more_than_the_closest_count_and_equal_texts_are_as_close_as_can_be() -> None:
     random = np.random.default_rng(0)
     states = np.concatenate([np.repeat(np.eye(8)[:1], 6, axis=0), random.normal(size=(300, 8))]).astype(np.float32)
-    densities = density(states, 5, states, 0)
+    densities = density(BlockSpace(states, states), 5)
     assert densities[:6] == pytest.approx(np.log(1000), abs=0.01)
     assert densities[6:].max() < 5
 
@@ -69,10 +76,10 @@ def test_texts_that_are_dense_in_the_encoder_too_have_no_density_of_a_teacher() 
     encoder[:40] = encoder[:1] + 0.1 * random.normal(size=(40, 16))
     learned = encoder.copy()
     learned[40:80] = learned[40:41] + 0.1 * random.normal(size=(40, 16))
-    relative = densities([encoder, learned], 4, [encoder, learned], 0, is_relative=True)[:, 0]
+    teacher = BlockSpace(learned, learned)
+    relative = densities(BlockSpace(encoder, encoder), [teacher], 4, is_relative=True)[:, 0]
     assert relative[40:80].min() > relative[:40].max() + 1
-    spaces = [learned, learned]
-    absolute, none = (densities(spaces, 4, spaces, 0, is_relative=own)[:, 0] for own in (False, True))
+    absolute, none = (densities(teacher, [teacher], 4, is_relative=own)[:, 0] for own in (False, True))
     assert absolute[:80].min() > absolute[80:].max() + 1
     assert np.ptp(none) == 0
 
@@ -87,6 +94,7 @@ def test_a_tenth_of_the_texts_of_a_label_counts_but_5_to_20(texts: int, labels: 
     """A text with as many equal ones has the largest density, and one that lacks one more has not."""
     states = np.random.default_rng(0).normal(size=(texts, 8)).astype(np.float32)
     states[: counted + 1], states[-counted:] = np.eye(8)[0], np.eye(8)[1]
-    own = densities([states, states], labels, [states, states], 0, is_relative=False)[:, 0]
+    space = BlockSpace(states, states)
+    own = densities(space, [space], labels, is_relative=False)[:, 0]
     assert own[: counted + 1] == pytest.approx(np.log(1000), abs=0.05)
     assert own[-counted:].max() < np.log(1000) - 0.5

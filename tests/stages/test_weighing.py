@@ -17,7 +17,7 @@ from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, label_biases, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
-from amalgam.stages.weigh_teachers.neighbours import SideBySide, densities, nearest_texts, similar
+from amalgam.stages.weigh_teachers.neighbours import BlockSpace, SideBySide, densities, nearest_texts, similar
 from amalgam.stages.weigh_teachers.signals import Params, correlation, standardise, standardised_sum
 from amalgam.stages.weigh_teachers.weigh import (
     COHERENT,
@@ -132,7 +132,7 @@ def test_weights_by_confidence_are_mukas() -> None:
 @pytest.mark.parametrize("texts", [1, 2, 3])
 def test_few_texts_have_as_many_neighbours_as_there_are_others(texts: int) -> None:
     space = np.eye(texts, dtype=np.float32)
-    near = nearest_texts(space, 50, space, 0)[0]
+    near = nearest_texts(BlockSpace(space, space), 50)[0]
     assert near.shape == (texts, texts - 1)
     assert smoothed(np.ones((texts, 2)), near, Params()).shape == (texts, 2)
 
@@ -302,7 +302,7 @@ def test_counted_shares_are_of_the_highest_signals_and_never_zero() -> None:
 
 def evidence_of(right: Array, kinds: dict[str, Array], count: int = 10) -> Evidence:
     space = SideBySide.of([company(right)[1]] * 3)
-    near = similar(space, count, space, 0)
+    near = similar(BlockSpace(space, space), count)
     return Evidence(kinds, np.zeros((len(right), int(right.max()) + 1), int), 1, near)
 
 
@@ -350,7 +350,7 @@ def test_evidence_is_used_from_two_texts_a_label_on(labels: int, teachers: int, 
 def test_other_blocks_get_the_weights_that_the_fitted_block_gives_the_same_texts(settings: dict[str, Any]) -> None:
     right = np.random.default_rng(0).choice(2, 900, p=[0.7, 0.3])
     kept, space = company(right)
-    near = nearest_texts(space, 10, space, 0)[0]
+    near = nearest_texts(BlockSpace(space, space), 10)[0]
     predicted = np.random.default_rng(1).integers(3, size=(900, 2))
     targets = Targets.model_validate({**AMALGAM, **settings})
 
@@ -540,9 +540,9 @@ def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sur
     classes = np.eye(16)[random.choice(3, 2000)]
     between = random.normal(size=(2000, 16)) / 4
     own = [np.where(right[:, None] == teacher, classes + 0.2 * between, between) for teacher in range(2)]
-    encoder = random.normal(size=(2000, 16)).astype(np.float32)
-    spaces = [encoder, *(states.astype(np.float32) for states in own)]
-    statistics = standardise(densities(spaces, 6, spaces, 0, is_relative=True), Params())
+    states = [space.astype(np.float32) for space in (random.normal(size=(2000, 16)), *own)]
+    encoder, *teachers = (BlockSpace(space, space) for space in states)
+    statistics = standardise(densities(encoder, teachers, 6, is_relative=True), Params())
     assert rightly(of_mixture(statistics), right) > 0.95
     lengths = standardise(np.stack([np.linalg.norm(states, axis=1) for states in own], axis=1), Params())
     assert rightly(of_mixture(statistics), right) > rightly(of_mixture(lengths), right) + 0.02

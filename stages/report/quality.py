@@ -33,6 +33,7 @@ from amalgam.stages.report.evaluation import (
     TestAnswers,
     calibration_bin,
     gold_indices,
+    without_selected,
 )
 from amalgam.stages.report.verdict_types import CoverageCurve, Kind, PairedCounts, RivalCounts, Threshold
 from amalgam.stages.target_methods import gives_label_distributions
@@ -71,8 +72,10 @@ ROUNDING = 1e-3
 
 
 def student_quality(
-    inputs: EvaluationInputs, answers: TestAnswers, confusion_counts: list[list[int]]
+    inputs: EvaluationInputs, all_answers: TestAnswers, confusion_counts: list[list[int]]
 ) -> blocks.StudentQuality:
+    """Describes the system on the texts that were not selected; the confusion is that of these texts."""
+    answers = without_selected(all_answers)
     predictions, labels, gold = answers.systems[inputs.system], inputs.labels, answers.gold
     confusion = np.array(confusion_counts)
     calibrated = [name for name in ("ensemble", inputs.system) if name in answers.systems and name != "zero-shot"]
@@ -96,7 +99,7 @@ def student_quality(
             "oracle": None if oracle is None else int(oracle.sum()),
             "own": {name: {"n": len(hits), "right": int(hits.sum())} for name, hits in own_right.items()},
         },
-        "rivals": rival_counts(answers, labels, inputs.system),
+        "rivals": rivals_of_selected(all_answers, labels, inputs.system),
         "coverage": coverage(predictions.confidence, right),
         "lengths": by_length(answers.letters, right),
         "unknown": None if threshold is None else unknown_quality(answers.scores, answers.unknown_scores, threshold),
@@ -164,14 +167,15 @@ def rivals_of_selected(answers: TestAnswers, labels: LabelSpace, system: str) ->
 
     All other rivals are compared on random texts alone, and so is the ensemble without such texts.
     """
-    random, fair = answers.where(answers.picked == Picked.RANDOM), answers.where(answers.picked != Picked.HARD)
-    counts = [rival_counts(texts, labels, system) if len(texts.gold) else [] for texts in (fair, random)]
+    random = answers.where(answers.picked == Picked.RANDOM)
+    rivals = rival_counts(random, labels, system) if len(random.gold) else []
     if not (answers.picked == Picked.DIFFERING).any():
-        return counts[1]
-    ensemble: list[RivalCounts] = [{**rival, "selected": True} for rival in counts[0] if rival["kind"] == "ensemble"]
-    for rival in (rival for rival in counts[1] if rival["kind"] == "ensemble"):
+        return rivals
+    fair = rival_counts(answers.where(answers.picked != Picked.HARD), labels, system)
+    ensemble: list[RivalCounts] = [{**rival, "selected": True} for rival in fair if rival["kind"] == "ensemble"]
+    for rival in (rival for rival in rivals if rival["kind"] == "ensemble"):
         ensemble[0]["on_random"] = (rival["student_right"] - rival["right"]) / rival["n"]
-    return [*ensemble, *(rival for rival in counts[1] if rival["kind"] != "ensemble")]
+    return [*ensemble, *(rival for rival in rivals if rival["kind"] != "ensemble")]
 
 
 def _rival(name: str, kind: Kind, ours: Array, theirs: Array) -> RivalCounts:

@@ -309,7 +309,7 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Studen
 def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, StudentSpeed | None]:
     """Evaluates every system on the labelled test texts, and describes the reported one."""
     from amalgam.stages.report.evaluation import Picked, evaluate_systems, predict_test, without_selected
-    from amalgam.stages.report.quality import rivals_of_selected, student_quality
+    from amalgam.stages.report.quality import student_quality
 
     inputs, learns = evaluation_inputs(run, test), run.experiment.student.learns
     all_answers, names = predict_test(inputs), inputs.labels.names
@@ -326,14 +326,13 @@ def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, Student
     learned = learned_test_texts(run, test)
     if learned:
         evaluation["learned"] = learned
-    quality = student_quality(inputs, answers, evaluation["systems"][inputs.system]["confusion"])
+    quality = student_quality(inputs, all_answers, evaluation["systems"][inputs.system]["confusion"])
     selected = int((all_answers.picked != Picked.RANDOM).sum())
     if selected:
         evaluation["selected"] = SelectedTexts(texts=selected, random=len(all_answers.picked) - selected)
         unused = int((all_answers.picked == Picked.HARD).sum())
         if unused:
             evaluation["selected"]["unused"] = unused
-        quality["rivals"] = rivals_of_selected(all_answers, inputs.labels, inputs.system)
     speed = StudentSpeed(texts=len(answers.gold), seconds=round(answers.seconds, 3)) if learns else None
     return evaluation, quality, speed
 

@@ -23,8 +23,11 @@ LEAST_GAIN = 1.0
 """The labels change other texts only if the log-likelihood of all labels, by cross-validation, rises by more."""
 
 FOLDS = 10
-ROUNDS = 100
-SETTLED = 1e-4
+"""Folds of the cross-validation; fewer texts are left out one by one."""
+
+ROUNDS, SETTLED = 100, 1e-4
+"""Most of Newton's steps, and the change of a coefficient below which they end."""
+
 SHORTEST_STEP = 2**-20
 """Share of Newton's step below which the coefficients count as settled."""
 

@@ -11,10 +11,14 @@ from amalgam.stages.weigh_teachers.signals import Params, standardise
 SHARPNESS = 0.5
 """Temperature of the softmax over standardised signals, in deviations."""
 
-ROUNDS = 500
-SETTLED = 1e-6
+ROUNDS, SETTLED = 500, 1e-6
+"""Most rounds of EM, and the change of a probability below which it ends."""
+
 LEAST_RATIO = 0.3
+"""Least ratio of own to foreign noise, and of foreign to own: of few texts it can be near 0."""
+
 LEAST_NOISE = 0.2
+"""Least noise, in deviations of the signal: with none, every text would be certain."""
 
 SHRINKAGE = 0.3
 """Weight of the mean separation in a teacher's own."""

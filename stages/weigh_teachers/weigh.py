@@ -120,8 +120,13 @@ ACCURACY_ODDS, ODDS_FACTOR = 0.7, 2.0
 """
 
 MOST_CONFIRMED = 0.999
+"""Largest confirmed share, and 1 minus the least one: the odds are finite."""
+
 LEAST_SHARE = 0.01
+"""Least share of a teacher, whose logarithm is finite."""
+
 LEAST_RANGE = 1e-6
+"""Least length of a range, deviation and lead of a kind of evidence: nothing is divided by 0."""
 
 
 def by_confidence(confidence: Array, predicted: Array, targets: Targets) -> Array:

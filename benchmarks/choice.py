@@ -37,7 +37,6 @@ from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
 from amalgam.stages.weigh_teachers.signals import Params
-from amalgam.stages.weigh_teachers.weigh import WeightFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -77,7 +76,7 @@ def with_confirmed(setting: Setting) -> tuple[Array, float]:
     if signal is None:
         return weigh.by_confidence(setting.answers["confidence"], setting.answered, targets), 0.0
     signal, confirmed = weigh.completed(signal, setting.evidence, Params())
-    return weigh.weigh(signal, targets, WeightFacts(notes=[]), shares, Params())[0], float(confirmed.mean())
+    return weigh.weigh(signal, targets, shares, Params())[0], float(confirmed.mean())
 
 
 def without_maps(setting: Setting) -> Array:

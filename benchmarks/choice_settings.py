@@ -6,7 +6,7 @@ A setting is a slice of a pool. Its file holds the evidence and the gold labels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import neighbours, weigh
 from amalgam.stages.weigh_teachers.signals import Params, with_absence
-from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
+from amalgam.stages.weigh_teachers.weigh import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,8 +60,6 @@ class Setting:
     """Cosine of the encoder's states of texts and label names: [texts, labels]."""
     gold: Array
     texts: list[str]
-    facts: WeightFacts = field(default_factory=lambda: WeightFacts(notes=[]))
-    """Facts of joint_signal."""
 
     # ---- the evidence
 
@@ -94,7 +92,7 @@ class Setting:
     @cached_property
     def estimated(self) -> tuple[Array | None, Array | None]:
         """Returns the scaled evidence, and the teachers' shares; None where the kinds do not agree."""
-        return weigh.joint_signal(self.evidence, self.facts, Params())
+        return weigh.joint_signal(self.evidence, Params())
 
     @cached_property
     def answered(self) -> Array:
@@ -142,7 +140,7 @@ class Setting:
         """Returns the setting with these texts alone."""
         parts: dict[str, Any] = {name: [own[rows] for own in getattr(self, name)] for name in LISTS}
         parts |= {name: getattr(self, name)[rows] for name in ARRAYS}
-        return replace(self, name=name, texts=[self.texts[row] for row in rows], facts=WeightFacts(notes=[]), **parts)
+        return replace(self, name=name, texts=[self.texts[row] for row in rows], **parts)
 
     def thinned(self, seed: int = 0) -> Iterator[Setting]:
         """Yields, for each teacher, the setting with a quarter of its texts, and that with a quarter of the others'.
@@ -236,7 +234,7 @@ def setting_from(
 
 
 def write_setting(setting: Setting, path: Path) -> None:
-    """Writes all fields of a setting but its facts."""
+    """Writes all fields of a setting."""
     arrays = {name: getattr(setting, name) for name in ARRAYS} | {"texts": packed(setting.texts)}
     for name in LISTS:
         arrays |= {f"{name}_{place}": own for place, own in enumerate(getattr(setting, name))}

@@ -30,7 +30,7 @@ from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.neighbours import BlockSpace, JointSpace, densities, nearest_texts
 from amalgam.stages.weigh_teachers.signals import Params
-from amalgam.stages.weigh_teachers.weigh import Evidence, WeightFacts
+from amalgam.stages.weigh_teachers.weigh import Evidence
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -170,16 +170,16 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, params: Par
     predicted = (label[:, None] + LABELS * np.arange(teachers)).astype(np.int32)
     files = [folder / f"{place}.npy" for place in range(teachers + 1)]
     *own, encoder = (BlockSpace(_Mapped(file, rows), _Mapped(file, first), rows.start) for file in files)
-    targets, facts = Targets.model_validate(AMALGAM), WeightFacts(notes=[])
+    targets = Targets.model_validate(AMALGAM)
     density = densities(encoder, own, LABELS * teachers, is_relative=True)
     kinds = weigh.kinds_of(answers, density, names, params)
     joint = JointSpace.of([*own, encoder])
     near = nearest_texts(joint, targets.neighbours)[0]
     evidence = Evidence(kinds, predicted, LABELS * teachers, near, spaces=joint.texts.apart())
-    signal, shares = weigh.joint_signal(evidence, facts, params)
+    signal, shares = weigh.joint_signal(evidence, params)
     if signal is None:
         return weigh.by_confidence(answers[0], predicted, targets), right
-    return weigh.weigh(weigh.completed(signal, evidence, params)[0], targets, facts, shares, params)[0], right
+    return weigh.weigh(weigh.completed(signal, evidence, params)[0], targets, shares, params)[0], right
 
 
 if __name__ == "__main__":

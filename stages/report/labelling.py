@@ -39,7 +39,7 @@ from amalgam.stages.report.quality import coverage, first_buckets, paired_counts
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
 from amalgam.stages.weigh_teachers import linear_map
 from amalgam.stages.weigh_teachers.neighbours import Space
-from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate
+from amalgam.stages.weigh_teachers.signals import AccuracyEstimate
 
 MOST_HELD_OUT = 1_000
 """Most held-out texts among those that the student predicts."""

@@ -28,7 +28,7 @@ from amalgam.stages.report.verdict_words import estimate_sentence, tested_on, we
 
 if TYPE_CHECKING:
     from amalgam.stages.common.training.schedule import Schedule, StudentFacts
-    from amalgam.stages.weigh_teachers.weigh import WeightFacts
+    from amalgam.stages.weigh_teachers.signals import WeightFacts
 
 FORMAT = 3
 

@@ -14,7 +14,8 @@ import numpy as np
 from amalgam.data.arrays import Array
 from amalgam.stages.common.intervals import NORMAL_95
 from amalgam.stages.report.verdict_types import EstimatedGap, SystemEstimate, SystemKind, WeightEstimates
-from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate, largest_sums, with_interval
+from amalgam.stages.weigh_teachers.signals import AccuracyEstimate
+from amalgam.stages.weigh_teachers.weigh import largest_sums, with_interval
 
 
 @dataclass(frozen=True)

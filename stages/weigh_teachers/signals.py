@@ -1,23 +1,73 @@
-"""Standardises the teachers' signals [texts, teachers], and keeps the numbers that the first block determines."""
+"""Standardises the teachers' signals [texts, teachers], and keeps what the first block determines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from amalgam.data.arrays import Array
 from amalgam.data.lazy import np
 
 
+class LabelledFacts(TypedDict):
+    """The effect of gold labels in `labels` of the experiment."""
+
+    texts: int
+    """Labelled texts."""
+    moved: int
+    """Texts with another teacher of the largest weight."""
+    strength: float | None
+    """Precision of the prior that cross-validation chose; None: the labels change the labelled texts alone."""
+    loss_before: float
+    loss_after: float
+
+
+class AccuracyEstimate(TypedDict):
+    """An estimate without labels; low and high are the ends of its 95 % interval."""
+
+    low: float
+    value: float
+    high: float
+
+
+class WeightFacts(TypedDict, total=False):
+    """Results of the checks, for the manifest; the fields depend on the kinds of evidence."""
+
+    notes: Required[list[str]]
+    fallback: bool
+    """Whether the evidence was dropped, and each text's own confidences were used."""
+    fitted: int
+    """The number of texts on which means, ranges and shares were fitted."""
+    shares: dict[str, float]
+    """The teachers' shares of the texts."""
+    separation: float
+    kinds: dict[str, float]
+    """The weights of the kinds of evidence."""
+    exclusion: float
+    """How clearly the signal separates the teachers; at most 1."""
+    coherence: float
+    names: dict[str, float]
+    """By teacher, the share of random orders of its label names that fit its predictions as well."""
+    labelled: LabelledFacts
+    accuracy: AccuracyEstimate
+    """The share of training texts whose target has the right label first."""
+
+
 @dataclass(frozen=True)
 class Params:
-    """Numbers that the first block of texts determines, and that the other blocks reuse."""
+    """The results of the first block of texts: numbers that the other blocks reuse, and facts for the manifest."""
 
     values: dict[str, Array] = field(default_factory=dict)
     is_reused: bool = False
     prefix: str = ""
+    facts: WeightFacts = field(default_factory=lambda: WeightFacts(notes=[]))
+    """Of another block than the first, nothing reads them."""
+
+    def reused(self) -> Params:
+        """Returns the same numbers for another block."""
+        return Params(self.values, is_reused=True)
 
     def scope(self, name: str) -> Params:
         """Returns the same numbers, with the name of a step before each of their names."""

@@ -43,8 +43,8 @@ from amalgam.stages.weigh_teachers.load import (
 )
 from amalgam.stages.weigh_teachers.name_order import UNCLEAR_ORDER, as_good_orders
 from amalgam.stages.weigh_teachers.neighbours import Space, similar
-from amalgam.stages.weigh_teachers.signals import Params, one_label, standardised_sum
-from amalgam.stages.weigh_teachers.weigh import WeightFacts, estimated_accuracy
+from amalgam.stages.weigh_teachers.signals import Params, WeightFacts, one_label, standardised_sum
+from amalgam.stages.weigh_teachers.weigh import estimated_accuracy
 
 FITTED = "fitted.safetensors"
 
@@ -146,10 +146,10 @@ class WeighTeachers(Stage):
 
     def run_unit(self, run: Run, unit: Unit) -> None:
         block: TextBlock = unit.payload
-        texts, is_first, checks = Texts.of(run, block), block.start == 0, WeightFacts(notes=[])
+        texts, is_first = Texts.of(run, block), block.start == 0
         params = Params() if is_first else _first_params(run, unit.folder)
-        weighed, signal = _weigh(run, texts, params, checks)
-        weights, labelled_weights = _with_labels(run, texts, weighed, params, checks)
+        weighed, signal = _weigh(run, texts, params)
+        weights, labelled_weights = _with_labels(run, texts, weighed, params)
         moved = weights.argmax(axis=1) != weighed.weights.argmax(axis=1)
         weights = distinct_teachers(run).divided(weights)
         evidence = signal.largest_evidence
@@ -161,9 +161,10 @@ class WeighTeachers(Stage):
             unclear=0 if evidence is None else int((evidence < UNCLEAR).sum()),
         )
         if is_first:
-            checks["notes"] += [*_notes_on_labels(run, weighed.predicted), *_note_on_exclusion(run, checks)]
-            checks["names"] = _as_good_orders(run, texts, weighed.predicted)
-            facts["fit"] = {**checks, "fitted": len(weights)}
+            fit = params.facts
+            fit["notes"] += [*_notes_on_labels(run, weighed.predicted), *_note_on_exclusion(run, fit)]
+            fit["names"] = _as_good_orders(run, texts, weighed.predicted)
+            facts["fit"] = {**fit, "fitted": len(weights)}
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             column = pa.nulls(len(weights), "float32") if evidence is None else evidence.astype(np.float32)
             columns = {"key": texts.keys, "weight": weights.astype(np.float32), "evidence": column}
@@ -241,18 +242,18 @@ class _Signal:
     """The part of the linear maps that confirm the target [texts]; empty without maps."""
 
 
-def _weigh(run: Run, texts: Texts, params: Params, facts: WeightFacts) -> tuple[WeighedBlock, _Signal]:
-    """Returns the weights without labels, and their signal; the first block fills `params` and `facts`."""
+def _weigh(run: Run, texts: Texts, params: Params) -> tuple[WeighedBlock, _Signal]:
+    """Returns the weights without labels, and their signal; the first block fills `params`."""
     targets, label_sets = run.experiment.targets, LabelSets.of(distinct_teachers(run).space)
     signals = answer_signals(run, texts.prefixes, texts.keys)
     read_signal = _combined_signal if targets.weight_signal == "all" else _single_signal
-    signal = read_signal(run, texts, signals, params, facts)
+    signal = read_signal(run, texts, signals, params)
     confirmed, shares = signal.confirmed, None
-    facts["fallback"] = signal.values is None
+    params.facts["fallback"] = signal.values is None
     if signal.values is None:
         weights = weigh.by_confidence(signals.by_name["confidence"], signals.predicted, targets)
     else:
-        weights, shares = weigh.weigh(signal.values, targets, facts, signal.shares, params)
+        weights, shares = weigh.weigh(signal.values, targets, signal.shares, params)
         if not label_sets.all_differ:
             of_groups, weights = weights, label_sets.divided(weights, signal.answers, params)
             if len(confirmed):  # teachers of the same labels that disagree share the weight of one
@@ -261,32 +262,32 @@ def _weigh(run: Run, texts: Texts, params: Params, facts: WeightFacts) -> tuple[
             shares = None if shares is None else label_sets.divided_shares(shares, weights)
     if shares is not None:
         shares = distinct_teachers(run).divided(shares[None])[0]
-        facts["shares"] = dict(zip(load.label_space(run).columns, shares.round(4).tolist(), strict=True))
+        params.facts["shares"] = dict(zip(load.label_space(run).columns, shares.round(4).tolist(), strict=True))
     kinds = [label_sets.by_teacher(kind) for kind in signal.kinds]
     return WeighedBlock(weights, kinds, signals.predicted, signal.spaces), replace(signal, confirmed=confirmed)
 
 
-def _combined_signal(run: Run, texts: Texts, signals: AnswerSignals, params: Params, facts: WeightFacts) -> _Signal:
+def _combined_signal(run: Run, texts: Texts, signals: AnswerSignals, params: Params) -> _Signal:
     """Combines all kinds of evidence."""
     evidence, answers = evidence_of(run, texts, signals, params)
-    values, shares = weigh.joint_signal(evidence, facts, params)
+    values, shares = weigh.joint_signal(evidence, params)
     largest, confirmed = None if values is None else values.max(axis=1), np.zeros(0)
     if values is not None and run.experiment.targets.teacher_weights == "range":
         values, confirmed = weigh.completed(values, evidence, params)
     return _Signal(values, list(evidence.kinds.values()), answers, evidence.spaces, shares, largest, confirmed)
 
 
-def _single_signal(run: Run, texts: Texts, signals: AnswerSignals, params: Params, facts: WeightFacts) -> _Signal:
+def _single_signal(run: Run, texts: Texts, signals: AnswerSignals, params: Params) -> _Signal:
     """Takes one number of the predictions; its values are None if it does not separate the teachers."""
     targets, label_sets = run.experiment.targets, LabelSets.of(distinct_teachers(run).space)
     answers = standardised_sum(list(signals.by_name.values()), params.scope("answers"))
     signal = _Signal(None, [label_sets.mean(answers)], answers)
     values = label_sets.mean(signals.by_name[targets.weight_signal])
-    if not params.value("separates", lambda: weigh.exclusive(values, facts)):
+    if not weigh.exclusive(values, params):
         return signal
     if targets.neighbours:
         near = similar(features_of(run, texts), targets.neighbours)
-        values = weigh.coherent(values, near, facts, params)
+        values = weigh.coherent(values, near, params)
     if targets.teacher_weights == "range":
         values = weigh.by_range(values, label_sets.predicted(signals.predicted, answers), params)
     return replace(signal, values=values)
@@ -357,9 +358,7 @@ def _first_params(run: Run, folder: Path) -> Params:
 # ---- labels
 
 
-def _with_labels(
-    run: Run, texts: Texts, weighed: WeighedBlock, params: Params, facts: WeightFacts
-) -> tuple[Array, pa.Table | None]:
+def _with_labels(run: Run, texts: Texts, weighed: WeighedBlock, params: Params) -> tuple[Array, pa.Table | None]:
     """Returns the weights after the labels of the experiment, and in the first block those of `_fit_labels`."""
     labelled, table = _labelled(run, texts.keys), None
     if labelled is None:
@@ -367,7 +366,7 @@ def _with_labels(
     if params.is_reused:
         weights = _corrected(weighed, params.scope("labels"))
     else:
-        weights, table = _fit_labels(run, texts, weighed, labelled, params, facts)
+        weights, table = _fit_labels(run, texts, weighed, labelled, params)
     return with_known(weights, labelled.rows, labelled.has_label), table
 
 
@@ -381,16 +380,16 @@ def _corrected(weighed: WeighedBlock, params: Params) -> Array:
     return correction(weighed.with_kinds(more))
 
 
-def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
-    run: Run, texts: Texts, weighed: WeighedBlock, labelled: Labelled, params: Params, facts: WeightFacts
+def _fit_labels(
+    run: Run, texts: Texts, weighed: WeighedBlock, labelled: Labelled, params: Params
 ) -> tuple[Array, pa.Table]:
     """Adds the correction by all labelled texts; returns the weights, and those of labelled texts without their labels.
 
     Texts of other blocks are read for it.
     """
-    reused, parts = replace(params, is_reused=True), [(texts, PartlyLabelled(**vars(weighed), **vars(labelled)))]
+    parts = [(texts, PartlyLabelled(**vars(weighed), **vars(labelled)))]
     for others, labels in _labelled_elsewhere(run):
-        weighed, _ = _weigh(run, others, reused, WeightFacts(notes=[]))
+        weighed, _ = _weigh(run, others, params.reused())
         parts.append((others, PartlyLabelled(**vars(weighed), **vars(labels))))
     first, *rest = [part for _, part in parts]
     fit = fit_labels(first, rest, len(load.label_space(run).names))
@@ -399,8 +398,8 @@ def _fit_labels(  # noqa: PLR0913 - the first block, and what it determines
     named |= {f"teachers {at}": coefficients for at, coefficients in enumerate(maps.to_teachers)}
     named |= {f"labels {at}": coefficients for at, coefficients in enumerate(maps.to_labels)}
     params.scope("labels").store(named)
-    facts.pop("shares", None)
-    facts["labelled"] = {
+    params.facts.pop("shares", None)
+    params.facts["labelled"] = {
         "texts": len(result.fitted),
         "moved": 0,
         "strength": result.strength,

@@ -11,7 +11,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Required, TypedDict
 
 from amalgam.data.arrays import Array, softmax, top_margin
 from amalgam.data.lazy import np
@@ -22,53 +21,17 @@ from amalgam.stages.target_methods import by_label, divided_by_label
 from amalgam.stages.weigh_teachers.linear_map import LinearMap, candidate_predictions, label_biases, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
 from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
-from amalgam.stages.weigh_teachers.signals import Params, correlation, one_label, standardise, standardised_sum
+from amalgam.stages.weigh_teachers.signals import (
+    AccuracyEstimate,
+    Params,
+    WeightFacts,
+    correlation,
+    one_label,
+    standardise,
+    standardised_sum,
+)
 
 FALLBACK = "each text's own confidences were used, as muka does"
-
-
-class LabelledFacts(TypedDict):
-    """The effect of gold labels in `labels` of the experiment."""
-
-    texts: int
-    """Labelled texts."""
-    moved: int
-    """Texts with another teacher of the largest weight."""
-    strength: float | None
-    """Precision of the prior that cross-validation chose; None: the labels change the labelled texts alone."""
-    loss_before: float
-    loss_after: float
-
-
-class AccuracyEstimate(TypedDict):
-    """An estimate without labels; low and high are the ends of its 95 % interval."""
-
-    low: float
-    value: float
-    high: float
-
-
-class WeightFacts(TypedDict, total=False):
-    """Results of the checks, for the manifest; the fields depend on the kinds of evidence."""
-
-    notes: Required[list[str]]
-    fallback: bool
-    """Whether the evidence was dropped, and each text's own confidences were used."""
-    fitted: int
-    """The number of texts on which means, ranges and shares were fitted."""
-    shares: dict[str, float]
-    """The teachers' shares of the texts."""
-    separation: float
-    kinds: dict[str, float]
-    """The weights of the kinds of evidence."""
-    exclusion: float
-    """How clearly the signal separates the teachers; at most 1."""
-    coherence: float
-    names: dict[str, float]
-    """By teacher, the share of random orders of its label names that fit its predictions as well."""
-    labelled: LabelledFacts
-    accuracy: AccuracyEstimate
-    """The share of training texts whose target has the right label first."""
 
 
 AGREEING = 0.15
@@ -134,9 +97,7 @@ def by_confidence(confidence: Array, predicted: Array, targets: Targets) -> Arra
     return softmax(divided_by_label(confidence / targets.temperature, predicted))
 
 
-def weigh(
-    signal: Array, targets: Targets, facts: WeightFacts, shares: Array | None, params: Params
-) -> tuple[Array, Array | None]:
+def weigh(signal: Array, targets: Targets, shares: Array | None, params: Params) -> tuple[Array, Array | None]:
     """Returns the weights [texts, teachers].
 
     The mixture also has the teachers' shares of the texts; it estimates them if `shares` is None.
@@ -146,7 +107,7 @@ def weigh(
     if targets.teacher_weights == "standardised" or signal.shape[1] == 1:
         return standardised_weights(signal, params), None
     weights, estimated = mixture(signal, shares, params)
-    facts["separation"] = float(estimated.separations.mean())
+    params.facts["separation"] = float(estimated.separations.mean())
     return weights, estimated.shares
 
 
@@ -212,10 +173,10 @@ def kinds_of(answers: Sequence[Array], density: Array, names: Array, params: Par
     }
 
 
-def joint_signal(evidence: Evidence, facts: WeightFacts, params: Params) -> tuple[Array | None, Array | None]:
+def joint_signal(evidence: Evidence, params: Params) -> tuple[Array | None, Array | None]:
     """Returns the signal of all kinds of evidence, and the teachers' shares; None: the evidence is not used."""
-    kinds = dict(evidence.kinds)
-    if not params.value("usable", lambda: _are_usable(evidence, facts)):
+    kinds, facts = dict(evidence.kinds), params.facts
+    if not params.value("usable", lambda: _are_usable(evidence, facts["notes"])):
         return None, None
     agreeing = 1.0
     if evidence.provenance is not None:
@@ -391,20 +352,20 @@ def leading_shares(signal: Array) -> Array:
     return counts / counts.sum()
 
 
-def _are_usable(evidence: Evidence, facts: WeightFacts) -> bool:
-    """Returns whether there are enough texts, and two kinds that agree."""
+def _are_usable(evidence: Evidence, notes: list[str]) -> bool:
+    """Returns whether there are enough texts, and two kinds that agree; else adds a note."""
     (texts, teachers), kinds = evidence.predicted.shape, evidence.kinds
     if teachers == 1:
         return True
     if evidence.provenance is None and texts < FEWEST * evidence.labels:
         few = f"{counted(texts, 'text', 'is', 'are')} too few to compare teachers on {evidence.labels} labels"
-        facts["notes"].append(f"{few}: {FALLBACK}")
+        notes.append(f"{few}: {FALLBACK}")
         return False
     pairs = {(a, b): agreement(kinds[a], kinds[b]) for a, b in combinations(kinds, 2)}
     if max(pairs.values(), default=1.0) >= AGREEING:
         return True
     correlations = ", ".join(f"{a} and {b} {value:.2f}" for (a, b), value in pairs.items())
-    facts["notes"].append(f"no two kinds of evidence agree on the teachers (correlations: {correlations}): {FALLBACK}")
+    notes.append(f"no two kinds of evidence agree on the teachers (correlations: {correlations}): {FALLBACK}")
     return False
 
 
@@ -422,8 +383,12 @@ def generated_shares(provenance: Array | None) -> Array | None:
 # ---- a single kind of evidence
 
 
-def exclusive(signal: Array, facts: WeightFacts) -> bool:
+def exclusive(signal: Array, params: Params) -> bool:
     """Returns whether the signal separates the teachers."""
+    return bool(params.value("separates", lambda: _is_exclusive(signal, params.facts)))
+
+
+def _is_exclusive(signal: Array, facts: WeightFacts) -> bool:
     facts["exclusion"] = exclusion(signal)
     if signal.shape[1] == 1 or facts["exclusion"] >= EXCLUSIVE:
         return True
@@ -441,10 +406,10 @@ def exclusion(signal: Array) -> float:
     return float(-mean * (teachers - 1))
 
 
-def coherent(signal: Array, near: Array, facts: WeightFacts, params: Params) -> Array:
+def coherent(signal: Array, near: Array, params: Params) -> Array:
     """Returns the mean over each text's neighbours if it correlates with the signal, else the signal."""
     smooth = smoothed(signal, near, params)
-    return smooth if params.value("coherent", lambda: _is_coherent(signal, smooth, facts)) else signal
+    return smooth if params.value("coherent", lambda: _is_coherent(signal, smooth, params.facts)) else signal
 
 
 def _is_coherent(signal: Array, smooth: Array, facts: WeightFacts) -> bool:

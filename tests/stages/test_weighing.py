@@ -23,7 +23,6 @@ from amalgam.stages.weigh_teachers.weigh import (
     COHERENT,
     EXCLUSIVE,
     Evidence,
-    WeightFacts,
     agreement,
     by_range,
     coherent,
@@ -147,13 +146,13 @@ def test_coherence_is_higher_for_useful_neighbours() -> None:
     signal, right = scores([0.5, 0.5], texts=1000, separation=1.5)
     random = np.random.default_rng(1)
     telling = np.stack([np.flatnonzero(right == one)[random.integers(0, 400, 20)] for one in right])
-    facts: WeightFacts = {"notes": []}
-    smooth = coherent(signal, telling, facts, Params())
-    assert facts["coherence"] > COHERENT
+    params, useless = Params(), Params()
+    smooth = coherent(signal, telling, params)
+    assert params.facts["coherence"] > COHERENT
     assert rightly(of_softmax(smooth), right) > rightly(of_softmax(signal), right) + 0.05
-    assert coherent(signal, random.integers(0, 1000, (1000, 20)), facts, Params()) is signal
-    assert abs(facts["coherence"]) < COHERENT
-    assert len(facts["notes"]) == 1
+    assert coherent(signal, random.integers(0, 1000, (1000, 20)), useless) is signal
+    assert abs(useless.facts["coherence"]) < COHERENT
+    assert len(useless.facts["notes"]) == 1
 
 
 def test_the_state_of_a_text_is_the_mean_of_its_own_tokens() -> None:
@@ -186,25 +185,25 @@ def test_provenance_counts_if_it_agrees_with_the_evidence(is_meaningless: bool) 
     right = np.random.default_rng(0).choice(3, 4000)
     written = np.where(random.random(4000) < 0.7, right, (right + 1) % 3)
     written = random.permutation(written) if is_meaningless else written
-    evidence, facts = evidence_of(right, views(right, noise=[0.8, 0.8]), 0), WeightFacts(notes=[])
-    alone, _ = joint_signal(evidence, WeightFacts(notes=[]), Params())
-    beside, _ = joint_signal(replace(evidence, provenance=np.eye(3)[written]), facts, Params())
+    evidence, params = evidence_of(right, views(right, noise=[0.8, 0.8]), 0), Params()
+    alone, _ = joint_signal(evidence, Params())
+    beside, _ = joint_signal(replace(evidence, provenance=np.eye(3)[written]), params)
     assert alone is not None
     assert beside is not None
-    assert ("provenance" in facts["kinds"]) is not is_meaningless
-    assert any("not used as evidence" in note for note in facts["notes"]) is is_meaningless
+    assert ("provenance" in params.facts["kinds"]) is not is_meaningless
+    assert any("not used as evidence" in note for note in params.facts["notes"]) is is_meaningless
     gain = rightly(beside, right) - rightly(alone, right)
     assert gain == 0 if is_meaningless else gain > 0.01
 
 
 def test_evidence_of_which_no_two_kinds_agree_is_not_used() -> None:
-    random, facts = np.random.default_rng(1), WeightFacts(notes=[])
+    random, params = np.random.default_rng(1), Params()
     noise = {kind: random.normal(size=(600, 2)) for kind in "abc"}
     right = np.arange(600) % 2
-    assert joint_signal(evidence_of(right, noise), facts, Params())[0] is None
-    assert facts["notes"][0].startswith("no two kinds of evidence agree on the teachers (correlations: a and b ")
+    assert joint_signal(evidence_of(right, noise), params)[0] is None
+    assert params.facts["notes"][0].startswith("no two kinds of evidence agree on the teachers (correlations: a and b ")
     two = noise | {"a": views(right, noise=[0.8])["0"], "b": views(right, noise=[0.8], seed=6)["0"]}
-    assert joint_signal(evidence_of(right, two), facts, Params())[0] is not None
+    assert joint_signal(evidence_of(right, two), Params())[0] is not None
 
 
 def test_how_easy_a_text_is_to_all_teachers_is_no_agreement() -> None:
@@ -288,10 +287,10 @@ def test_kinds_that_agree_weigh_little_if_they_are_high_for_all_teachers_at_once
     typical = random.normal(size=(2000, 1)) + 0.1 * random.normal(size=(2000, 2))
     noise = 0.5 * random.normal(size=(2000, 2))
     kinds = {"answers": typical, "states": typical, "names": np.eye(2)[right] + noise}
-    facts = WeightFacts(notes=[])
-    signal, _ = joint_signal(evidence_of(right, kinds, 0), facts, Params())
+    params = Params()
+    signal, _ = joint_signal(evidence_of(right, kinds, 0), params)
     assert signal is not None
-    assert facts["kinds"]["names"] > 0.8
+    assert params.facts["kinds"]["names"] > 0.8
     assert rightly(signal, right) == pytest.approx(rightly(kinds["names"], right), abs=0.02)
 
 
@@ -307,10 +306,10 @@ def evidence_of(right: Array, kinds: dict[str, Array], count: int = 10) -> Evide
 
 
 def test_a_single_text_is_too_few_to_compare_teachers() -> None:
-    facts: WeightFacts = {"notes": []}
+    params = Params()
     evidence = Evidence({"answers": np.zeros((1, 2))}, np.zeros((1, 2), int), 4, np.zeros((1, 0), int))
-    assert joint_signal(evidence, facts, Params())[0] is None
-    assert facts["notes"][0].startswith("1 text is too few to compare teachers on 4 labels: ")
+    assert joint_signal(evidence, params)[0] is None
+    assert params.facts["notes"][0].startswith("1 text is too few to compare teachers on 4 labels: ")
 
 
 def test_evidence_on_few_texts_does_not_cancel_out() -> None:
@@ -318,7 +317,7 @@ def test_evidence_on_few_texts_does_not_cancel_out() -> None:
     signals = []
     for seed in range(40):
         right = np.random.default_rng(seed).permutation(11) % 2
-        signal, _ = joint_signal(evidence_of(right, company(right, seed)[0]), WeightFacts(notes=[]), Params())
+        signal, _ = joint_signal(evidence_of(right, company(right, seed)[0]), Params())
         signals += [] if signal is None else [rightly(signal, right)]
     assert len(signals) > 20
     assert np.mean(signals) > 0.8
@@ -326,12 +325,12 @@ def test_evidence_on_few_texts_does_not_cancel_out() -> None:
 
 def test_the_signal_of_all_kinds_is_better_than_the_best_kind() -> None:
     right = np.random.default_rng(0).choice(2, 1500, p=[0.7, 0.3])
-    kept, facts = company(right)[0], WeightFacts(notes=[])
-    signal, shares = joint_signal(evidence_of(right, kept), facts, Params())
+    kept, params = company(right)[0], Params()
+    signal, shares = joint_signal(evidence_of(right, kept), params)
     assert signal is not None
     assert shares is not None
     assert shares == pytest.approx([0.7, 0.3], abs=0.05)
-    assert sum(facts["kinds"].values()) == pytest.approx(1, abs=1e-3)
+    assert sum(params.facts["kinds"].values()) == pytest.approx(1, abs=1e-3)
     best = max(rightly(by_range(own, np.zeros(own.shape, int), Params()), right) for own in kept.values())
     assert rightly(signal, right) > best + 0.05
     assert rightly(mixture(signal, shares, Params())[0], right) > 0.95
@@ -339,11 +338,11 @@ def test_the_signal_of_all_kinds_is_better_than_the_best_kind() -> None:
 
 @pytest.mark.parametrize(("labels", "teachers", "are_used"), [(5, 2, True), (6, 2, False), (6, 1, True)])
 def test_evidence_is_used_from_two_texts_a_label_on(labels: int, teachers: int, are_used: bool) -> None:
-    right, facts = np.arange(10) % 2, WeightFacts(notes=[])
+    right, params = np.arange(10) % 2, Params()
     kinds = {kind: own[:, :teachers] for kind, own in company(right)[0].items()}
     evidence = replace(evidence_of(right, kinds, 3), labels=labels, predicted=np.zeros((10, teachers), int))
-    assert (joint_signal(evidence, facts, Params())[0] is not None) is are_used
-    assert any("10 texts are too few" in note for note in facts["notes"]) is not are_used
+    assert (joint_signal(evidence, params)[0] is not None) is are_used
+    assert any("10 texts are too few" in note for note in params.facts["notes"]) is not are_used
 
 
 @pytest.mark.parametrize("settings", [{}, {"teacher_weights": "mixture"}, {"teacher_weights": "standardised"}])
@@ -358,9 +357,9 @@ def test_other_blocks_get_the_weights_that_the_fitted_block_gives_the_same_texts
         answers = [kept["0"][rows], kept["1"][rows]]
         kinds = weigh.kinds_of(answers, kept["2"][rows], kept["1"][rows], params)
         evidence = Evidence(kinds, predicted[rows], 3, near[rows], np.eye(2)[right][rows])
-        signal, shares = joint_signal(evidence, {"notes": []}, params)
+        signal, shares = joint_signal(evidence, params)
         assert signal is not None
-        return weigh.weigh(signal, targets, {"notes": []}, shares, params)[0]
+        return weigh.weigh(signal, targets, shares, params)[0]
 
     params = Params()
     whole = weights(slice(0, 900), params)
@@ -497,7 +496,7 @@ def test_an_estimate_on_ten_texts_has_a_wide_interval() -> None:
 def test_no_neighbours_leave_each_text_its_own_evidence() -> None:
     right = np.random.default_rng(0).choice(2, 600)
     kept, one_label = company(right)[0], np.zeros((600, 2), int)
-    signal, _ = joint_signal(evidence_of(right, kept, 0), WeightFacts(notes=[]), Params())
+    signal, _ = joint_signal(evidence_of(right, kept, 0), Params())
     smooth = {kind: standardised_sum([own, own], Params()) for kind, own in kept.items()}
     scaled = {kind: by_range(own, one_label, Params()) for kind, own in smooth.items()}
     weights = weights_of_kinds(smooth, scaled)

@@ -11,7 +11,8 @@ import pytest
 from amalgam.stages.report.verdict_types import WeightEstimates
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
 from amalgam.stages.weigh_teachers.name_order import UNCLEAR_ORDER, as_good_orders
-from amalgam.stages.weigh_teachers.weigh import AccuracyEstimate, estimated_accuracy
+from amalgam.stages.weigh_teachers.signals import AccuracyEstimate
+from amalgam.stages.weigh_teachers.weigh import estimated_accuracy
 
 Array = Any
 TARGETS: AccuracyEstimate = {"low": 0.6, "value": 0.8, "high": 0.9}

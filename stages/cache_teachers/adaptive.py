@@ -20,7 +20,7 @@ from amalgam.data.lazy import np, pa
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record, Store
-from amalgam.stages.common.cached.coverage import CachedUnit, CachedUnits
+from amalgam.stages.common.cached.coverage import BucketRequest, CachedUnit, CachedUnits
 from amalgam.stages.common.cached.load import ADAPTIVE_VERSION
 from amalgam.stages.common.corpus import Bucket
 
@@ -117,62 +117,51 @@ def _shared(unit: CachedUnit, passes: range) -> range:
     return range(max(passes.start, unit.first), min(passes.stop, unit.last))
 
 
-def stopping_rounds(  # noqa: PLR0913  the texts, the teachers and how units are found
+def stopping_rounds(
     store: Store,
     passes: int,
-    sample: Sequence[tuple[Bucket, int]],
+    sample: Sequence[tuple[BucketRequest, int]],
     families: Sequence[str],
-    *,
-    keys_of: Callable[[Bucket], Any],
-    request: Callable[[Bucket, Any], Iterable[Unit]],
-    pending: Callable[[Sequence[Unit]], Sequence[Unit]],
-) -> list[Unit]:
-    """Returns all units that can be listed now: up to the first round that is not done, or all rounds.
+    request: Callable[[BucketRequest, Any], Iterable[Unit]],
+) -> Iterator[tuple[list[Unit], list[Unit]]]:
+    """Yields the units of each round, and all units up to it; a round reads the results of the earlier ones.
 
     `sample` has every bucket with the number of its first texts that are sampled. `request` lists the units of all
     teachers for a bucket and the number of passes of each of its texts.
     """
-    sampled_keys = [parquet.key_list(keys_of(bucket)[:sampled]) for bucket, sampled in sample if sampled]
-    regressions = _regressions_unit(store, passes, sample, sampled_keys, families)
-    wanted = {bucket.prefix: passes * (np.arange(bucket.rows) < sampled) for bucket, sampled in sample}
+    regressions = _regressions_unit(store, passes, [(bucket, rows) for bucket, rows in sample if rows], families)
+    wanted = {bucket.prefix: passes * (np.arange(bucket.texts) < sampled) for bucket, sampled in sample}
 
     def prediction_units() -> list[Unit]:
         return [unit for bucket, _ in sample for unit in request(bucket, wanted[bucket.prefix])]
 
     def decisions(step: int | None) -> list[Unit]:
-        return [_stop_unit(StopDecision(bucket, step, sampled, regressions)) for bucket, sampled in sample]
+        return [_stop_unit(StopDecision(each.bucket, step, sampled, regressions)) for each, sampled in sample]
 
     units, decided = prediction_units(), [regressions]
-    if pending(units):
-        return units
-    if pending(decided):
-        return [*units, *decided]
+    yield units, units
+    yield decided, [*units, *decided]
     steps = [step for step in STEPS if step < passes]
     steps = steps if is_better(_record(store, regressions).facts) else steps[:1]
     for step, more in pairwise((*steps, passes)):
         new = decisions(step)
         decided += new
-        if pending(new):
-            return [*units, *decided]
+        yield new, [*units, *decided]
         for (bucket, _), unit in zip(sample, new, strict=True):
             wanted[bucket.prefix][_passes_in(store, unit) < 0] = more
         units = prediction_units()
-        if pending(units):
-            return [*units, *decided]
-    return [*units, *decided, *decisions(None)]
+        yield units, [*units, *decided]
+    new = decisions(None)
+    yield new, [*units, *decided, *new]
 
 
 def _regressions_unit(
-    store: Store,
-    passes: int,
-    sample: Sequence[tuple[Bucket, int]],
-    keys: Sequence[Sequence[bytes]],
-    families: Sequence[str],
+    store: Store, passes: int, sample: Sequence[tuple[BucketRequest, int]], families: Sequence[str]
 ) -> Unit:
     name = fingerprint({"adaptive": ADAPTIVE_VERSION, "families": list(families), "passes": passes})
-    digest = fingerprint([key.hex() for of_bucket in keys for key in of_bucket])[:10]
-    sampled = tuple((bucket, rows) for bucket, rows in sample if rows)
-    return Unit(f"all-{digest}-regressions", store.folder("cache-teachers", name) / "units", 0, sampled)
+    keys = [key.hex() for bucket, rows in sample for key in parquet.key_list(bucket.keys[:rows])]
+    sampled = tuple((request.bucket, rows) for request, rows in sample)
+    return Unit(f"all-{fingerprint(keys)[:10]}-regressions", store.folder("cache-teachers", name) / "units", 0, sampled)
 
 
 def _stop_unit(stop: StopDecision) -> Unit:

@@ -28,9 +28,16 @@ from amalgam.stages.cache_teachers.adaptive import RegressionFacts, StopFacts
 from amalgam.stages.cache_teachers.sample import PassAudit
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
-from amalgam.stages.common.cached.coverage import AnswerFacts, CachedUnits, UnitRequest, family_in, units_for
+from amalgam.stages.common.cached.coverage import (
+    AnswerFacts,
+    BucketRequest,
+    CachedUnits,
+    UnitRequest,
+    family_in,
+    units_for,
+)
 from amalgam.stages.common.cached.read import distinct
-from amalgam.stages.common.corpus import Bucket, Part, tables
+from amalgam.stages.common.corpus import Part, tables
 from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.target_methods import target_method
@@ -346,22 +353,19 @@ def _adaptive_units(run: Run) -> list[Unit]:
     """Returns the units of the training part round by round, and those of the other parts."""
     part, _ = _parts(run)[0]
     present = _cached_units(run)
-    requests = {bucket.prefix: bucket for bucket in cached.requests_of(run, part)}
+    sampled = (rows for _, rows in sample.sampled_rows(part.buckets, cached.adaptive_sample_size(run)))
+    requests = list(zip(cached.requests_of(run, part), sampled, strict=True))
 
-    def request(bucket: Bucket, wanted: Any) -> Iterator[Unit]:
+    def request(bucket: BucketRequest, wanted: Any) -> Iterator[Unit]:
         for teacher, units in present.items():
-            yield from units_for(teacher, requests[bucket.prefix], units, wanted)
+            yield from units_for(teacher, bucket, units, wanted)
 
-    rounds = adaptive.stopping_rounds(
-        run.store,
-        cached.passes_of(run.experiment),
-        list(sample.sampled_rows(part.buckets, cached.adaptive_sample_size(run))),
-        distinct(cached.families_of(run)),
-        keys_of=lambda bucket: requests[bucket.prefix].keys,
-        request=request,
-        pending=partial(pending_units, run),
-    )
-    return [*rounds, *_plain_units(run, _parts(run)[1:])]
+    listed, passes, families = list[Unit](), cached.passes_of(run.experiment), distinct(cached.families_of(run))
+    for new, units in adaptive.stopping_rounds(run.store, passes, requests, families, request):
+        listed = units
+        if pending_units(run, new):
+            break
+    return [*listed, *_plain_units(run, _parts(run)[1:])]
 
 
 def _cached_units(run: Run) -> dict[str, CachedUnits]:

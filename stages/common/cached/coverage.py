@@ -180,17 +180,17 @@ class BucketRequest:
         self, part: str, bucket: Bucket, read_keys: Callable[[Bucket], Keys], unit_keys: Callable[[CachedUnit], Keys]
     ) -> None:
         self.part, self.prefix, self.texts = part, bucket.prefix, bucket.rows
-        self._bucket, self._read_keys, self._unit_keys = bucket, read_keys, unit_keys
+        self.bucket, self._read_keys, self._unit_keys = bucket, read_keys, unit_keys
         self._rows: dict[str, Any] = {}
         self._parts: dict[tuple[bool, int, int], dict[str, range]] = {}
 
     @cached_property
     def keys(self) -> Keys:
-        return self._read_keys(self._bucket)
+        return self._read_keys(self.bucket)
 
     def name(self, rows: Any, logits: bool, first: int, last: int) -> str:
         """Returns the name of the unit with these texts; None means all texts of the bucket."""
-        digest = self._bucket.keys_digest if rows is None else keys_digest(self.keys[rows].tobytes())
+        digest = self.bucket.keys_digest if rows is None else keys_digest(self.keys[rows].tobytes())
         return f"{self.prefix}-{fingerprint([digest, logits, first, last])[:10]}"
 
     def parts(self, logits: bool, first: int, last: int) -> dict[str, range]:
@@ -205,7 +205,7 @@ class BucketRequest:
     def _part_name(self, part: range, logits: bool, first: int, last: int) -> str:
         if len(part) == self.texts:
             return self.name(None, logits, first, last)
-        places = [self._bucket.keys_digest, part.start, part.stop, logits, first, last]
+        places = [self.bucket.keys_digest, part.start, part.stop, logits, first, last]
         return f"{self.prefix}-{fingerprint(places)[:10]}"
 
     def complete_units(self, cached: Iterable[CachedUnit], wanted: Any) -> list[CachedUnit]:

@@ -24,8 +24,8 @@ LEGEND = 18
 NEAR = 1e-6
 """Tolerance of a tick, as a share of the step between ticks."""
 
-LEAST_TEXTS = 10
-"""Least texts of a calibration bin that is drawn."""
+LEAST_OF_POINT = 10
+"""Least texts of a drawn point, in the figures of calibration and coverage."""
 
 MOST_IN_ONE_BIN = 0.9
 """A histogram with a larger share in one bin is not drawn; a sentence states the bin."""
@@ -118,7 +118,7 @@ def _is_spike(totals: Sequence[int]) -> bool:
 
 def coverage(measured: CoverageCurve, unit: str) -> Markup | None:
     """Draws accuracy by the share of texts that are answered, the most probable first; None for few texts."""
-    rows = [row for row in measured["curve"] if row["n"] >= LEAST_TEXTS]
+    rows = [row for row in measured["curve"] if row["n"] >= LEAST_OF_POINT]
     if len(rows) < 2:
         return None
     points = [(row["n"] / rows[-1]["n"], row["right"] / row["n"]) for row in rows]
@@ -165,7 +165,7 @@ def calibration(evaluation: EvaluationBlock, quality: StudentQuality) -> Markup 
     bins = {
         name: rows
         for name in (evaluation["system"], "ensemble")
-        if (rows := [row for row in quality["calibration"].get(name, ()) if row["n"] >= LEAST_TEXTS])
+        if (rows := [row for row in quality["calibration"].get(name, ()) if row["n"] >= LEAST_OF_POINT])
     }
     if max(map(len, bins.values()), default=0) < 2:
         return None

@@ -192,7 +192,7 @@ def collected(run: Run) -> dict[str, Array]:
     from amalgam.stages.app import frames
     from amalgam.stages.common.cached.load import features_of, last_layer_family, load_encoder, states_of
     from amalgam.stages.common.load import label_space, train_part
-    from amalgam.stages.weigh_teachers.load import answer_signals, keys_of
+    from amalgam.stages.weigh_teachers.load import Texts, answer_signals, keys_of
 
     buckets, space = train_part(run).buckets, label_space(run)
     keys = keys_of(run, buckets)
@@ -203,7 +203,7 @@ def collected(run: Run) -> dict[str, Array]:
     arrays: dict[str, Array] = {
         "features": features.astype(np.float16),
         "similarity": (features @ names.T).astype(np.float32),
-        "confidence": answer_signals(run, [bucket.prefix for bucket in buckets], keys).by_name["confidence"],
+        "confidence": answer_signals(run, Texts(keys, [bucket.prefix for bucket in buckets], 0)).by_name["confidence"],
         "gold": np.array([space.names.index(label) for label in texts["label"]]),
         "texts": packed(texts["text"].to_list()),
     }

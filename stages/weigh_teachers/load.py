@@ -65,6 +65,10 @@ class Texts:
     start: int
     """The number of texts before the block that they are from."""
 
+    @property
+    def key_column(self) -> pl.Series:
+        return pl.Series("key", self.keys, pl.Binary)
+
     @classmethod
     def of(cls, run: Run, block: TextBlock) -> Texts:
         return cls(keys_of(run, block.buckets), [bucket.prefix for bucket in block.buckets], block.start)
@@ -92,12 +96,12 @@ class AnswerSignals:
     """Probability of all labels of a teacher, without those of its catch_all: [texts, teachers]."""
 
 
-def answer_signals(run: Run, prefixes: Sequence[str], keys: pa.Array) -> AnswerSignals:
-    """Reads the predictions of all teachers on the texts with these keys, which are in these buckets."""
-    reader, in_order = cached.cache_reader(run), pl.Series("key", keys, pl.Binary)
+def answer_signals(run: Run, texts: Texts) -> AnswerSignals:
+    """Reads the predictions of all teachers."""
+    reader = cached.cache_reader(run)
     by_teacher, predicted, own_shares = [], [], []
     for teacher, labels in distinct_teachers(run).space.columns.items():
-        predictions = reader.predictions(teacher, prefixes, in_order)
+        predictions = reader.predictions(teacher, texts.prefixes, texts.key_column)
         logits, confidence = predictions.logits.to_numpy(), predictions.confidence.to_numpy()
         margin = top_margin(logits.astype(np.float64)) if len(labels) > 1 else np.full(len(logits), np.inf)
         if predictions.own is not None:  # it may prefer none of its labels
@@ -211,8 +215,7 @@ def _agreement(run: Run, teacher: str, predicted: Array, near: Array) -> Array:
     if not near.shape[1]:
         return np.zeros(len(near))
     first, labels = _first_texts(run), distinct_teachers(run).space.columns[teacher]
-    column = pl.Series("key", first.keys, pl.Binary)
-    logits = cached.cache_reader(run).predictions(teacher, first.prefixes, column).logits.to_numpy()
+    logits = cached.cache_reader(run).predictions(teacher, first.prefixes, first.key_column).logits.to_numpy()
     places = np.searchsorted(np.sort(labels), predicted)
     own: Array = softmax(logits.astype(np.float64))[:, np.argsort(labels)]
     return own[near, places[:, None]].mean(axis=1)

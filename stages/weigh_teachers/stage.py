@@ -245,7 +245,7 @@ class _Signal:
 def _weigh(run: Run, texts: Texts, params: Params) -> tuple[WeighedBlock, _Signal]:
     """Returns the weights without labels, and their signal; the first block fills `params`."""
     targets, label_sets = run.experiment.targets, LabelSets.of(distinct_teachers(run).space)
-    signals = answer_signals(run, texts.prefixes, texts.keys)
+    signals = answer_signals(run, texts)
     read_signal = _combined_signal if targets.weight_signal == "all" else _single_signal
     signal = read_signal(run, texts, signals, params)
     confirmed, shares = signal.confirmed, None

@@ -1,6 +1,6 @@
 """Compares estimators of the right teacher, without labels, on many settings whose gold labels are present.
 
-python benchmarks/choice.py make --data PATH [PATH] --sets trec6 banking77 [--draws 3]
+python benchmarks/choice.py make --data PATH [PATH] --sets trec6 banking77 [--draws 3] [--json]
 python benchmarks/choice.py table [--estimators muka amalgam my/file.py:function] [--each] [--json]
 python benchmarks/choice.py accuracy
 
@@ -172,8 +172,8 @@ def main() -> None:
     accuracy.set_defaults(run=_accuracy)
     for command in (table, accuracy):
         command.add_argument("--only", nargs="+", default=[], help="settings whose name contains one of these")
-        command.add_argument("--json", action="store_true")
     for command in (make, table, accuracy):
+        command.add_argument("--json", action="store_true")
         command.add_argument("--folder", type=Path, default=Path("choice-benchmark"))
     options = parser.parse_args()
     options.run(options)
@@ -182,15 +182,18 @@ def main() -> None:
 def _make(options: argparse.Namespace) -> None:
     folders = {name: _data_folder(name, options.data) for name in options.sets}
     fields = ("teacher_texts", "unlabelled", "max_tokens", "passes", "batch_size", "least_steps")
-    sizes = Sizes(*(getattr(options, field) for field in fields))
-    for pool in pools_of(folders, options.draws):
+    sizes, pools = Sizes(*(getattr(options, field) for field in fields)), list(pools_of(folders, options.draws))
+    count, began = 0, time.monotonic()
+    for pool in pools:
         write_pool(pool, folders[pool.data], options.folder, sizes)
         for setting in settings_of(options.folder, pool):
-            path = options.folder / "settings" / f"{setting.name}.npz"
+            path, count = options.folder / "settings" / f"{setting.name}.npz", count + 1
             if not path.exists():
-                began = time.monotonic()
+                started = time.monotonic()
                 write_setting(setting, path)
-                print(f"{path}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
+                print(f"{path}: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
+    seconds = round(time.monotonic() - began, 1)
+    show([row("choice", "make", pools=len(pools), settings=count, seconds=seconds)], as_json=options.json)
 
 
 def _data_folder(name: str, folders: Sequence[Path]) -> Path:

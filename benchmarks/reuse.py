@@ -1,7 +1,10 @@
 """Measures the cost of changes (K 16 -> 32, appended texts) against a fresh run, and memory by number of texts.
 
 python benchmarks/reuse.py --texts PATH/ag_news/train.parquet [--json]
+python benchmarks/reuse.py --auto 1000
 python benchmarks/reuse.py --memory 10000 1000000
+
+--auto compares `cache.passes: auto` with K = 16, for two teachers of `method: amalgam`.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ from typing import Any
 
 from amalgam.benchmarks.cache_teachers import LABELS
 from amalgam.benchmarks.models import SHAPES, save_classifier
-from amalgam.benchmarks.protocol import median, peak_of_process_mb, row, show, texts_from
+from amalgam.benchmarks.protocol import median, paired, peak_of_process_mb, row, show, spread, texts_from
 
 PASSES = 16
+AMALGAM = "amalgam"
 WORDS = 2000
 
 
@@ -28,6 +32,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--shape", choices=SHAPES, default="minilm")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--auto", type=int, metavar="TEXTS", help="number of texts; measures `cache.passes: auto` against K = 16"
+    )
     parser.add_argument(
         "--memory",
         type=int,
@@ -41,7 +48,8 @@ def main() -> None:
     if options.worker:
         _work(options.worker)
         return
-    rows = _memory(options.memory) if options.memory else _changes(options)
+    measure = _auto if options.auto else _changes
+    rows = _memory(options.memory) if options.memory else measure(options)
     show(rows, as_json=options.json)
 
 
@@ -75,19 +83,44 @@ def _changes(options: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def _experiment(base: Path, texts: list[str], model: Path) -> None:
+def _auto(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Times cache-teachers with K = 16 and with auto, in turn and in new workspaces; both load two teachers."""
+    texts = texts_from(options.texts, options.auto)
+    seconds: dict[str, list[float]] = {f"K {PASSES}": [], "auto": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        models = [save_classifier(Path(scratch) / f"teacher-{more}", options.shape, LABELS + more) for more in (0, 1)]
+        for repeat in range(options.repeats):
+            for name, taken in seconds.items():
+                folder = Path(scratch) / f"{repeat}-{name}"
+                _experiment(folder, texts, *models, targets=f"student: {{method: {AMALGAM}}}")
+                taken.append(_timed(folder, None if name == "auto" else PASSES))
+    sixteen, auto = seconds.values()
+    return [
+        row("reuse", f"K {PASSES}", seconds=round(median(sixteen), 2), spread=round(spread(sixteen), 3)),
+        row(
+            "reuse",
+            "auto",
+            seconds=round(median(auto), 2),
+            spread=round(spread(auto), 3),
+            times_faster=round(paired(sixteen, auto), 2),
+            texts=len(texts),
+        ),
+    ]
+
+
+def _experiment(base: Path, texts: list[str], *models: Path, targets: str = "targets: {mode: soft}") -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     base.mkdir(exist_ok=True)
     pq.write_table(pa.table({"text": texts}), base / "texts.parquet")
+    teachers = ", ".join(f"{{name: {model.name}, model: {model}}}" for model in models)
     (base / "amalgam.yaml").write_text(
-        f"corpus: {{train: texts.parquet}}\nteachers: [{{name: teacher, model: {model}}}]\ncache: {{max_tokens: 128}}\n"
-        "targets: {mode: soft}\n"
+        f"corpus: {{train: texts.parquet}}\nteachers: [{teachers}]\ncache: {{max_tokens: 128}}\n{targets}\n"
     )
 
 
-def _timed(base: Path, passes: int) -> float:
+def _timed(base: Path, passes: int | None) -> float:
     from amalgam.pipeline.console import Console
     from amalgam.pipeline.execution.runner import update
     from amalgam.stages.app.runs import open_run, working
@@ -95,12 +128,12 @@ def _timed(base: Path, passes: int) -> float:
     from amalgam.stages.common.load import teacher_loader, teachers_of
     from amalgam.stages.registry import STAGES
 
-    run = open_run(base / "amalgam.yaml", [f"cache.passes={passes}"])
+    run = open_run(base / "amalgam.yaml", [] if passes is None else [f"cache.passes={passes}"])
     run.console = Console(quiet=True)
     with working(run):
         update(STAGES, run, target="read-corpus")
         next(stage for stage in STAGES if stage.name == "cache-teachers").resolve_inputs(run)
-        _ = teacher_loader(run).load(teachers_of(run)[0], dtype_of(run), passes=passes).fast_encoder
+        _ = teacher_loader(run).load(teachers_of(run)[0], dtype_of(run), passes=passes or 0).fast_encoder
         began = time.perf_counter()
         update(STAGES, run, target="cache-teachers")
         return time.perf_counter() - began

@@ -15,11 +15,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from amalgam.benchmarks.protocol import machine, versions
@@ -33,8 +34,10 @@ BUSY = 0.1
 """Share of the CPU used by other processes from which the table calls the machine busy."""
 MOST_SHOWN = 160
 PACKAGE = "amalgam.benchmarks"
-DATA, STUDENT = "DATA", "STUDENT"
-"""Names of the folders of --data and --student in commands."""
+DATA, STUDENT, WORK = "DATA", "STUDENT", "WORK"
+"""Names of folders in commands: those of --data and --student, and a temporary one that all benchmarks share."""
+TREC = f"{WORK}/methods/trec6-2-2000"
+"""The experiment that `methods` runs."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Benchmark:
     whole: str
     needs: Sequence[str] = ()
     """Conditions of NEEDS."""
+    after: str = ""
+    """Name of the benchmark whose files in WORK this one reads."""
 
 
 BENCHMARKS = {
@@ -87,6 +92,14 @@ BENCHMARKS = {
         ],
         "--shape random --count 100 --repeats 1",
         f"--texts {DATA}/ag_news/train.parquet",
+        ("data", "minilm"),
+    ),
+    "auto": Benchmark(
+        "reuse",
+        [Line("`cache.passes: auto`, two teachers, {texts} texts", "auto", "seconds", "s", {
+            "times_faster": "{} x faster than 16 passes"})],
+        "--shape random --auto 500 --repeats 1",
+        f"--texts {DATA}/trec6/train.parquet --auto 1000 --repeats 2",
         ("data", "minilm"),
     ),
     "weights": Benchmark(
@@ -179,9 +192,72 @@ BENCHMARKS = {
         "methods",
         [Line("accuracy of methods, {data}: {row}", ".*", "accuracy", "", {"gap_closed": "{} of the gap closed"})],
         None,
-        f"--data {DATA} --sets trec6 --passes 4 --max-tokens 32 --teachers-seeds 1 --folder methods-table "
+        f"--data {DATA} --sets trec6 --passes 4 --max-tokens 32 --teachers-seeds 1 --folder {WORK}/methods "
         "--methods muka-soft amalgam supervised",
         ("data", "minilm"),
+    ),
+    "passes": Benchmark(
+        "passes",
+        [Line("most confident teacher is that of 16 passes: {row}", ".*", "same", "of the texts", {
+            "right": "right teacher {}", "passes": "{} passes a text"})],
+        None,
+        f"--experiment {TREC}/amalgam.yaml --limit 1000",
+        ("data", "minilm"),
+        after="methods",
+    ),
+    "unknown": Benchmark(
+        "unknown",
+        [Line("unknown texts, {row}", ".*", "auroc", "AUROC", {
+            "unknown_flagged": "{} of them flagged", "known_flagged": "{} of known texts flagged"})],
+        None,
+        f"--student {TREC}/students/amalgam-0 --known {DATA}/trec6/test.parquet "
+        f"--others {DATA}/ag_news/test.parquet {DATA}/banking77/test.parquet",
+        ("data", "minilm"),
+        after="methods",
+    ),
+    "int8": Benchmark(
+        "exports",
+        [Line("accuracy of the int8 export, {n} texts", "student: accuracy", "accuracy_int8", "", {
+            "accuracy_fp32": "{} before", "same_label": "{} same label", "of_torch": "{} x torch"})],
+        None,
+        f"--student {TREC}/students/amalgam-0 --texts {DATA}/trec6/test.parquet",
+        ("data", "minilm", "onnx"),
+        after="methods",
+    ),
+    "static": Benchmark(
+        "static_students",
+        [Line("accuracy of a static student, {row}", ".*", "static", "", {
+            "classifier": "MiniLM {}", "int8": "int8 changes it by {}", "folder_mb": "{} MB",
+            "texts_per_s": "{} texts/s of two processes"})],
+        None,
+        f"--data {DATA} --sets trec6 --seeds 1 --folder {WORK}/static",
+        ("data", "minilm"),
+    ),
+    "pools": Benchmark(
+        "choice",
+        [Line("teachers for {settings} settings of the choice", "make", "seconds", "s", {})],
+        None,
+        f"make --data {DATA} --sets trec6 --draws 1 --folder {WORK}/choice",
+        ("data", "minilm"),
+    ),
+    "choice": Benchmark(
+        "choice",
+        [Line("right teacher by {row}", ".*", "right", "", {
+            "worst": "worst setting {}", "thinned": "unequal shares {}", "lost": "{} of the labels lost",
+            "settings": "{}"})],
+        None,
+        f"table --folder {WORK}/choice --estimators amalgam",
+        ("data", "minilm"),
+        after="pools",
+    ),
+    "few-labels": Benchmark(
+        "few_labels",
+        [Line("right teacher with {row}", r"\d+ labels", "right", "", {
+            "labels": "{} of the targets right", "probe": "linear probe {}"})],
+        None,
+        f"--folder {WORK}/choice --counts 50 --draws 3",
+        ("data", "minilm"),
+        after="pools",
     ),
 }  # fmt: skip
 
@@ -228,14 +304,18 @@ def main() -> None:
     if not is_printed:
         with_table(RESULTS.read_text("utf-8"), "")  # before hours of work
     before, began, head = cpu_seconds(), datetime.now(UTC), commit()
-    outcomes = [measured(BENCHMARKS[name], options) for name in options.only or BENCHMARKS]
+    outcomes: dict[str, Outcome] = {}
+    with TemporaryDirectory() as work:
+        options.work = Path(work)
+        for name in selected(options.only or BENCHMARKS):
+            outcomes[name] = measured(BENCHMARKS[name], options, outcomes)
     text = table(outcomes, options, f"{head}, {began:%Y-%m-%d %H:%M} UTC", foreign_share(before))
     if is_printed:
         print(text)  # noqa: T201  a benchmark's output
     else:
         RESULTS.write_text(with_table(RESULTS.read_text("utf-8"), text), "utf-8")
         _say(f"wrote {RESULTS.relative_to(ROOT)}")
-    sys.exit(any(outcome.failed for outcome in outcomes))
+    sys.exit(any(outcome.failed for outcome in outcomes.values()))
 
 
 def _options() -> argparse.Namespace:
@@ -244,7 +324,11 @@ def _options() -> argparse.Namespace:
         "--quick", action="store_true", help="generated texts and models, about 10 minutes on two cores"
     )
     parser.add_argument(
-        "--only", nargs="+", choices=list(BENCHMARKS), metavar="NAME", help="print some benchmarks, as --print"
+        "--only",
+        nargs="+",
+        choices=list(BENCHMARKS),
+        metavar="NAME",
+        help="print these benchmarks and those whose files they read",
     )
     parser.add_argument("--data", type=Path, help="folder of data sets: NAME/{train,test}.parquet")
     parser.add_argument("--student", type=Path, help="folder of `amalgam export --onnx`, for the server")
@@ -252,11 +336,17 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measured(benchmark: Benchmark, options: argparse.Namespace) -> Outcome:
+def selected(names: Iterable[str]) -> list[str]:
+    """Returns these benchmarks and those whose files they read, in the order of the table."""
+    wanted = {each for name in names for each in (name, BENCHMARKS[name].after)}
+    return [name for name in BENCHMARKS if name in wanted]
+
+
+def measured(benchmark: Benchmark, options: argparse.Namespace, earlier: Mapping[str, Outcome]) -> Outcome:
     """Runs one benchmark; its absence or failure is a row, too."""
     arguments = benchmark.quick if options.quick else benchmark.whole
     command = f"python benchmarks/{benchmark.module}.py {arguments or ''}".strip()
-    reason = absent(benchmark, options)
+    reason = absent(benchmark, options, earlier)
     if reason:
         return Outcome(command, [Cells(benchmark.lines[0].title, f"not measured: {reason}")])
     _say(command)
@@ -272,17 +362,19 @@ def measured(benchmark: Benchmark, options: argparse.Namespace) -> Outcome:
     return Outcome(command, cells, time.monotonic() - began, failed=bool(failure))
 
 
-def absent(benchmark: Benchmark, options: argparse.Namespace) -> str:
+def absent(benchmark: Benchmark, options: argparse.Namespace, earlier: Mapping[str, Outcome]) -> str:
     """Returns the reason for which the benchmark cannot run, or ""."""
     needs = [need for need in benchmark.needs if not (options.quick and need in OF_WHOLE)]
     missing = [NEEDS[need][1] for need in needs if not NEEDS[need][0](options)]
     if options.quick and benchmark.quick is None:
         missing.append("it takes too long for the quick form")
+    if benchmark.after in earlier and earlier[benchmark.after].failed:
+        missing.append(f"it reads the files of `{benchmark.after}`, which failed")
     return missing[0] if missing else ""
 
 
 def filled(arguments: str, options: argparse.Namespace) -> list[str]:
-    folders = {DATA: options.data, STUDENT: options.student}
+    folders = {DATA: options.data, STUDENT: options.student, WORK: options.work}
     words = []
     for word in shlex.split(arguments):
         name, slash, rest = word.partition("/")
@@ -346,13 +438,13 @@ def _number(value: Any) -> str:
     return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
 
 
-def table(outcomes: Sequence[Outcome], options: argparse.Namespace, origin: str, foreign: float | None) -> str:
+def table(outcomes: Mapping[str, Outcome], options: argparse.Namespace, origin: str, foreign: float | None) -> str:
     facts, libraries = machine(), versions()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     form = "quick form: generated texts, random weights, small sizes" if options.quick else "whole form"
     command = f"make benchmark{' QUICK=1' if options.quick else ''}"
     busy = "unknown" if foreign is None else f"{100 * foreign:.0f} %"
-    count = sum(len(outcome.cells) for outcome in outcomes)
+    count = sum(len(outcome.cells) for outcome in outcomes.values())
     lines = [
         f"### All benchmarks ({origin})",
         "",
@@ -365,13 +457,17 @@ def table(outcomes: Sequence[Outcome], options: argparse.Namespace, origin: str,
         f"- **Versions**: {', '.join(f'{name} {number}' for name, number in libraries.items())}.",
         f"- **CPU used by other processes meanwhile**: {busy}.{_warning(foreign)}",
         "",
-        "| measured | figure | compared | spread | command |",
+        "| benchmark | measured | figure | compared | spread |",
         "|---|---|---|---|---|",
     ]
-    for outcome in outcomes:
+    for name, outcome in outcomes.items():
         for place, cells in enumerate(outcome.cells):
-            shown = f"`{outcome.command}`{f', {outcome.seconds:.0f} s' if outcome.seconds else ''}" if not place else ""
-            lines.append(f"| {cells.what} | {cells.figure} | {cells.ratios} | {cells.spread} | {shown} |")
+            shown = "" if place else f"`{name}`"
+            lines.append(f"| {shown} | {cells.what} | {cells.figure} | {cells.ratios} | {cells.spread} |")
+    lines += ["", f"Commands and their time; {DATA} and {STUDENT} are folders of yours, {WORK} is a temporary one:", ""]
+    for name, outcome in outcomes.items():
+        seconds = f", {outcome.seconds:.0f} s" if outcome.seconds else ""
+        lines.append(f"- {name}{seconds}: `{outcome.command}`")
     return "\n".join([*lines, "", "</details>"])
 
 

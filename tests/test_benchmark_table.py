@@ -22,7 +22,7 @@ print(json.dumps({"row": "not in the table", "texts_per_s": 1}))
 
 
 def options(*, quick: bool = True, **more: object) -> argparse.Namespace:
-    return argparse.Namespace(**{"quick": quick, "data": None, "student": None, **more})
+    return argparse.Namespace(**{"quick": quick, "data": None, "student": None, "work": Path("w"), **more})
 
 
 def test_the_rows_of_the_gpu_are_those_that_its_benchmark_prints() -> None:
@@ -41,18 +41,15 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, name: str =
 
 
 def test_a_row_has_figure_ratio_spread_and_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    outcome = table.measured(fake(monkeypatch, tmp_path, PRINTS), options())
+    outcome = table.measured(fake(monkeypatch, tmp_path, PRINTS), options(), {})
     assert not outcome.failed
-    text = table.table([outcome], options(), "abc, 2026-01-02", 0.5)
-    [row] = [line for line in text.splitlines() if "speed, " in line]
-    expected = (
-        r"\| speed, amalgam \| 1,234 texts/s \| 2 x rival \| 2 % \| `python benchmarks/fake.py --quickly`, \d+ s \|"
-    )
-    assert re.fullmatch(expected, row), row
+    text = table.table({"swift": outcome}, options(), "abc, 2026-01-02", 0.5)
+    assert "| `swift` | speed, amalgam | 1,234 texts/s | 2 x rival | 2 % |" in text.splitlines()
+    assert re.search(r"^- swift, \d+ s: `python benchmarks/fake.py --quickly`$", text, re.MULTILINE), text
     assert (text.count("<details>"), text.endswith("\n</details>")) == (1, True)
     assert "2026-01-02" in text
     assert "busy" in text
-    assert "busy" not in table.table([outcome], options(), "abc, 2026-01-02", 0.01)
+    assert "busy" not in table.table({"swift": outcome}, options(), "abc, 2026-01-02", 0.01)
 
 
 def test_folders_are_replaced_in_arguments_and_not_in_the_table(
@@ -60,8 +57,12 @@ def test_folders_are_replaced_in_arguments_and_not_in_the_table(
 ) -> None:
     benchmark = fake(monkeypatch, tmp_path, PRINTS)
     whole = options(quick=False, data=tmp_path)
-    assert table.filled(benchmark.whole, whole) == ["--whole", f"{tmp_path}/x"]
-    assert table.measured(benchmark, whole).command == "python benchmarks/fake.py --whole DATA/x"
+    assert table.filled(f"{benchmark.whole} WORK/a/b", whole) == [
+        "--whole",
+        f"{tmp_path}/x",
+        f"{Path('w').absolute()}/a/b",
+    ]
+    assert table.measured(benchmark, whole, {}).command == "python benchmarks/fake.py --whole DATA/x"
 
 
 @pytest.mark.parametrize(
@@ -81,13 +82,13 @@ def test_a_failure_is_a_row_with_its_message_and_the_others_continue(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, part: str
 ) -> None:
     monkeypatch.setattr(table, "QUICK_SECONDS", 1 if "sleep" in code else 60)
-    broken = table.measured(fake(monkeypatch, tmp_path, code), options())
+    broken = table.measured(fake(monkeypatch, tmp_path, code), options(), {})
     assert broken.failed
     assert part in broken.cells[-1].figure
     assert broken.cells[-1].what == "speed"
     assert (len(broken.cells) == 2) == (code.startswith(PRINTS)), "rows before the failure stay"
     monkeypatch.setattr(table, "QUICK_SECONDS", 60)
-    assert not table.measured(fake(monkeypatch, tmp_path, PRINTS, "second"), options()).failed
+    assert not table.measured(fake(monkeypatch, tmp_path, PRINTS, "second"), options(), {}).failed
 
 
 def test_an_absent_need_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,10 +100,28 @@ def test_an_absent_need_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch
         ("teachers", False, "DATA=FOLDER"),
         ("methods", True, "too long"),
     ):
-        outcome = table.measured(BENCHMARKS[name], options(quick=quick))
+        outcome = table.measured(BENCHMARKS[name], options(quick=quick), {})
         assert (outcome.failed, len(outcome.cells)) == (False, 1)
         assert outcome.cells[0].figure.startswith("not measured: ")
         assert part in outcome.cells[0].figure
+
+
+def test_a_benchmark_runs_after_the_one_whose_files_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert table.selected(["few-labels", "targets"]) == ["targets", "pools", "few-labels"]
+    names = list(BENCHMARKS)
+    assert table.selected(names) == names
+    for name, benchmark in BENCHMARKS.items():
+        if benchmark.after:
+            first = BENCHMARKS[benchmark.after]
+            assert names.index(benchmark.after) < names.index(name)
+            assert set(first.needs) <= set(benchmark.needs)
+            [folder] = re.findall(r"--folder (\S+)", first.whole)
+            assert folder in benchmark.whole
+    monkeypatch.setattr(table, "run", pytest.fail)
+    failed = {"methods": table.Outcome("methods", [], failed=True)}
+    monkeypatch.setitem(NEEDS, "minilm", (lambda _: True, ""))
+    passes = table.measured(BENCHMARKS["passes"], options(quick=False, data=Path("d")), failed)
+    assert [cells.figure for cells in passes.cells] == ["not measured: it reads the files of `methods`, which failed"]
 
 
 def test_the_table_replaces_the_text_between_the_markers_and_nothing_else() -> None:

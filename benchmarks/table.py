@@ -243,8 +243,7 @@ BENCHMARKS = {
     "choice": Benchmark(
         "choice",
         [Line("right teacher by {row}", ".*", "right", "", {
-            "worst": "worst setting {}", "thinned": "unequal shares {}", "lost": "{} of the labels lost",
-            "settings": "{}"})],
+            "worst": "worst setting {}", "thinned": "unequal shares {}", "lost": "{} of the labels lost"})],
         None,
         f"table --folder {WORK}/choice --estimators amalgam",
         ("data", "minilm"),

@@ -172,6 +172,23 @@ def test_pools_partition_the_labels_by_their_draw(tmp_path: Path) -> None:
     assert first != second
 
 
+def test_make_counts_its_settings_those_of_an_interrupted_run_too(
+    setting: Setting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [(f"label {row % 4} {row}", f"label {row % 4}") for row in range(120)]
+    data = tmp_path / "made"
+    data.mkdir()
+    pl.DataFrame(texts, schema=["text", "label"], orient="row").write_parquet(data / "train.parquet")
+    arguments = ["make", "--data", str(tmp_path), "--sets", "made", "--draws", "1", "--folder", str(tmp_path / "out")]
+    with (
+        mock.patch.object(choice, "write_pool"),
+        mock.patch.object(choice, "settings_of", lambda _, pool: [replace(setting, name=pool.name)]),
+    ):
+        first, again = (printed(capsys, *arguments)["make"] for _ in range(2))
+    assert (first["pools"], first["settings"]) == (again["pools"], again["settings"]) == (2, 2)
+    assert len(list(load_settings(tmp_path / "out"))) == 2
+
+
 # ---- benchmarks/few_labels.py
 
 

@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
+from amalgam.benchmarks import exports
 from amalgam.data.arrays import softmax
 from amalgam.data.tokens import encode
 from amalgam.pipeline.console import Console
@@ -224,6 +226,22 @@ def test_an_int8_export_has_its_comparison_on_labelled_test_texts(exported: Work
     assert sizes["ONNX int8"] == (folder / "model.onnx").stat().st_size < sizes["ONNX fp32"]
     assert all(row["texts_per_second"] > 0 and row["one_text_seconds"] > 0 for row in facts["speed"])
     assert not (folder / "fp32.onnx").exists()
+
+
+def test_the_benchmark_has_the_accuracy_of_a_trained_student(
+    exported: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labelled, student = exported.texts("test"), exported.folder / "students/student"
+    texts = exported.folder / "labelled.parquet"
+    pl.DataFrame(labelled, schema=["text", "label"], orient="row").write_parquet(texts)
+    monkeypatch.setattr(sys, "argv", ["exports.py", "--student", str(student), "--texts", str(texts), "--json"])
+    exports.main()
+    rows = {row["row"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    classifier, row = finished_in(student).load(), rows["student: accuracy"]
+    places = classifier.logits([(text,) for text, _ in labelled]).argmax(axis=1)
+    right = [classifier.labels[place] == gold for place, (_, gold) in zip(places, labelled, strict=True)]
+    assert row["accuracy_fp32"] == pytest.approx(np.mean(right), abs=1e-3)
+    assert (row["n"], row["of_torch"]) == (len(right), rows["student: ONNX int8"]["of_torch"])
 
 
 def test_the_int8_model_computes_in_int8_and_agrees_with_the_student(exported: Workspace, tmp_path: Path) -> None:

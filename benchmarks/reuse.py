@@ -19,10 +19,9 @@ from typing import Any
 
 from amalgam.benchmarks.cache_teachers import LABELS
 from amalgam.benchmarks.models import SHAPES, save_classifier
-from amalgam.benchmarks.protocol import median, paired, peak_of_process_mb, row, show, spread, texts_from
+from amalgam.benchmarks.protocol import median, paired, peak_of_process_mb, row, show, texts_from
 
 PASSES = 16
-AMALGAM = "amalgam"
 WORDS = 2000
 
 
@@ -92,16 +91,15 @@ def _auto(options: argparse.Namespace) -> list[dict[str, Any]]:
         for repeat in range(options.repeats):
             for name, taken in seconds.items():
                 folder = Path(scratch) / f"{repeat}-{name}"
-                _experiment(folder, texts, *models, targets=f"student: {{method: {AMALGAM}}}")
+                _experiment(folder, texts, *models, targets="student: {method: amalgam}")
                 taken.append(_timed(folder, None if name == "auto" else PASSES))
     sixteen, auto = seconds.values()
     return [
-        row("reuse", f"K {PASSES}", seconds=round(median(sixteen), 2), spread=round(spread(sixteen), 3)),
+        row("reuse", f"K {PASSES}", seconds=round(median(sixteen), 2)),
         row(
             "reuse",
             "auto",
             seconds=round(median(auto), 2),
-            spread=round(spread(auto), 3),
             times_faster=round(paired(sixteen, auto), 2),
             texts=len(texts),
         ),

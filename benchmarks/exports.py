@@ -85,7 +85,7 @@ def _sample(path: Path | None, count: int, *, labelled: bool) -> pl.DataFrame:
     """Returns random texts, with their labels where a student is trained."""
     import polars as pl
 
-    if not labelled:
+    if path is None or not labelled:
         return pl.DataFrame({"text": texts_from(path, count)})
     table = pl.read_parquet(path, columns=["text", "label"])
     return table.sample(min(count, len(table)), seed=0)

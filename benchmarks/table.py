@@ -198,7 +198,7 @@ BENCHMARKS = {
     ),
     "passes": Benchmark(
         "passes",
-        [Line("most confident teacher is that of 16 passes: {row}", ".*", "same", "of the texts", {
+        [Line("same choice as with 16 passes: {row}", ".*", "same", "of the texts", {
             "right": "right teacher {}", "passes": "{} passes a text"})],
         None,
         f"--experiment {TREC}/amalgam.yaml --limit 1000",
@@ -218,7 +218,7 @@ BENCHMARKS = {
     "int8": Benchmark(
         "exports",
         [Line("accuracy of the int8 export, {n} texts", "student: accuracy", "accuracy_int8", "", {
-            "accuracy_fp32": "{} before", "same_label": "{} same label", "of_torch": "{} x torch"})],
+            "accuracy_fp32": "fp32 {}", "same_label": "{} of the labels are the same", "of_torch": "{} x torch"})],
         None,
         f"--student {TREC}/students/amalgam-0 --texts {DATA}/trec6/test.parquet",
         ("data", "minilm", "onnx"),

@@ -98,8 +98,8 @@ BENCHMARKS = {
         "reuse",
         [Line("`cache.passes: auto`, two teachers, {texts} texts", "auto", "seconds", "s", {
             "times_faster": "{} x faster than 16 passes"})],
-        "--shape random --auto 500 --repeats 1",
-        f"--texts {DATA}/trec6/train.parquet --auto 1000 --repeats 2",
+        "--shape random --auto 480 --repeats 1",
+        f"--texts {DATA}/trec6/train.parquet --auto 1000 --repeats 1",
         ("data", "minilm"),
     ),
     "weights": Benchmark(

@@ -323,6 +323,7 @@ def test_random_unknown_texts_estimate_their_share(estimating: Workspace) -> Non
     printed = f"{share}({100 * low:.1f} to {100 * high:.1f})"
     effect = estimating("label", "labels.csv", NO_LABEL, *AMALGAM)
     assert f"{18 - unknown} labels, 2 rows without one" in effect.out
+    assert "share of labels" not in effect.out
     assert printed in effect.out
     assert f"accuracy on {18 - unknown} labelled texts, picked at random" in effect.out
     assert printed in estimating("run", NO_LABEL, *LABELLED).out
@@ -437,12 +438,13 @@ def test_texts_to_label_are_written_filled_and_compared(workspace: Workspace) ->
     }
     assert "of 120 training texts have another target, " in effect.out
     assert "another teacher" in effect.out
-    assert "share with labels" in effect.out
+    assert "share with labels  share of labels  95 % interval" in effect.out
     assert "amalgam run labels=./labels.csv" in effect.out
     assert "amalgam run labels=./labels.csv student.method=amalgam" in effect.out
     fields = "`labels: ./labels.csv`, `student.method=amalgam`, `targets.mode=hard`"
     assert f"or set {fields} in the experiment file" in effect.out
-    assert workspace("label", "labels.csv", "--json", *AMALGAM).json["labels"] == 19
+    numbers = workspace("label", "labels.csv", "--json", *AMALGAM).json
+    assert (numbers["labels"], sum(share for share, *_ in numbers["by_labels"].values())) == (19, pytest.approx(1))
 
 
 def test_texts_to_label_are_announced_as_json_and_a_filled_file_has_no_output(fresh: Workspace) -> None:

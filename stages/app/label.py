@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from amalgam.data.arrays import Array
+from amalgam.data.keys import shown_names
 from amalgam.data.lazy import np, pa, pc, pl
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.config.proposals import as_yaml, file_option
@@ -25,7 +27,7 @@ from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.cached.load import cache_reader
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.given_labels import KEY, RANDOM, GivenLabels, free_name, label_column, why_column
-from amalgam.stages.common.intervals import percent
+from amalgam.stages.common.intervals import bounds, errors_of, interval, percent
 from amalgam.stages.common.load import label_space, part_of, train_part
 from amalgam.stages.common.load_labels import given_labels, is_random_sample
 from amalgam.stages.report.load import estimate_inputs
@@ -35,6 +37,9 @@ from amalgam.stages.report.verdict_types import ShareOfUnknown, SystemEstimate
 from amalgam.stages.report.verdict_words import outside_line, share_of_unknown_line
 from amalgam.stages.target_methods import gives_label_distributions, target_method
 from amalgam.stages.weigh_teachers.load import keys_of
+
+LEAST_ERROR = 0.02
+"""Distance of a share from an interval that is too small to matter; intervals by many labels are narrow."""
 
 HINT = "hint_"
 """Start of the columns with the teachers' predictions; they are in random order, because the first one is copied."""
@@ -159,6 +164,11 @@ class LabelEffect(Printed):
     """Newly labelled texts whose target before is the label; None if a target is no distribution over labels."""
     shares: dict[str, tuple[float, float]]
     """By teacher: its share of the texts before and with the labels; empty if the method compares no teachers."""
+    by_labels: dict[str, tuple[float, float, float]]
+    """By teacher: the share of its labels among random labelled texts, and its 95 % interval for all teachers together.
+
+    Empty without random ones, with unknown texts, and if teachers share labels.
+    """
     estimates: Estimates | None
     """None if no labelled text is a random one."""
 
@@ -181,10 +191,29 @@ class LabelEffect(Printed):
             console.result(line)
         if self.estimates:
             print_estimates(console, self.estimates.title, self.estimates.systems)
-        rows = [[name, percent(before), percent(after)] for name, (before, after) in self.shares.items()]
+        rows = [[name, *map(percent, shares), *self._row(name)] for name, shares in self.shares.items()]
         if rows:
             share = "share with earlier labels" if self.earlier else "share without labels"
-            console.table("", ["teacher", share, "share with labels"], rows)
+            more = ["share of labels", "95 % interval"] if self.by_labels else []
+            console.table("", ["teacher", share, "share with labels", *more], rows)
+        before = "with earlier labels" if self.earlier else "without labels"
+        for when, place, fix in ((before, 0, "use the labels"), ("with labels", 1, "label more texts")):
+            if teachers := self._contradicted(place):
+                console.result(f"shares {when} are outside their intervals ({shown_names(teachers)}): {fix}")
+
+    def _row(self, teacher: str) -> list[str]:
+        if not self.by_labels:
+            return []
+        share, low, high = self.by_labels[teacher]
+        return [percent(share), bounds(low, high)]
+
+    def _contradicted(self, place: int) -> list[str]:
+        """Returns the teachers whose share, before or with the labels, is outside the interval."""
+        return [name for name, (_, *ends) in self.by_labels.items() if not _is_near(self.shares[name][place], *ends)]
+
+
+def _is_near(share: float, low: float, high: float) -> bool:
+    return low - LEAST_ERROR <= share <= high + LEAST_ERROR
 
 
 def _of(count: int, texts: str) -> str:
@@ -209,6 +238,7 @@ def label_effect(before: Run, after: Run) -> LabelEffect:
         changed=int((old.labels != new.labels).sum()),
         right_before=None if right is None else int(right.sum()),
         shares=_shares(old.teachers, new.teachers, list(label_space(after).columns)) if compared else {},
+        by_labels=_by_labels(after, given) if compared else {},
         estimates=_estimates(after, None if earlier.by_key else old, given),
     )
 
@@ -260,6 +290,15 @@ def _targets(run: Run, given: GivenLabels) -> _Targets:
 def _shares(before: pl.Series, after: pl.Series, teachers: Sequence[str]) -> dict[str, tuple[float, float]]:
     counts = {name: [int((texts == name).sum()) for texts in (before, after)] for name in teachers}
     return {name: (old / len(before), new / len(after)) for name, (old, new) in counts.items()}
+
+
+def _by_labels(run: Run, given: GivenLabels) -> dict[str, tuple[float, float, float]]:
+    space, texts = label_space(run), len(given.sample)
+    if space.shares_labels or given.unknown or not texts or not is_random_sample(run):
+        return {}
+    counts, errors = Counter(given.by_key[key] for key in given.sample), errors_of(len(space.columns))
+    totals = {name: sum(counts[space.names[place]] for place in own) for name, own in space.columns.items()}
+    return {name: (total / texts, *interval(total / texts, texts, errors)) for name, total in totals.items()}
 
 
 def next_step(path: str, overrides: Sequence[str], config: Path) -> str:

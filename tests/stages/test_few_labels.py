@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from amalgam.pipeline.console import Console
+from amalgam.stages.app.label import LabelEffect
 from amalgam.stages.weigh_teachers import few_labels
 from amalgam.stages.weigh_teachers.few_labels import (
     Corrected,
@@ -184,3 +186,25 @@ def test_the_coefficients_have_the_largest_posterior_around_the_weights_without_
 
     steps = 0.02 * np.concatenate([np.eye(len(centre)), -np.eye(len(centre))])
     assert max(posterior(fitted.coefficients + step) for step in steps) < posterior(fitted.coefficients)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        (0.46, 0.48, []),
+        (0.1, 0.48, ["shares without labels are outside their intervals (first, second): use the labels"]),
+        (0.48, 0.2, ["shares with labels are outside their intervals (first, second): label more texts"]),
+        (0.38, 0.38, []),  # less than 2 points outside
+    ],
+)
+def test_shares_that_contradict_the_labels_are_named(
+    before: float, after: float, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shares = {"first": (before, after), "second": (1 - before, 1 - after)}
+    by_labels = dict.fromkeys(shares, (0.5, 0.39, 0.61))
+    effect = LabelEffect(80, None, 0, 0, 0, 400, 9, 9, 70, shares, by_labels, None)
+    effect.print_to(Console())
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if "outside" in line] == lines
+    assert "first    " in printed
+    assert "50.0 %           39.0 to 61.0" in printed

@@ -215,6 +215,8 @@ def test_only_methods_that_look_at_all_texts_have_the_stages_for_it(workspace: W
     assert set(TOGETHER) <= set(workspace.plan("student.method=amalgam"))
     plan = workspace.plan("targets.teacher_weights=standardised", "targets.weight_signal=margin")
     assert ("weigh-teachers" in plan, "cache-features" in plan) == (True, False)
+    plan = workspace.plan("student.method=muka-soft", "targets.teacher_weights=range")
+    assert ("weigh-teachers" in plan, "cache-features" in plan) == (True, False)
 
 
 def test_appended_texts_alone_go_through_the_encoder(workspace: Workspace) -> None:

@@ -98,7 +98,7 @@ BENCHMARKS = {
         "reuse",
         [Line("`cache.passes: auto`, two teachers, {texts} texts", "auto", "seconds", "s", {
             "times_faster": "{} x faster than 16 passes"})],
-        "--shape random --auto 480 --repeats 1",
+        None,
         f"--texts {DATA}/trec6/train.parquet --auto 1000 --repeats 1",
         ("data", "minilm"),
     ),
@@ -198,7 +198,7 @@ BENCHMARKS = {
     ),
     "passes": Benchmark(
         "passes",
-        [Line("same choice as with 16 passes: {row}", ".*", "same", "of the texts", {
+        [Line("same choice as with 16 passes, {row}", ".*", "same", "of the texts", {
             "right": "right teacher {}", "passes": "{} passes a text"})],
         None,
         f"--experiment {TREC}/amalgam.yaml --limit 1000",
@@ -235,14 +235,14 @@ BENCHMARKS = {
     ),
     "pools": Benchmark(
         "choice",
-        [Line("teachers for {settings} settings of the choice", "make", "seconds", "s", {})],
+        [Line("training of teachers for the choice, {settings} settings", "make", "seconds", "s", {})],
         None,
         f"make --data {DATA} --sets trec6 --draws 1 --folder {WORK}/choice",
         ("data", "minilm"),
     ),
     "choice": Benchmark(
         "choice",
-        [Line("right teacher by {row}", ".*", "right", "", {
+        [Line("right teacher, {row}", ".*", "right", "", {
             "worst": "worst setting {}", "thinned": "unequal shares {}", "lost": "{} of the labels lost"})],
         None,
         f"table --folder {WORK}/choice --estimators amalgam",
@@ -251,7 +251,7 @@ BENCHMARKS = {
     ),
     "few-labels": Benchmark(
         "few_labels",
-        [Line("right teacher with {row}", r"\d+ labels", "right", "", {
+        [Line("right teacher with random labels, {row}", r"\d+ labels", "right", "", {
             "labels": "{} of the targets right", "probe": "linear probe {}"})],
         None,
         f"--folder {WORK}/choice --counts 50 --draws 3",

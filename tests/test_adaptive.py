@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from amalgam.stages.cache_teachers import adaptive, sample, stage
 from amalgam.stages.cache_teachers.adaptive import PassPredictions, are_settled, audit_regressions, fit
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.cached import load
+from amalgam.stages.common.cached.load import FEWEST_SAMPLED
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.registry import STAGES
 from amalgam.tests.forking import Forked
 from amalgam.tests.interruptible import main_killed
-from amalgam.tests.workspaces import TOLERANCE, Workspace, finish, largest_difference, quiet_environment, ranks
+from amalgam.tests.workspaces import TOLERANCE, TRAIN, Workspace, finish, largest_difference, quiet_environment, ranks
 
 AUTO = ("cache.adaptive=true", "student.method=muka-soft", "cache.passes=auto")
 MODULE = "amalgam.tests.test_adaptive"
@@ -94,6 +96,14 @@ def test_a_single_pass_has_no_halves_so_every_text_runs_it(shop: Workspace) -> N
     result = shop("cache-teachers", *AUTO, "cache.passes=1")
     assert "Warning" not in result.err
     assert "audit" not in facts(shop)
+
+
+def test_a_run_without_enough_texts_notes_that_all_of_them_run_all_passes(fresh: Workspace) -> None:
+    with fresh.counting() as asked:
+        result = fresh("cache-teachers", "cache.adaptive=true", "student.method=muka-soft", f"cache.passes={PASSES}")
+    assert asked[0].passes == 2 * PASSES * TRAIN
+    note = " ".join(result.err.split())
+    assert re.search(rf"note: cache.adaptive=true has no effect: .* {FEWEST_SAMPLED * PASSES} texts", note)
 
 
 def test_targets_have_the_confidences_of_the_decisions(shop: Workspace) -> None:
@@ -210,12 +220,16 @@ def test_the_plan_estimates_the_passes(shop: Workspace) -> None:
     shop("read-corpus")
     texts, trained, sampled = 40 + 480, 480, 480 // PASSES
     every = 2 * (texts + PASSES * trained)
-    prices = shop("plan", "--json", *AUTO).json["cost"]["passes"]
-    assert prices == {"0": 2 * texts, "auto": every, str(PASSES): every}
+    estimated = 2 * (texts + PASSES * sampled + 2 * (trained - sampled))
+    for setting in (AUTO, AUTO[1:]):  # also for one who might set it
+        prices = shop("plan", "--json", *setting).json["cost"]["passes"]
+        assert prices == {"0": 2 * texts, "auto": every, str(PASSES): every, "adaptive": estimated}
+    plan = " ".join(shop("plan", *AUTO).out.split())
+    assert f"{estimated:,} text-passes with cache.adaptive=true (estimated)" in plan
     run = open_run(shop.folder / "amalgam.yaml", AUTO)
     with working(run):
         update(STAGES, run, target="read-corpus", keep_overrides=False)
-    assert stage.CacheTeachers().workload(run, None) == 2 * (texts + PASSES * sampled + 2 * (trained - sampled))
+    assert stage.CacheTeachers().workload(run, None) == estimated
 
 
 def test_two_processes_decide_together(fresh: Workspace) -> None:

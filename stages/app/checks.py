@@ -21,7 +21,7 @@ from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.build_targets.stage import check_train_gold
 from amalgam.stages.common import load, load_labels
-from amalgam.stages.common.cached.load import ENCODER, adaptive_sample_size, passes_of
+from amalgam.stages.common.cached.load import ENCODER, adaptive_note, passes_of
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.common.device import check_device, check_libraries
 from amalgam.stages.common.models.model_folder import longest_text
@@ -236,9 +236,7 @@ def _about_teachers(run: Run) -> Iterator[str]:
         runs = "this experiment runs none (at most a sample)"
         yield f"{setting} is for dropout passes, and {runs}; set cache.passes=16"
     with suppress(AmalgamError, PendingDependencyError):
-        if cache.adaptive and passes_of(experiment) and not adaptive_sample_size(run):
-            needs = "it needs targets.uncertainty=entropy, another targets.distribution than mc-mean, and 30 K texts"
-            yield f"cache.adaptive=true has no effect: {needs}"
+        yield from adaptive_note(run)
     try:
         labels = load.labels_by_teacher(run)
     except AmalgamError:  # a problem, not a remark

@@ -70,7 +70,7 @@ class CostEstimate:
 
     costs: dict[str, Cost | str]
     passes: Mapping[str, int] = field(default_factory=dict)
-    """Text-passes of the teachers by `cache.passes`: none, auto and all; empty without missing predictions."""
+    """Text-passes of the teachers: by `cache.passes` none, auto and all, and `adaptive`; empty if none is missing."""
     second_per_pass: float | None = None
 
     @property
@@ -102,7 +102,11 @@ class CostEstimate:
             seconds, memory, disk = self.total.cells()
             lines.append(f"total: about {seconds}, at most {memory} of memory, {disk} on disk")
         if self.passes:
-            prices = ", ".join(f"{self._price(count)} with cache.passes={name}" for name, count in self.passes.items())
+            settings = {"adaptive": "cache.adaptive=true (estimated)"}
+            prices = ", ".join(
+                f"{self._price(count)} with {settings.get(name, f'cache.passes={name}')}"
+                for name, count in self.passes.items()
+            )
             lines.append(f"price of dropout passes, if nothing is cached: {prices}")
         return lines
 

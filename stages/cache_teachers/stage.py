@@ -175,6 +175,7 @@ class CacheTeachers(Stage):
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:
         yield from label_notes(load.labels_by_teacher(run))
+        yield from cached.adaptive_note(run)
         cut: dict[str, int] = manifest.facts["cut"]
         for count in dict.fromkeys(filter(None, cut.values())):  # teachers of one limit often have the same texts
             names = [teacher for teacher, texts in cut.items() if texts == count]
@@ -319,17 +320,23 @@ def _text_passes(run: Run, units: Sequence[Unit] | None = None) -> int:
 
 
 def pass_prices(run: Run) -> dict[str, int]:
-    """Returns the text-passes of this corpus without dropout passes, by `auto`, and with all passes for every text."""
+    """Returns the text-passes of this corpus by setting: no dropout passes, `auto`, all of them, and adaptive ones.
+
+    Those of `cache.adaptive` are an estimate, and absent where it has no effect.
+    """
     cache = run.experiment.cache
     if cache.last_layer:  # passes of the last layer cost little, so there is nothing to choose
         return {}
     most = cache.passes or cached.AUTO_PASSES
 
-    def price(passes: int | None) -> int:
-        settings = cache.model_copy(update={"passes": passes, "adaptive": False})
-        return _text_passes(replace(run, experiment=run.experiment.model_copy(update={"cache": settings})))
+    def priced(passes: int | None, *, adaptive: bool = False) -> Run:
+        settings = cache.model_copy(update={"passes": passes, "adaptive": adaptive})
+        return replace(run, experiment=run.experiment.model_copy(update={"cache": settings}))
 
-    return {"0": price(0), "auto": price(None), str(most): price(most)}
+    prices = {"0": priced(0), "auto": priced(None), str(most): priced(most)}
+    adapted = priced(most, adaptive=True)
+    prices |= {"adaptive": adapted} if cached.adaptive_sample_size(adapted) else {}
+    return {setting: _text_passes(each) for setting, each in prices.items()}
 
 
 def _cached_passes(run: Run) -> adaptive.CachedPasses:

@@ -122,6 +122,15 @@ def adaptive_size(texts: int, passes: int) -> int:
     return sample_size(texts, passes, min(MOST_SAMPLED, max(SAMPLED, round(SAMPLED_SHARE * texts))))
 
 
+def adaptive_note(run: Run) -> Iterator[str]:
+    """Yields a note where `cache.adaptive` is set and every text runs all passes nevertheless."""
+    passes = passes_of(run.experiment)
+    if run.experiment.cache.adaptive and passes and not adaptive_sample_size(run):
+        needs = "targets.uncertainty=entropy, targets.passes=null, another targets.distribution than mc-mean"
+        texts = f"{FEWEST_SAMPLED * passes:,} texts of corpus.train"
+        yield f"cache.adaptive=true has no effect: it needs a method such as MUKA, {needs}, and {texts}"
+
+
 def sample_size(texts: int, passes: int, most: int = SAMPLED) -> int:
     """Returns the number of sampled texts: together they run at most one pass for each text of the corpus."""
     size = min(most, texts // passes)

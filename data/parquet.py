@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from amalgam.data.arrays import Array, Keys
 from amalgam.data.keys import KEY_BYTES
-from amalgam.data.lazy import np, pa, pq
+from amalgam.data.lazy import np, pa, pc, pq
 
 ROW_GROUP_BYTES = 64 << 20
 RUN_ROWS = 1 << 15
@@ -276,6 +276,12 @@ def _one_chunk(column: Any) -> Any:
     if chunks is None:
         return column
     return chunks[0] if len(chunks) == 1 else column.combine_chunks()
+
+
+def places_in(column: Any, names: Sequence[str]) -> Array:
+    """Returns the place of each value of the column in `names`; -1 for another value, and for none."""
+    places = pc.index_in(column, value_set=pa.array(names, pa.string())).fill_null(-1)
+    return places.to_numpy().astype(np.int64)
 
 
 def key_column(keys: bytes | Keys) -> Any:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from amalgam.data.arrays import Array, softmax
 from amalgam.data.keys import LabelSpace, union_of
-from amalgam.data.parquet import SIMILARITIES, arrow_schema, parquet_options
+from amalgam.data.parquet import SIMILARITIES, arrow_schema, parquet_options, places_in
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.storage.store import Store
@@ -210,8 +210,7 @@ def predict_test(inputs: EvaluationInputs) -> TestAnswers:
 
 def gold_indices(labels: LabelSpace, table: pa.Table) -> Array:
     """Returns the position of each text's gold label in the union; -1 without one."""
-    position = {name: index for index, name in enumerate(labels.names)}
-    return np.array([position.get(label, -1) for label in table.column("label").to_pylist()], np.int64)
+    return places_in(table.column("label"), labels.names)
 
 
 def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, similar: Array) -> TestAnswers:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import torch
 
 from amalgam.data.arrays import Array, RowNumbers, held_out_keys
-from amalgam.data.parquet import key_array
+from amalgam.data.parquet import key_array, places_in
 from amalgam.data.tokens import Ids, Ragged, TokenRows, join
 from amalgam.stages.common.inference.batches import model_inputs
 
@@ -114,11 +114,10 @@ def labelled(
     buckets: Iterable[tuple[pa.Table, TokenRows]], labels: Sequence[str], *, held_out: float = 0.0
 ) -> TrainingData:
     """Returns labelled texts with one-hot targets; texts with labels outside `labels` are left out."""
-    index_of = {label: index for index, label in enumerate(labels)}
     one_hot = np.eye(len(labels), dtype=np.float32)
 
     def read(rows: pa.Table, tokens: TokenRows) -> BucketArrays:
-        gold = np.array([index_of.get(label, -1) for label in rows.column("label").to_pylist()], np.int64)
+        gold = places_in(rows.column("label"), labels)
         kept = np.flatnonzero(gold >= 0)
         keys, targets = key_array(rows.column("key"))[kept], one_hot[gold[kept]]
         return keys, tokens.take(kept), targets, np.ones(len(kept), np.float32)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from amalgam.data.tokens import Ragged, TokenRows
 from amalgam.stages.common.inference.batches import token_batches
-from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, share, split
+from amalgam.stages.common.training.batches import Examples, collate, epoch_batches, labelled, share, split
 
 
 def test_every_row_comes_once_an_epoch_in_an_order_of_seed_and_epoch_alone() -> None:
@@ -83,3 +84,12 @@ def test_held_out_texts_do_not_count_as_truncated_training_texts() -> None:
     data = split([(keys, tokens, np.eye(2)[[0] * 200], np.ones(200))], 0.25)
     assert data.held_out is not None
     assert data.truncated == len(data.learn) == 200 - len(data.held_out)
+
+
+def test_texts_with_another_label_or_none_are_left_out() -> None:
+    keys = pa.array([bytes([row]) * 16 for row in range(1, 6)], pa.binary(16))
+    rows = pa.table({"key": keys, "label": ["law", None, "music", "of no teacher", "law"]})
+    tokens = TokenRows(Ragged.of([np.arange(length) for length in (3, 4, 5, 6, 7)]), None, np.zeros(5, bool))
+    learned = labelled([(rows, tokens)], ["music", "law"]).learn
+    assert learned.targets.tolist() == [[0, 1], [1, 0], [0, 1]]
+    assert learned.lengths.tolist() == [3, 5, 7]

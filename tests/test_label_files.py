@@ -336,6 +336,23 @@ def test_random_labels_of_no_teacher_are_counted_as_left_out(
     assert "accuracy on 14 labelled texts, picked at random; 5 more have a label of no teacher" in effect
 
 
+@pytest.mark.parametrize("labelled", [0, 1])
+def test_the_share_of_texts_of_no_label_needs_no_label_of_a_teacher(workspace: Workspace, labelled: int) -> None:
+    rows = workspace.texts()[:50]
+    write(workspace, [*rows[:labelled], *((text, "none") for text, _ in rows[labelled:])])
+    settings, n = ["corpus.unknown=none", *AMALGAM], 50 - labelled
+    share = f"{n} of 50 texts fit no label: {2 * n}.0"
+    effect = workspace("label", "labels.csv", *settings).out
+    assert share in effect
+    assert ("the right target" in effect) == bool(labelled)
+    settings += ["labels=labels.csv", "corpus.test=null"]
+    assert share in workspace("run", *settings).out
+    numbers = workspace.numbers()
+    assert (numbers["unknown_share"]["unknown"], numbers["label_estimates"]) == (n, None)
+    assert any(text.startswith(share) for text in numbers["verdict"]["cautions"])
+    assert share in (workspace.folder / "reports/student.html").read_text().replace("\u00a0", " ")
+
+
 def test_labels_that_are_older_than_a_teacher_are_noted(workspace: Workspace) -> None:
     rows = [row for row in workspace.texts() if row[1] in TEACHER_LABELS["first"]]
     settings = ("labels=labels.csv", *AMALGAM)

@@ -161,7 +161,10 @@ class LabelEffect(Printed):
     changed: int
     """Texts with another label as target."""
     right_before: int | None
-    """Newly labelled texts whose target before is the label; None if a target is no distribution over labels."""
+    """Newly labelled texts whose target before is the label.
+
+    None without such texts, and if a target is no distribution over labels.
+    """
     shares: dict[str, tuple[float, float]]
     """By teacher: its share of the texts before and with the labels; empty if the method compares no teachers."""
     by_labels: dict[str, tuple[float, float, float]]
@@ -226,7 +229,7 @@ def label_effect(before: Run, after: Run) -> LabelEffect:
     old, new = _targets(before, given), _targets(after, given)
     compared, over_union = not old.teachers.null_count(), gives_label_distributions(target_facts(after)["objective"])
     added = {key: label for key, label in given.by_key.items() if key not in earlier.by_key}
-    right = _right(after, old, added) if over_union else None
+    right = _right(after, old, added) if over_union and added else None
     return LabelEffect(
         labels=len(given.by_key),
         unknown=share_of_unknown(after, given),

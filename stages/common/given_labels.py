@@ -156,7 +156,7 @@ class LabelFile:
         rows, accepted = self.rows, {self.corpus.unknown, *(names or ())}
         present = rows if keys is None else [row for row in rows if row.text in keys]
         kept = present if names is None else [row for row in present if row.label in accepted]
-        if all(row.label == self.corpus.unknown for row in kept):
+        if not kept:
             return self, ""
         others = sorted({row.label for row in present} - {row.label for row in kept})
         hints = {label: _similar(label, names or ()) for label in others[:MOST_SHOWN]}
@@ -195,10 +195,9 @@ class LabelFile:
             start = self._unknown_fix(refused, names or ())
             can_skip = self.corpus.on_bad_row != "skip" and len(problems) > len(contradictions)
             raise self._error(problems, rename, len(problems) - len(in_other_case), start, can_skip=can_skip)
-        if all(row.label == self.corpus.unknown for row in self.rows):
+        if not self.rows:
             fix = f"write a label into the column {shown(self.label)} of some rows"
-            others = " of a teacher" if self.rows else ""
-            raise DataError(f"no row of {self.name} has a label{others}", where=self.where, fix=fix)
+            raise DataError(f"no row of {self.name} has a label", where=self.where, fix=fix)
 
     def by_key(self, keys: Mapping[bytes | str, bytes]) -> GivenLabels:
         random = frozenset(keys[row.text] for row in self.rows if row.why == RANDOM) if self.has_reasons else None

@@ -400,6 +400,7 @@ class Findings(TypedDict):
     scripts: dict[str, ScriptCounts]
     label_estimates: NotRequired[types.LabelEstimates]
     """Only with labelled training texts that the student was not trained on."""
+    unknown_share: NotRequired[types.ShareOfUnknown | None]
     given_labels: NotRequired[list[types.LabelOccurrence]]
     """Labels of `labels`, only if it has no text of the labels that only one teacher has."""
 
@@ -543,6 +544,8 @@ class ReportJson(TypedDict):
     linear_map: types.PairedCounts | None
     label_estimates: types.LabelEstimates | None
     """Accuracies on labelled training texts that the student was not trained on."""
+    unknown_share: types.ShareOfUnknown | None
+    """None without `corpus.unknown`, or without random labelled texts."""
     given_labels: list[types.LabelOccurrence]
     """Empty if `labels` has a text of a label that only one teacher has, for each such teacher."""
     notes: list[Note]

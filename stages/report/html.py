@@ -25,6 +25,7 @@ from amalgam.stages.report.figures import coverage_of, figures, spikes
 from amalgam.stages.report.report_json import TEST, total_seconds
 from amalgam.stages.report.tables import advice, estimate_line, system_name, unknown_line
 from amalgam.stages.report.verdict_types import Threshold, UnlabelledQuality
+from amalgam.stages.report.verdict_words import share_of_unknown_line
 
 TEMPLATES = Path(__file__).parent
 
@@ -160,6 +161,7 @@ def _view(numbers: ReportJson) -> dict[str, object]:
         "seconds": total_seconds(numbers),
         "coverage": _coverage(numbers),
         "label_estimates": numbers["label_estimates"] and estimate_line(numbers["label_estimates"]),
+        "unknown_share": numbers["unknown_share"] and share_of_unknown_line(numbers["unknown_share"]),
         "unknown": unknown_line(quality["unknown"]) if quality and quality["unknown"] else None,
         "calibration": _calibration(numbers),
         "lengths": _lengths(quality["lengths"]) if quality else [],

@@ -121,6 +121,7 @@ def report_json(
         "unlabelled": findings["unlabelled"],
         "linear_map": findings["linear_map"],
         "label_estimates": findings.get("label_estimates"),
+        "unknown_share": findings.get("unknown_share"),
         "given_labels": findings.get("given_labels", []),
         "notes": [{"stage": stage, "note": note} for stage, notes in inputs.notes.items() for note in notes],
     }

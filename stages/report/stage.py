@@ -64,7 +64,7 @@ from amalgam.stages.report.report_json import MEASURES, report_json, teacher_cos
 from amalgam.stages.report.students import damaged_reports, other_students
 from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
-from amalgam.stages.report.verdict_words import evaluation_cautions
+from amalgam.stages.report.verdict_words import evaluation_cautions, share_of_unknown_line
 from amalgam.stages.target_methods import TARGET_METHODS, compared_by, target_method
 
 EVALUATION, FINDINGS, TEXTS_TO_LABEL = "evaluation.json", "findings.json", "to-label.csv"
@@ -100,7 +100,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 23  # also with test texts, a linear map of the encoder's states that learned the same targets
+    VERSION = 24  # the share of texts of no label is separate from the estimates, which need more labels
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
@@ -301,6 +301,8 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Studen
         findings["target_quality"] = target_quality(teachers, train, read_targets(run), target_facts(run))
     if train and given and load_labels.estimation_texts(run):
         findings["label_estimates"] = _label_estimates(run, train, given)
+    if train and given:
+        findings["unknown_share"] = share_of_unknown(run, given)
     if train and given and given.absent_labels(load.label_space(run)):
         findings["given_labels"] = _label_occurrences(run, train, given)
     return evaluation, findings, to_label, speed
@@ -406,7 +408,6 @@ def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEs
         "n": len(gold),
         "labels": len(given.by_key),
         "empty": given.empty,
-        "unknown": share_of_unknown(run, given),
         "random": load_labels.is_random_sample(run),
         "weights": target_method(run.experiment.targets).estimates_weights,
         "systems": list(right.systems()),
@@ -432,6 +433,8 @@ def share_of_unknown(run: Run, given: GivenLabels) -> types.ShareOfUnknown | Non
 
 def _print_estimates(run: Run, numbers: ReportJson) -> None:
     by_labels, unlabelled = numbers["label_estimates"], numbers["unlabelled"]
+    if numbers["unknown_share"]:
+        run.console.verdict([f"  {share_of_unknown_line(numbers['unknown_share'])}"])
     if by_labels:
         print_estimates(run.console, f"  accuracy by labels: {estimate_line(by_labels)}", by_labels["systems"])
     elif unlabelled and unlabelled["estimates"]:

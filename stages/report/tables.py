@@ -12,7 +12,7 @@ from amalgam.stages.common.intervals import bounds, interval, nats, percent, poi
 from amalgam.stages.report import blocks
 from amalgam.stages.report.conditions import LEAST_TEXTS
 from amalgam.stages.report.verdict_types import LabelEstimates, SystemEstimate
-from amalgam.stages.report.verdict_words import outside_line, share_of_unknown_line
+from amalgam.stages.report.verdict_words import outside_line
 
 Score = Literal["accuracy", "macro_f1", "nll_nats", "ece"]
 SCORES: tuple[Score, ...] = ("accuracy", "macro_f1", "nll_nats", "ece")
@@ -67,8 +67,7 @@ def estimate_line(estimates: LabelEstimates) -> str:
     sample = sample_words(is_random=estimates["random"])
     have = "has no label and may be a harder one" if estimates["empty"] == 1 else "have no label and may be harder ones"
     empty = f"; {estimates['empty']:,} more {have}" if estimates["empty"] else ""
-    unknown = f"; {share_of_unknown_line(estimates['unknown'])}" if estimates["unknown"] else ""
-    return f"{count}, {sample}{outside_line(estimates.get('left_out', 0))}{empty}{unknown}"
+    return f"{count}, {sample}{outside_line(estimates.get('left_out', 0))}{empty}"
 
 
 def sample_words(*, is_random: bool) -> str:

@@ -472,9 +472,7 @@ def _cautions(inputs: VerdictInputs, evaluation: EvaluatedSystems, rivals: Seque
     yield from words.cautions_on_texts(evaluation)
     yield from _outside_cautions(estimates)
     yield from _absent_cautions(inputs, rivals)
-    share = estimates["unknown"] if estimates else None
-    if share and share["low"] > MANY_UNKNOWN:
-        yield f"{words.share_of_unknown_line(share)}. The student gives such texts one of its labels too."
+    yield from _unknown_cautions(inputs)
     frequent = conditions.most_frequent(rivals)
     if frequent and 2 * frequent["student_right"] < frequent["n"]:
         accuracy = words.ratio(frequent["student_right"], frequent["n"])
@@ -494,6 +492,7 @@ def _unlabelled_cautions(inputs: VerdictInputs) -> Iterator[str]:
     quality, estimates = inputs.report["unlabelled"], inputs.report["label_estimates"]
     yield from _outside_cautions(estimates)
     yield from _absent_cautions(inputs)
+    yield from _unknown_cautions(inputs)
     if estimates and not estimates["random"]:
         yield from _worse_than_ensemble(estimates)
     if quality:
@@ -517,6 +516,12 @@ def _absent_cautions(inputs: VerdictInputs, rivals: Sequence[types.Rival] = ()) 
     if conditions.predicted_by_ensemble(never) >= conditions.LEAST_EXPECTED:
         names = words.listed([row["label"] for row in never if row["ensemble"]])
         yield f"The student never predicts labels that no test text has, though the ensemble does: {names}."
+
+
+def _unknown_cautions(inputs: VerdictInputs) -> Iterator[str]:
+    share = inputs.report["unknown_share"]
+    if share and share["low"] > MANY_UNKNOWN:
+        yield f"{words.share_of_unknown_line(share)}. The student gives such texts one of its labels too."
 
 
 def _outside_cautions(estimates: types.LabelEstimates | None) -> Iterator[str]:

@@ -199,8 +199,6 @@ class LabelEstimates(TypedDict):
     """All labels in `labels` of the experiment."""
     empty: int
     """Rows of the file without a label."""
-    unknown: ShareOfUnknown | None
-    """None without `corpus.unknown` in the experiment."""
     random: bool
     """Whether the texts are known to be a random sample of the training texts."""
     weights: bool

@@ -154,8 +154,7 @@ def estimate_sentence(estimates: types.LabelEstimates) -> str:
         f"{percent(student['mean'])} accuracy (95 % interval {bounds(student['low'], student['high'])})"
     )
     condition = "" if estimates["random"] else " This holds if they are a random sample of the training texts."
-    unknown = f" {share_of_unknown_line(estimates['unknown'])}." if estimates["unknown"] else ""
-    return f"{sentence}{f'; {also}' if also else ''}.{condition}{unknown}"
+    return f"{sentence}{f'; {also}' if also else ''}.{condition}"
 
 
 def share_of_unknown_line(share: types.ShareOfUnknown) -> str:

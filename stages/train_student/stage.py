@@ -306,7 +306,8 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     if validation:
         selection = _by_accuracy(validation, new.pad_id)
     else:
-        are_labelled = load_labels.given_labels(run) is not None
+        given = load_labels.given_labels(run)
+        are_labelled = bool(given and given.by_key)
         selection = training.selection(data, new.pad_id, targets, facts, are_labelled=are_labelled)
     states = states_of(run, data.keys) if objective.states else []
     if objective.states == "tokens":

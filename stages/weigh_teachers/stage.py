@@ -429,9 +429,9 @@ def _labelled_elsewhere(run: Run) -> Iterator[tuple[Texts, Labelled]]:
 
 
 def _labelled(run: Run, keys: pa.Array) -> Labelled | None:
-    """Returns the texts with a label in `labels` of the experiment; None without `labels`."""
+    """Returns the texts with a label in `labels` of the experiment; None if `labels` has no label of a teacher."""
     given, space = load_labels.given_labels(run), distinct_teachers(run).space
-    if given is None:
+    if given is None or not given.by_key:
         return None
     is_given = pc.is_in(keys, value_set=pa.array(list(given.by_key), keys.type))
     rows = np.flatnonzero(is_given.to_numpy(zero_copy_only=False))

@@ -152,7 +152,6 @@ def estimated(student: int, ensemble: int, *, gained: int, random: bool = True) 
         "n": 100,
         "labels": 100,
         "empty": 0,
-        "unknown": None,
         "random": random,
         "weights": True,
         "systems": systems,
@@ -244,9 +243,9 @@ def test_many_texts_of_no_label_are_a_caution() -> None:
     for unknown, is_named in ((2, False), (12, True)):
         low, high = interval(unknown / 50, 50)
         share: ShareOfUnknown = {"n": 50, "unknown": unknown, "low": low, "high": high}
-        inputs = changed(made(400, [0.9] * 4, 0.6), label_estimates={**estimated(85, 70, gained=20), "unknown": share})
-        named = [text for text in verdict(inputs)["cautions"] if "fit no label" in text]
-        assert bool(named) == is_named
+        for inputs in (changed(made(400, [0.9] * 4, 0.6), unknown_share=share), unlabelled_inputs(unknown_share=share)):
+            named = [text for text in verdict(inputs)["cautions"] if "fit no label" in text]
+            assert bool(named) == is_named
 
 
 @pytest.mark.parametrize("tested", [True, False])

@@ -28,6 +28,7 @@ REPORT: Any = {
     "unlabelled": None,
     "linear_map": None,
     "label_estimates": None,
+    "unknown_share": None,
     "given_labels": [],
     "accuracy_losses": [],
     "labels": {"teachers": []},

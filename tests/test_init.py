@@ -26,6 +26,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     with FakeHub() as hub:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)
         template = f"{hub.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

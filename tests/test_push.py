@@ -29,6 +29,7 @@ FILES = {METADATA, "config.json", "model.safetensors", "tokenizer.json", "tokeni
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     with FakeHub() as hub:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # large files then go by LFS, which the fake Hub has

@@ -23,7 +23,16 @@ from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.registry import STAGES
 from amalgam.tests.forking import Forked
 from amalgam.tests.interruptible import main_killed
-from amalgam.tests.workspaces import TOLERANCE, TRAIN, Workspace, finish, largest_difference, quiet_environment, ranks
+from amalgam.tests.workspaces import (
+    TOLERANCE,
+    TRAIN,
+    Workspace,
+    edit_json,
+    finish,
+    largest_difference,
+    quiet_environment,
+    ranks,
+)
 
 AUTO = ("cache.adaptive=true", "student.method=muka-soft", "cache.passes=auto")
 MODULE = "amalgam.tests.test_adaptive"
@@ -205,6 +214,17 @@ def test_a_single_teacher_and_copies_of_one_run_the_sample_alone(shop: Workspace
     with shop.counting() as asked:
         shop("build-targets", *AUTO)
     assert asked[0].passes == 0
+
+
+def test_without_dropout_no_passes_run_that_an_audit_could_count(shop: Workspace) -> None:
+    for name in ("first", "second"):
+        config = shop.folder / f"models/{name}/config.json"
+        edit_json(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout=0.0)
+    result = shop("cache-teachers", *AUTO)
+    assert "its prediction without dropout counts as every pass" in result.err
+    assert "passes a text" not in result.err
+    assert "audit" not in facts(shop)
+    assert "passes a text" not in shop("audit", *AUTO).out
 
 
 def test_the_audit_is_on_the_page(shop: Workspace) -> None:

@@ -47,6 +47,8 @@ class RegressionFacts(TypedDict):
     """By cross-validation."""
     halves_same: int
     """By the first and the second half of the passes."""
+    differ: NotRequired[bool]
+    """Whether the passes of a teacher differ; records of older versions lack it."""
 
 
 class StopFacts(TypedDict):
@@ -311,7 +313,9 @@ def audit_regressions(predictions: Sequence[PassPredictions], passes: int) -> Re
         taken, log = stop(regressions, fold, lambda _step, rows: [teacher.of(rows) for teacher in predictions])
         chosen[fold[taken >= 0]] = log[taken >= 0].argmin(axis=1)
     first, second = (np.stack([teacher.halves[part] for teacher in predictions]).argmin(axis=0) for part in (0, 1))
-    return {"sampled": len(rows), "same": int((chosen == exact).sum()), "halves_same": int((first == second).sum())}
+    same, halves_same = int((chosen == exact).sum()), int((first == second).sum())
+    differ = any(bool(np.ptp(teacher.passes, axis=1).any()) for teacher in predictions)
+    return {"sampled": len(rows), "same": same, "halves_same": halves_same, "differ": differ}
 
 
 # ---- units

@@ -168,7 +168,8 @@ class CacheTeachers(Stage):
         if decisions:  # the last one of each bucket, which has the sum of the passes
             facts["confidences"] = {record.facts["prefix"]: record.files[0].path for record in decisions}
             decided, passes = [record.facts for record in decisions], cached.passes_of(run.experiment)
-            facts["audit"] = sample.adaptive_audit(regressions[0].facts, decided, passes)
+            if regressions[0].facts.get("differ", True):  # else no teacher has active dropout
+                facts["audit"] = sample.adaptive_audit(regressions[0].facts, decided, passes)
         elif pass_sample_size(run) and (audit := _pass_audit(run)):
             facts["audit"] = audit
         return facts

@@ -34,6 +34,10 @@ UNLIMITED = 1 << 20
 """Columns of a pipe, which gets whole lines."""
 
 
+IN_ASCII = str.maketrans({"∞": "inf", "±": "+/-", "“": '"', "”": '"'})
+"""The signs of amalgam's own messages for a stream that cannot show them."""
+
+
 class Progress:
     """Estimates rate and time left for one stage, from the work done by this run alone.
 
@@ -312,7 +316,12 @@ def _escaped(letter: str) -> str:
 def _encodable(text: str, stream: TextIO) -> str:
     """Escapes control characters except line ends, and replaces characters that the stream cannot show by ASCII."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    return printable(text).replace("→", "->").encode(encoding, "backslashreplace").decode(encoding)
+    text = printable(text).replace("→", "->")
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(IN_ASCII).encode(encoding, "backslashreplace").decode(encoding)
+    return text
 
 
 SILENCING = threading.RLock()

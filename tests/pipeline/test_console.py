@@ -146,11 +146,14 @@ def test_where_only_ascii_can_be_shown_everything_is_and_nothing_fails() -> None
     console = console_of(err, out)
     console.say("grüße → 日本 \x1b[31m")
     console.table("", ["label", "n"], [["größe", "1"]])
+    console.result("the other student “a”: 2.1 ± 0.3, NLL ∞")
     for stream in (err, out):
         stream.flush()
     text = err.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
     assert text == "gr\\xfc\\xdfe -> \\u65e5\\u672c \\x1b[31m\n"
-    assert "gr\\xf6\\xdfe" in out.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+    printed = out.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+    assert "gr\\xf6\\xdfe" in printed
+    assert printed.endswith('the other student "a": 2.1 +/- 0.3, NLL inf\n')
 
 
 def test_a_table_wider_than_the_terminal_continues_below(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import yaml
@@ -427,6 +427,13 @@ def name_of(given: str, taken: Collection[object]) -> str:
     stem = stem if re.match(SAFE_NAME, stem) else "teacher"
     names = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
     return next(name for name in names if name not in (*taken, *NO_TEACHERS))
+
+
+def note_on_name(model: str, name: str) -> str | None:
+    """Returns a note if the name of a teacher lacks letters of its model."""
+    if PurePath(model).name.isascii():
+        return None
+    return f"teacher {printable(model)} is named {name}: names have ASCII letters; set `name`"
 
 
 SECTIONS = frozenset(ExperimentConfig.model_fields) - {"teachers"}

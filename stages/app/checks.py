@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
-from amalgam.data.keys import label_notes, shown
+from amalgam.data.keys import label_notes
+from amalgam.pipeline.config.load import note_on_name
 from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import STATIC, TEACHER
 from amalgam.pipeline.errors import AmalgamError
@@ -163,8 +164,8 @@ def _about_gold_labels(run: Run) -> Iterator[str]:
 def _about_names(run: Run) -> Iterator[str]:
     """Yields teachers whose names lost letters of the model's name."""
     for index, teacher in enumerate(run.experiment.teachers):
-        if f"teachers.{index}.name" not in run.places and not PurePath(teacher.model).name.isascii():
-            yield f"teacher {shown(teacher.model)} is named {teacher.name}: names have ASCII letters; set `name`"
+        if f"teachers.{index}.name" not in run.places and (note := note_on_name(teacher.model, teacher.name)):
+            yield note
 
 
 def _about_models(run: Run) -> Iterator[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from amalgam.data.hub import DEFAULT_REVISION
 from amalgam.data.keys import is_catch_all, label_notes, shown, shown_names, similar_labels
-from amalgam.pipeline.config.load import name_of, template
+from amalgam.pipeline.config.load import name_of, note_on_name, template
 from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
@@ -87,7 +87,8 @@ def _write_for_teachers(models: Sequence[str], into: Path) -> str:
     task = f"name your texts and the labels of {', '.join(unnamed)}" if unnamed else "name your texts"
     message = f"wrote {path}: {count}, {len(labels)} labels; {task} in it, then `amalgam plan{file_option(path)}`"
     unread = [teacher.name for teacher in teachers if not teacher.is_read]
-    notes = [*label_notes({teacher.name: teacher.labels for teacher in teachers if teacher.is_named})]
+    notes = [note for teacher in teachers if (note := note_on_name(teacher.model, teacher.name))]
+    notes += label_notes({teacher.name: teacher.labels for teacher in teachers if teacher.is_named})
     if unread:
         when = f"`amalgam doctor{file_option(path)}` reads them once it can"
         notes.append(f"the Hub cannot be reached, so the labels of {', '.join(unread)} are not in the file; {when}")

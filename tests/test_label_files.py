@@ -145,6 +145,16 @@ def test_an_id_beyond_the_limit_of_the_corpus_has_no_training_text(fresh: Worksp
 # ---- labels
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_scores_of_labels_are_not_read_and_a_note_says_so(workspace: Workspace, suffix: str) -> None:
+    rows = pl.DataFrame(workspace.texts()[:4], schema=["text", "label"], orient="row")
+    for name, frame in {"plain": rows, "scored": rows.with_columns(confidence=0.6)}.items():
+        path = workspace.folder / f"{name}.{suffix}"
+        {"csv": frame.write_csv, "jsonl": frame.write_ndjson, "parquet": frame.write_parquet}[suffix](path)
+        note = f"{path.name}: the column confidence is not read: every label counts as certain"
+        assert (note in workspace("plan", f"labels={path.name}").err) == (name == "scored")
+
+
 def test_blanks_around_a_label_do_not_count(workspace: Workspace) -> None:
     (first, label), (second, other) = workspace.texts()[:2]
     write(workspace, [(first, label), (second, other)])

@@ -436,6 +436,12 @@ def test_a_label_may_have_a_score(workspace: Workspace) -> None:
     assert [best[text_key((text,))] for text in every] == [place % 4 for place in range(len(every))]
     write(pl.DataFrame({"text": every, "label": labels, "score": [1.7, *[0.7] * (len(every) - 1)]}), file)
     assert "row 2: score is no probability: 1.7" in workspace.attempt("cache-teachers").err
+    write(pl.DataFrame({"text": every, "label": labels, "score": ["high"] * len(every)}), file)
+    unread = "teacher second: the column score of second.csv is not read: it has no numbers"
+    assert unread in workspace("cache-teachers").err
+    write(pl.DataFrame({"text": every, "label": labels, "score": [0.7] * len(every), "confidence": 0.4}), file)
+    unread = "the column confidence of second.csv is not read: score is the probability of the label"
+    assert unread in workspace("cache-teachers", f"teachers.1.labels=[{', '.join(SECOND)}]").err
 
 
 def test_whole_numbers_are_no_scores(workspace: Workspace) -> None:

@@ -37,6 +37,9 @@ def write_predictions(inputs: CacheInputs, teacher: ResolvedTeacher, units: Sequ
     if most > 1:
         count = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
         inputs.console.note(f"teacher {teacher.name}: {count} answers for each text of {files.folder.name}, averaged")
+    for column, reason in predictions.unread.items():
+        what = f"teacher {teacher.name}: the column {column} of {files.folder.name} is not read"
+        inputs.console.note(f"{what}: {reason}")
     if predictions.by_id:
         _check_ids(inputs, teacher)
     _check_texts(inputs, teacher, predictions, units)

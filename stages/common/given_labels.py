@@ -39,6 +39,9 @@ LEAST_LABELS = 30
 LEAST_MISSING = 5
 """Least texts that the absent labels of a teacher would have if all labels were equally frequent."""
 
+SCORES = "score", "probability", "confidence"
+"""Names of columns with the probability of a label, as a file of predictions has them."""
+
 MOST_SHOWN = 5
 SIMILAR = 0.7
 
@@ -132,6 +135,8 @@ class LabelFile:
     """The column of labels."""
     outside: Sequence[LabelRow] = ()
     """Rows that are left out because no teacher has their label."""
+    scores: Sequence[str] = ()
+    """Columns with the names of SCORES, which are not read."""
 
     @cached_property
     def texts(self) -> frozenset[bytes | str]:
@@ -260,8 +265,20 @@ def read_label_file(path: Path, corpus: Corpus, how_to_label: str, name: str) ->
             rows.append(LabelRow(place, identity, shown(fields[0]), row.label, why))
     where = WHERE if name else f"{WHERE}: {shown(str(path), 200)}"
     name = name or shown(path.name, 200)
+    scores = [score for score in SCORES if score not in {*columns, label} and _has_values(path, score)]
     return LabelFile(
-        name, where, column, rows, problems, corpus, empty, reasons is not None, how_to_label, blank, label
+        name=name,
+        where=where,
+        column=column,
+        rows=rows,
+        problems=problems,
+        corpus=corpus,
+        empty=empty,
+        has_reasons=reasons is not None,
+        how_to_label=how_to_label,
+        blank=blank,
+        label=label,
+        scores=scores,
     )
 
 
@@ -377,6 +394,12 @@ def _has_column(path: Path, name: str) -> bool:
     except MissingColumnError:
         return False
     return True
+
+
+def _has_values(path: Path, name: str) -> bool:
+    """Returns whether some row has a text or a number in this column."""
+    rows = read_rows(path, corpus=Corpus(text=[name]), any_coding=True) if _has_column(path, name) else ()
+    return any(isinstance(row, Row) or row.reason == "not text" for row in rows)
 
 
 def _column(path: Path, name: str) -> dict[int, str] | None:

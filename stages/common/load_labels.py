@@ -142,7 +142,11 @@ def label_file(run: Run, source: str) -> LabelFile:
         fix = f"name a csv, tsv, jsonl or parquet file, or `corpus`; {how_to_label}"
         raise DataError(f"{shown(source)} {'is no file' if path.exists() else 'does not exist'}", where=where, fix=fix)
     file = find_files(source, run.base)[0]
-    return label_files.read_label_file(file, run.experiment.corpus, how_to_label, label_files.FRAME if is_frame else "")
+    name = label_files.FRAME if is_frame else ""
+    labels = label_files.read_label_file(file, run.experiment.corpus, how_to_label, name)
+    for column in labels.scores:
+        run.console.note(f"{labels.name}: the column {column} is not read: every label counts as certain")
+    return labels
 
 
 def check_labels(run: Run) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,10 @@ from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, ModelError, folded, nearest
 from amalgam.pipeline.input_files import kind_of, program_of
-from amalgam.stages.common.given_labels import ID, KEY, LABEL, TEXT, identity_of, naming_columns
+from amalgam.stages.common.given_labels import ID, KEY, LABEL, SCORES, TEXT, identity_of, naming_columns
 
 LEAST_PROBABILITY = 1e-4
 """Smaller probabilities count as this one: their logarithm has no bound."""
-
-SCORES = "score", "probability", "confidence"
-"""Names of columns whose numbers are scores, also if all are whole."""
 
 PERCENTAGES = 10, 100
 """The largest percentage of a file is between them."""
@@ -185,6 +182,8 @@ class Predictions:
     logits: Array
     answers: tuple[int, int]
     """Least and largest number of a text's answers, which are averaged."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Columns with the names of SCORES that are not read -> the reason."""
 
     def of(self, names: Keys) -> tuple[Array, Array]:
         """Returns the logits [texts, labels] of these texts, and for each whether the file has it."""
@@ -229,7 +228,9 @@ def read_predictions(
     sums = np.add.reduceat(probabilities[np.argsort(text, kind="stable")], answers.cumsum() - answers)
     logits = _logits(sums / answers[:, None])
     fewest_and_most = (int(answers.min()), int(answers.max())) if are_several else (1, 1)
-    return Predictions(kind == ID, distinct, logits, fewest_and_most)
+    reason = f"{shown(score)} is the probability of the label" if score else "it has no numbers"
+    unread = {name: reason for name in SCORES if in_rows and name in content.columns and name != score}
+    return Predictions(kind == ID, distinct, logits, fewest_and_most, unread)
 
 
 def _by_answer(content: pl.DataFrame, lists: str) -> tuple[pl.DataFrame, Sequence[int]]:

@@ -132,6 +132,16 @@ def test_each_id_of_a_text_that_occurs_twice_labels_it(fresh: Workspace) -> None
     assert "build-targets" not in fresh.stale("labels=ids.csv")
 
 
+def test_ids_in_the_labels_alone_are_refused_with_the_field_of_ids(workspace: Workspace) -> None:
+    path = workspace.folder / "labels.csv"
+    path.write_text("id,label\n3,law\n")
+    refused = workspace.attempt("plan", "labels=labels.csv")
+    assert (refused.code, "no column text in labels.csv" in refused.err) == (3, True)
+    assert "fix: set corpus.id: id, if the texts have this column; else add the column text" in refused.err
+    path.write_text("number,Text,label\n3,a text,law\n")
+    assert "fix: rename a column to text: Text\n" in workspace.attempt("plan", "labels=labels.csv").err
+
+
 def test_an_id_beyond_the_limit_of_the_corpus_has_no_training_text(fresh: Workspace) -> None:
     numbered = pl.DataFrame(fresh.texts(), schema=["text", "label"], orient="row").with_row_index("number")
     numbered.write_csv(fresh.folder / "texts/train.csv")

@@ -241,14 +241,20 @@ def read_label_file(path: Path, corpus: Corpus, how_to_label: str, name: str) ->
     names = (corpus.label, free_name(LABEL, corpus), LABEL)
     present = (name for name in names if name and name not in corpus.text and _has_column(path, name))
     label = next(present, label_column(corpus))
-    column, columns = naming_columns(partial(_has_column, path), corpus) or (TEXT, list(corpus.text))
+    named = naming_columns(partial(_has_column, path), corpus)
+    column, columns = named or (TEXT, list(corpus.text))
     settings = Corpus(text=columns, label=label, labels=corpus.labels, rename=corpus.rename, unknown=corpus.unknown)
     if column == ID:
         settings = settings.model_copy(update={"text": [], "id": columns[0]})
     rows, problems, blank, empty = [], [], [], 0
     for needed in (*columns, label):  # a label may be absent from rows, but not its column
         setting = f"rename a column to {shown(needed)}: "
-        next(read_rows(path, corpus=Corpus(text=[needed]), name=name, setting=setting), None)
+        try:
+            next(read_rows(path, corpus=Corpus(text=[needed]), name=name, setting=setting), None)
+        except MissingColumnError as error:
+            if named is None and corpus.id == "auto" and _has_column(path, ID):
+                error.fix = f"set corpus.id: id, if the texts have this column; else add the column {shown(needed)}"
+            raise
     unit = "line" if kind_of(path) in JSON_LINES else "row"
     reasons = _column(path, why_column(corpus))
     for row in read_rows(path, corpus=settings, name=name, any_coding=True):

@@ -160,7 +160,7 @@ def test_scores_of_labels_are_not_read_and_a_note_says_so(workspace: Workspace, 
     rows = pl.DataFrame(workspace.texts()[:4], schema=["text", "label"], orient="row")
     for name, frame in {"plain": rows, "scored": rows.with_columns(confidence=0.6)}.items():
         path = workspace.folder / f"{name}.{suffix}"
-        {"csv": frame.write_csv, "jsonl": frame.write_ndjson, "parquet": frame.write_parquet}[suffix](path)
+        getattr(frame, {"csv": "write_csv", "jsonl": "write_ndjson", "parquet": "write_parquet"}[suffix])(path)
         note = f"{path.name}: the column confidence is not read: every label counts as certain"
         assert (note in workspace("plan", f"labels={path.name}").err) == (name == "scored")
 
@@ -171,6 +171,15 @@ def test_blanks_around_a_label_do_not_count(workspace: Workspace) -> None:
     workspace("build-targets", "labels=labels.csv")
     write(workspace, [(first, f"{label}  "), (second, f" {other}"), (first, label)])
     assert "build-targets" not in workspace.stale("labels=labels.csv")
+
+
+def test_the_label_of_unknown_texts_is_a_hint_too(fresh: Workspace) -> None:
+    write(fresh, [fresh.texts()[0], (fresh.texts()[1][0], "None"), (fresh.texts()[2][0], "xyz")])
+    refused = fresh.attempt("plan", "labels=labels.csv", "corpus.unknown=none")
+    assert "row 3: no teacher has the label None; did you mean none?" in refused.err
+    assert "the labels are banking, computing, cooking, football, gardening, law, medicine, music, none" in refused.err
+    skipped = fresh("label", "labels.csv", "corpus.unknown=none", "corpus.on_bad_row=skip", *AMALGAM)
+    assert "with a label of no teacher (None: did you mean none?, xyz)" in skipped.err
 
 
 def test_blanks_around_a_label_do_not_count_where_the_experiment_lists_its_labels(workspace: Workspace) -> None:

@@ -164,7 +164,7 @@ class LabelFile:
         if not kept:
             return self, ""
         others = sorted({row.label for row in present} - {row.label for row in kept})
-        hints = {label: _similar(label, names or ()) for label in others[:MOST_SHOWN]}
+        hints = {label: _similar(label, self._allowed(names or ())) for label in others[:MOST_SHOWN]}
         others = [f"{label}: did you mean {hints[label]}?" if hints.get(label) else label for label in others]
         counts = {
             "of no training text": len(rows) - len(present),
@@ -185,7 +185,7 @@ class LabelFile:
         problems = list(self.problems)
         accepted = {*(names or ()), self.corpus.unknown}
         refused = [row for row in self.rows if names is not None and row.label not in accepted]
-        problems += _refusals(refused[:MOST_SHOWN], names or ())
+        problems += _refusals(refused[:MOST_SHOWN], self._allowed(names or ()))
         problems += [row.place for row in refused[MOST_SHOWN:]]  # only counted: a hint takes a millisecond
         contradictions = list(_contradictions(self.rows, keys or {}))
         problems += contradictions
@@ -203,6 +203,9 @@ class LabelFile:
         if not self.rows:
             fix = f"write a label into the column {shown(self.label)} of some rows"
             raise DataError(f"no row of {self.name} has a label", where=self.where, fix=fix)
+
+    def _allowed(self, names: Sequence[str]) -> list[str]:
+        return [*names, self.corpus.unknown] if self.corpus.unknown else [*names]
 
     def by_key(self, keys: Mapping[bytes | str, bytes]) -> GivenLabels:
         random = frozenset(keys[row.text] for row in self.rows if row.why == RANDOM) if self.has_reasons else None

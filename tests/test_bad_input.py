@@ -251,6 +251,13 @@ def test_truncated_texts_that_were_removed_are_not_counted(fresh: Workspace) -> 
 # ---- gold labels outside the union of the teachers' labels
 
 
+def test_test_texts_of_no_label_alone_are_an_error_before_any_teacher_runs(fresh: Workspace) -> None:
+    fresh.write([(text, "none") for text, _ in fresh.texts("test")], "test")
+    refused = fresh.attempt("run", "corpus.unknown=none")
+    assert (refused.code, "no test text has a label of a teacher: all have the label none" in refused.err) == (3, True)
+    assert not list(fresh.artifacts.glob("cache-teachers/*/units/*"))
+
+
 def test_a_gold_label_outside_the_union_is_an_error_before_any_teacher_runs(fresh: Workspace) -> None:
     fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
     result = fresh.attempt("run")

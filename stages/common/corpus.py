@@ -289,6 +289,10 @@ def check_gold_labels(  # noqa: PLR0913  the part, three kinds of labels, and tw
     expected = union | {corpus.unknown}
     unknown = {label: int(count) for label, count in sorted(counts.items()) if label not in expected}
     if not unknown:
+        if part.name != "train" and counts and not union & counts.keys():
+            what = f"no {part.name} text has a label of a teacher: all have the label {shown(str(corpus.unknown))}"
+            fix = f"add texts with labels of the teachers, or leave out corpus.{part.name}"
+            raise DataError(what, where=f"corpus.{part.name}, column {shown(str(corpus.label))}", fix=fix)
         return None
     names = shown_names(unknown, LABELS_SHOWN)
     count = sum(unknown.values())

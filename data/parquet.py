@@ -6,7 +6,7 @@ are 16 bytes long. A single element loses its trailing zero bytes: use `key_list
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -248,9 +248,16 @@ def parquet_options(schema: Any) -> dict[str, Any]:
     return {"compression": "zstd", "use_dictionary": strings or False, "use_byte_stream_split": floats or False}
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
+@contextmanager
+def opened(path: Path) -> Iterator[Callable[[Sequence[str] | None], Any]]:
+    """Yields a function that reads columns of a file, all for None; columns that the file lacks are left out."""
     with pa.OSFile(str(path)) as source, pq.ParquetFile(source, pre_buffer=False) as file:
-        return file.read(columns=None if columns is None else list(columns), use_threads=False)
+        yield lambda columns: file.read(columns=None if columns is None else list(columns), use_threads=False)
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
+    with opened(path) as read:
+        return read(columns)
 
 
 def read_keys(path: Path) -> Keys:

@@ -51,6 +51,14 @@ def test_a_text_of_two_units_has_the_logits_of_the_first_wherever_they_are_read(
         assert logits.arr.first().to_list() == [1.0, 1.0 if is_first else 2.0, 2.0]
 
 
+def test_a_file_of_test_texts_adds_nothing(tmp_path: Path) -> None:
+    keys = pl.Series("key", KEYS[:2], pl.Binary)
+    reader = reader_of(
+        tmp_path, {"tests": ([2], 1.0, (0, 0)), "first": ([0], 2.0, (0, 2)), "second": ([1], 3.0, (0, 2))}
+    )
+    assert reader.predictions("first", ["all"], keys).logits.arr.first().to_list() == [2.0, 3.0]
+
+
 def test_a_test_text_that_is_also_a_training_text_is_in_two_units(fresh: Workspace) -> None:
     fresh.write([*fresh.texts("test"), *fresh.texts()], "test")
     fresh("cache-teachers", "cache.passes=0")

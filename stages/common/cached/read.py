@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from amalgam.data.arrays import Array, Keys, RowNumbers, side_by_side, softmax_column, width
+from amalgam.data.keys import KEY_BYTES
 from amalgam.data.lazy import np, pa, pl
-from amalgam.data.parquet import key_array, matrix, read_table
+from amalgam.data.parquet import key_array, matrix, opened, read_table
 from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
@@ -97,16 +98,25 @@ class CacheReader:
         return self._of_labels(teacher, softmax_column(outputs)).arr.sum()
 
     def _ranges(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> list[PassRange]:
-        """Returns the rows of these keys in the order of pass ranges; a text occurs once in each."""
-        files = self._files(teacher, prefixes)
+        """Returns the rows of these keys in the order of pass ranges; a text occurs once in each.
+
+        Next to files with passes, a file without passes usually has only test texts: then its keys suffice.
+        """
+        files, spans = self._files(teacher, prefixes), self.manifest.facts["ranges"]
+        in_order = np.sort(key_array(keys.to_arrow().cast(pa.binary(KEY_BYTES))))
+        have_passes = any(first < last for first, last in (spans[file.path] for file in files))
         groups: dict[tuple[Any, ...], list[pa.Table]] = {}
         for file, path in zip(files, self.store.verified_paths(files), strict=True):
-            table = read_table(path, ("key", "logits", "passes"))
-            first, last = self.manifest.facts["ranges"][file.path]
+            first, last = spans[file.path]
+            with opened(path) as read:
+                may_be_tests = have_passes and first == last
+                if may_be_tests and not _has_any(in_order, key_array(read(["key"]).column("key"))):
+                    continue
+                table = read(["key", "logits", "passes"])
             groups.setdefault((int(first), int(last), *table.column_names), []).append(table)
         tables = ((*kind[:2], pa.concat_tables(group)) for kind, group in groups.items())
         ranges = [PassRange(first, last, _rows_of(table, keys)) for first, last, table in tables]
-        return [part for part in ranges if len(part.frame)]  # files of test texts have none of the keys
+        return [part for part in ranges if len(part.frame)]
 
     def _files(self, teacher: str, prefixes: Sequence[str]) -> list[StoredFile]:
         """Returns the files of these buckets in the order of pass ranges."""
@@ -139,6 +149,11 @@ def passes_differ(path: Path, passes: int) -> bool:
 def scan(paths: list[Path], schema: dict[str, Any]) -> pl.LazyFrame:
     """Scans files of one family; not all of them have every column."""
     return pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False)
+
+
+def _has_any(in_order: Keys, keys: Keys) -> bool:
+    """Returns whether any of the keys is among sorted ones."""
+    return bool((in_order[in_order.searchsorted(keys).clip(max=len(in_order) - 1)] == keys).any())
 
 
 def _rows_of(table: pa.Table, keys: pl.Series) -> pl.DataFrame:

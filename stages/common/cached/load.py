@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amalgam.data.arrays import Keys
@@ -185,7 +185,7 @@ def _family_indexes(run: Run, stage: str, _fingerprint: str) -> dict[str, covera
     """Returns the files of the stage's current manifest by family and bucket, in its order."""
     families: dict[str, list[tuple[str, StoredFile]]] = {}
     for file in run.result(stage).files:
-        prefix = PurePosixPath(file.path).parts[3].split("-", 1)[0]  # STAGE/FAMILY/units/UNIT
+        prefix = file.path.split("/")[3].partition("-")[0]  # STAGE/FAMILY/units/UNIT
         families.setdefault(coverage.family_in(file.path), []).append((prefix, file))
     return {family: coverage.PrefixIndex(pairs) for family, pairs in families.items()}
 

@@ -132,7 +132,7 @@ def test_confidences_of_unlike_level_are_compared_by_their_range() -> None:
     confidence = np.where(np.eye(2)[right] > 0, [0.8, 0.55], [0.6, 0.35]) + 0.03 * random.normal(size=(2000, 2))
     predicted, targets = np.zeros(confidence.shape, int), Targets(teacher_weights="range")
     by_text = weigh.by_confidence(confidence, np.tile([0, 1], (2000, 1)), targets)
-    scaled, _ = weigh.weigh(by_range(confidence, predicted, Params()), targets, WeightFacts(notes=[]), None, Params())
+    scaled, _ = weigh.weigh(by_range(confidence, predicted, Params()), targets, None, Params())
     assert rightly(by_text, right) < 0.7
     assert rightly(scaled, right) > 0.95
 

@@ -52,6 +52,9 @@ FIXES: dict[Reason, str] = {
     "bad label": "corpus.labels allows: {labels}",
 }
 
+ONE_COLUMN = "put quotes around each text; or, if the file has no quotes, name it as tsv: mv {file} {stem}.tsv"
+"""Fix of a ragged row of a csv with one column, where each separator belongs to a text."""
+
 
 def listed_reasons(counts: Mapping[str, int]) -> str:
     """Returns the counts of bad rows by reason, such as "37 not UTF-8, 23 empty"."""
@@ -441,7 +444,8 @@ def _csv_rows(table: _Table) -> Iterator[Row | BadRow]:
                 yield table.row(number, values)
             elif record:
                 detail = f"{counted(len(record), 'field')} where the header has {len(header)}"
-                yield table.bad(number, "ragged", lines.raw[0], detail=detail)
+                bad = table.bad(number, "ragged", lines.raw[0], detail=detail)
+                yield bad._replace(fix=ONE_COLUMN.format(**table.in_commands)) if len(header) == 1 else bad
 
 
 def delimiter_of(kind: str, header: bytes) -> str:

@@ -49,6 +49,7 @@ CASES = {
     "a row without text": Case(3, ("train.csv", "on_bad_row: skip"), b"text,label\n,law\ntwo,law\n"),
     "a blank text": Case(3, ("train.csv", "on_bad_row: skip"), b"text,label\n   ,law\ntwo,law\n"),
     "a ragged row": Case(3, ("train.csv",), b"text,label\none,law\ntwo,law,three\n"),
+    "a comma in a csv of one column": Case(3, ("train.csv row 3", ".tsv"), b"text\none\ntwo, three\n"),
     "an unclosed quote": Case(3, ("train.csv",), b'text,label\n"one,law\ntwo,law\n'),
     "an empty file": Case(3, ("no rows", "train.csv"), b""),
     "a header alone": Case(3, ("no rows", "train.csv"), b"text,label\n"),

@@ -258,8 +258,9 @@ def _student_checks(experiment: ExperimentConfig) -> Checks:
     unmeasured = not student.learns and experiment.corpus.test is None
     yield unmeasured, "student.method", f"{student.method} trains nothing and is only measured, which needs corpus.test"
     for name, model in (("encoder", student.encoder.removeprefix(STATIC)), ("method", student.method or "")):
-        unknown = model.startswith(TEACHER) and model.removeprefix(TEACHER) not in names
-        yield unknown, f"student.{name}", f"no teacher has this name (known: {', '.join(names)})"
+        teacher = model.removeprefix(TEACHER)
+        unknown = model.startswith(TEACHER) and teacher not in names
+        yield unknown, f"student.{name}", f"no teacher has the name {teacher!r}; the names are {', '.join(names)}"
     message = "write static:ENCODER, with the encoder of the token vectors; ./static is a folder"
     yield student.encoder in {"static", STATIC}, "student.encoder", message
     objective = objective_inputs(experiment)

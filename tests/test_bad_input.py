@@ -237,6 +237,13 @@ def test_truncated_texts_are_counted_for_each_teacher(fresh: Workspace) -> None:
     assert re.search(r"teachers? first.*: \d+ .*texts", result.err)
 
 
+def test_truncated_texts_of_predict_are_counted(workspace: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("short\n" + "a long text " * 100)
+    for source in (["--input", str(tmp_path / "long.txt")], ["short", "a long text " * 100, "--json"]):
+        assert "1 text was longer than 32 tokens, and truncated" in workspace("predict", *source).err
+    assert "truncated" not in workspace("predict", "short").err
+
+
 def test_truncated_texts_that_were_removed_are_not_counted(fresh: Workspace) -> None:
     def truncated(count: int) -> int:
         fresh.write([*texts, *long[:count]])

@@ -564,7 +564,7 @@ def test_test_texts_of_no_teacher_measure_whether_the_student_flags_them(workspa
     write_texts(workspace.folder / "texts/test.csv", rows + STRANGE)
     refused = workspace.attempt("report")
     assert refused.code == 3
-    assert "not in the union: none" in refused.err
+    assert "not one of the student's: none" in refused.err
     result = workspace("report", "corpus.unknown=none")
     after = workspace.numbers()
     assert after["evaluation"]["systems"] == before["systems"]  # accuracies are those of the other texts

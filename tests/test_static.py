@@ -243,7 +243,7 @@ def test_it_is_exported_and_its_card_says_how_it_loads(static: Workspace) -> Non
     ("overrides", "fix"),
     [
         (["student.encoder=static"], "static:ENCODER"),
-        (["student.encoder=static:teacher:third"], "no teacher has this name"),
+        (["student.encoder=static:teacher:third"], "no teacher has the name 'third'"),
         ([STATIC, "student.layers=1"], "a static student has no layers"),
         ([STATIC, "student.method=dfa"], "trains the layers of a transformer"),
         ([STATIC, "student.method=as-dfd"], "trains the layers of a transformer"),

@@ -80,7 +80,7 @@ FILE = "execution.workspace=amalgam.yaml"
 WRONG: list[tuple[Change, str, int, str]] = [
     # texts to label, and reports
     (to_label("row,text,label\n1,a text,\n"), LABELLED, 3, "x.to-label.csv row 2, field label: empty"),
-    (to_label("row,text,label\n1,a text,nolabel\n"), LABELLED, 3, "column label: x.to-label.csv row 2; the union is"),
+    (to_label("row,text,label\n1,a text,nolabel\n"), LABELLED, 3, "x.to-label.csv row 2; the student's labels are"),
     (to_label("row,text,label\n"), LABELLED, 3, "no rows in x.to-label.csv"),
     (to_label("row|text|label\n1|a|law\n"), LABELLED, 3, "commas instead of"),
     (nothing, "report --fail-under nan", 2, "--fail-under"),

@@ -92,6 +92,7 @@ def predict(  # noqa: PLR0913 - the options of the command
         with without_units("the output is incomplete"):
             model = Student(finished, top=top, explain=explain, unknown=unknown)
             _predict_texts(texts, model, finished.fingerprint, as_json=as_json)
+        _note_truncated(Console(quiet=quiet), model)
         return
     if as_json:
         raise ExperimentError("--json is for texts that are typed", where="amalgam predict", fix="--out FILE.parquet")
@@ -121,7 +122,13 @@ def predict(  # noqa: PLR0913 - the options of the command
                 console.advance(len(block))
     if inputs.skipped:
         console.note(f"rows left out: {listed_reasons(inputs.skipped)}", always=True)
+    _note_truncated(console, model)
     console.say(f"{counted(inputs.predicted, 'text')} -> {out or 'stdout'}")
+
+
+def _note_truncated(console: Console, student: Student) -> None:
+    if note := student.note:
+        console.note(note)
 
 
 def _predict_texts(texts: Sequence[str], student: Student, fingerprint: str | None, *, as_json: bool) -> None:

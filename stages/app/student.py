@@ -18,7 +18,7 @@ from amalgam.data.keys import shown
 from amalgam.data.lazy import np
 from amalgam.pipeline.config import proposals
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.console import Console
+from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.common.deliveries import (
@@ -252,6 +252,13 @@ class Student:
         self.top = min(int(top), len(self.labels))
         self.positions = finished.positions(self.labels) if explain else {}
         self.threshold = _unknown_threshold(self._classifier, finished) if unknown else None
+
+    @property
+    def note(self) -> str | None:
+        """Returns how many texts so far were truncated; None if none was."""
+        if not (count := self._classifier.truncated):
+            return None
+        return f"{counted(count, 'text', 'was', 'were')} longer than {self._classifier.limit:,} tokens, and truncated"
 
     def __call__(self, texts: Sequence[tuple[str, ...]]) -> Predictions:
         unknown = None

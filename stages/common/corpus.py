@@ -308,10 +308,10 @@ def check_gold_labels(  # noqa: PLR0913  the part, three kinds of labels, and tw
         if not has_known and sum(len(label.split()) for label in unknown) > LONG_NAME * len(unknown):
             fix = "set corpus.label to the column of the labels: this one has texts"
         raise DataError(
-            f"{texts} a gold label that is not in the union: {names}",
+            f"{texts} a gold label that is not one of the student's: {names}",
             where=f"corpus.{part.name}, column {shown(str(corpus.label))}: "
             f"{', '.join(labelled_places(unknown, files(), corpus))}; "
-            f"the union is {shown_names(sorted(union), len(union))}",
+            f"the student's labels are {shown_names(sorted(union), len(union))}",
             fix=fix,
         )
     note = f"{counted(count, f'{part.name} text')} {treatment}: no teacher has the label {names}"

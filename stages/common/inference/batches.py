@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from amalgam.data.arrays import RowNumbers, unknown_score
 from amalgam.data.keys import shown_names
-from amalgam.data.tokens import Ids, Ragged, Tokens, by_count, encode
+from amalgam.data.tokens import Ids, Ragged, TokenRows, Tokens, by_count, encode
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, tokens_at_once
@@ -355,6 +355,8 @@ class Classifier:
         self.pad_id, _ = choose_pad(self.model, self.tokenizer, name=str(files.folder))
         self.labels = [str(self.model.config.id2label[index]) for index in range(self.model.config.num_labels)]
         self._order = list(range(len(self.labels)))
+        self.truncated = 0
+        """Number of texts so far that were longer than the limit."""
 
     def reorder(self, labels: Sequence[str], *, where: str) -> None:
         """Orders the logits by these labels; refuses a model with other labels."""
@@ -390,7 +392,7 @@ class Classifier:
 
     def logits(self, texts: Sequence[tuple[str, ...]]) -> NDArray[np.float64]:
         """Returns the logits [texts, labels]."""
-        tokens = encode(self.tokenizer, texts, self.limit, types=self.types)
+        tokens = self._encode(texts)
         logits = predict(self.model, tokens.ids, pad_id=self.pad_id, type_ids=tokens.type_ids)
         return logits[:, self._order].astype(np.float64)
 
@@ -400,8 +402,13 @@ class Classifier:
         if fit is None:
             logits = self.logits(texts)
             return logits, unknown_score(logits)
-        tokens = encode(self.tokenizer, texts, self.limit, types=self.types)
+        tokens = self._encode(texts)
         predicted, states = predict_with_states(
             self.model, tokens.ids, pad_id=self.pad_id, layer=fit.layer, type_ids=tokens.type_ids
         )
         return predicted[:, self._order].astype(np.float64), fit.scores(states.astype(np.float64))
+
+    def _encode(self, texts: Sequence[tuple[str, ...]]) -> TokenRows:
+        tokens = encode(self.tokenizer, texts, self.limit, types=self.types)
+        self.truncated += int(tokens.truncated.sum())
+        return tokens

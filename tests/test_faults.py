@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -21,6 +22,7 @@ from amalgam.stages.app import runs
 from amalgam.stages.app.runs import open_run, working
 from amalgam.stages.cache_teachers.ask import record_conflict
 from amalgam.stages.common import load
+from amalgam.stages.common.training.run import TrainingLog
 from amalgam.tests import interruptible
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import (
@@ -242,6 +244,20 @@ def test_a_signal_ends_the_work_keeps_committed_units_and_gives_the_fix(
     assert asked[0].units == 4 - len(kept)
     assert kept < fresh.digests("cache-teachers")
     assert largest_difference(fresh.targets(), uninterrupted.targets()) < TOLERANCE
+
+
+def test_an_interrupted_training_names_its_checkpoint_and_the_next_run_resumes_from_it(
+    fresh: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingLog, "on_step", lambda _, step, *__: step != 3 or signal.raise_signal(signal.SIGINT))
+        stopped = fresh.attempt("train-student", "student.epochs=3")
+    resumed = fresh("train-student", "student.epochs=3")
+    assert stopped.code == 130
+    step = re.search(r"stopped after step (\d); a checkpoint is saved", stopped.err)
+    assert step, stopped.err
+    assert f"resumed from step {step[1]} of " in resumed.err
+    assert "resumed" not in stopped.err
 
 
 def test_a_second_interrupt_ends_at_once(fresh: Workspace) -> None:

@@ -81,7 +81,7 @@ class TrainingInterrupted(Exception):  # noqa: N818 - a requested stop, not an e
     step: int
 
     def __str__(self) -> str:
-        return f"stopped after step {self.step}; a checkpoint is saved"
+        return f"stopped after step {self.step:,}; a checkpoint is saved"
 
 
 class TrainingResult(NamedTuple):

@@ -99,8 +99,13 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
     log = TrainingLog(inside(services.workspace, f"{LOGS}/{name}.jsonl"), training, services.trackers)
     steps = training.epochs * -(-len(examples) // training.batch_size)
     with services.console.steps(phase, steps) as show, closing(log):
+        is_first = True
 
         def on_step(step: int, total: int, loss: float) -> None:
+            nonlocal is_first
+            if is_first and step > 1:
+                services.console.say(f"  resumed from step {step - 1:,} of {total:,}")
+            is_first = False
             show(step, loss)
             log.on_step(step, total, loss)
 
@@ -125,7 +130,8 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
         )
         try:
             result = run.fit()
-        except TrainingInterrupted:
+        except TrainingInterrupted as interrupted:
+            services.console.say(f"  {interrupted}")
             services.interrupts.check()
             raise
     for note in result.notes:

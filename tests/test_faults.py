@@ -249,8 +249,12 @@ def test_a_signal_ends_the_work_keeps_committed_units_and_gives_the_fix(
 def test_an_interrupted_training_names_its_checkpoint_and_the_next_run_resumes_from_it(
     fresh: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def on_step(_: object, step: int, *__: object) -> None:
+        if step == 3:
+            signal.raise_signal(signal.SIGINT)
+
     with monkeypatch.context() as patched:
-        patched.setattr(TrainingLog, "on_step", lambda _, step, *__: step != 3 or signal.raise_signal(signal.SIGINT))
+        patched.setattr(TrainingLog, "on_step", on_step)
         stopped = fresh.attempt("train-student", "student.epochs=3")
     resumed = fresh("train-student", "student.epochs=3")
     assert stopped.code == 130

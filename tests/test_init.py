@@ -54,7 +54,7 @@ def test_the_file_names_each_model_and_comments_its_labels(folder: Path) -> None
     ]
     assert "    # 3 labels: law, Sport, no\n    # shared with other teachers: law\n" in text
     assert "    # rename: {Sport: sport}" in text
-    assert "encoder: sentence-transformers/all-MiniLM-L6-v2  # English, of the Hub; or a folder, or teacher:NAME" in text
+    assert "encoder: sentence-transformers/all-MiniLM-L6-v2  # English, of the Hub; or a folder" in text
 
 
 def test_paths_start_from_the_folder_behind_a_link(folder: Path) -> None:

@@ -99,15 +99,7 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
     log = TrainingLog(inside(services.workspace, f"{LOGS}/{name}.jsonl"), training, services.trackers)
     steps = training.epochs * -(-len(examples) // training.batch_size)
     with services.console.steps(phase, steps) as show, closing(log):
-        is_first = True
-
-        def on_step(step: int, total: int, loss: float) -> None:
-            nonlocal is_first
-            if is_first and step > 1:
-                services.console.say(f"  resumed from step {step - 1:,} of {total:,}")
-            is_first = False
-            show(step, loss)
-            log.on_step(step, total, loss)
+        on_step = _on_step(services.console, show, log)
 
         def scored(model: Any) -> float:
             value = selection.score(model)
@@ -142,6 +134,23 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
         "learning_rate": training.learning_rate,
         "selected_by": selection.selected_by,
     }
+
+
+def _on_step(
+    console: Console, show: Callable[[int, float], None], log: TrainingLog
+) -> Callable[[int, int, float], None]:
+    """Returns the function that shows and logs each step; its first call says where a training was resumed."""
+    is_first = True
+
+    def on_step(step: int, total: int, loss: float) -> None:
+        nonlocal is_first
+        if is_first and step > 1:
+            console.say(f"  resumed from step {step - 1:,} of {total:,}")
+        is_first = False
+        show(step, loss)
+        log.on_step(step, total, loss)
+
+    return on_step
 
 
 # ---- scores

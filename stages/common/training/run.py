@@ -139,7 +139,7 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
 def _on_step(
     console: Console, show: Callable[[int, float], None], log: TrainingLog
 ) -> Callable[[int, int, float], None]:
-    """Returns the function that shows and logs each step; its first call says where a training was resumed."""
+    """Returns the function that shows and logs each step; its first call prints the step of a resumed training."""
     is_first = True
 
     def on_step(step: int, total: int, loss: float) -> None:

@@ -110,12 +110,10 @@ def test_a_short_training_gets_a_note_with_its_settings() -> None:
         "selected_by": "accuracy",
     }
     [note] = few_steps(facts, "student")
-    assert "57" in note
-    assert "student.epochs" in note
-    assert "2e-05" in note
+    assert note == "57 steps are few for fine-tuning an encoder: add texts, or set student.epochs=auto (now 3)"
     assert not list(few_steps({**facts, "steps": 300}, "student"))
     [note] = few_steps({**facts, "steps": 1}, "student")
-    assert note.startswith("1 step is few for fine-tuning an encoder: ")
+    assert note.startswith("1 step is few ")
 
 
 @pytest.mark.parametrize(

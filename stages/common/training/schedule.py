@@ -159,6 +159,6 @@ def few_steps(facts: TrainingFacts, section: str) -> Iterator[str]:
     """Yields a note on a training that is too short for an encoder."""
     if facts["steps"] < FEW_STEPS:
         yield (
-            f"{counted(facts['steps'], 'step', 'is', 'are')} few for fine-tuning an encoder: add texts, or raise "
-            f"{section}.epochs (now {facts['epochs']}) or {section}.learning_rate (now {facts['learning_rate']:g})"
+            f"{counted(facts['steps'], 'step', 'is', 'are')} few for fine-tuning an encoder: add texts, or set "
+            f"{section}.epochs=auto (now {facts['epochs']})"
         )

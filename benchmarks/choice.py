@@ -71,12 +71,12 @@ def amalgam(setting: Setting) -> Array:
 
 
 def with_confirmed(setting: Setting) -> tuple[Array, float]:
-    """Returns the weights of `method: amalgam`, and the share of the targets that its linear maps confirm."""
+    """Returns the weights of `method: amalgam`, and the share of the targets that its best linear map confirms."""
     targets, (signal, shares) = Targets.model_validate(AMALGAM), setting.estimated
     if signal is None:
         return weigh.by_confidence(setting.answers["confidence"], setting.answered, targets), 0.0
     signal, confirmed = weigh.completed(signal, setting.evidence, Params())
-    return weigh.weigh(signal, targets, shares, Params())[0], float(confirmed.mean())
+    return weigh.weigh(signal, targets, shares, Params())[0], float(confirmed.mean(axis=0).max())
 
 
 def without_maps(setting: Setting) -> Array:

@@ -88,7 +88,7 @@ def measure(setting: Setting) -> Iterator[Measurement]:
     held_out = np.zeros(len(gold), dtype=bool)
     held_out[others[:HELD_OUT]] = True
     texts = WeighedTexts(setting.answered, muka(setting), weights, held_out)
-    accuracy = estimated_accuracy(confirmed, len(gold))
+    accuracy = estimated_accuracy([confirmed], len(gold))
     leaders = np.argmax([texts.mass(own) for own in texts.predicted.T], axis=0)
     targets = setting.answered[np.arange(len(gold)), leaders]
     labels = {"targets": targets, "ensemble": _ensemble(setting), "muka": texts.muka}

@@ -75,8 +75,8 @@ class BlockSums(TypedDict):
     texts: int
     weights: list[float]
     """By teacher."""
-    confirmed: float
-    """Sum of the shares of the linear maps that confirm a target."""
+    confirmed: list[float]
+    """By linear map: the targets that it confirms."""
     moved: int
     """Texts with another teacher of the largest weight than without labels."""
     unclear: int
@@ -87,7 +87,7 @@ class BlockSums(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 25  # kinds of evidence are weighed by exclusion; their sum is scaled by teacher
+    VERSION = 26  # the best linear map estimates the accuracy of the targets
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -156,7 +156,7 @@ class WeighTeachers(Stage):
         facts = BlockSums(
             texts=len(weights),
             weights=weights.sum(axis=0).tolist(),
-            confirmed=float(signal.confirmed.sum()),
+            confirmed=signal.confirmed.sum(axis=0).tolist(),
             moved=int(moved.sum()),
             unclear=0 if evidence is None else int((evidence < UNCLEAR).sum()),
         )
@@ -189,8 +189,8 @@ class WeighTeachers(Stage):
             return facts
         is_default = (targets.teacher_weights, targets.weight_signal) == ("range", "all")
         if is_default and not facts["fallback"] and len(LabelSets.of(space).groups) > 1:
-            confirmed = sum(record.facts["confirmed"] for record in records) / texts
-            facts["accuracy"] = estimated_accuracy(confirmed, texts)
+            confirmed = np.sum([record.facts["confirmed"] for record in records], axis=0) / texts
+            facts["accuracy"] = estimated_accuracy(confirmed.tolist(), texts)
         return facts
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:
@@ -238,8 +238,8 @@ class _Signal:
     """The groups' shares of the texts."""
     largest_evidence: Array | None = None
     """The largest of any teacher [texts]; None if no kinds of evidence were used."""
-    confirmed: Array = field(default_factory=lambda: np.zeros(0))
-    """The part of the linear maps that confirm the target [texts]; empty without maps."""
+    confirmed: Array = field(default_factory=lambda: np.zeros((0, 1)))
+    """Whether each linear map confirms the target [texts, maps]; empty without maps."""
 
 
 def _weigh(run: Run, texts: Texts, params: Params) -> tuple[WeighedBlock, _Signal]:
@@ -258,7 +258,8 @@ def _weigh(run: Run, texts: Texts, params: Params) -> tuple[WeighedBlock, _Signa
             of_groups, weights = weights, label_sets.divided(weights, signal.answers, params)
             if len(confirmed):  # teachers of the same labels that disagree share the weight of one
                 largest = weigh.largest_sums(of_groups, label_sets.predicted(signals.predicted, signal.answers))
-                confirmed = confirmed * weigh.largest_sums(weights, signals.predicted) / largest
+                part = weigh.largest_sums(weights, signals.predicted) / largest
+                confirmed = confirmed * part[:, None]
             shares = None if shares is None else label_sets.divided_shares(shares, weights)
     if shares is not None:
         shares = distinct_teachers(run).divided(shares[None])[0]
@@ -271,7 +272,7 @@ def _combined_signal(run: Run, texts: Texts, signals: AnswerSignals, params: Par
     """Combines all kinds of evidence."""
     evidence, answers = evidence_of(run, texts, signals, params)
     values, shares = weigh.joint_signal(evidence, params)
-    largest, confirmed = None if values is None else values.max(axis=1), np.zeros(0)
+    largest, confirmed = None if values is None else values.max(axis=1), np.zeros((0, 1))
     if values is not None and run.experiment.targets.teacher_weights == "range":
         values, confirmed = weigh.completed(values, evidence, params)
     return _Signal(values, list(evidence.kinds.values()), answers, evidence.spaces, shares, largest, confirmed)

@@ -76,8 +76,8 @@ MAP_ROUNDS = 2
 LEAST_EXCLUSION = 0.05
 """Least exclusion in the weight of a kind of evidence, so that each kind has a weight."""
 
-ACCURACY_ODDS, ODDS_FACTOR = 0.7, 2.0
-"""Odds of the targets' accuracy against those of their confirmed share; factor of a 95 % interval on many texts.
+ACCURACY_ODDS, ODDS_FACTOR = 0.6, 2.0
+"""Odds of the targets' accuracy against those of the share that the best map confirms; factor of a 95 % interval.
 
 `benchmarks/choice.py accuracy` measures both.
 """
@@ -116,13 +116,14 @@ def largest_sums(weights: Array, predicted: Array) -> Array:
     return by_label(np.add, weights, predicted).max(axis=1)
 
 
-def estimated_accuracy(confirmed: float, texts: int) -> AccuracyEstimate:
-    """Returns the accuracy of the targets of `method: amalgam` without labels, from the share that maps confirm.
+def estimated_accuracy(confirmed: Sequence[float], texts: int) -> AccuracyEstimate:
+    """Returns the accuracy of the targets of `method: amalgam` without labels, from the share that each map confirms.
 
-    Targets with more errors are harder to predict from other texts.
+    Targets with more errors are harder to predict from other texts. Poor states predict few right ones either, so the
+    best map counts.
     """
-    confirmed = min(confirmed, MOST_CONFIRMED)
-    odds = ACCURACY_ODDS * confirmed / (1 - confirmed)
+    best = min(max(confirmed), MOST_CONFIRMED)
+    odds = ACCURACY_ODDS * best / (1 - best)
     return with_interval(odds / (1 + odds), texts)
 
 
@@ -240,11 +241,11 @@ def with_maps(signal: Array, evidence: Evidence, params: Params) -> tuple[Array,
     """Adds what linear maps of the states predict for each teacher's label, without the text itself.
 
     The maps are trained on the labels that the signal prefers. They correct errors of single texts, and biases let each
-    label keep its part of its teacher's weight. The second value is the share of the maps [texts] that confirm the
-    target: they predict its label before all others.
+    label keep its part of its teacher's weight. The second value is whether each map confirms the target [texts, maps]:
+    it predicts its label before all others.
     """
     if signal.shape[1] == 1 or not len(signal):
-        return signal, np.ones(len(signal))
+        return signal, np.ones((len(signal), 1))
     params = params.scope("maps")
     if params.is_reused:
         stored = [params.stored(str(index)) for index in range(len(evidence.spaces))]
@@ -255,7 +256,7 @@ def with_maps(signal: Array, evidence: Evidence, params: Params) -> tuple[Array,
         coefficients, biases, total, first = _fitted_maps(signal, evidence)
         params.store({"biases": biases, **{str(index): matrix for index, matrix in enumerate(coefficients)}})
     target = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
-    return total, np.mean([labels == target for labels in first], axis=0)
+    return total, np.stack([labels == target for labels in first], axis=1).astype(float)
 
 
 def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Array, Array, tuple[Array, ...]]:

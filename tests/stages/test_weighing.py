@@ -17,7 +17,14 @@ from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, label_biases, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
-from amalgam.stages.weigh_teachers.neighbours import BlockSpace, SideBySide, densities, nearest_texts, similar
+from amalgam.stages.weigh_teachers.neighbours import (
+    BlockSpace,
+    SideBySide,
+    densities,
+    nearest_texts,
+    of_length_1,
+    similar,
+)
 from amalgam.stages.weigh_teachers.signals import Params, correlation, standardise, standardised_sum
 from amalgam.stages.weigh_teachers.weigh import (
     COHERENT,
@@ -450,6 +457,12 @@ def test_fewer_targets_with_errors_are_confirmed() -> None:
     (most, _), (middle, _), (least, right_of_few) = shares
     assert most > middle + 0.02 > least + 0.04
     assert least < right_of_few
+    with_noise = replace(
+        evidence, spaces=[*evidence.spaces, of_length_1(np.random.default_rng(2).normal(size=(1200, 8)))]
+    )
+    *shares, of_noise = with_maps(signal, with_noise, Params())[1].mean(axis=0).tolist()
+    assert of_noise < 0.6 * max(shares)
+    assert weigh.estimated_accuracy([*shares, of_noise], 1200) == weigh.estimated_accuracy(shares, 1200)
     one_teacher = with_maps(signal[:, :1], evidence, Params())[1]
     assert one_teacher.min() == 1
 
@@ -490,7 +503,7 @@ def test_a_label_that_the_fitted_block_lacks_has_the_mean_upper_end_of_its_teach
 
 
 def test_clearer_weights_have_a_higher_estimate_of_the_accuracy_with_an_interval() -> None:
-    estimates = [weigh.estimated_accuracy(largest, 10_000) for largest in (0.6, 0.8, 0.95, 1.0)]
+    estimates = [weigh.estimated_accuracy([confirmed], 10_000) for confirmed in (0.6, 0.8, 0.95, 1.0)]
     values = [estimate["value"] for estimate in estimates]
     assert values == sorted(values)
     assert len(set(values)) == 4
@@ -500,7 +513,7 @@ def test_clearer_weights_have_a_higher_estimate_of_the_accuracy_with_an_interval
 
 
 def test_an_estimate_on_ten_texts_has_a_wide_interval() -> None:
-    few, many, certain = (weigh.estimated_accuracy(*given) for given in ((0.8, 10), (0.8, 10_000), (0.999, 100)))
+    few, many, certain = (weigh.estimated_accuracy(*given) for given in (([0.8], 10), ([0.8], 10_000), ([0.999], 100)))
     assert few["high"] - few["low"] > np.ptp(interval(few["value"], 10)) > many["high"] - many["low"]
     assert 0.9 < certain["low"] < certain["value"] < certain["high"] <= 1
 

@@ -72,7 +72,7 @@ def test_a_student_with_the_labels_of_its_targets_has_their_estimate() -> None:
     weights = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]] * 10)
     texts = WeighedTexts(predicted, np.ones((30, 2)), weights, np.ones(30, dtype=bool))
     labels = np.array([0, 2, 1] * 10)
-    accuracy = estimated_accuracy(0.8, 30)
+    accuracy = estimated_accuracy([0.8], 30)
     estimates = weight_estimates(texts, accuracy, 30, ensemble=labels, student=labels)
     student, targets, ensemble, muka = estimates["systems"]
     for row in (student, targets, ensemble):

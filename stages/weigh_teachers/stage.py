@@ -76,7 +76,7 @@ class BlockSums(TypedDict):
     weights: list[float]
     """By teacher."""
     confirmed: list[float]
-    """By linear map: the targets that it confirms."""
+    """By linear map, the sum over the texts of what `_Signal.confirmed` has."""
     moved: int
     """Texts with another teacher of the largest weight than without labels."""
     unclear: int
@@ -239,7 +239,10 @@ class _Signal:
     largest_evidence: Array | None = None
     """The largest of any teacher [texts]; None if no kinds of evidence were used."""
     confirmed: Array = field(default_factory=lambda: np.zeros((0, 1)))
-    """Whether each linear map confirms the target [texts, maps]; empty without maps."""
+    """1 where a linear map confirms the target, else 0: [texts, maps]; empty without maps.
+
+    It is less than 1 where teachers of equal labels disagree.
+    """
 
 
 def _weigh(run: Run, texts: Texts, params: Params) -> tuple[WeighedBlock, _Signal]:

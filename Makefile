@@ -12,7 +12,7 @@
 # make docs        builds the documentation into site/
 # make notebook    runs the notebook of examples/ and stores it with its outputs
 # make benchmark   runs all benchmarks and writes one table into benchmarks/RESULTS.md; QUICK=1 takes about 10 minutes,
-#                  DATA=FOLDER and STUDENT=FOLDER add those that need data sets or an ONNX export
+#                  DATA=FOLDER adds those that need data sets
 # make check-gpu   checks correctness and speed on this machine's GPU (needs torch, transformers and numpy)
 # Every target but check-gpu creates a .venv in this folder with the versions of constraints.txt.
 
@@ -31,7 +31,6 @@ TORCH_FROM ?=
 FUZZ ?=
 QUICK ?=
 DATA ?=
-STUDENT ?=
 BENCHMARK ?=
 DISKS ?=
 
@@ -115,8 +114,7 @@ $(AUDIT):
 	touch $@
 
 benchmark: $(INSTALLED)
-	$(BIN)/python -m amalgam.benchmarks.table $(if $(QUICK),--quick) $(if $(DATA),--data $(DATA)) \
-		$(if $(STUDENT),--student $(STUDENT)) $(BENCHMARK)
+	$(BIN)/python -m amalgam.benchmarks.table $(if $(QUICK),--quick) $(if $(DATA),--data $(DATA)) $(BENCHMARK)
 
 # Uses no virtual environment: a GPU machine has its own torch, and often does not allow other installs.
 check-gpu:

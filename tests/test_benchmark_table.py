@@ -22,7 +22,7 @@ print(json.dumps({"row": "not in the table", "texts_per_s": 1}))
 
 
 def options(*, quick: bool = True, **more: object) -> argparse.Namespace:
-    return argparse.Namespace(**{"quick": quick, "data": None, "student": None, "work": Path("w"), **more})
+    return argparse.Namespace(**{"quick": quick, "data": None, "work": Path("w"), **more})
 
 
 def test_the_rows_of_the_gpu_are_those_that_its_benchmark_prints() -> None:

@@ -73,7 +73,7 @@ def _rows(experiments: Experiments, shape: Shape, repeats: int) -> Iterator[dict
     total = len(units)
     yield _planned("half of one teacher missing", experiments.first, shape, repeats, (total - len(late), total))
     write_answers(experiments.first, late, shape)
-    spent = _measured("cache-teachers", "-q", "-c", str(experiments.first))
+    spent = measured("cache-teachers", "-q", "-c", str(experiments.first))
     yield _row("cache-teachers, nothing missing", shape, **spent.figures)
     write_targets(experiments.first)
     yield _planned("current", experiments.first, shape, repeats, (total, total))
@@ -82,7 +82,9 @@ def _rows(experiments: Experiments, shape: Shape, repeats: int) -> Iterator[dict
     yield _planned("a new teacher", experiments.new_teacher, shape, repeats, (total, total + added))
     added = shape.teachers * changed_buckets(experiments)
     yield _planned("1 % appended", experiments.appended, shape, repeats, (total, total + added))
-    yield from _stored(experiments.first.parent / "artifacts", shape, built)
+    for name, figures in stored(experiments.first.parent / "artifacts", shape.texts).items():
+        yield _row(f"stored: {name}", shape, **figures)
+    yield _row("built in", shape, seconds=round(built, 1))
 
 
 def _row(name: str, shape: Shape, **figures: Any) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def _row(name: str, shape: Shape, **figures: Any) -> dict[str, Any]:
 
 
 def _planned(name: str, config: Path, shape: Shape, repeats: int, expected: tuple[int, int]) -> dict[str, Any]:
-    spent = [_measured("plan", "--json", "-c", str(config)) for _ in range(repeats)]
+    spent = [measured("plan", "--json", "-c", str(config)) for _ in range(repeats)]
     for run in spent:
         state = next(state for state in json.loads(run.output)["stages"] if state["stage"] == "cache-teachers")
         if state["units"] != {"done": expected[0], "total": expected[1]}:
@@ -101,7 +103,7 @@ def _planned(name: str, config: Path, shape: Shape, repeats: int, expected: tupl
 
 def _current(config: Path, repeats: int) -> dict[str, Any]:
     """Returns the median cost of `amalgam build-targets` where all stages before it, and it, are reused."""
-    runs = [_measured("build-targets", "-c", str(config)) for _ in range(repeats)]
+    runs = [measured("build-targets", "-c", str(config)) for _ in range(repeats)]
     if any("build-targets: reused" not in run.messages for run in runs):
         raise SystemExit("build-targets is not current")
     return _medians(runs)
@@ -118,7 +120,7 @@ def _medians(runs: Sequence[Spent]) -> dict[str, float]:
     }
 
 
-def _stored(workspace: Path, shape: Shape, built: float) -> Iterator[dict[str, Any]]:
+def stored(workspace: Path, texts: int) -> dict[str, dict[str, float]]:
     """Returns files, records and bytes on the disk, by stage and in total."""
     counts: dict[str, Counter[str]] = {}
     for path in workspace.rglob("*"):
@@ -127,11 +129,12 @@ def _stored(workspace: Path, shape: Shape, built: float) -> Iterator[dict[str, A
             kind = "records" if path.suffix == ".json" else "files"
             size = path.stat().st_size
             counts.setdefault(stage, Counter()).update({kind: 1, f"bytes_of_{kind}": size})
+    found = {}
     for stage, counter in {**counts, "all": sum(counts.values(), Counter())}.items():
         figures = {name: counter[name] for name in ("files", "records", "bytes_of_files", "bytes_of_records")}
-        each = (figures["bytes_of_files"] + figures["bytes_of_records"]) / shape.texts
-        yield _row(f"stored: {stage}", shape, **figures, bytes_per_text=round(each, 1))
-    yield _row("built in", shape, seconds=round(built, 1))
+        each = (figures["bytes_of_files"] + figures["bytes_of_records"]) / texts
+        found[stage] = {**figures, "bytes_per_text": round(each, 1)}
+    return found
 
 
 # ---- separate processes
@@ -157,7 +160,7 @@ class Spent:
         }
 
 
-def _measured(*arguments: str) -> Spent:
+def measured(*arguments: str) -> Spent:
     began = time.perf_counter()
     worker = [sys.executable, __file__, "--worker", *arguments]
     done = subprocess.run(worker, check=False, capture_output=True, text=True)

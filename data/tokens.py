@@ -5,7 +5,7 @@ Rows of ids are stored end to end in one array: each text takes its ids and one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from threading import Lock
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, overload
 
 from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.lazy import np
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ModelError
 
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.integer[Any]]]"
@@ -124,6 +125,27 @@ def by_count(ids: Sequence[Ids], rows: RowNumbers, token: int | None) -> list[Ro
         return [rows]
     counts = np.array([np.count_nonzero(ids[row] == token) for row in rows], np.int64)
     return [rows[counts == count] for count in np.unique(counts)]
+
+
+MANY_UNREADABLE = 0.05
+"""Share of unreadable texts from which a note names them."""
+
+
+def unreadable_texts(ids: Ragged, tokenizer: Any) -> int:
+    """Returns how many texts have mostly tokens that the tokenizer does not know."""
+    if tokenizer.unk_token_id is None:
+        return 0
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(ids.values == tokenizer.unk_token_id)])
+    unknown, special = np.diff(ends[ids.offsets]), tokenizer.num_special_tokens_to_add()
+    return int((2 * unknown > ids.lengths - special).sum())
+
+
+def unreadable_note(unreadable: int, texts: int, model: str) -> Iterator[str]:
+    if unreadable > MANY_UNREADABLE * texts:
+        yield (
+            f"{unreadable:,} of {counted(texts, 'text')} are mostly unknown tokens for {model}, as in another writing "
+            "system: it cannot distinguish them. Use a model of their language"
+        )
 
 
 def uses_token_types(tokenizer: Any, *, types: bool) -> bool:

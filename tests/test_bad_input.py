@@ -256,6 +256,16 @@ def test_truncated_texts_that_were_removed_are_not_counted(fresh: Workspace) -> 
     assert [truncated(count) for count in (1, 2)] == [all_texts - 2, all_texts - 1]
 
 
+def test_texts_that_a_tokenizer_cannot_read_are_counted(fresh: Workspace) -> None:
+    unreadable = [(f"은행원이 대출을 심사했다 {number}", label) for number, (_, label) in enumerate(fresh.texts()[:20])]
+    fresh.write([*fresh.texts(), *unreadable])
+    notes = fresh("run", "student.held_out=0").err
+    for model, texts in (("teacher first", 180), ("teacher second", 180), ("student.encoder", 140)):
+        assert f"20 of {texts} texts are mostly unknown tokens for {model}" in notes
+    fresh.write([*fresh.texts()[:120], *unreadable[:5]])
+    assert "unknown tokens" not in fresh("run", "student.held_out=0").err
+
+
 # ---- gold labels outside the union of the teachers' labels
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from amalgam.data.arrays import Array
 from amalgam.data.parquet import CACHE_LOGITS, CACHE_PASSES, CACHE_TEXTS, build_table, matrix, read_table, write_table
-from amalgam.data.tokens import join
+from amalgam.data.tokens import join, unreadable_texts
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.execution.faults import with_retries
@@ -188,6 +188,7 @@ def _facts(tokenized: TokenizedUnit, teacher: Teacher) -> AnswerFacts:
     return {
         **request.facts(len(tokenized.keys)),
         "cut": int(tokenized.tokens.truncated.sum()),
+        "unreadable": unreadable_texts(tokenized.tokens.ids, teacher.tokenizer),
         "tokens": tokenized.tokens.ids.values.size,
         "device": str(teacher.device),
         "halved_launches": teacher.oom_splits,

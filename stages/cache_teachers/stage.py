@@ -17,6 +17,7 @@ from amalgam.data.arrays import Keys
 from amalgam.data.keys import label_notes
 from amalgam.data.lazy import np
 from amalgam.data.parquet import key_array, key_list, read_keys, read_table
+from amalgam.data.tokens import unreadable_note
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.execution.faults import with_retries
@@ -47,6 +48,9 @@ class CacheFacts(TypedDict):
     families: dict[str, str]
     cut: dict[str, int]
     """Number of truncated texts by teacher."""
+    unreadable: NotRequired[dict[str, int]]
+    """Number of texts with mostly unknown tokens by teacher; at least so many, if texts were removed."""
+    texts: NotRequired[int]
     dtype: str
     ranges: dict[str, tuple[int, int]]
     """First and last pass of each file."""
@@ -165,6 +169,9 @@ class CacheTeachers(Stage):
                 with_logits[family_in(record.files[0].path)].append(record)
         truncated = {teacher: _count_truncated(run, with_logits[family]) for teacher, family in families.items()}
         facts: CacheFacts = {"families": families, "cut": truncated, "dtype": cached.dtype_of(run), "ranges": ranges}
+        facts["texts"] = texts = sum(part.texts for part, _ in _parts(run))
+        unreadable = {teacher: _count_unreadable(with_logits[family], texts) for teacher, family in families.items()}
+        facts["unreadable"] = unreadable
         if decisions:  # the last one of each bucket, which has the sum of the passes
             facts["confidences"] = {record.facts["prefix"]: record.files[0].path for record in decisions}
             decided, passes = [record.facts for record in decisions], cached.passes_of(run.experiment)
@@ -184,6 +191,8 @@ class CacheTeachers(Stage):
             were = "was" if count == 1 else "were"
             texts = f"{counted(count, 'text')} {were} longer than {its} limit and {were} truncated"
             yield f"{of} {', '.join(names)}: {texts}"
+        for teacher, unreadable in manifest.facts.get("unreadable", {}).items():
+            yield from unreadable_note(unreadable, manifest.facts["texts"], f"teacher {teacher}")
 
     def summary(self, run: Run, manifest: Record) -> Iterator[str]:
         if "audit" in manifest.facts:
@@ -198,6 +207,12 @@ class CacheTeachers(Stage):
         where = " in the last layer" if cache["dropout"] == "last-layer" else ""
         count = "K at most" if "confidences" in manifest.facts else "K ="
         return f"{', '.join(manifest.facts['families'])}; {count} {cache['passes']}{where}, {dtype}"
+
+
+def _count_unreadable(units: Sequence[Record], texts: int) -> int:
+    """Returns the least number of texts with mostly unknown tokens; any removed text may have been one."""
+    removed = sum(unit.facts["rows"] for unit in units) - texts
+    return max(sum(unit.facts.get("unreadable", 0) for unit in units) - removed, 0)
 
 
 def _count_truncated(run: Run, units: Sequence[Record]) -> int:

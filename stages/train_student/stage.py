@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from amalgam.data.arrays import Keys
 from amalgam.data.lazy import np
 from amalgam.data.parquet import key_array
+from amalgam.data.tokens import Ragged, unreadable_note, unreadable_texts
 from amalgam.pipeline.config.schema import ExperimentConfig, Student
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once
 from amalgam.pipeline.storage.facts import FactTypes
@@ -165,7 +166,9 @@ class TrainStudent(Stage):
         run.console.say(f"  student: {target.relative_to(run.base)}{replaced}")
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:
-        yield from schedules.few_steps(manifest.facts, "student")
+        facts: StudentFacts = manifest.facts
+        yield from schedules.few_steps(facts, "student")
+        yield from unreadable_note(facts.get("unreadable", 0), facts["texts"], "student.encoder")
         student = run.experiment.student
         if not student.is_static and reads_padding(load.encoder_files(run, student, ENCODER).config):
             yield (
@@ -324,8 +327,15 @@ def _train_on_texts(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentF
     evidence = largest_evidence(run, data.keys[: training.UNKNOWN_TEXTS]) if reads_evidence(run.experiment) else None
     new_texts = validation or data.held_out
     fitted = training.fit_unknown_states(new.model, data.learn, pad_id=new.pad_id, new=new_texts, evidence=evidence)
-    labels, cut = facts["labels"], data.truncated
-    return new, {**results, "labels": labels, "cut": cut, "texts": len(data.learn), "unknown": unknown}, fitted
+    about: StudentFacts = {
+        **results,
+        "labels": facts["labels"],
+        "cut": data.truncated,
+        "unreadable": unreadable_texts(Ragged.of(data.learn.tokens), new.tokenizer),
+        "texts": len(data.learn),
+        "unknown": unknown,
+    }
+    return new, about, fitted
 
 
 def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, StudentFacts, None]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amalgam.data.tokens import Ragged, TokenRows, encode, has_fast_backend, join
+from amalgam.data.tokens import Ragged, TokenRows, encode, has_fast_backend, join, unreadable_texts
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.runs import open_run
 from amalgam.stages.common import token_cache as token_store
@@ -221,3 +221,11 @@ def test_ragged_rows_are_taken_and_padded_as_lists_would_be() -> None:
         ragged[4]
     assert len(Ragged.of([])) == 0
     assert len(join([])) == 0
+
+
+def test_texts_with_more_unknown_than_known_tokens_are_unreadable() -> None:
+    tokenizer = word_tokenizer()
+    texts = ["word1 word2", "word1 other", "word1 other other", "other", ""]
+    assert unreadable_texts(encode(tokenizer, [(text,) for text in texts], 8, types=False).ids, tokenizer) == 2
+    tokenizer.unk_token = None
+    assert unreadable_texts(encode(tokenizer, [("word1",)], 8, types=False).ids, tokenizer) == 0

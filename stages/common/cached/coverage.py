@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, NotRequired, TypedDict, TypeVar
 
 from amalgam.data.arrays import Keys
 from amalgam.data.keys import ALL, keys_digest
@@ -113,6 +113,8 @@ class UnitFacts(TypedDict):
 class AnswerFacts(UnitFacts):
     cut: int
     """Number of truncated texts."""
+    unreadable: NotRequired[int]
+    """Number of texts with mostly unknown tokens."""
     tokens: int
     device: str
     halved_launches: int

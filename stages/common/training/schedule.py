@@ -140,6 +140,8 @@ class StudentFacts(TrainingFacts):
     labels: list[str]
     cut: int
     """Number of truncated texts."""
+    unreadable: NotRequired[int]
+    """Number of texts with mostly unknown tokens."""
     texts: int
     unknown: UnknownThreshold | None
     """None for a student that learned from pseudo embeddings."""

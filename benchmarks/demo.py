@@ -23,7 +23,7 @@ from amalgam.stages.report.stage import evaluation_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from amalgam.stages.report.blocks import Evaluation
+    from amalgam.stages.report.json_types import Evaluation
 
 QUIET = Console(quiet=True, tables=False)
 

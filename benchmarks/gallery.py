@@ -25,8 +25,8 @@ from amalgam.stages.app.comparison import read_report
 from amalgam.stages.app.demo import write_demo
 from amalgam.stages.app.report_command import Requirements, report
 from amalgam.stages.common.deliveries import REPORTS
-from amalgam.stages.report.blocks import ReportJson
 from amalgam.stages.report.html import page
+from amalgam.stages.report.json_types import ReportJson
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 CONFIG, UNLABELLED = "amalgam.yaml", "unlabelled.yaml"

@@ -306,11 +306,11 @@ def _show_label_effect(file: str, config: Path, overrides: list[str], *, as_json
 
 def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:
     console, experiment = _looking(config, overrides)
-    block = experiment.audit().to_json()
+    audit = experiment.audit().to_json()
     if as_json:
-        console.json(block)
+        console.json(audit)
     else:
-        print_audit(console, block)
+        print_audit(console, audit)
 
 
 def _looking(config: Path, overrides: list[str]) -> tuple[Console, Experiment]:

@@ -17,8 +17,8 @@ from amalgam.pipeline.notebook import Printed
 from amalgam.pipeline.storage.facts import fits
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, read_metadata
 from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
-from amalgam.stages.report.blocks import ReportJson, SystemScores, reported_scores
 from amalgam.stages.report.conditions import too_many_learned
+from amalgam.stages.report.json_types import ReportJson, SystemScores, reported_scores
 from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost
 from amalgam.stages.report.tables import measure, print_evaluation, share
@@ -127,7 +127,7 @@ def _wrong_field(content: dict[str, Any]) -> str | None:
 class ComparedReports(Printed):
     """Students compared text by text with the first one, on the same labelled test texts."""
 
-    block: Comparison
+    content: Comparison
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -135,10 +135,10 @@ class ComparedReports(Printed):
 
         difference, difference_low and difference_high: the 95 % interval; gained, lost: texts that one alone has right.
         """
-        return pl.DataFrame([self._row(index) for index in range(len(self.block["runs"]))], infer_schema_length=None)
+        return pl.DataFrame([self._row(index) for index in range(len(self.content["runs"]))], infer_schema_length=None)
 
     def _row(self, index: int) -> dict[str, Any]:
-        run = self.block["runs"][index]
+        run = self.content["runs"][index]
         against = run["against_first"] or dict.fromkeys(("mean", "low", "high", "gained", "lost"))
         return {
             "student": run["name"],
@@ -150,7 +150,7 @@ class ComparedReports(Printed):
             "ece": run["ece"],
             "accuracy_low": run["low"],
             "accuracy_high": run["high"],
-            **{f"on_{group['group']}": group["accuracy"][index] for group in self.block["groups"]},
+            **{f"on_{group['group']}": group["accuracy"][index] for group in self.content["groups"]},
             "difference": against["mean"],
             "difference_low": against["low"],
             "difference_high": against["high"],
@@ -161,11 +161,11 @@ class ComparedReports(Printed):
     @property
     def summary(self) -> list[str]:
         """Cautions, and the difference of the two highest accuracies."""
-        return [*self.block["cautions"], self.block["summary"]]
+        return [*self.content["cautions"], self.content["summary"]]
 
     def print_to(self, console: Console) -> None:
-        rows = table(self.block)
-        console.table("", ["", *(run["name"] for run in self.block["runs"])], rows)
+        rows = table(self.content)
+        console.table("", ["", *(run["name"] for run in self.content["runs"])], rows)
         if any(row[0].startswith(CHANGE) for row in rows):
             console.sentence(CHANGES)
         for sentence in self.summary:

@@ -22,7 +22,7 @@ from amalgam.stages.app.demo_models import tiny_encoder, tiny_language_model
 from amalgam.stages.app.init import SCHEMA_FILE, SCHEMA_LINE, write_with_schema
 from amalgam.stages.app.runs import run_without_tables
 from amalgam.stages.common.deliveries import REPORTS
-from amalgam.stages.report.blocks import Evaluation
+from amalgam.stages.report.json_types import Evaluation
 from amalgam.stages.report.publish import page_name
 from amalgam.stages.report.stage import evaluation_of
 from amalgam.stages.report.tables import header, row

@@ -22,7 +22,7 @@ from amalgam.stages.common.cached.load import families_of
 from amalgam.stages.common.cached.read import scan
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.common.load import part_of, teachers_of
-from amalgam.stages.report.blocks import SystemScores
+from amalgam.stages.report.json_types import SystemScores
 from amalgam.stages.report.stage import evaluation_of
 from amalgam.stages.report.tables import SCORES, system_name
 from amalgam.stages.report.verdict_types import SystemEstimate

@@ -116,7 +116,7 @@ class Metrics:
             f'amalgam_predictions_total{{label="{_escaped(label)}"}} {self.labels[label]}' for label in student.labels
         ]
         info = f'amalgam_student_info{{fingerprint="{_escaped(student.fingerprint)}"}} 1'
-        blocks = (
+        families = (
             ("amalgam_requests_total", "counter", "Answers by path and status.", requests),
             ("amalgam_predictions_total", "counter", "Predicted texts by their most likely label.", labels),
             ("amalgam_truncated_texts_total", "counter", "Texts longer than the student's limit.", self.truncated),
@@ -129,7 +129,7 @@ class Metrics:
             ("amalgam_student_info", "gauge", "The fingerprint of the student.", [info]),
         )  # fmt: skip
         lines: list[str] = []
-        for name, kind, meaning, samples in blocks:
+        for name, kind, meaning, samples in families:
             lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
             lines += samples if isinstance(samples, list) else [f"{name} {samples}"]
         return "\n".join([*lines, ""])

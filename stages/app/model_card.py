@@ -28,7 +28,7 @@ from amalgam.stages.app.licences import common_licence, warnings
 from amalgam.stages.common.deliveries import REPORTS
 from amalgam.stages.common.intervals import interval, percent
 from amalgam.stages.common.models.read_card import Source, TrainingSummary
-from amalgam.stages.report.blocks import Evaluation, majority, random_texts, reported_scores
+from amalgam.stages.report.json_types import Evaluation, majority, random_texts, reported_scores
 from amalgam.stages.report.stage import EVALUATION
 from amalgam.stages.report.students import complete_reports
 from amalgam.stages.report.tables import measure_of

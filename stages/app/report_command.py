@@ -29,9 +29,9 @@ from amalgam.stages.app.comparison import (
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_student, delivered_students
 from amalgam.stages.common.intervals import bounds, interval, percent, points, separate
 from amalgam.stages.methods import load_with_methods
-from amalgam.stages.report.blocks import EvaluationBlock, ReportJson, random_texts, reported_scores
 from amalgam.stages.report.conditions import too_many_learned
 from amalgam.stages.report.html import render
+from amalgam.stages.report.json_types import EvaluationSection, ReportJson, random_texts, reported_scores
 from amalgam.stages.report.publish import place_of, publish
 from amalgam.stages.report.students import rival_names
 from amalgam.stages.report.tables import print_evaluation
@@ -216,7 +216,7 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
         Console().result(f"requirements met: {'; '.join(met)}")
 
 
-def _check_accuracy(evaluation: EvaluationBlock, least: float, where: str, fix: str) -> str:
+def _check_accuracy(evaluation: EvaluationSection, least: float, where: str, fix: str) -> str:
     """Returns a sentence on an accuracy that is large enough, and refuses any other."""
     if not random_texts(evaluation):
         raise _all_selected()

@@ -22,7 +22,7 @@ from amalgam.pipeline.storage.store import TIMING
 from amalgam.stages.app import frames
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, page_mark
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.blocks import AuditBlock, AuditedTeacher
+from amalgam.stages.report.json_types import AuditedTeacher, AuditSection
 from amalgam.stages.report.publish import page_name
 from amalgam.stages.report.stage import evaluation_if_any
 from amalgam.stages.report.tables import advice, print_audit
@@ -89,23 +89,23 @@ class Plan(list[StageState]):
 class Audit(Printed):
     """The audit of the teachers on the training texts, computed without labels."""
 
-    block: AuditBlock
+    section: AuditSection
 
     @property
     def frame(self) -> pl.DataFrame:
         """A row per teacher: labels, mean_confidence, wins, wins_by_weights, and the effect of leaving it out."""
-        return pl.DataFrame([_audit_row(teacher) for teacher in self.block["teachers"]], infer_schema_length=None)
+        return pl.DataFrame([_audit_row(teacher) for teacher in self.section["teachers"]], infer_schema_length=None)
 
     @property
     def advice(self) -> list[str]:
         """A line for each harmful or disagreeing teacher and each pair of duplicates."""
-        return advice(self.block)
+        return advice(self.section)
 
-    def to_json(self) -> AuditBlock:
-        return self.block
+    def to_json(self) -> AuditSection:
+        return self.section
 
     def print_to(self, console: Console) -> None:
-        print_audit(console, self.block)
+        print_audit(console, self.section)
 
 
 def _audit_row(teacher: AuditedTeacher) -> dict[str, object]:

@@ -42,7 +42,7 @@ from amalgam.stages.build_targets.stage import check_train_gold
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGE_NAMED, STAGES
-from amalgam.stages.report.blocks import SystemScores, reported_scores
+from amalgam.stages.report.json_types import SystemScores, reported_scores
 from amalgam.stages.report.stage import evaluation_if_any
 from amalgam.stages.report.tables import SCORES, Score, header, measure, row
 

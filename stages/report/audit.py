@@ -25,7 +25,7 @@ from amalgam.stages.cache_teachers.sample import PassAudit
 from amalgam.stages.common.corpus import Bucket, neighbouring_buckets, read_bucket
 from amalgam.stages.common.intervals import errors_of
 from amalgam.stages.common.models.resolve import ModelFiles, same_models
-from amalgam.stages.report import blocks
+from amalgam.stages.report import json_types
 from amalgam.stages.report.conditions import LEAST_TEXTS
 from amalgam.stages.report.evaluation import gold_indices
 from amalgam.stages.target_methods import (
@@ -167,13 +167,13 @@ def audited_texts(inputs: AuditInputs, buckets: Sequence[Bucket]) -> Iterator[Au
             yield AuditedTexts(given, inputs.targets, gold[block], is_learned[block])
 
 
-def audit_texts(inputs: AuditInputs, parts: Iterable[AuditedTexts]) -> blocks.AuditBlock:
+def audit_texts(inputs: AuditInputs, parts: Iterable[AuditedTexts]) -> json_types.AuditSection:
     labels, targets = inputs.labels, inputs.targets
     counts = AuditCounts(labels)
     for texts in parts:
         counts.add(texts)
     conflicts = (counts.conflicts / max(counts.texts, 1)).tolist()
-    block: blocks.AuditBlock = {
+    section: json_types.AuditSection = {
         "texts": counts.texts,
         "labelled": counts.labelled,
         "weights": "muka" if inputs.read_weights is None else targets.teacher_weights,
@@ -187,8 +187,8 @@ def audit_texts(inputs: AuditInputs, parts: Iterable[AuditedTexts]) -> blocks.Au
         "duplicates": list(_duplicates(inputs.models, counts, labels)),
     }
     if inputs.passes:
-        block["passes"] = inputs.passes
-    return block
+        section["passes"] = inputs.passes
+    return section
 
 
 # ---- sums
@@ -293,7 +293,7 @@ class AuditCounts:
 # ---- from sums to shares
 
 
-def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iterator[blocks.AuditedTeacher]:
+def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iterator[json_types.AuditedTeacher]:
     for index, (name, columns) in enumerate(labels.columns.items()):
         yield {
             "teacher": name,
@@ -305,7 +305,7 @@ def _teachers(counts: AuditCounts, labels: LabelSpace, *, weighed: bool) -> Iter
         }
 
 
-def left_out(counts: AuditCounts, index: int) -> blocks.LeftOut:
+def left_out(counts: AuditCounts, index: int) -> json_types.LeftOut:
     """Returns the effect of leaving out a teacher; `harmful` needs gold labels, as most teachers may be wrong."""
     gained, lost, comparable = counts.gained[index], counts.lost[index], counts.comparable[index]
     teachers, agreed = len(counts.gained), counts.agreed_without[index] - counts.agreed_with[index]
@@ -331,7 +331,7 @@ def _significant(gained: int, squares: int, teachers: int) -> bool:
     return bool(gained > errors_of(teachers) * math.sqrt(squares))
 
 
-def _shared(counts: AuditCounts, labels: LabelSpace) -> Iterator[blocks.SharedLabels]:
+def _shared(counts: AuditCounts, labels: LabelSpace) -> Iterator[json_types.SharedLabels]:
     teachers = list(labels.columns)
     for (a, b), shared in counts.shared.items():
         if shared:
@@ -343,7 +343,7 @@ def _shared(counts: AuditCounts, labels: LabelSpace) -> Iterator[blocks.SharedLa
             }
 
 
-def _labels(counts: AuditCounts, labels: LabelSpace) -> Iterator[blocks.AuditedLabel]:
+def _labels(counts: AuditCounts, labels: LabelSpace) -> Iterator[json_types.AuditedLabel]:
     for teacher, (name, columns) in enumerate(labels.columns.items()):
         for label in columns:
             predicted = int(counts.predicted[teacher, label])
@@ -351,7 +351,7 @@ def _labels(counts: AuditCounts, labels: LabelSpace) -> Iterator[blocks.AuditedL
             yield {"teacher": name, "label": labels.names[label], "predicted": predicted, "wins": wins}
 
 
-def _gold(counts: AuditCounts, labels: LabelSpace) -> Iterator[blocks.AuditedGold]:
+def _gold(counts: AuditCounts, labels: LabelSpace) -> Iterator[json_types.AuditedGold]:
     for label, texts in enumerate(counts.gold_texts.tolist()):
         if texts:
             won = {name: _share(counts.gold_won[label, index], texts) for index, name in enumerate(labels.columns)}
@@ -361,7 +361,7 @@ def _gold(counts: AuditCounts, labels: LabelSpace) -> Iterator[blocks.AuditedGol
 
 def _duplicates(
     models: Mapping[str, ModelFiles], counts: AuditCounts, labels: LabelSpace
-) -> Iterator[blocks.Duplicates]:
+) -> Iterator[json_types.Duplicates]:
     names = list(labels.columns)
     identical = [set(group) for group in same_models(dict(models))]
     for a, b in counts.shared:

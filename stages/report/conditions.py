@@ -11,7 +11,7 @@ from amalgam.data.keys import of_one_teacher
 from amalgam.stages.common.given_labels import LEAST_LABELS
 from amalgam.stages.common.intervals import errors_of, interval
 from amalgam.stages.report import verdict_types as types
-from amalgam.stages.report.blocks import EvaluatedSystems, LabelQuality, ReportJson, random_texts
+from amalgam.stages.report.json_types import EvaluatedSystems, LabelQuality, ReportJson, random_texts
 
 if TYPE_CHECKING:
     from amalgam.stages.common.training.schedule import Schedule, StudentFacts
@@ -43,7 +43,7 @@ class VerdictInputs:
     """The report, and facts about the student that it lacks."""
 
     report: ReportJson
-    """All blocks but the verdict."""
+    """All sections but the verdict."""
     rivals: Sequence[types.RivalCounts]
     """Rivals of the evaluation, and the other students."""
     student: StudentFacts

@@ -27,7 +27,7 @@ from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.read import CacheReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
 from amalgam.stages.common.inference.batches import Classifier
-from amalgam.stages.report.blocks import SystemScores
+from amalgam.stages.report.json_types import SystemScores
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.states import Encoder

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from amalgam.stages.report.blocks import EvaluationBlock, Histogram, ReportJson, StudentQuality, UnknownQuality
+from amalgam.stages.report.json_types import EvaluationSection, Histogram, ReportJson, StudentQuality, UnknownQuality
 from amalgam.stages.report.verdict_types import CoverageCurve
 
 WIDTH, HEIGHT = 360, 240
@@ -53,9 +53,9 @@ def figures(numbers: ReportJson) -> dict[str, Markup]:
         drawn["coverage"] = coverage(measured, _measure(numbers))
     if quality and quality["unknown"] and quality["unknown"]["curve"]:
         drawn["unknown"] = unknown_texts(quality["unknown"])
-    for name, block in _histograms(numbers).items():
+    for name, section in _histograms(numbers).items():
         label, unit, names = HISTOGRAMS[name]
-        drawn[name] = histogram(label, unit, names, block)
+        drawn[name] = histogram(label, unit, names, section)
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
@@ -88,9 +88,9 @@ def _histograms(numbers: ReportJson) -> dict[str, Mapping[str, Histogram]]:
 def spikes(numbers: ReportJson) -> list[str]:
     """Returns a sentence for each histogram that is not drawn because nearly all values are in one bin."""
     sentences = []
-    for name, block in _histograms(numbers).items():
+    for name, section in _histograms(numbers).items():
         label, _, names = HISTOGRAMS[name]
-        series = _series(names, block)
+        series = _series(names, section)
         totals, low, high = _totals(series)
         follows_one_teacher = name == "mixture" and totals[-1:] == [sum(totals)]  # as every hard target does
         if _is_spike(totals) and not follows_one_teacher:
@@ -101,8 +101,8 @@ def spikes(numbers: ReportJson) -> list[str]:
     return sentences
 
 
-def _series(names: Mapping[str, str], block: Mapping[str, Histogram]) -> dict[str, Histogram]:
-    return {key: block[key] for key in names if key in block and block[key]["n"]}
+def _series(names: Mapping[str, str], section: Mapping[str, Histogram]) -> dict[str, Histogram]:
+    return {key: section[key] for key in names if key in section and section[key]["n"]}
 
 
 def _totals(series: Mapping[str, Histogram]) -> tuple[list[int], float, float]:
@@ -141,9 +141,9 @@ def unknown_texts(quality: UnknownQuality) -> Markup:
     return figure.svg()
 
 
-def histogram(label: str, unit: str, names: Mapping[str, str], block: Mapping[str, Histogram]) -> Markup | None:
+def histogram(label: str, unit: str, names: Mapping[str, str], section: Mapping[str, Histogram]) -> Markup | None:
     """Draws each series in percent of itself; None if nearly all values are in one bin."""
-    series = _series(names, block)
+    series = _series(names, section)
     totals, low, high = _totals(series)
     if not any(totals) or _is_spike(totals):
         return None
@@ -160,7 +160,7 @@ def histogram(label: str, unit: str, names: Mapping[str, str], block: Mapping[st
     return figure.svg()
 
 
-def calibration(evaluation: EvaluationBlock, quality: StudentQuality) -> Markup | None:
+def calibration(evaluation: EvaluationSection, quality: StudentQuality) -> Markup | None:
     """Draws accuracy by predicted probability; None if fewer than two bins have enough texts."""
     bins = {
         name: rows

@@ -20,8 +20,8 @@ from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import duration, printable, size
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
-from amalgam.stages.report.blocks import Conflicts, LengthGroup, Measures, ModelSize, ReportJson
 from amalgam.stages.report.figures import coverage_of, figures, spikes
+from amalgam.stages.report.json_types import Conflicts, LengthGroup, Measures, ModelSize, ReportJson
 from amalgam.stages.report.report_json import TEST, total_seconds
 from amalgam.stages.report.tables import advice, estimate_line, system_name, unknown_line
 from amalgam.stages.report.verdict_types import Threshold, UnlabelledQuality

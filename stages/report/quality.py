@@ -24,7 +24,7 @@ from amalgam.pipeline.storage.store import Store
 from amalgam.stages.build_targets.stage import TargetFacts
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.common.intervals import interval_of_auroc
-from amalgam.stages.report import blocks
+from amalgam.stages.report import json_types
 from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
 from amalgam.stages.report.evaluation import (
     EvaluationInputs,
@@ -73,7 +73,7 @@ ROUNDING = 1e-3
 
 def student_quality(
     inputs: EvaluationInputs, all_answers: TestAnswers, confusion_counts: list[list[int]]
-) -> blocks.StudentQuality:
+) -> json_types.StudentQuality:
     """Describes the system on the texts that were not selected; the confusion is that of these texts."""
     answers = without_selected(all_answers)
     predictions, labels, gold = answers.systems[inputs.system], inputs.labels, answers.gold
@@ -111,10 +111,10 @@ def right_bits(right: Array) -> str | None:
     return np.packbits(right).tobytes().hex() if len(right) <= MOST_COMPARED else None
 
 
-def unknown_quality(labelled: Array, unknown: Array, threshold: float) -> blocks.UnknownQuality:
+def unknown_quality(labelled: Array, unknown: Array, threshold: float) -> json_types.UnknownQuality:
     """Compares the unknown scores of two groups of texts: AUROC with its interval, and shares above thresholds."""
     auroc = low = high = None
-    curve: list[blocks.FlaggedShares] = []
+    curve: list[json_types.FlaggedShares] = []
     if len(labelled) and len(unknown):
         wins = _share_below(np.sort(labelled), unknown)
         losses = 1 - _share_below(np.sort(unknown), labelled)
@@ -206,13 +206,13 @@ def coverage(confidence: Array, right: Array) -> CoverageCurve:
     return {"thresholds": thresholds, "curve": [{"n": int(n), "right": int(sums[n - 1])} for n in places]}
 
 
-def by_length(letters: Array, right: Array) -> list[blocks.LengthGroup]:
+def by_length(letters: Array, right: Array) -> list[json_types.LengthGroup]:
     """Counts the right predictions in four groups of texts of similar length; no rows for few texts."""
     if len(letters) < 4 * LEAST_GROUP:
         return []
     edges = np.unique(np.quantile(letters, (0.25, 0.5, 0.75)).round().astype(int))
     group = np.searchsorted(edges, letters)
-    rows: list[blocks.LengthGroup] = [
+    rows: list[json_types.LengthGroup] = [
         {
             "low": int(letters[inside].min()),
             "high": int(letters[inside].max()),
@@ -225,7 +225,7 @@ def by_length(letters: Array, right: Array) -> list[blocks.LengthGroup]:
     return rows if len(rows) > 1 else []
 
 
-def calibration(predictions: SystemPredictions, gold: Array, bins: int) -> list[blocks.CalibrationBin]:
+def calibration(predictions: SystemPredictions, gold: Array, bins: int) -> list[json_types.CalibrationBin]:
     """Returns the non-empty bins of confidence, (low, high], with the edges that ECE uses."""
     place, right = calibration_bin(predictions.confidence, bins), predictions.label == gold
     return [
@@ -243,7 +243,7 @@ def calibration(predictions: SystemPredictions, gold: Array, bins: int) -> list[
 
 def _classes(
     confusion: Array, labels: LabelSpace, answers: TestAnswers, oracle: Array | None
-) -> list[blocks.LabelQuality]:
+) -> list[json_types.LabelQuality]:
     gold, ensemble = answers.gold, answers.systems.get("ensemble")
     return [
         {
@@ -260,18 +260,18 @@ def _classes(
     ]
 
 
-def confused_pairs(confusion: Array, names: tuple[str, ...]) -> blocks.Confusions:
+def confused_pairs(confusion: Array, names: tuple[str, ...]) -> json_types.Confusions:
     wrong = confusion * ~np.eye(len(names), dtype=bool)
     order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
     pairs = [divmod(int(place), len(names)) for place in order if wrong.flat[place]]
-    rows: list[blocks.ConfusedPair] = [
+    rows: list[json_types.ConfusedPair] = [
         {"gold": names[gold], "predicted": names[label], "n": int(wrong[gold, label]), "of": int(confusion[gold].sum())}
         for gold, label in pairs
     ]
     return {"of": int((wrong > 0).sum()), "pairs": rows}
 
 
-def confusion_matrix(confusion: Array, names: tuple[str, ...]) -> blocks.ConfusionMatrix:
+def confusion_matrix(confusion: Array, names: tuple[str, ...]) -> json_types.ConfusionMatrix:
     """Returns the counts; with many labels, those with the most errors and one last row and column for the rest."""
     if len(names) <= MATRIX:
         return {"labels": list(names), "others": 0, "counts": confusion.tolist()}
@@ -283,7 +283,7 @@ def confusion_matrix(confusion: Array, names: tuple[str, ...]) -> blocks.Confusi
     return {"labels": [names[index] for index in kept], "others": len(rest), "counts": counts.tolist()}
 
 
-def _errors(inputs: EvaluationInputs, answers: TestAnswers) -> list[blocks.ConfidentError]:
+def _errors(inputs: EvaluationInputs, answers: TestAnswers) -> list[json_types.ConfidentError]:
     """Returns the wrong predictions with the highest confidence."""
     predictions, names = answers.systems[inputs.system], inputs.labels.names
     wrong = np.flatnonzero(predictions.label != answers.gold)
@@ -330,13 +330,13 @@ def shortened(texts: tuple[str, ...]) -> str:
 
 def target_quality(
     inputs: AuditInputs, train: Part, targets: Iterable[pa.Table], facts: TargetFacts
-) -> blocks.TargetQuality:
+) -> json_types.TargetQuality:
     """Describes the targets, one table for each bucket of `train`."""
     work = max(len(inputs.labels.columns) ** 3 * len(inputs.labels.names), 1)
     buckets = first_buckets(train, min(SAMPLE, max(LEAST_SAMPLE, MOST_WORK / work)))
     keys = pa.concat_tables(read_bucket(inputs.store, bucket, ["key"]) for bucket in buckets).column("key")
     unset = ~inputs.are_learned([bucket.prefix for bucket in buckets], keys)
-    quality: blocks.TargetQuality = {
+    quality: json_types.TargetQuality = {
         "texts": train.texts,
         "sample": sum(bucket.rows for bucket in buckets),
         "targets": _targets(inputs, buckets, pa.concat_tables(islice(targets, len(buckets))), facts, unset),
@@ -356,14 +356,14 @@ def first_buckets(part: Part, texts: float) -> list[Bucket]:
 
 def _targets(
     inputs: AuditInputs, buckets: Sequence[Bucket], table: pa.Table, facts: TargetFacts, unset: Array
-) -> blocks.TargetCounts:
+) -> json_types.TargetCounts:
     """Returns the margins, and how often the target's first label is the gold label.
 
     `unset`: texts whose label neither target nor teachers learned; only these count as labelled.
     """
     labels, store = inputs.labels, inputs.store
     right: int | None = None
-    margins: dict[str, blocks.Histogram] | None = None
+    margins: dict[str, json_types.Histogram] | None = None
     gold = gold_indices(labels, pa.concat_tables(read_bucket(store, bucket, ["label"]) for bucket in buckets))
     labelled = (gold >= 0) & unset
     if gives_label_distributions(facts["objective"]) and labelled.any():
@@ -379,7 +379,7 @@ def _targets(
     return {"labelled": int(labelled.sum()), "right": right, "margin": margins, "summary": facts["summary"]}
 
 
-def _teachers(inputs: AuditInputs, train: Part, parts: Sequence[AuditedTexts]) -> blocks.TargetQuality:
+def _teachers(inputs: AuditInputs, train: Part, parts: Sequence[AuditedTexts]) -> json_types.TargetQuality:
     """Compares the teachers' confidences and weights with the gold labels."""
     columns = [np.array(positions) for positions in inputs.labels.columns.values()]
     predicted = np.concatenate([texts.predicted_NT for texts in parts])
@@ -410,7 +410,7 @@ def _teachers(inputs: AuditInputs, train: Part, parts: Sequence[AuditedTexts]) -
 
 def _disputed(
     inputs: AuditInputs, train: Part, predicted: Array, confidence: Array, gold: Array
-) -> list[blocks.DisputedText]:
+) -> list[json_types.DisputedText]:
     """Returns the texts on which two teachers with different labels have the highest lower confidence."""
     strength = np.full(len(predicted), -np.inf)
     pair = np.zeros((len(predicted), 2), np.int64)
@@ -439,7 +439,7 @@ def _disputed(
     ]
 
 
-def _uncertainty(confidence: Array, owns: Array) -> blocks.TeacherUncertainty | None:
+def _uncertainty(confidence: Array, owns: Array) -> json_types.TeacherUncertainty | None:
     """Splits uncertainty, 1 - confidence, by whether the teacher has the text's gold label."""
     if not owns.any():
         return None
@@ -448,7 +448,7 @@ def _uncertainty(confidence: Array, owns: Array) -> blocks.TeacherUncertainty | 
     return {"right": right, "wrong": wrong, "separation": separation(values, owns)}
 
 
-def _split(values: Array, right: Array, wrong: Array) -> tuple[blocks.Histogram, blocks.Histogram]:
+def _split(values: Array, right: Array, wrong: Array) -> tuple[json_types.Histogram, json_types.Histogram]:
     limits = _limits(values)
     return histogram(values[right], limits), histogram(values[wrong], limits)
 
@@ -470,7 +470,7 @@ def separation(values: Array, owns: Array) -> float | None:
     return wins / pairs if pairs else None
 
 
-def histogram(values: Array, limits: tuple[float, float]) -> blocks.Histogram:
+def histogram(values: Array, limits: tuple[float, float]) -> json_types.Histogram:
     """Counts all values; one that is outside the limits by rounding counts in the outer bin."""
     counts, _ = np.histogram(values.clip(*limits), bins=BINS, range=limits)
     mean = float(values.mean()) if len(values) else None
@@ -488,7 +488,7 @@ SCRIPT_LETTERS = 300
 SCRIPTS = {"CJK": "Han", "HIRAGANA": "Japanese kana", "KATAKANA": "Japanese kana", "FULLWIDTH": "Latin"}
 
 
-def script_counts(store: Store, part: Part) -> blocks.ScriptCounts:
+def script_counts(store: Store, part: Part) -> json_types.ScriptCounts:
     """Counts the first texts in key order by writing system."""
     texts: list[str] = []
     for bucket in part.buckets:

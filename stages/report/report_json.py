@@ -20,7 +20,7 @@ from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.methods import method_name
-from amalgam.stages.report import blocks, students
+from amalgam.stages.report import json_types, students
 from amalgam.stages.report.conditions import LEAST_TEXTS, VerdictInputs
 from amalgam.stages.report.next_step import free_student
 from amalgam.stages.report.verdict import verdict
@@ -82,8 +82,8 @@ class ReportInputs:
 
 
 def report_json(
-    inputs: ReportInputs, evaluation: blocks.Evaluation | None, findings: blocks.Findings, name: str
-) -> blocks.ReportJson:
+    inputs: ReportInputs, evaluation: json_types.Evaluation | None, findings: json_types.Findings, name: str
+) -> json_types.ReportJson:
     fingerprint, manifest = inputs.results["report"]
     test, selected = (manifest.identity["inputs"].get(name) for name in ("test", "picked"))
     rows = findings["student_quality"] and findings["student_quality"]["rows"]
@@ -92,7 +92,7 @@ def report_json(
     ours = next((student for student in measured if student.scores["fingerprint"] == fingerprint), None)
     record = inputs.store.record(inputs.store.folder("report", fingerprint) / "report.json")
     history = record.made if record else {}
-    numbers: blocks.ReportJson = {
+    numbers: json_types.ReportJson = {
         "amalgam_report": FORMAT,
         "name": name,
         "date": history.get("date"),
@@ -102,7 +102,7 @@ def report_json(
         "evaluation": _evaluation_block(evaluation) if evaluation else None,
         "student_quality": findings["student_quality"],
         "target_quality": findings["target_quality"],
-        "chance": blocks.majority(evaluation) if evaluation else None,
+        "chance": json_types.majority(evaluation) if evaluation else None,
         "supervised": students.best_supervised(fingerprint, measured),
         "sweep": students.temperature_sweep(fingerprint, measured),
         "students": [{**student.scores, "name": name, "supervised": student.supervised} for name, student in others],
@@ -149,14 +149,14 @@ def _remade(
 def _verdict_inputs(
     inputs: ReportInputs,
     automatic: Schedule,
-    numbers: blocks.ReportJson,
+    numbers: json_types.ReportJson,
     others: list[tuple[str, students.OtherStudent]],
     remade: Mapping[str, Mapping[str, Any]],
 ) -> VerdictInputs:
     evaluation, quality = numbers["evaluation"], numbers["student_quality"]
     weights: WeightFacts | None = inputs.facts("weigh-teachers")
     rivals = list(quality["rivals"]) if quality else []
-    n = blocks.random_texts(evaluation)
+    n = json_types.random_texts(evaluation)
     if quality and n:
         rivals += students.student_rivals(n - quality["wrong"], quality["right_hex"], others)
     set_next = {"corpus.test"} if evaluation is None else set()  # by the user: no command repeats an override of these
@@ -181,7 +181,7 @@ def generates(settings: ExperimentConfig) -> bool:
     return is_used and settings.generate is not None and not settings.generate.reads_corpus
 
 
-def _evaluation_block(evaluation: blocks.Evaluation) -> blocks.EvaluationBlock:
+def _evaluation_block(evaluation: json_types.Evaluation) -> json_types.EvaluationSection:
     systems = {name: scores.copy() for name, scores in evaluation["systems"].items()}
     for scores in systems.values():
         scores.pop("confusion", None)
@@ -189,9 +189,9 @@ def _evaluation_block(evaluation: blocks.Evaluation) -> blocks.EvaluationBlock:
     return {**evaluation, "labels": len(evaluation["labels"]), "groups": list(evaluation["groups"]), "systems": systems}
 
 
-def _labels(inputs: ReportInputs) -> blocks.LabelsBlock:
+def _labels(inputs: ReportInputs) -> json_types.LabelsSection:
     labels, owners = inputs.labels, inputs.labels.owners
-    teachers: list[blocks.TeacherLabels] = [
+    teachers: list[json_types.TeacherLabels] = [
         {
             "teacher": name,
             "n": len(columns),
@@ -205,7 +205,7 @@ def _labels(inputs: ReportInputs) -> blocks.LabelsBlock:
     return {"n": len(labels.names), "shared": shared, "teachers": teachers}
 
 
-def _data(inputs: ReportInputs, findings: blocks.Findings) -> blocks.DataBlock:
+def _data(inputs: ReportInputs, findings: json_types.Findings) -> json_types.DataSection:
     facts: CorpusFacts = inputs.facts("read-corpus")
     cache: CacheFacts | None = inputs.facts("cache-teachers")
     student: StudentFacts | None = inputs.facts("train-student")
@@ -219,7 +219,7 @@ def _data(inputs: ReportInputs, findings: blocks.Findings) -> blocks.DataBlock:
     }
 
 
-def _part_counts(name: str, facts: PartRecordFacts) -> blocks.PartCounts:
+def _part_counts(name: str, facts: PartRecordFacts) -> json_types.PartCounts:
     return {
         "part": name,
         "rows": facts["rows"],
@@ -232,7 +232,7 @@ def _part_counts(name: str, facts: PartRecordFacts) -> blocks.PartCounts:
     }
 
 
-def _student(manifest: Record) -> blocks.StudentBlock:
+def _student(manifest: Record) -> json_types.StudentSection:
     weights = sum(file.bytes for file in manifest.files if PurePosixPath(file.path).match("model*.safetensors"))
     facts: StudentFacts = manifest.facts
     return {
@@ -246,9 +246,9 @@ def _student(manifest: Record) -> blocks.StudentBlock:
     }
 
 
-def _models(inputs: ReportInputs, history: Mapping[str, Any]) -> list[blocks.ModelSize]:
+def _models(inputs: ReportInputs, history: Mapping[str, Any]) -> list[json_types.ModelSize]:
     """Returns size and speed: texts per second of the student in this evaluation, text-passes of the teachers."""
-    speed, rows = history.get("student") or {}, list[blocks.ModelSize]()
+    speed, rows = history.get("student") or {}, list[json_types.ModelSize]()
     costs = {cost["teacher"]: cost for cost in history.get("teacher_costs", ())}
     if inputs.settings.student.learns:
         rate = speed["texts"] / speed["seconds"] if speed.get("seconds") else None
@@ -260,7 +260,7 @@ def _models(inputs: ReportInputs, history: Mapping[str, Any]) -> list[blocks.Mod
     return rows
 
 
-def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[blocks.StageBlock]:
+def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[json_types.StageSection]:
     for stage, needs in inputs.needs.items():
         fingerprint, manifest = inputs.results[stage]
         record = inputs.store.record(inputs.store.folder(stage, fingerprint) / TIMING)
@@ -281,15 +281,15 @@ def _stages(inputs: ReportInputs, executed: set[str]) -> Iterator[blocks.StageBl
         }
 
 
-def total_seconds(numbers: blocks.ReportJson) -> float | None:
+def total_seconds(numbers: json_types.ReportJson) -> float | None:
     """Returns the seconds of all stages; None if those of one stage are unknown."""
     seconds = [row["seconds"] for row in numbers["stages"] if row["seconds"] is not None]
     return sum(seconds) if len(seconds) == len(numbers["stages"]) else None
 
 
-def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -> list[blocks.TeacherCost]:
+def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -> list[json_types.TeacherCost]:
     """Sums text-passes, tokens and seconds of the cached units of this experiment, by teacher."""
-    costs: dict[str, blocks.TeacherCost] = {
+    costs: dict[str, json_types.TeacherCost] = {
         family: {"teacher": teacher, "seconds": 0.0, "text_passes": 0, "tokens": 0}
         for teacher, family in families.items()
     }
@@ -312,7 +312,7 @@ def teacher_costs(manifest: Record, store: Store, families: Mapping[str, str]) -
 TEST, LABELLED = "test texts", "training texts with gold labels"
 
 
-def summary(numbers: blocks.ReportJson) -> list[str]:
+def summary(numbers: json_types.ReportJson) -> list[str]:
     evaluation = numbers["evaluation"]
     if evaluation is None and numbers["label_estimates"]:
         return [estimate_sentence(numbers["label_estimates"]), _teacher_choice(numbers)]
@@ -324,7 +324,7 @@ def summary(numbers: blocks.ReportJson) -> list[str]:
     return [_accuracy(numbers, evaluation), _largest_loss(numbers)]
 
 
-def _accuracy(numbers: blocks.ReportJson, evaluation: blocks.EvaluationBlock) -> str:
+def _accuracy(numbers: json_types.ReportJson, evaluation: json_types.EvaluationSection) -> str:
     system, systems, n = evaluation["system"], evaluation["systems"], evaluation["n"]
     accuracy = systems[system]["accuracy"]
     low, high = interval(accuracy, n)
@@ -349,7 +349,7 @@ def _accuracy(numbers: blocks.ReportJson, evaluation: blocks.EvaluationBlock) ->
     return f"{subject} has {measured}{'; ' if others else ''}{listed}."
 
 
-def accuracy_losses(numbers: blocks.ReportJson, *, teachers: int) -> list[blocks.AccuracyLoss]:
+def accuracy_losses(numbers: json_types.ReportJson, *, teachers: int) -> list[json_types.AccuracyLoss]:
     """Returns the accuracy lost at each step from the teachers to the student; `lost` may be negative.
 
     The steps: wrong teachers, targets that follow the wrong one of several, a student that does not fit its targets.
@@ -358,7 +358,11 @@ def accuracy_losses(numbers: blocks.ReportJson, *, teachers: int) -> list[blocks
     quality, evaluation, targets = numbers["student_quality"], numbers["evaluation"], numbers["target_quality"] or {}
     if not evaluation or not quality or _supervised(numbers) or numbers["method"] == "zero-shot":
         return []
-    n, accuracy, losses = evaluation["n"], blocks.reported_scores(evaluation)["accuracy"], list[blocks.AccuracyLoss]()
+    n, accuracy, losses = (
+        evaluation["n"],
+        json_types.reported_scores(evaluation)["accuracy"],
+        list[json_types.AccuracyLoss](),
+    )
     choice, oracle = targets.get("choice"), quality["teachers"]["oracle"]
     if oracle is not None:
         losses.append({"step": "teachers", "right": oracle / n, "n": n, "where": TEST, "lost": 1 - oracle / n})
@@ -372,7 +376,7 @@ def accuracy_losses(numbers: blocks.ReportJson, *, teachers: int) -> list[blocks
     return [*losses, {"step": last, "right": accuracy, "n": n, "where": TEST, "lost": lost}]
 
 
-def _supervised(numbers: blocks.ReportJson) -> bool:
+def _supervised(numbers: json_types.ReportJson) -> bool:
     """Returns whether the student learned from gold labels alone."""
     return numbers["learns"] and numbers["settings"]["targets"]["mode"] == "supervised"
 
@@ -388,7 +392,7 @@ REASONS = {
 UNTRAINED = "the choice of the teacher: {right} accuracy on the test texts, {before} for the best choice"
 
 
-def _largest_loss(numbers: blocks.ReportJson) -> str:
+def _largest_loss(numbers: json_types.ReportJson) -> str:
     losses = numbers["accuracy_losses"]
     if _supervised(numbers):
         return "The student learned from gold labels, not from teachers, so its accuracy losses are its own."
@@ -403,7 +407,7 @@ def _largest_loss(numbers: blocks.ReportJson) -> str:
     return f"Largest loss, {100 * loss['lost']:.1f} points of accuracy: {reason}."
 
 
-def _teacher_choice(numbers: blocks.ReportJson) -> str:
+def _teacher_choice(numbers: json_types.ReportJson) -> str:
     choice = (numbers["target_quality"] or {}).get("choice")
     if choice and choice["n"]:
         right, oracle = percent(choice["right"] / choice["n"]), percent(choice["oracle"] / choice["n"])

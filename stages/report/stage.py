@@ -33,8 +33,9 @@ from amalgam.stages.common.given_labels import GivenLabels
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import method_name
 from amalgam.stages.report import verdict_types as types
-from amalgam.stages.report.blocks import (
-    AuditBlock,
+from amalgam.stages.report.html import page
+from amalgam.stages.report.json_types import (
+    AuditSection,
     Evaluation,
     Findings,
     ReportJson,
@@ -43,7 +44,6 @@ from amalgam.stages.report.blocks import (
     TeacherCost,
     reported_scores,
 )
-from amalgam.stages.report.html import page
 from amalgam.stages.report.load import (
     ZERO_SHOT,
     audit_inputs,
@@ -182,9 +182,9 @@ class Report(Stage):
             costs = teacher_costs(run.result("cache-teachers"), run.store, cached.families_of(run))
         files = {EVALUATION: evaluation, FINDINGS: findings, TEXTS_TO_LABEL: to_label}
         with run.store.draft(unit.folder, unit.name) as draft:
-            for name, block in files.items():
-                text = block if isinstance(block, str) else json.dumps(block, ensure_ascii=False) + "\n"
-                if block is not None:
+            for name, content in files.items():
+                text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) + "\n"
+                if content is not None:
                     (draft.folder / name).write_bytes(text.encode())
             draft.facts = facts
             draft.made = {
@@ -482,7 +482,7 @@ def _write_similarities(run: Run, unit: Unit) -> None:
 # ---- the teachers' audit
 
 
-def audit(run: Run, states: Sequence[StageState]) -> AuditBlock:
+def audit(run: Run, states: Sequence[StageState]) -> AuditSection:
     """Returns the audit of all training texts; refuses if the cache of the teachers is not up to date."""
     from amalgam.stages.report.audit import audit_texts, audited_texts
 

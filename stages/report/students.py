@@ -9,8 +9,8 @@ from typing import Any
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.storage.small_files import canonical
 from amalgam.pipeline.storage.store import MANIFEST, Record, Store
-from amalgam.stages.report.blocks import StudentScores, SweepPoint
 from amalgam.stages.report.conditions import too_many_learned
+from amalgam.stages.report.json_types import StudentScores, SweepPoint
 from amalgam.stages.report.verdict_types import LearnedTexts, RivalCounts
 
 TARGET_STAGES = {"build-targets", "weigh-teachers"}

@@ -9,7 +9,7 @@ from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.console import Console, counted
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
-from amalgam.stages.report import blocks
+from amalgam.stages.report import json_types
 from amalgam.stages.report.conditions import LEAST_TEXTS
 from amalgam.stages.report.verdict_types import LabelEstimates, SystemEstimate
 from amalgam.stages.report.verdict_words import outside_line
@@ -24,7 +24,7 @@ def share(value: float | None) -> str:
     return "-" if value is None else percent(value)
 
 
-def measure_of(scores: blocks.Measures, score: Score) -> str:
+def measure_of(scores: json_types.Measures, score: Score) -> str:
     """Returns a measure of a system; NLL is infinite if a gold label has probability 0."""
     return "∞" if score == "nll_nats" and scores.get("nll_infinite") else measure(score, scores[score])
 
@@ -37,7 +37,7 @@ def measure(score: Score, value: float | None) -> str:
 # ---- evaluation
 
 
-def print_evaluation(console: Console, evaluation: blocks.EvaluationBlock) -> None:
+def print_evaluation(console: Console, evaluation: json_types.EvaluationSection) -> None:
     """Prints the last systems and the reported one; evaluation.json has all."""
     names, groups = list(evaluation["systems"]), evaluation["groups"]
     names = [name for name in names[:-MOST_SYSTEMS] if name == evaluation["system"]] + names[-MOST_SYSTEMS:]
@@ -45,7 +45,7 @@ def print_evaluation(console: Console, evaluation: blocks.EvaluationBlock) -> No
     texts = counted(evaluation["n"], f"{random}labelled test text")
     title = f"{texts}, {evaluation['labels']} labels; accuracy over all labels{outside_line(evaluation['left_out'])}"
     rows = [row(name, evaluation["systems"][name], groups) for name in names]
-    figures = bounds(*interval(blocks.reported_scores(evaluation)["accuracy"], evaluation["n"]))
+    figures = bounds(*interval(json_types.reported_scores(evaluation)["accuracy"], evaluation["n"]))
     console.table(f"{title}\n95 % interval of {evaluation['system']}: {figures}", header(groups), rows)
 
 
@@ -83,7 +83,7 @@ def system_name(system: SystemEstimate) -> str:
     return names.get(system["kind"], system["name"])
 
 
-def unknown_line(unknown: blocks.UnknownQuality) -> str:
+def unknown_line(unknown: json_types.UnknownQuality) -> str:
     """Returns how many texts the student flags as unknown, for the terminal and the page."""
     labelled = f"{percent(unknown['labelled_flagged'] / max(unknown['labelled'], 1))} of {unknown['labelled']:,}"
     if unknown["auroc"] is None:
@@ -97,7 +97,7 @@ def header(groups: Iterable[str]) -> list[str]:
     return ["", "accuracy", "macro-F1", "NLL", "ECE", *(f"on {name}" for name in groups)]
 
 
-def row(name: str, system: blocks.SystemScores, groups: Iterable[str]) -> list[str]:
+def row(name: str, system: json_types.SystemScores, groups: Iterable[str]) -> list[str]:
     """Returns the cells of one system: its name, four measures and the accuracy on each group of labels."""
     measures = (measure_of(system, score) for score in SCORES)
     return [name, *measures, *(share(system["slice_accuracy"][group]) for group in groups)]
@@ -106,7 +106,7 @@ def row(name: str, system: blocks.SystemScores, groups: Iterable[str]) -> list[s
 # ---- audit
 
 
-def print_audit(console: Console, audit: blocks.AuditBlock) -> None:
+def print_audit(console: Console, audit: json_types.AuditSection) -> None:
     gold = "no gold labels (corpus.label) that training did not use"
     gold = f"{audit['labelled']:,} with gold labels" if audit["labelled"] else gold
     weights = f"weights {audit['weights']}, confidence by {audit['uncertainty']}"
@@ -144,7 +144,7 @@ def print_audit(console: Console, audit: blocks.AuditBlock) -> None:
         console.result(line)
 
 
-def _teacher_row(teacher: blocks.AuditedTeacher, audit: blocks.AuditBlock) -> list[str]:
+def _teacher_row(teacher: json_types.AuditedTeacher, audit: json_types.AuditSection) -> list[str]:
     left_out, effect = teacher["left_out"], ["-", "-", "-", ""]
     if left_out is not None:
         agreement, gain = left_out["held_out_agreement"], left_out["gain"]
@@ -163,7 +163,7 @@ def _teacher_row(teacher: blocks.AuditedTeacher, audit: blocks.AuditBlock) -> li
     return [teacher["teacher"], str(teacher["labels"]), *map(share, shares), *effect]
 
 
-def _label_row(label: blocks.AuditedLabel, audit: blocks.AuditBlock) -> list[str]:
+def _label_row(label: json_types.AuditedLabel, audit: json_types.AuditSection) -> list[str]:
     texts = next((gold for gold in audit["gold"] if gold["label"] == label["label"]), None)
     shares = ["-"] * 3
     if texts:
@@ -171,7 +171,7 @@ def _label_row(label: blocks.AuditedLabel, audit: blocks.AuditBlock) -> list[str
     return [shown_name(label["label"]), label["teacher"], f"{label['predicted']:,}", share(label["wins"]), *shares]
 
 
-def advice(audit: blocks.AuditBlock) -> list[str]:
+def advice(audit: json_types.AuditSection) -> list[str]:
     """Returns one line per harmful or disagreeing teacher and per pair of duplicates, with the action to take."""
     effects = [(teacher["teacher"], teacher["left_out"]) for teacher in audit["teachers"] if teacher["left_out"]]
     lines = [
@@ -196,16 +196,16 @@ def advice(audit: blocks.AuditBlock) -> list[str]:
     return lines or ["no harmful or duplicate teacher was found"]
 
 
-def _disagrees(left_out: blocks.LeftOut) -> bool:
+def _disagrees(left_out: json_types.LeftOut) -> bool:
     """Returns whether a teacher disagrees with the others, and no gold label shows who is right."""
     return left_out["harmful"] is None and bool(left_out.get("disagrees"))
 
 
-def _effect(left_out: blocks.LeftOut) -> str:
+def _effect(left_out: json_types.LeftOut) -> str:
     change = f"{points(left_out['gain'] or 0.0)} ± {100 * (left_out['gain_error'] or 0.0):.1f} points"
     return f"accuracy {share(left_out['accuracy'])}, {change}"
 
 
-def _agreement(left_out: blocks.LeftOut) -> str:
+def _agreement(left_out: json_types.LeftOut) -> str:
     agreement = left_out["held_out_agreement"]
     return f"their agreement is {share(agreement['without'])} without it, {share(agreement['with'])} with it"

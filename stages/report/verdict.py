@@ -15,8 +15,8 @@ from amalgam.stages.common.training.schedule import FEW_STEPS
 from amalgam.stages.report import conditions
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report import verdict_words as words
-from amalgam.stages.report.blocks import AccuracyLoss, EvaluatedSystems, LabelQuality
 from amalgam.stages.report.conditions import VerdictInputs
+from amalgam.stages.report.json_types import AccuracyLoss, EvaluatedSystems, LabelQuality
 from amalgam.stages.report.next_step import next_step
 
 BLOCKING: tuple[types.Kind, ...] = ("ensemble", "zero-shot", "teacher", "student", "most frequent label")

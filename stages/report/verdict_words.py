@@ -8,8 +8,8 @@ from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.console import counted
 from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.report import verdict_types as types
-from amalgam.stages.report.blocks import EvaluatedSystems, LabelQuality, random_texts, reported_scores
 from amalgam.stages.report.conditions import LEAST_OF_LABEL, MOST_OUTSIDE, untested_teachers
+from amalgam.stages.report.json_types import EvaluatedSystems, LabelQuality, random_texts, reported_scores
 
 SHOWN = 5
 """Most names in a sentence."""

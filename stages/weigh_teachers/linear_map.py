@@ -13,7 +13,7 @@ from typing import Any
 
 from amalgam.data.arrays import Array
 from amalgam.data.lazy import np, torch
-from amalgam.stages.weigh_teachers.neighbours import Space, blocks_of
+from amalgam.stages.weigh_teachers.neighbours import Space, rows_of
 
 RIDGE = 0.05
 """Penalty of the squared coefficients; states have length 1."""
@@ -38,13 +38,13 @@ class LinearMap:
     @classmethod
     def of(cls, space: Space) -> LinearMap:
         products = RIDGE * torch.eye(1 + space[:1].shape[1], dtype=torch.float64)
-        for rows in blocks_of(space):
+        for rows in rows_of(space):
             inputs = _inputs(space, rows)
             products += (inputs.T @ inputs).double()
         factor = torch.linalg.cholesky(products)
         del products  # of wide spaces it is as large as all else
         single, leverages = factor.float(), []
-        for rows in blocks_of(space):
+        for rows in rows_of(space):
             solved = torch.linalg.solve_triangular(single, _inputs(space, rows).T, upper=False)
             leverages.append(solved.square().sum(dim=0).numpy())
         return cls(space, factor, np.concatenate(leverages).astype(np.float64))
@@ -52,7 +52,7 @@ class LinearMap:
     def coefficients(self, labels: Array, count: int) -> Array:
         """Returns the coefficients [width, labels] of the map to the label of each text."""
         sums = torch.zeros(count, len(self.factor), dtype=torch.float64)
-        for rows in blocks_of(self.space):
+        for rows in rows_of(self.space):
             columns = torch.from_numpy(labels[rows].astype(np.int64))
             sums.index_add_(0, columns, _inputs(self.space, rows).double())
         return torch.cholesky_solve(sums.T, self.factor).float().numpy()
@@ -65,7 +65,7 @@ class LinearMap:
 def predicted(space: Space, coefficients: Array) -> Array:
     """Returns the predictions of a map [texts, columns]."""
     predictions = np.empty((len(space), coefficients.shape[1]))
-    for rows in blocks_of(space):
+    for rows in rows_of(space):
         predictions[rows] = (_inputs(space, rows) @ torch.from_numpy(coefficients)).numpy()
     return predictions
 
@@ -87,7 +87,7 @@ def candidate_predictions(
     """
     matrix = torch.from_numpy(coefficients)
     predictions, first = np.empty(candidates.shape), np.empty(len(candidates), np.int64)
-    for rows in blocks_of(space):
+    for rows in rows_of(space):
         values = (_inputs(space, rows) @ matrix).numpy().astype(np.float64)
         if own is not None:
             labels, leverages = (column[rows] for column in own)

@@ -22,8 +22,8 @@ from amalgam.stages.weigh_teachers.neighbours import (
     JointSpace,
     Pooled,
     Space,
-    blocks_of,
     densities,
+    rows_of,
     similar,
 )
 from amalgam.stages.weigh_teachers.signals import Params, with_absence
@@ -201,7 +201,7 @@ def _densities(
 def _closest_names(run: Run, features: Space) -> Array:
     """Returns the similarity of each text to the closest label name of each teacher."""
     names, columns = name_states(run), list(map(list, distinct_teachers(run).space.columns.values()))
-    similarity = (features[rows] @ names for rows in blocks_of(features))
+    similarity = (features[rows] @ names for rows in rows_of(features))
     return np.concatenate(
         [np.stack([block[:, labels].max(axis=1) for labels in columns], axis=1) for block in similarity]
     )

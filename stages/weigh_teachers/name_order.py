@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.lazy import np
-from amalgam.stages.weigh_teachers.neighbours import Space, blocks_of, of_length_1
+from amalgam.stages.weigh_teachers.neighbours import Space, of_length_1, rows_of
 
 FEWEST_LABELS, FEWEST_TEXTS = 6, 3
 """Labels of a teacher, and texts of each: with fewer, random orders of the names often fit as well as the right one."""
@@ -26,7 +26,7 @@ def as_good_orders(states: Space, names: Array, predicted: RowNumbers) -> float 
     if len(labels) < FEWEST_LABELS:
         return None
     sums = np.zeros((len(names), names.shape[1]))
-    for rows in blocks_of(states):
+    for rows in rows_of(states):
         np.add.at(sums.T, predicted[rows], of_length_1(states[rows].astype(np.float64)))
     texts, words = sums[:, labels] / counts[labels], names[:, labels].astype(np.float64)
     fit = (texts - texts.mean(axis=1, keepdims=True)).T @ (words - words.mean(axis=1, keepdims=True))

@@ -1,7 +1,7 @@
-"""Finds the nearest other texts in spaces of hidden states, which are read block by block.
+"""Finds the nearest other texts in spaces of hidden states, which are read some rows at a time.
 
 Each text is compared with the first texts of the corpus, the references. Time is then linear in the texts, and memory
-holds the references, one block and the neighbours.
+holds the references, these rows and the neighbours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from amalgam.data.arrays import Array
 from amalgam.data.lazy import np, torch
 from amalgam.stages.common.cached.read import States
 
-BLOCK = 2048
+ROWS_AT_ONCE = 2048
+"""Texts of a matrix product."""
 REFERENCES = 16_384
 """The first texts in key order are a random sample, because keys are digests."""
 
@@ -112,9 +113,9 @@ def references_of(space: Space) -> Array:
     return np.ascontiguousarray(space[: min(len(space), REFERENCES)], np.float32)
 
 
-def blocks_of(space: Space) -> Iterator[slice]:
-    for start in range(0, len(space), BLOCK):
-        yield slice(start, min(start + BLOCK, len(space)))
+def rows_of(space: Space) -> Iterator[slice]:
+    for start in range(0, len(space), ROWS_AT_ONCE):
+        yield slice(start, min(start + ROWS_AT_ONCE, len(space)))
 
 
 def of_length_1(states: Array) -> Array:
@@ -133,8 +134,8 @@ def nearest_texts(block: BlockSpace, count: int) -> tuple[Array, Array]:
     count = max(0, min(count, total - 1))
     places = np.empty((len(space), count), np.int32)
     alike = np.empty(places.shape, np.float32)
-    memory = torch.empty(min(BLOCK, len(space)), total)  # new memory for each block takes longer than the product
-    for rows in blocks_of(space) if count else ():
+    memory = torch.empty(min(ROWS_AT_ONCE, len(space)), total)  # new memory each time takes longer than the product
+    for rows in rows_of(space) if count else ():
         states = torch.from_numpy(np.ascontiguousarray(space[rows], np.float32))
         similarity = torch.mm(states, others, out=memory[: len(states)])
         itself = np.arange(start + rows.start, min(start + rows.stop, total))

@@ -20,7 +20,7 @@ from amalgam.stages.common.intervals import interval
 from amalgam.stages.target_methods import by_label, divided_by_label
 from amalgam.stages.weigh_teachers.linear_map import LinearMap, candidate_predictions, label_biases, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
-from amalgam.stages.weigh_teachers.neighbours import BLOCK, REFERENCES, Space
+from amalgam.stages.weigh_teachers.neighbours import REFERENCES, ROWS_AT_ONCE, Space
 from amalgam.stages.weigh_teachers.signals import (
     AccuracyEstimate,
     Params,
@@ -436,5 +436,6 @@ def smoothed(signal: Array, near: Array, params: Params) -> Array:
     if not near.shape[1]:
         return signal
     references = params.value("references", lambda: signal[:REFERENCES])
-    blocks = [references[near[start : start + BLOCK]].mean(axis=1) for start in range(0, len(near), BLOCK)]
-    return np.concatenate(blocks) if blocks else signal
+    starts = range(0, len(near), ROWS_AT_ONCE)
+    means = [references[near[start : start + ROWS_AT_ONCE]].mean(axis=1) for start in starts]
+    return np.concatenate(means) if means else signal

@@ -93,7 +93,7 @@ class Evaluation(EvaluatedSystems):
     """The labels of each teacher."""
 
 
-class EvaluationBlock(EvaluatedSystems):
+class EvaluationSection(EvaluatedSystems):
     """The evaluation on the page, without confusion matrices and F1 by label."""
 
     labels: int
@@ -287,7 +287,7 @@ class Duplicates(TypedDict):
     same_model: bool
 
 
-class AuditBlock(TypedDict):
+class AuditSection(TypedDict):
     """The teachers' audit, as `amalgam audit --json` prints it."""
 
     passes: NotRequired[PassAudit]
@@ -371,7 +371,7 @@ class TargetQuality(TypedDict, total=False):
     texts: int
     sample: int
     targets: TargetCounts
-    audit: AuditBlock
+    audit: AuditSection
     labelled: int
     uncertainty: TeacherUncertainty | None
     choice: TeacherChoice
@@ -418,7 +418,7 @@ class TeacherLabels(TypedDict):
     """Digest of the teacher's files."""
 
 
-class LabelsBlock(TypedDict):
+class LabelsSection(TypedDict):
     n: int
     shared: int
     teachers: list[TeacherLabels]
@@ -435,7 +435,7 @@ class PartCounts(TypedDict):
     labels: int
 
 
-class DataBlock(TypedDict):
+class DataSection(TypedDict):
     parts: list[PartCounts]
     leaks: dict[str, int]
     """By part: its texts that are training texts too."""
@@ -447,7 +447,7 @@ class DataBlock(TypedDict):
     scripts: dict[str, ScriptCounts]
 
 
-class StageBlock(TypedDict):
+class StageSection(TypedDict):
     stage: str
     needs: list[str]
     fingerprint: str
@@ -475,7 +475,7 @@ class ModelSize(TypedDict):
     """Texts of the student, or text-passes of a teacher."""
 
 
-class StudentBlock(TypedDict):
+class StudentSection(TypedDict):
     steps: int
     best_step: int
     best_score: float
@@ -516,7 +516,7 @@ class ReportJson(TypedDict):
     method: str
     learns: bool
     fingerprint: str
-    evaluation: EvaluationBlock | None
+    evaluation: EvaluationSection | None
     student_quality: StudentQuality | None
     target_quality: TargetQuality | None
     chance: float | None
@@ -525,12 +525,12 @@ class ReportJson(TypedDict):
     sweep: list[SweepPoint]
     students: list[NamedStudent]
     """Other students of the workspace, evaluated on the same test texts."""
-    labels: LabelsBlock
-    data: DataBlock
-    stages: list[StageBlock]
+    labels: LabelsSection
+    data: DataSection
+    stages: list[StageSection]
     teacher_costs: list[TeacherCost]
     models: list[ModelSize]
-    student: StudentBlock | None
+    student: StudentSection | None
     libraries: dict[str, str]
     test: str | None
     """Digest of the labelled test texts."""

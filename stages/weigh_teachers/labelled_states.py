@@ -48,6 +48,11 @@ class Labelled:
 class PartlyLabelled(Labelled, WeighedBlock):
     """Texts of which some have a gold label."""
 
+    @classmethod
+    def of(cls, block: WeighedBlock, labels: Labelled) -> PartlyLabelled:
+        texts = block.weights, block.kinds, block.predicted, block.spaces
+        return cls(*texts, labels.rows, labels.has_label, labels.gold)
+
     @property
     def is_right(self) -> Array:
         """Returns whether each teacher predicts the gold label; where none does, whether it has the label.

@@ -391,10 +391,10 @@ def _fit_labels(
 
     Texts of other blocks are read for it.
     """
-    parts = [(texts, PartlyLabelled(**vars(weighed), **vars(labelled)))]
+    parts = [(texts, PartlyLabelled.of(weighed, labelled))]
     for others, labels in _labelled_elsewhere(run):
         weighed, _ = _weigh(run, others, params.reused())
-        parts.append((others, PartlyLabelled(**vars(weighed), **vars(labels))))
+        parts.append((others, PartlyLabelled.of(weighed, labels)))
     first, *rest = [part for _, part in parts]
     fit = fit_labels(first, rest, len(load.label_space(run).names))
     result, maps = fit.result, fit.maps

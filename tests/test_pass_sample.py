@@ -204,16 +204,20 @@ def test_teachers_without_dropout_have_no_audit_of_passes(auto: Workspace) -> No
 
 
 @pytest.mark.parametrize("is_cached", [False, True])
-def test_a_measure_that_compares_passes_refuses_equal_ones(auto: Workspace, *, is_cached: bool) -> None:
-    """They would make the teacher look certain, whether they are computed now or were cached for another measure."""
+@pytest.mark.parametrize(
+    "settings", [("cache.passes=auto", "targets.uncertainty=mutual-information"), (f"cache.passes={PASSES}",)]
+)
+def test_equal_passes_are_refused_although_auto_cached_them(
+    auto: Workspace, settings: tuple[str, ...], *, is_cached: bool
+) -> None:
+    """They would make the teacher look certain by a measure that compares passes, and a number asks for dropout."""
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
     labels = TEACHER_LABELS["first"]
     write_model(auto.folder / "models" / "first", words=word_list(auto), seed=1, labels=labels, **still)
-    method = ("student.method=muka-hard", "cache.passes=auto")
     if is_cached:
-        auto("build-targets", *method)
+        auto("build-targets", "student.method=muka-hard", "cache.passes=auto")
     with auto.counting() as asked:
-        refused = auto.attempt("build-targets", *method, "targets.uncertainty=mutual-information")
+        refused = auto.attempt("build-targets", "student.method=muka-hard", *settings)
     assert (refused.code, asked[0].units) == (2, 0)
     assert "teacher first" in refused.err
     assert "passes are all the same" in refused.err

@@ -37,7 +37,7 @@ from amalgam.stages.common.cached.coverage import (
     family_in,
     units_for,
 )
-from amalgam.stages.common.cached.read import distinct
+from amalgam.stages.common.cached.read import distinct, passes_differ
 from amalgam.stages.common.corpus import Part, tables
 from amalgam.stages.common.device import dtype_for, pick_device
 from amalgam.stages.objective_inputs import reads_texts
@@ -93,6 +93,8 @@ class CacheTeachers(Stage):
             else:
                 run.store.pin("dtype", "auto", earlier, why="the results that exist")
                 run.console.note(f"cache.dtype auto is {earlier}, as in the results that exist")
+        if cached.passes_of(run.experiment) and not _may_repeat(run):
+            _check_cached_passes(run)
 
     def identity(self, run: Run) -> Identity:
         parts, sampled, deciding = _parts(run), pass_sample_size(run), cached.adaptive_sample_size(run)
@@ -272,6 +274,18 @@ def _check_new_teachers(run: Run) -> None:
 def _may_repeat(run: Run) -> bool:
     """Returns whether passes may be all the same: `auto` chose their number, and no measure compares them."""
     return run.experiment.cache.passes is None and not target_method(run.experiment.targets).compares_passes
+
+
+@once
+def _check_cached_passes(run: Run) -> None:
+    """Refuses a teacher without active dropout whose equal passes were cached under `cache.passes: auto`."""
+    families, dtype = cached.families_of(run), cached.dtype_of(run)
+    for teacher in load.models_of(run):
+        entries = cached.units_of(run, CacheTeachers.name, families[teacher.name]).entries
+        units = [unit for unit in entries if unit.last - unit.first > 1]
+        differ = (passes_differ(run.store.verified_path(unit.file), unit.last - unit.first) for unit in units)
+        if units and not any(differ):
+            load.teacher_loader(run).load(teacher, dtype, passes=cached.passes_of(run.experiment))
 
 
 def _choose_dtype(run: Run) -> None:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from amalgam.data.arrays import Keys
 from amalgam.data.parquet import read_keys
 from amalgam.pipeline.config.schema import STATIC, ExperimentConfig
-from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.storage.store import MANIFEST, StoredFile
 from amalgam.stages.common import load
 from amalgam.stages.common.cached import coverage
-from amalgam.stages.common.cached.read import CacheReader, Features, States, open_features, open_states, passes_differ
+from amalgam.stages.common.cached.read import CacheReader, Features, States, open_features, open_states
 from amalgam.stages.common.corpus import Bucket, Part
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.models.model_folder import full_attention, reads_padding, states_body, text_config
@@ -191,8 +190,6 @@ def _family_indexes(run: Run, stage: str, _fingerprint: str) -> dict[str, covera
 
 
 def cache_reader(run: Run) -> CacheReader:
-    if target_method(run.experiment.targets).compares_passes:
-        _check_passes_differ(run)
     return CacheReader(
         store=run.store,
         manifest=run.result("cache-teachers"),
@@ -202,20 +199,6 @@ def cache_reader(run: Run) -> CacheReader:
         targets=run.experiment.targets,
         passes=passes_of(run.experiment),
     )
-
-
-@once
-def _check_passes_differ(run: Run) -> None:
-    """Refuses a teacher whose cached passes are all the same, as `auto` writes them for one without dropout."""
-    for teacher, family in families_of(run).items():
-        units = [unit for unit in units_of(run, "cache-teachers", family).entries if unit.last - unit.first > 1]
-        if units and not any(
-            passes_differ(run.store.verified_path(unit.file), unit.last - unit.first) for unit in units
-        ):
-            measure = run.experiment.targets.uncertainty
-            what = f"teacher {teacher}: its cached passes are all the same, so {measure} finds it always certain"
-            fix = "set dropout: 0.1 for this teacher, or targets.uncertainty: entropy"
-            raise ModelError(what, fix=fix)
 
 
 # ---- hidden states

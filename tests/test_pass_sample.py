@@ -25,6 +25,7 @@ from amalgam.tests.workspaces import (
     TEST,
     TRAIN,
     Workspace,
+    edit_json,
     finish,
     flip_bit,
     quiet_environment,
@@ -246,6 +247,22 @@ def test_the_plan_shows_the_prices_of_no_passes_of_auto_and_of_all(auto: Workspa
     assert "text-passes" not in auto("plan", *AUTO).out
     priced = " ".join(auto("plan", "cache.passes=7", AUTO[1]).out.split())
     assert re.search(rf"{2 * (texts + 7 * TRAIN):,} text-passes \(.*s\) with cache.passes=7", priced)
+
+
+def test_the_plan_prices_no_passes_that_do_not_run(auto: Workspace) -> None:
+    """Those of a teacher without dropout are equal, and a copy of a model has its predictions."""
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    edit_json(auto.folder / "models/first/config.json", **still)
+    auto("read-corpus")
+    texts, passes = TRAIN + TEST, {"0": 0, "auto": PASSES * SAMPLED, "4": PASSES * TRAIN}
+    prices = auto("plan", "--json", *AUTO).json["cost"]["passes"]
+    assert prices == {name: 2 * texts + count for name, count in passes.items()}
+    auto("cache-teachers", *AUTO)
+    timing = auto.artifacts / "cache-teachers" / auto.head("cache-teachers") / "timing.json"
+    assert json.loads(timing.read_text())["facts"]["workload"] == prices["auto"]
+    auto.edit("./models/first", "./models/second")
+    prices = auto("plan", "--json", *AUTO).json["cost"]["passes"]
+    assert prices == {name: texts + count for name, count in passes.items()}
 
 
 @pytest.mark.parametrize("method", ["uhc", "vanilla-kd"])

@@ -7,7 +7,7 @@ training texts are weighed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from amalgam.pipeline.console import counted
 from amalgam.pipeline.execution.faults import with_retries
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit, once, pending_units
 from amalgam.pipeline.storage.facts import FactTypes
+from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.cache_teachers import adaptive, sample
 from amalgam.stages.cache_teachers.adaptive import RegressionFacts, StopFacts
@@ -116,18 +117,13 @@ class CacheTeachers(Stage):
         return _adaptive_units(run) if cached.adaptive_sample_size(run) else _plain_units(run, _parts(run))
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
-        """Returns the number of text-passes; those of the last layer alone are not counted."""
-        if not run.experiment.cache.last_layer:
-            return float(_text_passes(run, units))
-        if units is None:
-            return float(sum(part.texts for part, _ in _parts(run)) * len(load.teachers_of(run)))
-        sized = [(unit.size, unit.payload) for unit in units if isinstance(unit.payload, UnitRequest)]
-        return sum(size / (request.last - request.first + request.logits) for size, request in sized)
+        """Returns the number of forward passes; passes of the last layer alone cost little and are not counted."""
+        return _text_passes(run, units, set() if run.experiment.cache.last_layer else _with_dropout(run))
 
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         """Returns a byte for each logit: half of its size in fp16, because the files are compressed."""
         labels = min(len(teacher.outputs) for teacher in load.teachers_of(run))
-        return _text_passes(run, units) * labels, 0
+        return int(_text_passes(run, units, _with_dropout(run))) * labels, 0
 
     def more_units(self, run: Run, folder: Path) -> Sequence[Unit]:
         """Lists the next round of adaptive passes, which depends on the answers of the last one."""
@@ -297,7 +293,7 @@ def _choose_dtype(run: Run) -> None:
     if dtype != "fp32" and part is None and not reads_texts(run.experiment):
         dtype, why = "fp32", "there are no texts to compare it on"
     elif dtype != "fp32" and load.models_of(run):
-        texts, work = tables(run.store, part or load.train_part(run)), _text_passes(run) // len(load.teachers_of(run))
+        texts, work = tables(run.store, part or load.train_part(run)), sum(_texts_and_passes(run))
         sample = sample_texts(texts, work, passes)
         # Printed first, because long texts take minutes on a CPU.
         run.console.say(f"cache.dtype auto: comparing {dtype} with fp32 on {counted(len(sample), 'text')}, once")
@@ -337,20 +333,40 @@ def pass_sample_size(run: Run) -> int:
     return cached.adaptive_sample_size(run)
 
 
-def _text_passes(run: Run, units: Sequence[Unit] | None = None) -> int:
-    """Returns the forward passes of these units, or of all teachers over all texts, with and without dropout."""
-    if units is not None:
-        return sum(unit.size for unit in units)
+def _text_passes(run: Run, units: Sequence[Unit] | None, with_dropout: Collection[str]) -> float:
+    """Returns the forward passes of these units, or of all models over all texts.
+
+    A teacher that is not in `with_dropout` counts once for each text.
+    """
+    if units is None:
+        (texts, passes), teachers = _texts_and_passes(run), load.teachers_of(run)
+        models = {fingerprint(teacher.identity): teacher.name for teacher in teachers}  # copies share a family
+        return float(sum(texts + passes * (name in with_dropout) for name in models.values()))
+    counts = 0.0
+    for unit in units:
+        request = unit.payload
+        is_once = isinstance(request, UnitRequest) and request.teacher not in with_dropout
+        counts += unit.size / (request.last - request.first + request.logits) if is_once else unit.size
+    return counts
+
+
+def _texts_and_passes(run: Run) -> tuple[int, int]:
+    """Returns the number of all texts, and that of the dropout passes of a teacher over them."""
     passes, sampled = cached.passes_of(run.experiment), pass_sample_size(run)
     texts = {part.name: part.texts for part, _ in _parts(run)}
     others = texts.get("train", sampled) - sampled
     of_sample = sampled * (passes or cached.AUTO_PASSES)
     of_others = others * (adaptive.USUAL_PASSES if cached.adaptive_sample_size(run) else passes)
-    return (sum(texts.values()) + of_sample + of_others) * len(load.teachers_of(run))
+    return sum(texts.values()), of_sample + of_others
+
+
+def _with_dropout(run: Run) -> set[str]:
+    """Returns the teachers whose passes differ; equal passes are not run, and their files are small."""
+    return {teacher.name for teacher in load.teachers_of(run) if teacher.has_dropout}
 
 
 def pass_prices(run: Run) -> dict[str, int]:
-    """Returns the text-passes of this corpus by setting: no dropout passes, `auto`, all of them, and adaptive ones.
+    """Returns the forward passes for this corpus by setting: no dropout passes, `auto`, all of them, and adaptive ones.
 
     Those of `cache.adaptive` are an estimate, and absent where it has no effect.
     """
@@ -366,7 +382,7 @@ def pass_prices(run: Run) -> dict[str, int]:
     prices = {"0": priced(0), "auto": priced(None), str(most): priced(most)}
     adapted = priced(most, adaptive=True)
     prices |= {"adaptive": adapted} if cached.adaptive_sample_size(adapted) else {}
-    return {setting: _text_passes(each) for setting, each in prices.items()}
+    return {setting: int(_text_passes(each, None, _with_dropout(run))) for setting, each in prices.items()}
 
 
 def _cached_passes(run: Run) -> adaptive.CachedPasses:

@@ -343,8 +343,7 @@ def apply_rate(config: Any, rate: float) -> None:
     Call it before the model is built: some models build no dropout for a rate of zero.
     """
     for name, value in list(vars(config).items()):
-        is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
             apply_rate(value, rate)
-        elif is_number and ("dropout" in name or name.endswith("pdrop")):
+        elif model_folder.is_dropout_rate(name, value):
             setattr(config, name, rate)

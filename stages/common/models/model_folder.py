@@ -15,7 +15,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -174,6 +174,26 @@ def end_token(config: Any) -> int | None:
 def _getter(config: Any) -> Callable[..., Any]:
     """Returns `get` of a model's configuration, or of the content of its config.json."""
     return config.get if isinstance(config, dict) else lambda name, default=None: getattr(config, name, default)
+
+
+def is_dropout_rate(name: str, value: object) -> bool:
+    """Returns whether an entry of a model's configuration is a dropout rate; null stands for another entry's rate."""
+    is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    return is_number and ("dropout" in name or name.endswith("pdrop"))
+
+
+def has_dropout(config: Mapping[str, Any]) -> bool:
+    """Returns whether a dropout rate in config.json is above 0, or it has none; for estimates only."""
+    rates = list(_dropout_rates(config))
+    return not rates or any(rates)
+
+
+def _dropout_rates(config: Mapping[str, Any]) -> Iterator[float]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _dropout_rates(value)
+        elif value is not None and is_dropout_rate(name, value):
+            yield value
 
 
 def check_encoder_kind(config: Mapping[str, Any], *, where: str) -> None:

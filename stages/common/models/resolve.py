@@ -157,6 +157,12 @@ class ResolvedTeacher:
         return tuple(self.outputs[place] for place in self.places)
 
     @property
+    def has_dropout(self) -> bool:
+        """Returns whether its passes differ, by its configuration; for estimates only."""
+        has_rate = self.dropout is not None or model_folder.has_dropout(self.files.config)
+        return has_rate and not self.files.are_predictions
+
+    @property
     def identity(self) -> dict[str, Any]:
         """Returns everything that determines its outputs, except the text; renaming labels reruns no pass."""
         return {"content": self.files.digest, "max_tokens": self.max_tokens, "dropout": self.dropout}

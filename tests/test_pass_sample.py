@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from amalgam.pipeline.console import Console
 from amalgam.stages.cache_teachers import stage
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.cached import load
@@ -192,6 +193,16 @@ def test_a_teacher_without_dropout_has_equal_passes(auto: Workspace) -> None:
     )
     last = auto("cache-teachers", *AUTO, "cache.dropout=last-layer")
     assert "teacher first: it has no active dropout in its last layer and head, so its prediction" in last.err
+
+
+def test_the_progress_of_equal_passes_counts_each(auto: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit_json(auto.folder / "models/first/config.json", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    auto("read-corpus")
+    done = list[int]()
+    monkeypatch.setattr(Console, "advance", lambda _console, amount: done.append(amount))
+    with auto.counting() as asked:
+        auto("cache-teachers", "student.method=muka-soft", "cache.passes=auto")
+    assert sum(done) == asked[0].logits + asked[0].passes
 
 
 def test_teachers_without_dropout_have_no_audit_of_passes(auto: Workspace) -> None:

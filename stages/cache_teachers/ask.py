@@ -156,6 +156,7 @@ def _compute(
     began = time.monotonic()
     wanted = range(request.first, request.last)
     repeats = inputs.may_repeat and len(wanted) > 0 and not teacher.has_active_dropout
+    counts = len(wanted) + request.logits if repeats else 1
     logits, passes = run_passes(
         teacher,
         join(tokenized.tokens for tokenized in pool),
@@ -163,7 +164,7 @@ def _compute(
         range(0) if repeats else wanted,
         deterministic=request.logits or repeats,
         batch_tokens=batch_tokens,
-        on_progress=inputs.console.advance,
+        on_progress=lambda rows: inputs.console.advance(counts * rows),
         stop=inputs.check_interrupt,
     )
     if repeats and logits is not None:

@@ -571,3 +571,13 @@ def test_a_folder_without_models_is_not_proposed(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no folder") as refused:
         place_of("./models/first", tmp_path)
     assert refused.value.fix == f"copy the model to this place, or name another folder: {tmp_path} has no models"
+
+
+def test_texts_that_an_earlier_run_truncated_are_refused(fresh: Workspace) -> None:
+    fresh("cache-teachers", "cache.max_tokens=4")
+    refused = fresh.attempt("cache-teachers", "cache.max_tokens=4", "cache.on_long_text=error")
+    assert refused.code == 3
+    assert re.search(r"longer than 4 tokens of teacher first: \d+ texts", refused.err), refused.err
+    fresh.write([("the vet", "law"), ("a cow", "law")])
+    fresh.write([("the vet", "law"), ("a cow", "law")], "test")
+    assert fresh("cache-teachers", "cache.max_tokens=4", "cache.on_long_text=error").code == 0

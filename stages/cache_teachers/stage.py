@@ -41,6 +41,7 @@ from amalgam.stages.common.cached.coverage import (
 from amalgam.stages.common.cached.read import distinct, passes_differ
 from amalgam.stages.common.corpus import Part, tables
 from amalgam.stages.common.device import dtype_for, pick_device
+from amalgam.stages.common.token_cache import long_texts_error
 from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.target_methods import target_method
 
@@ -133,6 +134,8 @@ class CacheTeachers(Stage):
         families = cached.families_of(run)
         if units:
             _check_new_teachers(run)
+        if run.experiment.cache.on_long_text == "error":
+            _refuse_truncated(run)
         for teacher in load.teachers_of(run):
             key = cached.family_key(run, teacher, cached.dtype_of(run))
             content = {"teacher": teacher.name, **key, "labels": list(teacher.outputs)}
@@ -218,10 +221,30 @@ def _count_truncated(run: Run, units: Sequence[Record]) -> int:
     truncated, rows = (sum(int(unit.facts[name]) for unit in units) for name in ("cut", "rows"))
     if not truncated or rows == sum(part.texts for part, _ in _parts(run)):  # no text was removed
         return truncated
+    return len(_truncated(run, units))
+
+
+def _truncated(run: Run, units: Iterable[Record]) -> Keys:
+    """Returns the texts of the corpus that are truncated in these units."""
     paths = run.store.verified_paths(unit.files[0] for unit in units if unit.facts["cut"])
-    tables = (read_table(path, ["key", "cut"]) for path in paths)
-    keys = np.concatenate([key_array(table.filter(table.column("cut")).column("key")) for table in tables])
-    return int(np.isin(keys, _keys(run)).sum())
+    rows = (read_table(path, ["key", "cut"]) for path in paths)
+    keys = [key_array(table.filter(table.column("cut")).column("key")) for table in rows]
+    return np.concatenate([own[np.isin(own, _keys(run))] for own in keys] or [_keys(run)[:0]])
+
+
+@once
+def _refuse_truncated(run: Run) -> None:
+    """Refuses texts that an earlier run with `cache.on_long_text: truncate` truncated."""
+    families = cached.families_of(run)
+    for teacher in load.models_of(run):
+        units = run.store.units(cached.units_folder(run, CacheTeachers.name, families[teacher.name])).values()
+        truncated = _truncated(run, [unit for unit in units if unit.facts["logits"]])
+        for part, _ in _parts(run) if len(truncated) else ():
+            for table in tables(run.store, part, ["key", "text"]):
+                is_truncated = np.isin(key_array(table.column("key")), truncated)
+                if is_truncated.any():
+                    first = table.column("text")[int(is_truncated.argmax())].as_py()
+                    raise long_texts_error(teacher, len(truncated), first)
 
 
 @once

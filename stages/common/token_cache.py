@@ -155,10 +155,13 @@ class UnitTexts:
         teacher.check(tokens, lambda row: str(rows.column("text")[row]))
         if self.refuse_long and tokens.truncated.any():
             first = rows.column("text")[int(tokens.truncated.argmax())].as_py()
-            raise DataError(
-                f"longer than {resolved.max_tokens} tokens of teacher {resolved.name}: "
-                f"{counted(int(tokens.truncated.sum()), 'text')}",
-                where=f"the first: {shown(first)}",
-                fix="set cache.on_long_text=truncate, which cuts and counts them, or raise cache.max_tokens",
-            )
+            raise long_texts_error(resolved, int(tokens.truncated.sum()), first)
         return TokenizedUnit(unit, rows.column("key").to_pylist(), tokens)
+
+
+def long_texts_error(teacher: ResolvedTeacher, texts: int, first: str) -> DataError:
+    return DataError(
+        f"longer than {teacher.max_tokens} tokens of teacher {teacher.name}: {counted(texts, 'text')}",
+        where=f"the first: {shown(first)}",
+        fix="set cache.on_long_text=truncate, which cuts and counts them, or raise cache.max_tokens",
+    )

@@ -94,6 +94,14 @@ def test_the_confidence_of_a_detector_is_the_probability_of_its_label(workspace:
     assert (part.distribution.to_numpy() == 1).all()
 
 
+@pytest.mark.parametrize("names", [["computing"], OTHERS])
+def test_the_distance_from_a_domain_can_be_measured(workspace: Workspace, names: list[str]) -> None:
+    overrides = {"targets.uncertainty": "rmd", "teachers.0.catch_all": names, "corpus.test": None}
+    experiment = Experiment.load(workspace.config, overrides, quiet=True)
+    experiment.run("build-targets")
+    assert experiment.targets.collect()["weight"].is_finite().all()
+
+
 def test_a_label_that_looks_like_one_is_noted() -> None:
     [note] = label_notes({"first": ["law", "Other"], "second": ["music", "Other"]})
     assert note.startswith("Other of first and second counts as a label of the student")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from amalgam.data.arrays import Gaussians, Moments, softmax, top_margin
+from amalgam.data.arrays import Gaussians, Moments, softmax
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.target_methods import COMPARATIVE
 
@@ -38,13 +38,20 @@ PAIR = ("own", "background")
 PARTS = ("means", "whiten", "shrinkage")
 
 
-def most_confident(logits: NDArray[Any], is_own: NDArray[np.bool_], share: float) -> Groups:
+def most_confident(
+    logits: NDArray[Any], is_own: NDArray[np.bool_], share: float, catch_all: NDArray[Any] | None = None
+) -> Groups:
     """Returns the class of the most confident share of each predicted class of own texts, and -1 for other texts.
 
-    The share is rounded up. Other texts are left out because generated texts drift.
+    The share is rounded up. Other texts are left out because generated texts drift. `catch_all` are the logits of
+    outputs that are no classes: a text is less confident the higher they are.
     """
-    order = np.argsort(-top_margin(logits.astype(np.float64)), kind="stable")
-    predicted = np.where(is_own, logits.argmax(axis=1), -1)
+    predicted = logits.argmax(axis=1)
+    rivals = np.concatenate([logits, logits[:, :0] if catch_all is None else catch_all], axis=1, dtype=np.float64)
+    highest = np.take_along_axis(rivals, predicted[:, None], axis=1)
+    np.put_along_axis(rivals, predicted[:, None], -np.inf, axis=1)
+    order = np.argsort(rivals.max(axis=1) - highest[:, 0], kind="stable")
+    predicted = np.where(is_own, predicted, -1)
     groups = np.full(len(logits), -1, np.int64)
     for label in np.unique(predicted[is_own]):
         texts = order[predicted[order] == label]

@@ -71,6 +71,8 @@ class FitStatistics(Stage):
                 for teacher in teachers_of(run)
             },
         }
+        if run.experiment.has_catch_all:
+            inputs["catch_all"] = "lowers the confidence in own texts"
         if run.experiment.generate:
             inputs |= generated_identity(run)
         return Identity({"reference_fraction": run.experiment.targets.reference_fraction}, inputs)
@@ -87,12 +89,13 @@ class FitStatistics(Stage):
 
         teacher, buckets, share = unit.payload, reference_part(run).buckets, run.experiment.targets.reference_fraction
         keys = np.concatenate([read_keys(run.store.verified_path(bucket.file)) for bucket in buckets])
-        logits = cached_logits(run, teacher.name, [bucket.prefix for bucket in buckets], keys)
+        outputs = cached_outputs(run, teacher.name, [bucket.prefix for bucket in buckets], keys)
+        logits, catch_all = outputs[:, teacher.places], outputs[:, sorted(teacher.catch_all)]
         states = states_of_teacher(run, teacher, keys, statistics_family)
         is_own, which = generated_for(run, teacher.name, keys), "the most confident of those generated for it"
         if not is_own.any():
             is_own, which, share = ~is_own, "the most confident", share / len(teachers_of(run))
-        groups = most_confident(logits, is_own, share)
+        groups = most_confident(logits, is_own, share, catch_all)
         statistics = Statistics.of(states, logits, groups)
         with run.store.draft(unit.folder, unit.name, ".safetensors") as draft:
             statistics.save(draft.folder / "statistics.safetensors")
@@ -142,10 +145,10 @@ def generated_for(run: Run, teacher: str, keys: Keys) -> Array:
     return np.array([key in own_keys for key in key_list(keys)], bool)
 
 
-def cached_logits(run: Run, teacher: str, prefixes: Sequence[str], keys: Keys) -> Array:
-    """Returns a teacher's cached logits [n, labels] with dropout off; `prefixes` are the buckets of the keys."""
+def cached_outputs(run: Run, teacher: str, prefixes: Sequence[str], keys: Keys) -> Array:
+    """Returns a teacher's cached logits [n, outputs] with dropout off; `prefixes` are the buckets of the keys."""
     column = pl.Series("key", key_list(keys), pl.Binary)
-    return cache_reader(run).logits(teacher, prefixes, column).to_numpy()
+    return cache_reader(run).outputs(teacher, prefixes, column).to_numpy()
 
 
 def domain_confidences(run: Run, keys: Keys, prefixes: Sequence[str]) -> Array:
@@ -157,7 +160,9 @@ def domain_confidences(run: Run, keys: Keys, prefixes: Sequence[str]) -> Array:
     files = {Path(file.path).stem.rsplit("-", 1)[0]: file for file in run.result("fit-statistics").files}
     fitted = [Statistics.load(run.store.verified_path(files[teacher.name])) for teacher in teachers]
     states = states_of(run, keys, statistics_family, prefixes)
-    logits = [cached_logits(run, teacher.name, prefixes, keys) for teacher in teachers] if measure == "msp" else None
+    if measure != "msp":
+        return confidences(fitted, states, None, measure)
+    logits = [cached_outputs(run, teacher.name, prefixes, keys)[:, teacher.places] for teacher in teachers]
     return confidences(fitted, states, logits, measure)
 
 

@@ -200,6 +200,12 @@ def test_reference_texts_are_a_share_of_each_predicted_class() -> None:
     ]
 
 
+def test_a_text_is_a_worse_reference_the_more_the_teacher_predicts_its_catch_all() -> None:
+    logits, catch_all = np.array([[3.0, 0], [1, 0], [2, 0]]), np.array([[9.0], [0], [0]])
+    assert most_confident(logits, np.ones(3, bool), 0.5, catch_all).tolist() == [-1, 0, 0]
+    assert most_confident(logits[:, :1], np.ones(3, bool), 0.3, catch_all).tolist() == [-1, -1, 0]
+
+
 def test_a_share_of_so_many_texts_is_not_one_more_by_rounding() -> None:
     logits = np.array([[float(place), 0.0] for place in range(1, 50)])
     assert (most_confident(logits, np.ones(49, bool), 1 / 49) >= 0).sum() == 1  # 1 / 49 * 49 < 1, and 0.07 * 100 > 7

@@ -48,16 +48,17 @@ class CacheReader:
 
     def logits(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
         """Returns the logits with dropout off; `prefixes` are the buckets of the keys."""
-        return self._of_labels(teacher, self._outputs(teacher, prefixes, keys))
+        return self._of_labels(teacher, self.outputs(teacher, prefixes, keys))
 
     def predicts_none(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> Array:
         """Returns the texts for which the teacher predicts an output of its catch_all, and no label."""
         places = sorted(self.teachers[teacher].catch_all)
         if not places:
             return np.zeros(len(keys), bool)
-        return self._outputs(teacher, prefixes, keys).arr.arg_max().is_in(places).to_numpy()
+        return self.outputs(teacher, prefixes, keys).arr.arg_max().is_in(places).to_numpy()
 
-    def _outputs(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
+    def outputs(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
+        """Returns the logits of all outputs with dropout off, those of catch_all included."""
         schema: dict[str, Any] = {"key": pl.Binary, "logits": pl.Array(pl.Float32, len(self.teachers[teacher].outputs))}
         paths = self.store.verified_paths(self._files(teacher, prefixes))
         # Polars decodes no column but the key for other texts.

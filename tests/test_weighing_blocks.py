@@ -391,6 +391,13 @@ def test_the_first_block_alone_is_known_until_it_is_complete(cached: Workspace) 
     assert cached.plan(*AMALGAM)["weigh-teachers"]["units"] == {"done": 3, "total": BLOCKS}
 
 
+def test_an_estimate_times_the_first_block_by_its_own_texts(cached: Workspace) -> None:
+    cached("plan", "--estimate", *AMALGAM)
+    [record] = (cached.artifacts / "weigh-teachers").glob("*/units/*.json")
+    rate = json.loads((cached.artifacts / "rates.json").read_text())["weigh-teachers"]
+    assert rate["workload"] == json.loads(record.read_text())["facts"]["texts"] < TEXTS / 2
+
+
 def count_units(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the list of the units that run from now on."""
     done: list[str] = []

@@ -248,7 +248,8 @@ def _rate_of_unit(run: Run, stage: Stage, unit: Unit) -> Rate:
         stage.run_units(run, [unit])
     record = run.store.record(unit.record_path)
     written = sum(file.bytes for file in record.files) if record else 0
-    return Rate(stage.workload(run, [unit]) or 0.0, time.monotonic() - began, written)
+    alone = replace(unit, is_read_by_others=False)  # the missing units that read it have not run
+    return Rate(stage.workload(run, [alone]) or 0.0, time.monotonic() - began, written)
 
 
 # ---- memory

@@ -69,7 +69,7 @@ def ask_teachers(inputs: CacheInputs, units: Sequence[Unit]) -> None:
                 is_keyed = teacher.keyed_sites is not None
                 why = f"it has no active dropout{where}" if is_keyed else "its dropout cannot be keyed"
                 what = f"{why}, so its prediction without dropout counts as every pass"
-                inputs.console.note(f"teacher {teacher.name}: {what}")
+                inputs.loader.note_once(f"teacher {teacher.name}: {what}")
             _run_pooled(inputs, teacher, requests, inputs.texts.tokenizer(resolved, teacher))
             inputs.loader.log_notes(teacher)
 

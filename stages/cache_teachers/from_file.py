@@ -29,17 +29,17 @@ def write_predictions(inputs: CacheInputs, teacher: ResolvedTeacher, units: Sequ
     files = teacher.files
     if inputs.passes:
         what = f"teacher {teacher.name} is a file of predictions, so its prediction counts as every pass"
-        inputs.console.note(what)
+        inputs.loader.note_once(what)
     labels = list(files.config["id2label"].values())
     with files.unchanged():
         predictions = read_predictions(files.folder, labels, inputs.corpus, f"teacher {teacher.name}: {files.folder}")
     fewest, most = predictions.answers
     if most > 1:
         count = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
-        inputs.console.note(f"teacher {teacher.name}: {count} answers for each text of {files.folder.name}, averaged")
+        inputs.loader.note_once(f"teacher {teacher.name}: {count} answers for each text of {files.folder.name}, averaged")
     for column, reason in predictions.unread.items():
         what = f"teacher {teacher.name}: the column {column} of {files.folder.name} is not read"
-        inputs.console.note(f"{what}: {reason}")
+        inputs.loader.note_once(f"{what}: {reason}")
     if predictions.by_id:
         _check_ids(inputs, teacher)
     _check_texts(inputs, teacher, predictions, units)

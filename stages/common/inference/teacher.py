@@ -587,6 +587,10 @@ class TeacherLoader:
     def log_notes(self, teacher: Teacher) -> None:
         """Prints each note of the teacher once; inference may add notes."""
         for note in teacher.notes:
-            if note not in self._notes:
-                self.console.note(note)
-                self._notes.add(note)
+            self.note_once(note)
+
+    def note_once(self, text: str) -> None:
+        """Prints a note, which a later round of units has too."""
+        if text not in self._notes:
+            self.console.note(text)
+            self._notes.add(text)

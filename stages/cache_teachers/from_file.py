@@ -26,20 +26,19 @@ from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 def write_predictions(inputs: CacheInputs, teacher: ResolvedTeacher, units: Sequence[Unit]) -> None:
     """Writes the units of one teacher, after a check that its file has all of their texts."""
-    files = teacher.files
+    files, note = teacher.files, inputs.loader.note_once
     if inputs.passes:
-        what = f"teacher {teacher.name} is a file of predictions, so its prediction counts as every pass"
-        inputs.loader.note_once(what)
+        note(f"teacher {teacher.name} is a file of predictions, so its prediction counts as every pass")
     labels = list(files.config["id2label"].values())
     with files.unchanged():
         predictions = read_predictions(files.folder, labels, inputs.corpus, f"teacher {teacher.name}: {files.folder}")
     fewest, most = predictions.answers
     if most > 1:
         count = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
-        inputs.loader.note_once(f"teacher {teacher.name}: {count} answers for each text of {files.folder.name}, averaged")
+        note(f"teacher {teacher.name}: {count} answers for each text of {files.folder.name}, averaged")
     for column, reason in predictions.unread.items():
         what = f"teacher {teacher.name}: the column {column} of {files.folder.name} is not read"
-        inputs.loader.note_once(f"{what}: {reason}")
+        note(f"{what}: {reason}")
     if predictions.by_id:
         _check_ids(inputs, teacher)
     _check_texts(inputs, teacher, predictions, units)

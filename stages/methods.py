@@ -111,7 +111,7 @@ DEFAULT_METHOD = "amalgam"
 
 
 def method_of(targets: Mapping[str, Any], objective: str = "targets") -> str:
-    """The name of what learns these targets by this objective; other weights than a method's own are named too."""
+    """Returns the method with these targets and this objective; weights of no method follow the name of the targets."""
     named: dict[str, str] = {}
     for name, method in METHODS.items():
         if method.trains and _makes(method, targets):

@@ -164,7 +164,7 @@ def _write_states(
 
 
 def _check_tokenizers(run: Run) -> None:
-    """Tokens are compared one by one, so all must cut a text into the same ones."""
+    """Refuses a teacher that cuts texts into other tokens than the student: the objective compares them one by one."""
     student = run.experiment.student
     wanted = _digest(load.encoder_files(run, student, cached.ENCODER))
     for teacher in load.teachers_of(run):

@@ -167,7 +167,7 @@ def _regressions_unit(
 
 
 def _stop_unit(stop: StopDecision) -> Unit:
-    """The name has the digest of the bucket's file, because an appended text changes the decisions' rows."""
+    """Returns the unit of a decision, named by the digest of the bucket's file: an appended text changes its rows."""
     regressions, bucket = stop.regressions, stop.bucket
     kind = "last" if stop.step is None else f"after{stop.step}"
     sample_digest = regressions.name.split("-")[1]

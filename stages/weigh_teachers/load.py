@@ -38,7 +38,7 @@ LEAST_OWN = 1e-9
 
 @dataclass(frozen=True)
 class TextBlock:
-    """Neighbouring buckets of training texts; build-targets has the same ones."""
+    """Neighbouring buckets of training texts."""
 
     buckets: tuple[Bucket, ...]
     start: int

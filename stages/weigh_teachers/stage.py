@@ -393,8 +393,8 @@ def _fit_labels(
     """
     parts = [(texts, PartlyLabelled.of(weighed, labelled))]
     for others, labels in _labelled_elsewhere(run):
-        weighed, _ = _weigh(run, others, params.reused())
-        parts.append((others, PartlyLabelled.of(weighed, labels)))
+        block, _ = _weigh(run, others, params.reused())
+        parts.append((others, PartlyLabelled.of(block, labels)))
     first, *rest = [part for _, part in parts]
     fit = fit_labels(first, rest, len(load.label_space(run).names))
     result, maps = fit.result, fit.maps

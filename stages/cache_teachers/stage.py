@@ -35,6 +35,7 @@ from amalgam.stages.common.cached.coverage import (
     BucketRequest,
     CachedUnits,
     UnitRequest,
+    cached_units,
     family_in,
     units_for,
 )
@@ -300,11 +301,20 @@ def _check_cached_passes(run: Run) -> None:
     """Refuses a teacher without active dropout whose equal passes were cached under `cache.passes: auto`."""
     families, dtype = cached.families_of(run), cached.dtype_of(run)
     for teacher in load.models_of(run):
-        entries = cached.units_of(run, CacheTeachers.name, families[teacher.name]).entries
-        units = [unit for unit in entries if unit.last - unit.first > 1]
-        differ = (passes_differ(run.store.verified_path(unit.file), unit.last - unit.first) for unit in units)
-        if units and not any(differ):
+        if _has_equal_passes(run, cached.units_folder(run, CacheTeachers.name, families[teacher.name])):
             load.teacher_loader(run).load(teacher, dtype, passes=cached.passes_of(run.experiment))
+
+
+def _has_equal_passes(run: Run, folder: Path) -> bool:
+    """Returns whether texts have several passes, and all those of a text are the same; usually reads one unit."""
+    is_equal = False
+    for path in run.store.units_in(folder):
+        for unit in cached_units(run.store.units(folder, [path.stem])):
+            if unit.last - unit.first > 1:
+                if passes_differ(run.store.verified_path(unit.file), unit.last - unit.first):
+                    return False
+                is_equal = True
+    return is_equal
 
 
 def _choose_dtype(run: Run) -> None:

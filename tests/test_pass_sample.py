@@ -195,6 +195,15 @@ def test_a_teacher_without_dropout_has_equal_passes(auto: Workspace) -> None:
     assert "teacher first: it has no active dropout in its last layer and head, so its prediction" in last.err
 
 
+def test_a_teacher_without_dropout_is_refused_before_another_runs_its_passes(auto: Workspace) -> None:
+    edit_json(auto.folder / "models/second/config.json", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    auto("cache-teachers", "cache.passes=0")
+    with auto.counting() as asked:
+        refused = auto.attempt("cache-teachers", f"cache.passes={PASSES}")
+    assert (refused.code, asked[0].units) == (2, 0)
+    assert "teacher second has no active dropout" in refused.err
+
+
 def test_the_progress_of_equal_passes_counts_each(auto: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     edit_json(auto.folder / "models/first/config.json", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     auto("read-corpus")

@@ -33,6 +33,7 @@ from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.cached.coverage import (
     AnswerFacts,
     BucketRequest,
+    CachedUnit,
     CachedUnits,
     UnitRequest,
     cached_units,
@@ -42,6 +43,7 @@ from amalgam.stages.common.cached.coverage import (
 from amalgam.stages.common.cached.read import distinct, passes_differ
 from amalgam.stages.common.corpus import Part, tables
 from amalgam.stages.common.device import dtype_for, pick_device
+from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.stages.common.token_cache import long_texts_error
 from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.target_methods import target_method
@@ -279,16 +281,24 @@ def _run_teachers(run: Run, units: Sequence[Unit]) -> None:
 
 @once
 def _check_new_teachers(run: Run) -> None:
-    """Loads every model without cached answers before hours of work for the first one: a bad one fails now."""
-    families, loader = cached.families_of(run), load.teacher_loader(run)
+    """Loads every model without cached predictions, or passes, before hours of work for the first.
+
+    So a bad model fails now.
+    """
+    passes, loader = cached.passes_of(run.experiment), load.teacher_loader(run)
+    wanted = passes or pass_sample_size(run)
     for teacher in load.models_of(run):
-        folder = cached.units_folder(run, CacheTeachers.name, families[teacher.name])
-        if not any(run.store.units(folder, [path.stem]) for path in run.store.units_in(folder)):  # ends at the first
-            passes = cached.passes_of(run.experiment)
+        if not any(unit.last > unit.first or not wanted for unit in _units_of(run, teacher)):
             loaded = loader.load(teacher, cached.dtype_of(run), passes=0 if _may_repeat(run) else passes)
-            wanted = passes or pass_sample_size(run)
             if loaded.last_layer and wanted and loaded.keyed_sites != ():
                 _ = loaded.early_sites  # refuses a model whose last layer cannot run alone
+
+
+def _units_of(run: Run, teacher: ResolvedTeacher) -> Iterator[CachedUnit]:
+    """Yields the cached units of the teacher's family, one after the other: the first may suffice."""
+    folder = cached.units_folder(run, CacheTeachers.name, cached.families_of(run)[teacher.name])
+    for path in run.store.units_in(folder):
+        yield from cached_units(run.store.units(folder, [path.stem]))
 
 
 def _may_repeat(run: Run) -> bool:
@@ -299,21 +309,19 @@ def _may_repeat(run: Run) -> bool:
 @once
 def _check_cached_passes(run: Run) -> None:
     """Refuses a teacher without active dropout whose equal passes were cached under `cache.passes: auto`."""
-    families, dtype = cached.families_of(run), cached.dtype_of(run)
     for teacher in load.models_of(run):
-        if _has_equal_passes(run, cached.units_folder(run, CacheTeachers.name, families[teacher.name])):
-            load.teacher_loader(run).load(teacher, dtype, passes=cached.passes_of(run.experiment))
+        if _has_equal_passes(run, teacher):
+            load.teacher_loader(run).load(teacher, cached.dtype_of(run), passes=cached.passes_of(run.experiment))
 
 
-def _has_equal_passes(run: Run, folder: Path) -> bool:
+def _has_equal_passes(run: Run, teacher: ResolvedTeacher) -> bool:
     """Returns whether texts have several passes, and all those of a text are the same; usually reads one unit."""
     is_equal = False
-    for path in run.store.units_in(folder):
-        for unit in cached_units(run.store.units(folder, [path.stem])):
-            if unit.last - unit.first > 1:
-                if passes_differ(run.store.verified_path(unit.file), unit.last - unit.first):
-                    return False
-                is_equal = True
+    for unit in _units_of(run, teacher):
+        if unit.last - unit.first > 1:
+            if passes_differ(run.store.verified_path(unit.file), unit.last - unit.first):
+                return False
+            is_equal = True
     return is_equal
 
 

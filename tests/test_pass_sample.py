@@ -231,7 +231,7 @@ def test_teachers_without_dropout_have_no_audit_of_passes(auto: Workspace) -> No
 def test_equal_passes_are_refused_although_auto_cached_them(
     auto: Workspace, settings: tuple[str, ...], *, is_cached: bool
 ) -> None:
-    """They would make the teacher look certain by a measure that compares passes, and a number asks for dropout."""
+    """They look certain to a measure that compares passes, and a number of passes needs dropout."""
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
     labels = TEACHER_LABELS["first"]
     write_model(auto.folder / "models" / "first", words=word_list(auto), seed=1, labels=labels, **still)

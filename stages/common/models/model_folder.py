@@ -177,7 +177,7 @@ def _getter(config: Any) -> Callable[..., Any]:
 
 
 def is_dropout_rate(name: str, value: object) -> bool:
-    """Returns whether an entry of a model's configuration is a dropout rate; null stands for another entry's rate."""
+    """Returns whether an entry of a model's configuration is a dropout rate; null is the rate of another entry."""
     is_number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
     return is_number and ("dropout" in name or name.endswith("pdrop"))
 

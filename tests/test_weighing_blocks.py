@@ -226,6 +226,13 @@ def test_texts_with_little_evidence_are_counted_over_all_blocks(
     assert (f"{unclear:,} of 1,500 texts have little evidence for any teacher" in notes) == is_named
 
 
+def test_texts_of_teachers_of_equal_labels_are_not_unclear(cached: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The evidence for a single label set has no other to be compared with."""
+    monkeypatch.setattr(stage, "UNCLEAR", 9.0)
+    rename = json.dumps(dict(zip(TEACHER_LABELS["second"], TEACHER_LABELS["first"], strict=True)))
+    assert "little evidence" not in cached(*WEIGH, f"teachers.1.rename={rename}", "corpus.test=null").err
+
+
 @pytest.mark.parametrize(("signal", "is_used"), [("all", True), ("confidence", False)])
 def test_the_fit_of_unknown_texts_reads_the_evidence_on_the_texts_that_the_student_learned(
     cached: Workspace, monkeypatch: pytest.MonkeyPatch, signal: str, *, is_used: bool

@@ -181,14 +181,14 @@ class WeighTeachers(Stage):
         texts = sum(record.facts["texts"] for record in records)
         shares = np.sum([record.facts["weights"] for record in records], axis=0) / texts
         facts.setdefault("shares", dict(zip(space.columns, shares.round(4).tolist(), strict=True)))
-        unclear = sum(record.facts["unclear"] for record in records)
-        if len(space.columns) > 1 and unclear > MOST_UNCLEAR * texts and not are_written(run.experiment):
+        unclear, differ = sum(record.facts["unclear"] for record in records), len(LabelSets.of(space).groups) > 1
+        if differ and unclear > MOST_UNCLEAR * texts and not are_written(run.experiment):
             facts["notes"] = [*facts["notes"], _note_on_unclear(unclear, texts)]
         if "labelled" in facts:
             facts["labelled"] = {**facts["labelled"], "moved": sum(record.facts["moved"] for record in records)}
             return facts
         is_default = (targets.teacher_weights, targets.weight_signal) == ("range", "all")
-        if is_default and not facts["fallback"] and len(LabelSets.of(space).groups) > 1:
+        if is_default and differ and not facts["fallback"]:
             confirmed = np.sum([record.facts["confirmed"] for record in records], axis=0) / texts
             facts["accuracy"] = estimated_accuracy(confirmed.tolist(), texts)
         return facts

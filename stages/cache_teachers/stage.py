@@ -118,7 +118,9 @@ class CacheTeachers(Stage):
         return {"cache.passes": cached.passes_of(run.experiment)} if run.experiment.cache.passes is None else {}
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
-        return _adaptive_units(run) if cached.adaptive_sample_size(run) else _plain_units(run, _parts(run))
+        units = _adaptive_units(run) if cached.adaptive_sample_size(run) else _plain_units(run, _parts(run))
+        # Parts of equal texts have the same units.
+        return list({(unit.folder, unit.name): unit for unit in units}.values())
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of forward passes; passes of the last layer alone cost little and are not counted."""
@@ -215,7 +217,7 @@ class CacheTeachers(Stage):
 
 def _count_unreadable(units: Sequence[Record], texts: int) -> int:
     """Returns the least number of texts with mostly unknown tokens; any removed text may have been one."""
-    removed = sum(unit.facts["rows"] for unit in units) - texts
+    removed = max(sum(unit.facts["rows"] for unit in units) - texts, 0)
     return max(sum(unit.facts.get("unreadable", 0) for unit in units) - removed, 0)
 
 

@@ -91,13 +91,7 @@ class CacheTeachers(Stage):
         load.prepare_teachers(run)
         load_labels.check_gold(run)
         load_labels.check_labels(run)
-        if run.experiment.cache.dtype == "auto" and run.store.pinned("dtype", "auto") is None:
-            earlier = cached.pinned_dtype(run)
-            if earlier is None:
-                _choose_dtype(run)
-            else:
-                run.store.pin("dtype", "auto", earlier, why="the results that exist")
-                run.console.note(f"cache.dtype auto is {earlier}, as in the results that exist")
+        _pin_dtype(run)
         if cached.passes_of(run.experiment) and not _may_repeat(run):
             _check_cached_passes(run)
 
@@ -325,6 +319,18 @@ def _has_equal_passes(run: Run, teacher: ResolvedTeacher) -> bool:
                 return False
             is_equal = True
     return is_equal
+
+
+def _pin_dtype(run: Run) -> None:
+    """Pins the dtype of `auto` once for each workspace: that of its results, else the one that a check chooses."""
+    if run.experiment.cache.dtype != "auto" or run.store.pinned("dtype", "auto") is not None:
+        return
+    earlier = cached.pinned_dtype(run)
+    if earlier is None:
+        _choose_dtype(run)
+    else:
+        run.store.pin("dtype", "auto", earlier, why="the results that exist")
+        run.console.note(f"cache.dtype auto is {earlier}, as in the results that exist")
 
 
 def _choose_dtype(run: Run) -> None:

@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -309,6 +310,52 @@ def test_a_full_disk_is_called_that_and_leaves_the_checkpoint_before(tmp_path: P
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
     assert checkpoint.latest(tmp_path)[0] is not None
+
+
+@pytest.mark.parametrize("lost", ["step-000002", "."])
+def test_a_checkpoint_that_another_run_removes_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Two runs of one experiment have one folder: the faster one removes the other's checkpoint, or ends."""
+    folder, write = tmp_path / "checkpoint", checkpoint.save_file
+    checkpoint.save(folder, small_snapshot(1))
+
+    def after_another_run(table: Any, path: Path) -> None:
+        shutil.rmtree(path.parent if lost != "." else folder)
+        write(table, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", after_another_run)
+    checkpoint.save(folder, small_snapshot(2))
+    monkeypatch.undo()
+    snapshot, notes = checkpoint.latest(folder)
+    assert (snapshot is None, notes) == (lost == ".", [])
+    checkpoint.save(folder, small_snapshot(3))
+    assert [path.name for path in folder.iterdir()] == ["step-000003"]
+
+
+def test_two_runs_that_save_at_once_both_go_on_and_leave_a_whole_checkpoint(tmp_path: Path) -> None:
+    def save_all() -> None:
+        for step in range(1, 30):
+            checkpoint.save(tmp_path, small_snapshot(step))
+
+    with ThreadPoolExecutor(2) as runs:
+        for run in [runs.submit(save_all) for _ in range(2)]:
+            run.result()
+    checkpoint.save(tmp_path, small_snapshot(30))
+    snapshot, notes = checkpoint.latest(tmp_path)
+    assert snapshot is not None
+    assert (snapshot.step, notes) == (30, [])
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000030"]
+
+
+def test_a_link_in_the_place_of_a_checkpoint_leads_to_no_removal(tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "checkpoint"
+    outside.mkdir()
+    folder.mkdir()
+    (outside / "state.json").write_text("mine")
+    (folder / "step-000001").symlink_to(outside)
+    checkpoint.save(folder, small_snapshot(2))
+    assert (outside / "state.json").read_text() == "mine"
 
 
 def test_a_save_killed_at_any_write_leaves_a_whole_checkpoint(tmp_path: Path) -> None:

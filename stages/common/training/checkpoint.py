@@ -1,12 +1,13 @@
 """Checkpoints of a training run: safetensors and JSON without pickle; every file has a digest.
 
 A checkpoint is a folder `step-000123`; state.json is written last. A folder without it or with a changed file is
-skipped, and the one before is used. A complete checkpoint replaces the older ones.
+skipped, and the one before is used. A complete checkpoint replaces all others.
 Accelerate's save_state writes pickles and no digests, and its folders may be incomplete.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -21,13 +22,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
 from amalgam.pipeline.console import size
-from amalgam.pipeline.errors import DiskFullError, is_disk_full
+from amalgam.pipeline.errors import DiskFullError, is_disk_full, number_of
 from amalgam.pipeline.storage.fingerprint import fingerprint
-from amalgam.pipeline.storage.local import atomic_write, sync
-from amalgam.pipeline.storage.paths import is_regular
+from amalgam.pipeline.storage.local import atomic_write, make_folder, sync
+from amalgam.pipeline.storage.paths import TEMPORARY_NAME, is_regular
 from amalgam.stages.common.training.checkpoint_files import FORMAT, STATE, STEP, BrokenError, has_content, read_state
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+LOST = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
+"""Errors of a folder that another run of the same training removes, or has written first."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -42,21 +46,25 @@ class Checkpoint:
 
 
 def save(folder: Path, snapshot: Checkpoint) -> None:
-    """Writes a checkpoint in `folder` and removes the older ones once it is complete."""
+    """Writes a checkpoint in `folder` and removes the others once it is complete.
+
+    Another run of the same training may remove this one meanwhile; that run has a checkpoint of its own.
+    """
+    make_folder(folder)
     target = folder / f"step-{snapshot.step:06d}"
-    # An existing folder is incomplete: a complete one would have been resumed.
-    if target.is_dir():  # a pipe would block
-        shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
     try:
-        tables = snapshot.tensors.items()
-        digests = {name: _write_tensors(target / f"{name}.safetensors", table) for name, table in tables}
-        body = {"format": FORMAT, "step": snapshot.step, "files": digests, "state": snapshot.state}
-        sync(target)
-        with atomic_write(target / STATE) as temporary:
-            temporary.write_text(json.dumps({"fingerprint": fingerprint(body), "checkpoint": body}), "utf-8")
+        with atomic_write(target) as temporary:
+            temporary.mkdir()
+            tables = snapshot.tensors.items()
+            digests = {name: _write_tensors(temporary / f"{name}.safetensors", table) for name, table in tables}
+            body = {"format": FORMAT, "step": snapshot.step, "files": digests, "state": snapshot.state}
+            content = json.dumps({"fingerprint": fingerprint(body), "checkpoint": body})
+            (temporary / STATE).write_text(content, "utf-8")
+            sync(temporary / STATE)
+            _remove(target)  # it is incomplete: a complete one would have been resumed
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(target, ignore_errors=True)
+        if number_of(error) in LOST:
+            return
         if not is_disk_full(error):
             raise
         need = sum(tensor.nbytes for table in snapshot.tensors.values() for tensor in table.values())
@@ -64,12 +72,16 @@ def save(folder: Path, snapshot: Checkpoint) -> None:
         what = f"disk full: a checkpoint needs {size(need)}, {size(free)} are free"
         fix = "free some space and run the command again: it resumes from the last checkpoint"
         raise DiskFullError(what, where=str(folder), fix=fix) from error
-    sync(folder)
-    for _, older in _folders(folder):
-        if older != target:
-            # state.json is removed first, so an interrupted removal leaves no checkpoint that looks complete.
-            (older / STATE).unlink(missing_ok=True)
-            shutil.rmtree(older, ignore_errors=True)
+    for other in folder.glob("*"):
+        if other != target and (STEP.fullmatch(other.name) or TEMPORARY_NAME.fullmatch(other.name)):
+            _remove(other)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Removes state.json first, so that an interrupted removal leaves no checkpoint that looks complete."""
+    if checkpoint.is_dir() and not checkpoint.is_symlink():
+        (checkpoint / STATE).unlink(missing_ok=True)
+        shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -97,6 +109,8 @@ def read(folder: Path, step: int) -> Checkpoint:
             tensors[name] = load(file.read_bytes())
     except OSError as error:
         raise BrokenError(f"{Path(error.filename or path).name}: {error.strerror}") from error
+    except SafetensorError as error:  # another run wrote it after the check
+        raise BrokenError(str(error)) from error
     except (ValueError, KeyError, TypeError) as error:
         raise BrokenError(f"{STATE} is no checkpoint") from error
     return Checkpoint(body["step"], body["state"], tensors)

@@ -32,6 +32,8 @@ LEAST_WRAPPED = 7
 LONGEST_RULE = 100
 UNLIMITED = 1 << 20
 """Columns of a pipe, which gets whole lines."""
+START_OF_LINE = "\r\x1b[2K"
+"""Moves a terminal to the start of the line and clears it."""
 
 
 IN_ASCII = str.maketrans({"∞": "inf", "±": "+/-", "“": '"', "”": '"'})
@@ -205,19 +207,20 @@ class Console:
         columns = _columns(80)
         while len(shown) > 1 and len("  ".join(shown)) >= columns:
             shown.pop()
-        self._err.write("\r\x1b[2K" + _encodable("  ".join(shown)[: columns - 1], self._err))
-        self._err.flush()
+        self._print(self._err, START_OF_LINE + _encodable("  ".join(shown)[: columns - 1], self._err))
 
     def _clear(self) -> None:
         if self._live:
-            self._err.write("\r\x1b[2K")
-            self._err.flush()
+            self._print(self._err, START_OF_LINE)
 
     def _write(self, stream: TextIO, text: str) -> None:
-        """Writes a line; lost messages end no work, but a lost result is an error."""
+        self._print(stream, _encodable(text, stream) + "\n")
+
+    def _print(self, stream: TextIO, text: str) -> None:
+        """Writes a text as it is; lost messages end no work, but a lost result is an error."""
         try:
             with printing(stream):
-                stream.write(_encodable(text, stream) + "\n")
+                stream.write(text)
         except OutputError:
             if stream is self._out:
                 raise

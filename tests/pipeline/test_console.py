@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import threading
@@ -217,3 +218,11 @@ def test_two_threads_leave_a_library_as_it_was() -> None:
     has_left.set()
     second.join()
     assert (logger.level, bars[-1]) == (logging.INFO, True)
+
+
+def test_a_terminal_that_is_lost_during_a_run_ends_no_work(clock: list[float]) -> None:
+    class Lost(Terminal):
+        def write(self, _: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    work(console_of(Lost()), clock)

@@ -126,7 +126,7 @@ REGULARIZATION = 1e-3
 def fit_projection(teacher: tuple[Any, Any], student: tuple[Any, Any], name: str) -> torch.Tensor:
     """Fits the linear map [teacher's width, student's width] of common tokens by regularised least squares."""
     table, student_table = (
-        model.get_input_embeddings().weight.detach().double().cpu() for model, _ in (teacher, student)
+        model.get_input_embeddings().weight.detach().cpu().double() for model, _ in (teacher, student)
     )
     words, student_words = _words(teacher[1]), _words(student[1])
     common, width, student_width = sorted(words.keys() & student_words.keys()), table.shape[1], student_table.shape[1]

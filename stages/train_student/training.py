@@ -233,7 +233,7 @@ def _negative_loss(embeddings: torch.Tensor, targets: torch.Tensor, loss: Weight
     device, total = next(model.parameters()).device, 0.0
     with torch.no_grad():
         for inputs, predicted in zip(torch.split(embeddings, SCORED), torch.split(targets, SCORED), strict=True):
-            logits = model(inputs_embeds=inputs.to(device)).logits.double().cpu()
+            logits = model(inputs_embeds=inputs.to(device)).logits.cpu().double()
             weights = torch.ones(len(logits), dtype=torch.float64)
             total += float(loss(logits, {"targets": predicted.double(), "weights": weights}).sum())
     return -total / len(targets)

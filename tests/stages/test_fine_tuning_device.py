@@ -11,9 +11,13 @@ import pytest
 import torch
 
 from amalgam.stages.common.device import dtype_for
+from amalgam.stages.common.models.static import token_vectors
 from amalgam.stages.common.training import loop
 from amalgam.stages.common.training.batches import Examples
 from amalgam.stages.common.training.loop import TrainingResult, TrainingSettings, training_dtype
+from amalgam.stages.common.training.losses import WeightedKL
+from amalgam.stages.make_embeddings.search import fit_projection
+from amalgam.stages.train_student.training import split_embeddings
 from amalgam.tests.stages.tiny_models import tiny, train_to_the_end
 
 CPU = torch.device("cpu")
@@ -105,3 +109,45 @@ def test_the_loop_reads_no_single_number_from_the_device(tmp_path: Path, monkeyp
     monkeypatch.setattr(torch.Tensor, "tolist", read_together)
     fitted = train(MeanOfWords(), tmp_path)
     assert together == [2] * fitted.facts["steps"]
+
+
+class OnDevice:
+    """A tensor of a device without fp64, as MPS is: it becomes float64 on the host."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def mean(self, axis: int) -> OnDevice:
+        return OnDevice(self.tensor.mean(axis))
+
+    def detach(self) -> OnDevice:
+        return self
+
+    def cpu(self) -> torch.Tensor:
+        return self.tensor
+
+
+class BodyOnDevice(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(40, 8)
+
+    def forward(self, input_ids: torch.Tensor | None = None, **inputs: torch.Tensor) -> Any:
+        if input_ids is None:
+            return SimpleNamespace(logits=OnDevice(inputs["inputs_embeds"].sum(1)))
+        return SimpleNamespace(last_hidden_state=OnDevice(self.words(input_ids)))
+
+
+def test_a_device_needs_no_fp64() -> None:
+    body, vocabulary = BodyOnDevice(), {f"word{number}": number for number in range(40)}
+    encoder = SimpleNamespace(base_model=body, config=SimpleNamespace())
+    assert token_vectors(encoder, lambda _: {"input_ids": []}, 40, CPU).dtype == torch.float32
+
+    tokenizer = SimpleNamespace(get_vocab=lambda: vocabulary, all_special_tokens=[])
+    model = SimpleNamespace(get_input_embeddings=lambda: SimpleNamespace(weight=OnDevice(body.words.weight.data)))
+    projection = fit_projection((model, tokenizer), (model, tokenizer), "first")
+    assert torch.allclose(projection, torch.eye(8), atol=1e-2)
+
+    targets = torch.full((8, 4), 0.25)
+    _, selection = split_embeddings(torch.randn(8, 3, 4), targets, WeightedKL(), held_out=0.5)
+    assert np.isfinite(selection.score(body))

@@ -120,7 +120,7 @@ def token_vectors(encoder: Any, tokenizer: Any, tokens: int, device: torch.devic
             parts = [before.expand(len(ids), -1), ids[:, None], after.expand(len(ids), -1)]
             texts = torch.cat(parts, dim=1).to(device)
             read = body(input_ids=texts, attention_mask=torch.ones_like(texts))
-            states.append(read.last_hidden_state.mean(1).double().cpu())
+            states.append(read.last_hidden_state.mean(1).cpu().double())
     centred = torch.cat(states)
     centred -= centred.mean(0)
     _, axes = torch.linalg.eigh(centred.T @ centred)  # by size, the smallest first

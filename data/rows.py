@@ -52,7 +52,7 @@ FIXES: dict[Reason, str] = {
     "bad label": "corpus.labels allows: {labels}",
 }
 
-ONE_COLUMN = "put quotes around each text; or, if the file has no quotes, name it as tsv: mv {file} {stem}.tsv"
+ONE_COLUMN = "put quotes around each text; or, if the file has no quotes, name it as tsv: {unpack}mv {file} {stem}.tsv"
 """Fix of a ragged row of a csv with one column, where each separator belongs to a text."""
 
 
@@ -180,10 +180,15 @@ def in_commands(path: Path) -> dict[str, str]:
     file = path.absolute()
     file = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     packer = program_of(file) if is_texts(file) else None
-    unpack = f"{packer} -dk {shlex.quote(str(file))} && " if packer else ""
+    unpack = f"{packer} -dk {_quoted(str(file))} && " if packer else ""
     file = file.with_suffix("") if packer else file
     names = {"file": str(file), "copy": f"utf8-{file.name}", "stem": str(file.with_suffix(""))}
-    return {"unpack": unpack, **{key: shlex.quote(name) for key, name in names.items()}}
+    return {"unpack": unpack, **{key: _quoted(name) for key, name in names.items()}}
+
+
+def _quoted(path: str) -> str:
+    """Returns the path as a word of a command, which is no option."""
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def check_magic(path: Path, name: str) -> None:
@@ -465,7 +470,7 @@ def _csv_header(table: _Table, lines: _Lines, records: Iterator[list[str]]) -> l
             fix = "mend the first line, which names the columns"
             if "new-line character" in str(error):
                 what = f"{table.name} has old Mac line ends"
-                fix = "save it with others: tr '\\r' '\\n' < {file} > {copy}".format(**table.in_commands)
+                fix = "save it with others: {unpack}tr '\\r' '\\n' < {file} > {copy}".format(**table.in_commands)
             raise DataError(what, where=_shown_value(lines.raw[0]), fix=fix) from error
     if lines.bad_byte is not None:
         bad = table.bad(1, "not UTF-8", lines.raw[-1], byte=lines.bad_byte)

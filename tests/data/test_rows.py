@@ -208,14 +208,27 @@ def test_packed_files_are_read_and_cut_ones_are_refused(tmp_path: Path, suffix: 
 ROWS_OF_JSON = b'{"id": 1, "text": "one,\\nline"}\n{"id": 2, "text": "yes"}\n'
 
 
-def test_the_fix_of_a_packed_file_unpacks_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "made"),
+    [
+        ("in 1/a.csv.gz", gzip.compress("text\nyes\ncafé\n".encode("cp1252")), "utf8-a.csv"),
+        ("in 1/a.csv.gz", gzip.compress(b"text\ryes\r"), "utf8-a.csv"),
+        ("in 1/a.csv.gz", gzip.compress(b"text\nyes\nno, no\n"), "in 1/a.tsv"),
+        ("-a.csv", "text\nyes\ncafé\n".encode("cp1252"), "utf8--a.csv"),
+    ],
+    ids=["not UTF-8", "Mac line ends", "commas in the only column", "a name like an option"],
+)
+def test_the_fix_of_a_row_works_when_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, made: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in 1").mkdir()
-    bad = _bad(_read(tmp_path / "in 1/a.csv.gz", gzip.compress("text\nyes\ncafé\n".encode("cp1252"))))
-    assert (bad.number, bad.reason) == (3, "not UTF-8")
-    subprocess.run(["/bin/sh", "-c", bad.fix.partition(": ")[2]], check=True)
-    rows = list(read_rows(tmp_path / "utf8-a.csv", corpus=Corpus(train=["x"])))
-    assert [row[1] for row in _good(rows)] == ["yes", "café"]
+    try:
+        fix = _bad(_read(tmp_path / name, content)).fix
+    except DataError as error:
+        fix = str(error.fix)
+    subprocess.run(["/bin/sh", "-c", fix.rpartition(": ")[2]], check=True)
+    assert _good(list(read_rows(tmp_path / made, corpus=Corpus(train=["x"]))))[0][1] == "yes"
 
 
 def test_a_line_of_a_packed_file_that_is_larger_than_the_memory_is_broken(

@@ -17,7 +17,9 @@ import pytest
 from amalgam import Experiment
 from amalgam.data.arrays import softmax
 from amalgam.data.keys import text_key
+from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import ModelError
+from amalgam.stages.common.models.predictions import labels_in, read_predictions
 from amalgam.tests.workspaces import TEACHER_LABELS, TEST, TRAIN
 
 if TYPE_CHECKING:
@@ -545,3 +547,15 @@ def test_init_and_doctor_read_its_labels(workspace: Workspace, monkeypatch: pyte
     write(pl.read_csv("predictions/second.csv").rename({"text": "words"}), workspace.folder / "predictions/second.csv")
     workspace.config.unlink()
     workspace("init", "--from-teachers", "models/first", "predictions/second.csv")  # corpus.text may be words
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_path_like_a_pattern_is_that_of_one_file(tmp_path: Path, suffix: str) -> None:
+    path, texts = tmp_path / f"exp [2]?*/second{suffix}", ["one", "two", "three"]
+    write(frame_of([(text, "none") for text in texts]), path)
+    for decoy in ("exp 2xy", "exp 2x"):
+        write(frame_of([(text, SECOND[0]) for text in texts]), tmp_path / decoy / path.name)
+    corpus, keys = Corpus(), np.array([text_key((text,)) for text in texts], "S16")
+    predictions = read_predictions(path, labels_in(path, None, corpus, "second"), corpus, "second")
+    logits, _ = predictions.of(keys)
+    assert softmax(logits) == pytest.approx(np.array([probabilities(text, "none") for text in texts]), abs=1e-4)

@@ -10,9 +10,10 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from amalgam.data.arrays import Array, Keys
 from amalgam.data.keys import KEY_BYTES, shown, shown_names, text_key
@@ -376,7 +377,9 @@ def _separator(path: Path) -> str:
 
 def _csv_rows(path: Path, rows: int | None = None) -> pl.DataFrame:
     """Returns all rows, also those of empty lines, as texts."""
-    return pl.read_csv(_content(path), n_rows=rows, infer_schema=False, separator=_separator(path))
+    separator = _separator(path)
+    with _content(path) as content:
+        return pl.read_csv(content, n_rows=rows, infer_schema=False, separator=separator)
 
 
 def _has_value() -> pl.Expr:
@@ -425,23 +428,27 @@ def _undecoded_line(path: Path) -> int | None:
     return None
 
 
-def _content(path: Path) -> Path | io.BytesIO:
-    """Returns the path of a file that Polars reads, or the content of one that is packed or has a byte order mark."""
+@contextmanager
+def _content(path: Path) -> Iterator[IO[bytes]]:
+    """Yields the content without a byte order mark; Polars would take a path for a pattern of paths."""
     with opened(path) as file:
         start = file.read(len(BOM))
         if program_of(path) is None and start != BOM:
-            return path
-        return io.BytesIO(start.removeprefix(BOM) + file.read())
+            file.seek(0)
+            yield file
+        else:
+            yield io.BytesIO(start.removeprefix(BOM) + file.read())
 
 
 def _read(path: Path, where: str, rows: int | None = None) -> pl.DataFrame:
     try:
         if kind_of(path) == ".parquet":
-            return pl.read_parquet(path, n_rows=rows)
+            return pl.read_parquet(path, n_rows=rows, glob=False)
         check_magic(path, path.name)
         if kind_of(path) not in JSON_LINES:
             return _read_csv(path, where, rows)
-        return pl.read_ndjson(_content(path), n_rows=rows, infer_schema_length=None)
+        with _content(path) as content:
+            return pl.read_ndjson(content, n_rows=rows, infer_schema_length=None)
     except DataError as error:  # of another kind of file, or of one that is not whole
         raise ModelError(error.what, where=where, fix=error.fix) from error
     except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:

@@ -266,6 +266,8 @@ class ParsedFile:
         else:
             if isinstance(plain, dict) and not value.lstrip().startswith("{") and _is_text(path):  # such as "word: "
                 inner, plain = ParsedFile(), value
+            elif isinstance(plain, bool | int | float) and _is_text(path):  # a shell has removed the quotes
+                plain = inner.raw[path]
         values = _fields_of(path, value if inner.problems else plain)
         if values == {path: {}} and isinstance(_value_at(self.data, dotted(path)), dict):
             return {}

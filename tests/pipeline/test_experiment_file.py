@@ -364,13 +364,15 @@ def test_a_section_as_an_override_changes_the_fields_that_it_names(tmp_path: Pat
     assert "did you mean 'epochs'?" in problem
 
 
-def test_an_override_of_a_text_that_looks_like_a_mapping_is_text(tmp_path: Path) -> None:
+def test_an_override_of_a_text_that_looks_like_another_value_is_text(tmp_path: Path) -> None:
     prompt = "A news story about {label}: "
     text = "teachers: [{model: m}]\ngenerate: {source: prompted, language_model: lm}\n"
     generate = _load(tmp_path, text, f"generate.prompt={prompt}").experiment.generate
     assert generate is not None
     assert generate.prompt == [prompt]
     assert _load(tmp_path, GOOD, "corpus.rename=a: b").experiment.corpus.rename == {"a": "b"}
+    experiment = _load(tmp_path, GOOD, "student.name=2024", "corpus.id=no").experiment
+    assert (experiment.student.name, experiment.corpus.id) == ("2024", "no")
     (problem,) = _problems(tmp_path, text.replace("lm}", "lm, prompt: {a: b}}"))
     assert "must be a list: [a, b]; YAML reads this value as a mapping: quote it" in problem
 

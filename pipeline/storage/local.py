@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import stat
@@ -110,7 +111,8 @@ class LocalStorage:
         changed: set[Path] = set()
         for path, content in files.items():
             target = inside(self.root, path)
-            changed |= {target.parent, *make_folder(target.parent)}
+            make_folder(target.parent)
+            changed.add(target.parent)
             if isinstance(content, Path):
                 content.replace(target)
             else:
@@ -212,15 +214,13 @@ def temporary_path(folder: Path) -> Path:
     return folder / f"{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:12]}"
 
 
-def make_folder(folder: Path) -> set[Path]:
-    """Creates a folder and its parents; returns the folders with a new entry, which are still to be synced."""
-    parents = set()
-    for level in (folder, *folder.parents):
-        if level.exists():
-            break
-        parents.add(level.parent)
+def make_folder(folder: Path) -> None:
+    """Creates a folder and its parents, and waits until their entries are on the disk."""
+    missing = list(itertools.takewhile(lambda level: not level.exists(), (folder, *folder.parents)))
     folder.mkdir(parents=True, exist_ok=True)
-    return parents
+    for level in reversed(missing):
+        with contextlib.suppress(FileNotFoundError):  # another process removed an empty folder
+            sync(level.parent)
 
 
 def sync(path: Path) -> None:

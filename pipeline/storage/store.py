@@ -23,7 +23,7 @@ from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import StorageBackend
 from amalgam.pipeline.storage.facts import DECLARED, FactTypes, ResultIdentity, Timing, fits
 from amalgam.pipeline.storage.fingerprint import fingerprint, library_versions
-from amalgam.pipeline.storage.local import LocalStorage, sync, temporary_path
+from amalgam.pipeline.storage.local import LocalStorage, make_folder, sync, temporary_path
 from amalgam.pipeline.storage.packing import PackedStorage
 from amalgam.pipeline.storage.paths import check_path, inside, is_name
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified
@@ -285,6 +285,7 @@ class Store:
     def draft(self, folder: Path, name: str, suffix: str = "") -> Iterator[UnitWriter]:
         """Yields a folder for a unit's files, and publishes them if the block raises no exception."""
         temporary = temporary_path(self.own_folder(folder))
+        make_folder(temporary.parent)
         temporary.mkdir(parents=True)
         try:
             draft = UnitWriter(temporary, made={"libraries": library_versions()})

@@ -107,7 +107,8 @@ def test_files_and_folders_are_on_the_disk_before_the_record_is(
     sync, link = os.fsync, os.link
 
     def noting_sync(descriptor: int) -> None:
-        events.append("sync " + Path(f"/dev/fd/{descriptor}").readlink().suffix)
+        path = Path(f"/dev/fd/{descriptor}").readlink()
+        events.append(f"sync {path.suffix or path.name}")
         sync(descriptor)
 
     def noting_link(source: Path, target: Path) -> None:
@@ -117,9 +118,10 @@ def test_files_and_folders_are_on_the_disk_before_the_record_is(
     monkeypatch.setattr(os, "fsync", noting_sync)
     monkeypatch.setattr(os, "link", noting_link)
     _put(Store(tmp_path), "one", TEXT)
-    file, folder, record, published, folder_again = events
+    root, stage, file, folder, record, published, folder_again = events
+    assert (root, stage) == (f"sync {tmp_path.name}", "sync stage")
     assert (file, published) == ("sync .bin", "link one.json")
-    assert [folder, folder_again] == ["sync ", "sync "]
+    assert [folder, folder_again] == ["sync abc", "sync abc"]
     assert record.startswith("sync")
 
 

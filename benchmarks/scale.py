@@ -129,12 +129,12 @@ def stored(workspace: Path, texts: int) -> dict[str, dict[str, float]]:
             kind = "records" if path.suffix == ".json" else "files"
             size = path.stat().st_size
             counts.setdefault(stage, Counter()).update({kind: 1, f"bytes_of_{kind}": size})
-    found = {}
+    by_stage = {}
     for stage, counter in {**counts, "all": sum(counts.values(), Counter())}.items():
         figures = {name: counter[name] for name in ("files", "records", "bytes_of_files", "bytes_of_records")}
         each = (figures["bytes_of_files"] + figures["bytes_of_records"]) / texts
-        found[stage] = {**figures, "bytes_per_text": round(each, 1)}
-    return found
+        by_stage[stage] = {**figures, "bytes_per_text": round(each, 1)}
+    return by_stage
 
 
 # ---- separate processes

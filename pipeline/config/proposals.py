@@ -21,7 +21,13 @@ def as_yaml(value: object) -> str:
         node = yaml.compose(value, Loader=yaml.SafeLoader)
         if node is not None and node.tag == "tag:yaml.org,2002:str":
             return value
-    return json.dumps(value, ensure_ascii=not str(value).isprintable())
+    return as_flow_yaml(value)
+
+
+def as_flow_yaml(value: object) -> str:
+    """Returns a value in the flow style of YAML, to which JSON's two escapes for an emoji would be two letters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in text)
 
 
 def written(overrides: Mapping[str, object]) -> list[str]:

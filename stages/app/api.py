@@ -5,7 +5,6 @@ Small results are Polars frames, and large ones lazy frames.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ from amalgam.data.arrays import is_whole
 from amalgam.data.keys import label_notes
 from amalgam.data.lazy import pl
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource, GivenExperiment
+from amalgam.pipeline.config.proposals import as_flow_yaml
 from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
 from amalgam.pipeline.console import Console, aligned
 from amalgam.pipeline.errors import (
@@ -318,7 +318,7 @@ class Experiment:
         earlier = self.config.labels
         places = [self._run.base / source for source in (earlier, local) if source and source != FROM_CORPUS]
         is_same = earlier == local or (len(places) == 2 and places[0].resolve() == places[1].resolve())
-        compared = [json.dumps(source) for source in (None if is_same else earlier, local)]
+        compared = [as_flow_yaml(source) for source in (None if is_same else earlier, local)]
         for given in map(self._with_labels, compared):
             with working(given):
                 check_labels(given)  # before any stage runs

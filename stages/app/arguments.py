@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from amalgam.data.corpus import find_files
 from amalgam.data.keys import shown
 from amalgam.pipeline.config.load import GIVEN, GivenExperiment
 from amalgam.pipeline.config.messages import OTHER_NAMES
+from amalgam.pipeline.config.proposals import as_flow_yaml
 from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
 from amalgam.pipeline.errors import COMMAND_LINE, DataError, ExperimentError, ModelError, nearest
 from amalgam.pipeline.input_files import SUFFIXES, kind_of
@@ -134,7 +134,7 @@ def assignments_of(values: Mapping[str, Any] | Iterable[str]) -> list[str]:
 
 def _written(field: str, value: Any) -> str:
     try:
-        return json.dumps(_plain(value), ensure_ascii=False)
+        return as_flow_yaml(_plain(value))
     except (TypeError, ValueError, RecursionError):
         what = f"the value of {field} is a {type(value).__name__}, which is no plain value"
         raise ExperimentError(what, where="overrides", fix="use text, numbers, lists and dicts") from None

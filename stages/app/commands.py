@@ -12,7 +12,7 @@ from typing import Any
 
 from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.config.load import ON_GENERATED
-from amalgam.pipeline.config.proposals import as_yaml, file_option
+from amalgam.pipeline.config.proposals import as_flow_yaml, as_yaml, file_option
 from amalgam.pipeline.config.schema import FROM_CORPUS
 from amalgam.pipeline.console import Console, counted, size
 from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
@@ -82,7 +82,7 @@ def _remembered(config: Path, overrides: list[str], target: str, console: Consol
     for other in sorted(others):
         fix = f"add {shlex.quote(f'student.name={other}')} to repeat them"
         console.note(f"this command is for students/{name}; the overrides of students/{other} are left out: {fix}")
-    return [f"{field}={json.dumps(value)}" for field, value in repeated.items()]
+    return [f"{field}={as_flow_yaml(value)}" for field, value in repeated.items()]
 
 
 # ---- looking

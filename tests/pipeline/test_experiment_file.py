@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from amalgam.pipeline.config.load import MOST_BYTES, LoadedExperiment, load_experiment, template
-from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.storage.fingerprint import fingerprint
@@ -580,12 +579,6 @@ def test_every_number_of_the_schema_has_two_bounds() -> None:
             yield from unbounded(value, f"{path}.{key}")
 
     assert list(unbounded(schema, "")) == []
-
-
-@pytest.mark.parametrize("name", ["text", "my text", "a: b", "#1", "yes", "12", "1.5e+3", "...", "it's", "é", "a\nb"])
-def test_a_proposed_value_is_read_as_it_was(tmp_path: Path, name: str) -> None:
-    assert _load(tmp_path, GOOD, f"corpus.text={as_yaml(name)}").experiment.corpus.text == [name]
-    assert _load(tmp_path, f"{GOOD}labels: {as_yaml(name)}\n").experiment.labels == name
 
 
 def test_the_name_of_another_program_for_a_field_gets_the_field_as_fix(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from amalgam.data.keys import shown
+from amalgam.pipeline.config.proposals import as_flow_yaml
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ModelError, nearest
 from amalgam.stages.common.models import model_folder
@@ -70,7 +70,7 @@ def label_names(
         raise ModelError(what, where=where, fix="give labels: a different name for each position")
     fix = f"give labels: the {len(names)} names, by position"
     if files.are_predictions:
-        fix = f"write the names into the file, or set rename: {{{json.dumps(names[0])}: NAME, ...}}"
+        fix = f"write the names into the file, or set rename: {{{as_flow_yaml(names[0])}: NAME, ...}}"
     _check_named(names if labels is None else [], rename, where, fix, numbers=numbers)
     return renamed
 
@@ -135,7 +135,7 @@ def _check_named(names: list[str], rename: dict[str, str], where: str, fix: str,
     counts = [name for name in names if NUMBER.fullmatch(name) and name not in rename]
     if counts and not numbers:
         what = f"the model's labels are numbers ({', '.join(counts[:5])}), which teachers of other tasks share"
-        same = ", ".join(json.dumps(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+        same = ", ".join(as_flow_yaml(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
         raise ModelError(what, where=where, fix=f"{fix}; if the numbers are the names, write labels: [{same}]")
 
 

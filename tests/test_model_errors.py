@@ -65,6 +65,22 @@ def test_the_size_that_a_gpt_neo_derives_may_be_null(tmp_path: Path) -> None:
         read_config(tmp_path, where="teacher first")
 
 
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ('"model_type": ["bert"]', r'model_type is \["bert"\], not text'),
+        ('"num_labels": "three"', 'num_labels is "three", not a whole number'),
+        ('"pad_token_id": "0"', 'pad_token_id is "0", not a whole number'),
+    ],
+)
+def test_an_entry_of_another_type_is_named(tmp_path: Path, entry: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(f"{{{entry}}}")
+    with pytest.raises(ModelError, match=message):
+        read_config(tmp_path, where="teacher first")
+    (tmp_path / "config.json").write_text(f"{{{entry.partition(':')[0]}: null}}")
+    assert read_config(tmp_path, where="teacher first")
+
+
 def test_the_first_line_of_a_message_is_not_blank_and_not_long() -> None:
     error = ValueError("\n  \n  the reason  \nmore")
     assert (first_line(error), first_line(error, named=True)) == ("the reason", "ValueError: the reason")

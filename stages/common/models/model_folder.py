@@ -42,6 +42,8 @@ SIZES = {
     *("dim", "hidden_dim", "n_embd", "n_head", "n_heads", "n_layer", "n_layers", "d_model"),
 }
 """Names of the sizes in config.json that every architecture has in one of these forms."""
+KINDS = {"model_type": str, "num_labels": int, "pad_token_id": int}
+"""Types of further entries, which may be null."""
 ADAPTER = "adapter_config.json"
 GENERATION = "generation_config.json"
 """Names the end tokens of a language model."""
@@ -229,6 +231,11 @@ def _check_values(config: Mapping[str, Any], *, where: str) -> None:
         is_default = size is None and name == "intermediate_size"  # GPT-Neo's: four times the hidden size
         if not is_default and (type(size) is not int or size < 1):
             what = f"{name} is {shown(json.dumps(size))}, not a whole number from 1 on"
+            raise ModelError(what, where=where, fix="restore the file, or save the model again with save_pretrained")
+    for name, expected in KINDS.items():
+        value = config.get(name)
+        if value is not None and type(value) is not expected:
+            what = f"{name} is {shown(json.dumps(value))}, not {'text' if expected is str else 'a whole number'}"
             raise ModelError(what, where=where, fix="restore the file, or save the model again with save_pretrained")
     length = config.get("model_max_length")
     if length is not None and type(length) not in {int, float}:

@@ -252,11 +252,11 @@ class Store:
 
     def check_file(self, file: StoredFile, *, refetch: bool = False) -> str | None:
         """Returns the file's fault, or None. A damaged copy is fetched again; `refetch`: every copy is."""
-        if refetch:
-            self.backend.refetch(file.path)
+        if not refetch and self._fault(file) is None:
+            return None
+        if self.backend.refetch(file.path):
             self._keep_whole_copy(file)
-        fault = self._fault(file)
-        return self._fault(file) if fault and not refetch and self.backend.refetch(file.path) else fault
+        return self._fault(file)
 
     def _keep_whole_copy(self, file: StoredFile) -> None:
         """Keeps the loose or the packed copy of a file, the one that matches its digest."""

@@ -393,6 +393,15 @@ def test_a_unit_that_is_damaged_in_its_pack_is_taken_from_its_loose_file(tmp_pat
     assert_whole(opened(workspace), records)
 
 
+def test_a_unit_whose_loose_file_is_damaged_is_read_from_its_pack(tmp_path: Path) -> None:
+    """On a disk, loose files stay for a day after they are packed."""
+    workspace = str(tmp_path / "artifacts")
+    records = filled(workspace)
+    pack_all(workspace)
+    flip_bit(tmp_path / "artifacts" / next(iter(records.values())).files[0].path)
+    assert_whole(opened(workspace), records)
+
+
 def test_an_index_that_unpacks_to_gigabytes_is_rebuilt_from_its_packs(tmp_path: Path) -> None:
     filled(str(tmp_path / "artifacts"))
     store = opened(str(tmp_path / "artifacts"))

@@ -171,7 +171,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Does the same in an existing folder for a file that may get lost, or that the block syncs."""
+    """Yields a temporary path like `atomic_write`, without a wait for the disk; the folder of `path` exists."""
     temporary = temporary_path(path.parent)
     try:
         yield temporary

@@ -86,7 +86,8 @@ NOT_PACKED = PackIndex()
 class PackedStorage:
     """Adds packs, local copies and the quarantine to a backend.
 
-    Packed files take precedence; for a file that is neither packed nor loose, new indexes are read first.
+    Packed records take precedence over loose ones, and loose files over packed ones. A path is absent only after new
+    indexes were read.
     """
 
     def __init__(self, inner: StorageBackend) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from amalgam.data.arrays import Array, Keys, held_out_keys
 from amalgam.data.keys import cut_in_groups, overlaps, shown_names
-from amalgam.data.lazy import np, pa
+from amalgam.data.lazy import np, pa, pc
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig, Student
 from amalgam.pipeline.config.schema import TrainTeachers as Settings
@@ -242,8 +242,9 @@ def texts_of(run: Run, name: str) -> int:
 
 def _keys_of(run: Run, name: str) -> Keys:
     """Returns the keys of the labelled texts with a label of this teacher."""
-    rows, labels = pa.concat_tables(tables(run.store, _labelled_part(run), ["key", "label"])), groups_of(run)[name]
-    return key_array(rows.column("key"))[np.isin(rows.column("label").to_pylist(), labels)]
+    rows = pa.concat_tables(tables(run.store, _labelled_part(run), ["key", "label"]))
+    is_own = pc.is_in(rows.column("label"), value_set=pa.array(groups_of(run)[name], pa.string()))
+    return key_array(rows.filter(is_own).column("key"))
 
 
 def _schedules(run: Run) -> dict[str, object]:

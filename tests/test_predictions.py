@@ -559,3 +559,8 @@ def test_a_path_like_a_pattern_is_that_of_one_file(tmp_path: Path, suffix: str) 
     predictions = read_predictions(path, labels_in(path, None, corpus, "second"), corpus, "second")
     logits, _ = predictions.of(keys)
     assert softmax(logits) == pytest.approx(np.array([probabilities(text, "none") for text in texts]), abs=1e-4)
+
+
+def test_plan_names_the_settings_of_models_that_it_does_not_use(workspace: Workspace) -> None:
+    notes = workspace("plan", "teachers.1.dropout=0.2", "teachers.1.max_tokens=64", "--json").json["notes"]
+    assert "dropout, max_tokens of teacher second: no effect, because ./predictions/second.csv is no model" in notes

@@ -297,3 +297,8 @@ def test_a_short_write_to_an_unbuffered_output_is_finished(monkeypatch: pytest.M
     with contextlib.suppress(SystemExit):
         main()
     assert json.loads(written)["title"]
+
+
+def test_plan_names_a_revision_of_the_encoder_of_a_teacher(workspace: Workspace) -> None:
+    notes = workspace("plan", "student.encoder=teacher:first", "student.revision=main", "--json").json["notes"]
+    assert "revision: main has no effect, because student.encoder is that of teacher first" in notes

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from amalgam.data.keys import label_notes
+from amalgam.data.keys import label_notes, shown_names
 from amalgam.pipeline.config.load import note_on_name
 from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import STATIC, TEACHER
@@ -25,7 +25,7 @@ from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached.load import ENCODER, adaptive_note, passes_of
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.common.device import check_device, check_libraries
-from amalgam.stages.common.models.model_folder import longest_text
+from amalgam.stages.common.models.model_folder import is_predictions, longest_text
 from amalgam.stages.common.models.resolve import folders_like, local_model, place_of
 from amalgam.stages.methods import method_of
 from amalgam.stages.read_corpus.stage import check_texts
@@ -37,6 +37,9 @@ Check = Callable[[Run], object]
 
 TRAINING = ("train-teachers", "train-student")
 """Stages that write to the trackers."""
+
+OF_MODELS = {"max_tokens", "dropout", "allow_pickle", "trust_remote_code"}
+"""Fields of a teacher that a file of predictions has no use for."""
 
 
 def problems_of(run: Run, states: Sequence[StageState]) -> list[AmalgamError]:
@@ -142,6 +145,7 @@ def remarks_of(run: Run, states: Sequence[StageState]) -> Iterator[str]:
     yield from _about_models(run)
     yield from _about_names(run)
     yield from _about_revisions(run)
+    yield from _about_predictions(run)
     yield from limit_notes(run)
     yield from _about_teachers(run)
     yield from _about_overrides(run)
@@ -194,6 +198,18 @@ def _about_revisions(run: Run) -> Iterator[str]:
         with suppress(AmalgamError):  # a problem, not a remark
             if revision and isinstance(place_of(model, run.base), Path):
                 yield f"revision: {revision} has no effect, because {model} is on this machine"
+    if student.revision and (name := load.teacher_in(student)):
+        yield f"revision: {student.revision} has no effect, because student.encoder is that of teacher {name}"
+
+
+def _about_predictions(run: Run) -> Iterator[str]:
+    """Yields settings of models that are given for files of predictions."""
+    for teacher in run.experiment.teachers:
+        unread = sorted(teacher.model_fields_set & OF_MODELS)
+        with suppress(AmalgamError):  # a problem, not a remark
+            place = place_of(teacher.model, run.base)
+            if unread and isinstance(place, Path) and is_predictions(place):
+                yield f"{shown_names(unread)} of teacher {teacher.name}: no effect, because {teacher.model} is no model"
 
 
 def limit_notes(run: Run) -> Iterator[str]:

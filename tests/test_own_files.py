@@ -18,6 +18,7 @@ from amalgam.pipeline.execution.runner import update
 from amalgam.pipeline.execution.stage import Run, Unit
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.facts import DECLARED
+from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.paths import CACHED_TOKENS
 from amalgam.pipeline.storage.store import Record, Store, StoredFile, canonical_record
 from amalgam.stages.app import maintenance
@@ -388,15 +389,12 @@ def test_verify_restores_small_files_and_names_them(workspace: Workspace) -> Non
 # ---- checkpoints
 
 
-def add_checkpoint(workspace: Workspace, result: str) -> Path:
-    """Writes a checkpoint as a training does that was killed."""
-    from amalgam.pipeline.input_files import file_digest
-    from amalgam.pipeline.storage.fingerprint import fingerprint
-
+def add_checkpoint(workspace: Workspace, result: str, other: str = "") -> Path:
+    """Writes a checkpoint as a training does that was killed; `other` is the name of another file in it."""
     folder = workspace.artifacts / "train-student" / result / "checkpoint" / "step-000002"
     folder.mkdir(parents=True)
     save_file({"a": np.zeros(3)}, folder / "weights.safetensors")
-    digests = {"weights": file_digest(folder / "weights.safetensors")}
+    digests = {"weights": file_digest(folder / "weights.safetensors"), **({other: "0" * 64} if other else {})}
     body = {"format": 2, "step": 2, "files": digests, "state": {}}
     (folder / "state.json").write_text(json.dumps({"fingerprint": fingerprint(body), "checkpoint": body}))
     return folder
@@ -430,6 +428,27 @@ def test_gc_leaves_a_checkpoint_that_a_training_replaces_meanwhile(
     monkeypatch.setattr(maintenance, "files_of", replaced_meanwhile)
     assert workspace("gc", "--json").json["items"] == []
     assert not folder.exists()
+
+
+def test_no_link_and_no_name_in_a_checkpoint_leads_to_a_file_outside(workspace: Workspace, tmp_path: Path) -> None:
+    step, outside = add_checkpoint(workspace, "f" * 20), tmp_path / "outside"
+    folder, given, logs = step.parent, workspace.artifacts / "given", workspace.artifacts / "training-logs"
+    given.mkdir(exist_ok=True)
+    outside.mkdir()
+    (given / f"{'0' * 20}.parquet").write_text(MINE)
+    for path in (*logs.glob("*.digest.json"), step / "state.json"):
+        flip_bit(path, 5)
+    for number, path in enumerate((step, add_checkpoint(workspace, "e" * 20).parent, given, logs)):
+        shutil.move(path, outside / str(number))
+        path.symlink_to(outside / str(number))
+    (outside / "model.safetensors").write_text(MINE)
+    add_checkpoint(workspace, "d" * 20, f"{outside}/model")
+    before = {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
+    age(tmp_path)
+    for words in (("verify",), ("gc", "--yes"), ("run",), ("gc", "--unused", "--yes")):
+        workspace.attempt(*words)
+    assert {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()} == before
+    assert folder.is_dir()
 
 
 @pytest.mark.parametrize("name", ["state.json", "weights.safetensors"])

@@ -22,7 +22,15 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
 from amalgam.pipeline.storage.packing import may_be_packed
-from amalgam.pipeline.storage.paths import CACHED_TOKENS, GIVEN, GIVEN_NAME, is_regular, small_content, unit_of
+from amalgam.pipeline.storage.paths import (
+    CACHED_TOKENS,
+    GIVEN,
+    GIVEN_NAME,
+    is_below,
+    is_regular,
+    small_content,
+    unit_of,
+)
 from amalgam.pipeline.storage.small_files import COPY, verified
 from amalgam.pipeline.storage.store import MANIFEST, TIMING, Record, Store, StoredFile
 from amalgam.stages.app.maintenance import FAMILY_PATH, PIN, SMALL_FILES, record_paths, records_in, result_folder
@@ -154,7 +162,7 @@ def _logs(store: Store) -> Iterator[Damage]:
 def _given_texts(store: Store) -> Iterator[Damage]:
     """Texts that Python passed as an object are in files with the names of their digests."""
     folder = store.root / GIVEN
-    for path in sorted(folder.glob("*.parquet")) if folder.is_dir() else ():
+    for path in sorted(folder.glob("*.parquet")) if is_below(GIVEN, store.root) else ():
         if is_regular(path) and len(path.stem) == GIVEN_NAME and file_digest(path)[:GIVEN_NAME] != path.stem:
             deliveries.set_aside(store, path)
             yield _unmended(f"{GIVEN}/{path.name}", NO_MATCH, "pass the texts from Python again")

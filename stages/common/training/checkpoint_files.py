@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from amalgam.pipeline.input_files import file_digest
+from amalgam.pipeline.storage.facts import fits
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import atomic_write
-from amalgam.pipeline.storage.paths import MOST_BYTES, is_regular, small_content
+from amalgam.pipeline.storage.paths import MOST_BYTES, is_below, is_regular, regular, small_content
 from amalgam.pipeline.storage.small_files import signed, verified
 
 FORMAT = 2
@@ -36,6 +37,9 @@ def read_state(folder: Path) -> dict[str, Any]:
         body: dict[str, Any] = content["checkpoint"]
         if content["fingerprint"] != fingerprint(body) or body["format"] != FORMAT:
             raise BrokenError(f"{STATE} has changed since it was written, or has another format than {FORMAT}")
+        files = body["files"]
+        if not (fits(files, dict[str, str]) and {f"{name}.safetensors" for name in files} <= FILES):
+            raise BrokenError(f"{STATE} names other files than those of a checkpoint")
     except OSError as error:
         raise BrokenError(f"{Path(error.filename or folder).name}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -60,14 +64,14 @@ def checkpoint_folders(root: Path) -> Iterator[Path]:
     """Yields the folder `checkpoint` of each training below a workspace."""
     for stage in TRAINING_STAGES:
         for folder in sorted((root / stage).iterdir()) if (root / stage).is_dir() else ():
-            if (folder / CHECKPOINT).is_dir() and not folder.is_symlink():
+            if (folder / CHECKPOINT).is_dir() and is_below(f"{stage}/{folder.name}/{CHECKPOINT}", root):
                 yield folder / CHECKPOINT
 
 
 def files_of(folder: Path) -> list[Path]:
     """Returns the files of checkpoints below a folder `checkpoint`, also of phases; other files are the user's."""
     paths = [path for path in (*folder.glob("*/*"), *folder.glob("*/*/*")) if STEP.fullmatch(path.parent.name)]
-    return sorted(path for path in paths if path.name in FILES and is_regular(path))
+    return sorted(path for path in paths if path.name in FILES and regular(folder, path.relative_to(folder).as_posix()))
 
 
 def damaged_files(folder: Path) -> dict[Path, str]:
@@ -118,7 +122,7 @@ def training_seconds(root: Path, folders: Iterable[str]) -> float:
 
 def damaged_logs(root: Path) -> Iterator[Path]:
     """Yields the logs, and the files with their digests, that have changed since their trainings ended."""
-    for stage in TRAINING_STAGES:
+    for stage in TRAINING_STAGES if is_below(LOGS, root) else ():
         for path in sorted((root / LOGS).glob(f"{stage}-*.digest.json")):
             log = path.with_name(path.name.replace(".digest.json", ".jsonl"))
             content = verified(small_content(path))

@@ -269,7 +269,7 @@ class ParsedFile:
             elif isinstance(plain, bool | int | float) and _is_text(path):  # a shell has removed the quotes
                 plain = inner.raw[path]
         values = _fields_of(path, value if inner.problems else plain)
-        if values == {path: {}} and isinstance(_value_at(self.data, dotted(path)), dict):
+        if values == {path: {}} and fields_at(path) and isinstance(_value_at(self.data, dotted(path)), dict):
             return {}
         for field_path, field_value in values.items():
             if not self._put(field_path, field_value):

@@ -357,8 +357,9 @@ def test_a_section_as_an_override_changes_the_fields_that_it_names(tmp_path: Pat
     )
     assert loaded.overrides == {"student.epochs": 2, "execution.ray.gpus": 1, "cache.passes": 7}
     assert any("generate" in problem for problem in _problems(tmp_path, file, "generate={}"))  # it is not left out
-    replaced = _load(tmp_path, GOOD.replace("a.csv", "a.csv, rename: {a: b}"), "corpus.rename={c: d}").experiment
-    assert replaced.corpus.rename == {"c": "d"}
+    renaming = GOOD.replace("a.csv", "a.csv, rename: {a: b}")
+    for value, rename in (("{c: d}", {"c": "d"}), ("{}", {})):  # no section, but the value of a field
+        assert _load(tmp_path, renaming, f"corpus.rename={value}").experiment.corpus.rename == rename
     [problem] = _problems(tmp_path, file, "student={epoch: 2}")
     assert "did you mean 'epochs'?" in problem
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from amalgam.pipeline.errors import DiskFullError, WorkError
 from amalgam.stages.common.inference.batches import predict
@@ -317,12 +318,12 @@ def test_a_checkpoint_that_another_run_removes_is_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     """Two runs of one experiment have one folder: the faster one removes the other's checkpoint, or ends."""
-    folder, write = tmp_path / "checkpoint", checkpoint.save_file
+    folder = tmp_path / "checkpoint"
     checkpoint.save(folder, small_snapshot(1))
 
     def after_another_run(table: Any, path: Path) -> None:
         shutil.rmtree(path.parent if lost != "." else folder)
-        write(table, path)
+        save_file(table, path)
 
     monkeypatch.setattr(checkpoint, "save_file", after_another_run)
     checkpoint.save(folder, small_snapshot(2))

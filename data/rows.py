@@ -303,7 +303,8 @@ class _Table:
             elif setting == "set corpus.text: " and others:
                 fix += f", if all files have it; else rename it to {shown(name)} here, or leave this file out"
             if separator == ",":
-                fix = f"it has commas: name it {shown(self.path.stem)}.csv"
+                as_csv = re.sub("[.]tsv", ".csv", self.path.name, flags=re.IGNORECASE)
+                fix = f"it has commas: name it {shown(as_csv)}"
             elif separator:
                 fix = f"save it with commas instead of {separator!r}, or with tabs as .tsv"
             raise MissingColumnError(f"no column {shown(name)} in {self.name}", where=where, fix=fix)

@@ -231,6 +231,14 @@ def test_the_fix_of_a_row_works_when_pasted(
     assert _good(list(read_rows(tmp_path / made, corpus=Corpus(train=["x"]))))[0][1] == "yes"
 
 
+@pytest.mark.parametrize(("name", "renamed"), [("a.tsv", "a.csv"), ("a.tsv.gz", "a.csv.gz"), ("A.TSV", "A.csv")])
+def test_a_tsv_with_commas_is_to_be_named_csv(tmp_path: Path, name: str, renamed: str) -> None:
+    content = b"id,text\n1,yes\n"
+    with pytest.raises(DataError) as caught:
+        _read(tmp_path / name, gzip.compress(content) if name.endswith("gz") else content)
+    assert caught.value.fix == f"it has commas: name it {renamed}"
+
+
 def test_a_line_of_a_packed_file_that_is_larger_than_the_memory_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,8 +9,10 @@ MASK = "(not shown)"
 
 PATTERNS = re.compile(
     r"""
-    \b(?:hf_|gh[opsur]_|github_pat_)[A-Za-z0-9_]{16,}
-    | \b(?:sk-|glpat-)[A-Za-z0-9_-]{16,}
+    \bhf_[A-Za-z0-9]{16,}
+    | \b(?:gh[opsur]_|github_pat_)[A-Za-z0-9_]{16,}
+    | \bglpat-[A-Za-z0-9_-]{16,}
+    | \bsk-[A-Za-z0-9_-]*?[A-Za-z0-9]{16}[A-Za-z0-9_-]*
     | \bxox[abeprs]-[A-Za-z0-9-]{10,}
     | \bA(?:KIA|SIA)[0-9A-Z]{16}\b
     | (?i:secret_?access_?key\W{1,4})[A-Za-z0-9/+]{40}

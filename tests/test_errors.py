@@ -427,6 +427,7 @@ SECRETS = [
     "ghp_0123456789abcdefghijABCDEFGHIJ012345",
     "github_pat_11ABCDEFG0abcdefghijkl_0123456789abcdef",
     "glpat-abcdefghij0123456789",
+    "sk-proj-ab_cdefghij0123456789ABC-de",
     "AKIAIOSFODNN7EXAMPLE",
     "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
     "https://b.s3.amazonaws.com/x.csv?X-Amz-Date=1&X-Amz-Signature=0123456789abcdef",
@@ -441,6 +442,8 @@ NO_SECRETS = [
     "https://example.org/x.csv?page=2",
     "s3://bucket/some/long/prefix/of/forty/letters/x",
     "TheQuickBrownFoxJumpsOverTheLazyDogAgain",
+    "texts/sk-news-classifier-2023.csv",
+    "models/hf_sentiment_classifier",
 ]
 
 

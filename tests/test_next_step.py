@@ -7,11 +7,15 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from amalgam.stages.common.deliveries import METADATA
+from amalgam.stages.report.conditions import VerdictInputs
+from amalgam.stages.report.verdict import verdict
+from amalgam.tests.stages.verdict_cases import changed, made, unlabelled, unlabelled_inputs
 from amalgam.tests.workspaces import TEST, TRAIN, Workspace, amalgam
 
 
@@ -222,3 +226,37 @@ def test_a_column_why_of_the_users_own_selects_nothing(workspace: Workspace) -> 
     workspace("run", "corpus.test=texts/labelled.csv")
     assert workspace.numbers()["evaluation"]["n"] == 40
     assert "selected" not in workspace.numbers()["evaluation"]
+
+
+# ---- made experiments
+
+
+def with_settings(inputs: VerdictInputs, **sections: Any) -> VerdictInputs:
+    """Changes sections of the experiment's settings by name."""
+    return changed(inputs, settings={**inputs.report["settings"], **sections})
+
+
+@pytest.mark.parametrize(("limit", "step"), [(255, "student.max_tokens=256"), (256, "student.epochs=auto")])
+def test_no_step_lowers_or_repeats_the_limit_of_tokens(limit: int, step: str) -> None:
+    inputs = with_settings(made(1000, 0.6, 0.8, cut=2500), student={"max_tokens": limit})
+    assert step in verdict(inputs)["next"]["command"]
+
+
+@pytest.mark.parametrize(("texts", "proposed"), [(0, False), (3, False), (49, False), (50, True)])
+def test_fewer_texts_to_label_than_a_verdict_needs_are_not_proposed(texts: int, *, proposed: bool) -> None:
+    step = verdict(unlabelled_inputs(unlabelled=unlabelled(91) | {"to_label": texts}))["next"]
+    assert ("command" in step) == proposed
+    assert step["text"].startswith(f"Label the {texts} texts of" if proposed else "Label about 200 texts")
+
+
+@pytest.mark.parametrize(("text", "column"), [("text", "label"), ("label", "label_")])
+def test_the_column_of_labels_is_that_of_the_file_to_label(text: str, column: str) -> None:
+    inputs = with_settings(unlabelled_inputs(unlabelled=unlabelled(91)), corpus={"text": [text], "label": None})
+    assert verdict(inputs)["next"]["command"].endswith(f" corpus.label={column}")
+
+
+def test_a_student_of_pairs_is_not_used_on_a_typed_text() -> None:
+    inputs = with_settings(made(500, 0.852, 0.762), corpus={"text": ["question", "an answer"], "label": "label"})
+    step = verdict(replace(inputs, file="other.yaml"))["next"]
+    assert "command" not in step
+    assert "`amalgam predict --input FILE --text question --text 'an answer' -c other.yaml`" in step["text"]

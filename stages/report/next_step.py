@@ -8,7 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from amalgam.pipeline.config.proposals import file_option, written
+from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
+from amalgam.stages.common.given_labels import label_column
 from amalgam.stages.report.conditions import LEAST_TEXTS, VerdictInputs, untested_teachers
 from amalgam.stages.report.publish import TO_LABEL
 from amalgam.stages.report.verdict_types import Cause, Decision, Next, Rival
@@ -20,15 +22,16 @@ TEACHERS_AT_FAULT = {"choice-not-trusted", "teacher-absent", "teacher-loses", "t
 LABELS = 100
 """Training texts to label where only labels can improve the choice of teachers."""
 
+MORE_TOKENS = 256
+"""Tokens of a text that a student should read, if many texts are truncated."""
+
 
 def next_step(
     inputs: VerdictInputs, decision: Decision, causes: Sequence[Cause], rivals: Sequence[Rival], needed: int | None
 ) -> Next:
     codes = {cause["code"] for cause in causes}
     if decision == "ship":
-        page = inputs.report["name"]
-        student = [] if page == "student" else ["--student", f"students/{page}"]
-        return _with_command(inputs, "Use the student.", _command(inputs, "predict", "a text", *student))
+        return _use_student(inputs)
     if decision == "cannot say" and inputs.report["evaluation"] is None:
         return _label_texts(inputs)
     if decision == "cannot say" and "tie" in codes:
@@ -43,6 +46,16 @@ def next_step(
     better.sort(key=lambda rival: (rival["name"] in inputs.remade, rival["mean"]))  # students with a folder first
     steps = [_other_student(inputs, rival["name"]) for rival in better]
     return next((step for step in (*steps, remedy) if "command" in step), steps[0])
+
+
+def _use_student(inputs: VerdictInputs) -> Next:
+    name, columns = inputs.report["name"], inputs.report["settings"]["corpus"]["text"]
+    student = [] if name == "student" else ["--student", f"students/{name}"]
+    if len(columns) == 1:
+        return _with_command(inputs, "Use the student.", _command(inputs, "predict", "a text", *student))
+    options = [part for column in columns for part in ("--text", column)]  # a typed text is no pair
+    command = _command(inputs, "predict", "--input", "FILE", *options, *student)
+    return {"text": f"Use the student on a file of pairs: `{command}`."}
 
 
 def _with_command(inputs: VerdictInputs, text: str, command: str) -> Next:
@@ -94,8 +107,8 @@ def _remedy(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Rival]) -> 
         return _with_command(inputs, text, _again(inputs, "label", "--count", str(LABELS)))
     if "wrong-choice" in codes:
         return _run(inputs, "Use another rule.", {"student.method": "amalgam", "student.name": "amalgam"})
-    if "long-texts" in codes:
-        return _run(inputs, "Read more of each text.", {"student.max_tokens": 256, "student.name": "long"})
+    if "long-texts" in codes and inputs.report["settings"]["student"]["max_tokens"] < MORE_TOKENS:
+        return _run(inputs, "Read more of each text.", {"student.max_tokens": MORE_TOKENS, "student.name": "long"})
     return _without_cause(inputs, codes, rivals)
 
 
@@ -125,13 +138,14 @@ def _look_at_teachers(inputs: VerdictInputs) -> Next:
 def _label_texts(inputs: VerdictInputs) -> Next:
     quality, settings = inputs.report["unlabelled"], inputs.report["settings"]
     count = quality["to_label"] if quality else 0
-    if not count or inputs.generates:
+    if count < LEAST_TEXTS or inputs.generates:  # fewer decide nothing
         texts = "real texts" if inputs.generates else "texts"
         return {"text": f"Label about 200 {texts}, and set corpus.test and corpus.label."}
     file = f"reports/{inputs.report['name']}{TO_LABEL}"
     if settings["labels"] and Path(settings["labels"]) == Path(file):  # it is kept
         return {"text": f"Rename {file}, also in `labels`; the next run then writes other texts to label there."}
-    new = {"corpus.test": file, **({} if settings["corpus"]["label"] else {"corpus.label": "label"})}
+    column = label_column(Corpus.model_validate(settings["corpus"]))
+    new = {"corpus.test": file, **({} if settings["corpus"]["label"] else {"corpus.label": column})}
     return _run(inputs, f"Label the {counted(count, 'text')} of {file}, then run the command.", new)
 
 

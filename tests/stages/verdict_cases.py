@@ -32,7 +32,11 @@ REPORT: Any = {
     "given_labels": [],
     "accuracy_losses": [],
     "labels": {"teachers": []},
-    "settings": {"labels": None, "corpus": {"label": "label"}},
+    "settings": {
+        "labels": None,
+        "corpus": {"text": ["text"], "label": "label"},
+        "student": {"max_tokens": 128},
+    },
 }
 STUDENT: Any = {"steps": 900, "epochs": 3, "learning_rate": 5e-5, "texts": 5000, "cut": 0}
 NO_LABELS = VerdictInputs(report=REPORT, rivals=(), student=STUDENT, automatic=Schedule(12, 5e-5, 100))

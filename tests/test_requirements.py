@@ -45,6 +45,19 @@ def test_a_rival_fails_the_report_only_if_it_is_better(workspace: Workspace, *, 
     assert "ensemble, zero-shot, first, second" in refused.err
 
 
+def test_a_student_with_the_name_of_the_most_frequent_label_is_a_rival(workspace: Workspace) -> None:
+    path, verdict = workspace.folder / "reports/student.json", workspace.numbers()["verdict"]
+    [label] = [rival["name"] for rival in verdict["rivals"] if rival["kind"] == "most frequent label"]
+    assert workspace.attempt("report", "student", "--fail-if-worse-than", label).code == 2
+    counts: RivalCounts = {
+        "name": label, "kind": "student", "n": 40, "student_right": 20, "right": 31, "gained": 2, "lost": 13
+    }  # fmt: skip
+    edit_json(path, verdict={**verdict, "rivals": [*verdict["rivals"], compared(counts)]})
+    gate = workspace.attempt("report", "student", "--fail-if-worse-than", label)
+    assert gate.code == 4, gate.err
+    assert f"The other student “{label}” is 27.5 points better" in gate.err
+
+
 def test_the_rival_of_a_gate_is_compared_alone_however_many_students_there_are(workspace: Workspace) -> None:
     path, verdict = workspace.folder / "reports/student.json", workspace.numbers()["verdict"]
     counts: RivalCounts = {

@@ -251,7 +251,7 @@ def _check_measured(numbers: ReportJson, name: str, path: Path, config: Path) ->
     """Refuses a student in students/ that was not measured on the report's test texts; a run of the gate does it."""
     if numbers["verdict"] is None or not delivered_student(path.parent.parent, name):
         return
-    if name in {rival["name"] for rival in numbers["verdict"]["rivals"]}:
+    if name in {rival["name"] for rival in _named_rivals(numbers)}:
         return
     if numbers["evaluation"] and not random_texts(numbers["evaluation"]):
         raise _all_selected()
@@ -273,15 +273,19 @@ def _texts_learned(learned: LearnedTexts, student: str = "") -> ExperimentError:
     return ExperimentError(f"{student}{learned_sentence(learned).removesuffix('.')}", where="corpus.test", fix=fix)
 
 
+def _named_rivals(numbers: ReportJson) -> list[Rival]:
+    """Returns the rivals that a requirement can name; the name of the most frequent label is a label."""
+    rivals = numbers["verdict"]["rivals"] if numbers["verdict"] else []
+    return [rival for rival in rivals if rival["kind"] != "most frequent label"]
+
+
 def _rival(numbers: ReportJson, name: str) -> Rival:
     """Returns the rival of this name; of several teachers, one is compared on its own labels."""
-    rivals = numbers["verdict"]["rivals"] if numbers["verdict"] else []
+    rivals = _named_rivals(numbers)
     matching = [rival for rival in rivals if name in {rival["name"], f"{TEACHER}{rival['name']}"}]
-    matching.sort(key=lambda rival: rival["kind"] != "teacher on its own labels")
-    if not matching or matching[0]["kind"] == "most frequent label":
-        names = dict.fromkeys(rival["name"] for rival in rivals if rival["kind"] != "most frequent label")
-        raise _no_rival(name, names)
-    return matching[0]
+    if not matching:
+        raise _no_rival(name, dict.fromkeys(rival["name"] for rival in rivals))
+    return min(matching, key=lambda rival: rival["kind"] != "teacher on its own labels")
 
 
 def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: bool, as_json: bool) -> None:

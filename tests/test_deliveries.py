@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 from amalgam.pipeline.storage.paths import MOST_BYTES
 from amalgam.stages.common import deliveries
 from amalgam.stages.common.deliveries import MARKS, replace_folder
+from amalgam.stages.report.publish import publish_texts
 from amalgam.tests.workspaces import Workspace, age, flip_bit
 
 Change = Callable[[Path], object]
@@ -412,3 +414,18 @@ def test_a_pipe_in_the_place_of_the_texts_to_label_is_kept(workspace: Workspace)
     pipe(texts)
     assert "was kept" in workspace("report", "--force").err
     assert texts.is_fifo()
+
+
+def test_a_long_text_to_label_is_compared_with_that_of_the_file(tmp_path: Path) -> None:
+    """The csv module has one limit for all readers; the first reader of a process finds the default one."""
+    (tmp_path / "reports").mkdir()
+    header, text = "key,text,label,student,ensemble,why\n", "onion " * 30_000
+    empty, filled, other = (f"{header}00,{cells},a,b,random\n".encode() for cells in (f"{text},", f"{text},a", "x,"))
+    before = csv.field_size_limit(131_072)
+    try:
+        assert "was kept" not in publish_texts(tmp_path, "student.to-label.csv", empty)
+        assert "was kept" not in publish_texts(tmp_path, "student.to-label.csv", other)
+        (tmp_path / "reports/student.to-label.csv").write_bytes(filled)
+        assert "was kept" in publish_texts(tmp_path, "student.to-label.csv", empty)
+    finally:
+        csv.field_size_limit(before)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from amalgam.data.keys import shown
+from amalgam.data.rows import FIELD_LIMIT
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import ExperimentError, reason_of
 from amalgam.pipeline.storage.local import atomic_write
@@ -96,11 +97,12 @@ def publish_texts(base: Path, name: str, content: bytes) -> str:
 
 def _without_labels(path: Path, content: bytes) -> bool:
     """Returns whether the file has the columns of `content`, perhaps with other names, and no other labels."""
+    if not is_regular(path):
+        return False
+    csv.field_size_limit(FIELD_LIMIT)  # of all readers of the csv module
     header, *new = csv.reader(io.StringIO(content.decode()))
     label = -1 - len(PREDICTED_COLUMNS)
     labels = {(row[0], row[label]) for row in new}
-    if not is_regular(path):
-        return False
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)

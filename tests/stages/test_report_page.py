@@ -142,6 +142,17 @@ def test_zero_shot_loses_no_accuracy_by_a_choice_of_teachers() -> None:
     assert summary(report)[1] == "Accuracy losses cannot be separated: the method uses no teachers."
 
 
+def test_without_a_pair_of_teachers_the_page_compares_none(built: Workspace) -> None:
+    report = built.numbers()
+    assert "of such pairs (chance 50.0 %)" in page(report)
+    report["target_quality"]["uncertainty"]["separation"] = None
+    report["labels"]["teachers"] = report["labels"]["teachers"][:1]
+    text = page(report)
+    assert "such pairs" not in text
+    assert "Uncertainty is 1 - confidence, by" in text
+    assert "labels in the union of 1 teacher;" in text
+
+
 def test_the_page_leaves_out_only_the_students_note_where_the_verdict_has_its_cause(built: Workspace) -> None:
     report = built.numbers()
     assert "few-steps" in {cause["code"] for cause in report["verdict"]["causes"]}

@@ -7,10 +7,7 @@ key order are a random sample and the cost does not grow with the texts.
 from __future__ import annotations
 
 import hashlib
-import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cache
 from itertools import accumulate, combinations, islice, permutations
 
 import numpy as np
@@ -475,45 +472,3 @@ def histogram(values: Array, limits: tuple[float, float]) -> json_types.Histogra
     counts, _ = np.histogram(values.clip(*limits), bins=BINS, range=limits)
     mean = float(values.mean()) if len(values) else None
     return {"n": len(values), "low": limits[0], "high": limits[1], "counts": counts.tolist(), "mean": mean}
-
-
-# ---- writing systems
-
-SCRIPT_TEXTS = 5_000
-"""Texts of a part, the first in key order, whose writing systems are counted."""
-
-SCRIPT_LETTERS = 300
-"""Letters of a text that are read."""
-
-SCRIPTS = {"CJK": "Han", "HIRAGANA": "Japanese kana", "KATAKANA": "Japanese kana", "FULLWIDTH": "Latin"}
-
-
-def script_counts(store: Store, part: Part) -> json_types.ScriptCounts:
-    """Counts the first texts in key order by writing system."""
-    texts: list[str] = []
-    for bucket in part.buckets:
-        texts += read_bucket(store, bucket, ["text"]).column("text").to_pylist()[: SCRIPT_TEXTS - len(texts)]
-        if len(texts) >= SCRIPT_TEXTS:
-            break
-    return {"n": len(texts), "scripts": scripts_of(texts)}
-
-
-def scripts_of(texts: Iterable[str]) -> dict[str, int]:
-    """Counts texts by writing system, the most frequent first."""
-    return dict(_by_frequency(_script(text[:SCRIPT_LETTERS]) for text in texts))
-
-
-def _script(text: str) -> str:
-    """Returns the writing system of most letters of a text."""
-    letters = _by_frequency(_script_of_letter(letter) for letter in text if letter.isalpha())
-    return letters[0][0] if letters else "no letters"
-
-
-def _by_frequency(names: Iterable[str]) -> list[tuple[str, int]]:
-    return Counter(sorted(names)).most_common()  # equally frequent names are in alphabetical order
-
-
-@cache
-def _script_of_letter(letter: str) -> str:
-    word = unicodedata.name(letter, "OTHER").split()[0]
-    return SCRIPTS.get(word, word.capitalize())

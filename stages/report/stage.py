@@ -279,7 +279,8 @@ def _print(run: Run, numbers: ReportJson) -> None:
 def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, StudentSpeed | None]:
     """Returns the evaluation and the student's speed with labelled test texts, else the texts to label as csv."""
     from amalgam.stages.report.labelling import compared_with_linear_map, unlabelled_quality
-    from amalgam.stages.report.quality import script_counts, target_quality
+    from amalgam.stages.report.quality import target_quality
+    from amalgam.stages.report.writing_systems import script_counts
 
     test, train, given = load.part_of(run, "test"), learned_part(run), load_labels.given_labels(run)
     evaluation, to_label, speed = None, None, None

@@ -27,12 +27,12 @@ from amalgam.stages.report.quality import (
     confusion_matrix,
     coverage,
     histogram,
-    scripts_of,
     separation,
     shortened,
 )
 from amalgam.stages.report.report_json import accuracy_losses, summary
 from amalgam.stages.report.verdict import relevant_loss, verdict
+from amalgam.stages.report.writing_systems import scripts_of
 from amalgam.tests.stages.verdict_cases import CASES, estimates, made
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
 

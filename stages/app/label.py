@@ -25,7 +25,7 @@ from amalgam.pipeline.user_paths import write_new
 from amalgam.stages.app import frames
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.cached.load import cache_reader
-from amalgam.stages.common.corpus import fields
+from amalgam.stages.common.corpus import fields, rows_at
 from amalgam.stages.common.given_labels import KEY, RANDOM, GivenLabels, free_name, label_column, why_column
 from amalgam.stages.common.intervals import bounds, errors_of, interval, percent
 from amalgam.stages.common.load import label_space, part_of, train_part
@@ -84,8 +84,6 @@ def _among(keys: pa.Array, others: pa.Array) -> Array:
 
 
 def _table(run: Run, rows: Array, is_random: Array, random: np.random.Generator, given: GivenLabels) -> pl.DataFrame:
-    from amalgam.stages.report.quality import rows_at
-
     corpus, space, buckets = run.experiment.corpus, label_space(run), train_part(run).buckets
     texts = rows_at(run.store, buckets, np.sort(rows).tolist()).take(rows.argsort().argsort())
     own_keys = texts.column("key").to_pylist()

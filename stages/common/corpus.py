@@ -224,6 +224,22 @@ def tables(store: Store, part: Part, columns: Sequence[str] | None = None) -> It
         yield read_bucket(store, bucket, columns)
 
 
+def rows_at(store: Store, buckets: Sequence[Bucket], rows: Sequence[int]) -> pa.Table:
+    """Returns the rows at ascending positions; one bucket is in memory at a time."""
+    parts, ends = [], np.cumsum([bucket.rows for bucket in buckets])
+    by_bucket = np.split(np.asarray(rows), np.searchsorted(rows, ends))
+    for bucket, end, inside in zip(buckets, ends, by_bucket, strict=False):
+        if len(inside):
+            parts.append(read_bucket(store, bucket).take(pa.array(inside - (end - bucket.rows))))
+    return pa.concat_tables(parts)
+
+
+def first_buckets(part: Part, texts: float) -> list[Bucket]:
+    """Returns the first buckets in key order, up to the one that completes this many texts."""
+    totals = accumulate(bucket.rows for bucket in part.buckets)
+    return list(part.buckets[: 1 + sum(total < texts for total in totals)])
+
+
 def fields(table: pa.Table) -> list[tuple[str, ...]]:
     """Returns each row's one or two texts."""
     first = table.column("text").to_pylist()

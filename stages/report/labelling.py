@@ -22,7 +22,7 @@ from amalgam.data.arrays import Array, Keys, held_out_keys, softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.parquet import key_array, key_list, matrix
 from amalgam.pipeline.config.schema import Corpus
-from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
+from amalgam.stages.common.corpus import Bucket, Part, fields, first_buckets, read_bucket, rows_at
 from amalgam.stages.common.given_labels import (
     DIFFER,
     KEY,
@@ -35,7 +35,7 @@ from amalgam.stages.common.given_labels import (
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.evaluation import TeacherInputs, ensemble
-from amalgam.stages.report.quality import coverage, first_buckets, paired_counts, rows_at
+from amalgam.stages.report.quality import coverage, paired_counts
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
 from amalgam.stages.weigh_teachers import linear_map
 from amalgam.stages.weigh_teachers.neighbours import Space

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, combinations, islice, permutations
+from itertools import combinations, islice, permutations
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from amalgam.data.parquet import matrix
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.build_targets.stage import TargetFacts
-from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
+from amalgam.stages.common.corpus import Bucket, Part, fields, first_buckets, read_bucket, rows_at
 from amalgam.stages.common.intervals import interval_of_auroc
 from amalgam.stages.report import json_types
 from amalgam.stages.report.audit import AuditedTexts, AuditInputs, audit_texts, audited_texts
@@ -306,16 +306,6 @@ def texts_at(store: Store, part: Part, rows: Sequence[int]) -> dict[int, str]:
     return dict(zip(ordered, map(shortened, fields(rows_at(store, part.buckets, ordered))), strict=True))
 
 
-def rows_at(store: Store, buckets: Sequence[Bucket], rows: Sequence[int]) -> pa.Table:
-    """Returns the rows at ascending positions; one bucket is in memory at a time."""
-    tables, ends = [], np.cumsum([bucket.rows for bucket in buckets])
-    parts = np.split(np.asarray(rows), np.searchsorted(rows, ends))
-    for bucket, end, inside in zip(buckets, ends, parts, strict=False):
-        if len(inside):
-            tables.append(read_bucket(store, bucket).take(pa.array(inside - (end - bucket.rows))))
-    return pa.concat_tables(tables)
-
-
 def shortened(texts: tuple[str, ...]) -> str:
     """Cuts a long text; the two texts of a pair are joined."""
     text = " ‖ ".join(texts)
@@ -343,12 +333,6 @@ def target_quality(
         quality["audit"] = audit_texts(inputs, parts)
         quality |= _teachers(inputs, train, parts)
     return quality
-
-
-def first_buckets(part: Part, texts: float) -> list[Bucket]:
-    """Returns the first buckets in key order, up to the one that completes this many texts."""
-    totals = accumulate(bucket.rows for bucket in part.buckets)
-    return list(part.buckets[: 1 + sum(total < texts for total in totals)])
 
 
 def _targets(

@@ -84,6 +84,8 @@ def _among(keys: pa.Array, others: pa.Array) -> Array:
 
 
 def _table(run: Run, rows: Array, is_random: Array, random: np.random.Generator, given: GivenLabels) -> pl.DataFrame:
+    from amalgam.stages.report.evaluation import TeacherInputs, teacher_labels
+
     corpus, space, buckets = run.experiment.corpus, label_space(run), train_part(run).buckets
     texts = rows_at(run.store, buckets, np.sort(rows).tolist()).take(rows.argsort().argsort())
     own_keys = texts.column("key").to_pylist()
@@ -94,10 +96,10 @@ def _table(run: Run, rows: Array, is_random: Array, random: np.random.Generator,
     labels = given.written(corpus)
     columns[label_column(corpus)] = [labels.get(key, "") for key in own_keys]
     places = np.unique(np.searchsorted(np.cumsum([bucket.rows for bucket in buckets]), rows, side="right"))
-    prefixes, keys = [buckets[place].prefix for place in places], pl.Series("key", texts.column("key"), pl.Binary)
-    logits = [cache_reader(run).logits(teacher, prefixes, keys).to_numpy() for teacher in space.columns]
-    answers = [np.array(ids)[part.argmax(axis=1)] for ids, part in zip(space.columns.values(), logits, strict=True)]
-    hints = [[space.names[label] for label in random.permutation(np.unique(row))] for row in zip(*answers, strict=True)]
+    inputs = TeacherInputs(store=run.store, labels=space, reader=cache_reader(run))
+    logits = inputs.teacher_logits([buckets[place] for place in places], texts)
+    predicted = zip(*teacher_labels(logits, space).values(), strict=True)
+    hints = [[space.names[label] for label in random.permutation(np.unique(row))] for row in predicted]
     for place in range(max(map(len, hints), default=0)):
         name = free_name(f"{HINT}{place + 1}", corpus)
         columns[name] = [names[place] if place < len(names) else "" for names in hints]

@@ -92,6 +92,11 @@ class SystemPredictions(NamedTuple):
         return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
+def prefixes_and_keys(buckets: Sequence[Bucket], rows: pa.Table) -> tuple[list[str], pl.Series]:
+    """Returns the prefixes of the buckets and the keys of the rows, by which `CacheReader` reads predictions."""
+    return [bucket.prefix for bucket in buckets], pl.Series("key", rows.column("key"), pl.Binary)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TeacherInputs:
     """The labels and the teachers' cached predictions, resolved from the run by report/load.py."""
@@ -105,7 +110,7 @@ class TeacherInputs:
         """Returns the cached logits of each teacher on rows of these buckets; empty without teachers."""
         if self.reader is None:
             return {}
-        prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", rows.column("key"), pl.Binary)
+        prefixes, keys = prefixes_and_keys(buckets, rows)
         logits = {name: self.reader.logits(name, prefixes, keys) for name in self.labels.columns}
         return {name: column.to_numpy().astype(np.float64) for name, column in logits.items()}
 
@@ -113,8 +118,7 @@ class TeacherInputs:
         """Returns the rows for which the teacher predicts none of its labels."""
         if self.reader is None:
             raise AssertionError("without a reader there is no teacher")
-        prefixes, keys = [bucket.prefix for bucket in buckets], pl.Series("key", rows.column("key"), pl.Binary)
-        return self.reader.predicts_none(teacher, prefixes, keys)
+        return self.reader.predicts_none(teacher, *prefixes_and_keys(buckets, rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,11 +229,11 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     own: dict[str, Array] = {}
     systems: dict[str, SystemPredictions] = {}
     logits = inputs.teacher_logits(buckets, table)
-    for name, columns in labels.columns.items():
-        own[name] = np.where(inputs.predicts_none(name, buckets, table), -1, np.array(columns)[logits[name].argmax(1)])
+    for name, predicted in teacher_labels(logits, labels).items():
+        own[name] = np.where(inputs.predicts_none(name, buckets, table), -1, predicted)
         # Labels of other teachers get 0, so their NLL is infinite.
         union = np.zeros((len(gold), len(labels.names)))
-        union[:, list(columns)] = softmax(logits[name])
+        union[:, list(labels.columns[name])] = softmax(logits[name])
         systems[f"teacher:{name}"] = SystemPredictions.of(union, gold)
     if logits:
         systems["ensemble"] = SystemPredictions.of(ensemble(logits, labels), gold)
@@ -237,8 +241,8 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     texts, began = fields(table), time.perf_counter()
     scores, unknown_scores, unknown_selected = np.zeros(0), np.zeros(0), np.zeros(0, bool)
     if inputs.student is not None:
-        predicted, scores = inputs.student.logits_and_scores(texts)
-        systems[inputs.system] = SystemPredictions.of(softmax(predicted), gold)
+        student_logits, scores = inputs.student.logits_and_scores(texts)
+        systems[inputs.system] = SystemPredictions.of(softmax(student_logits), gold)
     seconds, letters = time.perf_counter() - began, np.array([sum(map(len, text)) for text in texts], np.int64)
     if inputs.student is not None and inputs.unknown_label is not None:
         _, unknown_scores = inputs.student.logits_and_scores(fields(unknown))
@@ -281,7 +285,12 @@ def _of_this_student(picked: Array) -> Array:
     return np.where(differing, np.int8(Picked.HARD if is_another else Picked.DIFFERING), picked)
 
 
-def ensemble(logits: dict[str, Array], labels: LabelSpace) -> Array:
+def teacher_labels(logits: Mapping[str, Array], labels: LabelSpace) -> dict[str, Array]:
+    """Returns the first label of each teacher by position in the union."""
+    return {name: np.array(labels.columns[name])[scores.argmax(axis=1)] for name, scores in logits.items()}
+
+
+def ensemble(logits: Mapping[str, Array], labels: LabelSpace) -> Array:
     """Applies one softmax to the concatenated logits of all teachers, then sums the entries of shared labels.
 
     In half precision logits of two teachers are often equal. The teacher's own probability decides, not their order.

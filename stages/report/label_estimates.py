@@ -16,7 +16,7 @@ from amalgam.stages.build_targets.stage import UnsetTargets
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.intervals import interval, interval_of_mean
-from amalgam.stages.report.evaluation import TeacherInputs, ensemble
+from amalgam.stages.report.evaluation import TeacherInputs, ensemble, teacher_labels
 from amalgam.stages.report.verdict_types import LabelOccurrence, SystemEstimate, SystemKind
 
 
@@ -77,12 +77,11 @@ def right_texts(inputs: EstimateInputs) -> RightTexts:
     position = {name: index for index, name in enumerate(inputs.labels.names)}
     gold = np.array([position[inputs.gold[key]] for key in table.column("key").to_pylist()])
     logits = inputs.teacher_logits(buckets, table)
-    columns = {name: np.array(positions) for name, positions in inputs.labels.columns.items()}
-    teachers = {name: columns[name][scores.argmax(axis=1)] == gold for name, scores in logits.items()}
+    teachers = {name: predicted == gold for name, predicted in teacher_labels(logits, inputs.labels).items()}
     targets = inputs.targets(buckets, table)
     predicted = inputs.student.logits(fields(table)).argmax(axis=1) if inputs.student else None
     return RightTexts(
-        own={name: right[np.isin(gold, columns[name])] for name, right in teachers.items()},
+        own={name: right[np.isin(gold, inputs.labels.columns[name])] for name, right in teachers.items()},
         teachers=teachers,
         ensemble=ensemble(logits, inputs.labels).argmax(axis=1) == gold if logits else None,
         fitted=None if targets is None else targets.fitted == gold,

@@ -15,7 +15,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from amalgam.data.arrays import Array, Keys, held_out_keys, softmax
@@ -34,7 +33,7 @@ from amalgam.stages.common.given_labels import (
 )
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report import verdict_types as types
-from amalgam.stages.report.evaluation import TeacherInputs, ensemble
+from amalgam.stages.report.evaluation import TeacherInputs, ensemble, prefixes_and_keys, teacher_labels
 from amalgam.stages.report.quality import coverage, paired_counts
 from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimates
 from amalgam.stages.weigh_teachers import linear_map
@@ -224,13 +223,12 @@ def _weighed(inputs: LabellingInputs, first: _FirstTexts, table: pa.Table, chose
     """Returns the teachers' predictions and weights on the rows `chosen` of the texts."""
     if inputs.reader is None or inputs.read_weights is None:
         return None
-    prefixes, keys = [bucket.prefix for bucket in first.buckets], pl.Series("key", table.column("key"), pl.Binary)
-    answers = [inputs.reader.predictions(name, prefixes, keys) for name in inputs.labels.columns]
-    outputs = [answer.logits.to_numpy().argmax(axis=1) for answer in answers]
-    columns = [np.array(positions) for positions in inputs.labels.columns.values()]
+    prefixes, keys = prefixes_and_keys(first.buckets, table)
+    answers = {name: inputs.reader.predictions(name, prefixes, keys) for name in inputs.labels.columns}
+    predicted = teacher_labels({name: answer.logits.to_numpy() for name, answer in answers.items()}, inputs.labels)
     return WeighedTexts(
-        np.stack([positions[places] for positions, places in zip(columns, outputs, strict=True)], axis=1),
-        np.stack([answer.confidence.to_numpy() for answer in answers], axis=1),
+        np.stack([*predicted.values()], axis=1),
+        np.stack([answer.confidence.to_numpy() for answer in answers.values()], axis=1),
         matrix(inputs.read_weights(first.buckets).take(pa.array(chosen)).column("weight")).astype(np.float64),
         first.held_out[chosen] & (first.held_out[chosen].sum() >= LEAST_HELD_OUT),
     )

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -39,7 +40,14 @@ from amalgam.pipeline.input_files import SUFFIXES, is_texts, kind_of
 from amalgam.pipeline.signals import InterruptHandler, without_units
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, expanded, user_path, writing
-from amalgam.stages.app.student import Predictions, Student, UnknownTexts, finished_student, name_student
+from amalgam.stages.app.student import (
+    Predictions,
+    Student,
+    StudentFolder,
+    UnknownTexts,
+    finished_student,
+    name_student,
+)
 from amalgam.stages.common.deliveries import STUDENTS
 
 SHOWN = 200
@@ -83,16 +91,11 @@ def predict(  # noqa: PLR0913 - the options of the command
 ) -> None:
     if bool(texts) == (source is not None):
         raise _not_one_input(texts, config)
+    load = partial(Student, top=top, explain=explain, unknown=unknown)
     if source is None:
         of_files = {"--out": out, "--id": id_column, "--text": columns, "--skip-bad-rows": skip_bad_rows}
         _check_typed(texts, config, [name for name, value in of_files.items() if value])
-        finished = finished_student(config, student)
-        finished.check_pairs(1, "amalgam predict")
-        name_student(Console(quiet=quiet), finished, config, chosen=student is not None)
-        with without_units("the output is incomplete"):
-            model = Student(finished, top=top, explain=explain, unknown=unknown)
-            _predict_texts(texts, model, finished.fingerprint, as_json=as_json)
-        _note_truncated(Console(quiet=quiet), model)
+        _predict_typed(texts, config, student, load, quiet=quiet, as_json=as_json)
         return
     if as_json:
         raise ExperimentError("--json is for texts that are typed", where="amalgam predict", fix="--out FILE.parquet")
@@ -110,7 +113,7 @@ def predict(  # noqa: PLR0913 - the options of the command
         if total == 0:
             console.note(f"no rows in {shown(Path(source).name)}: the output has no rows")
         name_student(console, finished, config, chosen=student is not None)
-        model = Student(finished, top=top, explain=explain, unknown=unknown)
+        model = load(finished)
         with (
             _output(out, predictions(model.top, list(model.positions), unknown=unknown)) as write,
             console.progress("predict", "texts", total or 0, 0),
@@ -126,19 +129,38 @@ def predict(  # noqa: PLR0913 - the options of the command
     console.say(f"{counted(inputs.predicted, 'text')} -> {out or 'stdout'}")
 
 
+def _predict_typed(  # noqa: PLR0913 - two options of the command
+    texts: Sequence[str],
+    config: Path,
+    student: Path | None,
+    load: Callable[[StudentFolder], Student],
+    *,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    finished, console = finished_student(config, student), Console(quiet=quiet)
+    finished.check_pairs(1, "amalgam predict")
+    name_student(console, finished, config, chosen=student is not None)
+    with without_units("the output is incomplete"):
+        model = load(finished)
+        _print_predictions(texts, model, as_json=as_json)
+    _note_truncated(console, model)
+
+
 def _note_truncated(console: Console, student: Student) -> None:
     if note := student.note:
         console.note(note)
 
 
-def _predict_texts(texts: Sequence[str], student: Student, fingerprint: str | None, *, as_json: bool) -> None:
+def _print_predictions(texts: Sequence[str], student: Student, *, as_json: bool) -> None:
     result, console = student([(text,) for text in texts]), Console()
     entries: list[dict[str, Any]] = []
     for row, text in enumerate(texts):
         shares = dict(zip(result.labels[row], result.probabilities[row].tolist(), strict=True))
         masses = {teacher: float(mass[row]) for teacher, mass in result.masses.items()}
         ranked = [{"label": label, "probability": share} for label, share in shares.items()]
-        entry = {"text": text, "key": text_key((text,)).hex(), "student": fingerprint, "labels": ranked}
+        key, fingerprint = text_key((text,)).hex(), student.finished.fingerprint
+        entry = {"text": text, "key": key, "student": fingerprint, "labels": ranked}
         entries.append(entry | ({"mass": masses} if masses else {}) | _unknown_entry(result.unknown, row))
         if not as_json:
             console.result(shown(text, SHOWN))

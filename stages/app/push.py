@@ -35,7 +35,7 @@ from amalgam.stages.common.models import hub
 from amalgam.stages.common.models.label_names import own_labels
 from amalgam.stages.common.models.model_folder import CARD, STATIC, UNKNOWN, reads_padding
 from amalgam.stages.common.models.read_card import read_card
-from amalgam.stages.common.models.resolve import read_model
+from amalgam.stages.common.models.resolve import ModelFiles, read_model
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.registry import STAGE_NAMED
 
@@ -52,12 +52,7 @@ def push(  # noqa: PLR0913 - the options of the command
         raise ExperimentError(what, where="amalgam push", fix=fix)
     console, finished = Console(), finished_student(config, student)
     _check_licence(licence, finished.folder)
-    model = read_model(finished.folder, "amalgam push")
-    kinds = [str(kind) for kind in model.config.get("architectures") or ()]
-    if kinds and not any(kind.endswith(HEAD) for kind in kinds):
-        fix = "name the folder of a student, such as students/student"
-        raise ModelError(f"{shown(kinds[0])} is no classifier", where=str(finished.folder), fix=fix)
-    files = _files(finished.folder)
+    model, files = _classifier(finished.folder), _files(finished.folder)
     written = None
     if CARD in files:
         remarks = warnings(finished.sources, read_card(finished.folder).licences)
@@ -97,6 +92,16 @@ def push(  # noqa: PLR0913 - the options of the command
         console.result(f"{size(sum(sizes.values()))} in {counted(len(rows), 'file')}; nothing was uploaded: add --yes")
         return
     console.result(_upload(repo_id, files, written, public=public))
+
+
+def _classifier(folder: Path) -> ModelFiles:
+    """Returns the model in the folder; refuses one that is no classifier."""
+    model = read_model(folder, "amalgam push")
+    kinds = [str(kind) for kind in model.config.get("architectures") or ()]
+    if kinds and not any(kind.endswith(HEAD) for kind in kinds):
+        fix = "name the folder of a student, such as students/student"
+        raise ModelError(f"{shown(kinds[0])} is no classifier", where=str(folder), fix=fix)
+    return model
 
 
 def _check_licence(licence: str | None, folder: Path) -> None:

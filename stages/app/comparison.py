@@ -181,12 +181,12 @@ def compare_students(base: Path, names: Sequence[str], note: Callable[[str], Non
     for name in names:
         path, remedy = base / REPORTS / f"{name}.json", "run the experiment with this student.name"
         reports[name] = numbers = read_report(path, remedy)
-        if other := other_student(numbers, path):
-            note(f"{other}: {remedy}")
+        if mismatch := folder_mismatch(numbers, path):
+            note(f"{mismatch}: {remedy}")
     return ComparedReports(comparison_of(reports))
 
 
-def other_student(numbers: ReportJson, path: Path) -> str | None:
+def folder_mismatch(numbers: ReportJson, path: Path) -> str | None:
     """Returns the difference if the student's folder is not of the training that the page measured."""
     stages = {stage["stage"]: stage["fingerprint"][:8] for stage in numbers["stages"]}
     if not numbers["learns"] or "train-student" not in stages:

@@ -20,9 +20,9 @@ from amalgam.stages.app.commands import run_stages
 from amalgam.stages.app.comparison import (
     ComparedReports,
     comparison_of,
+    folder_mismatch,
     have_same_texts,
     leaves,
-    other_student,
     read_report,
     table,
 )
@@ -169,12 +169,13 @@ def _no_rival(name: str, names: Iterable[str]) -> ExperimentError:
 def _print_stored(path: Path, config: Path, requirements: Requirements) -> None:
     """Prints the stored report of one student, and checks the requirements; nothing runs."""
     numbers, console, place = _read(path, config), Console(), place_of(config.absolute().parent)
-    evaluation, verdict, other = numbers["evaluation"], numbers["verdict"], other_student(numbers, path)
+    evaluation, verdict, mismatch = numbers["evaluation"], numbers["verdict"], folder_mismatch(numbers, path)
     page = f"{REPORTS}/{path.stem}.html"
-    if other and requirements.need_test:
-        raise ExperimentError(other, where=str(path), fix=f"run `{_command(numbers, path, config)}`, which measures it")
-    if other:
-        console.note(f"{other}: run `{_command(numbers, path, config)}`")
+    if mismatch and requirements.need_test:
+        fix = f"run `{_command(numbers, path, config)}`, which measures it"
+        raise ExperimentError(mismatch, where=str(path), fix=fix)
+    if mismatch:
+        console.note(f"{mismatch}: run `{_command(numbers, path, config)}`")
     if not requirements.as_json:
         if evaluation:
             print_evaluation(console, evaluation)
@@ -297,8 +298,8 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
             file = Path(name)
             path = run_stages(file, overrides, target=None, quiet=quiet, tables=not as_json).report.with_suffix(".json")
         reports[_title(name)] = numbers = _read(path, file)
-        if other := other_student(numbers, path):
-            Console(quiet=quiet).note(f"{other}: run `{_command(numbers, path, file)}`")
+        if mismatch := folder_mismatch(numbers, path):
+            Console(quiet=quiet).note(f"{mismatch}: run `{_command(numbers, path, file)}`")
     comparison, console = comparison_of(reports), Console(quiet=quiet)
     if as_json:
         console.json(comparison)

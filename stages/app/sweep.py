@@ -103,7 +103,7 @@ def train_students(source: ExperimentSource, sweep_runs: Sequence[SweepRun], con
 
 def _notes(results: Sequence[SweepResult], before: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yields notes on replaced students and on equal ones; `before`: the marks of the folders before the sweep."""
-    trained = [(one["name"], one["fingerprint"]) for one in results if one["fingerprint"]]
+    trained = [(result["name"], result["fingerprint"]) for result in results if result["fingerprint"]]
     replaced = [name for name, fingerprint in trained if before[name].get("fingerprint", fingerprint) != fingerprint]
     if replaced:
         names = ", ".join(f"{STUDENTS}/{name}" for name in replaced)
@@ -119,9 +119,9 @@ def equal_students(results: Iterable[SweepResult]) -> Iterator[tuple[list[str], 
         if result["scores"] and result["scores"]["nll_nats"] is not None:
             groups.setdefault(tuple(result["scores"][score] for score in SCORES), []).append(result)
     for group in groups.values():
-        fields = [field for field in group[0]["values"] if len({one["values"][field] for one in group}) > 1]
+        fields = [field for field in group[0]["values"] if len({result["values"][field] for result in group}) > 1]
         if fields:
-            yield [one["name"] for one in group], fields
+            yield [result["name"] for result in group], fields
 
 
 def _check_students(source: ExperimentSource, sweep_runs: Sequence[SweepRun]) -> None:

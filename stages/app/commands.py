@@ -24,7 +24,7 @@ from amalgam.stages.app.arguments import local_path
 from amalgam.stages.app.checks import stored_overrides
 from amalgam.stages.app.cost import CostEstimate
 from amalgam.stages.app.doctor import diagnose
-from amalgam.stages.app.label import next_step, write_labels_file
+from amalgam.stages.app.label import how_to_use, write_labels_file
 from amalgam.stages.app.maintenance import find_garbage, young_quarantine
 from amalgam.stages.app.runs import open_run
 from amalgam.stages.app.verify import REPAIR, RUN, Damage
@@ -301,7 +301,7 @@ def _show_label_effect(file: str, config: Path, overrides: list[str], *, as_json
         return
     effect.print_to(console)
     source = file if file == FROM_CORPUS else local_path(Path(file).absolute(), config.absolute().parent)
-    console.result(next_step(source, overrides, config))
+    console.result(how_to_use(source, overrides, config))
 
 
 def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:

@@ -304,7 +304,7 @@ def _by_labels(run: Run, given: GivenLabels) -> dict[str, tuple[float, float, fl
     return {name: (total / texts, *interval(total / texts, texts, errors)) for name, total in totals.items()}
 
 
-def next_step(path: str, overrides: Sequence[str], config: Path) -> str:
+def how_to_use(path: str, overrides: Sequence[str], config: Path) -> str:
     """Returns the command, and the fields of the experiment file, that use the labels."""
     labels = as_yaml(path)
     others = [override for override in overrides if not override.startswith("labels=")]

@@ -283,3 +283,9 @@ def test_of_very_many_labels_a_hundred_are_shown_and_the_rest_counted() -> None:
     assert "--unknown" not in text  # no file of states
     assert "50 more" in text
     assert (text.count("| label "), len(TEACHER_LABELS)) == (101, 2)
+
+
+@pytest.mark.parametrize(("teachers", "words"), [(0, "."), (1, " from one teacher."), (2, " from 2 teachers with")])
+def test_the_card_counts_the_teachers(teachers: int, words: str) -> None:
+    names = {f"teacher-{at}": ["law"] for at in range(teachers)}
+    assert f"made with amalgam{words}" in card(CardInfo(["law"], names, 32), NAME)

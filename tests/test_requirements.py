@@ -13,7 +13,7 @@ import pytest
 from amalgam.data.demo_corpus import generate
 from amalgam.stages.app import maintenance
 from amalgam.stages.app.student import Student, finished_in
-from amalgam.stages.report.students import OtherStudent, named_students
+from amalgam.stages.report.students import OtherStudent, named_students, temperature_sweep
 from amalgam.stages.report.verdict import compared
 from amalgam.stages.report.verdict_types import RivalCounts
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, edit_json, flip_bit, rewrite_mark
@@ -187,6 +187,17 @@ def test_a_report_of_a_student_that_learned_the_test_texts_counts_more_than_a_ga
     report = replace(gate, learned={"texts": 9, "of": 40, "labelled": True})
     for students in ([gate, report], [report, gate]):
         assert named_students(students, "b", {"a": "v1"}) == [("v1", report)]
+
+
+def test_a_student_with_several_reports_is_one_point_of_a_sweep() -> None:
+    scores: Any = {"fingerprint": "0", "method": "muka-soft", "n": 40, "accuracy": 0.5}
+    cold = OtherStudent(scores, "a", None, False, None, None, 0.2, "", {}, "")
+    again = replace(cold, scores={**scores, "fingerprint": "1"})
+    warm = replace(cold, student="b", temperature=0.5, scores={**scores, "fingerprint": "2"})
+    for page in ("0", "1"):
+        points = temperature_sweep(page, [cold, again, warm])
+        assert [(point["temperature"], point["ours"]) for point in points] == [(0.2, True), (0.5, False)]
+    assert temperature_sweep("0", [cold, again]) == []
 
 
 def test_a_teacher_without_a_test_text_decides_nothing(workspace: Workspace) -> None:

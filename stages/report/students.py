@@ -118,8 +118,10 @@ def best_supervised(fingerprint: str, students: list[OtherStudent]) -> StudentSc
 
 def temperature_sweep(fingerprint: str, students: list[OtherStudent]) -> list[SweepPoint]:
     """Returns students of muka-soft that differ in temperature alone: this student's group, else the largest."""
+    # A student may have several reports: that of the page counts.
+    ordered = sorted(students, key=lambda student: student.scores["fingerprint"] == fingerprint)
     groups: dict[str, list[SweepPoint]] = {}
-    for student in students:
+    for student in {student.student: student for student in ordered}.values():
         if student.temperature is not None:
             ours = student.scores["fingerprint"] == fingerprint
             point: SweepPoint = {"temperature": student.temperature, "ours": ours, **student.scores}

@@ -54,7 +54,7 @@ ROWS = (
 
 def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     write_demo(folder)
-    students: dict[str, Student] = {}
+    students: dict[str, FileAndOverrides] = {}
     for method in METHODS_SHOWN:
         name = "supervised student (saw labels)" if method == "supervised" else f"{method} student"
         settings = [f"student.method={method}", f"student.name={method}", *overrides]
@@ -69,7 +69,7 @@ def run_data_free(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     write_data_free(folder, console)
     console.say("== teachers")
     run_without_tables(with_texts, [], console, "train-teachers")
-    students: dict[str, Student] = {}
+    students: dict[str, FileAndOverrides] = {}
     for method, source in ROWS:
         settings = [f"student.method={method}", f"student.name={method}{f'-{source}' if source else ''}"]
         settings += [f"generate.source={source}"] if source else []
@@ -80,11 +80,11 @@ def run_data_free(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     _compare(folder, students, overrides, quiet=quiet)
 
 
-Student = tuple[Path, list[str]]
+FileAndOverrides = tuple[Path, list[str]]
 """The experiment file of a student, and its overrides."""
 
 
-def _compare(folder: Path, students: Mapping[str, Student], overrides: list[str], *, quiet: bool) -> Run:
+def _compare(folder: Path, students: Mapping[str, FileAndOverrides], overrides: list[str], *, quiet: bool) -> Run:
     """Prints the teachers and baselines of the first evaluation, and the student of each; returns the file's run."""
     console, evaluations = Console(quiet=quiet), dict[str, Evaluation]()
     progress = Console(quiet=quiet, tables=False)

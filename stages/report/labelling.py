@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -274,8 +273,7 @@ def header_of(corpus: Corpus) -> list[str]:
 def _csv(inputs: LabellingInputs, sample: _Sample, chosen: Sequence[tuple[int, str]]) -> str:
     names, rows = inputs.labels.names, [row for row, _ in chosen]
     table = sample.table.take(pa.array(rows, pa.int64()))
-    keys = [key.hex() for key in key_list(key_array(table.column("key")))]
-    ids = [[given or key] for key, given in zip(keys, table.column("id").to_pylist(), strict=True)]
+    keys, ids = key_list(key_array(table.column("key"))), table.column("id").to_pylist()
     labels = inputs.given.written(inputs.corpus)
     file = io.StringIO(newline="")
     writer = csv.writer(file)
@@ -284,8 +282,6 @@ def _csv(inputs: LabellingInputs, sample: _Sample, chosen: Sequence[tuple[int, s
         texts = [table.column(name)[index].as_py() or "" for name in ("text", "text_2")[: len(inputs.corpus.text)]]
         predicted = names[int(sample.student[row].argmax())]
         by_ensemble = names[int(sample.ensemble[row].argmax())] if sample.ensemble is not None else ""
-        identity: list[Any] = [] if inputs.corpus.id == "auto" else ids[index]
-        writer.writerow(
-            [keys[index], *identity, *texts, labels.get(bytes.fromhex(keys[index]), ""), predicted, by_ensemble, why]
-        )
+        key, own_id = keys[index], [] if inputs.corpus.id == "auto" else [ids[index] or keys[index].hex()]
+        writer.writerow([key.hex(), *own_id, *texts, labels.get(key, ""), predicted, by_ensemble, why])
     return file.getvalue()

@@ -1,7 +1,7 @@
 """Stage report: evaluates every system on the test texts, describes the targets, and renders the page.
 
-The evaluation is stored. The page is rendered from stored results in no time. Zero-shot similarities are a unit of
-their own, which all methods share.
+The evaluation is stored, and the page is rendered from stored results alone. Zero-shot similarities are a unit of their
+own, which all methods share.
 """
 
 from __future__ import annotations

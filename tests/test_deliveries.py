@@ -16,9 +16,9 @@ import pytest
 
 from amalgam.pipeline.storage.paths import MOST_BYTES
 from amalgam.stages.common import deliveries
-from amalgam.stages.common.deliveries import MARKS, replace_folder
+from amalgam.stages.common.deliveries import EXPORT, MARKS, Mark, replace_folder, write_mark, written_files
 from amalgam.stages.report.publish import publish_texts
-from amalgam.tests.workspaces import Workspace, age, flip_bit
+from amalgam.tests.workspaces import Workspace, age, flip_bit, rewrite_mark
 
 Change = Callable[[Path], object]
 
@@ -429,3 +429,21 @@ def test_a_long_text_to_label_is_compared_with_that_of_the_file(tmp_path: Path) 
         assert "was kept" in publish_texts(tmp_path, "student.to-label.csv", empty)
     finally:
         csv.field_size_limit(before)
+
+
+def test_the_command_for_a_damaged_export_names_its_student_and_its_folder(workspace: Workspace) -> None:
+    students = workspace.folder / "students"
+    shutil.copytree(students / "student", students / "other")
+    rewrite_mark(students / "other", fingerprint="0" * 20)
+    for name, fingerprint in (("student-onnx-int8", workspace.head("train-student")), ("small", "0" * 20)):
+        (students / name).mkdir()
+        (students / name / "model.onnx").write_bytes(b"of ONNX")
+        mark = Mark(fingerprint, written_files(students / name), {"options": "--onnx --int8"}, EXPORT)
+        write_mark(students / name, mark)
+        flip_bit(students / name / "model.onnx")
+    damaged = workspace.attempt("verify", "--json").json["damaged"]
+    start = "exported again by `amalgam export --onnx --int8 --force"
+    assert {row["path"].split("/")[1]: row["repair"] for row in damaged} == {
+        "small": f"{start} --student students/other --out students/small`",
+        "student-onnx-int8": f"{start}`",
+    }

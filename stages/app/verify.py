@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -345,11 +346,20 @@ class _Deliveries:
                 other = f"written again by a run of that student; or delete {self._shown(target / Path(name).stem)}.*"
                 yield _unmended(path, fault, again if is_own else other, RUN if is_own else "")
             elif mark.kind == deliveries.EXPORT:
-                command = f"amalgam export {mark.facts.get('options', '--onnx')} --force{self.run.file_option}"
-                yield _unmended(path, fault, f"exported again by `{command}`")
+                yield _unmended(path, fault, f"exported again by `{self._export_command(target, mark)}`")
             else:
                 repair = "the workspace no longer has it: train it again, or restore a backup"
                 yield _unmended(path, fault, repair)
+
+    def _export_command(self, folder: Path, mark: Mark) -> str:
+        """Returns the command that writes the export in this folder again."""
+        base, own, options = self.run.base, self.run.experiment.student.name, str(mark.facts.get("options", "--onnx"))
+        is_own = deliveries.delivered_student(base, own) == mark.fingerprint
+        student = own if is_own else deliveries.delivered_students(base).get(mark.fingerprint, own)
+        arguments = [*options.split(), "--force", *(["--student", f"{STUDENTS}/{student}"] if student != own else [])]
+        default = "-".join([student, *(option.removeprefix("--") for option in options.split())])
+        arguments += ["--out", self._shown(folder)] if folder.name != default else []
+        return f"amalgam export {shlex.join(arguments)}{self.run.file_option}"
 
     def _shown(self, path: Path) -> str:
         return path.relative_to(self.run.base).as_posix()

@@ -153,6 +153,18 @@ def test_without_a_pair_of_teachers_the_page_compares_none(built: Workspace) -> 
     assert "labels in the union of 1 teacher;" in text
 
 
+def test_a_system_without_texts_has_no_estimate_on_the_page(built: Workspace) -> None:
+    own: dict[str, Any] = {"name": "desk", "kind": "teacher on its own labels", "mean": 0.0, "low": 0.0, "high": 1.0}
+    report = built.numbers() | {
+        "label_estimates": {"n": 20, "labels": 20, "empty": 0, "random": True, "weights": False, "systems": [own]}
+    }
+    rows = []
+    for texts in (0, 20):
+        own["n"] = texts
+        rows.append(page(report).split("desk on its own labels</th>")[1].split("</tr>")[0])
+    assert ["0.0 to 100.0" in row for row in rows] == ["circle" in row for row in rows] == [False, True]
+
+
 def test_the_page_leaves_out_only_the_students_note_where_the_verdict_has_its_cause(built: Workspace) -> None:
     report = built.numbers()
     assert "few-steps" in {cause["code"] for cause in report["verdict"]["causes"]}

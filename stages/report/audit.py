@@ -117,7 +117,7 @@ class AuditedTexts:
         return ranking, self.method.shares(ranking, inputs).to_numpy()
 
     def padded(self) -> list[Array]:
-        """Returns what the targets add up for each teacher [N, L]."""
+        """Returns the distribution of each teacher over the union [N, L]; the target is their weighted sum."""
         padded = []
         for positions, distribution in zip(self.columns, self.method.distributions(self.inputs), strict=True):
             padded.append(np.zeros((len(self.gold_N), len(self.inputs.space.names))))

@@ -99,7 +99,7 @@ def prefixes_and_keys(buckets: Sequence[Bucket], rows: pa.Table) -> tuple[list[s
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherInputs:
-    """The labels and the teachers' cached predictions, resolved from the run by report/load.py."""
+    """The labels and the teachers' cached predictions, resolved from the run."""
 
     store: Store
     labels: LabelSpace

@@ -65,6 +65,7 @@ from amalgam.stages.report.students import damaged_reports, other_students
 from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
 from amalgam.stages.report.verdict import lines
 from amalgam.stages.report.verdict_words import evaluation_cautions, share_of_unknown_line
+from amalgam.stages.report.writing_systems import script_counts
 from amalgam.stages.target_methods import TARGET_METHODS, compared_by, target_method
 
 EVALUATION, FINDINGS, TEXTS_TO_LABEL = "evaluation.json", "findings.json", "to-label.csv"
@@ -280,7 +281,6 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Studen
     """Returns the evaluation and the student's speed with labelled test texts, else the texts to label as csv."""
     from amalgam.stages.report.labelling import compared_with_linear_map, unlabelled_quality
     from amalgam.stages.report.quality import target_quality
-    from amalgam.stages.report.writing_systems import script_counts
 
     test, train, given = load.part_of(run, "test"), learned_part(run), load_labels.given_labels(run)
     evaluation, to_label, speed = None, None, None

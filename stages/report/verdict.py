@@ -533,7 +533,7 @@ def _outside_cautions(estimates: types.LabelEstimates | None) -> Iterator[str]:
 
 
 def _rival_cautions(rivals: Sequence[types.Rival]) -> Iterator[str]:
-    untested = conditions.untested_teachers(rivals)
+    untested, lost = conditions.untested_teachers(rivals), conditions.lost_teachers(rivals)
     for rival in rivals:
         is_better, difference = rival["student_is"] == "worse", words.difference_sentence(rival)
         if is_better and "learned" in rival:
@@ -543,7 +543,7 @@ def _rival_cautions(rivals: Sequence[types.Rival]) -> Iterator[str]:
             yield f"{difference}{words.tested_on(rivals)}."
         if is_better and rival["kind"] == "supervised student":
             yield f"{difference}. It was trained on gold labels: if you have them, ship that student."
-        if is_better and rival["kind"] == "teacher on its own labels":
+        if is_better and rival["kind"] == "teacher on its own labels" and rival not in lost:
             yield f"{difference}. The teacher chooses among its own labels alone, the student among all."
         if rival["kind"] == "teacher on its own labels" and 0 < rival["n"] < conditions.LEAST_OF_LABEL:
             yield f"Only {counted(rival['n'], 'test text', 'has', 'have')} a label of teacher {rival['name']}."

@@ -15,7 +15,7 @@ import pytest
 from amalgam.stages.common.deliveries import METADATA
 from amalgam.stages.report.conditions import VerdictInputs
 from amalgam.stages.report.verdict import verdict
-from amalgam.tests.stages.verdict_cases import changed, made, unlabelled, unlabelled_inputs
+from amalgam.tests.stages.verdict_cases import changed, labelled_inputs, made, unlabelled, unlabelled_inputs
 from amalgam.tests.workspaces import TEST, TRAIN, Workspace, amalgam
 
 
@@ -260,3 +260,14 @@ def test_a_student_of_pairs_is_not_used_on_a_typed_text() -> None:
     step = verdict(replace(inputs, file="other.yaml"))["next"]
     assert "command" not in step
     assert "`amalgam predict --input FILE --text question --text 'an answer' -c other.yaml`" in step["text"]
+
+
+def test_a_label_with_a_line_break_breaks_no_sentence() -> None:
+    label = "law,\nor order"
+    quality = unlabelled(91, banking=(900, 500), **{label: (100, 500)})
+    unclear = verdict(unlabelled_inputs(unlabelled={**quality, "labels": quality["labels"][::-1]}))
+    frequent = {"name": label, "kind": "most frequent label", "n": 400, "student_right": 330, "right": 396}
+    worse = verdict(labelled_inputs(400, [{**frequent, "gained": 0, "lost": 66}]))
+    for sentences in (unclear["reasons"], worse["reasons"], [cause["text"] for cause in worse["causes"]]):
+        assert any('"law,\\nor order"' in sentence for sentence in sentences), sentences
+        assert not any("\n" in sentence for sentence in sentences)

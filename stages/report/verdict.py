@@ -326,7 +326,7 @@ def _shares(quality: types.UnlabelledQuality) -> Iterator[str]:
     gap, row = max(gaps, key=lambda entry: entry[0], default=(0, None))
     if row and gap >= SHARE_GAP * n:
         yield (
-            f"The student predicts {row['label']} on {words.ratio(row['predicted'], n)} of the texts; "
+            f"The student predicts {words.listed([row['label']])} on {words.ratio(row['predicted'], n)} of the texts; "
             f"{HAVE[reference]} it on {words.ratio(row['expected'], n)}."
         )
 
@@ -384,7 +384,8 @@ def _causes(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> Iterator[ty
         yield {"code": "long-texts", "text": text}
     frequent = conditions.most_frequent(rivals)
     if frequent and frequent["right"] >= SKEWED * frequent["n"]:
-        text = f"{words.ratio(frequent['right'], frequent['n'])} of the test texts have one label, {frequent['name']}"
+        share, label = words.ratio(frequent["right"], frequent["n"]), words.listed([frequent["name"]])
+        text = f"{share} of the test texts have one label, {label}"
         yield {"code": "skewed-labels", "text": text}
 
 

@@ -32,7 +32,7 @@ def name_of(rival: types.RivalCounts) -> str:
         "teacher on its own labels": f"teacher {rival['name']} on its own labels",
         "student": f"the other student “{rival['name']}”",
         "supervised student": f"the other student “{rival['name']}”",
-        "most frequent label": f"always predicting {rival['name']}",
+        "most frequent label": f"always predicting {shown_name(rival['name'])}",
     }[rival["kind"]]
 
 

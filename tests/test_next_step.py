@@ -264,7 +264,8 @@ def test_a_student_of_pairs_is_not_used_on_a_typed_text() -> None:
 
 def test_a_label_with_a_line_break_breaks_no_sentence() -> None:
     label = "law,\nor order"
-    quality = unlabelled(91, banking=(900, 500), **{label: (100, 500)})
+    counts: Any = {label: (100, 500)}
+    quality = unlabelled(91, banking=(900, 500), **counts)
     unclear = verdict(unlabelled_inputs(unlabelled={**quality, "labels": quality["labels"][::-1]}))
     frequent = {"name": label, "kind": "most frequent label", "n": 400, "student_right": 330, "right": 396}
     worse = verdict(labelled_inputs(400, [{**frequent, "gained": 0, "lost": 66}]))

@@ -190,10 +190,10 @@ def test_a_report_of_a_student_that_learned_the_test_texts_counts_more_than_a_ga
 
 
 def test_a_student_with_several_reports_is_one_point_of_a_sweep() -> None:
-    scores: Any = {"fingerprint": "0", "method": "muka-soft", "n": 40, "accuracy": 0.5}
-    cold = OtherStudent(scores, "a", None, False, None, None, 0.2, "", {}, "")
-    again = replace(cold, scores={**scores, "fingerprint": "1"})
-    warm = replace(cold, student="b", temperature=0.5, scores={**scores, "fingerprint": "2"})
+    scores: Any = [{"fingerprint": report, "method": "muka-soft", "n": 40, "accuracy": 0.5} for report in "012"]
+    cold = OtherStudent(scores[0], "a", None, False, None, None, 0.2, "", {}, "")
+    again = replace(cold, scores=scores[1])
+    warm = replace(cold, student="b", temperature=0.5, scores=scores[2])
     for page in ("0", "1"):
         points = temperature_sweep(page, [cold, again, warm])
         assert [(point["temperature"], point["ours"]) for point in points] == [(0.2, True), (0.5, False)]

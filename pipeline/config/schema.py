@@ -531,7 +531,8 @@ class Ray(ConfigSection):
 
 
 class Execution(ConfigSection):
-    """Where and how stages run; no field changes a result or reruns a stage."""
+    """Where and how stages run. No field changes a result; another workspace, and on_version_change: strict, run the
+    stages again."""
 
     workspace: Text = "artifacts"
     """Folder of all results, relative to the experiment file, or an object store: s3://BUCKET/PREFIX, gs:// or

@@ -57,7 +57,7 @@ Only = Annotated[
     bool, typer.Option("--no-upstream", help="Fail if an earlier stage is not current, instead of running it.")
 ]
 
-Force = Annotated[bool, typer.Option("--force", help="Recompute the stage's result even if it is current.")]
+Force = Annotated[bool, typer.Option("--force", help="Recompute a current result too; with `run`, all results.")]
 
 Part = Annotated[str | None, typer.Option("--part", help="Run share i of n, such as 0/4; auto: from the job array.")]
 

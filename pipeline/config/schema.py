@@ -242,8 +242,8 @@ class Corpus(ConfigSection):
     """
 
     train: Texts | None = None
-    """Training texts, required without a `generate` section. Their labels, if any, train only teachers and methods
-    with gold labels; the report measures the targets by them."""
+    """Training texts, required without a `generate` section, but for as-dfd. Their labels, if any, train only teachers
+    and methods with gold labels; the report measures the targets by them."""
     validation: Texts | None = None
     """Labelled texts on which the student's best checkpoint is selected."""
     test: Texts | None = None
@@ -282,8 +282,8 @@ class Teacher(ConfigSection):
     predictions (csv, tsv, jsonl or Parquet)."""
     revision: Revision = None
     labels: Annotated[Labels, Field(min_length=1)] | None = None
-    """Label names in the order of the model's outputs; null: the model's own names (id2label). A file of
-    predictions has its columns of labels here; null: all columns of numbers."""
+    """Label names in the order of the model's outputs; null: the model's own names (id2label). For a file of
+    predictions: its labels; null: all columns of numbers, or the labels in its rows."""
     rename: dict[Text, Text] = {}
     """Map from label names of the model to label names of the student."""
     catch_all: list[Text] = []
@@ -345,7 +345,8 @@ class Generate(ConfigSection):
     """Exponent lambda of the teacher's class probability; a token's weight is its language-model probability times that
     power."""
     candidates: Annotated[int, Field(ge=1, le=10_000)] = 200
-    """Number of the language model's most likely tokens that the teacher scores."""
+    """Number of the language model's most likely tokens that are candidates for a position; steered: the
+    teacher scores them."""
     temperature: Values[Annotated[float, Field(ge=0, le=1000)]] | None = None
     """Sampling temperature of the language model before steering; 0: the most likely token. null: 1 for steered, [0.7,
     1, 1.3] for prompted."""
@@ -468,8 +469,8 @@ class Student(ConfigSection):
     """The model that the pipeline produces."""
 
     name: Name = "student"
-    """Folder name of the finished model in students/, next to the experiment file. Not ensemble, zero-shot or a
-    teacher's name."""
+    """Folder name of the finished model in students/, next to the experiment file. Not ensemble, zero-shot, comparison
+    or a teacher's name."""
     method: Text | None = None
     """Name from `amalgam methods`; it sets defaults of other fields, which the file overrides. null: amalgam, unless
     the file sets targets.mode or objective.name; then the other fields have their own defaults."""
@@ -531,8 +532,10 @@ class Ray(ConfigSection):
 
 
 class Execution(ConfigSection):
-    """Where and how stages run. No field changes a result; another workspace, and on_version_change: strict, run the
-    stages again."""
+    """Where and how stages run; no field changes a result.
+
+    Another workspace, and on_version_change: strict, run the stages again.
+    """
 
     workspace: Text = "artifacts"
     """Folder of all results, relative to the experiment file, or an object store: s3://BUCKET/PREFIX, gs:// or

@@ -179,7 +179,8 @@ def serve(  # noqa: PLR0913 - the options of a command
         int, typer.Option(min=1, max=1 << 30, metavar="BYTES", help="Most bytes in a request's body.")
     ] = 1 << 20,
     timeout: Annotated[
-        float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="Time in which a client sends a request.")
+        float,
+        typer.Option(min=0.1, max=3600, metavar="SECONDS", help="Time to send a request, and to read its answer."),
     ] = 10.0,
     grace: Annotated[
         float, typer.Option(min=0, max=3600, metavar="SECONDS", help="Time for accepted requests after a signal.")

@@ -1,4 +1,4 @@
 """Generates texts with a language model, steered by the teachers, or by simpler sources."""
 
-HELP = "Generate texts, steered by the teachers. Runs only with a `generate` section."
+HELP = "Generate the training texts. Runs only with a `generate` section."
 EXAMPLES = ("amalgam generate", "amalgam generate generate.texts=500 -c no-texts.yaml")

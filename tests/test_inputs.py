@@ -26,7 +26,7 @@ from amalgam.stages.common.inference.teacher import TeacherLoader
 from amalgam.stages.generate import texts as generating
 from amalgam.stages.read_corpus import stage as reading
 from amalgam.tests.test_bad_input import assert_three_lines
-from amalgam.tests.workspaces import TEST, Workspace, largest_difference, scale_weights
+from amalgam.tests.workspaces import TEST, Workspace, age, largest_difference, scale_weights
 
 Hook = Callable[[], object]
 
@@ -311,6 +311,35 @@ def test_remote_texts_with_other_content_than_at_first_are_refused(
     contents.pop()
     fresh("read-corpus")
     assert fresh.plan()["read-corpus"]["fingerprint"] == before
+
+
+def test_gc_keeps_the_copies_of_remote_texts_that_the_experiment_or_its_results_read(
+    fresh: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, fetched = (fresh.folder / "texts/train.csv").read_text(), list[str]()
+    fresh.edit("texts/train.csv", "s3://bucket/train.csv")
+
+    def fetch_remote(source: str, folder: Path) -> Path:
+        fetched.append(source)
+        (folder / "train.csv").write_text(text)
+        return folder / "train.csv"
+
+    monkeypatch.setattr(load, "fetch_remote", fetch_remote)
+    fresh("read-corpus")
+    copies = sorted(fresh.artifacts.glob("read-corpus/remote/*"))
+    assert len(copies) == 2
+    for overrides in ([], ["corpus.train=texts/test.csv"]):  # the last result has read the copy
+        age(fresh.artifacts)
+        fresh("gc", "--unused", "--yes", *overrides)
+        assert sorted(fresh.artifacts.glob("read-corpus/remote/*")) == copies
+    fresh("read-corpus")
+    assert fetched == ["s3://bucket/train.csv"]
+    fresh("read-corpus", "corpus.train=texts/test.csv")
+    age(fresh.artifacts)
+    fresh("gc", "--unused", "--yes")  # the file names the copy
+    assert sorted(fresh.artifacts.glob("read-corpus/remote/*")) == copies
+    fresh("gc", "--unused", "--yes", "corpus.train=texts/test.csv")
+    assert not list(fresh.artifacts.glob("read-corpus/remote/*"))
 
 
 # ---- a pipe

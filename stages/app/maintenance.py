@@ -21,6 +21,7 @@ from amalgam.pipeline.storage.local import LocalStorage, remove_empty_folders
 from amalgam.pipeline.storage.packing import may_be_packed
 from amalgam.pipeline.storage.store import HEAD, MANIFEST, TIMING, HeadEntry, Record
 from amalgam.stages.app.cost import RATES
+from amalgam.stages.common.corpus import FETCHED, sources_of
 from amalgam.stages.common.deliveries import FOLDERS, delivered_students, files_of_user
 from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import newer_revision
@@ -38,6 +39,9 @@ OTHER_FOLDERS = ("pins", QUARANTINE, LOGS, paths.GIVEN, "failed-units", "diverge
 PIN = re.compile(r"[a-z]+-.+\.json")
 
 FAMILY_PATH = re.compile(rf"[a-z-]+/{paths.FINGERPRINT}/family(\.copy)?\.json")
+
+READERS = ("read-corpus/", "generate/")
+"""Starts of the folders of results that are read from files of texts, whose digests are inputs."""
 
 SMALL_FILES = (HEAD, "HEAD.copy.json", "digests.json", RATES)
 
@@ -338,8 +342,7 @@ def _unused_records(
     by_path = {entry.path: entry for entry in entries if entry.path not in kept}
     for inside, record in records:
         if inside not in kept:
-            paths = (inside, *(file.path for file in record.files))
-            yield inside, [by_path[path] for path in paths if path in by_path]
+            yield inside, [by_path[path] for path in _paths_of(inside, record) if path in by_path]
 
 
 def _young_folders(entries: Sequence[FileInfo], records: Sequence[tuple[str, Record]]) -> set[str]:
@@ -376,8 +379,31 @@ def _in_use(run: Run, records: Sequence[tuple[str, Record]]) -> set[str]:
     for inside, record in committed:
         has_tokens = inside.startswith(f"{paths.CACHED_TOKENS}/") and record.facts.get("bucket") in buckets
         if has_tokens or inside.rpartition("/")[0] in folders:
-            kept |= {inside, *(file.path for file in record.files)}
-    return kept
+            kept.update(_paths_of(inside, record))
+    return kept.union(*(_paths_of(*copy) for copy in _remote_copies(run, results, committed)))
+
+
+def _paths_of(inside: str, record: Record) -> list[str]:
+    """Returns the paths of a record and of its files."""
+    return [inside, *(file.path for file in record.files)]
+
+
+def _remote_copies(
+    run: Run, results: Mapping[str, Record], records: Sequence[tuple[str, Record]]
+) -> Iterator[tuple[str, Record]]:
+    """Yields the copies of remote files that these results were read from, or that the experiment names.
+
+    Later runs read them, also offline, and after the address has other content.
+    """
+    named = {source for sources in sources_of(run.experiment).values() for source in sources}
+    named.update((run.experiment.generate and run.experiment.generate.corpus) or ())
+    inputs = [manifest.identity.get("inputs", {}) for folder, manifest in results.items() if folder.startswith(READERS)]
+    listed = [values for each in inputs for values in each.values() if isinstance(values, list)]
+    digests = {str(digest).partition(" ")[0] for values in listed for digest in values}
+    for inside, record in records:
+        is_read = record.facts.get("source") in named or any(file.sha256 in digests for file in record.files)
+        if result_folder(inside) == f"read-corpus/{FETCHED}" and is_read:
+            yield inside, record
 
 
 def _reports_of_delivered(run: Run, records: Sequence[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:

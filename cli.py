@@ -182,7 +182,7 @@ def report(  # noqa: PLR0913 - the options of a command
         typer.Argument(
             metavar="[RUN | FIELD=VALUE]...",
             help="Overrides, such as report.calibration_bins=10. A student: prints its stored report. Several runs: "
-            "compares them. A run is a student of this experiment, or an experiment file (x.yaml).",
+            "compares them. A run is a student of this experiment, or an experiment file (x.yaml), which runs first.",
         ),
     ] = None,
     config: Config = DEFAULT_FILE,

@@ -374,7 +374,7 @@ def test_out_of_memory_has_a_fix(fresh: Workspace, monkeypatch: pytest.MonkeyPat
     for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 4 TB")):
         monkeypatch.setattr(commands, "show_plan", raising(error))
         result = fresh.attempt("plan")
-        assert (result.code, "out of memory" in result.err, "batch_size" in result.err) == (1, True, True), result.err
+        assert (result.code, "out of memory" in result.err, "accumulate" in result.err) == (1, True, True), result.err
 
 
 def raising(error: Exception) -> Callable[..., None]:

@@ -97,7 +97,7 @@ def expected_error(error: BaseException) -> AmalgamError | None:
     if isinstance(error, KeyboardInterrupt):
         return interrupted(signal.SIGINT)
     if is_out_of_memory(error):
-        fix = f"close other programs, or lower execution.batch_tokens or student.batch_size, {AGAIN}"
+        fix = f"close other programs, lower execution.batch_tokens, or in a training raise student.accumulate, {AGAIN}"
         return WorkError(f"out of memory: {errors.first_line(error)}", fix=fix)
     if isinstance(error, OSError) and error.errno is not None:
         is_ours = TEMPORARY in str(error.filename)  # a temporary file that was renamed or copied

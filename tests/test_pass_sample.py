@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,44 @@ def test_the_sampled_texts_have_all_passes_and_the_others_none(auto: Workspace) 
         "halves_same": int((first == second).sum()),
     }
     assert f"4 passes with it for {SAMPLED} of {TRAIN} texts" in result.err
+
+
+def states_of(workspace: Workspace) -> dict[str, dict[bytes, Any]]:
+    """Return the hidden states of the teachers by family and text."""
+    states: dict[str, dict[bytes, Any]] = {}
+    for path in sorted((workspace.artifacts / "cache-features").glob("*/units/*/states.npy")):
+        keys = pl.read_parquet(path.with_name("keys.parquet"))["key"].to_list()
+        states.setdefault(path.parents[2].name, {}).update(zip(keys, np.load(path), strict=True))
+    return states
+
+
+def test_the_run_without_dropout_gives_the_states_too(auto: Workspace) -> None:
+    auto("cache-teachers", *AUTO)
+    early = states_of(auto)
+    assert [len(states) for states in early.values()] == [TRAIN - SAMPLED] * 2
+    auto("run", *AUTO)
+    together = states_of(auto)
+    assert [len(states) for states in together.values()] == [TRAIN] * 2
+    shutil.rmtree(auto.artifacts / "cache-features")
+    auto("run", *AUTO)
+    apart = states_of(auto)
+    for family, states in apart.items():
+        assert states.keys() == together[family].keys()
+        assert np.allclose([states[key] for key in states], [together[family][key] for key in states], atol=2e-3)
+        assert all(np.array_equal(values, together[family][key]) for key, values in early[family].items())
+
+
+def test_states_that_exist_are_not_computed_again(auto: Workspace) -> None:
+    auto("run", *AUTO)
+    before = auto.digests("cache-features")
+    shutil.rmtree(auto.artifacts / "cache-teachers")
+    auto("run", *AUTO)
+    assert auto.digests("cache-features") == before
+
+
+def test_a_method_without_states_computes_none(auto: Workspace) -> None:
+    auto("cache-teachers", "cache.passes=auto", "student.method=vanilla-kd")
+    assert states_of(auto) == {}
 
 
 def test_the_audit_is_in_the_run_of_the_teachers_in_report_and_audit(auto: Workspace) -> None:

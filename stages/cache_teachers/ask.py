@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.common.cached.coverage import AnswerFacts, UnitRequest
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.inference.batches import run_passes
+from amalgam.stages.common.inference.states import write_pooled
 from amalgam.stages.common.inference.teacher import Teacher, TeacherLoader
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.stages.common.token_cache import TokenizedUnit, UnitTexts
@@ -39,6 +41,22 @@ POOL_LAUNCHES, POOL_TEXTS = 64, 8192
 
 UNITS_AHEAD = 16
 """Units whose texts are tokenised before their pool is computed."""
+
+
+@dataclass(frozen=True)
+class StateUnits:
+    """Units of hidden states that a run without dropout gives too; cache-features computes the others."""
+
+    store: Store
+    folder: Path
+    parts: Collection[str]
+
+    def lacks(self, unit: Unit) -> bool:
+        """Returns whether the unit of states with these texts is missing; without passes it has the same name."""
+        request: UnitRequest = unit.payload
+        if request.last > 0 or request.part not in self.parts:
+            return False
+        return self.store.record(self.folder / unit.record_path.name) is None
 
 
 @dataclass(frozen=True)
@@ -55,6 +73,8 @@ class CacheInputs:
     passes: int
     """Passes of each text; 0 if only a sample has passes."""
     corpus: Corpus
+    states: Mapping[str, StateUnits]
+    """By teacher, if the method reads the last layer's states."""
 
 
 def ask_teachers(inputs: CacheInputs, units: Sequence[Unit]) -> None:
@@ -80,16 +100,18 @@ def _run_pooled(
     """Reads, computes and writes every unit; after an error, answers computed before it are still written."""
     batch_tokens = inputs.loader.tokens_at_once(teacher)
     writes: list[Future[None]] = []
+    states = inputs.states.get(teacher.name) if teacher.gives_pooled else None
 
-    def kind(unit: Unit) -> tuple[bool, int, int]:
-        return unit.payload.logits, unit.payload.first, unit.payload.last
+    def kind(unit: Unit) -> tuple[bool, bool, int, int]:
+        with_states = states is not None and states.lacks(unit)
+        return with_states, unit.payload.logits, unit.payload.first, unit.payload.last
 
     with ThreadPoolExecutor(1, "write") as writer, ThreadPoolExecutor(1, "read") as reader:
         try:
-            for _, group in groupby(sorted(units, key=kind), key=kind):
+            for (with_states, *_), group in groupby(sorted(units, key=kind), key=kind):
                 ahead = _tokenize_ahead(inputs, reader, tokenize, group)
                 for pool in _pools(ahead, POOL_LAUNCHES * batch_tokens, count_once=teacher.last_layer):
-                    commits = _compute(inputs, teacher, pool, batch_tokens)
+                    commits = _compute(inputs, teacher, pool, states if with_states else None, batch_tokens)
                     _await(writes)  # at most one pool is in memory for writing
                     writes = [writer.submit(commit) for commit in commits]
                     malloc_trim()(0)
@@ -148,22 +170,25 @@ def _pools(units: Iterable[TokenizedUnit], full: int, *, count_once: bool) -> It
 
 
 def _compute(
-    inputs: CacheInputs, teacher: Teacher, pool: list[TokenizedUnit], batch_tokens: int
+    inputs: CacheInputs, teacher: Teacher, pool: list[TokenizedUnit], states: StateUnits | None, batch_tokens: int
 ) -> list[Callable[[], None]]:
-    """Runs the texts of a pool together; returns the functions that commit the answers of each unit."""
+    """Runs the texts of a pool together; returns the functions that commit the answers of each unit, and its states."""
     inputs.check_interrupt()
     request = pool[0].unit.payload
     began = time.monotonic()
     wanted = range(request.first, request.last)
     repeats = inputs.may_repeat and len(wanted) > 0 and not teacher.has_active_dropout
     counts = len(wanted) + request.logits if repeats else 1
+    keys = [key for tokenized in pool for key in tokenized.keys]
+    pooled = np.empty((len(keys), teacher.width), np.float16) if states else None
     logits, passes = run_passes(
         teacher,
         join(tokenized.tokens for tokenized in pool),
-        [key for tokenized in pool for key in tokenized.keys],
+        keys,
         range(0) if repeats else wanted,
         deterministic=request.logits or repeats,
         batch_tokens=batch_tokens,
+        states=pooled,
         on_progress=lambda rows: inputs.console.advance(counts * rows),
         stop=inputs.check_interrupt,
     )
@@ -180,6 +205,9 @@ def _compute(
         facts = _facts(tokenized, teacher)
         commit = partial(_commit, inputs, tokenized, answers, facts, seconds * facts["tokens"] / total)
         what = f"cache-teachers {tokenized.unit.name}"
+        if states and pooled is not None:
+            write = partial(_commit_states, inputs, tokenized, states.folder, pooled[first:end])
+            commits.append(partial(with_retries, write, what, inputs.store, inputs.console))
         commits.append(partial(with_retries, commit, what, inputs.store, inputs.console))
     return commits
 
@@ -206,6 +234,13 @@ def _commit(
     tokens = tokenized.tokens
     table = answer_table(tokenized.keys, tokens.lengths, tokens.truncated, *answers)
     commit_answers(inputs.store, inputs.console, tokenized.unit, table, facts, seconds)
+
+
+def _commit_states(inputs: CacheInputs, tokenized: TokenizedUnit, folder: Path, states: Array) -> None:
+    unit, request = tokenized.unit, tokenized.unit.payload
+    with inputs.store.draft(folder, unit.name) as draft:
+        write_pooled(draft.folder, tokenized.keys, states)
+        draft.facts = {**request.facts(len(states)), "width": states.shape[1]}
 
 
 def commit_answers(  # noqa: PLR0913 - what to write, and where

@@ -253,9 +253,15 @@ def _keys(run: Run) -> Keys:
 
 
 def _run_teachers(run: Run, units: Sequence[Unit]) -> None:
-    from amalgam.stages.cache_teachers.ask import CacheInputs, ask_teachers
+    from amalgam.stages.cache_teachers.ask import CacheInputs, StateUnits, ask_teachers
     from amalgam.stages.cache_teachers.from_file import write_predictions
 
+    states: dict[str, StateUnits] = {}
+    for teacher in load.models_of(run) if cached.reads_last_layers(run.experiment) else ():
+        family = cached.last_layer_family(run, teacher)
+        folder = cached.units_folder(run, "cache-features", family.name)
+        if folder not in {units.folder for units in states.values()}:
+            states[teacher.name] = StateUnits(run.store, folder, [part.name for part in cached.parts_of(run, family)])
     inputs = CacheInputs(
         teachers=load.models_of(run),
         dtype=cached.dtype_of(run),
@@ -267,6 +273,7 @@ def _run_teachers(run: Run, units: Sequence[Unit]) -> None:
         may_repeat=_may_repeat(run),
         passes=cached.passes_of(run.experiment),
         corpus=run.experiment.corpus,
+        states=states,
     )
     for teacher in load.teachers_of(run):  # files first: a text without a prediction is an error before hours of work
         own = [unit for unit in units if unit.payload.teacher == teacher.name]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from amalgam.data.tokens import encode
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.inference import teacher as inference
+from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.fast_encoder import describe_fast_encoder
+from amalgam.stages.common.inference.states import write_pooled, write_states
 from amalgam.stages.common.inference.teacher import Rows, Teacher
+from amalgam.stages.common.models.resolve import LAST_LAYER
 from amalgam.tests.stages.tiny_models import tiny
 
 TEXTS = [(" ".join(f"word{(i * 7 + j) % 90}" for j in range(n)),) for i, n in enumerate((3, 9, 9, 20, 31))]
@@ -60,6 +65,30 @@ def test_a_layer_with_a_window_that_is_not_the_last_gives_the_numbers_of_the_mod
     fast, plain = both_ways(teacher, Rows(teacher.tokenise(TEXTS), KEYS, np.array(passes)))
     assert teacher.fast_encoder is not None
     assert torch.allclose(fast, plain, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", LEAN)
+def test_one_run_gives_logits_and_the_states_of_the_last_layer(kind: str, tmp_path: Path) -> None:
+    teacher = teacher_of(kind)
+    tokens = encode(teacher.tokenizer, TEXTS, teacher.limit, types=teacher.takes_types)
+    pooled = np.empty((len(TEXTS), teacher.width), np.float16)
+    both, alone = (
+        run_passes(teacher, tokens, KEYS, range(0), deterministic=True, batch_tokens=64, states=states)[0]
+        for states in (pooled, None)
+    )
+    assert both is not None
+    assert alone is not None
+    assert np.allclose(both, alone, atol=2e-5, rtol=1e-4)
+    (tmp_path / "apart").mkdir()
+    (tmp_path / "together").mkdir()
+    write_states(tmp_path / "apart", teacher, KEYS, tokens, blocks=LAST_LAYER, by_token=False)
+    write_pooled(tmp_path / "together", KEYS, pooled)
+    apart, together = (np.load(tmp_path / name / "states.npy") for name in ("apart", "together"))
+    assert apart.shape == together.shape == (len(TEXTS), 1, teacher.width)
+    assert float(apart.std(0).max()) > 0.01
+    assert np.allclose(apart, together, atol=2e-3, rtol=2e-3)
+    same = [(tmp_path / name / "keys.parquet").read_bytes() for name in ("apart", "together")]
+    assert same[0] == same[1]
 
 
 def test_after_a_run_the_models_weights_can_still_be_in_a_computation_with_gradients() -> None:

@@ -225,13 +225,18 @@ class StateFamily:
 def state_families(run: Run) -> list[StateFamily]:
     """Returns the families of states that the experiment reads, in the order of computation."""
     method, objective = target_method(run.experiment.targets), objective_inputs(run.experiment)
-    by_domain = domain_measure(run.experiment) is not None and not objective.weighs_by_domain
     families = [encoder_family(run)] if method.reads_features else []
-    if by_domain or method.reads_states:
+    if reads_last_layers(run.experiment):
         families += [last_layer_family(run, teacher) for teacher in load.models_of(run)]
     if objective.states:
         families += [objective_family(run, teacher) for teacher in load.models_of(run)]
     return families
+
+
+def reads_last_layers(experiment: ExperimentConfig) -> bool:
+    """Returns whether a stage reads the states of every teacher's last layer."""
+    by_domain = domain_measure(experiment) is not None and not objective_inputs(experiment).weighs_by_domain
+    return experiment.student.learns and (by_domain or target_method(experiment.targets).reads_states)
 
 
 def encoder_family(run: Run) -> StateFamily:

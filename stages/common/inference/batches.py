@@ -27,13 +27,15 @@ from amalgam.data.tokens import Ids, Ragged, TokenRows, Tokens, by_count, encode
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, tokens_at_once
-from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher, mean_over_tokens
 from amalgam.stages.common.models.loading import choose_pad, load_classifier, load_tokenizer, not_finite, token_limit
 from amalgam.stages.common.models.model_folder import UNKNOWN, end_token, reads_padding
 from amalgam.stages.common.models.resolve import ModelFiles, has_two_types
 from amalgam.stages.common.models.unknown import UnknownStates, read_unknown
 
 KEYS_SHOWN = 5
+
+LARGEST = float(np.finfo(np.float16).max)
 
 BATCH_TOKENS = 8192
 """Limit of a batch without dropout passes."""
@@ -107,16 +109,18 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
     *,
     deterministic: bool,
     batch_tokens: int,
+    states: NDArray[np.float16] | None = None,
     on_progress: Callable[[int], None] = lambda _rows: None,
     stop: Callable[[], None] = lambda: None,
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.float16]]:
     """Returns the logits of the dropout-off run [texts, labels], if wanted, and of the passes [texts, passes, labels].
 
+    `states` [texts, width] receives the means over tokens of the last layer's states, if there are no passes.
     `on_progress` receives the rows of each finished launch; `stop` runs before each launch and may raise.
     A teacher that drops units in its last layer alone runs both together, the run without dropout in any case.
     """
     together = teacher.last_layer and len(passes) > 0
-    launcher = _Launcher(teacher, tokens, keys, stop, passes if together else None)
+    launcher = _Launcher(teacher, tokens, keys, stop, passes if together else None, pooled=states is not None)
     teacher.oom_splits = 0
     lengths = [len(text) for text in tokens]
     plan = partial(plan_launches, lengths, batch_tokens=batch_tokens, padding=teacher.padding)
@@ -127,14 +131,17 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
     if len(passes) and not together:
         launches.append(plan(passes, fold=teacher.can_batch_passes))
     raw = np.empty((len(tokens), len(passes), teacher.labels), np.float16)
-    for part, values in launcher.run(chain(*launches)):
+    for part, numbers in launcher.run(chain(*launches)):
+        values = numbers[:, : teacher.labels]
         dropped = part.passes != DROPOUT_OFF
         what = "logits are beyond 65504, the largest number the cache keeps"
-        broken = (np.abs(values) > np.finfo(np.float16).max) & dropped[:, None]
+        broken = (np.abs(values) > LARGEST) & dropped[:, None]
         launcher.refuse(part, broken, what, torch.float32)  # the cache has 16 bits in any dtype
         raw[part.texts[dropped], part.passes[dropped] - passes.start] = values[dropped].astype(np.float16)
         if logits is not None:
             logits[part.texts[~dropped]] = values[~dropped]
+        if states is not None:
+            states[part.texts] = numbers[:, teacher.labels :].clip(-LARGEST, LARGEST)
         on_progress(len(part) if deterministic else int(dropped.sum()))
     return logits, raw
 
@@ -149,6 +156,8 @@ class _Launcher:
     stop: Callable[[], None]
     last_layer_passes: range | None
     """Passes that follow each launch without dropout, in the last layer alone."""
+    pooled: bool
+    """Whether the logits are followed by the means of states, as in `Teacher.start`."""
     ceiling: int | None = None
     """Most tokens of a launch with several rows, once memory did not suffice."""
 
@@ -194,7 +203,7 @@ class _Launcher:
         try:
             if self.last_layer_passes is not None:
                 return self.teacher.start_last_layer(rows, self.last_layer_passes)
-            return self.teacher.start(rows)
+            return self.teacher.start(rows, pooled=self.pooled)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -310,12 +319,6 @@ def middle_layer(model: Any, inputs: dict[str, torch.Tensor]) -> int | None:
     shape = (*inputs["input_ids"].shape, getattr(model.config.get_text_config(), "hidden_size", None))
     middle = len(states) // 2
     return middle if len(states) > 1 and tuple(states[middle].shape) == shape else None
-
-
-def mean_over_tokens(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Returns the mean over each text's own tokens, without padding."""
-    weights = mask.unsqueeze(-1).to(states.dtype)
-    return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
 @contextmanager

@@ -124,10 +124,16 @@ class FastEncoder:
         return mask.bool()[:, None, None, :]
 
     def patched(
-        self, dropout: KeyedDropout | None, kept: list[LayerInputs] | None = None
+        self,
+        dropout: KeyedDropout | None,
+        kept: list[LayerInputs] | None = None,
+        states: list[torch.Tensor] | None = None,
     ) -> contextlib.AbstractContextManager[None]:
-        """Runs all layers; the last one's inputs are added to `kept`, and are valid until the next run."""
-        return self._replaced(partial(self._forward, dropout, kept))
+        """Runs all layers; adds to `kept` the last one's inputs, and to `states` its states of all tokens.
+
+        Both are valid until the next run.
+        """
+        return self._replaced(partial(self._forward, dropout, kept, states))
 
     def last_layer(
         self, dropout: KeyedDropout, inputs: LayerInputs, passes: int
@@ -147,6 +153,7 @@ class FastEncoder:
         self,
         dropout: KeyedDropout | None,
         kept: list[LayerInputs] | None,
+        states: list[torch.Tensor] | None,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         **_rest: Any,
@@ -155,10 +162,13 @@ class FastEncoder:
         with torch._C.DisableTorchFunction():  # noqa: SLF001  the mode is checked by name below, not call by call
             for layer in self.layers:
                 last = layer is self.layers[-1]
-                inputs = self._inputs(layer, hidden, attention_mask, first_token=last and self.first_token)
+                first_token = last and self.first_token and states is None
+                inputs = self._inputs(layer, hidden, attention_mask, first_token=first_token)
                 hidden = self._layer(layer, inputs, dropout)
                 if last and kept is not None:
                     kept.append(inputs)
+        if states is not None:
+            states.append(hidden)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
 
     def _forward_last(

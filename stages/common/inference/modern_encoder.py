@@ -57,6 +57,7 @@ class ModernEncoder(FastEncoder):
         self,
         dropout: KeyedDropout | None,
         kept: list[LayerInputs] | None,
+        states: list[torch.Tensor] | None,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         **_rest: Any,
@@ -68,12 +69,15 @@ class ModernEncoder(FastEncoder):
             normed = self.pre_norm[0].norm(hidden)
             for layer, norm in self._with_next_norms():
                 is_last = layer is self.pre_norm[-1]
-                inputs = self._inputs_of(layer, hidden, normed, mask, turns, first_token=is_last and self.first_token)
+                first_token = is_last and self.first_token and states is None
+                inputs = self._inputs_of(layer, hidden, normed, mask, turns, first_token=first_token)
                 hidden = inputs.hidden
                 if is_last and kept is not None:
                     kept.append(inputs)
                     hidden = hidden.clone()
                 hidden, normed = self._layer_of(layer, norm, inputs, hidden, dropout)
+        if states is not None:
+            states.append(normed)
         return BaseModelOutput(last_hidden_state=normed)
 
     def _forward_last(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from amalgam.data.arrays import Array
+from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.parquet import FEATURES, STATES, build_table, write_table
 from amalgam.data.tokens import TokenRows, encode
 from amalgam.pipeline.errors import ModelError, WorkError, first_line
 from amalgam.stages.common.device import tokens_at_once
-from amalgam.stages.common.inference.batches import BATCH_TOKENS, mean_over_tokens, model_inputs, token_batches
-from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
+from amalgam.stages.common.inference.batches import BATCH_TOKENS, LARGEST, model_inputs, token_batches
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher, mean_over_tokens
 from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.resolve import LAST_LAYER, NewClassifier
 
@@ -31,7 +32,6 @@ WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[\s
 """Between the words of a label name: camel case, space, underscore or hyphen."""
 
 CHUNK = 16 << 20
-LARGEST = float(np.finfo(np.float16).max)
 
 
 def label_words(label: str) -> str:
@@ -127,17 +127,29 @@ def write_states(  # noqa: PLR0913 - each a separate input of the states
     """Writes keys.parquet and states.npy, which readers map into memory; returns the width."""
     lengths = tokens.lengths if by_token else np.ones(len(tokens), np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    shape = int(starts[-1]), max(1, blocks), teacher.width
-    mapped = np.lib.format.open_memmap(folder / "states.npy", "w+", np.float16, shape)
+    with _state_file(folder, keys, lengths, (max(1, blocks), teacher.width)) as mapped:
+        at_once, equal = tokens_at_once(teacher.device, teacher.width), reads_padding(teacher.model.config)
+        for rows in token_batches(tokens.lengths, at_once, equal=equal):
+            states = _states(teacher, keys, tokens, rows, blocks=blocks, by_token=by_token)
+            for row, values in zip(rows, states, strict=True):
+                mapped[starts[row] : starts[row + 1]] = values[: lengths[row]]
+    return teacher.width
+
+
+def write_pooled(folder: Path, keys: list[bytes], states: Array) -> None:
+    """Writes the files of `write_states` from the last layer's states of texts [texts, width]."""
+    with _state_file(folder, keys, np.ones(len(keys), np.int64), (1, states.shape[1])) as mapped:
+        mapped[:] = states[:, None]
+
+
+@contextmanager
+def _state_file(folder: Path, keys: list[bytes], lengths: RowNumbers, shape: tuple[int, int]) -> Iterator[Array]:
+    """Yields the map of states.npy, rows of [blocks, width]; then writes keys.parquet."""
+    mapped = np.lib.format.open_memmap(folder / "states.npy", "w+", np.float16, (int(lengths.sum()), *shape))
     reserve(folder / "states.npy")
-    at_once, equal = tokens_at_once(teacher.device, teacher.width), reads_padding(teacher.model.config)
-    for rows in token_batches(tokens.lengths, at_once, equal=equal):
-        states = _states(teacher, keys, tokens, rows, blocks=blocks, by_token=by_token)
-        for row, values in zip(rows, states, strict=True):
-            mapped[starts[row] : starts[row + 1]] = values[: lengths[row]]
+    yield mapped
     mapped.flush()
     write_table(build_table(STATES, {"key": keys, "rows": lengths}), folder / "keys.parquet")
-    return teacher.width
 
 
 def _states(  # noqa: PLR0913 - as write_states

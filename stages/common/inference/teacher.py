@@ -159,10 +159,15 @@ class Teacher:
         """Logits [rows, labels], float32, on the CPU."""
         return self.start(rows).wait()
 
-    def start(self, rows: Rows) -> PendingTransfer:
-        """Starts `run`; on a GPU the host continues while the device computes."""
+    def start(self, rows: Rows, *, pooled: bool = False) -> PendingTransfer:
+        """Starts `run`; on a GPU the host continues while the device computes.
+
+        `pooled` adds the means over tokens of the last layer's states: [rows, labels + width]; dropout is off.
+        """
         with torch.inference_mode():
             self._adopt_kernels()
+            if pooled:
+                return start_transfer(self._logits_and_states(self.inputs(rows)))
             if int(rows.passes[0]) == DROPOUT_OFF:
                 logits = self.forward(self.inputs(rows), self.fast_encoder)
             else:
@@ -268,6 +273,20 @@ class Teacher:
         self._switch(training=False)
         with encoder.patched(None) if encoder else nullcontext():
             return self._logits(inputs, encoder)
+
+    @property
+    def gives_pooled(self) -> bool:
+        """Returns whether one run gives both logits and the last layer's states."""
+        return self.fast_encoder is not None
+
+    def _logits_and_states(self, inputs: Inputs) -> torch.Tensor:
+        encoder, states = self.fast_encoder, list[torch.Tensor]()
+        if encoder is None:
+            raise AssertionError(self.name)  # see gives_pooled
+        self._switch(training=False)
+        with encoder.patched(None, states=states):
+            logits = self._logits(inputs, encoder)
+        return torch.cat([logits.float(), mean_over_tokens(states[0].float(), inputs.get("attention_mask"))], 1)
 
     def forward_with_dropout(
         self, inputs: Inputs, sites: tuple[dropout.Site, ...], encoder: FastEncoder | None = None, early: int = 0
@@ -541,6 +560,14 @@ def _last_layer_agrees(teacher: Teacher, early: int) -> bool:
             if not close_enough(ours[:, column].float(), logits.float(), teacher.dtype):
                 return False
     return True
+
+
+def mean_over_tokens(states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Returns the mean over each text's own tokens; None: none is padding."""
+    if mask is None:
+        return states.mean(1)
+    weights = mask.unsqueeze(-1).to(states.dtype)
+    return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
 @dataclass

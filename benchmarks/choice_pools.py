@@ -190,7 +190,7 @@ def collected(run: Run) -> dict[str, Array]:
 
     from amalgam.data.parquet import key_array
     from amalgam.stages.app import frames
-    from amalgam.stages.common.cached.load import features_of, last_layer_family, load_encoder, states_of
+    from amalgam.stages.common.cached.load import encoder_dtype, features_of, last_layer_family, load_encoder, states_of
     from amalgam.stages.common.load import label_space, train_part
     from amalgam.stages.weigh_teachers.load import Texts, answer_signals, keys_of
 
@@ -199,7 +199,7 @@ def collected(run: Run) -> dict[str, Array]:
     order = pl.DataFrame({"key": pl.Series(keys.to_pylist(), dtype=pl.Binary)})
     texts = order.join(frames.texts(run, "train").collect(), on="key", how="left", maintain_order="left")
     features = features_of(run, key_array(keys))[:]
-    names = load_encoder(run).name_states(space.names)
+    names = load_encoder(run, encoder_dtype(run)).name_states(space.names)
     arrays: dict[str, Array] = {
         "features": features.astype(np.float16),
         "similarity": (features @ names.T).astype(np.float32),

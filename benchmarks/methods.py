@@ -196,7 +196,7 @@ def _linear_probe(run: Run) -> Array:
     from amalgam.stages.common.load import label_space, part_of, tokenized_buckets
     from amalgam.stages.report.evaluation import gold_indices
 
-    encoder, space, states, gold = load_encoder(run), label_space(run), dict[str, Array](), dict[str, Array]()
+    encoder, space, states, gold = load_encoder(run, "fp32"), label_space(run), dict[str, Array](), dict[str, Array]()
     for name in ("train", "test"):
         part = part_of(run, name)
         if part is None:

@@ -6,6 +6,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -184,3 +186,15 @@ def test_a_damaged_decision_is_restored_from_its_copy(fresh: Workspace) -> None:
     result = fresh("plan", "cache.dtype=auto")
     assert pin.name in result.err
     assert pin.read_bytes() == whole
+
+
+def test_the_encoders_states_have_the_teachers_dtype(fresh: Workspace) -> None:
+    fresh.edit("targets:\n  mode: soft\n", "")
+    states = {}
+    for dtype in ("fp32", "bf16"):
+        fresh("cache-features", f"cache.dtype={dtype}", "cache.passes=0", "student.method=amalgam")
+        [family] = fresh.manifest("cache-features")["facts"]["families"]["the encoder"]
+        units = (fresh.artifacts / "cache-features" / family / "units").glob("*.parquet")
+        states[dtype] = pl.concat(map(pl.read_parquet, units)).sort("key")["features"].to_numpy()
+    assert np.allclose(states["fp32"], states["bf16"], atol=0.02)
+    assert not np.array_equal(states["fp32"], states["bf16"])

@@ -143,7 +143,7 @@ def _write_features(run: Run, unit: Unit) -> None:
     from amalgam.stages.common.inference.states import feature_table
 
     bucket = next(bucket for bucket in load.train_part(run).buckets if bucket.prefix == unit.payload.prefix)
-    encoder = cached.load_encoder(run)
+    encoder = cached.load_encoder(run, cached.encoder_dtype(run))
     rows, tokens = load.token_cache(run, encoder.classifier).read(bucket, unit.payload.rows)
     table = feature_table(encoder, rows.column("key"), tokens)
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:

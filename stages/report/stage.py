@@ -473,7 +473,7 @@ def _write_similarities(run: Run, unit: Unit) -> None:
     from amalgam.stages.common.inference.states import label_words
     from amalgam.stages.report.evaluation import write_similarities
 
-    encoder, names = cached.load_encoder(run), load.label_space(run).names
+    encoder, names = cached.load_encoder(run, "fp32"), load.label_space(run).names
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
         buckets = load.tokenized_buckets(run, unit.payload, encoder.classifier, ["key"])
         write_similarities(draft.folder, buckets, encoder, names)

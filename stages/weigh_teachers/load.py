@@ -224,7 +224,7 @@ def _agreement(run: Run, teacher: str, predicted: Array, near: Array) -> Array:
 @once
 def name_states(run: Run) -> Array:
     """Returns the encoder's states of the label names [width, labels]."""
-    return cached.load_encoder(run).name_states(load.label_space(run).names).T
+    return cached.load_encoder(run, cached.encoder_dtype(run)).name_states(load.label_space(run).names).T
 
 
 def provenance(run: Run, keys: pa.Array) -> Array | None:

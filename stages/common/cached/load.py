@@ -247,6 +247,7 @@ def encoder_family(run: Run) -> StateFamily:
     config = load.encoder_files(run, student, ENCODER).config
     if config.get("is_encoder_decoder"):
         key["part"] = "encoder"
+    key |= {} if encoder_dtype(run) == "fp32" else {"dtype": encoder_dtype(run)}
     key |= _without_padding(config) | full_attention(config, student.max_tokens)
     return StateFamily(key, None, run.versions)
 
@@ -330,8 +331,13 @@ def _files_of(run: Run, family: StateFamily, prefixes: Sequence[str] | None) -> 
     return index.entries if prefixes is None else index.overlapping(prefixes)
 
 
+def encoder_dtype(run: Run) -> str:
+    """Returns the dtype of the encoder's states: that of the teachers, but fp32 for fp16, in which states overflow."""
+    return "bf16" if dtype_of(run) == "bf16" else "fp32"
+
+
 @once
-def load_encoder(run: Run) -> Encoder:
+def load_encoder(run: Run, dtype: str) -> Encoder:
     """Loads the student's encoder with all its layers, as it is before training."""
     from amalgam.stages.common.inference.states import Encoder
 
@@ -339,6 +345,7 @@ def load_encoder(run: Run) -> Encoder:
     settings = student.model_copy(update={"layers": None, "encoder": student.encoder.removeprefix(STATIC)})
     new = load.load_new_classifier(run, settings, ["one", "two"], ENCODER)
     device = pick_device(run.experiment.execution.device)
-    encoder = Encoder(states_body(new.model).to(device).eval(), new, device)
+    body = states_body(new.model).to(device).eval()
+    encoder = Encoder(body.bfloat16() if dtype == "bf16" else body, new, device)
     encoder.check()
     return encoder

@@ -125,6 +125,13 @@ def test_the_run_without_dropout_gives_the_states_too(auto: Workspace) -> None:
         assert all(np.array_equal(values, together[family][key]) for key, values in early[family].items())
 
 
+def test_states_of_the_same_run_cost_nothing_more(auto: Workspace) -> None:
+    auto("run", *AUTO)
+    for passes, is_free in (("auto", True), (str(PASSES), False)):
+        plan = auto("plan", "--json", "cache.max_tokens=16", AUTO[1], f"cache.passes={passes}").json
+        assert (plan["cost"]["stages"]["cache-features"]["seconds"] == 0) == is_free
+
+
 def test_states_that_exist_are_not_computed_again(auto: Workspace) -> None:
     auto("run", *AUTO)
     before = auto.digests("cache-features")

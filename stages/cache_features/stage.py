@@ -23,6 +23,7 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common import load
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.cached.coverage import UnitFacts, units_for
+from amalgam.stages.common.models.model_folder import ONE_RUN
 from amalgam.stages.common.models.resolve import ModelFiles, hidden_size
 from amalgam.stages.common.token_cache import TokenizedUnit, tokenizer_digest
 from amalgam.stages.objective_inputs import domain_measure, objective_inputs
@@ -84,10 +85,11 @@ class CacheFeatures(Stage):
         return units
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
-        """Returns the number of texts, counted once for each kind of states."""
-        if units is not None:
-            return float(sum(unit.size for unit in units))
-        return float(sum(part.texts for family in _families(run) for part in cached.parts_of(run, family)))
+        """Returns the number of texts, counted once for each kind of states that cache-teachers will not write."""
+        if units is None:
+            return _texts(run, [family for family in _families(run) if not _comes_with_predictions(run, family)])
+        by_name = {family.name: family for family in _families(run)}
+        return float(sum(unit.size for unit in units if not _will_be_written(run, by_name, unit)))
 
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         """Returns a byte for each number of one state of each text: half of its size in fp16, as for predictions."""
@@ -97,7 +99,8 @@ class CacheFeatures(Stage):
             for family in cached.state_families(run)
         ]
         sizes = [hidden_size(model) for model in files]
-        return int(self.workload(run, units)) * min(sizes, default=0), 0
+        texts = _texts(run, _families(run)) if units is None else sum(unit.size for unit in units)
+        return int(texts) * min(sizes, default=0), 0
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         if objective_inputs(run.experiment).states == "tokens":
@@ -128,6 +131,27 @@ class CacheFeatures(Stage):
 def _families(run: Run) -> list[cached.StateFamily]:
     """Returns the required states, those of teachers of one model once."""
     return list({family.name: family for family in cached.state_families(run)}.values())
+
+
+def _texts(run: Run, families: Sequence[cached.StateFamily]) -> float:
+    return float(sum(part.texts for family in families for part in cached.parts_of(run, family)))
+
+
+def _comes_with_predictions(run: Run, family: cached.StateFamily) -> bool:
+    """Returns whether cache-teachers writes these states where it lacks the predictions."""
+    if family.teacher is None or cached.passes_of(run.experiment) or not cached.reads_last_layers(run.experiment):
+        return False
+    is_last_layer = family.key == cached.last_layer_family(run, family.teacher).key
+    return is_last_layer and family.teacher.files.config.get("model_type") in ONE_RUN
+
+
+def _will_be_written(run: Run, families: Mapping[str, cached.StateFamily], unit: Unit) -> bool:
+    """Returns whether cache-teachers will write this unit, because the predictions of its texts are missing."""
+    family = families[unit.folder.parent.name]
+    if family.teacher is None or unit.is_complete or not _comes_with_predictions(run, family):
+        return False
+    predictions = cached.units_folder(run, "cache-teachers", cached.families_of(run)[family.teacher.name])
+    return run.store.record(predictions / unit.record_path.name) is None
 
 
 def _work_on(run: Run, family: cached.StateFamily) -> Callable[[Unit], None]:

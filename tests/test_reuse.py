@@ -343,12 +343,6 @@ def test_a_second_corpus_reuses_the_texts_it_shares(workspace: Workspace) -> Non
     assert asked[0].units == 0
 
 
-def test_a_test_part_equal_to_the_training_part_is_predicted_once(fresh: Workspace) -> None:
-    fresh("cache-teachers", "corpus.test=texts/train.csv", "targets.mode=uhc", "cache.passes=0")
-    files = [file["path"] for file in fresh.manifest("cache-teachers")["files"]]
-    assert len(files) == len(set(files)) == 2
-
-
 def test_a_text_of_the_test_part_that_moves_to_train_is_asked_its_passes_alone(workspace: Workspace) -> None:
     workspace.write([*workspace.texts(), *workspace.texts("test")[:5]])
     with workspace.counting() as asked:

@@ -32,7 +32,8 @@ from amalgam.stages.common.cached.coverage import AnswerFacts, UnitRequest
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.states import write_pooled
-from amalgam.stages.common.inference.teacher import Teacher, TeacherLoader
+from amalgam.stages.common.inference.teacher import Teacher
+from amalgam.stages.common.inference.teacher_loader import TeacherLoader
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.stages.common.token_cache import TokenizedUnit, UnitTexts
 

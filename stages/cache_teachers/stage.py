@@ -112,9 +112,7 @@ class CacheTeachers(Stage):
         return {"cache.passes": cached.passes_of(run.experiment)} if run.experiment.cache.passes is None else {}
 
     def units(self, run: Run, folder: Path) -> Sequence[Unit]:
-        units = _adaptive_units(run) if cached.adaptive_sample_size(run) else _plain_units(run, _parts(run))
-        # Parts of equal texts have the same units.
-        return list({(unit.folder, unit.name): unit for unit in units}.values())
+        return _adaptive_units(run) if cached.adaptive_sample_size(run) else _plain_units(run, _parts(run))
 
     def workload(self, run: Run, units: Sequence[Unit] | None) -> float:
         """Returns the number of forward passes; passes of the last layer alone cost little and are not counted."""

@@ -356,7 +356,7 @@ def _train_on_embeddings(run: Run, checkpoint: Path) -> tuple[NewClassifier, Stu
     phases, settings = [("", targets)], training_of(student, schedule(run))
     selection = _by_accuracy(validation, new.pad_id) if validation else selection
     results = training.train(load.training_services(run), new, learned, phases, settings, selection, checkpoint)
-    return new, {**results, "labels": labels, "cut": 0, "texts": 0, "unknown": None}, None
+    return new, {**results, "labels": labels, "cut": 0, "unreadable": 0, "texts": 0, "unknown": None}, None
 
 
 def _teacher_embeddings(run: Run) -> Iterator[TeacherEmbeddings]:

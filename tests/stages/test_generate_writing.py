@@ -225,7 +225,7 @@ def test_a_launch_that_memory_cannot_hold_is_halved_and_at_one_text_given_up(mon
     teacher, own = teacher_of(), Teacher.start
 
     def scarce(most: int) -> Any:
-        def start(self: Teacher, rows: Rows) -> Any:
+        def start(self: Teacher, rows: Rows, **_options: bool) -> Any:
             if len(rows.tokens) > most:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return own(self, rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from amalgam.data.tokens import Ragged, TokenRows, Tokens, encode
-from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ModelError, first_line
 from amalgam.pipeline.execution.faults import is_out_of_memory
-from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, start_transfer, to_device, tokens_at_once
+from amalgam.stages.common.device import PendingTransfer, put_on, start_transfer, to_device
 from amalgam.stages.common.inference import dropout
 from amalgam.stages.common.inference.compared_kernels import ComparedKernels
 from amalgam.stages.common.inference.fast_encoder import (
@@ -34,7 +33,6 @@ from amalgam.stages.common.inference.fast_encoder import (
 from amalgam.stages.common.inference.modern_encoder import describe_modern_encoder
 from amalgam.stages.common.models import loading
 from amalgam.stages.common.models.model_folder import states_body
-from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 DROPOUT_OFF = -1
 
@@ -568,56 +566,3 @@ def mean_over_tokens(states: torch.Tensor, mask: torch.Tensor | None) -> torch.T
         return states.mean(1)
     weights = mask.unsqueeze(-1).to(states.dtype)
     return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
-
-
-@dataclass
-class TeacherLoader:
-    """Loads teachers and keeps the latest in memory: units come teacher by teacher."""
-
-    seed: int
-    device: str
-    batch_tokens: int | None
-    console: Console
-    last_layer: bool
-    _key: tuple[ResolvedTeacher, str] | None = None
-    _teacher: Teacher | None = None
-    _notes: set[str] = field(default_factory=set)
-
-    def load(self, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
-        """Returns the teacher in memory or loads it; where passes are wanted, refuses one without active dropout."""
-        if self._teacher is None or self._key != (resolved, dtype):
-            self._teacher = None  # frees the memory before the next one is loaded
-            self._teacher = self._load(resolved, dtype)
-            self._key = resolved, dtype
-            self.log_notes(self._teacher)
-        if passes:
-            self._teacher.check_dropout_active()
-        return self._teacher
-
-    def _load(self, resolved: ResolvedTeacher, dtype: str) -> Teacher:
-        model = loading.load_classifier(resolved.files, dropout=resolved.dropout, dtype=dtype)
-        tokenizer = loading.load_tokenizer(resolved.files)
-        return Teacher(
-            model,
-            tokenizer,
-            name=resolved.name,
-            digest=resolved.files.digest,
-            seed=self.seed,
-            limit=loading.token_limit(model.config, tokenizer, resolved.max_tokens),
-            device=pick_device(self.device),
-            last_layer=self.last_layer,
-        )
-
-    def tokens_at_once(self, teacher: Teacher) -> int:
-        return self.batch_tokens or tokens_at_once(teacher.device, teacher.width)
-
-    def log_notes(self, teacher: Teacher) -> None:
-        """Prints each note of the teacher once; inference may add notes."""
-        for note in teacher.notes:
-            self.note_once(note)
-
-    def note_once(self, text: str) -> None:
-        """Prints a note, which a later round of units has too."""
-        if text not in self._notes:
-            self.console.note(text)
-            self._notes.add(text)

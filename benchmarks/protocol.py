@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from amalgam.pipeline.execution.stage import Run
 
-LIBRARIES = ("amalgam", "torch", "transformers", "tokenizers", "polars", "pyarrow")
+LIBRARIES = ("amalgam-distill", "torch", "transformers", "tokenizers", "polars", "pyarrow")
 
 
 def row(benchmark: str, name: str, **figures: Any) -> dict[str, Any]:

@@ -158,6 +158,8 @@ MOST_PATH = 240
 """Characters of a path in a message; the middle of a longer one is left out."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+PASSING = (errno.EIO, errno.ESTALE)
+"""Errors of a disk that often pass."""
 
 FIXES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "give your user access to it (chmod, chown)"),

@@ -62,12 +62,16 @@ def test_label_refuses_a_file_before_any_stage_runs(fresh: Workspace, fault: str
     assert not list(fresh.artifacts.rglob("*.parquet"))
 
 
-def test_label_takes_the_labels_of_the_corpus(workspace: Workspace) -> None:
+def test_label_takes_the_labels_of_the_corpus(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     effect = workspace("label", "corpus", *AMALGAM)
     assert "120 labels" in effect.out
     assert "labels=corpus" in effect.out
     experiment = Experiment.load(workspace.config, AMALGAM, quiet=True)
     assert experiment.compare_labels("corpus").labels == 120
+    monkeypatch.setenv("HOME", str(workspace.folder))
+    with pytest.raises(AmalgamError, match=r"nope\.csv does not exist") as refused:
+        experiment.compare_labels("~/nope.csv")
+    assert "~" not in str(refused.value)
 
 
 def test_gold_labels_that_chose_the_teacher_do_not_measure_the_choice(workspace: Workspace) -> None:

@@ -87,3 +87,11 @@ def test_the_first_line_of_a_message_is_not_blank_and_not_long() -> None:
     assert first_line(MemoryError()) == first_line(MemoryError(), named=True) == "MemoryError"
     assert first_line(ValueError("x" * 2 * MOST_LINE)) == "x" * MOST_LINE + " ..."
     assert first_line(ValueError("word " * MOST_LINE)).endswith("word word ...")
+
+
+def test_a_label_with_half_of_a_character_is_refused_by_plan(fresh: Workspace) -> None:
+    config = fresh.folder / "models/first/config.json"
+    config.write_text(config.read_text().replace('"banking"', '"bank\\ud83d"'))
+    refused = fresh.attempt("plan")
+    assert refused.code == ModelError.exit_code
+    assert "id2label: the name of output 0 has half of a character" in refused.err

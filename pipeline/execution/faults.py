@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import shutil
@@ -25,8 +24,6 @@ from amalgam.pipeline.signals import interrupted
 from amalgam.pipeline.storage.backend import TEMPORARY
 from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.storage.store import Store
-
-PASSING = (errno.EIO, errno.ESTALE)
 
 ATTEMPTS = 3
 
@@ -51,7 +48,7 @@ def with_retries(work: Callable[[], T], what: str, store: Store, console: Consol
         try:
             return work()
         except Exception as error:
-            transient = isinstance(error, OSError) and error.errno in PASSING
+            transient = isinstance(error, OSError) and error.errno in errors.PASSING
             if errors.is_disk_full(error) or (transient and attempt == ATTEMPTS):
                 raise storage_error(error, what, store.root) from error
             if not transient:

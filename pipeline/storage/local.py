@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from amalgam.pipeline.errors import ExperimentError, fix_of, is_disk_full
+from amalgam.pipeline.errors import PASSING, ExperimentError, fix_of, is_disk_full
 from amalgam.pipeline.storage.backend import TEMPORARY, FileInfo
 from amalgam.pipeline.storage.paths import MOST_BYTES, folder_of, inside, is_below
 
@@ -94,8 +94,10 @@ class LocalStorage:
                 os.link(temporary, target)
             except FileExistsError:
                 return False
-            except OSError:  # a file system without hard links: the rename is atomic too, but the last writer wins
-                temporary.replace(target)
+            except OSError as error:
+                if error.errno in PASSING or is_disk_full(error):
+                    raise
+                temporary.replace(target)  # without hard links: it is atomic too, but the last writer wins
         finally:
             temporary.unlink(missing_ok=True)
         sync(target.parent)

@@ -314,7 +314,8 @@ class Experiment:
         check_takes_labels(self.config)
         is_path = isinstance(labels, str | Path)
         source = labels if is_path else store_labels(self._source, self._overrides, labels)
-        local = source if source == FROM_CORPUS else arguments.local_path(Path(source).absolute(), self._run.base)
+        path = Path(source).expanduser().absolute()
+        local = source if source == FROM_CORPUS else arguments.local_path(path, self._run.base)
         earlier = self.config.labels
         places = [self._run.base / source for source in (earlier, local) if source and source != FROM_CORPUS]
         is_same = earlier == local or (len(places) == 2 and places[0].resolve() == places[1].resolve())

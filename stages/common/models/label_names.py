@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from amalgam.data.keys import shown
+from amalgam.data.rows import has_surrogate
 from amalgam.pipeline.config.proposals import as_flow_yaml
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ModelError, nearest
@@ -162,5 +163,9 @@ def own_labels(files: ModelFiles, *, teacher: str) -> tuple[list[str], bool]:
     if not all(isinstance(name, str) and name for name in names):
         fix = "give labels: the names by position; or mend id2label to count 0, 1, 2, ..."
         raise ModelError("id2label does not name every output, from 0 on, by a text", where=where, fix=fix)
+    for index, name in enumerate(names):
+        if has_surrogate(name):
+            what = f"id2label: the name of output {index} has half of a character (a lone surrogate)"
+            raise ModelError(what, where=where, fix="give labels: the names by position; or mend id2label")
     _check_label_ids(files, names, where)
     return names, not any(map(PLACEHOLDER.fullmatch, names))

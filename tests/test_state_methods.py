@@ -151,3 +151,15 @@ def test_without_teachers_there_are_no_states_to_learn_from(tmp_path: Path) -> N
     tried = workspace.attempt("plan")
     assert tried.code == 2
     assert "teacher" in tried.err
+
+
+def test_a_link_in_the_place_of_a_phases_checkpoints_is_refused(plain: Workspace, tmp_path: Path) -> None:
+    outside, settings = tmp_path / "outside", ("student.method=layerwise", "student.seed=7")
+    outside.mkdir()
+    plain("build-targets", *settings)
+    folder = plain.artifacts / "train-student" / plain.plan(*settings)["train-student"]["fingerprint"] / "checkpoint"
+    folder.mkdir(parents=True)
+    (folder / "layer-wise").symlink_to(outside)
+    refused = plain.attempt("train-student", *settings)
+    assert "checkpoint/layer-wise/state.json leaves the workspace through a link" in refused.err
+    assert not list(outside.iterdir())

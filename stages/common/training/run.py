@@ -29,7 +29,7 @@ from amalgam.pipeline.storage.paths import inside, is_regular
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.models.resolve import NewClassifier
 from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.checkpoint_files import LOGS, log_digest, write_log_digest
+from amalgam.stages.common.training.checkpoint_files import LOGS, STATE, log_digest, write_log_digest
 from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingRun, TrainingSettings, learning_rate
 from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.stages.common.training.schedule import TrainingFacts
@@ -94,8 +94,9 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
     phase: str = "",
 ) -> TrainingFacts:
     """Trains with progress, log and interrupts; `keep` saves the final state for a phase that follows."""
-    parts = checkpoint.relative_to(services.workspace).parts
-    name = "-".join(part for part in parts if part not in {"units", "checkpoint"})
+    place = checkpoint.relative_to(services.workspace)
+    inside(services.workspace, f"{place.as_posix()}/{STATE}")  # that of a phase may be a link out of the workspace
+    name = "-".join(part for part in place.parts if part not in {"units", "checkpoint"})
     log = TrainingLog(inside(services.workspace, f"{LOGS}/{name}.jsonl"), training, services.trackers)
     steps = training.epochs * -(-len(examples) // training.batch_size)
     with services.console.steps(phase, steps) as show, closing(log):

@@ -21,6 +21,7 @@ from amalgam.data.rows import LONG_NAME
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig, Generate
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, nearest
+from amalgam.pipeline.input_files import kind_of
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.objective_inputs import reads_texts
 
@@ -76,7 +77,7 @@ def sources_of(experiment: ExperimentConfig) -> dict[str, list[str]]:
 
 def content_of(sha256: str, name: str) -> str:
     """Returns the identity of a file of texts: its digest, and whether tabs separate it, since a csv may be equal."""
-    return f"{sha256} tsv" if name.lower().endswith(".tsv") else sha256
+    return f"{sha256} tsv" if kind_of(Path(name)) == ".tsv" else sha256
 
 
 def hub_datasets(sources: Iterable[str]) -> list[str]:

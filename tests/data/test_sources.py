@@ -20,6 +20,7 @@ from amalgam.data.remote import fetch_remote
 from amalgam.data.rows import BadRow, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, DiskFullError, InputChangedError
+from amalgam.stages.common.corpus import content_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -392,3 +393,9 @@ def test_files_and_folders_with_texts_are_proposed_for_a_missing_folder(tmp_path
     with pytest.raises(DataError) as refused:
         find_files("texts/train.csv", tmp_path)
     assert refused.value.fix == "name one of these: more, texts.csv"
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_equal_files_with_other_separators_are_other_texts(tmp_path: Path, suffix: str) -> None:
+    identities = {name: content_of("f" * 64, str(tmp_path / f"{name}{suffix}")) for name in ("a.csv", "b.csv", "a.tsv")}
+    assert identities["a.csv"] == identities["b.csv"] != identities["a.tsv"]

@@ -175,7 +175,7 @@ def check_lengths(states: Iterable[States], examples: Examples) -> None:
             raise ModelError(
                 f"teacher {teacher.teacher} and the student do not read the same tokens of a text",
                 where="objective.states: tokens",
-                fix="set the same max_tokens for both, or objective.states=pooled (layerwise: objective.schedule=joint)",
+                fix="set the same max_tokens for both, or objective.states=pooled (layerwise: schedule=joint)",
             )
 
 

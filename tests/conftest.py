@@ -24,8 +24,7 @@ from amalgam.tests.s3_server import S3, serving
 from amalgam.tests.workspaces import Workspace, build_once, new_generating_workspace, new_workspace, up_to_date
 
 if TYPE_CHECKING:
-    from amalgam.stages.common.inference.teacher import Teacher
-    from amalgam.stages.common.inference.teacher_loader import TeacherLoader
+    from amalgam.stages.common.inference.teacher import Teacher, TeacherLoader
 
 MOST_TEACHERS = 16
 
@@ -110,7 +109,7 @@ def teachers_stay_loaded() -> Iterator[Callable[..., Teacher]]:
 
     The value is the loader's own method.
     """
-    from amalgam.stages.common.inference.teacher_loader import TeacherLoader
+    from amalgam.stages.common.inference.teacher import TeacherLoader
 
     latest: OrderedDict[object, tuple[Teacher, tuple[str, ...]]] = OrderedDict()
     load = TeacherLoader.load

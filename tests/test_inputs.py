@@ -22,7 +22,7 @@ from amalgam.pipeline.execution.runner import MAX_REPAIRS
 from amalgam.stages.app import sweep
 from amalgam.stages.app.predict import InputTexts, Pipe
 from amalgam.stages.common import load
-from amalgam.stages.common.inference.teacher_loader import TeacherLoader
+from amalgam.stages.common.inference.teacher import TeacherLoader
 from amalgam.stages.generate import texts as generating
 from amalgam.stages.read_corpus import stage as reading
 from amalgam.tests.test_bad_input import assert_three_lines

@@ -32,8 +32,7 @@ from amalgam.stages.common.cached.coverage import AnswerFacts, UnitRequest
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.states import write_pooled
-from amalgam.stages.common.inference.teacher import Teacher
-from amalgam.stages.common.inference.teacher_loader import TeacherLoader
+from amalgam.stages.common.inference.teacher import Teacher, TeacherLoader
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.stages.common.token_cache import TokenizedUnit, UnitTexts
 
@@ -101,7 +100,7 @@ def _run_pooled(
     """Reads, computes and writes every unit; after an error, answers computed before it are still written."""
     batch_tokens = inputs.loader.tokens_at_once(teacher)
     writes: list[Future[None]] = []
-    states = inputs.states.get(teacher.name) if teacher.gives_pooled else None
+    states = inputs.states.get(teacher.name) if teacher.fast_encoder else None
 
     def kind(unit: Unit) -> tuple[bool, bool, int, int]:
         with_states = states is not None and states.lacks(unit)

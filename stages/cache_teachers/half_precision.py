@@ -19,7 +19,7 @@ from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.cached.uncertainty import summarise_passes
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.inference.batches import run_passes
-from amalgam.stages.common.inference.teacher_loader import TeacherLoader
+from amalgam.stages.common.inference.teacher import TeacherLoader
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 TEXTS = 256

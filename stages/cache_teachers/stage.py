@@ -309,9 +309,13 @@ def _may_repeat(run: Run) -> bool:
 
 @once
 def _check_cached_passes(run: Run) -> None:
-    """Refuses a teacher without active dropout whose equal passes were cached under `cache.passes: auto`."""
+    """Refuses a teacher without active dropout whose equal passes were cached under `cache.passes: auto`.
+
+    Passes of a model with dropout rates are read only if the method compares them.
+    """
+    compares = target_method(run.experiment.targets).compares_passes
     for teacher in load.models_of(run):
-        if _has_equal_passes(run, teacher):
+        if (compares or not teacher.has_dropout) and _has_equal_passes(run, teacher):
             load.teacher_loader(run).load(teacher, cached.dtype_of(run), passes=cached.passes_of(run.experiment))
 
 

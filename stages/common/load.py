@@ -49,7 +49,7 @@ from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.batches import Classifier
-    from amalgam.stages.common.inference.teacher_loader import TeacherLoader
+    from amalgam.stages.common.inference.teacher import TeacherLoader
     from amalgam.stages.common.training.run import TrainingServices
 
 
@@ -450,7 +450,7 @@ def _fetched_record(run: Run, source: str) -> Path:
 
 @once
 def teacher_loader(run: Run) -> TeacherLoader:
-    from amalgam.stages.common.inference.teacher_loader import TeacherLoader
+    from amalgam.stages.common.inference.teacher import TeacherLoader
 
     cache, execution = run.experiment.cache, run.experiment.execution
     return TeacherLoader(cache.seed, execution.device, execution.batch_tokens, run.console, cache.last_layer)

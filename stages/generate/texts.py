@@ -28,7 +28,7 @@ from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.input_files import InputFile, unchanged
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.device import pick_device
-from amalgam.stages.common.inference.teacher_loader import TeacherLoader
+from amalgam.stages.common.inference.teacher import TeacherLoader
 from amalgam.stages.common.models.loading import load_language_model, load_tokenizer
 from amalgam.stages.common.models.resolve import ModelFiles, ResolvedTeacher
 from amalgam.stages.generate import decoding

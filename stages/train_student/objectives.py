@@ -20,8 +20,8 @@ from amalgam.data.arrays import RowNumbers
 from amalgam.pipeline.config.schema import Objective
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.cached.read import States
+from amalgam.stages.common.inference.fast_encoder import mean_over_tokens
 from amalgam.stages.common.inference.states import in_blocks
-from amalgam.stages.common.inference.teacher import mean_over_tokens
 from amalgam.stages.common.training.losses import Batch, Loss
 
 HEADS = 8

@@ -11,7 +11,7 @@ import torch
 
 from amalgam.data.arrays import softmax, top_margin
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.common.inference.teacher import mean_over_tokens
+from amalgam.stages.common.inference.fast_encoder import mean_over_tokens
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh

@@ -27,7 +27,8 @@ from amalgam.data.tokens import Ids, Ragged, TokenRows, Tokens, by_count, encode
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, tokens_at_once
-from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher, mean_over_tokens
+from amalgam.stages.common.inference.fast_encoder import mean_over_tokens
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.loading import choose_pad, load_classifier, load_tokenizer, not_finite, token_limit
 from amalgam.stages.common.models.model_folder import UNKNOWN, end_token, reads_padding
 from amalgam.stages.common.models.resolve import ModelFiles, has_two_types

@@ -8,6 +8,15 @@ from torch import nn
 from amalgam.stages.common.inference.dropout import Attention, Kernels, MaskClaim, attended, gated, scattered
 
 
+def find_kernels() -> Kernels | None:
+    """Returns the kernels of module `kernels`; None without Triton, which torch brings along on Linux with CUDA."""
+    try:
+        from amalgam.stages.common.inference import kernels
+    except (ImportError, AttributeError, OSError, RuntimeError):  # no Triton, or a broken one
+        return None
+    return kernels
+
+
 class ComparedKernels:
     """Kernels whose every result is compared with that of separate steps."""
 

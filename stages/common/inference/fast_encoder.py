@@ -380,3 +380,11 @@ def close_enough(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -
     """Equal up to rounding, which is measured against how much logits differ between texts."""
     spread = float(theirs.std(0).max())
     return float((ours - theirs).abs().max()) <= CLOSE[dtype] * spread
+
+
+def mean_over_tokens(states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Returns the mean over each text's own tokens; None: none is padding."""
+    if mask is None:
+        return states.mean(1)
+    weights = mask.unsqueeze(-1).to(states.dtype)
+    return (states * weights).sum(1) / weights.sum(1).clamp(min=1)

@@ -24,7 +24,8 @@ from amalgam.data.tokens import TokenRows, encode
 from amalgam.pipeline.errors import ModelError, WorkError, first_line
 from amalgam.stages.common.device import tokens_at_once
 from amalgam.stages.common.inference.batches import BATCH_TOKENS, LARGEST, model_inputs, token_batches
-from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher, mean_over_tokens
+from amalgam.stages.common.inference.fast_encoder import mean_over_tokens
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.resolve import LAST_LAYER, NewClassifier
 

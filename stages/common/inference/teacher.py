@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -18,21 +18,24 @@ from numpy.typing import NDArray
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from amalgam.data.tokens import Ragged, TokenRows, Tokens, encode
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import DataError, ModelError, first_line
 from amalgam.pipeline.execution.faults import is_out_of_memory
-from amalgam.stages.common.device import PendingTransfer, put_on, start_transfer, to_device
+from amalgam.stages.common.device import PendingTransfer, pick_device, put_on, start_transfer, to_device, tokens_at_once
 from amalgam.stages.common.inference import dropout
-from amalgam.stages.common.inference.compared_kernels import ComparedKernels
+from amalgam.stages.common.inference.compared_kernels import ComparedKernels, find_kernels
 from amalgam.stages.common.inference.fast_encoder import (
     HALF,
     FastEncoder,
     LayerInputs,
     close_enough,
     describe_fast_encoder,
+    mean_over_tokens,
 )
 from amalgam.stages.common.inference.modern_encoder import describe_modern_encoder
 from amalgam.stages.common.models import loading
 from amalgam.stages.common.models.model_folder import states_body
+from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 DROPOUT_OFF = -1
 
@@ -160,12 +163,12 @@ class Teacher:
     def start(self, rows: Rows, *, pooled: bool = False) -> PendingTransfer:
         """Starts `run`; on a GPU the host continues while the device computes.
 
-        `pooled` adds the means over tokens of the last layer's states: [rows, labels + width]; dropout is off.
+        With a fast encoder, `pooled` adds the means of the last layer's states: [rows, labels + width]; dropout is off.
         """
         with torch.inference_mode():
             self._adopt_kernels()
-            if pooled:
-                return start_transfer(self._logits_and_states(self.inputs(rows)))
+            if pooled and self.fast_encoder:
+                return start_transfer(self._logits_and_states(self.inputs(rows), self.fast_encoder))
             if int(rows.passes[0]) == DROPOUT_OFF:
                 logits = self.forward(self.inputs(rows), self.fast_encoder)
             else:
@@ -272,15 +275,8 @@ class Teacher:
         with encoder.patched(None) if encoder else nullcontext():
             return self._logits(inputs, encoder)
 
-    @property
-    def gives_pooled(self) -> bool:
-        """Returns whether one run gives both logits and the last layer's states."""
-        return self.fast_encoder is not None
-
-    def _logits_and_states(self, inputs: Inputs) -> torch.Tensor:
-        encoder, states = self.fast_encoder, list[torch.Tensor]()
-        if encoder is None:
-            raise AssertionError(self.name)  # see gives_pooled
+    def _logits_and_states(self, inputs: Inputs, encoder: FastEncoder) -> torch.Tensor:
+        states = list[torch.Tensor]()
         self._switch(training=False)
         with encoder.patched(None, states=states):
             logits = self._logits(inputs, encoder)
@@ -465,15 +461,6 @@ class Teacher:
             raise ModelError(what, fix="set a lower max_tokens for this teacher") from error
 
 
-def find_kernels() -> dropout.Kernels | None:
-    """Returns the kernels of module `kernels`; None without Triton, which torch brings along on Linux with CUDA."""
-    try:
-        from amalgam.stages.common.inference import kernels
-    except (ImportError, AttributeError, OSError, RuntimeError):  # no Triton, or a broken one
-        return None
-    return kernels
-
-
 # ---- a faster encoder is used only if its numbers are the model's own: tried on texts of two lengths, padded and not
 
 
@@ -560,9 +547,54 @@ def _last_layer_agrees(teacher: Teacher, early: int) -> bool:
     return True
 
 
-def mean_over_tokens(states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Returns the mean over each text's own tokens; None: none is padding."""
-    if mask is None:
-        return states.mean(1)
-    weights = mask.unsqueeze(-1).to(states.dtype)
-    return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
+@dataclass
+class TeacherLoader:
+    """Loads teachers and keeps the latest in memory: units come teacher by teacher."""
+
+    seed: int
+    device: str
+    batch_tokens: int | None
+    console: Console
+    last_layer: bool
+    _key: tuple[ResolvedTeacher, str] | None = None
+    _teacher: Teacher | None = None
+    _notes: set[str] = field(default_factory=set)
+
+    def load(self, resolved: ResolvedTeacher, dtype: str, *, passes: int) -> Teacher:
+        """Returns the teacher in memory or loads it; where passes are wanted, refuses one without active dropout."""
+        if self._teacher is None or self._key != (resolved, dtype):
+            self._teacher = None  # frees the memory before the next one is loaded
+            self._teacher = self._load(resolved, dtype)
+            self._key = resolved, dtype
+            self.log_notes(self._teacher)
+        if passes:
+            self._teacher.check_dropout_active()
+        return self._teacher
+
+    def _load(self, resolved: ResolvedTeacher, dtype: str) -> Teacher:
+        model = loading.load_classifier(resolved.files, dropout=resolved.dropout, dtype=dtype)
+        tokenizer = loading.load_tokenizer(resolved.files)
+        return Teacher(
+            model,
+            tokenizer,
+            name=resolved.name,
+            digest=resolved.files.digest,
+            seed=self.seed,
+            limit=loading.token_limit(model.config, tokenizer, resolved.max_tokens),
+            device=pick_device(self.device),
+            last_layer=self.last_layer,
+        )
+
+    def tokens_at_once(self, teacher: Teacher) -> int:
+        return self.batch_tokens or tokens_at_once(teacher.device, teacher.width)
+
+    def log_notes(self, teacher: Teacher) -> None:
+        """Prints each note of the teacher once; inference may add notes."""
+        for note in teacher.notes:
+            self.note_once(note)
+
+    def note_once(self, text: str) -> None:
+        """Prints a note, which a later round of units has too."""
+        if text not in self._notes:
+            self.console.note(text)
+            self._notes.add(text)

@@ -54,7 +54,7 @@ EDGE = re.compile(
 LATE = {
     "cli.py": "a command loads its own work: `--help` takes 0.1 s, and pydantic alone would take 0.2 s more",
     "stages/app/completion.py": "the shell waits for a completion",
-    "stages/common/inference/teacher.py": "the kernels need Triton, which torch for a CPU lacks",
+    "stages/common/inference/compared_kernels.py": "the kernels need Triton, which torch for a CPU lacks",
     "stages/common/models/resolve.py": "the engine runs where pydantic is absent, which files of predictions need",
 }
 """Files that may import light modules inside functions, with the reason."""

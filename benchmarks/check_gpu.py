@@ -44,7 +44,7 @@ from amalgam.data.tokens import Ragged, Tokens
 from amalgam.stages.common.device import dtype_for, put_on, tokens_at_once
 from amalgam.stages.common.inference.batches import run_passes
 from amalgam.stages.common.inference.dropout import Axis, Bank, row_words, site_words
-from amalgam.stages.common.inference.teacher import Rows, Teacher
+from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
 from amalgam.stages.common.training.step_graphs import StepGraphs
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def main() -> None:
     faults = [*mask_faults(device)]
     summaries: dict[str, str] = {}
     for kind in KINDS:
-        faults += logit_faults(kind, device)
+        faults += [*logit_faults(kind, device), *state_faults(kind, device)]
         apart, summaries[kind] = kernel_faults(kind, device)
         faults += apart
         faults += graph_faults(kind, device) if device.type == "cuda" else []
@@ -179,6 +179,27 @@ def logit_faults(kind: str, device: torch.device) -> list[str]:
         ratio = float(np.median(answers[1].var(1) / expected[1].var(1)))
         if not 0.98 <= ratio <= 1.02:
             faults.append(f"{kind}, {dtype}: the variance of passes is {ratio:.3f} times that of fp32 on the CPU")
+    return faults
+
+
+def state_faults(kind: str, device: torch.device) -> list[str]:
+    """Compares the states that come with the logits with the last layer's states of the model on the CPU."""
+    model, random = _model(kind), np.random.default_rng(3)
+    exact = build_teacher(model, torch.device("cpu"), "fp32")
+    tokens = [_text(random, length) for length in random.integers(5, 60, 24)]
+    keys = [i.to_bytes(16, "big") for i in range(len(tokens))]
+    alone = [Rows([text], [key], np.full(1, DROPOUT_OFF)) for text, key in zip(tokens, keys, strict=True)]
+    expected = np.stack([exact.states(rows)[-1][0].mean(0).numpy() for rows in alone])
+    faults = []
+    for dtype in sorted({"fp32", dtype_for(device)}):
+        teacher = build_teacher(model, device, dtype)
+        if teacher.fast_encoder is None:  # its states are computed in a pass of their own
+            continue
+        states = np.empty(expected.shape, np.float16)
+        run_passes(teacher, tokens, keys, range(0), deterministic=True, batch_tokens=512, states=states)
+        apart = float(np.abs(states - expected).mean() / expected.std(0).mean())
+        if apart > TOLERANCE[dtype] * 4:
+            faults.append(f"{kind}, {dtype}: states differ from the CPU's by {apart:.4f} of their spread")
     return faults
 
 

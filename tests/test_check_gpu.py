@@ -63,6 +63,14 @@ def test_logits_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("differ from the CPU's" in fault for fault in check_gpu.logit_faults("bert", cpu))
 
 
+def test_states_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert [check_gpu.state_faults(kind, cpu) for kind in check_gpu.KINDS] == [[]] * len(check_gpu.KINDS)
+    monkeypatch.setattr(check_gpu, "dtype_for", lambda _device: "bf16")
+    monkeypatch.setitem(check_gpu.TOLERANCE, "bf16", 1e-6)
+    assert any("states differ from the CPU's" in fault for fault in check_gpu.state_faults("modernbert", cpu))
+
+
 def test_every_kind_of_model_can_be_built() -> None:
     kinds = {kind: check_gpu.kernel_faults(kind, torch.device("cpu")) for kind in check_gpu.KINDS}
     assert kinds == dict.fromkeys(check_gpu.KINDS, ([], "no kernels on this device"))

@@ -6,7 +6,7 @@ for objectives that learn from them. Families work as for predictions: appended 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -88,8 +88,13 @@ class CacheFeatures(Stage):
         """Returns the number of texts, counted once for each kind of states that cache-teachers will not write."""
         if units is None:
             return _texts(run, [family for family in _families(run) if not _comes_with_predictions(run, family)])
-        by_name = {family.name: family for family in _families(run)}
-        return float(sum(unit.size for unit in units if not _will_be_written(run, by_name, unit)))
+        predicted = {family.name: _predicted(run, family) for family in _families(run)}
+
+        def is_apart(unit: Unit) -> bool:
+            names = predicted[unit.folder.parent.name]
+            return unit.is_complete or names is None or unit.name in names
+
+        return float(sum(unit.size for unit in units if is_apart(unit)))
 
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         """Returns a byte for each number of one state of each text: half of its size in fp16, as for predictions."""
@@ -145,13 +150,12 @@ def _comes_with_predictions(run: Run, family: cached.StateFamily) -> bool:
     return is_last_layer and family.teacher.files.config.get("model_type") in ONE_RUN
 
 
-def _will_be_written(run: Run, families: Mapping[str, cached.StateFamily], unit: Unit) -> bool:
-    """Returns whether cache-teachers will write this unit, because the predictions of its texts are missing."""
-    family = families[unit.folder.parent.name]
-    if family.teacher is None or unit.is_complete or not _comes_with_predictions(run, family):
-        return False
-    predictions = cached.units_folder(run, "cache-teachers", cached.families_of(run)[family.teacher.name])
-    return run.store.record(predictions / unit.record_path.name) is None
+def _predicted(run: Run, family: cached.StateFamily) -> Collection[str] | None:
+    """Returns the names of the units with predictions, whose states are computed apart; None: those of all are."""
+    if family.teacher is None or not _comes_with_predictions(run, family):
+        return None
+    folder = cached.units_folder(run, "cache-teachers", cached.families_of(run)[family.teacher.name])
+    return {path.stem for path in run.store.units_in(folder)}
 
 
 def _work_on(run: Run, family: cached.StateFamily) -> Callable[[Unit], None]:

@@ -47,16 +47,15 @@ UNITS_AHEAD = 16
 class StateUnits:
     """Units of hidden states that a run without dropout gives too; cache-features computes the others."""
 
-    store: Store
     folder: Path
     parts: Collection[str]
+    present: Collection[str]
+    """Names of the units that exist."""
 
     def lacks(self, unit: Unit) -> bool:
         """Returns whether the unit of states with these texts is missing; without passes it has the same name."""
         request: UnitRequest = unit.payload
-        if request.last > 0 or request.part not in self.parts:
-            return False
-        return self.store.record(self.folder / unit.record_path.name) is None
+        return request.last == 0 and request.part in self.parts and unit.name not in self.present
 
 
 @dataclass(frozen=True)

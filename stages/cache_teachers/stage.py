@@ -259,7 +259,8 @@ def _run_teachers(run: Run, units: Sequence[Unit]) -> None:
         family = cached.last_layer_family(run, teacher)
         folder = cached.units_folder(run, "cache-features", family.name)
         if folder not in {units.folder for units in states.values()}:
-            states[teacher.name] = StateUnits(run.store, folder, [part.name for part in cached.parts_of(run, family)])
+            parts, present = cached.parts_of(run, family), {path.stem for path in run.store.units_in(folder)}
+            states[teacher.name] = StateUnits(folder, [part.name for part in parts], present)
     inputs = CacheInputs(
         teachers=load.models_of(run),
         dtype=cached.dtype_of(run),

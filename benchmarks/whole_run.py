@@ -2,8 +2,8 @@
 
 python benchmarks/whole_run.py --texts 100000 1000000 10000000 [--folder FOLDER] [--json]
 
-Two tiny BERT teachers and a static student learn generated texts of 11 to 17 words. 10^7 texts need
-30 GB of disk. An interrupted run continues in the same --folder.
+Two tiny BERT teachers and a static student learn generated texts of 11 to 17 words. 10^7 texts need 8 GB
+of disk. An interrupted run continues in the same --folder.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ from amalgam.data.rows import (
     BadRow,
     Row,
     fix_of_rows,
-    in_commands,
     listed_reasons,
     no_rows,
     read_rows,
@@ -40,7 +39,7 @@ from amalgam.data.rows import (
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, nearest, without_dots
-from amalgam.pipeline.input_files import SUFFIXES, is_texts, kind_of, program_of
+from amalgam.pipeline.input_files import SUFFIXES, in_commands, is_texts, kind_of, program_of
 from amalgam.pipeline.user_paths import expanded, readable, user_path, without_backslashes
 
 PartName = Literal["train", "validation", "test", "teachers", "held-out"]

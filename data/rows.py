@@ -23,7 +23,7 @@ from amalgam.pipeline.config.proposals import as_yaml
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, nearest
-from amalgam.pipeline.input_files import PACKERS, SUFFIXES, is_texts, kind_of, program_of
+from amalgam.pipeline.input_files import PACKERS, SUFFIXES, in_commands, kind_of, program_of
 from amalgam.pipeline.user_paths import readable
 
 FIELD_LIMIT = 16 << 20  # characters; also how far an unclosed quote is followed
@@ -173,22 +173,6 @@ def read_rows(  # noqa: PLR0913 - the rules for rows and messages
         if table.kind != ".parquet":
             check_magic(path, table.name)
         yield from readers.get(table.kind, _jsonl_rows)(table)
-
-
-def in_commands(path: Path) -> dict[str, str]:
-    """Returns the file, its copy in this folder, and its stem, for commands that begin with `unpack` if packed."""
-    file = path.absolute()
-    file = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    packer = program_of(file) if is_texts(file) else None
-    unpack = f"{packer} -dk {_quoted(str(file))} && " if packer else ""
-    file = file.with_suffix("") if packer else file
-    names = {"file": str(file), "copy": f"utf8-{file.name}", "stem": str(file.with_suffix(""))}
-    return {"unpack": unpack, **{key: _quoted(name) for key, name in names.items()}}
-
-
-def _quoted(path: str) -> str:
-    """Returns the path as a word of a command, which is no option."""
-    return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def check_magic(path: Path, name: str) -> None:

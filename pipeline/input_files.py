@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -41,6 +42,22 @@ def kind_of(path: Path) -> str:
 def is_texts(path: Path) -> bool:
     """Returns whether rows can be read of a file of this name; of Parquet only if nothing packed it."""
     return kind_of(path) in SUFFIXES and (kind_of(path) != ".parquet" or program_of(path) is None)
+
+
+def in_commands(path: Path) -> dict[str, str]:
+    """Returns the file, its copy in this folder, and its stem, for commands that begin with `unpack` if packed."""
+    file = path.absolute()
+    file = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    packer = program_of(file) if is_texts(file) else None
+    unpack = f"{packer} -dk {_quoted(str(file))} && " if packer else ""
+    file = file.with_suffix("") if packer else file
+    names = {"file": str(file), "copy": f"utf8-{file.name}", "stem": str(file.with_suffix(""))}
+    return {"unpack": unpack, **{key: _quoted(name) for key, name in names.items()}}
+
+
+def _quoted(path: str) -> str:
+    """Returns the path as a word of a command, which is no option."""
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def file_digest(path: Path) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from amalgam.data.arrays import Keys
 from amalgam.data.keys import label_notes
@@ -47,6 +47,9 @@ from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.stages.common.token_cache import long_texts_error
 from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.target_methods import target_method
+
+if TYPE_CHECKING:
+    from amalgam.stages.cache_teachers.ask import StateUnits
 
 
 class CacheFacts(TypedDict):
@@ -251,16 +254,9 @@ def _keys(run: Run) -> Keys:
 
 
 def _run_teachers(run: Run, units: Sequence[Unit]) -> None:
-    from amalgam.stages.cache_teachers.ask import CacheInputs, StateUnits, ask_teachers
+    from amalgam.stages.cache_teachers.ask import CacheInputs, ask_teachers
     from amalgam.stages.cache_teachers.from_file import write_predictions
 
-    states: dict[str, StateUnits] = {}
-    for teacher in load.models_of(run) if cached.reads_last_layers(run.experiment) else ():
-        family = cached.last_layer_family(run, teacher)
-        folder = cached.units_folder(run, "cache-features", family.name)
-        if folder not in {units.folder for units in states.values()}:
-            parts, present = cached.parts_of(run, family), {path.stem for path in run.store.units_in(folder)}
-            states[teacher.name] = StateUnits(folder, [part.name for part in parts], present)
     inputs = CacheInputs(
         teachers=load.models_of(run),
         dtype=cached.dtype_of(run),
@@ -272,13 +268,27 @@ def _run_teachers(run: Run, units: Sequence[Unit]) -> None:
         may_repeat=_may_repeat(run),
         passes=cached.passes_of(run.experiment),
         corpus=run.experiment.corpus,
-        states=states,
+        states=_state_units(run),
     )
     for teacher in load.teachers_of(run):  # files first: a text without a prediction is an error before hours of work
         own = [unit for unit in units if unit.payload.teacher == teacher.name]
         if own and teacher.files.are_predictions:
             write_predictions(inputs, teacher, own)
     ask_teachers(inputs, units)
+
+
+def _state_units(run: Run) -> dict[str, StateUnits]:
+    """Returns, for each teacher, the units of hidden states that the method reads; those of equal models once."""
+    from amalgam.stages.cache_teachers.ask import StateUnits
+
+    states: dict[str, StateUnits] = {}
+    for teacher in load.models_of(run) if cached.reads_last_layers(run.experiment) else ():
+        family = cached.last_layer_family(run, teacher)
+        folder = cached.units_folder(run, "cache-features", family.name)
+        if folder not in {units.folder for units in states.values()}:
+            parts, present = cached.parts_of(run, family), {path.stem for path in run.store.units_in(folder)}
+            states[teacher.name] = StateUnits(folder, [part.name for part in parts], present)
+    return states
 
 
 @once

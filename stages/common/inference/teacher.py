@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -484,18 +485,12 @@ def build_fast_encoder(teacher: Teacher) -> FastEncoder | None:
 
 
 def _agrees(teacher: Teacher, encoder: FastEncoder) -> bool:
-    for rows in _trials(teacher, encoder):
+    longest = min(encoder.longest_trial, teacher.limit)
+    for rows in chain(teacher.trials(), teacher.trials((longest // 2 + 1, longest)) if longest else ()):
         plain, fast = (_logits_with(teacher, rows, chosen) for chosen in (None, encoder))
         if not all(close_enough(ours, theirs, teacher.dtype) for ours, theirs in zip(fast, plain, strict=True)):
             return False
     return True
-
-
-def _trials(teacher: Teacher, encoder: FastEncoder) -> Iterator[Rows]:
-    yield from teacher.trials()
-    if encoder.longest_trial:
-        longest = min(encoder.longest_trial, teacher.limit)
-        yield from teacher.trials((longest // 2 + 1, longest))
 
 
 def _kernels_agree(teacher: Teacher, kernels: dropout.Kernels) -> bool:

@@ -187,7 +187,7 @@ def is_dropout_rate(name: str, value: object) -> bool:
 
 
 def has_dropout(config: Mapping[str, Any]) -> bool:
-    """Returns whether a dropout rate in config.json is above 0, or it has none; for estimates only."""
+    """Returns whether a dropout rate in config.json is above 0, or it has none; a loaded model decides."""
     rates = list(_dropout_rates(config))
     return not rates or any(rates)
 

@@ -18,11 +18,11 @@ from typing import IO, Any
 from amalgam.data.arrays import Array, Keys
 from amalgam.data.keys import KEY_BYTES, shown, shown_names, text_key
 from amalgam.data.lazy import np, pl
-from amalgam.data.rows import BOM, FIELD_LIMIT, FIXES, JSON_LINES, check_magic, delimiter_of, in_commands, opened
+from amalgam.data.rows import BOM, FIELD_LIMIT, FIXES, JSON_LINES, check_magic, delimiter_of, opened
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, ModelError, folded, nearest
-from amalgam.pipeline.input_files import kind_of, program_of
+from amalgam.pipeline.input_files import in_commands, kind_of, program_of
 from amalgam.stages.common.given_labels import ID, KEY, LABEL, SCORES, TEXT, identity_of, naming_columns
 
 LEAST_PROBABILITY = 1e-4

@@ -158,7 +158,7 @@ class ResolvedTeacher:
 
     @property
     def has_dropout(self) -> bool:
-        """Returns whether its passes differ, by its configuration; for estimates only."""
+        """Returns whether its passes differ, by its configuration alone; a loaded model decides."""
         has_rate = self.dropout is not None or model_folder.has_dropout(self.files.config)
         return has_rate and not self.files.are_predictions
 

@@ -17,7 +17,8 @@ from amalgam.benchmarks.choice_pools import Pool, packed, unpacked, write_arrays
 from amalgam.data.arrays import top_margin
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.methods import AMALGAM
-from amalgam.stages.weigh_teachers import neighbours, weigh
+from amalgam.stages.weigh_teachers import weigh
+from amalgam.stages.weigh_teachers.neighbours import BlockSpace, compared
 from amalgam.stages.weigh_teachers.signals import Params, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence
 
@@ -81,13 +82,12 @@ class Setting:
     def evidence(self) -> Evidence:
         states = [own.astype(np.float32) for own in self.states]
         features = self.features.astype(np.float32)
-        encoder, *teachers = (neighbours.BlockSpace(space, space) for space in (features, *states))
-        density = neighbours.densities(encoder, teachers, len(self.labels), is_relative=True)
-        joint = neighbours.JointSpace.of([encoder, *teachers])
-        near = neighbours.similar(joint, NEIGHBOURS)
-        kinds = weigh.kinds_of(list(self.answers.values()), density, self.names, Params())
+        encoder, *teachers = (BlockSpace(space, space) for space in (features, *states))
+        labels = len(self.labels)
+        among = compared(encoder, teachers, teachers, labels, NEIGHBOURS)
+        kinds = weigh.kinds_of(list(self.answers.values()), among.relative, self.names, Params())
         kinds = with_absence(kinds, self.answered, Params())
-        return Evidence(kinds, self.answered, len(self.labels), near, spaces=joint.texts.apart())
+        return Evidence(kinds, self.answered, labels, among.near, spaces=among.spaces)
 
     @cached_property
     def estimated(self) -> tuple[Array | None, Array | None]:

@@ -28,7 +28,7 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.corpus import UNIT_TEXTS
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
-from amalgam.stages.weigh_teachers.neighbours import BlockSpace, JointSpace, densities, nearest_texts
+from amalgam.stages.weigh_teachers.neighbours import BlockSpace, compared
 from amalgam.stages.weigh_teachers.signals import Params
 from amalgam.stages.weigh_teachers.weigh import Evidence
 
@@ -171,11 +171,10 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, params: Par
     files = [folder / f"{place}.npy" for place in range(teachers + 1)]
     *own, encoder = (BlockSpace(_Mapped(file, rows), _Mapped(file, first), rows.start) for file in files)
     targets = Targets.model_validate(AMALGAM)
-    density = densities(encoder, own, LABELS * teachers, is_relative=True)
-    kinds = weigh.kinds_of(answers, density, names, params)
-    joint = JointSpace.of([*own, encoder])
-    near = nearest_texts(joint, targets.neighbours)[0]
-    evidence = Evidence(kinds, predicted, LABELS * teachers, near, spaces=joint.texts.apart())
+    labels = LABELS * teachers
+    among = compared(encoder, own, own, labels, targets.neighbours)
+    kinds = weigh.kinds_of(answers, among.relative, names, params)
+    evidence = Evidence(kinds, predicted, labels, among.near, spaces=among.spaces)
     signal, shares = weigh.joint_signal(evidence, params)
     if signal is None:
         return weigh.by_confidence(answers[0], predicted, targets), right

@@ -29,7 +29,7 @@ from amalgam.pipeline.storage.store import StoredFile
 from amalgam.stages.common import corpus
 from amalgam.stages.common.corpus import Bucket
 from amalgam.stages.train_student import training
-from amalgam.stages.weigh_teachers import load, name_order, neighbours, signals, stage, weigh
+from amalgam.stages.weigh_teachers import name_order, neighbours, signals, stage, weigh
 from amalgam.stages.weigh_teachers.load import AnswerSignals, answer_signals
 from amalgam.stages.weigh_teachers.stage import LABELLED, WeighTeachers
 from amalgam.tests.forking import Forked
@@ -204,15 +204,15 @@ def test_neighbours_are_at_most_a_quarter_of_the_texts(cached: Workspace, monkey
 def test_densities_are_relative_to_the_encoder_unless_it_is_a_teacher(
     cached: Workspace, monkeypatch: pytest.MonkeyPatch, encoder: str
 ) -> None:
-    flags = []
+    uses = []
 
-    def densities(*given: Any, is_relative: bool) -> Array:
-        flags.append(is_relative)
-        return neighbours.densities(*given, is_relative=is_relative)
+    def relative(among: neighbours.Compared) -> Array:
+        uses.append(among)
+        return among.density - among.common[:, None]
 
-    monkeypatch.setattr(load, "densities", densities)
+    monkeypatch.setattr(neighbours.Compared, "relative", property(relative))
     assert cached(*WEIGH, f"student.encoder={encoder}").code == 0
-    assert set(flags) == {not encoder.startswith("teacher:")}
+    assert bool(uses) == (not encoder.startswith("teacher:"))
 
 
 @pytest.mark.parametrize(("bound", "is_named"), [(0.5, True), (-9.0, False)])

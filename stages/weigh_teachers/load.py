@@ -19,12 +19,11 @@ from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.label_sets import DistinctTeachers, LabelSets
 from amalgam.stages.weigh_teachers.neighbours import (
     BlockSpace,
-    JointSpace,
+    Compared,
     Pooled,
     Space,
-    densities,
+    compared,
     rows_of,
-    similar,
 )
 from amalgam.stages.weigh_teachers.signals import Params, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence
@@ -120,9 +119,9 @@ def evidence_of(run: Run, texts: Texts, signals: AnswerSignals, params: Params) 
     space = distinct_teachers(run).space
     label_sets, generated_for = LabelSets.of(space), provenance(run, texts.keys)
     features, states = features_of(run, texts), _states(run, texts)
-    joint = JointSpace.of([features, *label_sets.joined(states)])
-    near = similar(joint, run.experiment.targets.neighbours)
-    density, closest = _densities(run, features, states, signals.predicted, near), _closest_names(run, features.texts)
+    own, groups = [each for each in states if each is not None], label_sets.joined(states)
+    among = compared(features, own, groups, len(space.names), run.experiment.targets.neighbours)
+    density, closest = _density(run, among, states, signals.predicted), _closest_names(run, features.texts)
     if run.experiment.has_catch_all:
         density, closest = (
             lowered_evidence(values, signals.own_shares, params.scope(kind))
@@ -136,9 +135,9 @@ def evidence_of(run: Run, texts: Texts, signals: AnswerSignals, params: Params) 
         predicted=predicted,
         detectors=detectors,
         labels=len(space.names),
-        near=near,
+        near=among.near,
         provenance=None if generated_for is None else label_sets.mean(generated_for),
-        spaces=joint.texts.apart(),
+        spaces=among.spaces,
     )
     return evidence, kinds["answers"]
 
@@ -183,17 +182,17 @@ def _first_texts(run: Run) -> Texts:
     return Texts.of(run, text_blocks(run)[0])
 
 
-def _densities(
-    run: Run, features: BlockSpace, states: Sequence[BlockSpace | None], predicted: Array, near: Array
-) -> Array:
-    """Returns the evidence of each teacher's states: their density, or without states the neighbours' agreement."""
-    space, encoder = distinct_teachers(run).space, load.encoder_digest(run, run.experiment.student, cached.ENCODER)
-    is_relative = encoder not in {teacher.files.digest for teacher in load.teachers_of(run)}
-    with_states = [own for own in states if own is not None]
-    columns = iter(densities(features, with_states, len(space.names), is_relative=is_relative).T)
+def _density(run: Run, among: Compared, states: Sequence[BlockSpace | None], predicted: Array) -> Array:
+    """Returns the evidence of each teacher's states: their density, or without states the neighbours' agreement.
+
+    An encoder that is a teacher has dense classes too, so its density is not subtracted.
+    """
+    encoder = load.encoder_digest(run, run.experiment.student, cached.ENCODER)
+    is_a_teacher = encoder in {teacher.files.digest for teacher in load.teachers_of(run)}
+    columns = iter((among.density if is_a_teacher else among.relative).T)
     evidence = [
-        _agreement(run, teacher, labels, near) if own is None else next(columns)
-        for teacher, labels, own in zip(space.columns, predicted.T, states, strict=True)
+        _agreement(run, teacher, labels, among.near) if own is None else next(columns)
+        for teacher, labels, own in zip(distinct_teachers(run).space.columns, predicted.T, states, strict=True)
     ]
     return np.stack(evidence, axis=1)
 

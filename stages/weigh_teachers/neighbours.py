@@ -28,6 +28,9 @@ OF_A_LABEL = 10
 QUARTER = 4
 """A text has at most this part of the texts as neighbours: the mean of nearly all others is high where it is low."""
 
+ITSELF = -2.0
+"""Instead of the cosine of a text and itself: less than any cosine."""
+
 AS_GOOD_AS_EQUAL = 1e-3
 """Distance below which texts are not distinguished."""
 
@@ -58,26 +61,21 @@ class Pooled:
 
 
 @dataclass(frozen=True)
-class SideBySide:
-    """Joins spaces with equal weight: each is centred and scaled to length 1."""
+class Centred:
+    """A space around a mean, with states of length 1."""
 
-    spaces: Sequence[Space]
-    means: Sequence[Array]
+    space: Space
+    mean: Array
 
     @classmethod
-    def of(cls, spaces: Sequence[Space]) -> SideBySide:
-        return cls(spaces, [mean_of(space) for space in spaces])
-
-    def apart(self) -> list[Space]:
-        """Returns each space by itself, centred and scaled to length 1."""
-        return [SideBySide([space], [mean]) for space, mean in zip(self.spaces, self.means, strict=True)]
+    def of(cls, space: Space) -> Centred:
+        return cls(space, mean_of(space))
 
     def __len__(self) -> int:
-        return len(self.spaces[0])
+        return len(self.space)
 
     def __getitem__(self, rows: Any, /) -> Array:
-        parts = [of_length_1(space[rows] - mean) for space, mean in zip(self.spaces, self.means, strict=True)]
-        return of_length_1(np.concatenate(parts, axis=1))
+        return of_length_1(self.space[rows] - self.mean)
 
 
 @dataclass(frozen=True)
@@ -89,19 +87,10 @@ class BlockSpace:
     start: int = 0
     """The number of texts before the block."""
 
-
-@dataclass(frozen=True)
-class JointSpace(BlockSpace):
-    """Several spaces of a block side by side, around the means of the references."""
-
-    texts: SideBySide
-    references: SideBySide
-
-    @classmethod
-    def of(cls, spaces: Sequence[BlockSpace]) -> JointSpace:
-        references = SideBySide.of([space.references for space in spaces])
-        texts = SideBySide([space.texts for space in spaces], references.means)
-        return cls(texts, references, spaces[0].start)
+    def centred(self) -> BlockSpace:
+        """Returns the space around the mean of the references."""
+        references = Centred.of(self.references)
+        return BlockSpace(Centred(self.texts, references.mean), references, self.start)
 
 
 def mean_of(space: Space) -> Array:
@@ -123,52 +112,115 @@ def of_length_1(states: Array) -> Array:
     return states / np.where(length > 0, length, 1)
 
 
-def nearest_texts(block: BlockSpace, count: int) -> tuple[Array, Array]:
-    """Returns places and similarities [texts, count] of the nearest references by exact cosine; fewer if absent.
+@dataclass(frozen=True)
+class Compared:
+    """A block's texts among the references."""
 
-    The states have length 1.
+    density: Array
+    """In each teacher's space: [texts, teachers]. Learned classes are dense, other texts are between them."""
+    common: Array
+    """In the encoder's space: [texts]. Common phrases are dense in every model."""
+    near: Array
+    """Places of the nearest references in all spaces together: [texts, neighbours]."""
+    spaces: Sequence[Space]
+    """States of the encoder and of each group of teachers, around their mean and of length 1."""
+
+    @property
+    def relative(self) -> Array:
+        """Returns the density in each teacher's space relative to that in the encoder's: [texts, teachers]."""
+        return self.density - self.common[:, None]
+
+
+def compared(
+    encoder: BlockSpace, teachers: Sequence[BlockSpace], groups: Sequence[BlockSpace], labels: int, neighbours: int
+) -> Compared:
+    """Compares a block's texts with the references in each space; most groups are a single teacher.
+
+    `labels` is the number of labels of all teachers: for the density, small classes have few neighbours.
+    The nearest references have the largest sum of cosines over the encoder and the groups.
     """
-    space, start = block.texts, block.start
-    others = torch.from_numpy(references_of(block.references)).T
-    total = others.shape[1]
-    count = max(0, min(count, total - 1))
-    places = np.empty((len(space), count), np.int32)
-    alike = np.empty(places.shape, np.float32)
-    memory = torch.empty(min(ROWS_AT_ONCE, len(space)), total)  # new memory each time takes longer than the product
-    for rows in rows_of(space) if count else ():
-        states = torch.from_numpy(np.ascontiguousarray(space[rows], np.float32))
-        similarity = torch.mm(states, others, out=memory[: len(states)])
-        itself = np.arange(start + rows.start, min(start + rows.stop, total))
-        similarity[itself - start - rows.start, itself] = -2.0
-        closest = similarity.topk(count, dim=1)
-        places[rows] = closest.indices.numpy()
-        alike[rows] = closest.values.numpy()
-    return places, alike
+    spaces = {id(space): space.centred() for space in (encoder, *teachers, *groups)}
+    comparisons = {space: _Comparison.of(centred) for space, centred in spaces.items()}
+    joint, texts = dict.fromkeys(map(id, (encoder, *groups))), len(encoder.texts)
+    density = {id(space): np.empty(texts) for space in (encoder, *teachers)}
+    near = np.empty((texts, _most_neighbours(encoder, neighbours)), np.int32)
+    memory, sums = _memory(encoder), _memory(encoder)
+    for rows in rows_of(encoder.texts):
+        total = sums[: rows.stop - rows.start].zero_()
+        for space, comparison in comparisons.items():
+            similarity = comparison.similarities(rows, memory)
+            if space in density:
+                density[space][rows] = _density(similarity, _closest(encoder, labels))
+            if space in joint:
+                total += similarity
+        near[rows] = _nearest(total, near.shape[1])
+    by_teacher = np.stack([density[id(teacher)] for teacher in teachers], axis=1) if teachers else np.empty((texts, 0))
+    return Compared(by_teacher, density[id(encoder)], near, [spaces[space].texts for space in joint])
 
 
 def similar(block: BlockSpace, count: int) -> Array:
-    """Returns places [texts, count] of the nearest references, of which there are fewer in a small corpus."""
-    total = min(len(block.references), REFERENCES)
-    return nearest_texts(block, min(count, max(1, total // QUARTER)))[0]
+    """Returns places [texts, count] of the nearest references, of which there are fewer in a small corpus.
 
-
-def densities(encoder: BlockSpace, teachers: Sequence[BlockSpace], labels: int, *, is_relative: bool) -> Array:
-    """Returns the density of texts in each teacher's space, relative to that in the encoder's.
-
-    Learned classes are dense, other texts are between them. Common phrases are dense in every model. An encoder that is
-    a teacher has dense classes too, so its density is not subtracted: `is_relative` is False.
-    `labels` is the number of labels of all teachers: small classes have few neighbours.
+    The states have length 1.
     """
+    comparison, memory = _Comparison.of(block), _memory(block)
+    near = np.empty((len(block.texts), _most_neighbours(block, count)), np.int32)
+    for rows in rows_of(block.texts):
+        near[rows] = _nearest(comparison.similarities(rows, memory), near.shape[1])
+    return near
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Compares a block's texts with the references, which are in memory."""
+
+    block: BlockSpace
+    references: Any
+    """[width, references]."""
+
+    @classmethod
+    def of(cls, block: BlockSpace) -> _Comparison:
+        return cls(block, torch.from_numpy(references_of(block.references)).T)
+
+    def similarities(self, rows: slice, memory: Any) -> Any:
+        """Returns the cosines [texts, references] in `memory`; that of a text and itself is ITSELF."""
+        states = torch.from_numpy(np.ascontiguousarray(self.block.texts[rows], np.float32))
+        similarity, first = torch.mm(states, self.references, out=memory[: len(states)]), self.block.start + rows.start
+        itself = np.arange(first, min(first + len(states), similarity.shape[1]))
+        similarity[itself - first, itself] = ITSELF
+        return similarity
+
+
+def _memory(block: BlockSpace) -> Any:
+    """Returns memory for cosines; new memory each time takes longer than the product."""
+    return torch.empty(min(ROWS_AT_ONCE, len(block.texts)), _references(block))
+
+
+def _references(block: BlockSpace) -> int:
+    return min(len(block.references), REFERENCES)
+
+
+def _most_neighbours(block: BlockSpace, count: int) -> int:
+    references = _references(block)
+    return max(0, min(count, max(1, references // QUARTER), references - 1))
+
+
+def _nearest(similarity: Any, count: int) -> Array:
+    places: Array = similarity.topk(count, dim=1).indices.numpy()
+    return places
+
+
+def _closest(block: BlockSpace, labels: int) -> int:
+    """Returns the number of nearest others whose mean distance gives a text's density."""
     least, most = CLOSEST
-    closest = min(most, max(least, round(min(len(encoder.references), REFERENCES) / (OF_A_LABEL * labels))))
-    if not teachers:
-        return np.empty((len(encoder.texts), 0))
-    of_teachers = np.stack([density(teacher, closest) for teacher in teachers], axis=1)
-    return of_teachers - density(encoder, closest)[:, None] if is_relative else of_teachers
+    references = _references(block)
+    return min(most, max(least, round(references / (OF_A_LABEL * labels))), references - 1)
 
 
-def density(block: BlockSpace, closest: int) -> Array:
-    """Returns -log of each text's mean distance to the closest references: 1 - cosine around their mean."""
-    similarity = nearest_texts(JointSpace.of([block]), closest)[1].astype(np.float64)
-    distance = 1 - similarity.mean(axis=1) if similarity.shape[1] else np.ones(len(block.texts))
-    return -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)
+def _density(similarity: Any, closest: int) -> Array:
+    """Returns -log of each text's mean distance to the closest references: 1 - cosine."""
+    if not closest:
+        return np.zeros(len(similarity)) - np.log(1 + AS_GOOD_AS_EQUAL)
+    distance = 1 - similarity.topk(closest, dim=1).values.numpy().astype(np.float64).mean(axis=1)
+    density: Array = -np.log(np.maximum(distance, 0) + AS_GOOD_AS_EQUAL)
+    return density

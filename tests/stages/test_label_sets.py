@@ -7,7 +7,7 @@ import pytest
 
 from amalgam.data.keys import union_of
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
-from amalgam.stages.weigh_teachers.neighbours import BlockSpace, JointSpace
+from amalgam.stages.weigh_teachers.neighbours import BlockSpace
 from amalgam.stages.weigh_teachers.signals import Params
 
 
@@ -41,7 +41,7 @@ def test_copies_of_a_teacher_have_one_space_with_the_neighbours_of_one() -> None
     states = [random.normal(size=(40, 6)), random.normal(size=(40, 4)) + 3]
     spaces = [BlockSpace(own, own) for own in states]
     joined = LabelSets([[0, 2], [1]]).joined([spaces[0], spaces[1], spaces[0]])
-    plain, copied = (JointSpace.of(each).texts[:] for each in (spaces, joined))
+    plain, copied = (np.concatenate([space.centred().texts[:] for space in each], axis=1) for each in (spaces, joined))
     assert copied @ copied.T == pytest.approx(plain @ plain.T, abs=1e-6)
 
 

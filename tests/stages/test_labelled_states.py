@@ -11,7 +11,7 @@ import pytest
 from amalgam.stages.weigh_teachers import few_labels
 from amalgam.stages.weigh_teachers.labelled_states import PartlyLabelled, fit_labels, ridge
 from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, preferred
-from amalgam.stages.weigh_teachers.neighbours import SideBySide
+from amalgam.stages.weigh_teachers.neighbours import Centred
 
 Array = Any
 
@@ -27,7 +27,7 @@ def lost_teacher(texts: int = 1200, labelled: int = 50, seed: int = 0) -> tuple[
     answers[np.arange(texts), right] = gold
     centres = np.random.default_rng(9).normal(size=(2, LABELS, 24))
     states = [own[gold] + 1.5 * random.normal(size=(texts, 24)) for own in centres]
-    spaces = [SideBySide.of([own.astype(np.float32)]) for own in states]
+    spaces = [Centred.of(own.astype(np.float32)) for own in states]
     weights = np.tile([0.97, 0.03], (texts, 1))
     rows = np.sort(random.choice(texts, labelled, replace=False))
     noise = [random.normal(size=(texts, 2))]
@@ -95,7 +95,7 @@ def test_more_labels_than_the_map_learns_have_values_too(monkeypatch: pytest.Mon
 def test_states_that_say_nothing_about_teachers_are_not_used() -> None:
     texts, right = lost_teacher()
     random = np.random.default_rng(1)
-    spaces = [SideBySide.of([random.normal(size=(1200, 24)).astype(np.float32)]) for _ in range(2)]
+    spaces = [Centred.of(random.normal(size=(1200, 24)).astype(np.float32)) for _ in range(2)]
     evidence = 2.0 * np.eye(2)[right] + random.normal(size=(1200, 2))
     texts = replace(texts, kinds=[evidence], spaces=spaces)
     fit, plain = fit_labels(texts, [], LABELS), fit_labels(replace(texts, spaces=[]), [], LABELS)

@@ -19,9 +19,8 @@ from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap,
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
 from amalgam.stages.weigh_teachers.neighbours import (
     BlockSpace,
-    SideBySide,
-    densities,
-    nearest_texts,
+    Centred,
+    compared,
     of_length_1,
     similar,
 )
@@ -147,11 +146,13 @@ def test_confidences_of_unlike_level_are_compared_by_their_range() -> None:
 # ---- neighbours
 
 
-@pytest.mark.parametrize("texts", [1, 2, 3])
-def test_few_texts_have_as_many_neighbours_as_there_are_others(texts: int) -> None:
+@pytest.mark.parametrize(("texts", "neighbours"), [(1, 0), (2, 1), (9, 2)])
+def test_few_texts_have_at_most_a_quarter_of_the_texts_as_neighbours_and_not_themselves(
+    texts: int, neighbours: int
+) -> None:
     space = np.eye(texts, dtype=np.float32)
-    near = nearest_texts(BlockSpace(space, space), 50)[0]
-    assert near.shape == (texts, texts - 1)
+    near = similar(BlockSpace(space, space), 50)
+    assert near.shape == (texts, neighbours)
     assert smoothed(np.ones((texts, 2)), near, Params()).shape == (texts, 2)
 
 
@@ -319,7 +320,7 @@ def test_counted_shares_are_of_the_highest_signals_and_never_zero() -> None:
 
 
 def evidence_of(right: Array, kinds: dict[str, Array], count: int = 10) -> Evidence:
-    space = SideBySide.of([company(right)[1]] * 3)
+    space = Centred.of(company(right)[1])
     near = similar(BlockSpace(space, space), count)
     return Evidence(kinds, np.zeros((len(right), int(right.max()) + 1), int), 1, near)
 
@@ -368,7 +369,7 @@ def test_evidence_is_used_from_two_texts_a_label_on(labels: int, teachers: int, 
 def test_other_blocks_get_the_weights_that_the_fitted_block_gives_the_same_texts(settings: dict[str, Any]) -> None:
     right = np.random.default_rng(0).choice(2, 900, p=[0.7, 0.3])
     kept, space = company(right)
-    near = nearest_texts(BlockSpace(space, space), 10)[0]
+    near = similar(BlockSpace(space, space), 10)
     predicted = np.random.default_rng(1).integers(3, size=(900, 2))
     targets = Targets.model_validate({**AMALGAM, **settings})
 
@@ -395,7 +396,7 @@ def mapped(seed: int = 0, texts: int = 1200) -> tuple[Array, Array, Evidence]:
     others = np.stack([random.integers(3, size=texts) + 3 * teacher for teacher in range(2)], axis=1)
     candidates = np.where(right[:, None] == np.arange(2), gold[:, None], others)
     states = [(np.eye(6)[gold] @ random.normal(size=(6, 24)) + 2 * random.normal(size=(texts, 24))) for _ in range(2)]
-    spaces = [SideBySide.of([own.astype(np.float32)]) for own in states]
+    spaces = [Centred.of(own.astype(np.float32)) for own in states]
     signal = 0.25 * np.eye(2)[right] + 0.3 * random.normal(size=(texts, 2))
     near = np.zeros((texts, 0), np.int32)
     return signal, right, Evidence({}, candidates, 6, near, spaces=spaces)
@@ -566,7 +567,7 @@ def test_texts_that_fall_into_a_teachers_classes_are_its_own_though_it_is_as_sur
     own = [np.where(right[:, None] == teacher, classes + 0.2 * between, between) for teacher in range(2)]
     states = [space.astype(np.float32) for space in (random.normal(size=(2000, 16)), *own)]
     encoder, *teachers = (BlockSpace(space, space) for space in states)
-    statistics = standardise(densities(encoder, teachers, 6, is_relative=True), Params())
+    statistics = standardise(compared(encoder, teachers, teachers, 6, 10).relative, Params())
     assert rightly(of_mixture(statistics), right) > 0.95
     lengths = standardise(np.stack([np.linalg.norm(states, axis=1) for states in own], axis=1), Params())
     assert rightly(of_mixture(statistics), right) > rightly(of_mixture(lengths), right) + 0.02

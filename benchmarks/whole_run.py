@@ -31,7 +31,7 @@ SLOTS = ("people", "deeds", "things", "people", "deeds", "things")
 FORM = "the {} {} the {} and the {} {} the {}"
 OWN, STRAY = 0.6, 0.1
 """Shares of the words that come from the text's topic, and from another one; the others have no topic."""
-STAGES = "train-teachers read-corpus cache-teachers cache-features weigh-teachers build-targets train-student report"
+STAGES = "read-corpus train-teachers cache-teachers cache-features weigh-teachers build-targets train-student report"
 COMMANDS = (*(f"{stage} --quiet" for stage in STAGES.split()), "plan --json", "run --quiet")
 """Each stage; then a plan and a run of a current workspace."""
 SETTINGS = (

@@ -26,6 +26,7 @@ from amalgam.stages.app.serve import OnnxStudent, read_export
 from amalgam.stages.app.student import StudentFolder, finished_in
 from amalgam.stages.common.inference.batches import model_inputs
 from amalgam.tests.forking import BARE, Forked
+from amalgam.tests.stages.tiny_models import save_tiny
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_errors import LONG, denied, mode, permissions, raising
 from amalgam.tests.workspaces import (
@@ -140,6 +141,16 @@ def test_an_export_that_onnx_runtime_cannot_run_is_refused_with_the_fix(exported
     with pytest.raises(WorkError, match="ONNX Runtime cannot run the export of a bert") as refused:
         onnx_export.check_parity(classifier, tmp_path / "other.onnx")
     assert "train a student from another encoder" in str(refused.value.fix)
+
+
+def test_a_served_batch_is_padded_with_the_token_that_the_model_reads_as_padding(tmp_path: Path) -> None:
+    """The configuration of a GPT-2 names none, and its head reads the last token that is no padding."""
+    folder = save_tiny(tmp_path / "model", "gpt2", spread=4.0)
+    amalgam("export", "--onnx", "--student", str(folder), folder=tmp_path)
+    texts = [(" ".join(["word5", "word9", "word40", "word77"][:count]),) for count in range(1, 5)]
+    expected = softmax(finished_in(folder).load().logits(texts))
+    served = OnnxStudent(read_export(tmp_path / "model-onnx", ""), 1)(texts)
+    assert np.abs(expected - [each.probabilities for each in served]).max() < 1e-5
 
 
 def test_the_texts_compared_reach_from_a_word_to_beyond_the_limit(exported: Workspace) -> None:

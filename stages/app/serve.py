@@ -26,6 +26,7 @@ from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import ExperimentError, ModelError, number_of, reason_of
 from amalgam.pipeline.execution.faults import as_error
 from amalgam.pipeline.signals import InterruptHandler
+from amalgam.pipeline.storage.facts import fits
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.app.batcher import Batcher, Description, Limits, Prediction, Text
 from amalgam.stages.common.deliveries import STUDENTS, check_delivered, read_mark
@@ -96,20 +97,18 @@ def read_export(folder: Path, fix: str, file_option: str = "") -> ExportFolder:
     check_delivered(folder, file_option)
     mark = read_mark(folder)
     facts, config = (_read_json(folder / name) for name in (EXPORT_FACTS, CONFIG))
-    threshold, pad_id = config.get("unknown_threshold"), config.get("pad_token_id")
-    labels, inputs, limit = facts.get("labels"), facts.get("inputs"), facts.get("max_tokens")
-    columns = facts.get("text")
-    if not isinstance(labels, list) or not isinstance(inputs, list) or type(limit) is not int:
-        raise ModelError(
-            f"{EXPORT_FACTS} lacks labels, inputs or max_tokens", where=where, fix="export the student again"
-        )
+    threshold, columns = config.get("unknown_threshold"), facts.get("text")
+    kinds = {"labels": list[str], "inputs": list[str], "max_tokens": int, "pad_id": int}
+    missing = [name for name, kind in kinds.items() if not fits(facts.get(name), kind)]
+    if missing:
+        raise ModelError(f"{EXPORT_FACTS} lacks {missing[0]}", where=where, fix="export the student again")
     return ExportFolder(
         folder=folder,
-        labels=[str(label) for label in labels],
-        inputs=[str(name) for name in inputs],
-        max_tokens=limit,
+        labels=facts["labels"],
+        inputs=facts["inputs"],
+        max_tokens=facts["max_tokens"],
         fingerprint=mark.fingerprint if mark else "",
-        pad_id=pad_id if type(pad_id) is int else 0,
+        pad_id=facts["pad_id"],
         unknown_threshold=float(threshold) if isinstance(threshold, int | float) else None,
         columns=[str(name) for name in columns] if isinstance(columns, list) else (),
         reads_padding=reads_padding(config),

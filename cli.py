@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from amalgam import __version__
 from amalgam.data.lazy import LazyModule
 from amalgam.pipeline.console import Console, printing
 from amalgam.pipeline.errors import ExperimentError, OutputError
-from amalgam.pipeline.signals import interrupted, stopping
+from amalgam.pipeline.signals import stopping
 from amalgam.pipeline.user_paths import DEFAULT_FILE, user_path
 from amalgam.stages import STAGE_FOLDERS
 from amalgam.stages.app import completion, student_commands
@@ -424,8 +423,6 @@ def _run_command(arguments: list[str]) -> None:
     try:
         app(arguments, prog_name="amalgam")
     except (SystemExit, OSError) as leaving:
-        if isinstance(leaving, SystemExit) and leaving.code == 128 + signal.SIGINT:  # Polars raises KeyboardInterrupt
-            raise interrupted(signal.SIGINT) from None
         if isinstance(leaving, SystemExit) or leaving.filename is None:  # perhaps of stdout
             with printing(sys.stdout):
                 pass

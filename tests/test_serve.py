@@ -22,7 +22,7 @@ import pytest
 import typer.main
 
 from amalgam.cli import app
-from amalgam.stages.app import http_server
+from amalgam.stages.app import http_server, serve
 from amalgam.stages.app.batcher import Batcher, Description, Limits, Prediction, Text
 from amalgam.stages.app.http_server import Server
 from amalgam.tests.test_bad_input import assert_three_lines
@@ -496,7 +496,8 @@ def test_requests_beyond_the_grace_are_counted() -> None:
 # ---- the command
 
 
-def test_the_server_predicts_as_the_student_and_ends_on_sigterm(exported: Workspace) -> None:  # noqa: F811
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_server_predicts_as_the_student_and_ends_on_a_signal(exported: Workspace, number: int) -> None:  # noqa: F811
     process = exported.new_process("serve", "--port", "0")
     assert process.stdout is not None
     try:
@@ -505,13 +506,12 @@ def test_the_server_predicts_as_the_student_and_ends_on_sigterm(exported: Worksp
         with contextlib.closing(http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)) as client:
             client.request("POST", "/predict", body, {"Content-Type": "application/json"})
             content = json.loads(client.getresponse().read())
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         result = finish(process)
     finally:
         process.kill()
-    assert result.code == 128 + signal.SIGTERM, result.err
-    assert "stopped by SIGTERM: 1 request answered, none was lost" in result.err
-    assert "Traceback" not in result.err
+    assert result.code == 128 + number, result.err
+    assert result.err.endswith(f"\nstopped by {signal.Signals(number).name}: 1 request answered, none was lost\n")
     for entry, expected in zip(
         content["predictions"], exported("predict", *TEXTS, "--top", "2", "--json").json, strict=True
     ):
@@ -520,6 +520,13 @@ def test_the_server_predicts_as_the_student_and_ends_on_sigterm(exported: Worksp
         for one, other in zip(entry["labels"], expected["labels"], strict=True):
             assert one["probability"] == pytest.approx(other["probability"], abs=1e-4)
         assert type(entry["unknown"]) is bool
+
+
+def test_a_signal_while_the_model_loads_has_no_units(exported: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(serve, "OnnxStudent", lambda *_: signal.raise_signal(signal.SIGTERM))
+    result = exported.attempt("serve", "--port", "0")
+    assert result.code == 128 + signal.SIGTERM, result.err
+    assert "error: stopped by SIGTERM; the server had not started\n" in result.err
 
 
 def test_the_answer_in_the_docs_has_the_fields_of_the_server(running: Running) -> None:

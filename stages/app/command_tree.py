@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, nearest
+from amalgam.pipeline.signals import interrupted
 from amalgam.stages.app import completion
 
 STAGES = "Stages, in their order"
@@ -119,6 +121,8 @@ class GroupedCommands(TyperGroup):
         """Refuses an unknown option, a missing argument and a wrong value with a fix; those of Typer have none."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:  # Polars raises it during a query
+            raise interrupted(signal.SIGINT) from None
         except Exception as error:
             command = str(ctx.invoked_subcommand)
             if hasattr(error, "possibilities"):  # of NoSuchOption, whose module depends on Typer's version

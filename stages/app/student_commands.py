@@ -189,17 +189,18 @@ def serve(  # noqa: PLR0913 - the options of a command
     quiet: Quiet = False,
 ) -> None:
     """Serve an ONNX export of the student over HTTP: predictions, health and metrics."""
-    code = http.serve(
-        config,
-        student,
-        host=host,
-        port=port,
-        threads=threads,
-        batch_size=batch_size,
-        most_waiting=max_waiting,
-        limits=batcher.Limits(max_texts, max_characters, max_body, timeout, grace),
-        quiet=quiet,
-    )
+    with without_units("the server had not started"):
+        code = http.serve(
+            config,
+            student,
+            host=host,
+            port=port,
+            threads=threads,
+            batch_size=batch_size,
+            most_waiting=max_waiting,
+            limits=batcher.Limits(max_texts, max_characters, max_body, timeout, grace),
+            quiet=quiet,
+        )
     raise typer.Exit(code)
 
 

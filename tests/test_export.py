@@ -341,9 +341,15 @@ def int8_facts(
 
 
 def test_the_comparison_of_int8_is_in_percent(capsys: pytest.CaptureFixture[str]) -> None:
-    int8.show(Console(), int8_facts(0.9, 0.896, 0.97))
+    facts = int8_facts(0.9, 0.896, 0.97)
+    facts["speed"] = [
+        {"form": form, "bytes": 1000, "texts_per_second": 1.0, "one_text_seconds": 1.0, "start_seconds": 1e-6}
+        for form in (int8.TORCH, int8.INT8)
+    ]
+    int8.show(Console(), facts)
     assert "97.0 % of 500 texts" in (printed := "".join(capsys.readouterr()))
     assert "90.0 % in fp32, 89.6 % in int8" in printed
+    assert ["ready in" in line for line in printed.splitlines()[1:]] == [False, True], "torch has no session"
 
 
 def test_an_int8_model_that_loses_accuracy_is_refused_without_force(
@@ -397,3 +403,13 @@ def test_int8_is_compared_on_the_texts_of_a_file_with_and_without_labels(exporte
         assert refused.code == 3, refused.err
         assert_three_lines(refused.err)
     assert "--int8" in exported.attempt("export", "--onnx", "--input", "plain.csv").err
+    (exported.folder / "latin.csv").write_bytes(b"text\nthe chef fried the onion\nla cr\xe8me\n")
+    refused = exported.attempt(*given, "latin.csv")
+    assert refused.code == 3, refused.err
+    assert "where: latin.csv row 3 " in refused.err
+    exported.edit("corpus:\n", "corpus:\n  on_bad_row: skip\n")
+    texts = int8.compared_texts(
+        finished_in(exported.folder / "students/student"), exported.config, exported.folder / "latin.csv", int8=True
+    )
+    assert texts is not None
+    assert texts.texts == [("the chef fried the onion",)]

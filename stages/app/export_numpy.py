@@ -32,7 +32,7 @@ SCRIPT = "classify.py"
 MOST_TOKENS = 14_000
 """Tokens that keep a vector in int8: with the tokenizer of BERT the folder has 4.8 MB."""
 COUNTED_TEXTS = 100_000
-FP32, INT8, TORCH = "numpy fp32", "numpy int8", "torch fp32"
+FP32, INT8 = "numpy fp32", "numpy int8"
 
 Logits = Callable[[Sequence[Any]], Array]
 
@@ -121,7 +121,7 @@ def quantise(classifier: Classifier, folder: Path, texts: int8.ComparedTexts, co
     def by_numpy() -> Logits:
         return classify.Classifier(folder).logits
 
-    expected, torch_speed = _timed(TORCH, int8.weight_bytes(classifier), lambda: by_torch, inputs)
+    expected, torch_speed = _timed(int8.TORCH, int8.weight_bytes(classifier), lambda: by_torch, inputs)
     _, fp32_speed = _timed(FP32, arrays.stat().st_size, by_numpy, inputs)
     _write_arrays(classifier, folder, _kept_tokens(classifier, config, compared))
     logits, int8_speed = _timed(INT8, arrays.stat().st_size, by_numpy, inputs)

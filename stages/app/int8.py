@@ -110,8 +110,13 @@ def _of_file(student: StudentFolder, config: Path, source: Path) -> ComparedText
     corpus = load_with_methods(config).experiment.corpus if config.is_file() else Corpus()
     columns = list(student.learned or corpus.text)
     corpus = corpus.model_copy(update={"text": columns, "label": corpus.label or "label", "id": "auto"})
+    rows: list[Row] = []
     try:
-        rows = list(islice((row for row in read_rows(path, corpus=corpus) if isinstance(row, Row)), MOST_TEXTS))
+        for row in islice(read_rows(path, corpus=corpus), MOST_TEXTS):
+            if isinstance(row, Row):
+                rows.append(row)
+            elif corpus.on_bad_row != "skip":
+                raise DataError(f"a row cannot be used: {row.reason}", where=row.where, fix=row.fix)
     except MissingColumnError as error:
         error.fix = f"rename the columns of texts in the file: {' and '.join(map(shown, columns))}"
         raise
@@ -326,7 +331,7 @@ def show(console: Console, facts: Int8Facts) -> None:
         same += f"; accuracy on {facts['labelled']:,} labelled ones {accuracies}"
     console.say(same)
     for row in facts["speed"]:
-        start = f", ready in {row['start_seconds']:.2f} s" if row["start_seconds"] else ""
+        start = "" if row["form"] == TORCH else f", ready in {row['start_seconds']:.2f} s"
         rate, alone = f"{row['texts_per_second']:,.0f} texts/s", f"{1000 * row['one_text_seconds']:.1f} ms"
         console.say(f"  {row['form']:<10}  {size(row['bytes']):>8}  {rate:>14}, one text {alone:>8}{start}")
 

@@ -23,7 +23,7 @@ from amalgam.stages.app.student import finished_in
 from amalgam.stages.common.models.static import StaticForSequenceClassification
 from amalgam.tests.test_export import ALONE, printed_by
 from amalgam.tests.test_predict import write_pairs
-from amalgam.tests.workspaces import Workspace, build_once, rewrite_mark
+from amalgam.tests.workspaces import Workspace, build_once, edit_json, quiet_environment, rewrite_mark
 
 STATIC = "student.encoder=static:./models/encoder"
 
@@ -104,6 +104,19 @@ def test_the_command_of_the_export_classifies_lines(static: Workspace) -> None:
         done = subprocess.run(["/bin/sh", "-c", wrong], capture_output=True, cwd=static.folder, check=False)
         assert (done.returncode, done.stdout) == (2, b"")
         assert done.stderr == b"usage: python small/classify.py < texts.txt > labels.tsv\n"
+
+
+def test_the_command_of_the_export_writes_utf_8_in_any_locale(static: Workspace) -> None:
+    static("export", "--numpy", "--out", "small")
+    config = json.loads((static.folder / "small/config.json").read_text("utf-8"))
+    names = {number: f"日本 {label}" for number, label in config["id2label"].items()}
+    edit_json(static.folder / "small/config.json", id2label=names)
+    command, environment = [sys.executable, "small/classify.py"], quiet_environment(PYTHONIOENCODING="latin-1")
+    done = subprocess.run(
+        command, input=b"onion\n", capture_output=True, cwd=static.folder, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().partition("\t")[0] in names.values()
 
 
 def test_exports_of_a_student_of_pairs_refuse_single_texts(fresh: Workspace) -> None:

@@ -85,7 +85,8 @@ def main() -> None:
     if len(classifier.columns) > 1:
         pairs = f"pairs of texts ({' and '.join(classifier.columns)})"
         sys.exit(f'this student classifies {pairs}: import Classifier, and call predict([("first", "second")])')
-    sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
+    sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")  # type: ignore[union-attr]
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     for lines in _lines():
         for label, probability in classifier.predict(lines):
             print(label, f"{probability:.4f}", sep="\t")  # noqa: T201

@@ -444,6 +444,7 @@ def _buffer_output() -> None:
     raw = getattr(sys.stdout, "buffer", None)
     if isinstance(raw, io.FileIO):
         raw = io.FileIO(raw.fileno(), "w", closefd=False)  # the descriptor may be a pipe by now
+        raw.name = sys.stdout.name  # of messages
     if isinstance(raw, io.RawIOBase):
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors)
 

@@ -16,6 +16,8 @@ import accelerate.tracking
 import pytest
 
 from amalgam.cli import main
+from amalgam.data.parquet import predictions
+from amalgam.stages.app.predict import csv_writer
 from amalgam.stages.report.report_json import FORMAT
 from amalgam.tests.test_errors import on_a_full_device
 from amalgam.tests.workspaces import Workspace
@@ -297,6 +299,25 @@ def test_a_short_write_to_an_unbuffered_output_is_finished(monkeypatch: pytest.M
     with contextlib.suppress(SystemExit):
         main()
     assert json.loads(written)["title"]
+
+
+def test_an_unbuffered_output_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path(os.devnull).open("wb", buffering=0) as raw, io.TextIOWrapper(raw, write_through=True) as stdout:
+        raw.name = "<stdout>"  # as Python sets it
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(sys, "argv", ["amalgam", "--version"])
+        with contextlib.suppress(SystemExit):
+            main()
+        assert sys.stdout is not stdout
+        assert sys.stdout.name == "<stdout>"
+
+
+def test_predictions_are_printed_in_utf_8_in_any_locale() -> None:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, "latin-1")
+    csv_writer(file, predictions(1, []))([[1], [b"a"], [None], ["日本"], [0.5]])
+    file.flush()
+    assert "日本" in raw.getvalue().decode()
 
 
 def test_plan_names_a_revision_of_the_encoder_of_a_teacher(workspace: Workspace) -> None:

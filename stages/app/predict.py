@@ -6,6 +6,7 @@ A file is checked before the model loads, then read in blocks; memory does not g
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
 import select
@@ -417,10 +418,12 @@ def _output(out: Path | None, columns: Sequence[Column]) -> Iterator[Callable[[V
 
 
 def csv_writer(file: TextIO, columns: Sequence[Column]) -> Callable[[Values], None]:
+    """Writes the header and returns a function that writes rows: in UTF-8, on a terminal in the locale's encoding."""
+    on_terminal = file.isatty()
+    if isinstance(file, io.TextIOWrapper):
+        file.reconfigure(encoding=file.encoding if on_terminal else "utf-8", errors="backslashreplace")
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([column.name for column in columns])
-
-    on_terminal = file.isatty()
 
     def cell(value: Any) -> Any:
         if isinstance(value, bytes):

@@ -223,8 +223,11 @@ def test_predictions_of_another_student_are_labels_with_a_score(workspace: Works
     every = [*workspace.texts(), *workspace.texts("test")]
     labels = (SECOND * len(every))[: len(every)]
     rows = {"row": range(2, len(every) + 2), "key": [text_key((text,)).hex() for text, _ in every], "id": ""}
-    write(pl.DataFrame({**rows, "label": labels, "probability": 0.7}), file)
-    assert "2 teachers, 8 labels" in workspace("doctor").out
+    best, second = {"label": labels, "probability": 0.7}, {"label_2": labels[1:] + labels[:1], "probability_2": 0.3}
+    others = {"unknown": False, "unknown_score": 1.5, "mass_first": 0.7}
+    for columns in (best, best | second, best | others):
+        write(pl.DataFrame({**rows, **columns}), file)
+        assert "2 teachers, 8 labels" in workspace("doctor").out
 
 
 SPELLINGS: dict[str, Callable[[pl.DataFrame], str]] = {

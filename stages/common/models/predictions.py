@@ -62,6 +62,9 @@ INDEX = "", "__index_level_0__"
 ROW = "row"
 """Column of row numbers that `amalgam predict` writes next to the keys."""
 
+BESIDES = re.compile(r"(label|probability)_\d+|unknown(_score)?|mass_.*", re.DOTALL)
+"""Columns of `amalgam predict --top --unknown --explain`, which are no predictions of a teacher."""
+
 NUMBER = "_row_of_answer_"
 """Column that amalgam adds while it reads lists."""
 
@@ -136,8 +139,10 @@ def _number_columns(frame: pl.DataFrame, corpus: Corpus) -> list[str]:
 
 
 def _naming(frame: pl.DataFrame, corpus: Corpus) -> set[str | None]:
-    """Returns the names of columns that name the text or its label, or number the rows."""
+    """Returns the names of columns that name the text or its label, number the rows, or are not read."""
     naming = {KEY, ID, TEXT, "text_2", *corpus.text, corpus.id, LABEL, corpus.label, *INDEX}
+    if {ROW, KEY, LABEL} <= {*frame.columns}:
+        naming.update(name for name in frame.columns if BESIDES.fullmatch(name))
     return naming | ({ROW} if KEY in frame.columns else set())
 
 

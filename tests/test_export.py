@@ -235,6 +235,7 @@ def test_an_int8_export_has_its_comparison_on_labelled_test_texts(exported: Work
     assert abs(facts["accuracy_fp32"] - facts["accuracy_int8"]) <= 1 - facts["same_label"] + 1e-9
     sizes = {row["form"]: row["bytes"] for row in facts["speed"]}
     assert sizes["ONNX int8"] == (folder / "model.onnx").stat().st_size < sizes["ONNX fp32"]
+    assert sizes["torch fp32"] == (exported.folder / "students/student/model.safetensors").stat().st_size
     assert all(row["texts_per_second"] > 0 and row["one_text_seconds"] > 0 for row in facts["speed"])
     assert not (folder / "fp32.onnx").exists()
 

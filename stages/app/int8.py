@@ -261,7 +261,7 @@ def agreement(labels: Sequence[str], texts: ComparedTexts, expected: Array, quan
 
 
 def weight_bytes(classifier: Classifier) -> int:
-    return sum(path.stat().st_size for path in classifier.folder.glob("*.safetensors"))
+    return sum(path.stat().st_size for path in classifier.folder.glob("model*.safetensors"))
 
 
 def _start(path: Path, *, alone: bool = False) -> tuple[Callable[[Any], Array], float]:

@@ -251,6 +251,17 @@ def test_missing_write_permission_is_an_error_without_the_token(
     assert hub.repositories == {}
 
 
+def test_the_folders_of_git_and_of_the_hub_client_stay_here(desk: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(desk.folder / "students/student", tmp_path / "cloned")
+    for name in (".git/config", ".cache/huggingface/download/config.json.metadata", "logs/.git/config", "vocabulary/x"):
+        (tmp_path / "cloned" / name).parent.mkdir(parents=True)
+        (tmp_path / "cloned" / name).write_text("a token")
+    listed = desk("push", NAME, "--student", str(tmp_path / "cloned")).out
+    assert "vocabulary/x" in listed
+    assert ".git/" not in listed
+    assert ".cache" not in listed
+
+
 def test_a_link_in_the_folder_and_a_name_that_is_none_are_refused(desk: Workspace, tmp_path: Path) -> None:
     assert "desk" in desk.attempt("push", "desk").err
     nothing_of_ours = desk.attempt("push", NAME, "--student", ".")

@@ -42,6 +42,9 @@ from amalgam.stages.registry import STAGE_NAMED
 HEAD = "ForSequenceClassification"
 """End of the class names of classifiers."""
 
+LOCAL_FOLDERS = {".cache", ".git"}
+"""Folders of the Hub client and of git, which are never uploaded: the configuration of git may have a token."""
+
 
 def push(  # noqa: PLR0913 - the options of the command
     repo_id: str, config: Path, student: Path | None, *, licence: str | None, public: bool, yes: bool, show_card: bool
@@ -117,14 +120,17 @@ def _check_licence(licence: str | None, folder: Path) -> None:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Returns all files of the folder but the copy of the mark; refuses links, which could publish other files."""
+    """Returns all files to upload, which excludes the copy of the mark; refuses links, which could publish others."""
     files = {}
     for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if not LOCAL_FOLDERS.isdisjoint(name.parts):
+            continue
         if path.is_symlink():
             fix = "put the file itself there, or remove the link"
             raise ModelError("the student's folder contains a link", where=str(path), fix=fix)
         if path.is_file() and path.name != COPY_OF_MARK:
-            files[path.relative_to(folder).as_posix()] = path
+            files[name.as_posix()] = path
     return files
 
 

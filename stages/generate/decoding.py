@@ -38,6 +38,9 @@ MARGIN = 1e-3
 CUT = 1e-5
 """The same margin for a share of the probability, and ten times this for a logit, at the cut of the candidates."""
 
+LEAST_TEMPERATURE = 1e-6
+"""Least sampling temperature above 0: with less, the most probable candidate has all of the probability too."""
+
 FIRST = 4
 """Candidates scored together in the first round; later rounds score half as many as all rounds before."""
 
@@ -101,6 +104,11 @@ class SamplingParams:
     candidates: int = 200
 
     @property
+    def divisor(self) -> float:
+        """Returns the divisor of logits; no quotient overflows."""
+        return max(self.temperature, LEAST_TEMPERATURE) if self.temperature else 1.0
+
+    @property
     def limit(self) -> int:
         return min(self.candidates, self.top_k or self.candidates)
 
@@ -121,7 +129,7 @@ def find_candidates(logits: torch.Tensor, params: Sequence[SamplingParams], bann
     scores = scores.cpu() if scores.device.type == "mps" else scores  # MPS has no fp64
     limit = min(max(row.limit for row in params) + 1, scores.shape[1])
     best, ids = (tensor.cpu() for tensor in scores.topk(limit, dim=1))
-    temperatures = torch.tensor([row.temperature or 1.0 for row in params], dtype=torch.float64, device=scores.device)
+    temperatures = torch.tensor([row.divisor for row in params], dtype=torch.float64, device=scores.device)
     normalizers = torch.logsumexp(scores.double() / temperatures[:, None], 1).cpu().numpy()
     rows = zip(ids.numpy(), best.double().numpy(), params, normalizers, strict=True)
     return [_candidates(*row) for row in rows]
@@ -134,7 +142,7 @@ def _candidates(ids: Positions, scores: Floats, params: SamplingParams, normaliz
     excluded = order[params.limit : params.limit + 1]
     order = order[: params.limit]
     is_near_tie = bool(len(excluded) and scores[order[-1]] - scores[excluded[0]] < 10 * CUT)
-    log_lm = scores[order] / (params.temperature or 1.0) - normalizer
+    log_lm = scores[order] / params.divisor - normalizer
     kept = len(order)
     if params.top_p < 1:
         before = np.cumsum(np.exp(log_lm)) - np.exp(log_lm)
@@ -455,7 +463,7 @@ class Writer:
         """Returns the winner among candidates that rounding could choose from, each computed alone."""
         request, ids = turn.text.request, turn.candidates.ids[positions]
         logits = self.model.alone(turn.text.row)[-1].cpu().double().numpy()[ids]
-        totals = logits / (request.sampling.temperature or 1.0) + turn.sampler.noise[positions]
+        totals = logits / request.sampling.divisor + turn.sampler.noise[positions]
         if turn.sampler.strength:
             scores = [float(self.scorer.alone(text)[request.label]) for text in self._extended(turn, positions)]
             totals += turn.sampler.strength * np.minimum(scores, 0.0)

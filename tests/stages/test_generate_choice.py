@@ -115,6 +115,14 @@ def test_temperature_flattens_what_is_steered_and_greedy_leaves_it() -> None:
         assert np.allclose(offer.log_lm, torch.log_softmax(logits / divisor, 1)[0].flip(0), atol=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [1e-310, 1e-30, 1e-6])
+def test_a_temperature_near_zero_leaves_the_most_probable_token(temperature: float) -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, 30.0, 4.0]])
+    [candidates] = find_candidates(logits, [SamplingParams(temperature=temperature, top_p=0.9)], NOTHING_BANNED)
+    assert candidates.ids.tolist() == [3]
+    assert candidates.log_lm.tolist() == [0]
+
+
 def test_near_ties_at_a_cut_are_reported() -> None:
     def is_near_tie(values: list[float], **how: float) -> bool:
         return find_candidates(torch.tensor([values]).log(), [SamplingParams(**how)], NOTHING_BANNED)[0].is_near_tie  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def most_confident(
     groups = np.full(len(logits), -1, np.int64)
     for label in np.unique(predicted[is_own]):
         texts = order[predicted[order] == label]
-        groups[texts[: math.ceil(share * len(texts) - ROUNDING)]] = label
+        groups[texts[: max(1, math.ceil(share * len(texts) - ROUNDING))]] = label
     return groups
 
 

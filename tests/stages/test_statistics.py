@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amalgam.data.arrays import Gaussians, Moments, shrunk, softmax
+from amalgam.data.arrays import Gaussians, Moments, shrunk
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.fit_statistics import fit as statistics
-from amalgam.stages.fit_statistics.fit import Statistics, folds_of, most_confident, scores_of
+from amalgam.stages.fit_statistics.fit import Statistics, confidences, folds_of, most_confident, scores_of
 from amalgam.stages.fit_statistics.stage import StatisticsFacts, notes
 from amalgam.stages.target_methods import COMPARATIVE
 
@@ -210,12 +210,21 @@ def test_a_share_of_so_many_texts_is_not_one_more_by_rounding() -> None:
     logits = np.array([[float(place), 0.0] for place in range(1, 50)])
     assert (most_confident(logits, np.ones(49, bool), 1 / 49) >= 0).sum() == 1  # 1 / 49 * 49 < 1, and 0.07 * 100 > 7
     assert (most_confident(np.tile([1.0, 0.0], (100, 1)), np.ones(100, bool), 0.07) >= 0).sum() == 7
+    assert (most_confident(logits, np.ones(49, bool), 1e-12) >= 0).sum() == 1
 
 
-def test_confidence_is_the_softmax_over_teachers_of_the_negated_domain_score() -> None:
-    assert softmax(-np.array([[0.0, math.log(3)]])).tolist() == [pytest.approx([0.75, 0.25])]
-    assert softmax(-np.array([[1e6, -1e6]])).tolist() == [[0, 1]]
-    assert softmax(-np.array([[5.0]])).tolist() == [[1]]
+@pytest.mark.parametrize("measure", COMPARATIVE)
+def test_confidence_is_the_softmax_over_teachers_of_the_negated_domain_score(measure: str) -> None:
+    draw, texts = np.random.default_rng(0), np.arange(40)
+    contents, logits = [states(draw.normal(size=(40, 2, 3))) for _ in "ab"], [draw.normal(size=(40, 2)) for _ in "ab"]
+    fitted = [Statistics.of(*teacher, np.zeros(40, np.int64)) for teacher in zip(contents, logits, strict=True)]
+    first, second = (
+        statistics.standardised(content.take(texts)[:, 0].astype(np.float64), of_teacher, measure)
+        for statistics, content, of_teacher in zip(fitted, contents, logits, strict=True)
+    )
+    shares = confidences(fitted, contents, logits, measure)
+    np.testing.assert_allclose(shares[:, :, 0], 1 / (1 + np.exp(first - second)))
+    np.testing.assert_allclose(shares.sum(axis=2), 1)
 
 
 def test_absent_classes_few_texts_and_empty_measures_give_notes() -> None:

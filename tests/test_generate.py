@@ -175,6 +175,19 @@ def test_held_out_texts_are_a_part_of_their_own(workspace: Workspace) -> None:
     assert set(trained_on(workspace)) < learned
 
 
+@pytest.mark.parametrize(
+    ("share", "part", "advice"), [("0.0001", "held-out", "raise it"), ("0.9999", "train", "lower it")]
+)
+def test_a_part_without_generated_texts_is_refused_by_the_field_that_divides_them(
+    workspace: Workspace, share: str, part: str, advice: str
+) -> None:
+    result = workspace.attempt("read-corpus", f"generate.held_out={share}")
+    assert result.code == 3
+    assert (
+        f"leaves no generated text for the {part} part\nwhere: generate.held_out: {share}\nfix: {advice}" in result.err
+    )
+
+
 def test_the_last_line_counts_the_requested_texts_not_those_of_whole_blocks(workspace: Workspace) -> None:
     result = workspace("generate", "generate.texts=3", "generate.max_tokens=3")
     assert f", {3 * len(CLASSES)} texts" in result.err
@@ -384,11 +397,12 @@ def test_recombined_texts_follow_those_of_the_corpus_and_have_their_words(worksp
     assert [row["text"] for row in rows(workspace)][: len(few)] == few
 
 
-def test_a_corpus_without_texts_cannot_be_recombined(workspace: Workspace) -> None:
+@pytest.mark.parametrize("source", ["cross-domain", "recombined"])
+def test_a_corpus_without_texts_is_refused(workspace: Workspace, source: str) -> None:
     (workspace.folder / "texts/empty.csv").write_text('text\n" "\n')
-    result = workspace.attempt("generate", "generate.source=recombined", "generate.corpus=texts/empty.csv")
+    result = workspace.attempt("generate", f"generate.source={source}", "generate.corpus=texts/empty.csv")
     assert result.code == 3
-    assert "fix: " in result.err
+    assert f"generate.corpus has no text\nwhere: generate.source: {source}\nfix: " in result.err
 
 
 # ---- errors and unreached classes

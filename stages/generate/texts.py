@@ -201,8 +201,6 @@ def _take_corpus(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
 def _recombine(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     """Takes the texts of the corpus like cross-domain, and then texts made of their words."""
     texts = _lowest_keys(inputs, RECOMBINED)
-    if not texts:
-        raise DataError("generate.corpus has no text", where="generate.source: recombined", fix="name a file of texts")
     recombiner = Recombiner(texts)
     for unit in units:
         inputs.stop()
@@ -223,6 +221,7 @@ def _counted(texts: Sequence[str]) -> list[decoding.GeneratedText]:
 
 
 def _lowest_keys(inputs: SourceInputs, count: int) -> list[str]:
+    """Returns at most so many texts of generate.corpus; refuses a corpus without any."""
     columns = Corpus(train=None, text=[inputs.settings.column])
     texts: dict[bytes, str] = {}
     with unchanged(inputs.corpus_inputs):
@@ -231,6 +230,9 @@ def _lowest_keys(inputs: SourceInputs, count: int) -> list[str]:
                 texts[text_key(row.fields)] = row.fields[0]
                 if len(texts) >= 4 * count:
                     texts = dict(sorted(texts.items())[:count])
+    if not texts:
+        where, fix = f"generate.source: {inputs.settings.source}", "name a file of texts"
+        raise DataError("generate.corpus has no text", where=where, fix=fix)
     return [texts[key] for key in sorted(texts)[:count]]
 
 

@@ -28,6 +28,7 @@ from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.corpus import (
     GENERATED,
+    HELD_OUT,
     IN_MEMORY,
     LEARNED,
     MEASURED,
@@ -286,6 +287,10 @@ def _counts(facts: PartRecordFacts) -> str:
 def _write_kept(source: Path, settings: Generate, part: str, target: Path) -> dict[str, object]:
     """Writes the generated texts that pass all filters; returns the counts by filter and by class."""
     generated, filters = generated_part(read_table(source), settings, part)
+    if not generated.num_rows:
+        what = f"generate.held_out, a random share, leaves no generated text for the {part} part"
+        fix = f"{'raise' if part == HELD_OUT else 'lower'} it, or raise generate.texts"
+        raise DataError(what, where=f"generate.held_out: {settings.held_out:g}", fix=fix)
     failed = {name: int((~passes).sum()) for name, passes in filters.items()}
     kept = generated.filter(np.logical_and.reduce(list(filters.values())))
     if not kept.num_rows:

@@ -73,9 +73,11 @@ def test_its_parts_can_be_left_out_one_by_one_and_then_no_label_is_needed() -> N
 
 
 def test_a_text_whose_label_no_teacher_has_weighs_zero() -> None:
-    target, weight = targets_of("z")
-    assert weight == 0
-    assert all(math.isfinite(part) for part in target)
+    low = pl.Series([[math.log(0.5) - 1] * 2], dtype=pl.Array(pl.Float64, 2))
+    for teachers in (TEACHERS, [TeacherPredictions(name, low, low, pl.Series([0.5])) for name in "ab"]):
+        batch = mt_bert_targets(teachers, pl.Series(["z"]), SPACE, Targets(mode="mt-bert"))
+        assert batch.weight.to_list() == [0]
+        assert all(math.isfinite(part) for part in batch.target.to_list()[0])
 
 
 def test_a_teacher_that_is_wrong_beyond_what_a_softmax_holds_weighs_little_and_stays_a_number() -> None:

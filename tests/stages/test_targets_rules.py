@@ -11,7 +11,7 @@ import pytest
 
 from amalgam.data.keys import LabelSpace, cut_in_groups, union_of
 from amalgam.pipeline.config.schema import Targets
-from amalgam.stages.common.cached.uncertainty import MEASURES, confidence, sums_over_passes
+from amalgam.stages.common.cached.uncertainty import MEASURES, confidence, summarise_passes, sums_over_passes
 from amalgam.stages.target_methods import COMPARATIVE, TargetBatch, TargetInputs, TeacherPredictions, target_method
 
 LN2 = math.log(2)
@@ -284,6 +284,19 @@ def test_the_margin_is_the_lead_over_the_best_teacher_with_another_answer() -> N
     assert muka.weight.to_list() == pytest.approx([0.9 - 0.4 + 1e-6])
 
 
+def test_stratanets_confidences_of_teachers_with_one_answer_add_up() -> None:
+    space = union_of({"a": ["x", "y"], "b": ["y", "z"], "c": ["w", "v"]})
+    teachers = [
+        predictions("a", [0.1, 0.9], 0.25),
+        predictions("b", [0.8, 0.2], 0.35),
+        predictions("c", [0.5, 0.5], 0.4),
+    ]
+    batch = build_targets(teachers, space, Targets(mode="stratanet", uncertainty="rmd"))
+    assert chosen(batch) == ["b"]
+    assert batch.margin is not None
+    assert batch.margin.to_list() == pytest.approx([0.25 + 0.35 - 0.4 + 1e-6])
+
+
 def test_an_answer_of_two_teachers_is_chosen_over_a_single_teacher_of_more_weight() -> None:
     space = union_of({"a": ["x", "y"], "b": ["y", "z"], "c": ["w", "v"]})
     teachers = [predictions("a", [0.1, 0.9], 0.9), predictions("b", [0.8, 0.2], 0.7), predictions("c", [0.5, 0.3], 0.4)]
@@ -297,6 +310,19 @@ def test_a_text_on_which_all_teachers_agree_weighs_one() -> None:
     space = union_of({"a": ["x", "y"], "b": ["y", "x"]})
     batch = build_targets([predictions("a", [0.9, 0.1], 0.5), predictions("b", [0.4, 0.6], 0.3)], space, Targets())
     assert batch.weight.to_list() == [1.0]
+
+
+def test_the_standard_error_of_a_confidence_is_that_of_the_jackknife() -> None:
+    """An estimate leaves one pass out. The error of two passes is half of the difference of both estimates."""
+    passes = np.log([[[0.9, 0.1], [0.3, 0.7]]])
+    summary = summarise_passes(passes)
+    half = (entropy(0.3, 0.7) - entropy(0.9, 0.1)) / 2 / LN2
+    assert summary.confidence.tolist() == pytest.approx([1 - entropy(0.6, 0.4) / LN2])
+    assert summary.confidence_se.tolist() == pytest.approx([half], rel=1e-5)
+    three = summarise_passes(np.concatenate([passes, passes[:, :1]], axis=1)).confidence_se
+    estimates = np.array([entropy(0.6, 0.4), entropy(0.9, 0.1), entropy(0.6, 0.4)]) / LN2
+    assert three.tolist() == pytest.approx([math.sqrt(2 * estimates.var())], rel=1e-5)
+    assert np.isnan(summarise_passes(passes[:, :1]).confidence_se).all()
 
 
 @pytest.mark.parametrize("measure", MEASURES)

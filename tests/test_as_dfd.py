@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from amalgam.stages.make_embeddings.search import fit_projection
-from amalgam.tests.stages.tiny_models import save_tiny
+from amalgam.pipeline.config.schema import PseudoEmbeddings
+from amalgam.stages.common.models.resolve import NewClassifier
+from amalgam.stages.make_embeddings import search
+from amalgam.stages.make_embeddings.search import SpecialTokens, fit_projection, search_embeddings
+from amalgam.stages.train_student.training import projected_embeddings
+from amalgam.tests.stages.tiny_models import save_tiny, tiny
+from amalgam.tests.stages.writers import teacher_of
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, build_once, up_to_date, word_list, write_model
 
 METHOD = "student.method=as-dfd"
@@ -126,17 +131,87 @@ def test_a_student_that_shares_no_words_with_a_teacher_is_refused(learned: Works
     assert "tokens in common" in tried.err
 
 
+def pair(tokens: list[str], rows: torch.Tensor) -> tuple[Any, Any]:
+    """A model and a tokenizer, for their word embeddings."""
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = SimpleNamespace(get_vocab=lambda: vocabulary, all_special_tokens=[])
+    return SimpleNamespace(get_input_embeddings=lambda: SimpleNamespace(weight=rows)), tokenizer
+
+
 def test_a_word_of_an_uncased_student_is_the_lower_case_token_of_a_cased_teacher() -> None:
     words = [f"word{number}" for number in range(40)]
     table = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
-
-    def pair(tokens: list[str], rows: torch.Tensor) -> tuple[Any, Any]:
-        vocabulary = {token: number for number, token in enumerate(tokens)}
-        tokenizer = SimpleNamespace(get_vocab=lambda: vocabulary, all_special_tokens=[])
-        return SimpleNamespace(get_input_embeddings=lambda: SimpleNamespace(weight=rows)), tokenizer
-
     cased = pair([*words, *map(str.title, words)], torch.cat([table, -table]))
     assert torch.allclose(fit_projection(cased, pair(words, table), "first"), torch.eye(8), atol=1e-4)
+
+
+def test_a_projection_is_the_least_squares_fit_with_a_small_penalty() -> None:
+    """The penalty is a thousandth of the mean square, towards 0 where widths differ and else towards the identity."""
+    random, words = torch.Generator().manual_seed(0), [f"word{number}" for number in range(40)]
+    rows = 30 * torch.randn(40, 8, generator=random, dtype=torch.float64)
+    penalty = 1e-3 * (rows**2).sum() / 8
+    for width in (5, 8):
+        mapped = torch.randn(40, width, generator=random, dtype=torch.float64)
+        fitted = fit_projection(pair(words, rows), pair(words, mapped), "first")
+        prior = torch.eye(8, dtype=torch.float64) if width == 8 else torch.zeros(8, width, dtype=torch.float64)
+        gradient = rows.T @ (rows @ fitted.double() - mapped) + penalty * (fitted.double() - prior)
+        torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-2, rtol=0)
+
+
+class Obvious(torch.nn.Module):
+    """An adversary whose distance is the sum of the embeddings."""
+
+    def __init__(self, *_: int) -> None:
+        super().__init__()
+        self.unused = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, embeddings: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return embeddings.sum(dim=(1, 2)) + 0 * self.unused
+
+
+def test_embeddings_go_along_the_gradient_of_the_class_and_of_the_adversarys_distance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A first step of Adam is the learning rate, against the sign of the gradient of CE - adversarial * distance."""
+    monkeypatch.setattr(search, "Adversary", Obvious)
+    teacher, rate = teacher_of(), 1e-3
+    table = teacher.model.get_input_embeddings().weight.detach()
+
+    def made(adversarial: float, learning_rate: float = rate) -> torch.Tensor:
+        settings = PseudoEmbeddings(
+            count=60, tokens=4, steps=1, learning_rate=learning_rate, adversarial=adversarial, seed=3
+        )
+        return search_embeddings(teacher, 1, settings, stop=lambda: None)[0]
+
+    start = made(0, 1e-12)
+    scaled = ((start - table.mean(0)) / table.std(0)).flatten(0, 1)
+    assert scaled.mean(0).abs().max() < 0.3
+    assert (scaled.std(0) - 1).abs().max() < 0.3
+    embeddings = start.clone().requires_grad_()
+    logits = teacher.model(inputs_embeds=SpecialTokens(teacher.model, teacher.tokenizer)(embeddings)).logits
+    [gradient] = torch.autograd.grad(-torch.log_softmax(logits, dim=1)[:, 1].sum(), embeddings)
+    for adversarial in (0.0, float(gradient.abs().median())):
+        total = gradient - adversarial
+        moved = made(adversarial) - start
+        clear = total.abs() > 1e-3 * gradient.abs().max()
+        torch.testing.assert_close(moved[clear], -rate * total.sign()[clear], atol=1e-5, rtol=0)
+        assert clear.float().mean() > 0.5
+
+
+def test_the_student_learns_the_padded_tempered_prediction_of_each_embeddings_teacher(tmp_path: Path) -> None:
+    model, tokenizer = tiny("bert", labels=("a", "b", "c"), vocab_size=95)
+    new = NewClassifier(model, tokenizer, "", 16, types=False, pad_id=0)
+    embeddings, logits = torch.randn(2, 3, 32), torch.tensor([[1.0, 3.0], [0.0, -2.0]])
+    save_file({"embeddings": embeddings, "logits": logits}, tmp_path / "class.safetensors")
+    teachers: Any = [
+        (SimpleNamespace(model=model, tokenizer=tokenizer, name="t"), [2, 0], [tmp_path / "class.safetensors"])
+    ]
+    inputs, targets = projected_embeddings(new, teachers, labels=3, tokens=3, temperature=2.0)
+    first = 1 / (1 + torch.exp((logits[:, 1] - logits[:, 0]) / 2))
+    torch.testing.assert_close(targets, torch.stack([1 - first, torch.zeros(2), first], dim=1))
+    table = model.get_input_embeddings().weight.detach()
+    expected = [torch.cat([table[[2]], text, table[[3]]]) for text in embeddings]  # [CLS] and [SEP]
+    torch.testing.assert_close(inputs, torch.stack(expected), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("model", "name"), [("second", "teacher second"), ("encoder", "the student's encoder")])

@@ -399,7 +399,7 @@ def _training_causes(inputs: VerdictInputs) -> Iterator[types.Cause]:
         yield {"code": "high-rate", "text": text}
     quality = inputs.report["unlabelled"]
     labels = len(quality["labels"] if quality else inputs.labels)
-    if texts < max(FEW_TEXTS, FEW_TEXTS_PER_LABEL * labels):
+    if 0 < texts < max(FEW_TEXTS, FEW_TEXTS_PER_LABEL * labels):  # as-dfd reads none
         of_labels = f" for {counted(labels, 'label')}" if labels else ""  # none are known if all texts were selected
         yield {"code": "few-texts", "text": f"{counted(texts, 'training text', 'is', 'are')} few{of_labels}"}
 

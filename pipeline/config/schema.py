@@ -356,7 +356,7 @@ class Generate(ConfigSection):
     """Share of the language model's probability covered by the candidates kept before steering; null: 0.9 for steered,
     [0.8, 0.9, 1] for prompted."""
     max_tokens: Annotated[int, Field(ge=1, le=100_000)] = 128
-    """Largest text length in tokens of the language model; random-words uses at most half as many words."""
+    """Largest text length in tokens of the language model; random-words uses 5 words or more, up to half as many."""
     max_scored: Positive | None = None
     """Largest number of candidates scored for each token; cheaper for a large steering_strength, but not exact. null:
     no limit."""

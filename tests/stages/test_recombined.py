@@ -38,7 +38,7 @@ def test_a_continued_text_has_only_pairs_of_words_that_stand_together_somewhere(
     pairs = {pair for words in recombiner.texts for pair in pairwise(words)}
     made = [recombiner.continued(words, random) for words in recombiner.texts * 20]
     assert {pair for words in made for pair in pairwise(words)} <= pairs
-    assert any(" ".join(words) not in TEXTS for words in made)
+    assert any(not any(text.startswith(" ".join(words)) for text in TEXTS) for words in made)
 
 
 def test_a_joined_text_is_the_first_words_of_one_and_the_last_words_of_another() -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from amalgam.data.arrays import Gaussians, Moments, shrunk
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.fit_statistics import fit as statistics
+from amalgam.stages.fit_statistics import stage
 from amalgam.stages.fit_statistics.fit import Statistics, confidences, folds_of, most_confident, scores_of
 from amalgam.stages.fit_statistics.stage import StatisticsFacts, notes
-from amalgam.stages.target_methods import COMPARATIVE
+from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions
 
 MD = 1
 
@@ -225,6 +227,16 @@ def test_confidence_is_the_softmax_over_teachers_of_the_negated_domain_score(mea
     shares = confidences(fitted, contents, logits, measure)
     np.testing.assert_allclose(shares[:, :, 0], 1 / (1 + np.exp(first - second)))
     np.testing.assert_allclose(shares.sum(axis=2), 1)
+
+
+def test_targets_use_the_confidences_of_the_last_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = np.array([[[0.9, 0.1], [0.3, 0.7]], [[0.8, 0.2], [0.4, 0.6]]])  # [texts, blocks, teachers]
+    monkeypatch.setattr(stage, "domain_confidences", lambda *_: shares)
+    empty = pl.Series([], dtype=pl.Float64)
+    predictions = [TeacherPredictions(name, empty, empty, empty) for name in ("first", "second")]
+    run: Any = None
+    first, second = stage.with_domain_confidence(run, predictions, [], np.empty(0, "S16"))
+    assert (first.confidence.to_list(), second.confidence.to_list()) == ([0.3, 0.4], [0.7, 0.6])
 
 
 def test_absent_classes_few_texts_and_empty_measures_give_notes() -> None:

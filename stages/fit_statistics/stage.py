@@ -16,6 +16,7 @@ from amalgam.data.keys import shown_names, text_key
 from amalgam.data.lazy import np, pl
 from amalgam.data.parquet import key_list, read_keys
 from amalgam.pipeline.config.schema import ExperimentConfig
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
@@ -185,10 +186,12 @@ def notes(teacher: str, facts: StatisticsFacts, labels: Sequence[str]) -> list[s
     if facts["texts"] <= facts["width"]:
         shares = " and ".join(f"{share:.2f}" for share in facts["shrinkage"])
         messages.append(
-            f"teacher {teacher}: {facts['texts']:,} texts for {facts['width']:,} dimensions; covariance shrinkage is "
-            f"{shares} (own texts, all texts); more texts would help"
+            f"teacher {teacher}: {counted(facts['texts'], 'text')} for {facts['width']:,} dimensions; covariance "
+            f"shrinkage is {shares} (own texts, all texts); more texts would help"
         )
     same = [measure for measure, flat in zip(COMPARATIVE, facts["same"], strict=True) if flat]
     if same:
-        messages.append(f"teacher {teacher}: {', '.join(same)} is the same for all its own texts and has no effect")
+        messages.append(
+            f"teacher {teacher}: all its own texts have the same {', '.join(same)}: no effect on the weights"
+        )
     return messages

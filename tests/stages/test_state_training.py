@@ -13,7 +13,7 @@ import torch
 from amalgam.pipeline.config.schema import Objective
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.common.cached.read import States
-from amalgam.stages.common.training.batches import Examples
+from amalgam.stages.common.training.batches import Examples, collate
 from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, TrainingSettings
 from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext
@@ -154,6 +154,18 @@ def test_products_in_bf16_give_the_same_loss_but_for_rounding(tmp_path: Path, wa
         _, losses[dtype] = train(model, tmp_path / dtype, objective_of(way), dtype=dtype)
     assert losses["bf16"] != losses["fp32"]
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
+
+
+@pytest.mark.parametrize("way", ["dfa", "dfa by token", "cfl", "stratanet"])
+def test_the_loss_itself_is_computed_in_fp32_where_products_are_in_bf16(way: str) -> None:
+    torch.manual_seed(0)
+    examples, objective, rows = some_examples(), objective_of(way), np.arange(4)
+    batch = collate(examples, rows, 0) | objective.extra_batch(rows)
+    batch["states"] = tuple(torch.randn(4, batch["input_ids"].shape[1], 32) for _ in range(2))
+    logits = torch.randn(4, 3)
+    expected = objective(logits, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(objective(logits, batch), expected)
 
 
 def test_an_objective_that_compares_the_texts_of_a_step_is_not_accumulated(tmp_path: Path) -> None:

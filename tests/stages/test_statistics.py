@@ -254,5 +254,6 @@ def test_absent_classes_few_texts_and_empty_measures_give_notes() -> None:
     assert "no text of justice;" in notes("first", facts, ["money", "justice"])[0]
     assert "10 texts" in body
     assert "0.50 and 0.25" in body
-    assert "msp" in body
+    assert "have the same msp:" in body
+    assert "1 text for 32 dimensions" in " ".join(notes("first", {**facts, "texts": 1}, ["money", "law"]))
     assert notes("first", {**facts, "texts": 99, "absent_places": [], "same": [False] * 3}, ["money", "law"]) == []

@@ -59,6 +59,9 @@ def test_ties_go_to_the_likelier_candidate_in_both() -> None:
     later = np.where(np.arange(30) == 20, 0.0, -5.0)  # the only one without a loss
     for sampler in (LazySampler, ExhaustiveSampler):
         assert decided(sampler(log_lm, np.zeros(30), 1.0), later).winner == 20
+    log_lm, noise = np.array([-1.0, -2, -3, -4, -5]), np.array([0.0, 2, 3, 4, 5])  # the first can only tie
+    for sampler in (LazySampler, ExhaustiveSampler):
+        assert decided(sampler(log_lm, noise, 1.0), np.array([0.0, -1, -5, -5, -5])).winner == 0
 
 
 def test_choices_are_a_sample_of_the_steered_distribution() -> None:

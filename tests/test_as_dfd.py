@@ -249,4 +249,5 @@ def test_neither_training_nor_test_texts_are_needed(
     workspace = learned.without_artifacts(tmp_path / "other")
     result = workspace("run", *QUICK, "corpus.train=null", "corpus.test=null", "cache.dtype=auto")
     assert "cache.dtype auto is fp32 (there are no texts to compare it on)" in result.err
+    assert "few for fine-tuning an encoder: raise pseudo_embeddings.count, or set student.epochs=auto" in result.err
     assert (workspace.folder / "students/student/model.safetensors").exists()

@@ -167,7 +167,8 @@ class TrainStudent(Stage):
 
     def notes(self, run: Run, manifest: Record) -> Iterator[str]:
         facts: StudentFacts = manifest.facts
-        yield from schedules.few_steps(facts, "student")
+        more = "add texts" if reads_texts(run.experiment) else "raise pseudo_embeddings.count"
+        yield from schedules.few_steps(facts, "student", more)
         yield from unreadable_note(facts.get("unreadable", 0), facts["texts"], "student.encoder")
         student = run.experiment.student
         if not student.is_static and reads_padding(load.encoder_files(run, student, ENCODER).config):

@@ -157,10 +157,10 @@ def kept(facts: TrainingFacts) -> str:
     return f"kept step {facts['best_step']:,} of {facts['steps']:,}"
 
 
-def few_steps(facts: TrainingFacts, section: str) -> Iterator[str]:
-    """Yields a note on a training that is too short for an encoder."""
+def few_steps(facts: TrainingFacts, section: str, more: str = "add texts") -> Iterator[str]:
+    """Yields a note on a training that is too short for an encoder; `more` gives it more examples."""
     if facts["steps"] < FEW_STEPS:
         yield (
-            f"{counted(facts['steps'], 'step', 'is', 'are')} few for fine-tuning an encoder: add texts, or set "
+            f"{counted(facts['steps'], 'step', 'is', 'are')} few for fine-tuning an encoder: {more}, or set "
             f"{section}.epochs=auto (now {facts['epochs']})"
         )

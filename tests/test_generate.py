@@ -397,6 +397,14 @@ def test_recombined_texts_follow_those_of_the_corpus_and_have_their_words(worksp
     assert [row["text"] for row in rows(workspace)][: len(few)] == few
 
 
+def test_unreadable_rows_of_a_corpus_are_counted_in_a_note(workspace: Workspace) -> None:
+    rows_ = [b"text", b"a text", b"one caf\xe9", b"two caf\xe9s", b'" "', b"another text"]
+    (workspace.folder / "texts/latin.csv").write_bytes(b"\n".join(rows_) + b"\n")
+    result = workspace("generate", "generate.source=cross-domain", "generate.corpus=texts/latin.csv")
+    assert "note: generate.corpus: 2 rows left out, 2 not UTF-8; the first is " in result.err
+    assert "latin.csv row 3" in result.err
+
+
 @pytest.mark.parametrize("source", ["cross-domain", "recombined"])
 def test_a_corpus_without_texts_is_refused(workspace: Workspace, source: str) -> None:
     (workspace.folder / "texts/empty.csv").write_text('text\n" "\n')

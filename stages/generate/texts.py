@@ -7,7 +7,7 @@ changed filter generates no new text.
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from amalgam.data.keys import text_key
 from amalgam.data.parquet import GENERATED, WRITTEN, arrow_schema, build_table, read_table
-from amalgam.data.rows import Row, read_rows
+from amalgam.data.rows import ABSENT, Row, listed_reasons, read_rows
 from amalgam.pipeline.config.schema import Corpus, Generate
-from amalgam.pipeline.console import Console
+from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import DamagedError, DataError, ModelError
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.input_files import InputFile, unchanged
@@ -221,15 +221,21 @@ def _counted(texts: Sequence[str]) -> list[decoding.GeneratedText]:
 
 
 def _lowest_keys(inputs: SourceInputs, count: int) -> list[str]:
-    """Returns at most so many texts of generate.corpus; refuses a corpus without any."""
+    """Returns at most so many texts of generate.corpus; refuses a corpus without any. A note counts unreadable rows."""
     columns = Corpus(train=None, text=[inputs.settings.column])
-    texts: dict[bytes, str] = {}
+    texts, unreadable, first = dict[bytes, str](), Counter[str](), ""
     with unchanged(inputs.corpus_inputs):
         for row in (row for path in inputs.corpus_files for row in read_rows(path, corpus=columns)):
             if isinstance(row, Row):
                 texts[text_key(row.fields)] = row.fields[0]
                 if len(texts) >= 4 * count:
                     texts = dict(sorted(texts.items())[:count])
+            elif row.reason not in ABSENT:
+                unreadable[row.reason] += 1
+                first = first or row.where
+    if unreadable:
+        rows = counted(unreadable.total(), "row")
+        inputs.console.note(f"generate.corpus: {rows} left out, {listed_reasons(unreadable)}; the first is {first}")
     if not texts:
         where, fix = f"generate.source: {inputs.settings.source}", "name a file of texts"
         raise DataError("generate.corpus has no text", where=where, fix=fix)

@@ -150,7 +150,7 @@ BENCHMARKS = {
         "exports",
         [
             Line("int8 export of a MiniLM student", "transformer: ONNX int8", "texts_per_s", "texts/s", {
-                "of_torch": "{} x torch", "mb": "{} MB", "start_s": "start {} s"}),
+                "of_torch": "{} x torch in fp32", "mb": "{} MB", "start_s": "start {} s"}),
             Line("int8 export of a static student, one process", "static: numpy int8", "texts_per_s", "texts/s", {
                 "mb": "{} MB", "start_s": "start {} s"}),
         ],
@@ -218,7 +218,8 @@ BENCHMARKS = {
     "int8": Benchmark(
         "exports",
         [Line("accuracy of the int8 export, {n} texts", "student: accuracy", "accuracy_int8", "", {
-            "accuracy_fp32": "fp32 {}", "same_label": "{} of the labels are the same", "of_torch": "{} x torch"})],
+            "accuracy_fp32": "fp32 {}", "same_label": "{} of the labels are the same",
+            "of_torch": "{} x torch in fp32"})],
         None,
         f"--student {TREC}/students/amalgam-0 --texts {DATA}/trec6/test.parquet",
         ("data", "minilm", "onnx"),
@@ -486,7 +487,10 @@ def commit() -> str:
         return "unknown commit"
     head, changed = (
         subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S607
-        for words in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", ".", f":!{RESULTS.name}"))
+        for words in (
+            ("rev-parse", "--short", "HEAD"),
+            ("status", "--porcelain", "--", ".", f":!{RESULTS.relative_to(ROOT)}"),
+        )
     )
     return f"{head}{' with changes' if changed else ''}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,30 @@ def test_options_rows_and_figures_of_each_entry_are_those_of_its_benchmark(name:
         assert set(missing) <= {"accuracy", "gap_closed"}, "estimates.py computes these"
     assert set(benchmark.needs) <= NEEDS.keys()
     assert "DATA" not in (benchmark.quick or "")
+
+
+def test_each_command_of_the_page_names_a_benchmark_and_its_options() -> None:
+    page = (ROOT / "benchmarks/README.md").read_text("utf-8")
+    commands = re.findall(r"^python (benchmarks/\w+\.py)(.*?)(?:  #.*)?$", page, re.MULTILINE)
+    assert len(commands) > 30
+    for script, arguments in commands:
+        source = (ROOT / script).read_text("utf-8")
+        assert [option for option in re.findall(r"--[\w-]+", arguments) if f'"{option}"' not in source] == [], script
+
+
+def test_a_table_that_changed_is_no_change_of_the_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(table, "ROOT", tmp_path)
+    monkeypatch.setattr(table, "RESULTS", tmp_path / "benchmarks/RESULTS.md")
+    table.RESULTS.parent.mkdir()
+    table.RESULTS.write_text("before")
+    author = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+    for words in (("init",), ("add", "."), (*author, "commit", "--message", "first")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True, capture_output=True)  # noqa: S607
+    head = table.commit()
+    table.RESULTS.write_text("after")
+    assert table.commit() == head
+    (tmp_path / "benchmarks/serve.py").write_text("")
+    assert table.commit() == f"{head} with changes"
 
 
 def test_the_share_of_other_processes_is_between_zero_and_one() -> None:

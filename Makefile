@@ -121,4 +121,4 @@ check-gpu:
 	PYTHONPATH=.dev $(PYTHON) -m amalgam.benchmarks.check_gpu
 
 clean:
-	rm -rf .venv .venv-audit .venv-low dist site amalgam-demo amalgam-demo-data-free
+	rm -rf .venv .venv-audit .venv-low .venv-moto dist site amalgam-demo amalgam-demo-data-free

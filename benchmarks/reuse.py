@@ -75,7 +75,7 @@ def _changes(options: argparse.Namespace) -> list[dict[str, Any]]:
             "reuse",
             name,
             seconds=round(median(taken), 2),
-            of_fresh=round(median(taken) / median(seconds[fresh[name]]), 4) if name in fresh else None,
+            of_fresh=round(paired(taken, seconds[fresh[name]]), 4) if name in fresh else None,
             texts=len(texts) - len(base_texts) if name == "1 % appended" else len(base_texts),
         )
         for name, taken in seconds.items()

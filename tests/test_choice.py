@@ -208,7 +208,8 @@ def test_the_table_has_a_row_for_each_count(
 
 
 def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
-    with mock.patch.object(sys, "argv", ["few_labels.py", "--folder", str(tmp_path)]), pytest.raises(SystemExit):
+    arguments = ["few_labels.py", "--folder", str(tmp_path)]
+    with mock.patch.object(sys, "argv", arguments), pytest.raises(SystemExit, match="has no such setting"):
         few_labels.main()
 
 

@@ -264,9 +264,9 @@ def test_the_commands_of_a_page_work(page: str, tmp_path: Path, request: pytest.
 
 def test_a_command_that_does_not_exist_is_noticed(workspace: Workspace) -> None:
     reader = Reader("a page", workspace.folder)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="plan --measured"):
         reader.does(Command("amalgam plan --measured", ""))
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="something else"):
         reader.does(Command("amalgam plan student.metod=uhc", "error: something else\n"))
     with pytest.raises(Exception, match="--nosuch"):
         is_understood("torchrun --nproc_per_node 2 -m amalgam.cli run --nosuch")

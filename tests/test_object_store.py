@@ -52,11 +52,11 @@ def test_texts_and_targets_are_fetched_at_once(built: Workspace, monkeypatch: py
     run = open_run(built.folder / "amalgam.yaml", [], console=Console(quiet=True))
     plan(STAGES, run)
     monkeypatch.setattr(run.store.backend, "fetch", fetched.update)
-    for _ in read_targets(run):
-        assert fetched == {file.path for file in run.result("build-targets").files}
+    next(iter(read_targets(run)))
+    assert fetched == {file.path for file in run.result("build-targets").files}
     fetched.clear()
-    for _ in tables(run.store, train_part(run)):
-        assert fetched == {bucket.file.path for bucket in train_part(run).buckets}
+    next(iter(tables(run.store, train_part(run))))
+    assert fetched == {bucket.file.path for bucket in train_part(run).buckets}
 
 
 def test_the_keys_are_those_of_the_profile(server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +76,7 @@ def test_the_keys_are_those_of_the_profile(server: S3, tmp_path: Path, monkeypat
     (tmp_path / ".aws/credentials").write_text("[work]\naws_access_key_id = w1\naws_secret_access_key = secret\n")
     (tmp_path / ".aws/config").write_text("[profile work]\nregion = eu-west-1\n")
     assert objects(ADDRESS) == []
+    assert signatures
     assert all("Credential=w1/" in signature and "/eu-west-1/" in signature for signature in signatures)
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))  # that of a pod's role
     assert profile_options(ADDRESS) is None

@@ -149,6 +149,7 @@ def test_accuracies_of_different_texts_are_not_subtracted(built: Workspace) -> N
 
 def test_calibration_and_ece_agree(built: Workspace) -> None:
     numbers = built.numbers()
+    assert numbers["student_quality"]["calibration"]
     for name, bins in numbers["student_quality"]["calibration"].items():
         gap = sum(one["n"] * abs(one["accuracy"] - one["confidence"]) for one in bins) / TEST
         assert gap == pytest.approx(numbers["evaluation"]["systems"][name]["ece"])

@@ -261,6 +261,7 @@ def test_s3_parquet_is_read_from_the_endpoint_the_environment_names(tmp_path: Pa
     local = fetch_remote("s3://texts/in/a.parquet", tmp_path)
     assert local.name == "a.parquet"
     assert pl.read_parquet(local).rows() == [("a", 1), ("b", 2)]
+    assert bucket.signed
     assert all("Credential=an-id/" in signature for signature in bucket.signed)
 
 
@@ -291,6 +292,7 @@ def test_s3_is_read_with_the_keys_of_the_profile(
     bucket.objects["/texts/a.csv"] = b"text\nhello\n"
     monkeypatch.setenv("AWS_PROFILE", "work")
     assert fetch_remote("s3://texts/a.csv", tmp_path).read_text() == "text\nhello\n"
+    assert bucket.signed
     assert all("Credential=work-id/" in signature and "/eu-west-1/" in signature for signature in bucket.signed)
     monkeypatch.setenv("AWS_PROFILE", "sso user")
     with pytest.raises(DataError, match="profile sso user has no access key") as caught:

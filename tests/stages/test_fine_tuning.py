@@ -376,7 +376,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(
 def test_dropout_has_a_seed_of_its_own_for_every_seed_step_and_rank() -> None:
     keys = [(seed, step, rank) for seed in (-1, 0, 1) for step in range(200) for rank in range(4)]
     assert len({dropout_seed(*key) for key in keys}) == len(keys)
-    assert dropout_seed(1, 23, 4) == dropout_seed(1, 23, 4)
+    assert dropout_seed(1, 23, 4) == 6197079868984234  # the same in every process
 
 
 # --- prediction --------------------------------------------------------------------------------------------------

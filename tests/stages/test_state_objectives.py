@@ -316,7 +316,7 @@ def test_learning_is_layer_by_layer_or_end_to_end_or_one_after_the_other(learnin
         setting([states(np.zeros((1, 1, 2)))], width=4, name="layerwise", states="tokens", schedule=learning)
     )
     assert [name for name, _ in values] == names
-    assert values[-1][1] == WeightedKL() or learning == "layer-wise"
+    assert (values[-1][1] == WeightedKL()) == (learning != "layer-wise")
 
 
 def test_scores_are_compared_logit_by_logit_and_a_shared_label_with_every_teacher() -> None:

@@ -10,9 +10,9 @@ of the others'. An estimator is a function of a Setting that returns weights [te
 
 right is the share of texts whose most heavily weighted teacher has the gold label. labels is the share for which this
 teacher predicts it. lost is the share of labels most of whose texts get another teacher. loss is the largest loss in
-one setting against the best of muka, ensemble and standardised. within is half of the 95 % interval of the
-mean, by a bootstrap over pools: settings of a pool share texts and teachers. seconds is CPU time per setting, with the
-signal.
+one setting against the best of muka, ensemble and standardised. within is half of the 95 % interval of the mean over
+these data sets, by a bootstrap over pools. Settings of a pool share texts and teachers. seconds is CPU time per
+setting, with the signal.
 """
 
 from __future__ import annotations

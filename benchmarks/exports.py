@@ -6,7 +6,7 @@ python benchmarks/exports.py --student FOLDER --texts TEST.parquet
 Without --student the students have random weights: MiniLM's architecture, and a static student with as many tokens.
 Their accuracies have no meaning and are left out. With --student a trained student is exported to ONNX. The texts need
 a column `label` then, and the row `accuracy` has both accuracies. texts_per_s is of batches and includes tokenising
-with numpy. Its rival is torch in the same process.
+with numpy. Its rival is torch in fp32 in the same process.
 """
 
 from __future__ import annotations

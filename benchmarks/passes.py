@@ -7,6 +7,7 @@ same is the share of texts with the choice of the first K passes. `other passes`
 difference is same minus that of `other passes`, with a 95 % interval from a bootstrap over texts.
 passes counts forward passes for each text and teacher, the one without dropout included.
 `adaptive` is that of `cache.adaptive: true`: its sample runs K passes, others stop early, and all of that counts.
+Its passes are the first of the K that it is compared with, which favours it over other passes.
 Its figures are means over draws of the sample. `--settled-by` sets the multiple of the errors at which a text stops.
 `last layer` chooses by K passes of `cache.dropout: last-layer`, which count as none.
 """

@@ -125,7 +125,7 @@ def measured(bench: Bench, steer: float, options: argparse.Namespace) -> list[di
     same = {f"same_at_{most}": round(count / CountingSampler.tokens, 4) for most, count in CountingSampler.same.items()}
     more = {"texts": len(texts), "tokens_per_text": tokens / len(texts), "computed_per_token": scorer.computed / tokens}
     speed = {
-        name: {"texts_per_s": options.timed_texts / median(runs), "spread": spread(runs)}
+        name: {"texts_per_s": len(bench.orders(options.timed_texts)) / median(runs), "spread": spread(runs)}
         for name, runs in seconds.items()
     }
     faster = {"faster_than_naive": paired(seconds["naive"], seconds["amalgam"])} if seconds else {}

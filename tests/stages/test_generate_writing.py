@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from amalgam.benchmarks import generate
 from amalgam.benchmarks.generate import ExhaustiveSampler
 from amalgam.pipeline.errors import ExperimentError, WorkError
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
@@ -67,6 +69,14 @@ def test_a_plain_loop_without_slots_writes_the_same_greedy_text() -> None:
         if row[-1] in model.ends:
             break
     assert list(text.choices) == expected
+
+
+def test_the_benchmark_counts_the_texts_that_it_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text for each of the three classes, though one is asked for."""
+    monkeypatch.setattr(generate, "timed", lambda *_: {"naive": [6.0], "amalgam": [1.5]})
+    bench = generate.Bench(language_model(), teacher_of(), SamplingParams(1.0, None, 0.95, 24))
+    options = Namespace(texts=1, tokens=3, timed_texts=1, timed_tokens=3, timed_steer=[1.0])
+    assert [row["texts_per_s"] for row in generate.measured(bench, 1.0, options)] == [0.5, 2.0]
 
 
 # ---- company

@@ -5,8 +5,8 @@ python benchmarks/exports.py --student FOLDER --texts TEST.parquet
 
 Without --student the students have random weights: MiniLM's architecture, and a static student with as many tokens.
 Their accuracies have no meaning and are left out. With --student a trained student is exported to ONNX. The texts need
-a column `label` then, and the row `accuracy` has both accuracies. texts_per_s is of batches and includes tokenising
-with numpy. Its rival is torch in fp32 in the same process.
+a column `label` then, and the row `accuracy` has both accuracies. texts_per_s is of batches. Its rival is torch in fp32
+in the same process. numpy includes tokenising, and is timed once, after a warm-up.
 """
 
 from __future__ import annotations

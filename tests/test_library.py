@@ -64,7 +64,7 @@ class RecordingResults(dict[str, Any]):
 
 def test_a_stage_declares_the_stages_whose_results_its_identity_reads(workspace: Workspace) -> None:
     workspace.edit("targets:\n  mode: soft\n", "")
-    names = [stage.name for stage in ALL_STAGES]
+    names, read = [stage.name for stage in ALL_STAGES], set[str]()
     for method in (name.replace("<name>", "first") for name in METHODS if name != "mt-bert"):
         run = open_run(workspace.config, [f"student.method={method}"])
         plan(ALL_STAGES, run)
@@ -76,6 +76,8 @@ def test_a_stage_declares_the_stages_whose_results_its_identity_reads(workspace:
             with contextlib.suppress(PendingDependencyError):
                 stage.identity(run)
             assert run.results.read <= set(needs), (method, stage.name)
+            read |= run.results.read
+    assert {"read-corpus", "cache-teachers", "build-targets", "train-student"} <= read
 
 
 def reads_and_needs(

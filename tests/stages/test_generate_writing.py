@@ -72,7 +72,7 @@ def test_a_plain_loop_without_slots_writes_the_same_greedy_text() -> None:
 
 
 def test_the_benchmark_counts_the_texts_that_it_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text for each of the three classes, though one is asked for."""
+    """Texts have equally many of each class: of three classes, --timed-texts 1 times three texts."""
     monkeypatch.setattr(generate, "timed", lambda *_: {"naive": [6.0], "amalgam": [1.5]})
     bench = generate.Bench(language_model(), teacher_of(), SamplingParams(1.0, None, 0.95, 24))
     options = Namespace(texts=1, tokens=3, timed_texts=1, timed_tokens=3, timed_steer=[1.0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,26 @@ def test_links_to_a_heading_of_the_benchmarks_exist() -> None:
         slugs = [re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in RESULTS.splitlines()
                  if line.startswith("#")]  # fmt: skip
         assert anchor in slugs
+
+
+def test_pages_name_sections_of_the_benchmarks_that_exist() -> None:
+    sections = {re.sub(r" \([^()]*\)$", "", line.lstrip("# ")) for line in RESULTS.splitlines() if line[:1] == "#"}
+    names = {
+        " ".join(name.split())
+        for page in (ROOT / "docs").rglob("*.md")
+        for paragraph in page.read_text("utf-8").split("\n\n")
+        for name in re.findall(r'"([^"]+)"', paragraph.partition("benchmarks/RESULTS.md")[2])
+    }
+    assert len(names) > 10
+    assert names - sections == set()
+
+
+def test_the_goals_are_counted() -> None:
+    summary, _, goals = RESULTS.partition("## Goals")[2].partition("</details>")[0].partition("</summary>")
+    counts = Counter(row.split("|")[-2].strip().partition(",")[0] for row in goals.splitlines() if row.startswith("| "))
+    yes, partly, no = (counts[answer] for answer in ("yes", "partly", "no"))
+    assert f"{yes + partly + no} goals: {yes} reached, {partly} in part, {no} missed" in summary
+    assert f"[{yes + partly + no} goals](#goals): {yes} are reached, {partly} in part, and {no} are missed" in RESULTS
 
 
 @pytest.mark.parametrize("name", ["ag_news.yaml", "mt_bert.yaml"])

@@ -60,6 +60,13 @@ OBJECT = re.compile(rb"\s*\{.*\}\s*")
 
 # ---- sources
 
+JOIN = (
+    """run: python -c 'import polars, sys, pathlib; files = sorted(pathlib.Path(sys.argv[1]).rglob("*.txt"));"""
+    """ texts = [file.read_text() for file in files]; folders = [file.parent.name for file in files];"""
+    """ polars.DataFrame({{"text": texts, "folder": folders}}).write_csv(sys.argv[2])' {file} {stem}.csv"""
+)
+"""Fix for a folder of .txt files with a text each; folders in it may be named after labels."""
+
 
 def find_files(source: str, base: Path, taken: Iterable[str] = ()) -> list[Path]:
     """Returns the files of a path, a folder or a glob relative to `base`, in order of name.
@@ -124,7 +131,9 @@ def _pattern(source: str, base: Path) -> str:
 def _no_files(source: str, path: Path, taken: Collection[Path]) -> DataError:
     if path.is_dir():
         fix = f"put a file of one of these kinds there: {KINDS}"
-        if file := next((entry for entry in sorted(path.iterdir()) if entry.suffix.lower() in INSTEAD), None):
+        if len(list(islice(path.rglob("[!.]*.txt"), 2))) > 1:
+            fix = f"join its .txt files; if each is one text, {JOIN.format(**in_commands(path))}"
+        elif file := next((entry for entry in sorted(path.iterdir()) if entry.suffix.lower() in INSTEAD), None):
             fix = f"{shown(file.name)}: {_fix(file)}"
         return DataError(f"no file of texts in {shown(source)}", where=shown(str(path), 200), fix=fix)
     missing, parent = path, path.parent

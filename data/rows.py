@@ -55,6 +55,8 @@ FIXES: dict[Reason, str] = {
 ONE_COLUMN = "put quotes around each text; or, if the file has no quotes, name it as tsv: {unpack}mv {file} {stem}.tsv"
 """Fix of a ragged row of a csv with one column, where each separator belongs to a text."""
 
+QUOTES = 'close the quote; a quote within a quoted field is written ""'
+
 
 def listed_reasons(counts: Mapping[str, int]) -> str:
     """Returns the counts of bad rows by reason, such as "37 not UTF-8, 23 empty"."""
@@ -77,7 +79,7 @@ INSTEAD = {
     ".json": "run: {unpack}python -c 'import polars, sys; polars.read_json(sys.argv[1]).write_ndjson(sys.argv[2])'"
     " {file} {stem}.jsonl",
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as csv, UTF-8"),
-    ".arrow": "save it as Parquet: by to_parquet of datasets, or write_parquet of Polars",
+    **dict.fromkeys((".arrow", ".feather"), "save it as Parquet: by to_parquet of datasets or write_parquet of Polars"),
     ".zip": "run: unzip {file}",
     **{suffix: f"run: {packer} -dk {{file}}" for packer, (suffix, _) in PACKERS.items()},
 }
@@ -114,6 +116,11 @@ JSON_LINES = (".jsonl", ".ndjson")
 ARRAY = re.compile(rb"\s*\[\s*\{")
 """Start of a JSON file that is one list of objects."""
 UNPACK = INSTEAD[".json"].replace(".jsonl", "-lines.jsonl")
+FLATTEN = (
+    "copy it out of its object: {unpack}python -c 'import polars, sys; _, file, copy, *names = sys.argv; "
+    "polars.read_ndjson(file).with_columns(polars.col(names[0]).struct.field(names[1])).write_ndjson(copy)'"
+    " {file} {stem}-flat.jsonl"
+)
 
 
 def opened(path: Path) -> IO[bytes]:
@@ -250,15 +257,17 @@ class _Table:
         if labels and corpus.unknown is not None:
             self._labels[corpus.unknown] = corpus.unknown
         self._named = {*corpus.rename, *self._labels, corpus.unknown}
+        self.columns_of_inner: dict[str, str] = {}
 
     def columns(self, available: Sequence[str] | None) -> list[str]:
         """Returns the columns of text, id and label; a missing one is an error, if the `available` ones are known."""
         corpus = self.corpus
         wanted = {"text": corpus.text, "id": [self._id] if self._id else []}
-        if corpus.label and (self.require_label or available is None or corpus.label in available):
+        is_late = self.kind in JSON_LINES and not self.require_label  # the label may still come in a later line
+        if corpus.label and (self.require_label or is_late or available is None or corpus.label in available):
             wanted["label"] = [corpus.label]
         for setting, names in wanted.items():
-            for name in names if available is not None else []:
+            for name in names if available is not None and not (is_late and setting == "label") else []:
                 self._check_column(name, list(available or []), self._setting.replace("{}", setting))
         return [name for names in wanted.values() for name in names]
 
@@ -267,8 +276,6 @@ class _Table:
         if available.count(name) > 1:
             raise DataError(f"{self.name} has two columns named {shown(name)}", where=where, fix="rename one of them")
         if name not in available:
-            marks = ",;|" if self.kind == ".tsv" else "\t|"
-            separator = next((mark for mark in marks if len(available) == 1 and mark in available[0]), None)
             own = self.corpus.text if setting != self._setting.replace("{}", "text") else ()
             others = [column for column in available if column not in own]
             near = nearest(name, others)
@@ -277,7 +284,7 @@ class _Table:
             if setting.startswith("--"):
                 any_column = " or ".join(quoted(column) for column in others[:MOST_PROPOSED])
             fix = setting + (quoted(near[0]) if near else any_column)
-            if not others:
+            if not others and any_column != "auto":
                 fix = f"add this column to {self.name}, or name another file"
             pair = [part.strip() for part in name.split(",")]
             if len(pair) > 1 and {*pair} <= {*available}:
@@ -286,12 +293,22 @@ class _Table:
                 fix += "; if the first line is a text, put a line with the names of the columns before it"
             elif setting == "set corpus.text: " and others:
                 fix += f", if all files have it; else rename it to {shown(name)} here, or leave this file out"
-            if separator == ",":
-                as_csv = re.sub("[.]tsv", ".csv", self.path.name, flags=re.IGNORECASE)
-                fix = f"it has commas: name it {shown(as_csv)}"
-            elif separator:
-                fix = f"save it with commas instead of {separator!r}, or with tabs as .tsv"
+            fix = self._fix_of_format(name, available) or fix
             raise MissingColumnError(f"no column {shown(name)} in {self.name}", where=where, fix=fix)
+
+    def _fix_of_format(self, name: str, available: list[str]) -> str | None:
+        """Returns the fix for other separators than the name of the file has, and for a column within an object."""
+        marks = ",;|" if self.kind == ".tsv" else "\t|"
+        separator = next((mark for mark in marks if len(available) == 1 and mark in available[0]), None)
+        if separator == ",":
+            as_csv = re.sub("[.]tsv", ".csv", self.path.name, flags=re.IGNORECASE)
+            return f"it has commas: name it {shown(as_csv)}"
+        if separator:
+            return f"save it with commas instead of {separator!r}, or with tabs as .tsv"
+        inner = name.rpartition(".")[2]
+        if column := self.columns_of_inner.get(inner):
+            return f"{FLATTEN.format(**self.in_commands)} {shlex.quote(column)} {shlex.quote(inner)}"
+        return None
 
     def row(self, number: int, values: Sequence[Any]) -> Row | BadRow:
         """Applies the rules that hold for every format to the values of `columns`."""
@@ -467,9 +484,8 @@ def _broken_record(table: _Table, number: int, raw: list[bytes], error: csv.Erro
     """Returns a record that is broken within its line; raises otherwise, because the next record's start is unknown."""
     bad = table.bad(number, "broken", raw[0], detail=f"broken ({error})")
     if len(raw) == 1:
-        return bad
-    fix = 'close the quote; a quote within a quoted field is written ""'
-    raise DataError(f"{table.name} row {number}: a quoted field does not end as it should", where=bad.where, fix=fix)
+        return bad._replace(fix=QUOTES) if "expected after" in str(error) else bad
+    raise DataError(f"{table.name} row {number}: a quoted field does not end as it should", where=bad.where, fix=QUOTES)
 
 
 # ---- jsonl
@@ -516,7 +532,7 @@ def _jsonl_row(table: _Table, number: int, raw: bytes, start: int, columns: list
 
 
 def _jsonl_columns(table: _Table) -> list[str] | None:
-    """Returns the names in the first lines, or None without an object; a label may still come later."""
+    """Returns the names in the first lines, or None without an object."""
     names: dict[str, None] = {}
     with opened(table.path) as file:
         for raw in islice(file, SAMPLE_LINES):
@@ -524,9 +540,9 @@ def _jsonl_columns(table: _Table) -> list[str] | None:
                 record = json.loads(raw.removeprefix(BOM).decode("utf-8", "surrogateescape"))
             except (ValueError, RecursionError):
                 continue
-            names |= dict.fromkeys(record) if isinstance(record, dict) else {}
-    if names and table.corpus.label and not table.require_label:
-        names[table.corpus.label] = None
+            for name, value in record.items() if isinstance(record, dict) else ():
+                names[name] = None
+                table.columns_of_inner |= dict.fromkeys(value, name) if isinstance(value, dict) else {}
     return list(names) or None
 
 

@@ -47,11 +47,10 @@ MUST_BE = {
     "float": "must be a number",
     "bool": "must be true or false",
     "list": "must be a list: [a, b]",
+    "dict": "must be a mapping: {a: b}",
     "string": "must be text",
 }
 """Messages by the first word of pydantic's error type, such as int_parsing, int_type or int_from_float."""
-
-MUST_BE_QUOTED = {kind: f"{MUST_BE[kind]}; YAML reads this value as a mapping: quote it" for kind in ("list", "string")}
 
 MUST_BE_TEACHERS = "must be a list: write each teacher as `- {name: NAME, model: FOLDER}`"
 
@@ -88,8 +87,7 @@ def _rule_message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
             message = f"is {json.dumps(given)}, not text: {_as_text(given, path, raw)}"
         case _:
             rule = MUST_BE.get(kind) if fault in {"parsing", "type", "from_float"} else None
-            rule = MUST_BE_QUOTED.get(kind, rule) if isinstance(given, dict) else rule
-            rule = MUST_BE_TEACHERS if path == ("teachers",) and isinstance(given, dict) else rule
+            rule = _not_a_mapping(rule, given, path) if isinstance(given, dict) and rule else rule
             message = rule or item["msg"].removeprefix("Value error, ").replace("Input should", "must")
             if not isinstance(given, dict | list | BaseModel):
                 is_word = isinstance(given, bool) and raw not in {None, "true", "false"}  # such as yes, no, on and off
@@ -100,8 +98,16 @@ def _rule_message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
     return message
 
 
+def _not_a_mapping(rule: str, given: dict[Any, Any], path: KeyPath) -> str:
+    """Returns the rule for a mapping that should be a text, a number or a list."""
+    if path == ("teachers",):
+        return MUST_BE_TEACHERS
+    is_text = len(given) == 1 and rule in {MUST_BE["list"], MUST_BE["string"]}
+    return f"{rule}{'; YAML reads this value as a mapping: quote it' if is_text else ', not a mapping'}"
+
+
 def _written(value: object) -> str:
-    return "null" if value is None else repr(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
 def _as_text(given: object, path: KeyPath, raw: str | None) -> str:

@@ -324,6 +324,7 @@ def test_a_quote_broken_within_its_line_costs_that_line_alone(tmp_path: Path) ->
     rows = _read(tmp_path / "a.csv", 'id,text\n1,"a"b\n2,c\n')
     assert _bad(rows).where.startswith("a.csv row 2: ")
     assert _bad(rows).where.endswith(': 1,"a"b')
+    assert 'written ""' in _bad(rows).fix
     assert rows[1] == Row("a.csv", 3, ("c",), None, None)
 
 
@@ -350,6 +351,23 @@ def test_a_missing_column_is_answered_with_those_there_are(tmp_path: Path, name:
     assert name in caught.value.what
     assert "Id, Texts" in str(caught.value.where)
     assert "corpus.text: Texts" in str(caught.value.fix)
+
+
+def test_columns_of_a_jsonl_file_are_listed_without_a_label_that_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        _read(tmp_path / "a.jsonl", '{"body": "a"}\n', label="label")
+    assert str(caught.value.where).endswith("has the columns: body")
+
+
+def test_a_text_within_an_object_is_copied_out_by_the_fix(tmp_path: Path) -> None:
+    content = '{"id": 1, "my data": {"text": "yes", "label": "x"}}\n'
+    for column in ("text", "data.text"):
+        with pytest.raises(DataError) as caught:
+            _read(tmp_path / "a b.jsonl", content, text=[column])
+        command = str(caught.value.fix).partition(": ")[2].replace("python -c", f"{sys.executable} -c")
+        subprocess.run(["/bin/sh", "-c", command], check=True)
+        rows = list(read_rows(tmp_path / "a b-flat.jsonl", corpus=Corpus(train=["x"])))
+        assert _good(rows) == [(1, "yes", None, None)]
 
 
 @pytest.mark.parametrize(

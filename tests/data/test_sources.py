@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import subprocess
 import sys
 import threading
 from hashlib import md5
@@ -178,6 +179,7 @@ def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
         ("a.zip", "run: unzip a.zip"),
         ("a.xls", "save the sheet as csv, UTF-8"),
         ("a.arrow", "save it as Parquet: by to_"),
+        ("a.feather", "save it as Parquet: by to_"),
     ],
 )
 def test_files_and_folders_of_another_kind_have_their_own_fix(
@@ -190,6 +192,22 @@ def test_files_and_folders_of_another_kind_have_their_own_fix(
         with pytest.raises(DataError) as caught:
             find_files(source, tmp_path)
         assert str(caught.value.fix).startswith(start + fix.replace(" a.", f" {source}/a." if start else " a."))
+
+
+def test_the_fix_for_a_folder_of_txt_files_works_when_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("law/0.txt", "music/1.txt"):
+        (tmp_path / "in 1" / name).parent.mkdir(parents=True)
+        (tmp_path / "in 1" / name).write_text(f'"{name}",\nand more\n')
+    with pytest.raises(DataError, match="no file of texts in in 1") as caught:
+        find_files("in 1", tmp_path)
+    command = str(caught.value.fix).partition("run: ")[2].replace("python", sys.executable)
+    subprocess.run(["/bin/sh", "-c", command], check=True)
+    rows = list(read_rows(tmp_path / "in 1.csv", corpus=Corpus(train=["x"], label="folder")))
+    assert [(*row.fields, row.label) for row in rows if isinstance(row, Row)] == [
+        ('"law/0.txt",\nand more\n', "law"),
+        ('"music/1.txt",\nand more\n', "music"),
+    ]
 
 
 def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:

@@ -375,6 +375,9 @@ def test_an_override_of_a_text_that_looks_like_another_value_is_text(tmp_path: P
     assert (experiment.student.name, experiment.corpus.id) == ("2024", "no")
     (problem,) = _problems(tmp_path, text.replace("lm}", "lm, prompt: {a: b}}"))
     assert "must be a list: [a, b]; YAML reads this value as a mapping: quote it" in problem
+    wrong = GOOD.replace("a.csv", "a.csv, labels: {0: law, 1: music}, on_bad_row: yes, rename: [a, b]")
+    ends = "[a, b], not a mapping", "is true; must be one of 'error' or 'skip'", "must be a mapping: {a: b}"
+    assert all(problem.endswith(ends) for problem in _problems(tmp_path, wrong))
 
 
 @pytest.mark.parametrize(

@@ -369,6 +369,8 @@ def test_an_unknown_label_in_rename_is_reported_with_the_nearest() -> None:
     assert "'sports'" in error.what
     assert "'sport'" in str(error.fix)
     assert "world" not in str(error.fix)
+    error = refusal(lambda: names(files_with(id2label={"0": "world", "1": "sport"}), None, {"sports": "sport"}))
+    assert error.fix == 'write the teacher\'s name first: {"sport": "sports"}'
 
 
 @pytest.mark.parametrize(
@@ -393,6 +395,7 @@ def test_labels_that_cannot_serve_are_refused(config: dict[str, Any], piece: str
 def test_renaming_two_labels_to_one_is_refused() -> None:
     error = refusal(lambda: names(files_with(id2label={"0": "a", "1": "b"}), None, {"a": "b"}))
     assert "'b'" in error.what
+    assert error.fix == "rename: {a: b} gives both one name: choose another"
 
 
 def test_digests_come_from_the_callers_memo(tmp_path: Path) -> None:

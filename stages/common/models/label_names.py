@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def label_names(
         extra = ", ".join(map(repr, names[len(outputs) :]))
         unnamed = ", ".join(f"{index} ({outputs[index]!r})" for index in range(len(names), len(outputs)))
         unmatched = f"no output for {extra}" if extra else f"no name for output {unnamed}"
-        what = f"labels: {len(names)} names for {len(outputs)} outputs: {unmatched}"
+        what = f"labels: {counted(len(names), 'name')} for {len(outputs)} outputs: {unmatched}"
         raise ModelError(what, where=where, fix=f"give exactly {len(outputs)} labels, by position")
     _check_has(names, rename, "rename", where)
     if blank := [repr(name) for name, renamed in rename.items() if renamed == UNNAMED]:
@@ -68,7 +68,10 @@ def label_names(
     twice = sorted({name for name in renamed if renamed.count(name) > 1})
     if twice:
         what = f"the teacher has two outputs named {', '.join(map(repr, twice))}"
-        raise ModelError(what, where=where, fix="give labels: a different name for each position")
+        fix = "give labels: a different name for each position"
+        if changed := [f"{name}: {new}" for name, new in rename.items() if new in twice]:
+            fix = f"rename: {{{', '.join(changed)}}} gives both one name: choose another"
+        raise ModelError(what, where=where, fix=fix)
     fix = f"give labels: the {len(names)} names, by position"
     if files.are_predictions:
         fix = f"write the names into the file, or set rename: {{{as_flow_yaml(names[0])}: NAME, ...}}"
@@ -94,7 +97,11 @@ def _check_has(names: Sequence[str], given: Iterable[str], field: str, where: st
     if unknown:
         close = nearest(unknown[0], names, ratio=0.4) or names[:5]
         what = f"{field}: the teacher has no label {', '.join(map(repr, unknown))}"
-        raise ModelError(what, where=where, fix=f"name one of its labels, such as {', '.join(map(repr, close))}")
+        fix = f"name one of its labels, such as {', '.join(map(repr, close))}"
+        new = given.get(unknown[0]) if isinstance(given, Mapping) else None
+        if new in names:
+            fix = f"write the teacher's name first: {{{as_flow_yaml(new)}: {as_flow_yaml(unknown[0])}}}"
+        raise ModelError(what, where=where, fix=fix)
 
 
 def _no_head(files: ModelFiles, count: int, where: str) -> ModelError:

@@ -261,11 +261,10 @@ class _Table:
 
     def columns(self, available: Sequence[str] | None) -> list[str]:
         """Returns the columns of text, id and label; a missing one is an error, if the `available` ones are known."""
-        corpus = self.corpus
-        wanted = {"text": corpus.text, "id": [self._id] if self._id else []}
+        wanted = {"text": self.corpus.text, "id": [self._id] if self._id else []}
         is_late = self.kind in JSON_LINES and not self.require_label  # the label may still come in a later line
-        if corpus.label and (self.require_label or is_late or available is None or corpus.label in available):
-            wanted["label"] = [corpus.label]
+        if self.corpus.label and (self.require_label or is_late or available is None or self.corpus.label in available):
+            wanted["label"] = [self.corpus.label]
         for setting, names in wanted.items():
             for name in names if available is not None and not (is_late and setting == "label") else []:
                 self._check_column(name, list(available or []), self._setting.replace("{}", setting))
@@ -484,7 +483,7 @@ def _broken_record(table: _Table, number: int, raw: list[bytes], error: csv.Erro
     """Returns a record that is broken within its line; raises otherwise, because the next record's start is unknown."""
     bad = table.bad(number, "broken", raw[0], detail=f"broken ({error})")
     if len(raw) == 1:
-        return bad._replace(fix=QUOTES) if "expected after" in str(error) else bad
+        return bad._replace(fix=QUOTES) if re.search("expected after|end of data", str(error)) else bad
     raise DataError(f"{table.name} row {number}: a quoted field does not end as it should", where=bad.where, fix=QUOTES)
 
 
@@ -542,7 +541,7 @@ def _jsonl_columns(table: _Table) -> list[str] | None:
                 continue
             for name, value in record.items() if isinstance(record, dict) else ():
                 names[name] = None
-                table.columns_of_inner |= dict.fromkeys(value, name) if isinstance(value, dict) else {}
+                table.columns_of_inner |= dict.fromkeys(value if isinstance(value, dict) else (), name)
     return list(names) or None
 
 

@@ -157,7 +157,11 @@ def first_line(error: BaseException, *, named: bool = False) -> str:
 MOST_PATH = 240
 """Characters of a path in a message; the middle of a longer one is left out."""
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = {
+    errno.ENOSPC: "the disk is full ({free} free)",
+    errno.EDQUOT: "your disk quota is used up",
+    errno.EFBIG: "a file is larger than the system allows (ulimit -f)",
+}
 PASSING = (errno.EIO, errno.ESTALE)
 """Errors of a disk that often pass."""
 
@@ -168,6 +172,7 @@ FIXES = {
     errno.ELOOP: "remove the circular link",
     errno.EMFILE: "raise the limit of open files (ulimit -n 4096)",
     **dict.fromkeys(FULL, "free some space (`amalgam gc`)"),
+    errno.EFBIG: "raise this limit (ulimit -f unlimited)",
 }
 
 
@@ -189,6 +194,11 @@ def fix_of(error: BaseException) -> str:
 
 def is_disk_full(error: BaseException) -> bool:
     return number_of(error) in FULL
+
+
+def no_room(error: BaseException, free: str) -> str:
+    """Returns the words for a full disk; the free space explains no quota and no limit of a file's size."""
+    return FULL[number_of(error) or errno.ENOSPC].format(free=free)
 
 
 def without_dots(text: str) -> str:

@@ -70,7 +70,7 @@ def storage_error(error: Exception, what: str, folder: Path) -> WorkError:
     if errors.is_disk_full(error):
         present = next(level for level in (folder, *folder.parents) if level.exists())
         free = size(shutil.disk_usage(present).free)
-        kind, reason, where = DiskFullError, f"the disk is full ({free} free)", folder
+        kind, reason, where = DiskFullError, errors.no_room(error, free), folder
     return kind(f"{what}: {reason}", where=errors.short_path(where), fix=f"{errors.fix_of(error)}, {AGAIN}")
 
 

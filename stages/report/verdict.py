@@ -157,7 +157,7 @@ def _against_baseline(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> t
 
 
 def _faults(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> Iterator[str]:
-    yield from _better_rivals(rivals)
+    yield from _better_rivals(inputs, rivals)
     yield from _missed_labels(inputs)
     for rival in conditions.lost_teachers(rivals):
         of_student, of_teacher = (words.ratio(count, rival["n"]) for count in (rival["student_right"], rival["right"]))
@@ -168,7 +168,7 @@ def _faults(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> Iterator[st
     yield from _useless(rivals)
 
 
-def _better_rivals(rivals: Sequence[types.Rival]) -> Iterator[str]:
+def _better_rivals(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> Iterator[str]:
     """Yields the better rivals: none that learned the texts, or that texts without a label of some teacher favour."""
     favoured = FAVOURED if conditions.untested_teachers(rivals) else ()
     blocking = [rival for rival in rivals if rival["kind"] in BLOCKING and rival["kind"] not in favoured]
@@ -178,7 +178,8 @@ def _better_rivals(rivals: Sequence[types.Rival]) -> Iterator[str]:
         best.setdefault(rival["kind"], []).append(rival)
     for kind, (rival, *more) in best.items():
         also = f"; {len(more)} more {kind}{'s are' if len(more) > 1 else ' is'} better too" if more else ""
-        yield f"{words.difference_sentence(rival)}{words.tested_on(rivals)}{also}."
+        gone = " It is in no folder now." if kind == "student" and rival["name"] in inputs.remade else ""
+        yield f"{words.difference_sentence(rival)}{words.tested_on(rivals)}{also}.{gone}"
 
 
 def _missed_labels(inputs: VerdictInputs) -> Iterator[str]:

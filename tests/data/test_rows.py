@@ -325,6 +325,7 @@ def test_a_quote_broken_within_its_line_costs_that_line_alone(tmp_path: Path) ->
     assert _bad(rows).where.startswith("a.csv row 2: ")
     assert _bad(rows).where.endswith(': 1,"a"b')
     assert 'written ""' in _bad(rows).fix
+    assert "close the quote" in _bad(_read(tmp_path / "a.csv", 'id,text\n1,"a')).fix
     assert rows[1] == Row("a.csv", 3, ("c",), None, None)
 
 

@@ -326,12 +326,21 @@ def test_a_full_disk_is_recognised_in_the_text_of_a_librarys_error(tmp_path: Pat
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-        with pytest.raises(DiskFullError, match="letters b: ") as raised:
+        with pytest.raises(DiskFullError, match="letters b: a file is larger than the system allows") as raised:
             built_toy(base, save)
         assert isinstance(raised.value.__cause__, SafetensorError)
+        assert "ulimit -f" in str(raised.value.fix)
 
     assert wait(fork(work)) == 0
     assert calls(base) == ["a", "b"]
+
+
+def test_a_quota_is_no_full_disk(tmp_path: Path) -> None:
+    def save(_run: Run, _unit: Unit) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with pytest.raises(DiskFullError, match=r"your disk quota is used up(?!.*free)"):
+        built_toy(toy_base(tmp_path), save)
 
 
 def test_a_unit_that_outgrows_the_disk_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def test_a_full_disk_is_called_that_and_leaves_the_checkpoint_before(tmp_path: P
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
     try:
-        with pytest.raises(DiskFullError, match="disk"):
+        with pytest.raises(DiskFullError, match=r"ulimit -f\): a checkpoint needs"):
             checkpoint.save(tmp_path, small_snapshot(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

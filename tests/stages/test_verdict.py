@@ -353,6 +353,8 @@ def test_a_student_without_folder_is_trained_again() -> None:
         "amalgam run student.epochs=12 'student.name=\"the better one\"' student.layers=null -c 'my file.yaml'"
     )
     unknown = replace(inputs, remade={"muka-0": {}})
+    assert verdict(unknown)["reasons"][0].endswith("It is in no folder now.")
+    assert not verdict(inputs)["reasons"][0].endswith("now.")
     assert verdict(unknown)["next"]["command"] == "amalgam run student.epochs=auto student.name=longer"
     two = with_student(made(1000, 0.80, 0.70), 0.90, same=2)
     for overrides in ({}, again):

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
 from amalgam.pipeline.console import size
-from amalgam.pipeline.errors import DiskFullError, is_disk_full, number_of
+from amalgam.pipeline.errors import DiskFullError, fix_of, is_disk_full, no_room, number_of
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.local import atomic_write, make_folder, sync
 from amalgam.pipeline.storage.paths import TEMPORARY_NAME, is_regular
@@ -68,9 +68,8 @@ def save(folder: Path, snapshot: Checkpoint) -> None:
         if not is_disk_full(error):
             raise
         need = sum(tensor.nbytes for table in snapshot.tensors.values() for tensor in table.values())
-        free = shutil.disk_usage(folder).free
-        what = f"disk full: a checkpoint needs {size(need)}, {size(free)} are free"
-        fix = "free some space and run the command again: it resumes from the last checkpoint"
+        what = f"{no_room(error, size(shutil.disk_usage(folder).free))}: a checkpoint needs {size(need)}"
+        fix = f"{fix_of(error)} and run the command again: it resumes from the last checkpoint"
         raise DiskFullError(what, where=str(folder), fix=fix) from error
     for other in folder.glob("*"):
         if other != target and (STEP.fullmatch(other.name) or TEMPORARY_NAME.fullmatch(other.name)):

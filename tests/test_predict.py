@@ -356,6 +356,7 @@ def unmarked(desk: Workspace) -> None:
         (break_nothing, ["--input", "texts/test.csv", "--out", "x.xlsx"], 2, ".parquet or .csv"),
         (break_nothing, ["--input", "texts/test.csv", "--out", "no/x.csv"], 2, "mkdir -p no"),
         (break_nothing, ["a text", "--student", "nowhere"], 2, "nowhere"),
+        (break_nothing, ["a text", "--student", "student"], 2, "such as students/student, not student"),
         (break_nothing, ["a text", "--student", "texts"], 2, "config.json"),
         (break_nothing, ["a text", "-c", "other.yaml"], 2, "amalgam init"),
         (blank, ["--input", "bad.csv"], 3, "bad.csv row 3, field text: empty"),

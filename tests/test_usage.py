@@ -93,7 +93,8 @@ def test_bash_which_breaks_words_at_the_sign_is_offered_bare_values(
     assert offered(folder, monkeypatch, "run", "student.method", "=", "muka") == [
         name for name in METHODS if name.startswith("muka")
     ]
-    assert set(METHODS) <= set(offered(folder, monkeypatch, "run", "student.method", "="))
+    offers = set(offered(folder, monkeypatch, "run", "student.method", "="))
+    assert offers == {*METHODS, "teacher:first", "teacher:second"} - {"teacher:<name>"}
     assert offered(folder, monkeypatch, "run", "targets.text_weights", "=", "m") == ["margin"]
     assert offered(folder, monkeypatch, "run", "cache.adaptive", "=", "") == ["true", "false"]
     assert offered(folder, monkeypatch, "build-targets", "--mode", "so") == ["soft"]

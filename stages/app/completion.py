@@ -71,4 +71,5 @@ def _values(ctx: typer.Context, field: str) -> list[str]:
     except AmalgamError:
         teachers = []
     methods = list(dict.fromkeys([*METHODS, *UNTRAINED])) if field == "student.method" else []
+    methods = [name for name in methods if not name.startswith(TEACHER)]  # a placeholder of the names that follow
     return [*methods, *teachers]

@@ -110,7 +110,9 @@ def finished_student(config: Path, folder: Path | None) -> StudentFolder:
     """Returns the student in `folder`, or that of the experiment file."""
     file_option = proposals.file_option(config)
     if folder is not None:
-        fix = f"name the folder of a model, such as students/student, not {shown(str(folder))}"
+        named = config.parent / STUDENTS / folder
+        example = shlex.quote(str(named)) if named.is_dir() else f"{STUDENTS}/student"
+        fix = f"name the folder of a model, such as {example}, not {shown(str(folder))}"
         return finished_in(folder, fix, file_option, config.parent)
     loaded = load_with_methods(config)
     fix = f"run `amalgam run{file_option}`, or name a folder with --student FOLDER"

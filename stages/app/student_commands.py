@@ -53,8 +53,9 @@ amalgam export --onnx --int8                    smaller and faster; compared on 
 
 The folder has model.onnx (inputs input_ids, attention_mask and, for encoders that take them, token_type_ids; output
 logits; any batch, any length the student takes), tokenizer.json and config.json with the labels' names. It is written
-only if ONNX Runtime and torch agree on 32 texts; export.json has the figure. Needs: pip install 'amalgam-distill[onnx]'
+only if ONNX Runtime and torch agree on 32 texts; export.json has the figure.
 An int8 model that loses more than 0.4 points of accuracy is refused without --force. --numpy exports static students.
+Needs: pip install 'amalgam-distill[onnx]'
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,21 @@ def test_an_encoder_without_a_head_is_refused_as_teacher(tmp_path: Path, kind: s
     error = refusal(lambda: load(files_of(saved(tmp_path / "model", kind, form=form))))
     assert "classification head" in error.what
     assert "classifier" in error.what
+
+
+@pytest.mark.parametrize("outer", ["module.", "model.inner."])
+def test_weights_of_a_wrapper_and_of_another_architecture_are_named_as_such(tmp_path: Path, outer: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = saved(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {outer + name: tensor for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    assert f"the names of the weights begin with '{outer}'" in refusal(lambda: load(files_of(folder))).what
+    shutil.copy(saved(tmp_path / "other", "roberta") / "model.safetensors", folder)
+    error = refusal(lambda: load(files_of(folder)))
+    assert error.what.startswith("config.json describes a bert, but the weights are those of another architecture")
 
 
 def test_a_head_of_another_size_is_refused_with_both_sizes(tmp_path: Path) -> None:

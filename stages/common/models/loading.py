@@ -7,7 +7,7 @@ and a line in the log.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -276,12 +276,27 @@ def _refuse_incomplete(
             what += f": id2label names {model.config.num_labels} labels, the weights have {next(iter(stored))} outputs"
         raise ModelError(what, where=where, fix="restore the config.json that belongs to the weights")
     missing = sorted(loading["missing_keys"])
+    if missing and loading["unexpected_keys"]:
+        _refuse_other_names(files, model, missing, loading["unexpected_keys"])
     missing_head = [key for key in missing if not _in_body(model, key)]
     if missing_head:
         raise ModelError(f"no {head}: missing {_few(missing_head)}", where=where, fix=fix)
     if missing:
         raise ModelError(f"weights are missing: {_few(missing)}", where=where, fix="save the model again, whole")
     _refuse_left_over(files, model, loading["unexpected_keys"])
+
+
+def _refuse_other_names(
+    files: ModelFiles, model: PreTrainedModel, missing: Sequence[str], unexpected: Collection[str]
+) -> None:
+    """Refuses weights that a wrapper saved, whose names have a prefix, and weights of another architecture."""
+    for outer in (key.removesuffix(missing[0]) for key in unexpected if key.endswith(f".{missing[0]}")):
+        what = f"the names of the weights begin with {outer!r}: a model within another one was saved"
+        raise ModelError(what, where=str(files.folder), fix="save the inner model by its own save_pretrained")
+    if {key for key, _ in model.named_parameters()} <= {*missing}:
+        what = f"config.json describes a {model.config.model_type}, but the weights are those of another architecture"
+        what = f"{what}, such as {_few(sorted(unexpected)[:1])}"
+        raise ModelError(what, where=str(files.folder), fix="restore the config.json that belongs to the weights")
 
 
 def _refuse_left_over(files: ModelFiles, model: PreTrainedModel, unexpected: Collection[str]) -> None:

@@ -133,7 +133,7 @@ def test_an_audit_without_labels_has_leave_one_out_figures(fresh: Workspace) -> 
     printed = fresh("audit").out
     assert "no gold labels (corpus.label)" in printed
     assert "no duplicate teacher was found" in printed
-    assert "fewer than 50 gold labels do not show that no teacher is harmful" in printed
+    assert "harmful teachers are named only with 50 gold labels or more" in printed
 
 
 def test_a_single_teacher_can_be_audited(fresh: Workspace) -> None:

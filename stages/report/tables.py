@@ -192,7 +192,7 @@ def advice(audit: json_types.AuditSection) -> list[str]:
         lines.append(f"duplicates: {' and '.join(pair['teachers'])} ({reason}); remove one of them to save its cost")
     if any(effect["harmful"] is None for _, effect in effects):
         none = [] if lines else ["no duplicate teacher was found"]
-        return [*lines, *none, f"fewer than {LEAST_TEXTS} gold labels do not show that no teacher is harmful"]
+        return [*lines, *none, f"harmful teachers are named only with {LEAST_TEXTS} gold labels or more"]
     return lines or ["no harmful or duplicate teacher was found"]
 
 

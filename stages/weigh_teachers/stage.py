@@ -217,7 +217,7 @@ class WeighTeachers(Stage):
 
     def describe(self, manifest: Record) -> str:
         weights = manifest.identity["config"]["targets"]["teacher_weights"]
-        return f"{weights} weights of {', '.join(manifest.facts.get('shares', ()))}"
+        return f"weights of {', '.join(manifest.facts.get('shares', ()))} ({weights})"
 
 
 # ---- weights and their checks

@@ -10,7 +10,7 @@ import pytest
 
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.stages.app.api import Experiment
-from amalgam.stages.app.sweep import combinations, over_seeds, swept_fields, values_of
+from amalgam.stages.app.sweep import Sweep, combinations, over_seeds, swept_fields, values_of
 from amalgam.stages.report.tables import SCORES
 from amalgam.tests.workspaces import EXPERIMENT, Workspace, amalgam
 
@@ -118,6 +118,13 @@ def test_students_that_differ_in_more_than_seeds_are_no_group() -> None:
     by_method: Any = [{"values": {"student.method": name}, "scores": scores} for name in "ab"]
     assert list(over_seeds(by_settings)) == []
     assert list(over_seeds(by_method)) == []
+
+
+def test_a_sweep_without_labels_names_the_next_command() -> None:
+    student: Any = {"name": "seed-0", "values": {"student.seed": "0"}, "scores": None}
+    title, _, rows = Sweep([student], [], {}).table()
+    assert rows == [["seed-0"]]
+    assert "`amalgam report NAME`" in title
 
 
 def test_a_sweep_in_python_has_a_row_for_each_student_with_its_values(workspace: Workspace) -> None:

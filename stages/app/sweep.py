@@ -308,7 +308,8 @@ class Sweep(Printed):
         """Returns title, header and rows: the scores of each student, and the means over seeds."""
         scored = next((student for student in self.students if student["scores"]), None)
         if scored is None:
-            return "no labelled test texts (corpus.test)", ["student"], [[student["name"]] for student in self.students]
+            title = "no labelled test texts (corpus.test) compare the students; `amalgam report NAME` describes one"
+            return title, ["student"], [[student["name"]] for student in self.students]
         groups, summaries = scored["groups"], list(over_seeds(self.students))
         columns = header(groups)
         blank = [""] * (len(columns) - 1)

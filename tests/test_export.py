@@ -53,6 +53,20 @@ sys.meta_path.insert(0, Refuse())
 """
 
 
+SIGNAL_IN_IMPORT = """
+import runpy, signal, sys
+
+class Raise:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy.linalg":
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGTERM)
+
+sys.meta_path.insert(0, Raise())
+runpy.run_module("amalgam", run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.fixture
 def exported(built: Workspace, shared: Path, tmp_path: Path) -> Workspace:
     def build(folder: Path) -> Workspace:
@@ -198,6 +212,15 @@ def test_an_interrupted_export_leaves_the_earlier_one_and_has_no_units(
         assert "fix: run the same command again, which starts over" in result.err
     assert (exported.folder / "students/student-onnx/model.onnx").read_bytes() == before
     assert not (exported.folder / "stopped").exists()
+
+
+def test_a_signal_while_the_libraries_of_the_server_load_prints_no_traceback(exported: Workspace) -> None:
+    command = [sys.executable, "-c", SIGNAL_IN_IMPORT, "serve", "--port", "0"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=exported.folder, env=quiet_environment(), check=False
+    )
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert done.stderr.startswith("error: stopped by SIGTERM; the server had not started\n")
 
 
 def test_without_the_extra_the_error_has_the_pip_command(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

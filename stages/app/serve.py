@@ -34,7 +34,8 @@ from amalgam.stages.common.device import check_libraries
 from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, end_token, reads_padding
 from amalgam.stages.methods import load_with_methods
 
-LIBRARIES = ("onnxruntime", "h11")
+LIBRARIES = ("numpy", "onnxruntime", "h11")
+"""NumPy comes first: ONNX Runtime imports it from C, and would print a signal in this import as a traceback."""
 TOKENIZER, CONFIG = "tokenizer.json", "config.json"
 SUFFIX = "-onnx"
 

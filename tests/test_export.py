@@ -34,6 +34,7 @@ from amalgam.tests.workspaces import (
     Workspace,
     amalgam,
     build_once,
+    edit_json,
     finish,
     quiet_environment,
     rewrite_mark,
@@ -221,6 +222,20 @@ def test_a_signal_while_the_libraries_of_the_server_load_prints_no_traceback(exp
     )
     assert done.returncode == 128 + signal.SIGTERM, done.stderr
     assert done.stderr.startswith("error: stopped by SIGTERM; the server had not started\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [({"inputs": ["input_ids"]}, "attention_mask"), ({"labels": ["a", "b"]}, "8 outputs, and export.json 2 labels")],
+)
+def test_a_model_that_export_json_does_not_describe_is_not_served(
+    exported: Workspace, tmp_path: Path, changes: dict[str, list[str]], part: str
+) -> None:
+    shutil.copytree(exported.folder / "students/student-onnx", tmp_path / "own", ignore=shutil.ignore_patterns(".*"))
+    edit_json(tmp_path / "own/export.json", **changes)
+    refused = exported.attempt("serve", "--port", "0", "--student", str(tmp_path / "own"))
+    assert (refused.code, part in refused.err) == (2, True), refused.err
+    assert_three_lines(refused.err)
 
 
 def test_without_the_extra_the_error_has_the_pip_command(built: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,9 +144,14 @@ class OnnxStudent:
                 self._tokenizer.enable_truncation(export.max_tokens)
             path = str(export.folder / ONNX_MODEL)
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            (first,) = self([("the first run takes longer",)])
         except Exception as error:  # both libraries raise classes of their own
             what = f"ONNX Runtime or tokenizers cannot load the export: {shown(str(error), 200)}"
             raise ModelError(what, where=str(export.folder.absolute()), fix="export the student again") from error
+        outputs, labels = len(first.probabilities), len(export.labels)
+        if outputs != labels:
+            what = f"the model has {counted(outputs, 'output')}, and {EXPORT_FACTS} {counted(labels, 'label')}"
+            raise ModelError(what, where=str(export.folder.absolute()), fix="export the student again")
 
     def __call__(self, texts: Sequence[Text]) -> list[Prediction]:
         encoded = self._tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in texts])
@@ -218,7 +223,6 @@ def serve(  # noqa: PLR0913 - the options of the command
     export = export_folder(config, student, console)
     with listen(host, port) as listener:
         model = OnnxStudent(export, threads or usable_cores())
-        model([("the first run takes longer",)])
         faults = Faults(console)
         batcher = Batcher(model, batch_size=batch_size, most_waiting=most_waiting, on_error=faults.show)
         server = Server(batcher, export, limits, faults.show)

@@ -91,15 +91,19 @@ def test_a_text_does_not_depend_on_its_batch_or_order() -> None:
         assert written(language_model(), teacher, [order], SteeringParams(2.0, 8)) == {order.tag: together[order.tag]}
 
 
-def test_where_rounding_could_decide_a_text_decides_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("steer", "temperature"), [(1.0, 1.0), (3.0, 2.0)])
+def test_where_rounding_could_decide_a_text_decides_for_itself(
+    monkeypatch: pytest.MonkeyPatch, steer: float, temperature: float
+) -> None:
     """If every token's margin is too narrow, lazy, naive, joint and single decoding give equal texts."""
     from amalgam.stages.generate import decoding as choice
 
-    teacher, asked = teacher_of(), orders(5)
-    narrow = written(language_model(), teacher, asked, SteeringParams(1.0, 5))
+    teacher, asked = teacher_of(), orders(5, SamplingParams(temperature, None, 0.95, 24))
+    steering = SteeringParams(steer, 5)
+    narrow = written(language_model(), teacher, asked, steering)
     monkeypatch.setattr(choice, "MARGIN", 1.0)
     monkeypatch.setattr(choice, "CUT", 0.02)
-    writer = Writer(language_model(), Scorer(teacher), SteeringParams(1.0, 5))
+    writer = Writer(language_model(), Scorer(teacher), steering)
     wide = dict(writer.write(asked))
     assert writer.ties_broken > sum(text.tokens for text in wide.values()) / 2
     assert {tag: text.choices for tag, text in wide.items()} == {tag: text.choices for tag, text in narrow.items()}

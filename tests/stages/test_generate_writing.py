@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,6 +160,21 @@ def test_no_text_is_empty_and_none_is_longer_than_asked() -> None:
     )
     assert all(text.text for text in texts.values())
     assert {text.tokens for text in texts.values()} == {2, 3}
+
+
+def test_a_word_that_is_an_end_token_is_in_no_text_and_begins_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words that texts begin with become end tokens: without them no text may be empty."""
+    model, params, own = language_model(spread=20.0), SamplingParams(1.3, None, 1.0, 95), Scorer.log_probabilities
+    begun = written(model, None, orders(20, params), SteeringParams(0.0, 1)).values()
+    ends = [token for token, _ in Counter(text.choices[0] for text in begun).most_common(5)]
+    model.ends |= frozenset(ends)
+    scored = list[str]()
+    monkeypatch.setattr(Scorer, "log_probabilities", lambda self, texts: (scored.extend(texts), own(self, texts))[1])
+    texts = list(written(model, None, orders(20, params), SteeringParams(1.0, 3)).values())
+    assert any(text.choices[-1] in ends for text in texts)
+    assert all(text.text for text in texts)
+    words = set(model.decode([[token] for token in ends]))
+    assert not any(words & set(text.split()) for text in [*scored, *(text.text for text in texts)])
 
 
 def test_a_prompt_precedes_a_text_and_is_no_part_of_it() -> None:

@@ -114,7 +114,7 @@ def test_its_own_positions_limit_a_text_where_they_are_fewer_than_wanted() -> No
     model = language_model(longest=1000)
     assert model.longest == 64
     texts = written(model, None, orders(3, SamplingParams(1.0, None, 1.0, 50)), SteeringParams(0.0, 1000))
-    assert max(text.tokens for text in texts.values()) <= 64
+    assert max(text.tokens for text in texts.values()) == 64  # the last one is not read
 
 
 def test_special_tokens_and_rows_without_a_token_are_never_written() -> None:

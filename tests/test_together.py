@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from amalgam.stages.common.training.losses import RestrictedKL
+from amalgam.stages.train_teachers import training
 from amalgam.tests.workspaces import TEACHER_LABELS, TRAIN, Workspace, word_list, write_model
 
 LABELS = sorted(label for labels in TEACHER_LABELS.values() for label in labels)
@@ -54,6 +56,18 @@ def test_they_serve_every_stage_and_learn_once(together: Workspace) -> None:
     head = together.head("train-student")
     assert (together.artifacts / "train-student" / head).exists()
     assert len(together.targets()) == TRAIN
+
+
+def test_each_of_them_has_a_softmax_of_its_own(together: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def noted(columns: Any) -> RestrictedKL:
+        made.append([list(labels) for labels in columns])
+        return RestrictedKL(columns)
+
+    monkeypatch.setattr(training, "RestrictedKL", noted)
+    together("train-teachers")
+    assert made == [[list(range(len(LABELS))), list(range(len(LABELS), 2 * len(LABELS)))]]
 
 
 def weights(workspace: Workspace, teacher: str) -> dict[str, Any]:

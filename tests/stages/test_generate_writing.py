@@ -169,7 +169,12 @@ def test_a_word_that_is_an_end_token_is_in_no_text_and_begins_none(monkeypatch: 
     ends = [token for token, _ in Counter(text.choices[0] for text in begun).most_common(5)]
     model.ends |= frozenset(ends)
     scored = list[str]()
-    monkeypatch.setattr(Scorer, "log_probabilities", lambda self, texts: (scored.extend(texts), own(self, texts))[1])
+
+    def noted(self: Scorer, texts: Sequence[str]) -> Any:
+        scored.extend(texts)
+        return own(self, texts)
+
+    monkeypatch.setattr(Scorer, "log_probabilities", noted)
     texts = list(written(model, None, orders(20, params), SteeringParams(1.0, 3)).values())
     assert any(text.choices[-1] in ends for text in texts)
     assert all(text.text for text in texts)

@@ -518,6 +518,8 @@ def test_other_methods_have_the_gold_label_as_target(workspace: Workspace, metho
     own = next(labels for labels in TEACHER_LABELS.values() if label in labels)
     assert target[LABELS.index(own[0]) : LABELS.index(own[-1]) + 1] == [float(name == label) for name in own]
     assert weight == 1.0
+    others = len(TEACHER_LABELS) - 1 if method == "uhc" else 0  # each keeps its distribution
+    assert sum(target) == pytest.approx(1 + others)
 
 
 def test_a_method_that_does_not_use_labels_is_named(workspace: Workspace) -> None:

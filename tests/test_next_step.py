@@ -23,6 +23,11 @@ def next_of(workspace: Workspace, name: str) -> dict[str, Any]:
     return workspace.numbers(name)["verdict"]["next"]
 
 
+def test_weak_teachers_are_the_next_cause_after_the_training() -> None:
+    causes = verdict(made(1000, [0.6, 0, 0, 0], 0.25, 0.25, labels=4, own=(0.4, 0.3), steps=54))["causes"]
+    assert [cause["code"] for cause in causes][:3] == ["few-steps", "teachers-weak", "teacher-loses"]
+
+
 def test_the_report_of_one_student_is_printed_by_its_name(workspace: Workspace) -> None:
     made, stored = workspace("report"), workspace("report", "student")
     assert (stored.out, stored.err) == (made.out, "report: reports/student.html\n")

@@ -11,7 +11,7 @@ import io
 import itertools
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -99,7 +99,9 @@ def load_experiment(  # noqa: PLR0913 - what the stages add to the schema
     _name_teachers(parsed.data)
     chosen = any(_value_at(parsed.data, path) is not None for path in names or {})  # an override keeps the method
     applied: dict[str, Any] = {}
-    for override in overrides:
+    given = list(overrides)
+    _check_quoted(given)
+    for override in given:
         applied |= parsed.override(override)
     method = _value_at(parsed.data, "student.method")
     if parsed.places.get(("student", "method")) == COMMAND_LINE and (presets or {}).get(str(method)):
@@ -135,6 +137,17 @@ def _messages(parsed: ParsedFile, data: Any, error: ValidationError) -> list[tup
         else:
             messages.append((place, message))
     return messages
+
+
+def _check_quoted(overrides: Sequence[str]) -> None:
+    """Refuses an override that the shell has divided at the blanks within its brackets."""
+    for index, text in enumerate(overrides[:-1]):
+        words = itertools.accumulate(overrides[index:], "{} {}".format)
+        opened = (whole for whole in words if sum(map(whole.count, "[{")) <= sum(map(whole.count, "]}")))
+        whole = next(opened, text)
+        if "=" in text and whole != text and "=" not in overrides[index + 1]:
+            what = f"the shell has divided the override of {text.partition('=')[0]} at its blanks"
+            raise ExperimentError(what, where=COMMAND_LINE, fix=f"put it in quotes: {masked(shlex.quote(whole))}")
 
 
 ARGUMENTS = "the arguments texts, validation and test are the fields of corpus"

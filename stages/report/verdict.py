@@ -372,6 +372,10 @@ def _causes(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> Iterator[ty
     """Yields the likely causes of a bad or unclear student, the most likely first."""
     quality, student = inputs.report["unlabelled"], inputs.student
     yield from _training_causes(inputs)
+    weak = conditions.weak_teachers(rivals)
+    if weak:
+        text = f"the teachers have only {words.ratio(weak['right'], weak['n'])} accuracy on their own labels"
+        yield {"code": "teachers-weak", "text": text}
     unpredicted = [row["label"] for row in inputs.labels if row["n"] and not row["predicted"]]
     if quality:
         unpredicted = conditions.never_predicted(quality)
@@ -418,10 +422,6 @@ def _teacher_causes(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> Ite
         if absent:
             text = f"{without[quality['agreement']['reference']]} of {words.listed(absent)}"
             yield {"code": "teacher-absent", "text": text}
-    weak = conditions.weak_teachers(rivals)
-    if weak:
-        text = f"the teachers have only {words.ratio(weak['right'], weak['n'])} accuracy on their own labels"
-        yield {"code": "teachers-weak", "text": text}
     if inputs.weights_unused:
         text = "the evidence for a choice of teachers was dropped"
         yield {"code": "choice-not-trusted", "text": text}

@@ -371,6 +371,8 @@ def test_an_override_of_a_text_that_looks_like_another_value_is_text(tmp_path: P
     assert generate is not None
     assert generate.prompt == [prompt]
     assert _load(tmp_path, GOOD, "corpus.rename=a: b").experiment.corpus.rename == {"a": "b"}
+    with pytest.raises(ExperimentError, match=r"divided the override of corpus.rename(.|\n)*'corpus.rename=\{a: b\}'"):
+        _load(tmp_path, GOOD, "corpus.rename={a:", "b}", "corpus.id=no")
     experiment = _load(tmp_path, GOOD, "student.name=2024", "corpus.id=no").experiment
     assert (experiment.student.name, experiment.corpus.id) == ("2024", "no")
     (problem,) = _problems(tmp_path, text.replace("lm}", "lm, prompt: {a: b}}"))

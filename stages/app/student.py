@@ -111,7 +111,7 @@ def finished_student(config: Path, folder: Path | None) -> StudentFolder:
     file_option = proposals.file_option(config)
     if folder is not None:
         named = config.parent / STUDENTS / folder
-        example = shlex.quote(str(named)) if named.is_dir() else f"{STUDENTS}/student"
+        example = shlex.quote(str(named)) if os.path.isdir(named) else f"{STUDENTS}/student"  # noqa: PTH112 - any length
         fix = f"name the folder of a model, such as {example}, not {shown(str(folder))}"
         return finished_in(folder, fix, file_option, config.parent)
     loaded = load_with_methods(config)

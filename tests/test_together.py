@@ -126,6 +126,18 @@ def test_labels_of_no_group_are_named(together: Workspace) -> None:
     assert "in no group" not in together("plan", GROUPS, "corpus.test=null").err
 
 
+def test_test_labels_of_no_group_are_refused_before_a_teacher_trains(together: Workspace) -> None:
+    first, second, third, *_ = LABELS
+    groups = f"train_teachers={{encoder: ./models/encoder, groups: {{one: [{first}, {second}]}}, co_train: null}}"
+    together("read-corpus")
+    planned, refused = (together.attempt(command, groups) for command in ("plan", "train-teachers"))
+    for attempt in (planned, refused):
+        assert (attempt.code, "gold label that is not one of the student's" in attempt.err) == (3, True)
+        assert third in attempt.err
+    assert not [*together.artifacts.glob("train-teachers/*")]
+    assert together("train-teachers", groups, "train_teachers.epochs=1", "corpus.on_bad_row=skip").code == 0
+
+
 def test_texts_of_one_label_train_no_teacher(together: Workspace) -> None:
     together.write([(text, "law") for text, _ in together.texts()])
     for override in ("train_teachers.co_train={one: ./models/encoder}", GROUPS):

@@ -31,7 +31,7 @@ from amalgam.stages.methods import method_of
 from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.registry import STAGES
 from amalgam.stages.target_methods import target_method
-from amalgam.stages.train_teachers.stage import encoders_of, ungrouped_labels
+from amalgam.stages.train_teachers.stage import check_gold_of_groups, encoders_of, ungrouped_labels
 
 Check = Callable[[Run], object]
 
@@ -72,6 +72,16 @@ def check_student_encoder(run: Run) -> None:
 def check_teacher_encoders(run: Run) -> None:
     for settings, where in encoders_of(run).values() if run.experiment.train_teachers else ():
         load.check_encoder(run, settings, where)
+
+
+def check_gold(run: Run) -> None:
+    """Refuses gold labels outside the union; before the teachers are trained, their groups have the labels."""
+    try:
+        load_labels.check_gold(run)
+    except PendingDependencyError:
+        if run.experiment.train_teachers:
+            check_gold_of_groups(run)
+        raise
 
 
 def check_public_folder(run: Run, stage: Stage) -> None:
@@ -125,7 +135,7 @@ def check_space(run: Run, states: Sequence[StageState]) -> str:
 CHECKS: list[tuple[str, Check]] = [
     *(("read-corpus", partial(check_texts, part=part)) for part in ("train", "validation", "test", "teachers")),
     ("train-teachers", check_teacher_encoders),
-    ("report", load_labels.check_gold),  # another test file runs no earlier stage, and a run checks it before any
+    ("report", check_gold),  # another test file runs no earlier stage, and a run checks it before any
     ("cache-teachers", load.labels_by_teacher),  # reads configurations; checks weights, tokenizers and labels
     ("build-targets", load_labels.check_labels),
     ("build-targets", check_train_gold),  # of a corpus that was read when no label was needed

@@ -25,7 +25,7 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
 from amalgam.pipeline.user_paths import check_writable
-from amalgam.stages.common import load
+from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.corpus import Part, read_bucket, tables
 from amalgam.stages.common.deliveries import TEACHERS, Mark, check_deliverable, check_target, deliver, named
 from amalgam.stages.common.intervals import bounds, interval, percent
@@ -58,6 +58,7 @@ class TrainTeachers(Stage):
     def resolve_inputs(self, run: Run) -> None:
         for settings, where in encoders_of(run).values():
             load.encoder_files(run, settings, where)
+        check_gold_of_groups(run)
 
     def check_output(self, run: Run) -> None:
         check_writable(run.base / TEACHERS, "change its permissions")
@@ -212,6 +213,14 @@ def groups_of(run: Run) -> dict[str, list[str]]:
             where, fix = f"train_teachers.groups.{name}", f"use these labels: {shown_names(known_labels)}"
             raise ExperimentError(what, where=where, fix=fix)
     return {name: list(labels) for name, labels in groups.items()}
+
+
+def check_gold_of_groups(run: Run) -> None:
+    """Refuses gold labels that no teacher will have, before any teacher is trained."""
+    named = load.labels_by_teacher(run)
+    if len(named) == len(run.experiment.teachers):
+        labels = {label for of_teacher in (*groups_of(run).values(), *named.values()) for label in of_teacher}
+        list(load_labels.gold_notes(run, labels))  # cache-teachers shows the notes
 
 
 def ungrouped_labels(run: Run) -> Iterator[str]:

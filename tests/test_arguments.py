@@ -286,7 +286,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "too few labels": (lambda: Experiment([{"model": FIRST, "labels": ["a"]}], ["a"]), "exactly 4 labels"),
     "no such section": (lambda: Experiment(TEACHERS, ["a"], studnt={"method": "uhc"}), "did you mean 'student'?"),
     "no such field": (lambda: Experiment(TEACHERS, ["a"], student={"epoch": 3}), "did you mean 'epochs'?"),
-    "true for a number": (lambda: Experiment(TEACHERS, ["a"], student={"seed": True}), "whole number (given True)"),
+    "true for a number": (lambda: Experiment(TEACHERS, ["a"], student={"seed": True}), "whole number (given true)"),
     "a field": (lambda: Experiment(TEACHERS, ["a"], epochs=3), "student={'epochs': 3}"),  # type: ignore[arg-type]
     "texts by their part": (lambda: Experiment(TEACHERS, train=99 * ["a"]), "fix: write texts=['a', 'a', "),  # type: ignore[arg-type]
     "a field by another name": (lambda: Experiment(TEACHERS, ["a"], text_column="b"), "write corpus={'text': 'b'}"),  # type: ignore[arg-type]

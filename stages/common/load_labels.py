@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from amalgam.data.corpus import find_files
@@ -182,12 +182,12 @@ def check_gold(run: Run) -> None:
         check_one_label_set(teachers_of(run), run.experiment.targets.mode)
     if run.experiment.has_catch_all:
         _check_label_counts(teachers_of(run), run.experiment.targets.mode, apart=method.loss == "restricted")
-    for note in gold_notes(run, set(label_space(run).names)):
+    for note in gold_notes(run, lambda: label_space(run).names):
         run.console.note(note)
     check_unknown(run)
 
 
-def gold_notes(run: Run, union: set[str]) -> Iterator[str]:
+def gold_notes(run: Run, union: Callable[[], Iterable[str]]) -> Iterator[str]:
     """Refuses gold labels outside the union; yields notes on such texts if the settings skip them."""
     reads_gold = target_method(run.experiment.targets).reads_gold
     treatments = dict.fromkeys(["test", "validation", *(["train"] if reads_gold else [])], "left out")
@@ -196,7 +196,7 @@ def gold_notes(run: Run, union: set[str]) -> Iterator[str]:
     for name, treatment in treatments.items():
         if part := part_of(run, name):
             files = partial(part_files, run, name)
-            if note := check_gold_labels(part, run.experiment.corpus, union, _renamed(run), files, treatment):
+            if note := check_gold_labels(part, run.experiment.corpus, set(union()), _renamed(run), files, treatment):
                 yield note
 
 

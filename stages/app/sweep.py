@@ -308,7 +308,7 @@ class Sweep(Printed):
         """Returns title, header and rows: the scores of each student, and the means over seeds."""
         scored = next((student for student in self.students if student["scores"]), None)
         if scored is None:
-            title = "no labelled test texts (corpus.test) compare the students; `amalgam report NAME` describes one"
+            title = "there are no labelled test texts (corpus.test): `amalgam report NAME` describes one student"
             return title, ["student"], [[student["name"]] for student in self.students]
         groups, summaries = scored["groups"], list(over_seeds(self.students))
         columns = header(groups)

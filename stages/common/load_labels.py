@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from amalgam.data.corpus import find_files
@@ -187,8 +187,9 @@ def check_gold(run: Run) -> None:
     check_unknown(run)
 
 
-def gold_notes(run: Run, union: Callable[[], Iterable[str]]) -> Iterator[str]:
-    """Refuses gold labels outside the union; yields notes on such texts if the settings skip them."""
+def gold_notes(run: Run, union: Callable[[], Iterable[str]]) -> list[str]:
+    """Refuses gold labels outside the union; returns notes on such texts if the settings skip them."""
+    notes = []
     reads_gold = target_method(run.experiment.targets).reads_gold
     treatments = dict.fromkeys(["test", "validation", *(["train"] if reads_gold else [])], "left out")
     if run.experiment.labels == FROM_CORPUS and _takes_labels(run):
@@ -197,7 +198,8 @@ def gold_notes(run: Run, union: Callable[[], Iterable[str]]) -> Iterator[str]:
         if part := part_of(run, name):
             files = partial(part_files, run, name)
             if note := check_gold_labels(part, run.experiment.corpus, set(union()), _renamed(run), files, treatment):
-                yield note
+                notes.append(note)
+    return notes
 
 
 def _renamed(run: Run) -> dict[str, str]:

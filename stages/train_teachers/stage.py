@@ -220,7 +220,7 @@ def check_gold_of_groups(run: Run) -> None:
     named = load.labels_by_teacher(run)
     if len(named) == len(run.experiment.teachers):
         labels = [label for of_teacher in (*groups_of(run).values(), *named.values()) for label in of_teacher]
-        list(load_labels.gold_notes(run, lambda: labels))  # cache-teachers shows the notes
+        load_labels.gold_notes(run, lambda: labels)  # cache-teachers shows the notes
 
 
 def ungrouped_labels(run: Run) -> Iterator[str]:

@@ -147,13 +147,13 @@ def compared(
     joint, texts = dict.fromkeys(map(id, (encoder, *groups))), len(encoder.texts)
     density = {id(space): np.empty(texts) for space in (encoder, *teachers)}
     near = np.empty((texts, _most_neighbours(encoder, neighbours)), np.int32)
-    memory, sums = _memory(encoder), _memory(encoder)
+    memory, sums, closest = _memory(encoder), _memory(encoder), _closest(encoder, labels)
     for rows in rows_of(encoder.texts):
         total = sums[: rows.stop - rows.start].zero_()
         for space, comparison in comparisons.items():
             similarity = comparison.similarities(rows, memory)
             if space in density:
-                density[space][rows] = _density(similarity, _closest(encoder, labels))
+                density[space][rows] = _density(similarity, closest)
             if space in joint:
                 total += similarity
         near[rows] = _nearest(total, near.shape[1])

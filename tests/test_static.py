@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import random
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import Metaspace
+from transformers import BertTokenizer
 
 from amalgam.stages.app import classify, export_numpy, int8
 from amalgam.stages.app.serve import read_export
@@ -84,6 +87,34 @@ def test_an_export_truncates_as_predict_whatever_the_tokenizers_file_has(static:
     text = "the chef fried the onion and then the court heard the banker and the nurse"
     expected = finished_in(folder).load().logits([(text,)])
     assert classify.Classifier(tmp_path / "elsewhere-numpy").logits([text]) == pytest.approx(expected, abs=1e-4)
+
+
+def bert_tokenizer() -> Tokenizer:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abeis日.'#", "##s", "##a", "onion", "the"]
+    tokenizer = BertTokenizer(vocab={piece: place for place, piece in enumerate(pieces)}).backend_tokenizer
+    tokenizer.enable_truncation(12)
+    return tokenizer
+
+
+def test_a_table_of_words_gives_the_tokens_of_the_tokenizer() -> None:
+    tokenizer = bert_tokenizer()
+    white, others = " \t\n\r\x0b\x1c\x85\xa0\u2028\u3000", "abse\u0301éİΣ\u200d\0\ufffd日本😀.'#[]"
+    pieces = [*white, *others, *" " * 20, "[SEP]", " [MASK] ", "##s", "onion", "the", "a" * 120]
+    draw = random.Random(0)  # noqa: S311 - no secret
+    texts = ["".join(draw.choices(pieces, k=draw.randrange(40))) for _ in range(3000)]
+    words = classify.Words(tokenizer)
+    assert classify.Words.suit(tokenizer)
+    assert words(texts) == words(texts) == [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    pairs = [("the onion", "a"), ("a", "")]
+    assert words(pairs) == [encoding.ids for encoding in tokenizer.encode_batch(pairs)]
+
+
+def test_other_tokenizers_have_no_table_of_words() -> None:
+    others = [bert_tokenizer(), bert_tokenizer(), bert_tokenizer()]
+    others[0].pre_tokenizer = Metaspace()
+    others[1].add_tokens(["two words"])
+    others[2].enable_truncation(12, direction="left")
+    assert not any(map(classify.Words.suit, others))
 
 
 def test_the_command_of_the_export_classifies_lines(static: Workspace) -> None:

@@ -7,8 +7,10 @@ A program imports it: Classifier("students/student-numpy").predict(["the chef fr
 
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,19 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 ARRAYS = "arrays.safetensors"
 AT_ONCE = 128
 """Texts whose features are in memory at once."""
+MOST_WORDS, LONGEST_WORD = 100_000, 50
+"""Words whose tokens stay in memory, and characters of the longest of them."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_WORDS: Callable[[str], list[str]] = re.compile(r"[^ \t\r\n]+").findall
 
 
 class Classifier:
@@ -32,12 +41,14 @@ class Classifier:
         self.labels = [names[str(index)] for index in range(len(names))]
         facts = Path(folder) / "export.json"
         self.columns = json.loads(facts.read_text("utf-8")).get("text", []) if facts.is_file() else []
-        self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))  # truncates as in the training
+        tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))  # truncates as in the training
+        self._ids = Words(tokenizer) if Words.suit(tokenizer) else partial(ids_of, tokenizer)
         arrays = load_file(Path(folder) / ARRAYS)
         vectors = np.pad(arrays["vectors"] * arrays["scales"][:, None], ((0, 1), (0, 0)))
         self._rows, self._gap = arrays["rows"].astype(np.int64), len(vectors) - 1
         self._before, here, self._after = (vectors @ weights for weights in arrays["convolution"])
         self._here = here + arrays["convolution_bias"]
+        self._here[self._gap] = -np.inf  # between texts all features are 0
         self._weights, self._bias = arrays["classifier"], arrays["classifier_bias"]
 
     def predict(self, texts: Sequence[Any]) -> list[tuple[str, float]]:
@@ -59,17 +70,63 @@ class Classifier:
 
     def _logits(self, texts: Sequence[Any]) -> Array:
         """Computes all tokens at once, [tokens, width]: the texts follow each other, with a zero row after each."""
-        tokens = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
+        tokens = self._ids(texts)
         lengths = np.array([len(ids) for ids in tokens])
         starts = np.cumsum(lengths + 1) - lengths - 1
         is_token = np.ones(lengths.sum() + len(lengths) + 2, bool)
         is_token[[0, *(starts + lengths + 1), -1]] = False
         rows = np.full(len(is_token), self._gap)
         rows[is_token] = self._rows[np.concatenate(tokens).astype(np.int64)]
-        features = self._here[rows[1:-1]] + self._before[rows[:-2]] + self._after[rows[2:]]
-        features = np.maximum(features, 0) * is_token[1:-1, None]
+        features = self._here[rows[1:-1]]
+        features += self._before[rows[:-2]]
+        features += self._after[rows[2:]]
+        np.maximum(features, 0, out=features)
         means = np.add.reduceat(features, starts) / np.maximum(lengths, 1)[:, None]
         return np.hstack([np.maximum.reduceat(features, starts), means]) @ self._weights + self._bias
+
+
+def ids_of(tokenizer: Tokenizer, texts: Sequence[Any]) -> list[list[int]]:
+    """Returns the tokens of texts, or of pairs."""
+    return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts))]
+
+
+class Words:
+    """Returns the same tokens from a table of words, in a third of the time.
+
+    A tokenizer of BERT divides texts at white space first, so a word has the same tokens in each text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._tokens = tokenizer, dict[str, list[int]]()
+        around = tokenizer.encode("a")
+        front = around.special_tokens_mask.index(0)
+        self._before, self._after = around.ids[:front], around.ids[front + 1 :]
+        most = (tokenizer.truncation or {}).get("max_length", sys.maxsize)
+        self._most = most - len(self._before) - len(self._after)
+
+    @staticmethod
+    def suit(tokenizer: Tokenizer) -> bool:
+        parts = tokenizer.model, tokenizer.normalizer, tokenizer.pre_tokenizer
+        is_bert = all(map(isinstance, parts, (WordPiece, BertNormalizer, BertPreTokenizer)))
+        added = tokenizer.get_added_tokens_decoder().values()
+        direction = (tokenizer.truncation or {}).get("direction", "right")
+        return is_bert and direction == "right" and not any(re.search(r"\s", token.content) for token in added)
+
+    def __call__(self, texts: Sequence[Any]) -> list[list[int]]:
+        if not all(isinstance(text, str) for text in texts):
+            return ids_of(self._tokenizer, texts)
+        return [self._of(text) for text in texts]
+
+    def _of(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for word in _WORDS(text):
+            tokens = self._tokens.get(word)
+            if tokens is None:
+                tokens = self._tokenizer.encode(word, add_special_tokens=False).ids
+                if len(word) <= LONGEST_WORD and len(self._tokens) < MOST_WORDS:
+                    self._tokens[word] = tokens
+            ids += tokens
+        return [*self._before, *ids[: self._most], *self._after]
 
 
 def _lines() -> Iterator[list[str]]:

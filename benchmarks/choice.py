@@ -75,7 +75,7 @@ def with_confirmed(setting: Setting) -> tuple[Array, float]:
     targets, (signal, shares) = Targets.model_validate(AMALGAM), setting.estimated
     if signal is None:
         return weigh.by_confidence(setting.answers["confidence"], setting.answered, targets), 0.0
-    signal, confirmed = weigh.completed(signal, setting.evidence, Params())
+    signal, confirmed = weigh.with_maps(signal, setting.evidence, Params())
     return weigh.weigh(signal, targets, shares, Params())[0], float(confirmed.mean(axis=0).max())
 
 

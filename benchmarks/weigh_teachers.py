@@ -178,7 +178,7 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, params: Par
     signal, shares = weigh.joint_signal(evidence, params)
     if signal is None:
         return weigh.by_confidence(answers[0], predicted, targets), right
-    return weigh.weigh(weigh.completed(signal, evidence, params)[0], targets, shares, params)[0], right
+    return weigh.weigh(weigh.with_maps(signal, evidence, params)[0], targets, shares, params)[0], right
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ LABELLED = "weights_labelled.parquet"
 """The file with the weights of labelled texts; it exists with `labels` of the experiment."""
 
 
-UNCLEAR, MOST_UNCLEAR = 0.5, 0.05
+UNCLEAR, MOST_UNCLEAR = 0.2, 0.05
 """Evidence for a teacher below which a text is unclear, and the share of such texts above which a note names them."""
 
 
@@ -87,7 +87,7 @@ class BlockSums(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 26  # the best linear map estimates the accuracy of the targets
+    VERSION = 27  # the sum of the evidence is scaled by the clearest texts
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -277,7 +277,7 @@ def _combined_signal(run: Run, texts: Texts, signals: AnswerSignals, params: Par
     values, shares = weigh.joint_signal(evidence, params)
     largest, confirmed = None if values is None else values.max(axis=1), np.zeros((0, 1))
     if values is not None and run.experiment.targets.teacher_weights == "range":
-        values, confirmed = weigh.completed(values, evidence, params)
+        values, confirmed = weigh.with_maps(values, evidence, params)
     return _Signal(values, list(evidence.kinds.values()), answers, evidence.spaces, shares, largest, confirmed)
 
 

@@ -1,8 +1,8 @@
 """Computes each teacher's weight on each text from evidence [texts, teachers], without labels.
 
 Each kind of evidence is scaled by the ends of its range, label by label, and weighed by how clearly it separates the
-teachers. Their sum is scaled by the ends of each teacher's range. With too few texts, or where no two kinds agree, the
-weights are MUKA's own. Means, ranges and shares are fitted on the first block of a corpus and reused for the others.
+teachers. Their sum is scaled by each teacher's clearest texts and those of the others. With too few texts, or where no
+two kinds agree, the weights are MUKA's own. All numbers are fitted on the first block of a corpus.
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ LEAST_PART = 0.1
 
 A label with few texts of low values would have a range of almost 0, and its texts values without bounds.
 """
+
+CLEAREST, LEAST_CLEAREST = 0.1, 20
+"""Part of the texts that a teacher leads, by the largest lead, that are its clearest ones; their least number."""
+
+CLEAR = 0.6
+"""Mean scaled evidence of a teacher on its clearest texts; on those of the others it is 0."""
 
 RANGE_TEMPERATURE = 1 / 4
 """Temperature of the softmax over the scaled evidence."""
@@ -201,7 +207,7 @@ def joint_signal(evidence: Evidence, params: Params) -> tuple[Array | None, Arra
     facts["kinds"] = dict(zip(scaled, weights.round(4).tolist(), strict=True))
     total: Array = np.sum([weight * values for weight, values in zip(weights, scaled.values(), strict=True)], axis=0)
     facts["exclusion"] = round(exclusion(total), 4)
-    signal = by_range(total, evidence.predicted, params.scope("total"), evidence.detectors, by_label=False)
+    signal = by_leads(total, total, evidence, params.scope("total"))
 
     def shares() -> Array:
         of_texts = generated_shares(evidence.provenance)
@@ -210,15 +216,72 @@ def joint_signal(evidence: Evidence, params: Params) -> tuple[Array | None, Arra
     return signal, params.value("shares", shares)
 
 
-def completed(signal: Array, evidence: Evidence, params: Params) -> tuple[Array, Array]:
-    """Adds the biases of the teachers' shares and the linear maps, which `range` weights have: see `with_maps`."""
-    return with_maps(with_shares(signal, evidence.provenance, params), evidence, params)
+def by_leads(signal: Array, leading: Array, evidence: Evidence, params: Params) -> Array:
+    """Scales each teacher's signal to CLEAR on its own clearest texts and to 0 on those of the other teachers.
+
+    A teacher's clearest texts are those where it leads all others by most in `leading`. The ends of its range are values
+    of a few texts, and those of a noisy teacher are ends of its noise. The means over clearest texts are neither.
+    """
+    if signal.shape[1] == 1 or not len(signal):
+        return signal
+    alone = one_label(evidence.predicted, evidence.detectors)
+    lowest, highest = params.value("clearest", lambda: _clearest_ends(signal, leading, alone))
+    return CLEAR * (signal - lowest) / (highest - lowest)
+
+
+def _clearest_ends(signal: Array, leading: Array, alone: Array) -> Array:
+    """Returns the mean signal of each teacher on the clearest texts of the others, and on its own: [2, teachers].
+
+    A teacher with one prediction, whose values already have the mean and deviation of the others', has their mean ends.
+    """
+    teachers = signal.shape[1]
+    means = np.empty((teachers, teachers))
+    for teacher in range(teachers):
+        lead = leading[:, teacher] - np.delete(leading, teacher, axis=1).max(axis=1)
+        count = max(LEAST_CLEAREST, int(CLEAREST * (lead > 0).sum()))
+        means[teacher] = signal[np.argsort(-lead, kind="stable")[:count]].mean(axis=0)
+    highest = np.diag(means)
+    lowest = (means.sum(axis=0) - highest) / (teachers - 1)
+    alone = alone | (np.ptp(signal, axis=0) < LEAST_RANGE)
+    ends = np.stack([lowest, np.maximum(highest, lowest + LEAST_RANGE)])
+    if alone.any() and not alone.all():
+        ends[:, alone] = ends[:, ~alone].mean(axis=1, keepdims=True)
+    return ends
+
+
+def with_maps(signal: Array, evidence: Evidence, params: Params) -> tuple[Array, Array]:
+    """Adds the biases of the teachers' shares and the linear maps, which `range` weights have.
+
+    The maps are trained on the labels that the signal prefers, and predict each text's labels without the text itself.
+    They correct errors of single texts, and biases let each label keep its part of its teacher's weight. Each round
+    scales the signal again, by the clearest texts of signal and maps together. The second value is whether each map
+    confirms the target [texts, maps]: it predicts its label before all others.
+    """
+    if signal.shape[1] == 1 or not len(signal):
+        return signal, np.ones((len(signal), 1))
+    if params.is_reused:
+        maps = params.scope("maps")
+        stored = [maps.stored(str(index)) for index in range(len(evidence.spaces))]
+        pairs = zip(evidence.spaces, stored, strict=True)
+        predictions, first = zip(*(candidate_predictions(*pair, evidence.predicted) for pair in pairs), strict=True)
+        scaled = _with_shares(signal, np.mean(predictions, axis=0), evidence, params)
+        total = _mapped(scaled, np.mean(predictions, axis=0), maps.stored("biases"), evidence)
+    else:
+        total, first = _fitted_maps(signal, evidence, params)
+    target = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
+    return total, np.stack([labels == target for labels in first], axis=1).astype(float)
+
+
+def _with_shares(signal: Array, predictions: Array, evidence: Evidence, params: Params) -> Array:
+    """Returns the signal, scaled by the clearest texts of signal and maps together, with the biases of the shares."""
+    scaled = by_leads(signal, signal + MAP_FACTOR * predictions, evidence, params)
+    return with_shares(scaled, evidence.provenance, params)
 
 
 def with_shares(signal: Array, provenance: Array | None, params: Params) -> Array:
     """Adds a bias of each teacher.
 
-    A teacher with a large mean weight needs clearer evidence, because a range can be too short: the teacher then gets
+    A teacher with a large mean weight needs clearer evidence, because its scale can be wrong: the teacher then gets
     texts of others. Where evidence is clear, biases change few texts. The shares of generated texts are known, and the
     biases give the weights these means.
     """
@@ -237,60 +300,39 @@ def _share_biases(signal: Array, shares: Array | None) -> Array:
     return biases
 
 
-def with_maps(signal: Array, evidence: Evidence, params: Params) -> tuple[Array, Array]:
-    """Adds what linear maps of the states predict for each teacher's label, without the text itself.
-
-    The maps are trained on the labels that the signal prefers. They correct errors of single texts, and biases let each
-    label keep its part of its teacher's weight. The second value is whether each map confirms the target [texts, maps]:
-    it predicts its label before all others.
-    """
-    if signal.shape[1] == 1 or not len(signal):
-        return signal, np.ones((len(signal), 1))
-    params = params.scope("maps")
-    if params.is_reused:
-        stored = [params.stored(str(index)) for index in range(len(evidence.spaces))]
-        pairs = zip(evidence.spaces, stored, strict=True)
-        predictions, first = zip(*(candidate_predictions(*pair, evidence.predicted) for pair in pairs), strict=True)
-        total = _mapped(signal, np.mean(predictions, axis=0), params.stored("biases"), evidence)
-    else:
-        coefficients, biases, total, first = _fitted_maps(signal, evidence)
-        params.store({"biases": biases, **{str(index): matrix for index, matrix in enumerate(coefficients)}})
-    target = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
-    return total, np.stack([labels == target for labels in first], axis=1).astype(float)
-
-
-def _fitted_maps(signal: Array, evidence: Evidence) -> tuple[Sequence[Array], Array, Array, tuple[Array, ...]]:
-    """Returns the coefficients of each map, the biases, and without the text itself: the total and each map's label."""
-    maps, total = [LinearMap.of(space) for space in evidence.spaces], signal
-    coefficients, biases, first = list[Array](), np.zeros((signal.shape[1], evidence.labels)), tuple[Array, ...]()
+def _fitted_maps(signal: Array, evidence: Evidence, params: Params) -> tuple[Array, tuple[Array, ...]]:
+    """Returns, without the text itself, the total and each map's label; keeps the numbers of the last round."""
+    maps, round_params = [LinearMap.of(space) for space in evidence.spaces], Params()
+    coefficients, biases, first = list[Array](), np.empty(0), tuple[Array, ...]()
+    total = with_shares(signal, evidence.provenance, round_params)
     for _ in range(MAP_ROUNDS):
         labels = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
         coefficients = [linear_map.coefficients(labels, evidence.labels) for linear_map in maps]
         pairs = zip(maps, coefficients, strict=True)
         by_map = (linear_map.leave_one_out(matrix, labels, evidence.predicted) for linear_map, matrix in pairs)
         values, first = zip(*by_map, strict=True)
-        predictions = np.mean(values, axis=0)
-        before, after = (softmax(scaled / RANGE_TEMPERATURE) for scaled in (signal, signal + MAP_FACTOR * predictions))
+        predictions, round_params = np.mean(values, axis=0), Params()
+        scaled = _with_shares(signal, predictions, evidence, round_params)
+        before, after = (softmax(own / RANGE_TEMPERATURE) for own in (scaled, scaled + MAP_FACTOR * predictions))
         biases = RANGE_TEMPERATURE * label_biases(before, after, evidence.predicted, evidence.labels)
-        total = _mapped(signal, predictions, biases, evidence)
-    return coefficients, biases, total, first
+        total = _mapped(scaled, predictions, biases, evidence)
+    params.store(round_params.values)
+    params.scope("maps").store({"biases": biases, **{str(place): matrix for place, matrix in enumerate(coefficients)}})
+    return total, first
 
 
 def _mapped(signal: Array, predictions: Array, biases: Array, evidence: Evidence) -> Array:
     return signal + MAP_FACTOR * predictions + biases[np.arange(signal.shape[1]), evidence.predicted]
 
 
-def by_range(
-    signal: Array, predicted: Array, params: Params, detectors: Collection[int] = (), *, by_label: bool = True
-) -> Array:
+def by_range(signal: Array, predicted: Array, params: Params, detectors: Collection[int] = ()) -> Array:
     """Scales each teacher's signal to 0 at its lowest values and 1 at the highest of texts with the predicted label.
 
     The ends of a range do not depend on the teacher's share of the texts, as mean and deviation do. Labels differ in
-    how confident and how dense their own texts are, so each has an upper end of its own, unless `by_label` is false.
+    how confident and how dense their own texts are, so each has an upper end of its own.
     """
-    labels = predicted if by_label else np.zeros_like(predicted)
-    ends = params.value("ends", lambda: _ends(signal, labels, one_label(predicted, detectors)))
-    return _between(ends, signal, labels)
+    ends = params.value("ends", lambda: _ends(signal, predicted, one_label(predicted, detectors)))
+    return _between(ends, signal, predicted)
 
 
 def _between(ends: Array, signal: Array, predicted: Array) -> Array:

@@ -9,19 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from amalgam.data.arrays import softmax, top_margin
+from amalgam.data.arrays import top_margin
 from amalgam.pipeline.config.schema import Targets
 from amalgam.stages.common.inference.fast_encoder import mean_over_tokens
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import AMALGAM
 from amalgam.stages.weigh_teachers import weigh
-from amalgam.stages.weigh_teachers.linear_map import CONSTANT, RIDGE, LinearMap, label_biases, preferred
 from amalgam.stages.weigh_teachers.mixture import mixture, standardised_weights
 from amalgam.stages.weigh_teachers.neighbours import (
     BlockSpace,
     Centred,
     compared,
-    of_length_1,
     similar,
 )
 from amalgam.stages.weigh_teachers.signals import Params, correlation, standardise, standardised_sum
@@ -30,6 +28,7 @@ from amalgam.stages.weigh_teachers.weigh import (
     EXCLUSIVE,
     Evidence,
     agreement,
+    by_leads,
     by_range,
     coherent,
     exclusion,
@@ -37,8 +36,6 @@ from amalgam.stages.weigh_teachers.weigh import (
     leading_shares,
     smoothed,
     weights_of_kinds,
-    with_maps,
-    with_shares,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -388,114 +385,6 @@ def test_other_blocks_get_the_weights_that_the_fitted_block_gives_the_same_texts
     assert np.concatenate(parts) == pytest.approx(whole, abs=1e-9)
 
 
-def mapped(seed: int = 0, texts: int = 1200) -> tuple[Array, Array, Evidence]:
-    """Returns noisy evidence, the right teachers, and states in which each of six labels has a direction."""
-    random = np.random.default_rng(seed)
-    gold = random.choice(6, texts, p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.1])
-    right = gold // 3
-    others = np.stack([random.integers(3, size=texts) + 3 * teacher for teacher in range(2)], axis=1)
-    candidates = np.where(right[:, None] == np.arange(2), gold[:, None], others)
-    states = [(np.eye(6)[gold] @ random.normal(size=(6, 24)) + 2 * random.normal(size=(texts, 24))) for _ in range(2)]
-    spaces = [Centred.of(own.astype(np.float32)) for own in states]
-    signal = 0.25 * np.eye(2)[right] + 0.3 * random.normal(size=(texts, 2))
-    near = np.zeros((texts, 0), np.int32)
-    return signal, right, Evidence({}, candidates, 6, near, spaces=spaces)
-
-
-def test_linear_maps_correct_errors_of_single_texts() -> None:
-    signal, right, evidence = mapped()
-    assert rightly(with_maps(signal, evidence, Params())[0], right) > rightly(signal, right) + 0.05
-
-
-def test_linear_maps_give_no_whole_label_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first teacher predicts 0 for all texts of label 3, and the signal is right for half of them."""
-    signal, right, evidence = mapped()
-    own = np.take_along_axis(evidence.predicted, right[:, None], axis=1)[:, 0] == 3
-    evidence = replace(evidence, predicted=np.where(own[:, None], [0, 3], evidence.predicted))
-    signal[own, 1] -= 0.2
-    kept = rightly(with_maps(signal, evidence, Params())[0][own], right[own])
-    assert kept > 0.5
-    monkeypatch.setattr(weigh, "label_biases", lambda *_: np.zeros((2, 6)))
-    assert kept > rightly(with_maps(signal, evidence, Params())[0][own], right[own]) + 0.02
-
-
-def test_a_prediction_of_a_map_leaves_the_text_out() -> None:
-    _, _, evidence = mapped(texts=60)
-    space, labels = evidence.spaces[0], evidence.predicted[:, 0].copy()
-    own = LinearMap.of(space)
-    leave_one_out, _ = own.leave_one_out(own.coefficients(labels, 6), labels, evidence.predicted)
-    inputs = np.concatenate([space[:], np.full((60, 1), CONSTANT)], axis=1).astype(np.float64)
-    for text in (0, 17, 59):
-        others = np.arange(60) != text
-        products = inputs[others].T @ inputs[others] + RIDGE * np.eye(25)
-        coefficients = np.linalg.solve(products, inputs[others].T @ np.eye(6)[labels[others]])
-        assert leave_one_out[text] == pytest.approx((inputs[text] @ coefficients)[evidence.predicted[text]], abs=1e-4)
-
-
-def test_other_blocks_reuse_the_maps_of_the_fitted_block() -> None:
-    signal, right, evidence = mapped(texts=2400)
-    first, second = slice(0, 1200), slice(1200, 2400)
-
-    def part(rows: slice) -> Evidence:
-        spaces = [own[rows] for own in evidence.spaces]
-        return replace(evidence, predicted=evidence.predicted[rows], near=evidence.near[rows], spaces=spaces)
-
-    params = Params()
-    _, confirmed = with_maps(signal[first], part(first), params)
-    others, also_confirmed = with_maps(signal[second], part(second), Params(params.values, is_reused=True))
-    assert rightly(others, right[second]) > rightly(signal[second], right[second]) + 0.05
-    assert also_confirmed.mean() == pytest.approx(confirmed.mean(), abs=0.05)
-
-
-def test_fewer_targets_with_errors_are_confirmed() -> None:
-    """Left out of its own prediction, a text does not confirm itself."""
-    shares = []
-    for noise in (0.05, 0.3, 0.8):
-        _, right, evidence = mapped()
-        signal = 0.25 * np.eye(2)[right] + noise * np.random.default_rng(1).normal(size=(1200, 2))
-        total, confirmed = with_maps(signal, evidence, Params())
-        shares.append((confirmed.mean(), rightly(total, right)))
-    (most, _), (middle, _), (least, right_of_few) = shares
-    assert most > middle + 0.02 > least + 0.04
-    assert least < right_of_few
-    with_noise = replace(
-        evidence, spaces=[*evidence.spaces, of_length_1(np.random.default_rng(2).normal(size=(1200, 8)))]
-    )
-    *shares, of_noise = with_maps(signal, with_noise, Params())[1].mean(axis=0).tolist()
-    assert of_noise < 0.6 * max(shares)
-    assert weigh.estimated_accuracy([*shares, of_noise], 1200) == weigh.estimated_accuracy(shares, 1200)
-    one_teacher = with_maps(signal[:, :1], evidence, Params())[1]
-    assert one_teacher.min() == 1
-
-
-def test_teachers_with_the_same_candidate_add_their_weights_up() -> None:
-    assert preferred(np.array([[0.4, 0.3, 0.3]]), np.array([[5, 7, 7]])).tolist() == [7]
-
-
-def test_generated_texts_have_known_shares_if_each_teacher_has_some() -> None:
-    right = np.random.default_rng(0).choice(2, 4000, p=[0.85, 0.15])
-    signal = 0.3 * np.eye(2)[right] + 0.25 * np.random.default_rng(1).normal(size=(4000, 2))
-    written = np.eye(2)[(np.arange(4000) % 4 == 0).astype(int)]
-    means = softmax(with_shares(signal, written, Params()) / weigh.RANGE_TEMPERATURE).mean(axis=0)
-    assert means == pytest.approx([0.75, 0.25], abs=1e-3)
-    unknown = with_shares(signal, np.tile([0.9, 0.0], (4000, 1)), Params())
-    assert np.array_equal(unknown, with_shares(signal, None, Params()))
-
-
-def test_a_teacher_whose_range_is_too_short_gets_fewer_texts_of_others_and_clear_evidence_decides() -> None:
-    random, right = np.random.default_rng(0), np.random.default_rng(1).choice(2, 4000, p=[0.6, 0.4])
-    unclear = 0.2 * np.eye(2)[right] + 0.15 * random.normal(size=(4000, 2)) + np.array([0.2, 0.0])
-    assert rightly(with_shares(unclear, None, Params()), right) > rightly(unclear, right) + 0.01
-    clear = 0.6 * np.eye(2)[right] + 0.1 * random.normal(size=(4000, 2))
-    biased = with_shares(clear, None, Params())
-    assert (biased.argmax(axis=1) == clear.argmax(axis=1)).mean() > 0.999
-    added = (biased - clear)[0]
-    means = softmax(biased / weigh.RANGE_TEMPERATURE).mean(axis=0)
-    assert added == pytest.approx(-weigh.SHARE_FACTOR * np.log(2 * means), abs=1e-6)
-    lost = with_shares(np.tile([9.0, 0.0], (100, 1)), None, Params()) - np.tile([9.0, 0.0], (100, 1))
-    assert lost.max() <= -weigh.SHARE_FACTOR * np.log(2 * weigh.LEAST_SHARE) + 1e-9
-
-
 def test_a_label_that_the_fitted_block_lacks_has_the_mean_upper_end_of_its_teacher() -> None:
     params = Params()
     by_range(np.array([[0.0], [2.0], [0.0], [4.0]] * 5), np.array([[0], [0], [1], [1]] * 5), params)
@@ -522,12 +411,12 @@ def test_an_estimate_on_ten_texts_has_a_wide_interval() -> None:
 def test_no_neighbours_leave_each_text_its_own_evidence() -> None:
     right = np.random.default_rng(0).choice(2, 600)
     kept, one_label = company(right)[0], np.zeros((600, 2), int)
-    signal, _ = joint_signal(evidence_of(right, kept, 0), Params())
+    evidence = evidence_of(right, kept, 0)
     smooth = {kind: standardised_sum([own, own], Params()) for kind, own in kept.items()}
     scaled = {kind: by_range(own, one_label, Params()) for kind, own in smooth.items()}
     weights = weights_of_kinds(smooth, scaled)
     total = np.sum([weights[kind] * own for kind, own in scaled.items()], axis=0)
-    assert signal == pytest.approx(by_range(total, one_label, Params()), abs=1e-3)
+    assert joint_signal(evidence, Params())[0] == pytest.approx(by_leads(total, total, evidence, Params()), abs=1e-3)
 
 
 def test_a_teacher_with_a_weak_signal_gets_its_share_from_the_others() -> None:
@@ -581,12 +470,6 @@ def test_an_end_of_a_range_is_the_mean_of_five_values_or_of_3_percent_of_a_label
 
 def test_a_signal_without_differences_correlates_with_none() -> None:
     assert correlation(np.ones(4), np.arange(4.0)) == correlation(np.empty(0), np.empty(0)) == 0.0
-
-
-def test_biases_give_labels_their_parts_of_a_weight_back_and_a_label_without_texts_a_finite_one() -> None:
-    before, after = np.array([[1.0], [1.0]]), np.array([[2.0], [0.0]])
-    biases = label_biases(before, after, np.array([[0], [1]]), 2)
-    assert biases == pytest.approx(np.log([[1.5 / 2.5, 1.5 / 0.5]]))
 
 
 def test_separations_of_the_mixture_shrink_towards_their_mean() -> None:

@@ -219,8 +219,8 @@ def joint_signal(evidence: Evidence, params: Params) -> tuple[Array | None, Arra
 def by_leads(signal: Array, leading: Array, evidence: Evidence, params: Params) -> Array:
     """Scales each teacher's signal to CLEAR on its own clearest texts and to 0 on those of the other teachers.
 
-    A teacher's clearest texts are those where it leads all others by most in `leading`. The ends of its range are values
-    of a few texts, and those of a noisy teacher are ends of its noise. The means over clearest texts are neither.
+    A teacher's clearest texts are those where it leads all others by most in `leading`. The ends of a range are values
+    of a few texts, for a noisy teacher those of its noise. Means over clearest texts are not.
     """
     if signal.shape[1] == 1 or not len(signal):
         return signal

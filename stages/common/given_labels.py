@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -14,7 +13,7 @@ from amalgam.data.lazy import pa, pc
 from amalgam.data.rows import JSON_LINES, MissingColumnError, Row, read_rows
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.console import counted
-from amalgam.pipeline.errors import DataError, folded
+from amalgam.pipeline.errors import DataError, folded, nearest
 from amalgam.pipeline.input_files import kind_of
 from amalgam.stages.common.corpus import rename_fix
 
@@ -164,8 +163,8 @@ class LabelFile:
         if not kept:
             return self, ""
         others = sorted({row.label for row in present} - {row.label for row in kept})
-        hints = {label: _similar(label, self._allowed(names or ())) for label in others[:MOST_SHOWN]}
-        others = [f"{label}: did you mean {hints[label]}?" if hints.get(label) else label for label in others]
+        hints = {label: nearest(label, self._allowed(names or ()), ratio=SIMILAR) for label in others[:MOST_SHOWN]}
+        others = [f"{label}: did you mean {hints[label][0]}?" if hints.get(label) else label for label in others]
         counts = {
             "of no training text": len(rows) - len(present),
             f"with a label of no teacher ({shown_names(others, MOST_SHOWN)})": len(present) - len(kept),
@@ -220,7 +219,7 @@ class LabelFile:
     def _unknown_fix(self, refused: Sequence[LabelRow], names: Sequence[str]) -> str:
         """Returns the start of a fix if the refused rows have one label, which may mark texts of no label; else ""."""
         labels = {row.label for row in refused}
-        if len(labels) != 1 or self.corpus.unknown or _similar(refused[0].label, names):
+        if len(labels) != 1 or self.corpus.unknown or nearest(refused[0].label, names, ratio=SIMILAR):
             return ""
         [label] = labels
         return f"if {shown_name(label)} marks texts of no label, set corpus.unknown: {shown_name(label)}; else "
@@ -423,15 +422,9 @@ def _refusals(rows: Iterable[LabelRow], names: Sequence[str]) -> Iterator[str]:
     """Yields the rows, whose labels are other ones; the first without a hint has the list of labels."""
     listed = f"; the labels are {shown_names(names)}"
     for row in rows:
-        similar = _similar(row.label, names)
-        hint, listed = (f"; did you mean {shown_name(similar)}?", listed) if similar else (listed, "")
+        similar = nearest(row.label, names, ratio=SIMILAR)
+        hint, listed = (f"; did you mean {shown_name(similar[0])}?", listed) if similar else (listed, "")
         yield f"{row.place}: no teacher has the label {shown_name(row.label)}{hint}"
-
-
-def _similar(label: str, names: Sequence[str]) -> str | None:
-    by_folded = {folded(name): name for name in names}
-    close = difflib.get_close_matches(folded(label), by_folded, 1, SIMILAR)
-    return by_folded[close[0]] if close else None
 
 
 def _contradictions(rows: Sequence[LabelRow], keys: Mapping[bytes | str, bytes]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record, Store
 from amalgam.stages.common.cached.coverage import BucketRequest, CachedUnit, CachedUnits
 from amalgam.stages.common.cached.load import ADAPTIVE_VERSION
+from amalgam.stages.common.cached.read import shared_rows
 from amalgam.stages.common.corpus import Bucket
 
 STEPS = (0, 2, 8)
@@ -106,12 +107,10 @@ class CachedPasses:
     ) -> Iterator[tuple[CachedUnit, Array, Array]]:
         """Yields each unit that has some of the keys, with their rows and their values of the column."""
         for unit in units:
-            unit_keys = self.keys_of(unit)
-            places = np.minimum(np.searchsorted(unit_keys, keys), len(unit_keys) - 1)
-            rows = np.flatnonzero(unit_keys[places] == keys)
+            rows, places = shared_rows(keys, self.keys_of(unit))
             if len(rows):
                 values = parquet.matrix(parquet.read_table(self.store.verified_path(unit.file), [column]).column(0))
-                yield unit, rows, values[places[rows]]
+                yield unit, rows, values[places]
 
 
 def _shared(unit: CachedUnit, passes: range) -> range:

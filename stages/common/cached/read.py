@@ -85,27 +85,13 @@ class CacheReader:
         return self._of_labels(teacher, softmax_column(outputs)).arr.sum()
 
     def _read(self, teacher: str, prefixes: Sequence[str], keys: pl.Series, passes: int) -> tuple[pl.Series, Array]:
-        """Returns the logits of all outputs with dropout off, and of the first passes [texts, passes, outputs].
-
-        A text of two parts is in two units, whose logits differ in the last bits: those of the first count.
-        """
-        files, spans = self._files(teacher, prefixes), self.manifest.facts["ranges"]
-        size = len(self.teachers[teacher].outputs)
-        logits, raw = np.zeros((len(keys), size), np.float32), np.zeros((len(keys), passes, size), np.float16)
-        has_logits, counts = np.zeros(len(keys), bool), np.zeros(len(keys), np.int64)
-        columns = ["logits", "passes"] if passes else ["logits"]
-        for number, rows, places, table in _gathered(self.store.verified_paths(files), _keys_of(keys), columns):
-            first, last = spans[files[number].path]
-            if "logits" in table.column_names:
-                new = ~has_logits[rows]
-                logits[rows[new]] = matrix(table.column("logits"))[places[new]]
-                has_logits[rows] = True
-            if first < min(last, passes):  # the ranges are in order; they may overlap after a mended loss
-                part = matrix(table.column("passes")).reshape(len(table), last - first, size)
-                raw[rows, first:last] = part[places, : passes - first]
-                follows = rows[counts[rows] >= first]
-                counts[follows] = counts[follows].clip(min=min(last, passes))
-        _refuse_missing(has_logits & (counts == passes), teacher)
+        """Returns the logits of all outputs with dropout off, and of the first passes [texts, passes, outputs]."""
+        stored, spans = self._files(teacher, prefixes), self.manifest.facts["ranges"]
+        paths = self.store.verified_paths(stored)
+        files = [(path, *spans[file.path]) for path, file in zip(paths, stored, strict=True)]
+        outputs = len(self.teachers[teacher].outputs)
+        logits, raw, is_complete = gather_predictions(files, _keys_of(keys), outputs, passes)
+        _refuse_missing(is_complete, teacher)
         return pl.Series("logits", logits), raw
 
     def _files(self, teacher: str, prefixes: Sequence[str]) -> list[StoredFile]:
@@ -145,13 +131,6 @@ def scan(paths: list[Path], schema: dict[str, Any]) -> pl.LazyFrame:
     return pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False)
 
 
-def shared_rows(wanted: Keys, keys: Keys) -> tuple[RowNumbers, RowNumbers]:
-    """Returns the rows of the wanted keys that are among sorted ones, and their places there."""
-    places = keys.searchsorted(wanted).clip(max=len(keys) - 1)
-    rows = np.flatnonzero(keys[places] == wanted)
-    return rows, places[rows]
-
-
 def _keys_of(column: pl.Series) -> Keys:
     return key_array(column.to_arrow().cast(pa.binary(KEY_BYTES)))
 
@@ -165,9 +144,36 @@ def _gathered(
     """
     for number, path in enumerate(paths):
         with opened(path) as read:
-            rows, places = shared_rows(keys, key_array(read(["key"]).column("key")))
+            own = key_array(read(["key"]).column("key"))
+            places = own.searchsorted(keys).clip(max=len(own) - 1)
+            rows = np.flatnonzero(own[places] == keys)
             if len(rows):
-                yield number, rows, places, read(columns)
+                yield number, rows, places[rows], read(columns)
+
+
+def gather_predictions(
+    files: Sequence[tuple[Path, int, int]], keys: Keys, outputs: int, passes: int
+) -> tuple[Array, Array, Array]:
+    """Returns the logits with dropout off [texts, outputs], the first passes, and whether the files have all of a text.
+
+    Each file has passes first..last-1, in this order. A text of two parts is in two units, whose logits differ in the
+    last bits: those of the first count.
+    """
+    logits, raw = np.zeros((len(keys), outputs), np.float32), np.zeros((len(keys), passes, outputs), np.float16)
+    has_logits, counts = np.zeros(len(keys), bool), np.zeros(len(keys), np.int64)
+    columns = ["logits", "passes"] if passes else ["logits"]
+    for number, rows, places, table in _gathered([path for path, *_ in files], keys, columns):
+        _, first, last = files[number]
+        if "logits" in table.column_names:
+            new = ~has_logits[rows]
+            logits[rows[new]] = matrix(table.column("logits"))[places[new]]
+            has_logits[rows] = True
+        if first < min(last, passes):
+            part = matrix(table.column("passes")).reshape(len(table), last - first, outputs)
+            raw[rows, first:last] = part[places, : passes - first]
+            follows = rows[counts[rows] >= first]  # ranges may overlap after a mended loss
+            counts[follows] = counts[follows].clip(min=min(last, passes))
+    return logits, raw, has_logits & (counts == passes)
 
 
 def _refuse_missing(is_there: Array, teacher: str) -> None:

@@ -5,8 +5,9 @@ A text's rows may be in any file of the family; each file is in the order of its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -246,8 +247,8 @@ class Features:
     """The file of each text."""
     rows: RowNumbers
     """The row of each text in its file."""
-    cache: dict[int, Array] = field(default_factory=dict)
-    """The last file that was read, by its place."""
+    read: Callable[[int], Array]
+    """Returns the states of a file by its place; the last one stays in memory."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -255,22 +256,12 @@ class Features:
     def __getitem__(self, wanted: Any, /) -> Array:
         """Returns the states in float32; `wanted` is a slice or an array of places."""
         files, rows = self.file_of[wanted], self.rows[wanted]
-        numbers = np.unique(files).tolist()
-        parts = {number: self._read(number)[rows[files == number]] for number in numbers}
-        first = next(iter(parts.values()), None)
-        if first is None:  # no text is wanted
-            first = self._read(0) if self.paths else np.empty((0, 0), np.float32)
-        states = np.empty((len(rows), first.shape[1]), np.float32)
+        numbers = np.unique(files).tolist() or range(len(self.paths))[:1]  # where no text is wanted, for the width
+        parts = {number: self.read(number)[rows[files == number]] for number in numbers}
+        states = np.empty((len(rows), max((part.shape[1] for part in parts.values()), default=0)), np.float32)
         for number, part in parts.items():
             states[files == number] = part
         return states
-
-    def _read(self, number: int) -> Array:
-        if number not in self.cache:
-            states = matrix(read_table(self.paths[number], ["features"]).column("features"))
-            self.cache.clear()
-            self.cache[number] = states
-        return self.cache[number]
 
 
 def open_features(paths: Sequence[Path], wanted: Keys) -> Features:
@@ -278,7 +269,8 @@ def open_features(paths: Sequence[Path], wanted: Keys) -> Features:
     file_of = np.concatenate([np.full(len(table), index) for index, table in enumerate(tables)])
     rows = np.concatenate([np.arange(len(table)) for table in tables])
     places = _places(tables, wanted, "the encoder")
-    return Features(paths, file_of[places], rows[places])
+    read = lru_cache(1)(lambda number: matrix(read_table(paths[number], ["features"]).column("features")))
+    return Features(paths, file_of[places], rows[places], read)
 
 
 def _places(tables: Sequence[pa.Table], wanted: Keys, owner: str) -> RowNumbers:

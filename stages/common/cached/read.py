@@ -141,15 +141,17 @@ def _gathered(
 ) -> Iterator[tuple[int, RowNumbers, RowNumbers, pa.Table]]:
     """Yields the number of each file with some of the keys, their rows, their places in the file, and its columns.
 
-    Of other files, such as those of test texts, the keys alone are read.
+    Of other files, such as those of test texts, the keys alone are read. No key is given twice.
     """
-    for number, path in enumerate(paths):
+    order = np.argsort(keys, kind="stable")
+    in_order = keys[order]
+    for number, path in enumerate(paths if len(keys) else ()):
         with opened(path) as read:
             own = key_array(read(["key"]).column("key"))
-            places = own.searchsorted(keys).clip(max=len(own) - 1)
-            rows = np.flatnonzero(own[places] == keys)
-            if len(rows):
-                yield number, rows, places[rows], read(columns)
+            ranks = in_order.searchsorted(own).clip(max=len(keys) - 1)
+            places = np.flatnonzero(in_order[ranks] == own)
+            if len(places):
+                yield number, order[ranks[places]], places, read(columns)
 
 
 def gather_predictions(

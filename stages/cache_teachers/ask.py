@@ -219,7 +219,6 @@ def _facts(tokenized: TokenizedUnit, teacher: Teacher) -> AnswerFacts:
         "unreadable": unreadable_texts(tokenized.tokens.ids, teacher.tokenizer),
         "tokens": tokenized.tokens.ids.values.size,
         "device": str(teacher.device),
-        "halved_launches": teacher.oom_splits,
     }
 
 

@@ -102,12 +102,5 @@ def _write_unit(inputs: CacheInputs, predictions: Predictions, unit: Unit) -> No
     passes = np.repeat(logits[:, None], request.last - request.first, axis=1)
     nothing = np.zeros(len(keys), np.int32)
     answers = answer_table(keys, nothing, nothing.astype(bool), logits if request.logits else None, passes)
-    counts: AnswerFacts = {
-        **request.facts(len(keys)),
-        "cut": 0,
-        "unreadable": 0,
-        "tokens": 0,
-        "device": "file",
-        "halved_launches": 0,
-    }
+    counts: AnswerFacts = {**request.facts(len(keys)), "cut": 0, "unreadable": 0, "tokens": 0, "device": "file"}
     commit_answers(inputs.store, inputs.console, unit, answers, counts, time.monotonic() - began)

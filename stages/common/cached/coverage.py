@@ -117,7 +117,6 @@ class AnswerFacts(UnitFacts):
     """Number of texts with mostly unknown tokens."""
     tokens: int
     device: str
-    halved_launches: int
 
 
 def family_name(identity: Mapping[str, object]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
@@ -33,12 +33,6 @@ if TYPE_CHECKING:
     from amalgam.stages.common.inference.teacher import Teacher
 
 
-class StateFacts(UnitFacts):
-    """The facts of a unit of hidden states."""
-
-    width: NotRequired[int]
-
-
 class FamiliesFacts(TypedDict):
     """The families of states by their owner."""
 
@@ -52,7 +46,7 @@ class CacheFeatures(Stage):
     unit_label = "texts"
     reads = ("read-corpus", "train-teachers")
     enabled_by = "choose targets or an objective that read hidden states"
-    facts = FactTypes(FamiliesFacts, StateFacts)
+    facts = FactTypes(FamiliesFacts, UnitFacts)
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         reads_states = objective_inputs(experiment).states is not None or domain_measure(experiment) is not None
@@ -187,8 +181,8 @@ def _write_states(
     texts = tokenize(unit)
     by_token = key["states"] == "tokens"
     with run.store.draft(unit.folder, unit.name) as draft:
-        width = write_states(draft.folder, teacher, texts.keys, texts.tokens, blocks=key["blocks"], by_token=by_token)
-        draft.facts = {**unit.payload.facts(len(texts.keys)), "width": width}
+        write_states(draft.folder, teacher, texts.keys, texts.tokens, blocks=key["blocks"], by_token=by_token)
+        draft.facts = unit.payload.facts(len(texts.keys))
 
 
 def _check_tokenizers(run: Run) -> None:

@@ -238,7 +238,7 @@ def _commit_states(inputs: CacheInputs, tokenized: TokenizedUnit, folder: Path, 
     unit, request = tokenized.unit, tokenized.unit.payload
     with inputs.store.draft(folder, unit.name) as draft:
         write_pooled(draft.folder, tokenized.keys, states)
-        draft.facts = {**request.facts(len(states)), "width": states.shape[1]}
+        draft.facts = request.facts(len(states))
 
 
 def commit_answers(  # noqa: PLR0913 - what to write, and where

@@ -39,8 +39,6 @@ SMALL_PART = 4
 
 class TokenFacts(TypedDict):
     bucket: str
-    rows: int
-    tokens: int
 
 
 DECLARED[CACHED_TOKENS] = FactTypes(unit=TokenFacts)
@@ -79,7 +77,7 @@ class TokenCache:
         tokens = encode(self.tokenizer, fields(read_bucket(self.store, bucket)), self.limit, types=types)
         with self.store.draft(folder, name, ".parquet") as draft:
             write_table(token_table(tokens), draft.folder / "tokens.parquet")
-            draft.facts = {"bucket": bucket.file.sha256, "rows": len(tokens), "tokens": int(tokens.lengths.sum())}
+            draft.facts = {"bucket": bucket.file.sha256}
         return tokens
 
     def _cached(self, record: Record, bucket: Bucket) -> TokenRows | None:

@@ -46,10 +46,7 @@ SHOWN_LABELS = 5
 
 
 class BlockFacts(TypedDict):
-    first: int
     rows: int
-    tokens: int
-    scored: int
 
 
 class CollectedFacts(TypedDict):
@@ -199,8 +196,7 @@ def _write_block(run: Run, unit: Unit, texts: Sequence[GeneratedText], seconds: 
 
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
         write_table(block_table(unit.payload.first, texts), draft.folder / "unit.parquet")
-        scored, tokens = sum(text.scored for text in texts), sum(text.tokens for text in texts)
-        draft.facts = {"first": unit.payload.first, "rows": len(texts), "tokens": tokens, "scored": scored}
+        draft.facts = {"rows": len(texts)}
         draft.made = {**draft.made, "seconds": round(seconds, 3)}
 
 

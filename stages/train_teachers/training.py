@@ -28,13 +28,7 @@ from amalgam.stages.common.training.batches import Examples, TrainingData, label
 from amalgam.stages.common.training.loop import TrainingSettings
 from amalgam.stages.common.training.losses import RestrictedKL
 from amalgam.stages.common.training.run import Score, Selection, TrainingServices, accuracy_on, learn
-from amalgam.stages.common.training.schedule import (
-    HELD_OUT_ACCURACY,
-    TEACHER_HELD_OUT,
-    CoTrainedFacts,
-    TeacherFacts,
-    TrainingFacts,
-)
+from amalgam.stages.common.training.schedule import HELD_OUT_ACCURACY, TEACHER_HELD_OUT, TeacherFacts, TrainingFacts
 
 Encoders = Mapping[str, tuple[NewClassifier, Iterable[tuple[pa.Table, TokenRows]]]]
 """By teacher: its encoder under a new head, and the labelled texts in its tokens."""
@@ -75,8 +69,7 @@ def co_train(
     combined = replace(first, model=model, pad_id=model.pad_id)
     selection = _selection(score, data[0])
     learned = learn(services, combined, examples, settings, selection, checkpoint, objective, phase="together")
-    facts: CoTrainedFacts = {**_facts(learned, labels, data[0]), "together": list(news)}
-    accuracies = _accuracies(model, scored, len(news))
+    facts, accuracies = _facts(learned, labels, data[0]), _accuracies(model, scored, len(news))
     return {
         name: (replace(new, model=attentive_classifier(body, head, labels)), facts | {"best_score": accuracy})
         for (name, new), body, accuracy in zip(news.items(), model.bodies, accuracies, strict=True)

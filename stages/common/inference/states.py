@@ -124,8 +124,8 @@ def reserve(path: Path) -> None:
 
 def write_states(  # noqa: PLR0913 - each a separate input of the states
     folder: Path, teacher: Teacher, keys: list[bytes], tokens: TokenRows, *, blocks: int, by_token: bool
-) -> int:
-    """Writes keys.parquet and states.npy, which readers map into memory; returns the width."""
+) -> None:
+    """Writes keys.parquet and states.npy, which readers map into memory."""
     lengths = tokens.lengths if by_token else np.ones(len(tokens), np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     with _state_file(folder, keys, lengths, (max(1, blocks), teacher.width)) as mapped:
@@ -134,7 +134,6 @@ def write_states(  # noqa: PLR0913 - each a separate input of the states
             states = _states(teacher, keys, tokens, rows, blocks=blocks, by_token=by_token)
             for row, values in zip(rows, states, strict=True):
                 mapped[starts[row] : starts[row + 1]] = values[: lengths[row]]
-    return teacher.width
 
 
 def write_pooled(folder: Path, keys: list[bytes], states: Array) -> None:

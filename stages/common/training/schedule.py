@@ -114,10 +114,6 @@ class TeacherFacts(TrainingFacts):
     """Number of texts on which the accuracy, `best_score`, is measured; 0: measured on the training texts."""
 
 
-class CoTrainedFacts(TeacherFacts):
-    together: list[str]
-
-
 class TeachersFacts(TypedDict):
     teachers: dict[str, TeacherFacts]
 

@@ -218,14 +218,11 @@ class States:
         """Returns [texts, tokens, blocks, width] in fp16, padded with zeros; pooled states have one token."""
         longest = int(self.lengths[rows].max(initial=0))
         states = np.zeros((len(rows), longest, len(range(self.blocks)[blocks]), self.width), np.float16)
-        if (self.lengths[rows] == 1).all():  # a row each: all of a file at once
-            for number in np.unique(self.file_of[rows]):
-                of_file = np.flatnonzero(self.file_of[rows] == number)
-                states[of_file, 0] = self.files[number][self.starts[rows[of_file]], blocks]
-            return states
-        for place, row in enumerate(rows):
-            start, length = self.starts[row], self.lengths[row]
-            states[place, :length] = self.files[self.file_of[row]][start : start + length, blocks]
+        tokens = np.arange(longest)
+        is_token, places = tokens < self.lengths[rows, None], self.starts[rows, None] + tokens
+        for number in np.unique(self.file_of[rows]):
+            of_file = is_token & (self.file_of[rows] == number)[:, None]
+            states[of_file] = self.files[number][places[of_file], blocks]
         return states
 
 

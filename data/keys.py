@@ -127,7 +127,7 @@ def similar_labels(labels: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]
     first: dict[str, str] = {}
     pairs: dict[tuple[str, str], None] = {}
     for teacher_labels in labels.values():
-        plain = {name: "".join(filter(str.isalnum, folded(name))) for name in teacher_labels}
+        plain = {name: _letters_of(name) for name in teacher_labels}
         stems = {name: stem.removesuffix("s") or name for name, stem in plain.items()}
         pairs |= {(first[stem], name): None for name, stem in stems.items() if first.get(stem, name) != name}
         for name, stem in stems.items():
@@ -144,41 +144,23 @@ def cut_in_groups(labels: Sequence[str], groups: int) -> list[list[str]]:
 
 
 CATCH_ALL = frozenset(
-    [
-        "other",
-        "others",
-        "none",
-        "noneofthese",
-        "noneoftheabove",
-        "neither",
-        "nothing",
-        "misc",
-        "miscellaneous",
-        "rest",
-        "background",
-        "unknown",
-        "undefined",
-        "irrelevant",
-        "notrelevant",
-        "outofscope",
-        "oos",
-        "outofdomain",
-        "ood",
-        "na",
-        "sonstiges",
-        "andere",
-        "autre",
-        "autres",
-        "otro",
-        "otros",
-    ]
+    {
+        *("other", "others", "none", "noneofthese", "noneoftheabove", "neither", "nothing", "misc", "miscellaneous"),
+        *("rest", "background", "unknown", "undefined", "irrelevant", "notrelevant", "na"),
+        *("outofscope", "oos", "outofdomain", "ood", "sonstiges", "andere", "autre", "autres", "otro", "otros"),
+    }
 )
 """Names of labels, folded, that usually mean none of a teacher's other labels."""
 
 
 def is_catch_all(name: str) -> bool:
     """Returns whether labels of this name usually mean none of a teacher's other labels."""
-    return "".join(filter(str.isalnum, folded(name))) in CATCH_ALL
+    return _letters_of(name) in CATCH_ALL
+
+
+def _letters_of(name: str) -> str:
+    """Returns the letters and digits of a label, folded."""
+    return "".join(filter(str.isalnum, folded(name)))
 
 
 def label_notes(labels: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -62,20 +62,18 @@ class Answer:
     kind: str = JSON
     headers: Headers = ()
     path: str = OTHER
-    ends: bool = False
-    """Whether the connection is closed, because the rest of the request is unread."""
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer
     """A request that is refused, with its status and the fix for the client."""
 
-    def __init__(self, status: int, what: str, fix: str, *, headers: Headers = (), ends: bool = False) -> None:
+    def __init__(self, what: str, fix: str, status: int = HTTPStatus.BAD_REQUEST, headers: Headers = ()) -> None:
         super().__init__(what)
-        self.status, self.what, self.fix, self.headers, self.ends = status, what, fix, headers, ends
+        self.status, self.what, self.fix, self.headers = status, what, fix, headers
 
     def answer(self, path: str) -> Answer:
         body = _json({"error": {"what": self.what, "fix": self.fix}})
-        return Answer(self.status, body, headers=self.headers, path=path, ends=self.ends)
+        return Answer(self.status, body, headers=self.headers, path=path)
 
 
 # ---- metrics
@@ -147,20 +145,18 @@ def read_request(body: bytes, limits: Limits, student: Description) -> tuple[lis
     try:
         content = json.loads(body.decode("utf-8"), object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError as error:
-        what = f"the body is not UTF-8 (byte {error.start})"
-        raise Refusal(HTTPStatus.BAD_REQUEST, what, "send JSON in UTF-8") from None
+        raise Refusal(f"the body is not UTF-8 (byte {error.start})", "send JSON in UTF-8") from None
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else shown(str(error), 200)
-        raise Refusal(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {reason}", f"send {EXAMPLE}") from None
+        raise Refusal(f"the body is not JSON: {reason}", f"send {EXAMPLE}") from None
     if not isinstance(content, dict) or "texts" not in content:
-        raise Refusal(HTTPStatus.BAD_REQUEST, "the body has no field `texts`", f"send {EXAMPLE}")
+        raise Refusal("the body has no field `texts`", f"send {EXAMPLE}")
     foreign = sorted(content.keys() - {"texts", "top"})
     if foreign:
-        what = f"the body has an unknown field: {shown(foreign[0])}"
-        raise Refusal(HTTPStatus.BAD_REQUEST, what, "send the fields `texts` and `top` only")
+        raise Refusal(f"the body has an unknown field: {shown(foreign[0])}", "send the fields `texts` and `top` only")
     top = content.get("top", 1)
     if type(top) is not int or top < 1:
-        raise Refusal(HTTPStatus.BAD_REQUEST, "`top` is not a whole number from 1 on", "send a number such as 3")
+        raise Refusal("`top` is not a whole number from 1 on", "send a number such as 3")
     texts = _texts(content["texts"], limits)
     _check_pairs(texts, student.columns)
     return texts, min(top, len(student.labels))
@@ -171,11 +167,11 @@ def _check_pairs(texts: Sequence[Text], columns: Sequence[str]) -> None:
     wrong = next((index for index, text in enumerate(texts) if columns and len(text) != len(columns)), None)
     if wrong is not None and len(columns) == 1:
         what = f"texts[{wrong}] is a pair of texts, and the student classifies single texts ({shown(columns[0])})"
-        raise Refusal(HTTPStatus.BAD_REQUEST, what, 'send "a text"')
+        raise Refusal(what, 'send "a text"')
     if wrong is not None:
         pairs = f"pairs of {' and '.join(map(shown, columns))}"
         what = f"texts[{wrong}] is a single text, and the student classifies {pairs}"
-        raise Refusal(HTTPStatus.BAD_REQUEST, what, 'send ["first", "second"]')
+        raise Refusal(what, 'send ["first", "second"]')
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -187,10 +183,10 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _texts(given: Any, limits: Limits) -> list[Text]:
     if not isinstance(given, list) or not given:
-        raise Refusal(HTTPStatus.BAD_REQUEST, "`texts` is not a list with at least one text", f"send {EXAMPLE}")
+        raise Refusal("`texts` is not a list with at least one text", f"send {EXAMPLE}")
     if len(given) > limits.texts:
         what = f"the request has {len(given):,} texts, and {limits.texts:,} are allowed"
-        raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, what, "send several requests")
+        raise Refusal(what, "send several requests", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
     return [_text(text, f"texts[{index}]", limits) for index, text in enumerate(given)]
 
 
@@ -205,10 +201,10 @@ def _text(given: Any, place: str, limits: Limits) -> Text:
         what, fix = f"{place} has a lone surrogate", "write the character in full; \\ud83d alone is half of one"
     elif sum(map(len, fields)) > limits.characters:
         what = f"{place} has {sum(map(len, fields)):,} characters, and {limits.characters:,} are allowed"
-        raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, what, "shorten it: the student reads the beginning only")
+        raise Refusal(what, "shorten it: the student reads the beginning only", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
     else:
         return tuple(fields)
-    raise Refusal(HTTPStatus.BAD_REQUEST, what, fix)
+    raise Refusal(what, fix)
 
 
 def entry(prediction: Prediction, student: Description, top: int) -> dict[str, Any]:
@@ -235,23 +231,22 @@ def check_head(path: str, request: h11.Request, limit: int) -> None:
     head = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
     if head > MOST_HEAD:  # the parser refuses a larger head only if it arrives in several reads
         what = f"request line and headers have more than {MOST_HEAD:,} bytes"
-        raise Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, what, "send fewer or shorter headers", ends=True)
+        raise Refusal(what, "send fewer or shorter headers", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
     if request.http_version not in {b"1.0", b"1.1"}:
         what = "the version of HTTP is not supported"
-        raise Refusal(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, what, "send HTTP/1.1", ends=True)
+        raise Refusal(what, "send HTTP/1.1", HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
     if path not in PATHS:
-        raise Refusal(HTTPStatus.NOT_FOUND, "there is nothing at this path", f"send {ENDPOINTS}", ends=True)
+        raise Refusal("there is nothing at this path", f"send {ENDPOINTS}", HTTPStatus.NOT_FOUND)
     method = request.method.decode("ascii", "replace")
     if method not in PATHS[path]:
         what, fix = f"{path} does not allow this method", f"send {' or '.join(PATHS[path])}"
         headers = [("Allow", ", ".join(PATHS[path]))]
-        raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, what, fix, headers=headers, ends=True)
+        raise Refusal(what, fix, HTTPStatus.METHOD_NOT_ALLOWED, headers)
     values: dict[bytes, list[bytes]] = {}
     for name, value in request.headers:
         values.setdefault(name, []).append(value)
     if b"transfer-encoding" in values and b"content-length" in values:
-        what = "the request has Content-Length and Transfer-Encoding"
-        raise Refusal(HTTPStatus.BAD_REQUEST, what, "send one of them", ends=True)
+        raise Refusal("the request has Content-Length and Transfer-Encoding", "send one of them")
     length = int(values.get(b"content-length", [b"0"])[0])
     if length > limit:
         raise too_large(f"the body has {length:,} bytes", limit)
@@ -262,20 +257,19 @@ def check_head(path: str, request: h11.Request, limit: int) -> None:
 def _check_body_headers(values: Mapping[bytes, Sequence[bytes]]) -> None:
     """Requires application/json, which also keeps pages of other sites from sending requests through a browser."""
     if not values.keys() & {b"content-length", b"transfer-encoding"}:
-        what, fix = "the request has no length", "send the header Content-Length"
-        raise Refusal(HTTPStatus.LENGTH_REQUIRED, what, fix, ends=True)
+        raise Refusal("the request has no length", "send the header Content-Length", HTTPStatus.LENGTH_REQUIRED)
     kinds = [value.partition(b";")[0].strip().lower() for value in values.get(b"content-type", ())]
     if kinds != [b"application/json"]:
         what, fix = "the body is not declared as JSON", "send the header `Content-Type: application/json` once"
-        raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, what, fix, ends=True)
+        raise Refusal(what, fix, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
     if values.get(b"content-encoding", [b"identity"]) != [b"identity"]:
         what, fix = "the body is compressed", "send it without Content-Encoding"
-        raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, what, fix, ends=True)
+        raise Refusal(what, fix, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
 
 
 def too_large(what: str, limit: int) -> Refusal:
     fix = "send fewer texts in each request"
-    return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{what}, and {limit:,} are allowed", fix, ends=True)
+    return Refusal(f"{what}, and {limit:,} are allowed", fix, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
 
 # ---- the server
@@ -356,7 +350,7 @@ class Server:
             raise self.overloaded("the server ends", 1) from None
         except Exception:  # noqa: BLE001 - the batcher has printed it; its text could have paths
             what, fix = "the prediction failed", "the server's messages have the reason; other texts can still be sent"
-            raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, what, fix) from None
+            raise Refusal(what, fix, HTTPStatus.INTERNAL_SERVER_ERROR) from None
         entries = [entry(prediction, self.student, top) for prediction in predictions]
         self.metrics.labels.update(each["label"] for each in entries)
         self.metrics.truncated += sum(each["truncated"] for each in entries)
@@ -367,7 +361,7 @@ class Server:
     def overloaded(self, what: str, seconds: float) -> Refusal:
         wait = str(min(60, max(1, math.ceil(seconds))))
         fix = f"send the request again after {wait} s"
-        return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, what, fix, headers=[("Retry-After", wait)])
+        return Refusal(what, fix, HTTPStatus.SERVICE_UNAVAILABLE, [("Retry-After", wait)])
 
     def _health(self) -> Answer:
         status = HTTPStatus.SERVICE_UNAVAILABLE if self.ending else HTTPStatus.OK
@@ -422,7 +416,8 @@ class Connection:
         seconds = time.monotonic() - began
         if answer is None:
             return False
-        await self._send(answer, ends=answer.ends or self._server.ending)
+        # The connection ends after a request of which a part is unread.
+        await self._send(answer, ends=not self.is_accepted or self._server.ending)
         self.is_accepted = False
         if answer.path == "/predict" and answer.status == HTTPStatus.OK:
             self._server.metrics.seconds.add(seconds)
@@ -442,11 +437,11 @@ class Connection:
             refusal = error
         except TimeoutError:
             what = f"the request did not arrive within {seconds:g} s"
-            refusal = Refusal(HTTPStatus.REQUEST_TIMEOUT, what, "send it faster, or in smaller parts", ends=True)
+            refusal = Refusal(what, "send it faster, or in smaller parts", HTTPStatus.REQUEST_TIMEOUT)
         except h11.RemoteProtocolError as error:
             what = f"the request is no valid HTTP/1.1: {shown(str(error))}"
             status = error.error_status_hint if error.error_status_hint in STATUSES else HTTPStatus.BAD_REQUEST
-            refusal = Refusal(status, what, "send it with an HTTP client such as curl", ends=True)
+            refusal = Refusal(what, "send it with an HTTP client such as curl", status)
         return refusal.answer(self._path)
 
     async def _request(self) -> bytes | None:

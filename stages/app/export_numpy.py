@@ -24,6 +24,7 @@ from amalgam.stages.app import classify, int8
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.export_onnx import MOST_APART, TEXTS, parity_texts
 from amalgam.stages.app.student import StudentFolder
+from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.models.model_folder import STATIC
 from amalgam.stages.common.models.resolve import read_model
@@ -77,10 +78,10 @@ def _write_arrays(classifier: Classifier, folder: Path, kept: Array | None = Non
     (folder / classify.ARRAYS).write_bytes(content)
 
 
-def _kept_tokens(classifier: Classifier, config: Path | None, compared: int) -> Array:
+def _kept_tokens(classifier: Classifier, config: Path | None, first: int) -> Array:
     """Returns the ids of the most frequent tokens of the training texts, then those with the smallest ids.
 
-    The first training texts, which int8 is compared on, do not count: all of their tokens would be kept.
+    Training texts before `first`, which int8 is compared on, do not count: all of their tokens would be kept.
     Tokenizers number frequent tokens first, so this is a fair order where the training texts are unknown or unreadable.
     """
     counts = np.zeros(classifier.model.config.vocab_size, np.int64)
@@ -89,7 +90,7 @@ def _kept_tokens(classifier: Classifier, config: Path | None, compared: int) -> 
         with suppress(AmalgamError):
             texts = Experiment.open(config, [], Console(quiet=True)).texts("train").head(COUNTED_TEXTS).collect()
     if texts is not None:
-        tokens = encode(classifier.tokenizer, int8.texts_of(texts.slice(compared)), classifier.limit, types=False)
+        tokens = encode(classifier.tokenizer, fields(texts.slice(first).to_arrow()), classifier.limit, types=False)
         for ids in tokens.ids:
             np.add.at(counts, ids, 1)
     return np.sort(np.argsort(-counts, kind="stable")[:MOST_TOKENS])
@@ -112,8 +113,8 @@ def _check_parity(classifier: Classifier, folder: Path) -> dict[str, Any]:
 
 def quantise(classifier: Classifier, folder: Path, texts: int8.ComparedTexts, config: Path | None) -> int8.Int8Facts:
     """Replaces the arrays of the folder by their int8 form, and returns its comparison with the student."""
-    inputs = [fields[0] if len(fields) == 1 else fields for fields in texts.texts]
-    arrays, compared = folder / classify.ARRAYS, len(texts.texts) if texts.source == "corpus.train" else 0
+    inputs = [text[0] if len(text) == 1 else text for text in texts.texts]
+    arrays, first = folder / classify.ARRAYS, len(texts.texts) if texts.source == "corpus.train" else 0
 
     def by_torch(texts: Sequence[Any]) -> Array:
         return classifier.logits([(text,) if isinstance(text, str) else text for text in texts])
@@ -123,7 +124,7 @@ def quantise(classifier: Classifier, folder: Path, texts: int8.ComparedTexts, co
 
     expected, torch_speed = _timed(int8.TORCH, int8.weight_bytes(classifier), lambda: by_torch, inputs)
     _, fp32_speed = _timed(FP32, arrays.stat().st_size, by_numpy, inputs)
-    _write_arrays(classifier, folder, _kept_tokens(classifier, config, compared))
+    _write_arrays(classifier, folder, _kept_tokens(classifier, config, first))
     logits, int8_speed = _timed(INT8, arrays.stat().st_size, by_numpy, inputs)
     return {
         **int8.agreement(classifier.labels, texts, expected.argmax(axis=1), logits.argmax(axis=1)),

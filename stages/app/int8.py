@@ -25,7 +25,6 @@ import torch
 from amalgam.data.arrays import Array
 from amalgam.data.corpus import find_files
 from amalgam.data.keys import shown
-from amalgam.data.lazy import pl
 from amalgam.data.rows import MissingColumnError, Row, read_rows
 from amalgam.data.tokens import encode
 from amalgam.pipeline.config.proposals import file_option
@@ -36,6 +35,7 @@ from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.serve import usable_cores
 from amalgam.stages.app.student import StudentFolder
+from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.inference.batches import Classifier, model_batches, model_inputs, predict
 from amalgam.stages.common.intervals import paired, percent
 from amalgam.stages.methods import load_with_methods
@@ -136,13 +136,7 @@ def _of_experiment(config: Path) -> ComparedTexts:
         what = f"--int8 compares the model on texts, and the experiment's cannot be read: {error.what}"
         fix = f"run `amalgam run{file_option(config)}`, or name a file of texts with --input FILE"
         raise ExperimentError(what, where=error.where or str(config), fix=fix) from error
-    gold = table["label"].to_list() if "label" in table.columns else [None] * len(table)
-    return ComparedTexts(texts_of(table), gold, f"corpus.{part}")
-
-
-def texts_of(table: pl.DataFrame) -> list[tuple[str, ...]]:
-    fields = [table[name].to_list() for name in ("text", "text_2") if name in table.columns]
-    return list(zip(*(column for column in fields if None not in column), strict=True))
+    return ComparedTexts(fields(table.to_arrow()), table["label"].to_list(), f"corpus.{part}")
 
 
 # ---- the model

@@ -30,6 +30,8 @@ from amalgam.stages.common.given_labels import KEY, RANDOM, GivenLabels, free_na
 from amalgam.stages.common.intervals import bounds, errors_of, interval, percent
 from amalgam.stages.common.load import label_space, part_of, train_part
 from amalgam.stages.common.load_labels import given_labels, is_random_sample
+from amalgam.stages.report.evaluation import TeacherInputs, teacher_labels
+from amalgam.stages.report.label_estimates import estimate, right_texts
 from amalgam.stages.report.load import estimate_inputs
 from amalgam.stages.report.stage import share_of_unknown
 from amalgam.stages.report.tables import print_estimates, sample_words
@@ -84,8 +86,6 @@ def _among(keys: pa.Array, others: pa.Array) -> Array:
 
 
 def _table(run: Run, rows: Array, is_random: Array, random: np.random.Generator, given: GivenLabels) -> pl.DataFrame:
-    from amalgam.stages.report.evaluation import TeacherInputs, teacher_labels
-
     corpus, space, buckets = run.experiment.corpus, label_space(run), train_part(run).buckets
     texts = rows_at(run.store, buckets, np.sort(rows).tolist()).take(rows.argsort().argsort())
     own_keys = texts.column("key").to_pylist()
@@ -254,8 +254,6 @@ def _right(run: Run, targets: _Targets, labels: Mapping[bytes, str]) -> Array:
 
 def _estimates(run: Run, old: _Targets | None, given: GivenLabels) -> Estimates | None:
     """Returns the estimates; `old` are targets of which no label is used."""
-    from amalgam.stages.report.label_estimates import estimate, right_texts
-
     gold = {key: given.by_key[key] for key in given.sample}
     if not gold:
         return None

@@ -12,12 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from amalgam.data.arrays import Array
 from amalgam.data.keys import LabelSpace
-from amalgam.data.lazy import pl
+from amalgam.data.lazy import np, pa, pl
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.storage.store import Store

@@ -13,23 +13,19 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-import numpy as np
-import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from amalgam.data.arrays import Array, softmax
 from amalgam.data.keys import LabelSpace, union_of
+from amalgam.data.lazy import np, pa, pl, pq
 from amalgam.data.parquet import SIMILARITIES, arrow_schema, parquet_options, places_in
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.cached.read import CacheReader
 from amalgam.stages.common.corpus import Bucket, Part, fields, neighbouring_buckets, read_bucket
-from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report.json_types import SystemScores
 
 if TYPE_CHECKING:
+    from amalgam.stages.common.inference.batches import Classifier
     from amalgam.stages.common.inference.states import Encoder
 
 TIE = 1e-6

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from amalgam.data.arrays import Array
 from amalgam.data.lazy import np, pa
 from amalgam.stages.build_targets.stage import UnsetTargets
 from amalgam.stages.common.corpus import Bucket, Part, fields, read_bucket
-from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.common.intervals import interval, interval_of_mean
 from amalgam.stages.report.evaluation import TeacherInputs, ensemble, teacher_labels
 from amalgam.stages.report.verdict_types import LabelOccurrence, SystemEstimate, SystemKind
+
+if TYPE_CHECKING:
+    from amalgam.stages.common.inference.batches import Classifier
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-
-import numpy as np
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from amalgam.data.arrays import Array, Keys, held_out_keys, softmax
 from amalgam.data.keys import LabelSpace
+from amalgam.data.lazy import np, pa
 from amalgam.data.parquet import key_array, key_list, matrix
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.stages.common.corpus import Bucket, Part, fields, first_buckets, read_bucket, rows_at
@@ -30,7 +29,6 @@ from amalgam.stages.common.given_labels import (
     free_name,
     label_column,
 )
-from amalgam.stages.common.inference.batches import Classifier
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.evaluation import TeacherInputs, ensemble, prefixes_and_keys, teacher_labels
 from amalgam.stages.report.quality import coverage, paired_counts
@@ -38,6 +36,9 @@ from amalgam.stages.report.weight_estimates import WeighedTexts, weight_estimate
 from amalgam.stages.weigh_teachers import linear_map
 from amalgam.stages.weigh_teachers.neighbours import Space
 from amalgam.stages.weigh_teachers.signals import AccuracyEstimate
+
+if TYPE_CHECKING:
+    from amalgam.stages.common.inference.batches import Classifier
 
 MOST_HELD_OUT = 1_000
 """Most held-out texts among those that the student predicts."""

@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from amalgam.data.lazy import pa, pc
+from amalgam.data.lazy import pa, pc, pl
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run, Unit, once
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.stages.build_targets.stage import read_targets, target_facts, unset_targets
+from amalgam.stages.cache_teachers.sample import PassAudit
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
+from amalgam.stages.common.cached.read import CacheReader
 from amalgam.stages.common.corpus import CorpusFacts, Part, corpus_for, tables
 from amalgam.stages.common.deliveries import STUDENTS, check_delivered, delivered_students
 from amalgam.stages.common.given_labels import GivenLabels
@@ -23,7 +25,11 @@ from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_name
 from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.read_corpus.stage import train_needs_label
+from amalgam.stages.report.audit import AuditInputs
 from amalgam.stages.report.conditions import MOST_LEARNED
+from amalgam.stages.report.evaluation import EvaluationInputs
+from amalgam.stages.report.label_estimates import EstimateInputs
+from amalgam.stages.report.labelling import LabellingInputs
 from amalgam.stages.report.report_json import ReportInputs, generates
 from amalgam.stages.report.verdict_types import LearnedTexts
 from amalgam.stages.target_methods import (
@@ -38,13 +44,7 @@ from amalgam.stages.train_teachers.stage import learned_by_teachers
 from amalgam.stages.weigh_teachers.stage import weights_of
 
 if TYPE_CHECKING:
-    from amalgam.stages.cache_teachers.sample import PassAudit
-    from amalgam.stages.common.cached.read import CacheReader
     from amalgam.stages.common.inference.batches import Classifier
-    from amalgam.stages.report.audit import AuditInputs
-    from amalgam.stages.report.evaluation import EvaluationInputs
-    from amalgam.stages.report.label_estimates import EstimateInputs
-    from amalgam.stages.report.labelling import LabellingInputs
 
 ZERO_SHOT, ZERO_SHOT_VERSION = "zero-shot", 1
 
@@ -122,8 +122,6 @@ def zero_shot_unit(run: Run, test: Part) -> Unit:
 
 
 def evaluation_inputs(run: Run, test: Part) -> EvaluationInputs:
-    from amalgam.stages.report.evaluation import EvaluationInputs
-
     learns, system = run.experiment.student.learns, method_name(run.experiment)
     similarities = run.store.record(zero_shot_unit(run, test).record_path)
     if similarities is None:
@@ -146,8 +144,6 @@ def estimate_inputs(
     run: Run, train: Part, gold: Mapping[bytes, str], student: Classifier | None = None
 ) -> EstimateInputs:
     """Returns the inputs of the estimates on the texts with these gold labels by key."""
-    from amalgam.stages.report.label_estimates import EstimateInputs
-
     return EstimateInputs(
         store=run.store,
         train=train,
@@ -160,8 +156,6 @@ def estimate_inputs(
 
 
 def labelling_inputs(run: Run, train: Part) -> LabellingInputs:
-    from amalgam.stages.report.labelling import LabellingInputs
-
     weighed = "weigh-teachers" in run.results
     has_features = target_method(run.experiment.targets).reads_features
     accuracy = run.result("weigh-teachers").facts.get("accuracy") if weighed else None
@@ -188,10 +182,6 @@ def compared_experiment(experiment: ExperimentConfig) -> ExperimentConfig:
 
 
 def audit_inputs(run: Run) -> AuditInputs:
-    import polars as pl
-
-    from amalgam.stages.report.audit import AuditInputs
-
     labels, targets = load.label_space(run), run.experiment.targets
     by_domain = target_method(targets).weighs_by_domain and {"fit-statistics", "cache-features"} <= run.results.keys()
     reader = teacher_reader(run)

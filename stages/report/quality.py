@@ -10,11 +10,9 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from itertools import combinations, islice, permutations
 
-import numpy as np
-import pyarrow as pa
-
 from amalgam.data.arrays import Array
 from amalgam.data.keys import LabelSpace
+from amalgam.data.lazy import np, pa
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.storage.store import Store

@@ -33,6 +33,16 @@ from amalgam.stages.common.given_labels import GivenLabels
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import method_name
 from amalgam.stages.report import verdict_types as types
+from amalgam.stages.report.audit import audit_texts, audited_texts
+from amalgam.stages.report.evaluation import (
+    Picked,
+    TeacherInputs,
+    evaluate_systems,
+    measure_student,
+    predict_test,
+    without_selected,
+    write_similarities,
+)
 from amalgam.stages.report.html import page
 from amalgam.stages.report.json_types import (
     AuditSection,
@@ -44,6 +54,8 @@ from amalgam.stages.report.json_types import (
     TeacherCost,
     reported_scores,
 )
+from amalgam.stages.report.label_estimates import label_occurrences, right_texts
+from amalgam.stages.report.labelling import compared_with_linear_map, unlabelled_quality
 from amalgam.stages.report.load import (
     ZERO_SHOT,
     audit_inputs,
@@ -60,6 +72,7 @@ from amalgam.stages.report.load import (
     zero_shot_unit,
 )
 from amalgam.stages.report.publish import TO_LABEL, check_page, page_name, place_of, publish, publish_texts
+from amalgam.stages.report.quality import right_bits, student_quality, target_quality
 from amalgam.stages.report.report_json import MEASURES, report_json, teacher_costs
 from amalgam.stages.report.students import damaged_reports, other_students
 from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
@@ -279,9 +292,6 @@ def _print(run: Run, numbers: ReportJson) -> None:
 
 def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, StudentSpeed | None]:
     """Returns the evaluation and the student's speed with labelled test texts, else the texts to label as csv."""
-    from amalgam.stages.report.labelling import compared_with_linear_map, unlabelled_quality
-    from amalgam.stages.report.quality import target_quality
-
     test, train, given = load.part_of(run, "test"), learned_part(run), load_labels.given_labels(run)
     evaluation, to_label, speed = None, None, None
     findings: Findings = {
@@ -311,9 +321,6 @@ def _evaluate(run: Run) -> tuple[Evaluation | None, Findings, str | None, Studen
 
 def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, StudentSpeed | None]:
     """Evaluates every system on the labelled test texts, and describes the reported one."""
-    from amalgam.stages.report.evaluation import Picked, evaluate_systems, predict_test, without_selected
-    from amalgam.stages.report.quality import student_quality
-
     inputs, learns = evaluation_inputs(run, test), run.experiment.student.learns
     all_answers, names = predict_test(inputs), inputs.labels.names
     answers = without_selected(all_answers)
@@ -345,9 +352,6 @@ def _measure_rival(run: Run, name: str, inputs: Mapping[str, Any], rows: str | N
 
     It only predicts. Nothing happens for another system, for the student of this report, or if the scores exist.
     """
-    from amalgam.stages.report.evaluation import TeacherInputs, measure_student
-    from amalgam.stages.report.quality import right_bits
-
     test, student = load.part_of(run, "test"), delivered_student(run.base, name)
     measured = [run.fingerprint("train-student") if run.experiment.student.learns else None]
     measured += [other.student for other in other_students(run.store, inputs["test"], inputs.get("picked"), rows)]
@@ -393,15 +397,11 @@ def _check_lost_labels(run: Run, name: str) -> None:
 
 
 def _label_occurrences(run: Run, train: Part, given: GivenLabels) -> list[types.LabelOccurrence]:
-    from amalgam.stages.report.label_estimates import label_occurrences
-
     keys = sorted(given.by_key)[: types.MOST_PREDICTED]
     return label_occurrences(estimate_inputs(run, train, {key: given.by_key[key] for key in keys}))
 
 
 def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEstimates:
-    from amalgam.stages.report.label_estimates import right_texts
-
     gold = {key: given.by_key[key] for key in load_labels.estimation_texts(run)}
     right = right_texts(estimate_inputs(run, train, gold, loaded_student(run)))
     both = None if right.student is None or right.ensemble is None else (right.student, right.ensemble)
@@ -471,7 +471,6 @@ def _train_identity(run: Run) -> dict[str, object]:
 
 def _write_similarities(run: Run, unit: Unit) -> None:
     from amalgam.stages.common.inference.states import label_words
-    from amalgam.stages.report.evaluation import write_similarities
 
     encoder, names = cached.load_encoder(run, "fp32"), load.label_space(run).names
     with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
@@ -485,8 +484,6 @@ def _write_similarities(run: Run, unit: Unit) -> None:
 
 def audit(run: Run, states: Sequence[StageState]) -> AuditSection:
     """Returns the audit of all training texts; refuses if the cache of the teachers is not up to date."""
-    from amalgam.stages.report.audit import audit_texts, audited_texts
-
     state = next((state for state in states if state.stage == "cache-teachers"), None)
     if state is None:
         raise ExperimentError("this experiment has no teachers to audit", where="teachers", fix="name at least one")

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from amalgam.data.arrays import Array
+from amalgam.data.lazy import np
 from amalgam.stages.common.intervals import NORMAL_95
 from amalgam.stages.report.verdict_types import EstimatedGap, SystemEstimate, SystemKind, WeightEstimates
 from amalgam.stages.weigh_teachers.signals import AccuracyEstimate

@@ -16,7 +16,7 @@ import typer
 from amalgam import __version__
 from amalgam.data.lazy import LazyModule
 from amalgam.pipeline.console import Console, printing
-from amalgam.pipeline.errors import ExperimentError, OutputError
+from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, OutputError
 from amalgam.pipeline.signals import stopping
 from amalgam.pipeline.user_paths import DEFAULT_FILE, user_path
 from amalgam.stages import STAGE_FOLDERS
@@ -135,9 +135,14 @@ def init(
 def _accuracy(text: str) -> float:
     """Returns an accuracy that is written as 0.8 or 80%."""
     try:
-        return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+        accuracy = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is no accuracy; write 0.8 or 80%") from None
+    if not 0 <= accuracy <= 1:
+        fix = f"write {accuracy / 100:g}" if 1 < accuracy <= 100 else "write a share, such as 0.8"
+        what = f"--fail-under {accuracy:g} is no accuracy between 0 and 1"
+        raise ExperimentError(what, where=COMMAND_LINE, fix=fix)
+    return accuracy
 
 
 def _stage_command(name: str) -> Callable[..., None]:

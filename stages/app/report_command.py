@@ -14,7 +14,7 @@ from amalgam.data.keys import shown
 from amalgam.pipeline.config.proposals import file_option, written
 from amalgam.pipeline.config.schema import COMPARISON, TEACHER
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import COMMAND_LINE, AmalgamError, ExperimentError, QualityError
+from amalgam.pipeline.errors import AmalgamError, ExperimentError, QualityError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.app.comparison import (
@@ -79,7 +79,6 @@ def report(  # noqa: PLR0913 - the options of a command
     quiet: bool,
 ) -> None:
     """Makes the report of one experiment file, or compares the reports of several students or files."""
-    _check_share(requirements.fail_under)
     overrides = [argument for argument in arguments if "=" in argument]
     names = [_name_in(argument, config.parent) for argument in arguments if "=" not in argument]
     judged = requirements != Requirements()
@@ -135,13 +134,6 @@ def _check_arguments(arguments: Sequence[str], *, has_options: bool) -> None:
         fix = "remove these options, or name one run"
         what = "a comparison takes none of --no-upstream, --force, --part and --fail-..."
         raise ExperimentError(what, fix=fix)
-
-
-def _check_share(accuracy: float | None) -> None:
-    if accuracy is not None and not 0 <= accuracy <= 1:
-        fix = f"write {accuracy / 100:g}" if 1 < accuracy <= 100 else "write a share, such as 0.8"
-        what = f"--fail-under {accuracy:g} is no accuracy between 0 and 1"
-        raise ExperimentError(what, where=COMMAND_LINE, fix=fix)
 
 
 def _check_first(requirements: Requirements, run: Run) -> None:

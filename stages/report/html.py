@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 import yaml
@@ -21,7 +21,7 @@ from amalgam.pipeline.console import duration, printable, size
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
 from amalgam.stages.report.figures import coverage_of, figures, spikes
-from amalgam.stages.report.json_types import Conflicts, LengthGroup, Measures, ModelSize, ReportJson
+from amalgam.stages.report.json_types import Conflicts, Measures, ModelSize, ReportJson
 from amalgam.stages.report.report_json import TEST, total_seconds
 from amalgam.stages.report.tables import advice, estimate_line, system_name, unknown_line
 from amalgam.stages.report.verdict_types import Threshold, UnlabelledQuality
@@ -134,13 +134,6 @@ Row = dict[str, Any]
 """A row of a table; the template is its only reader."""
 
 
-class Shown(NamedTuple):
-    """The first rows of a list, and its length."""
-
-    rows: Sequence[Mapping[str, object]]
-    of: int
-
-
 def _view(numbers: ReportJson) -> dict[str, object]:
     audit = (numbers["target_quality"] or {}).get("audit")
     cut = [(name, n) for name, n in numbers["data"]["cut"].items() if n]
@@ -164,7 +157,10 @@ def _view(numbers: ReportJson) -> dict[str, object]:
         "unknown_share": numbers["unknown_share"] and share_of_unknown_line(numbers["unknown_share"]),
         "unknown": unknown_line(quality["unknown"]) if quality and quality["unknown"] else None,
         "calibration": _calibration(numbers),
-        "lengths": _lengths(quality["lengths"]) if quality else [],
+        "lengths": [
+            {**row, "interval": interval(row["right"] / row["n"], row["n"])}
+            for row in (quality["lengths"] if quality else ())
+        ],
         "losses": _losses(numbers),
         "size": _size(numbers["models"]),
         "spikes": spikes(numbers),
@@ -174,8 +170,9 @@ def _view(numbers: ReportJson) -> dict[str, object]:
     }
 
 
-def _first(rows: Sequence[Mapping[str, object]], most: int) -> Shown:
-    return Shown(rows[:most], len(rows))
+def _first(rows: Sequence[Mapping[str, object]], most: int) -> dict[str, object]:
+    """Returns the first rows of a list, and its length."""
+    return {"rows": rows[:most], "of": len(rows)}
 
 
 def _systems(numbers: ReportJson) -> list[Row]:
@@ -200,10 +197,6 @@ def _system(name: str, scores: Measures, *, reported: bool, remark: str | None =
     low, high = interval(scores["accuracy"], scores["n"])
     row = {"name": name, "reported": reported, "low": low, "high": high, "lead": None, "remark": remark}
     return {"nll_infinite": 0, **scores, **row}
-
-
-def _lengths(groups: Sequence[LengthGroup]) -> list[Row]:
-    return [{**row, "interval": interval(row["right"] / row["n"], row["n"])} for row in groups]
 
 
 def _coverage(numbers: ReportJson) -> Row | None:

@@ -21,7 +21,7 @@ from amalgam.stages.report.conditions import too_many_learned
 from amalgam.stages.report.json_types import ReportJson, SystemScores, reported_scores
 from amalgam.stages.report.report_json import FORMAT, total_seconds
 from amalgam.stages.report.students import gained_lost
-from amalgam.stages.report.tables import measure, print_evaluation, share
+from amalgam.stages.report.tables import SCORES, measure, print_evaluation, share
 from amalgam.stages.report.verdict_types import Estimate
 from amalgam.stages.report.verdict_words import learned_sentence
 
@@ -144,10 +144,8 @@ class ComparedReports(Printed):
             "student": run["name"],
             "method": run["method"],
             "n": run["n"],
-            "accuracy": run["accuracy"],
-            "macro_f1": run["macro_f1"],
-            "nll_nats": math.inf if run["nll_infinite"] else run["nll_nats"],
-            "ece": run["ece"],
+            **{score: run[score] for score in SCORES},
+            **({"nll_nats": math.inf} if run["nll_infinite"] else {}),
             "accuracy_low": run["low"],
             "accuracy_high": run["high"],
             **{f"on_{group['group']}": group["accuracy"][index] for group in self.content["groups"]},

@@ -299,7 +299,7 @@ class Sweep(Printed):
         rows = [
             {"student": student["name"]}
             | {field: _value(text) for field, text in student["values"].items()}
-            | _score_row(student)
+            | (frames.scores_row(student["scores"], student["groups"]) if student["scores"] else {})
             for student in self.students
         ]
         return pl.DataFrame(rows, infer_schema_length=None, strict=False)
@@ -333,10 +333,6 @@ def _value(text: str) -> Any:
         value = json.loads(text)
         return text if isinstance(value, list | dict) else value
     return text
-
-
-def _score_row(student: SweepResult) -> dict[str, Any]:
-    return frames.scores_row(student["scores"], student["groups"]) if student["scores"] else {}
 
 
 def _mean(score: Score, mean: float | None, deviation: float | None) -> str:

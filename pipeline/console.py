@@ -230,11 +230,6 @@ def _columns(default: int) -> int:
     return shutil.get_terminal_size((default, 24)).columns
 
 
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns plain columns of any width."""
-    return _block([list(map(str, row)) for row in (header, *rows)], UNLIMITED)
-
-
 def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(width_of, column)) for column in zip(*cells, strict=True)]
 

@@ -57,10 +57,6 @@ def _row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
     return f"<tr>{''.join(parts)}</tr>"
 
 
-def paragraph(text: str) -> str:
-    return f"<p>{escape(printable(text.strip()))}</p>"
-
-
 class HtmlConsole(Console):
     """Collects tables and results as HTML, and prints nothing."""
 
@@ -69,7 +65,7 @@ class HtmlConsole(Console):
         self.parts: list[str] = []
 
     def result(self, text: str) -> None:
-        self.parts.append(paragraph(text))
+        self.parts.append(f"<p>{escape(printable(text.strip()))}</p>")
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         self.parts.append(table_html(title, header, rows))

@@ -17,7 +17,7 @@ from amalgam.data.lazy import pl
 from amalgam.pipeline.config.load import GIVEN, ExperimentSource, GivenExperiment
 from amalgam.pipeline.config.proposals import as_flow_yaml
 from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
-from amalgam.pipeline.console import Console, aligned
+from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import (
     AmalgamError,
     ExperimentError,
@@ -29,7 +29,7 @@ from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.execution.plan import IdentityJson, StageState, StateJson, identity_of
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
-from amalgam.pipeline.notebook import console_of_python, table_html
+from amalgam.pipeline.notebook import Printed, console_of_python
 from amalgam.pipeline.storage.fingerprint import differences
 from amalgam.stages.app import arguments, frames, maintenance
 from amalgam.stages.app import verify as verification
@@ -53,7 +53,7 @@ from amalgam.stages.report.publish import page_name
 from amalgam.stages.report.stage import audit
 
 
-class Experiment:
+class Experiment(Printed):
     """Distils teachers into a student; offers the commands as methods. Running again resumes.
 
     `experiment = Experiment(teachers=["./models/a", "org/b"], texts=frame)`, then `experiment.run()`,
@@ -445,14 +445,8 @@ class Experiment:
     def _name(self) -> str:
         return str(self._source) if isinstance(self._source, Path) else GIVEN
 
-    def __repr__(self) -> str:
-        return aligned(("experiment", self._name), self._rows())
-
-    def _repr_html_(self) -> str:
-        return table_html("", ("experiment", self._name), self._rows())
-
-    def _rows(self) -> list[list[str]]:
-        """Returns the parts of the experiment, without planning it."""
+    def print_to(self, console: Console) -> None:
+        """Prints the parts of the experiment, without planning it."""
         config, student = self.config, self.config.student
         trained = set(config.teacher_names) - {teacher.name for teacher in config.teachers}
         rows = [[f"teacher {name}", "trained by this experiment"] for name in config.teacher_names if name in trained]
@@ -464,7 +458,8 @@ class Experiment:
         encoder = f", encoder {student.encoder}" if student.learns else ""
         rows.append(["student", f"{student.name}: {method_name(config)}{encoder}"])
         rows.append(["workspace", config.execution.workspace])
-        return [*rows, *([["overrides", ", ".join(self._overrides)]] if self._overrides else [])]
+        rows += [["overrides", ", ".join(self._overrides)]] if self._overrides else []
+        console.table("", ("experiment", self._name), rows)
 
 
 class Change(TypedDict):

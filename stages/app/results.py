@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from amalgam.data.lazy import pl
-from amalgam.pipeline.console import Console, aligned, duration
+from amalgam.pipeline.console import Console, duration
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Run
-from amalgam.pipeline.notebook import Printed, paragraph, table_html
+from amalgam.pipeline.notebook import Printed
 from amalgam.pipeline.storage.paths import small_content
 from amalgam.pipeline.storage.store import TIMING
 from amalgam.stages.app import frames
@@ -34,10 +34,8 @@ Check = Callable[[Sequence[StageState]], tuple[list[str], list[AmalgamError]]]
 """Returns the remarks and problems of the inputs."""
 
 
-class Plan(list[StageState]):
+class Plan(Printed, list[StageState]):
     """The state of every stage, in order, with remarks and problems of the inputs."""
-
-    HEADER = ("stage", "state", "units", "why")
 
     def __init__(self, states: Iterable[StageState], check: Check) -> None:
         super().__init__(states)
@@ -69,17 +67,13 @@ class Plan(list[StageState]):
         """Whether every result exists, so that `run` would do nothing."""
         return all(state.state == "current" for state in self)
 
-    def __repr__(self) -> str:
-        return "\n".join([aligned(self.HEADER, self._rows()), *self._lines()])
-
-    def _repr_html_(self) -> str:
-        return "\n".join([table_html("", self.HEADER, self._rows()), *map(paragraph, self._lines())])
-
-    def _lines(self) -> list[str]:
-        return [*(f"note: {remark}" for remark in self.remarks), *(f"error: {problem}" for problem in self.problems)]
-
-    def _rows(self) -> list[list[str]]:
-        return [[state.stage, state.state, state.units, state.why] for state in self]
+    def print_to(self, console: Console) -> None:
+        rows = [[state.stage, state.state, state.units, state.why] for state in self]
+        console.table("", ("stage", "state", "units", "why"), rows)
+        for remark in self.remarks:
+            console.result(f"note: {remark}")
+        for problem in self.problems:
+            console.result(f"error: {problem}")
 
 
 # ---- audit
@@ -141,7 +135,7 @@ class StageResult:
 
 
 @dataclass(frozen=True, repr=False)
-class RunResult:
+class RunResult(Printed):
     """The stages of a run, and its student; `for stage in result` yields each StageResult."""
 
     stages: tuple[StageResult, ...]
@@ -152,8 +146,6 @@ class RunResult:
     _run: Run = field(compare=False)
     _report_json: Mapping[str, Any] = field(compare=False)
     """Read when the run ends: another experiment may replace the page."""
-
-    HEADER = ("stage", "outcome", "units", "time", "why", "result")
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles the results without the run, which has streams and locks."""
@@ -200,18 +192,14 @@ class RunResult:
     def __len__(self) -> int:
         return len(self.stages)
 
-    def __repr__(self) -> str:
-        return "\n".join([aligned(self.HEADER, [stage.cells for stage in self.stages]), *self._lines()])
-
-    def _repr_html_(self) -> str:
-        table = table_html("", self.HEADER, [stage.cells for stage in self.stages])
-        return "\n".join([*map(paragraph, self._lines()), table])
-
-    def _lines(self) -> Iterator[str]:
-        yield from [f"verdict: {self.verdict['decision']}"] if self.verdict else self.summary
+    def print_to(self, console: Console) -> None:
+        header = ("stage", "outcome", "units", "time", "why", "result")
+        console.table("", header, [stage.cells for stage in self.stages])
+        for line in [f"verdict: {self.verdict['decision']}"] if self.verdict else self.summary:
+            console.result(line)
         for name, path in (("student", self.student), ("report", self.report)):
             if path is not None:
-                yield f"{name}: {os.path.relpath(path)}"
+                console.result(f"{name}: {os.path.relpath(path)}")
 
 
 def run_result(run: Run, before: Sequence[StageState]) -> RunResult:

@@ -6,11 +6,13 @@ Records, pins and indexes may come from another machine. Each path is checked wh
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import stat
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from amalgam.pipeline.errors import DamagedError
 
@@ -105,6 +107,14 @@ def small_content(path: Path) -> bytes | None:
         return path.read_bytes() if is_small else None
     except FileNotFoundError:  # deleted meanwhile
         return None
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Returns the object in a small JSON file; empty for any other content."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        content = json.loads(small_content(path) or b"{}")
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 # ---- names

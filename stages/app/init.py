@@ -21,6 +21,7 @@ from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
 from amalgam.pipeline.storage.local import atomic_write
+from amalgam.pipeline.storage.paths import json_object
 from amalgam.pipeline.user_paths import DEFAULT_FILE, check_new, user_path, write_new, writing
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder, resolve
@@ -98,7 +99,7 @@ def _write_for_teachers(models: Sequence[str], into: Path) -> str:
 def write_with_schema(path: Path, text: str) -> Path:
     """Writes a new experiment file, and the schema with which an editor completes and checks it."""
     schema, content = path.with_name(SCHEMA_FILE), experiment_schema()
-    if os.path.lexists(schema) and _title_of(schema) != content["title"]:
+    if os.path.lexists(schema) and json_object(schema).get("title") != content["title"]:
         fix = "move it away, or write into another folder"
         raise ExperimentError(f"{SCHEMA_FILE} exists, and amalgam did not write it", where=str(schema), fix=fix)
     check_new(path, "edit it, move it away, or write into another folder: amalgam init --into FOLDER")
@@ -106,15 +107,6 @@ def write_with_schema(path: Path, text: str) -> Path:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     write_new(path, text)
     return path
-
-
-def _title_of(schema: Path) -> object:
-    """Returns the title of a JSON schema; None for any other file."""
-    try:
-        content = json.loads(schema.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return content.get("title") if isinstance(content, dict) else None
 
 
 # ---- the teachers in the file

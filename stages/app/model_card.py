@@ -6,11 +6,9 @@ Names from other people's models are escaped in the text and in the metadata.
 from __future__ import annotations
 
 import html
-import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +20,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from amalgam.data.keys import shown
 from amalgam.pipeline.storage.fingerprint import library_versions
-from amalgam.pipeline.storage.paths import small_content
+from amalgam.pipeline.storage.paths import json_object
 from amalgam.pipeline.storage.store import Store
 from amalgam.stages.app.licences import common_licence, warnings
 from amalgam.stages.common.deliveries import REPORTS
@@ -142,14 +140,13 @@ def _verdict(base: Path, report: str) -> str | None:
     An earlier page of the report, of another name, has the verdict against fewer students.
     """
     for path in sorted((base / REPORTS).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
-        with suppress(OSError, ValueError, RecursionError):
-            numbers = json.loads(small_content(path) or b"null")
-            if isinstance(numbers, dict) and numbers.get("fingerprint") == report:
-                match numbers:
-                    case {"verdict": {"decision": str(decision), "reasons": [*reasons]}}:
-                        return " ".join([f"{decision}.", *(reason for reason in reasons if isinstance(reason, str))])
-                    case {"summary": [str(line), *_]}:
-                        return line
+        numbers = json_object(path)
+        if numbers.get("fingerprint") == report:
+            match numbers:
+                case {"verdict": {"decision": str(decision), "reasons": [*reasons]}}:
+                    return " ".join([f"{decision}.", *(reason for reason in reasons if isinstance(reason, str))])
+                case {"summary": [str(line), *_]}:
+                    return line
     return None
 
 

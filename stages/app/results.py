@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +15,7 @@ from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.notebook import Printed
-from amalgam.pipeline.storage.paths import small_content
+from amalgam.pipeline.storage.paths import json_object
 from amalgam.pipeline.storage.store import TIMING
 from amalgam.stages.app import frames
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, page_mark
@@ -228,10 +226,7 @@ def _report_json(run: Run, page: Path | None) -> Mapping[str, Any]:
     mark = page_mark(run.base, page.stem) if page else None
     if page is None or mark is None or mark.fingerprint != run.fingerprint("report"):
         return {}
-    with suppress(ValueError, RecursionError):
-        content = json.loads(small_content(page.with_suffix(".json")) or b"{}")
-        return content if isinstance(content, dict) else {}
-    return {}
+    return json_object(page.with_suffix(".json"))
 
 
 def _stage_result(run: Run, name: str, before: StageState | None, description: str) -> StageResult:

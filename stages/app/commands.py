@@ -12,7 +12,7 @@ from typing import Any
 
 from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.config.load import ON_GENERATED
-from amalgam.pipeline.config.proposals import as_flow_yaml, as_yaml, file_option
+from amalgam.pipeline.config.proposals import as_yaml, file_option, written
 from amalgam.pipeline.config.schema import FROM_CORPUS
 from amalgam.pipeline.console import Console, counted, size
 from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
@@ -32,7 +32,6 @@ from amalgam.stages.common.deliveries import FOLDERS
 from amalgam.stages.common.given_labels import label_column
 from amalgam.stages.methods import METHODS, NAMES, method_name
 from amalgam.stages.registry import STAGES
-from amalgam.stages.report.tables import print_audit
 
 
 def run_stages(  # noqa: PLR0913 - the options of a command
@@ -82,7 +81,7 @@ def _remembered(config: Path, overrides: list[str], target: str, console: Consol
     for other in sorted(others):
         fix = f"add {shlex.quote(f'student.name={other}')} to repeat them"
         console.note(f"this command is for students/{name}; the overrides of students/{other} are left out: {fix}")
-    return [f"{field}={as_flow_yaml(value)}" for field, value in repeated.items()]
+    return written(repeated)
 
 
 # ---- looking
@@ -306,11 +305,11 @@ def _show_label_effect(file: str, config: Path, overrides: list[str], *, as_json
 
 def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:
     console, experiment = _looking(config, overrides)
-    audit = experiment.audit().to_json()
+    audit = experiment.audit()
     if as_json:
-        console.json(audit)
+        console.json(audit.to_json())
     else:
-        print_audit(console, audit)
+        audit.print_to(console)
 
 
 def _looking(config: Path, overrides: list[str]) -> tuple[Console, Experiment]:

@@ -18,13 +18,7 @@ from amalgam.pipeline.config.load import GIVEN, ExperimentSource, GivenExperimen
 from amalgam.pipeline.config.proposals import as_flow_yaml
 from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import (
-    AmalgamError,
-    ExperimentError,
-    all_of,
-    is_disk_full,
-    nearest,
-)
+from amalgam.pipeline.errors import AmalgamError, ExperimentError, all_of, is_disk_full, nearest
 from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.execution.plan import IdentityJson, StageState, StateJson, identity_of
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update

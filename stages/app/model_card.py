@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import yaml
@@ -180,7 +179,8 @@ def card(info: CardInfo, repo_id: str) -> str:
         columns="".join(
             f" --text {shown(shlex.quote(name))}" for name in info.learned if list(info.learned) != ["text"]
         ),
-        settings=_code(training.settings) if training else "",
+        # In a code block, which no setting may close.
+        settings=yaml.safe_dump(training.settings, allow_unicode=True).replace("`", "'").strip() if training else "",
         versions=versions,
     )
 
@@ -222,11 +222,6 @@ def _interval(evaluation: Evaluation | None) -> str:
         return ""
     low, high = interval(reported_scores(evaluation)["accuracy"], evaluation["n"])
     return f"{percent(low)} to {percent(high)}"
-
-
-def _code(settings: Mapping[str, Any]) -> str:
-    """Returns the settings as YAML for a code block, which they cannot close."""
-    return yaml.safe_dump(settings, sort_keys=True, allow_unicode=True).replace("`", "'").strip()
 
 
 def plain(text: str, limit: int = NAME) -> str:

@@ -24,15 +24,7 @@ from typing import Any, TextIO
 from amalgam.data.keys import shown, shown_name, text_key
 from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
-from amalgam.data.rows import (
-    BadRow,
-    Row,
-    fix_of_rows,
-    has_surrogate,
-    listed_reasons,
-    read_lines,
-    read_rows,
-)
+from amalgam.data.rows import BadRow, Row, fix_of_rows, has_surrogate, listed_reasons, read_lines, read_rows
 from amalgam.pipeline.config import proposals
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import Console, counted, padded, printing, width_of
@@ -41,14 +33,7 @@ from amalgam.pipeline.input_files import SUFFIXES, is_texts, kind_of
 from amalgam.pipeline.signals import InterruptHandler, without_units
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, expanded, user_path, writing
-from amalgam.stages.app.student import (
-    Predictions,
-    Student,
-    StudentFolder,
-    UnknownTexts,
-    finished_student,
-    name_student,
-)
+from amalgam.stages.app.student import Predictions, Student, StudentFolder, UnknownTexts, finished_student, name_student
 from amalgam.stages.common.deliveries import STUDENTS
 
 SHOWN = 200

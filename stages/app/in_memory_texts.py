@@ -283,47 +283,38 @@ def _selected(table: pa.Table, corpus: Corpus, part: str) -> pa.Table:
     if twice is not None:
         what = f"the {part} texts have two columns named {shown(twice)}"
         raise DataError(what, where=f"texts[{part!r}]", fix="rename or remove one of them")
-    table = _with_whole_numbers(_without_categories(table.select(selected)), {corpus.id, corpus.label})
+    table = _plain_columns(table.select(selected), {corpus.id, corpus.label})
     types = {field.name: pa.large_string() if _is_text(field.type) else field.type for field in table.schema}
     return table.cast(pa.schema(types))
 
 
-def _without_categories(table: pa.Table) -> pa.Table:
-    """Returns the table with categories as plain text; Arrow cannot cast those of Polars."""
+def _plain_columns(table: pa.Table, names: set[str | None]) -> pa.Table:
+    """Returns the table with categories as text, and floats of the columns `names`, which are ids and labels.
+
+    Arrow cannot cast categories of Polars. pandas stores integers with gaps as floats, so 1.0 becomes 1.
+    """
     for index, field in enumerate(table.schema):
+        column, decoded = table.column(index), None
         if pa.types.is_dictionary(field.type) and _is_text(field.type):
-            chunks = [
-                pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(pa.large_string()))
-                for chunk in table.column(index).chunks
-            ]
-            plain = [chunk.dictionary_decode() for chunk in chunks]
-            table = table.set_column(index, field.name, pa.chunked_array(plain, pa.large_string()))
+            parts = [(chunk.indices, chunk.dictionary.cast(pa.large_string())) for chunk in column.chunks]
+            chunks = [pa.DictionaryArray.from_arrays(*part).dictionary_decode() for part in parts]
+            decoded = pa.chunked_array(chunks, pa.large_string())
+        elif field.name in names and pa.types.is_floating(field.type):
+            decoded = pa.array([_as_text(value) for value in column.to_pylist()], pa.large_string())
+        if decoded is not None:
+            table = table.set_column(index, field.name, decoded)
     return table
+
+
+def _as_text(value: float | None) -> str | None:
+    if value is None or math.isnan(value):
+        return None
+    return f"{value:.0f}" if value.is_integer() else str(value)
 
 
 def _of_labels(table: pa.Table, corpus: Corpus) -> pa.Table:
-    """Returns a table of labels with its keys, ids and labels as they are in a file."""
-    numbers = _with_whole_numbers(_without_categories(table), {corpus.id, "id", label_column(corpus)})
-    return _with_hexadecimal_keys(numbers, corpus)
-
-
-def _with_whole_numbers(table: pa.Table, columns: set[str | None]) -> pa.Table:
-    """Returns the table with floats of these columns as text, 1.0 as 1: pandas stores integers with gaps as floats."""
-    for index, field in enumerate(table.schema):
-        if field.name in columns and pa.types.is_floating(field.type):
-            numbers = (
-                None if value is None or math.isnan(value) else value for value in table.column(index).to_pylist()
-            )
-            texts = [
-                value if value is None else f"{value:.0f}" if value.is_integer() else str(value) for value in numbers
-            ]
-            table = table.set_column(index, field.name, pa.array(texts, pa.large_string()))
-    return table
-
-
-def _with_hexadecimal_keys(table: pa.Table, corpus: Corpus) -> pa.Table:
-    """Returns the table with keys as text, if they are binary, as those of `Experiment.texts`."""
-    name = free_name(KEY, corpus)
+    """Returns a table of labels as they are in a file: keys in hexadecimal, as `Experiment.texts` has binary ones."""
+    table, name = _plain_columns(table, {corpus.id, "id", label_column(corpus)}), free_name(KEY, corpus)
     keys = table.column(name) if name in table.column_names else pa.chunked_array([], pa.string())
     if not (pa.types.is_binary(keys.type) or pa.types.is_large_binary(keys.type) or pa.types.is_binary_view(keys.type)):
         return table

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from amalgam.data.arrays import Array, softmax
 from amalgam.data.keys import LabelSpace, union_of
 from amalgam.data.lazy import np, pa, pl, pq
-from amalgam.data.parquet import SIMILARITIES, arrow_schema, parquet_options, places_in
+from amalgam.data.parquet import SIMILARITIES, arrow_schema, build_table, parquet_options, places_in
 from amalgam.data.tokens import TokenRows
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.pipeline.storage.store import Store
@@ -46,9 +46,8 @@ def write_similarities(
     schema, name_states = arrow_schema(SIMILARITIES, {"similarity": len(names)}), encoder.name_states(names)
     with pq.ParquetWriter(folder / "similarities.parquet", schema, **parquet_options(schema)) as writer:
         for rows, tokens in buckets:
-            values = pa.array((encoder.pooled(tokens) @ name_states.T).astype(np.float32).reshape(-1))
-            columns = [rows.column("key"), pa.FixedSizeListArray.from_arrays(values, len(names))]
-            writer.write_table(pa.table(columns, schema=schema))
+            similarity = (encoder.pooled(tokens) @ name_states.T).astype(np.float32)
+            writer.write_table(build_table(SIMILARITIES, {"key": rows.column("key"), "similarity": similarity}))
 
 
 # ---- predictions of all systems
@@ -242,7 +241,7 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     seconds, letters = time.perf_counter() - began, np.array([sum(map(len, text)) for text in texts], np.int64)
     if inputs.student is not None and inputs.unknown_label is not None:
         _, unknown_scores = inputs.student.logits_and_scores(fields(unknown))
-        unknown_selected = _are_selected(inputs, unknown)
+        unknown_selected = _are_selected(unknown, inputs.selected)
     return TestAnswers(
         rows=first + np.flatnonzero(kept),
         gold=gold,
@@ -254,12 +253,12 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
         unknown_scores=unknown_scores,
         picked=_picked(inputs, table, systems),
         unknown_selected=unknown_selected,
-        outside_selected=_are_selected(inputs, outside),
+        outside_selected=_are_selected(outside, inputs.selected),
     )
 
 
-def _are_selected(inputs: EvaluationInputs, table: pa.Table) -> Array:
-    return np.array([key in inputs.selected for key in table.column("key").to_pylist()], bool)
+def _are_selected(table: pa.Table, selected: Collection[bytes]) -> Array:
+    return np.array([key in selected for key in table.column("key").to_pylist()], bool)
 
 
 def _picked(inputs: EvaluationInputs, table: pa.Table, systems: Mapping[str, SystemPredictions]) -> Array:
@@ -311,9 +310,8 @@ def measure_student(
     columns, groups = list(union.columns["student"]), []
     for buckets in neighbouring_buckets(test.buckets, GROUP_TEXTS):
         table = pa.concat_tables(read_bucket(inputs.store, bucket) for bucket in buckets)
-        is_random = np.array([key not in selected for key in table.column("key").to_pylist()], bool)
         gold = gold_indices(inputs.labels, table)
-        kept = (gold >= 0) & is_random
+        kept = (gold >= 0) & ~_are_selected(table, selected)
         probabilities = np.zeros((int(kept.sum()), len(union.names)))
         probabilities[:, columns] = softmax(student.logits(fields(table.filter(pa.array(kept)))))
         predictions = SystemPredictions.of(probabilities, gold[kept])

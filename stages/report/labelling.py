@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from amalgam.data.arrays import Array, Keys, held_out_keys, softmax
 from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import np, pa
-from amalgam.data.parquet import key_array, key_list, matrix
+from amalgam.data.parquet import key_array, matrix
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.stages.common.corpus import Bucket, Part, fields, first_buckets, read_bucket, rows_at
 from amalgam.stages.common.given_labels import (
@@ -136,7 +136,7 @@ def unlabelled_quality(inputs: LabellingInputs) -> tuple[types.UnlabelledQuality
     """Returns the description of the student without test texts, its comparison, and the texts to label as csv."""
     first = _first_texts(inputs)
     sample = _sample(inputs, first)
-    keys = key_list(key_array(sample.table.column("key")))
+    keys = sample.table.column("key").to_pylist()
     labels, random = inputs.given.written(inputs.corpus), inputs.given.sample | inputs.given.unknown_sample
     sampled = {row for row, key in enumerate(keys) if key in random}
     labelled = {row for row, key in enumerate(keys) if key in labels} - sampled
@@ -274,7 +274,7 @@ def header_of(corpus: Corpus) -> list[str]:
 def _csv(inputs: LabellingInputs, sample: _Sample, chosen: Sequence[tuple[int, str]]) -> str:
     names, rows = inputs.labels.names, [row for row, _ in chosen]
     table = sample.table.take(pa.array(rows, pa.int64()))
-    keys, ids = key_list(key_array(table.column("key"))), table.column("id").to_pylist()
+    keys, ids = table.column("key").to_pylist(), table.column("id").to_pylist()
     labels = inputs.given.written(inputs.corpus)
     file = io.StringIO(newline="")
     writer = csv.writer(file)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from amalgam.data.keys import of_one_teacher
 from amalgam.stages.common.given_labels import LEAST_LABELS
 from amalgam.stages.common.intervals import errors_of, interval
+from amalgam.stages.common.training.schedule import Schedule, StudentFacts
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.json_types import EvaluatedSystems, LabelQuality, ReportJson, random_texts
-
-if TYPE_CHECKING:
-    from amalgam.stages.common.training.schedule import Schedule, StudentFacts
 
 LEAST_TEXTS = 50
 """Least labelled test texts of a student to ship; least labelled training texts for losses and a harmless teacher."""

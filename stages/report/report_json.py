@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.config.schema import ExperimentConfig
@@ -19,16 +19,14 @@ from amalgam.stages.common.corpus import GENERATED, CorpusFacts, PartRecordFacts
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
+from amalgam.stages.common.training.schedule import Schedule, StudentFacts
 from amalgam.stages.methods import method_name
 from amalgam.stages.report import json_types, students
 from amalgam.stages.report.conditions import LEAST_TEXTS, VerdictInputs
 from amalgam.stages.report.next_step import free_student
 from amalgam.stages.report.verdict import verdict
 from amalgam.stages.report.verdict_words import estimate_sentence, tested_on, weight_estimate_sentence
-
-if TYPE_CHECKING:
-    from amalgam.stages.common.training.schedule import Schedule, StudentFacts
-    from amalgam.stages.weigh_teachers.signals import WeightFacts
+from amalgam.stages.weigh_teachers.signals import WeightFacts
 
 FORMAT = 3
 

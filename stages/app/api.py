@@ -54,6 +54,9 @@ class Experiment(Printed):
     `experiment.student`, `.evaluation`, `.targets`, `.predict(["a text"])`. `Experiment.load` reads a file instead.
     """
 
+    _part: str | None = None
+    _rival: str | None = None
+
     def __init__(  # noqa: PLR0913 - the parts of an experiment
         self,
         teachers: Sequence[str | Path | Mapping[str, Any]] = (),
@@ -132,18 +135,12 @@ class Experiment(Printed):
     ) -> Self:
         """Opens an experiment as the commands do; `rival` is that of `Run`."""
         experiment = cls.__new__(cls)
-        experiment._start(source, overrides, console, part, rival)  # noqa: SLF001 - the other way to make an instance
+        experiment._part, experiment._rival = part, rival  # noqa: SLF001 - the other way to make an instance
+        experiment._start(source, overrides, console)  # noqa: SLF001
         return experiment
 
-    def _start(
-        self,
-        source: ExperimentSource,
-        overrides: Sequence[str],
-        console: Console,
-        part: str | None = None,
-        rival: str | None = None,
-    ) -> None:
-        self._source, self._overrides, self._console, self._part, self._rival = source, overrides, console, part, rival
+    def _start(self, source: ExperimentSource, overrides: Sequence[str], console: Console) -> None:
+        self._source, self._overrides, self._console = source, overrides, console
         self._run = self._open()
 
     def __reduce__(self) -> tuple[Any, ...]:

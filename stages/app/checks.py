@@ -27,6 +27,7 @@ from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.common.device import check_device, check_libraries
 from amalgam.stages.common.models.model_folder import is_predictions, longest_text
 from amalgam.stages.common.models.resolve import folders_like, local_model, place_of
+from amalgam.stages.common.training.checkpoint_files import TRAINING_STAGES
 from amalgam.stages.methods import method_of
 from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.registry import STAGES
@@ -34,9 +35,6 @@ from amalgam.stages.target_methods import target_method
 from amalgam.stages.train_teachers.stage import check_gold_of_groups, encoders_of, ungrouped_labels
 
 Check = Callable[[Run], object]
-
-TRAINING = ("train-teachers", "train-student")
-"""Stages that write to the trackers."""
 
 OF_MODELS = {"max_tokens", "dropout", "allow_pickle", "trust_remote_code"}
 """Fields of a teacher that a file of predictions has no use for."""
@@ -97,7 +95,7 @@ def execution_checks(states: Sequence[StageState], *, force: bool = False) -> li
     checks: list[Check] = [check_execution_device] if stages else []
     if any(stage.parallelism != "single" for stage in stages):
         checks.append(check_engine)
-    return [*checks, check_trackers] if any(stage.name in TRAINING for stage in stages) else checks
+    return [*checks, check_trackers] if any(stage.name in TRAINING_STAGES for stage in stages) else checks
 
 
 def check_execution_device(run: Run) -> str:

@@ -25,12 +25,11 @@ from amalgam.pipeline.storage.local import temporary_path
 from amalgam.pipeline.storage.paths import GIVEN, GIVEN_NAME
 from amalgam.pipeline.storage.store import open_store
 from amalgam.pipeline.user_paths import check_writable
-from amalgam.stages.common.corpus import IN_MEMORY
+from amalgam.stages.common.corpus import IN_MEMORY, MEASURED
 from amalgam.stages.common.given_labels import KEY, PREDICTED, free_name, label_column, why_column
 from amalgam.stages.methods import load_with_methods
 
 PARTS = ("train", "validation", "test")
-LABELLED = ("validation", "test")
 FRAME_PART = "labelled"
 """The part that a frame of labels counts as; it is no part of the corpus."""
 IDENTIFYING = ("id", "text", "text_2")
@@ -348,7 +347,7 @@ def _usable(tables: Iterable[pa.Table], corpus: Corpus, part: str) -> Iterator[p
 
 def _labels(corpus: Corpus, part: str) -> list[str]:
     """Returns the label column of a part whose labels are read."""
-    return [corpus.label] if corpus.label and part in LABELLED else []
+    return [corpus.label] if corpus.label and part in MEASURED else []
 
 
 def _is_text(arrow_type: Any) -> bool:

@@ -81,12 +81,10 @@ def list_artifacts(run: Run) -> Status:
         for name, files in sorted(folders[stage.name].items())
         if (summary := _summary(run, stage, name, files, sizes))
     ]
-    references = (
-        (teacher.name, model_reference(run, teacher.model, teacher.revision)) for teacher in run.experiment.teachers
-    )
-    newer = ((name, revision) for name, reference in references if (revision := newer_revision(reference)))
     notes = [
-        f"teacher {name}: the Hub has a newer version, {new[:12]}; revision: {new} takes it" for name, new in newer
+        f"teacher {teacher.name}: the Hub has a newer version, {new[:12]}; revision: {new} takes it"
+        for teacher in run.experiment.teachers
+        if (new := newer_revision(model_reference(run, teacher.model, teacher.revision)))
     ]
     address = run.store.backend.address
     return {"workspace": address, "bytes": _bytes(entries), "head": head, "artifacts": artifacts, "notes": notes}

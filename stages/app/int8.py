@@ -33,7 +33,7 @@ from amalgam.pipeline.console import Console, size
 from amalgam.pipeline.errors import AmalgamError, DataError, ExperimentError, WorkError
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.app.api import Experiment
-from amalgam.stages.app.serve import usable_cores
+from amalgam.stages.app.serve import onnx_session, usable_cores
 from amalgam.stages.app.student import StudentFolder
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.inference.batches import Classifier, model_batches, model_inputs, predict
@@ -260,13 +260,8 @@ def weight_bytes(classifier: Classifier) -> int:
 
 def _start(path: Path, *, alone: bool = False) -> tuple[Callable[[Any], Array], float]:
     """Returns a function from a batch to logits, and the seconds until the session was ready."""
-    import onnxruntime
-
     began, cores = time.perf_counter(), usable_cores()
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1 if alone else cores
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # else its threads slow the other forms
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = onnx_session(path, 1 if alone else cores)
     pool, seconds = ThreadPoolExecutor(cores), time.perf_counter() - began
 
     def run(inputs: Any) -> Array:

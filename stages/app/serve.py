@@ -20,7 +20,7 @@ from typing import Any
 from amalgam.data.arrays import softmax, unknown_score
 from amalgam.data.keys import shown
 from amalgam.data.lazy import np
-from amalgam.data.tokens import by_count
+from amalgam.data.tokens import Ragged, by_count
 from amalgam.pipeline.config import proposals
 from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import ExperimentError, ModelError, number_of, reason_of
@@ -128,22 +128,16 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 class OnnxStudent:
     def __init__(self, export: ExportFolder, threads: int) -> None:
-        import onnxruntime
         from tokenizers import Tokenizer
 
         self.export = export
         self._pool = ThreadPoolExecutor(threads if export.alone else 1)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1 if export.alone else threads
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are for other work, too
-        options.log_severity_level = 4  # errors raise
         try:
             self._tokenizer = Tokenizer.from_file(str(export.folder / TOKENIZER))
             self._tokenizer.no_padding()
             if self._tokenizer.truncation is None:
                 self._tokenizer.enable_truncation(export.max_tokens)
-            path = str(export.folder / ONNX_MODEL)
-            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            self._session = onnx_session(export.folder / ONNX_MODEL, 1 if export.alone else threads)
             (first,) = self([("the first run takes longer",)])
         except Exception as error:  # both libraries raise classes of their own
             what = f"ONNX Runtime or tokenizers cannot load the export: {shown(str(error), 200)}"
@@ -155,30 +149,35 @@ class OnnxStudent:
 
     def __call__(self, texts: Sequence[Text]) -> list[Prediction]:
         encoded = self._tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in texts])
-        lengths = np.array([len(each.ids) for each in encoded])
-        predictions: list[Prediction | None] = [None] * len(texts)
-        ids = [np.array(each.ids) for each in encoded]
-        parts = launches(lengths, equal=self.export.reads_padding)
+        ids = Ragged.of([np.array(each.ids) for each in encoded])
+        types = Ragged.of([np.array(each.type_ids) for each in encoded])
+        parts = launches(ids.lengths, equal=self.export.reads_padding)
         runs = [rows for part in parts for rows in by_count(ids, part, self.export.end)]
         if self.export.alone:
             runs = [np.array([row]) for row in range(len(texts))]
-        results = self._pool.map(self._logits, ([encoded[row] for row in rows] for rows in runs))
+        results = self._pool.map(lambda rows: self._logits(ids.take(rows), types.take(rows)), runs)
+        predictions: dict[int, Prediction] = {}
         for rows, logits in zip(runs, results, strict=True):
-            scores = unknown_score(logits)
-            for row, probabilities, score in zip(rows, softmax(logits), scores, strict=True):
+            for row, probabilities, score in zip(rows.tolist(), softmax(logits), unknown_score(logits), strict=True):
                 predictions[row] = Prediction(probabilities, float(score), bool(encoded[row].overflowing))
-        return [prediction for prediction in predictions if prediction is not None]
+        return [predictions[row] for row in range(len(texts))]
 
-    def _logits(self, encoded: Sequence[Any]) -> Any:
-        width = max(len(each.ids) for each in encoded)
-        ids, mask, types = (np.zeros((len(encoded), width), np.int64) for _ in range(3))
-        ids[:] = self.export.pad_id
-        for row, each in enumerate(encoded):
-            ids[row, : len(each.ids)], types[row, : len(each.ids)] = each.ids, each.type_ids
-            mask[row, : len(each.ids)] = 1
-        columns = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    def _logits(self, tokens: Ragged, types: Ragged) -> Any:
+        ids, mask = tokens.padded(self.export.pad_id)
+        columns = {"input_ids": ids, "attention_mask": mask.astype(np.int64), "token_type_ids": types.padded(0)[0]}
         (logits,) = self._session.run(["logits"], {name: columns[name] for name in self.export.inputs})
         return logits.astype(np.float64)
+
+
+def onnx_session(path: Path, threads: int) -> Any:
+    """Returns a session of ONNX Runtime whose threads leave the cores to other work while they wait."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4  # errors raise
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def launches(lengths: Any, *, equal: bool = False) -> Iterator[Any]:

@@ -91,8 +91,7 @@ def _kept_tokens(classifier: Classifier, config: Path | None, first: int) -> Arr
             texts = Experiment.open(config, [], Console(quiet=True)).texts("train").head(COUNTED_TEXTS).collect()
     if texts is not None:
         tokens = encode(classifier.tokenizer, fields(texts.slice(first).to_arrow()), classifier.limit, types=False)
-        for ids in tokens.ids:
-            np.add.at(counts, ids, 1)
+        counts += np.bincount(tokens.ids.values, minlength=len(counts))
     return np.sort(np.argsort(-counts, kind="stable")[:MOST_TOKENS])
 
 

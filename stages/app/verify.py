@@ -292,7 +292,7 @@ class _Deliveries:
             yield from self._marks(folder, mark)
             if mark is not None:
                 self.files += mark.files.values()
-                yield from self._files(target, mark, mark.files)
+                yield from self._files(target, mark)
 
     def copy(self, file: StoredFile) -> Path | None:
         """Returns an intact delivered copy of a file of the workspace."""
@@ -328,19 +328,19 @@ class _Deliveries:
         unit = re.compile(rf"{stage}/[^/]+/({re.escape(folder.name)}|student)-[0-9a-f]{{8}}/.+")
         return deliveries.named(file for file in manifest.files if unit.fullmatch(file.path))
 
-    def _files(self, target: Path, mark: Mark, files: Mapping[str, StoredFile]) -> Iterator[Damage]:
-        damaged = deliveries.faults(target, files)
-        if target == self.run.base / REPORTS and len(damaged) == len(files) and set(damaged.values()) == {"missing"}:
+    def _files(self, target: Path, mark: Mark) -> Iterator[Damage]:
+        damaged, is_page = deliveries.faults(target, mark.files), target == self.run.base / REPORTS
+        if is_page and len(damaged) == len(mark.files) and set(damaged.values()) == {"missing"}:
             return  # a user has deleted the page
         for name, fault in damaged.items():
-            path, file = self._shown(target / name), files[name]
+            path, file = self._shown(target / name), mark.files[name]
             if file.path and self.run.store.has(self.run.store.path(file)) and not self.run.store.check_file(file):
                 if self.repair:
                     deliveries.mend(self._services, target, {name: file}, {name: fault})
                     yield _mended(path, fault, FROM_STORE)
                 else:
                     yield _unmended(path, fault, FROM_STORE, REPAIR)
-            elif target == self.run.base / REPORTS:
+            elif is_page:
                 is_own = Path(name).stem == self.run.experiment.student.name
                 again = f"written again by `{RUN}{self.run.options}`"
                 other = f"written again by a run of that student; or delete {self._shown(target / Path(name).stem)}.*"
@@ -348,8 +348,7 @@ class _Deliveries:
             elif mark.kind == deliveries.EXPORT:
                 yield _unmended(path, fault, f"exported again by `{self._export_command(target, mark)}`")
             else:
-                repair = "the workspace no longer has it: train it again, or restore a backup"
-                yield _unmended(path, fault, repair)
+                yield _unmended(path, fault, "the workspace no longer has it: train it again, or restore a backup")
 
     def _export_command(self, folder: Path, mark: Mark) -> str:
         """Returns the command that writes the export in this folder again."""

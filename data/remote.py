@@ -15,7 +15,7 @@ from amalgam.data.hub import ONE_AT_A_TIME, WITH_HEADER, copy_texts, fetch_texts
 from amalgam.data.keys import shown
 from amalgam.data.lazy import pl
 from amalgam.data.rows import KINDS
-from amalgam.pipeline.errors import DataError, DiskFullError, InputChangedError, fix_of, is_disk_full
+from amalgam.pipeline.errors import DataError, DiskFullError, InputChangedError, fix_of, is_disk_full, no_room
 from amalgam.pipeline.input_files import SUFFIXES, file_digest
 from amalgam.pipeline.storage.aws_profile import profile_options
 
@@ -45,7 +45,8 @@ def fetch_remote(url: str, folder: Path) -> Path:
         target.unlink(missing_ok=True)  # a sink that fails leaves a valid file of no rows
         if is_disk_full(error):
             fix = f"{fix_of(error)}, then run the same command again"
-            raise DiskFullError(f"the disk is full: {address} cannot be stored", where=str(folder), fix=fix) from error
+            what = f"{address} cannot be stored: {no_room(error)}"
+            raise DiskFullError(what, where=str(folder), fix=fix) from error
         reason = shown(str(error).replace(url, address), 200)
         raise DataError(f"{address} cannot be read", where=reason, fix=_fix(error)) from error
     return target

@@ -158,7 +158,7 @@ MOST_PATH = 240
 """Characters of a path in a message; the middle of a longer one is left out."""
 
 FULL = {
-    errno.ENOSPC: "the disk is full ({free} free)",
+    errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "your disk quota is used up",
     errno.EFBIG: "a file is larger than the system allows (ulimit -f)",
 }
@@ -196,9 +196,10 @@ def is_disk_full(error: BaseException) -> bool:
     return number_of(error) in FULL
 
 
-def no_room(error: BaseException, free: str) -> str:
+def no_room(error: BaseException, free: str = "") -> str:
     """Returns the words for a full disk; the free space explains no quota and no limit of a file's size."""
-    return FULL[number_of(error) or errno.ENOSPC].format(free=free)
+    number = number_of(error) or errno.ENOSPC
+    return FULL[number] + (f" ({free} free)" if free and number == errno.ENOSPC else "")
 
 
 def without_dots(text: str) -> str:

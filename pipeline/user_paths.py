@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from amalgam.pipeline.errors import (
     ExperimentError,
     fix_of,
     is_disk_full,
+    no_room,
+    number_of,
     reason_of,
     short_path,
 )
@@ -110,8 +113,10 @@ def writing(path: Path) -> Iterator[None]:
         if not is_disk_full(error):
             raise
         folder = short_path(path.absolute().parent)
-        fix = "free some space there, or name another folder, then run the same command again"
-        raise DiskFullError(f"{path.name} cannot be written: the disk is full", where=folder, fix=fix) from error
+        is_limit = number_of(error) == errno.EFBIG  # in every folder
+        fix = fix_of(error) if is_limit else "free some space there, or name another folder"
+        what = f"{path.name} cannot be written: {no_room(error)}"
+        raise DiskFullError(what, where=folder, fix=f"{fix}, then run the same command again") from error
 
 
 def check_new(path: Path, fix: str = "edit it, move it away, or give another name") -> None:

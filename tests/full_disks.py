@@ -65,7 +65,7 @@ PARTS = ("begin", "meanwhile", "later")
 """`meanwhile` is `begin` without the check before the work, as if another program took the space after it."""
 
 UNCHECKED = "--unchecked"
-FULL = ("the disk is full", "disk full", "too little space")
+FULL = ("the disk is full", "too little space")
 DAMAGED = "the model is damaged"
 """Message of a command that needs the student while the disk has no space for another copy of a damaged file."""
 

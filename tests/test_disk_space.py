@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import shutil
 import subprocess
@@ -11,10 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from amalgam.pipeline.errors import DiskFullError
 from amalgam.pipeline.execution import disk_space
-from amalgam.pipeline.user_paths import write_new
+from amalgam.pipeline.user_paths import write_new, writing
 from amalgam.stages.common import deliveries
 from amalgam.stages.common.models import loading
+from amalgam.stages.common.models.hub import HubModel, fetch
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.tests.full_disks import Disk, fault_of, mounted
 from amalgam.tests.fuzz.experiments import OURS, Outcome
@@ -195,16 +198,34 @@ def test_a_full_disk_under_a_file_of_the_user_is_named_and_keeps_no_part(
     (workspace.folder / "there").mkdir()
     limit, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))  # the error counts as a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
         result = workspace.attempt(*words)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     assert result.code == 1, result.err
     assert_three_lines("\n".join(result.err.splitlines()[-3:]))
-    assert "cannot be written: the disk is full" in result.err
-    assert f"where: {workspace.folder}/there\nfix: free some space there" in result.err
+    assert "cannot be written: a file is larger than the system allows" in result.err
+    assert f"where: {workspace.folder}/there\nfix: raise this limit" in result.err
     assert list((workspace.folder / "there").iterdir()) == []
     workspace(*words)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "your disk quota is used up")]
+)
+def test_a_quota_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str) -> None:
+    error = OSError(number, "refused")
+    with (
+        pytest.raises(DiskFullError, match=f"^x.csv cannot be written: {reason}\n") as raised,
+        writing(tmp_path / "x.csv"),
+    ):
+        raise error
+    assert raised.value.where == str(tmp_path)
+    assert str(raised.value.fix).startswith("free some space there")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", raising(error))
+    with pytest.raises(DiskFullError, match=f"^org/news cannot be downloaded: {reason}\n") as raised:
+        fetch(HubModel("org/news", "0" * 40, ()), ["config.json"], where="teacher news")
+    assert str(raised.value.fix).startswith("free some space")
 
 
 def test_a_new_text_file_is_whole_or_absent(tmp_path: Path) -> None:

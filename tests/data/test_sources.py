@@ -386,22 +386,27 @@ def test_an_address_that_names_no_file_is_refused_without_its_secrets(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("address", "function", "error"),
+    ("address", "function", "error", "reason"),
     [
-        ("s3://texts/a.csv", "copy_texts", OSError(errno.ENOSPC, "No space left on device")),
-        ("s3://texts/a.csv", "copy_texts", pl.exceptions.ComputeError("No space left on device (os error 28)")),
-        ("hf://datasets/o/n/a.csv", "fetch_texts", OSError(errno.EDQUOT, "Disk quota exceeded")),
+        ("s3://texts/a.csv", "copy_texts", OSError(errno.ENOSPC, "No space left on device"), "the disk is full"),
+        (
+            "s3://texts/a.csv",
+            "copy_texts",
+            pl.exceptions.ComputeError("No space left on device (os error 28)"),
+            "the disk is full",
+        ),
+        ("hf://datasets/o/n/a.csv", "fetch_texts", OSError(errno.EDQUOT, "Quota"), "your disk quota is used up"),
     ],
 )
 def test_a_full_disk_is_no_fault_of_the_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, function: str, error: Exception
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, function: str, error: Exception, reason: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(remote, function, fail)
     monkeypatch.setattr(remote, "_versions", lambda *_: None)
-    with pytest.raises(DiskFullError, match="the disk is full") as full:
+    with pytest.raises(DiskFullError, match=f"cannot be stored: {reason}\n") as full:
         fetch_remote(address, tmp_path)
     assert "free some space" in str(full.value.fix)
 

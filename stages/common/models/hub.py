@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amalgam.data.hub import DEFAULT_REVISION, SECONDS_TO_ANSWER, refusal, silent
-from amalgam.pipeline.errors import DiskFullError, ModelError, is_disk_full
+from amalgam.pipeline.errors import DiskFullError, ModelError, fix_of, is_disk_full, no_room
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MODEL_ID = re.compile(r"(?=.{1,96}$)[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
@@ -87,7 +87,8 @@ def fetch(model: HubModel, names: Iterable[str], *, where: str | None, revision:
         raise ModelError(what, where=where, fix=fix) from None
     except (HTTPError, OSError, ValueError) as error:
         if is_disk_full(error):
-            fix = "make room, then run the command again: finished files are kept"
-            raise DiskFullError(f"disk full while downloading {model.id}", where=where, fix=fix) from None
+            what = f"{model.id} cannot be downloaded: {no_room(error)}"
+            fix = f"{fix_of(error)}, then run the command again: finished files are kept"
+            raise DiskFullError(what, where=where, fix=fix) from None
         what = f"the download of {model.id} broke off ({type(error).__name__})"
         raise ModelError(what, where=where, fix="run the command again: finished files are kept") from None

@@ -100,6 +100,14 @@ def test_an_override_is_no_folder(
     assert runs == [(Path(folder), overrides)]
 
 
+@pytest.mark.parametrize("option", [[], ["--data-free"]])
+def test_a_misspelt_field_is_refused_before_the_demo_is_written(tmp_path: Path, option: list[str]) -> None:
+    result = amalgam("demo", *option, "student.epoch=2", folder=tmp_path)
+    assert (result.code, result.out) == (2, "")
+    assert "student.epoch: unknown key; did you mean 'epochs'?" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("override", ["student.method=ensemble", "student.name=mine"])
 def test_the_demo_names_the_report_of_its_experiment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str

@@ -7,7 +7,7 @@ students learn from generated texts only. The supervised student is trained on r
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from amalgam.stages.app.demo_models import tiny_encoder, tiny_language_model
 from amalgam.stages.app.init import SCHEMA_FILE, SCHEMA_LINE, write_with_schema
 from amalgam.stages.app.runs import run_without_tables
 from amalgam.stages.common.deliveries import REPORTS
+from amalgam.stages.methods import load_with_methods
 from amalgam.stages.report.json_types import Evaluation
 from amalgam.stages.report.publish import page_name
 from amalgam.stages.report.stage import evaluation_of
@@ -53,12 +54,12 @@ ROWS = (
 
 
 def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
-    write_demo(folder)
     students: dict[str, FileAndOverrides] = {}
     for method in METHODS_SHOWN:
         name = "supervised student (saw labels)" if method == "supervised" else f"{method} student"
         settings = [f"student.method={method}", f"student.name={method}", *overrides]
         students[name] = folder / "amalgam.yaml", settings
+    write_demo(folder, students.values())
     run = _compare(folder, students, overrides, quiet=quiet)
     Console(quiet=quiet).result(f"Its report: {folder}/{REPORTS}/{page_name(run.experiment)}.html")
 
@@ -66,9 +67,6 @@ def run_demo(folder: Path, overrides: list[str], *, quiet: bool) -> None:
 def run_data_free(folder: Path, overrides: list[str], *, quiet: bool) -> None:
     """Trains three teachers and a small language model, which generates texts in four ways, and students on them."""
     console, with_texts = Console(quiet=quiet, tables=False), folder / "with-texts.yaml"
-    write_data_free(folder, console)
-    console.say("== teachers")
-    run_without_tables(with_texts, [], console, "train-teachers")
     students: dict[str, FileAndOverrides] = {}
     for method, source in ROWS:
         settings = [f"student.method={method}", f"student.name={method}{f'-{source}' if source else ''}"]
@@ -77,6 +75,9 @@ def run_data_free(folder: Path, overrides: list[str], *, quiet: bool) -> None:
         name = f"{method} on {source} texts" if source else f"{method}, no texts"
         students[name] = folder / "amalgam.yaml", [*settings, *overrides]
     students["supervised student (real texts and labels)"] = with_texts, []
+    write_data_free(folder, console, students.values())
+    console.say("== teachers")
+    run_without_tables(with_texts, [], console, "train-teachers")
     _compare(folder, students, overrides, quiet=quiet)
 
 
@@ -107,14 +108,16 @@ def _compare(folder: Path, students: Mapping[str, FileAndOverrides], overrides: 
 # ---- files
 
 
-def write_demo(folder: Path) -> None:
+def write_demo(folder: Path, students: Iterable[FileAndOverrides] = ()) -> None:
     """Writes texts, a tiny encoder and the experiment file; existing files stay."""
+    _check(folder, "amalgam.yaml", students)
     _write_texts_and_encoder(folder, "train")
     _copy_missing("amalgam.yaml", folder / "amalgam.yaml")
 
 
-def write_data_free(folder: Path, console: Console) -> None:
+def write_data_free(folder: Path, console: Console, students: Iterable[FileAndOverrides] = ()) -> None:
     """Writes texts, the teachers' encoder, the language model and two experiment files; existing files stay."""
+    _check(folder, "data-free.yaml", students)
     _write_texts_and_encoder(folder, "teachers")
     general, language_model = folder / "texts/general.parquet", folder / "lm"
     complete = general.exists() and language_model.exists()
@@ -128,8 +131,14 @@ def write_data_free(folder: Path, console: Console) -> None:
         tiny_language_model(language_model, texts, seed=0)
 
 
-def _write_texts_and_encoder(folder: Path, encoder_texts: str) -> None:
+def _check(folder: Path, experiment: str, students: Iterable[FileAndOverrides]) -> None:
+    """Refuses other files in the folder, and overrides that a student's experiment does not take."""
     _refuse_other_files(folder)
+    for config, settings in students:
+        load_with_methods(config if config.exists() else EXPERIMENTS / experiment, settings)
+
+
+def _write_texts_and_encoder(folder: Path, encoder_texts: str) -> None:
     write_texts(folder)
     if not (folder / "encoder" / "model.safetensors").exists():
         tiny_encoder(folder / "encoder", [text for text, _ in generate(*TEXTS[encoder_texts])], seed=0)

@@ -446,6 +446,7 @@ def test_a_folder_as_input_and_an_export_as_student_are_named_as_such(desk: Work
             (export / name).write_text("{}")
         refused = desk.attempt("predict", "a text", "--student", f"students/student-{form}")
         assert (refused.code, "this folder is an export" in refused.err) == (2, True), refused.err
+        assert "models in it: student\n" in desk.attempt("predict", "--student", "students", "a text").err
         assert "name the student, such as students/student; " in refused.err
         assert use in refused.err
         shutil.rmtree(export)

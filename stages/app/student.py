@@ -30,7 +30,7 @@ from amalgam.stages.common.deliveries import (
     read_metadata,
 )
 from amalgam.stages.common.models.label_names import check_single_label
-from amalgam.stages.common.models.model_folder import EXPORT_FACTS, ONNX_MODEL, SAFETENSORS, UNKNOWN
+from amalgam.stages.common.models.model_folder import ONNX_MODEL, UNKNOWN, is_export
 from amalgam.stages.common.models.read_card import Source, TrainingSummary, model_digests
 from amalgam.stages.common.models.resolve import read_model
 from amalgam.stages.methods import load_with_methods, method_name
@@ -128,7 +128,7 @@ def finished_in(
     if not folder.is_dir():
         raise ModelError("the student does not exist", where=str(folder.absolute()), fix=fix)
     check_delivered(folder, file_option)
-    if (folder / EXPORT_FACTS).is_file() and not (folder / SAFETENSORS[0]).exists():
+    if is_export(folder):
         use = "`amalgam serve` uses this one" if (folder / ONNX_MODEL).is_file() else "its classify.py uses this one"
         what = "this folder is an export, without the weights of a student"
         fix = f"name the student, such as {shlex.quote(_exported_student(folder, base))}; {use}"

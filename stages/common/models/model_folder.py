@@ -85,6 +85,11 @@ ONNX_MODEL, EXPORT_FACTS = "model.onnx", "export.json"
 """Files of an export, which is no model for transformers."""
 
 
+def is_export(folder: Path) -> bool:
+    """Returns whether the folder is an export, without the weights of a model."""
+    return (folder / EXPORT_FACTS).is_file() and not (folder / SAFETENSORS[0]).exists()
+
+
 def is_predictions(path: Path) -> bool:
     """Returns whether a teacher of this path is a file of predictions, and no model; the file may be missing."""
     return is_texts(path) and not path.is_dir()
@@ -97,7 +102,7 @@ def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) ->
         raise ModelError("the model is a PEFT adapter", where=f"{where}: {folder}", fix=fix)
     if not (folder / "config.json").is_file():
         what = "the folder has no config.json, so it is no model"
-        models = sorted(path.parent.name for path in folder.glob("*/config.json"))
+        models = sorted(path.parent.name for path in folder.glob("*/config.json") if not is_export(path.parent))
         fix = "name the folder that save_pretrained wrote"
         fix = f"name one of the models in it: {shown_names(models, 5)}" if models else fix
         raise ModelError(what, where=f"{where}: {folder}", fix=fix)

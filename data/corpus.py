@@ -54,6 +54,8 @@ SUSPECTS = 100_000
 """Hashes of ids of two texts, of which the ids are compared; also rows whose hashes are compared at a time."""
 ON_HUB = re.compile(r"\w[\w-]*(/\w[\w.-]*)?")
 """A name without the suffix of a file, which a data set on the Hub may have."""
+MISSING_VALUES = frozenset({"NaN", "nan", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None"})
+"""Texts that programs write for a missing value."""
 OBJECT = re.compile(rb"\s*\{.*\}\s*")
 """A line of a file that has an object on each line."""
 
@@ -177,6 +179,12 @@ class BucketFacts(TypedDict):
     file: str
 
 
+class MissingText(TypedDict):
+    rows: int
+    first: str
+    """File and row."""
+
+
 class PartFacts(TypedDict):
     """rows = texts + duplicates + over_limit + all skipped."""
 
@@ -196,6 +204,8 @@ class PartFacts(TypedDict):
     files: list[str]
     unused_files: NotRequired[list[str]]
     """Files without a usable row."""
+    missing_texts: NotRequired[dict[str, MissingText]]
+    """Rows whose text is one of MISSING_VALUES."""
     contradictions: NotRequired[list[str]]
     """Of test and validation texts: the labels of one text with their rows, for the first such texts by key."""
 
@@ -231,6 +241,8 @@ def read_part(
     )
     if reader.unused:
         facts["unused_files"] = reader.unused
+    if reader.missing:
+        facts["missing_texts"] = dict(sorted(reader.missing.items()))
     if labelled and buckets.contradicting:
         facts["contradictions"] = _contradictions(buckets.contradicting, sources, corpus)
     return facts
@@ -346,6 +358,7 @@ class _PartReader:
     """The fix of the first bad row of each reason."""
     unused: list[str] = field(default_factory=list)
     """Files without a usable row."""
+    missing: dict[str, MissingText] = field(default_factory=dict)
 
     def read(self, spill: parquet.ExternalKeySort) -> None:
         id_hashes = bytearray()
@@ -355,6 +368,9 @@ class _PartReader:
             if row.id is not None:
                 id_hashes += _id_hash(row.id)
             text, second = row.fields[0], row.fields[1] if len(row.fields) > 1 else None
+            for value in MISSING_VALUES.intersection(row.fields):
+                place = f"{row.source} row {row.number}"
+                self.missing.setdefault(value, {"rows": 0, "first": place})["rows"] += 1
             spill.add((text_key(row.fields), text, second, row.id, row.label), len(text) + len(second or ""))
         if not self.rows:
             raise no_rows(*next(iter(self.names.items())))

@@ -581,3 +581,12 @@ def test_texts_that_an_earlier_run_truncated_are_refused(fresh: Workspace) -> No
     fresh.write([("the vet", "law"), ("a cow", "law")])
     fresh.write([("the vet", "law"), ("a cow", "law")], "test")
     assert fresh("cache-teachers", "cache.max_tokens=4", "cache.on_long_text=error").code == 0
+
+
+def test_a_text_that_is_probably_missing_is_named(workspace: Workspace) -> None:
+    rows = workspace.texts()
+    workspace.write([*rows[:1], ("nan", "law"), *rows[1:], ("None", "law"), ("nan", "music")])
+    notes = workspace("read-corpus").err
+    assert "2 train rows have the text nan (train.csv row 3 is the first): if it is a missing one" in notes
+    assert f"1 train row has the text None (train.csv row {len(rows) + 3}): if it is a missing one" in notes
+    assert workspace("read-corpus", "corpus.text=[text,label]").err.count("if it is a missing one") == 2  # pairs

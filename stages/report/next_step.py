@@ -45,7 +45,9 @@ def next_step(
         return remedy
     better.sort(key=lambda rival: (rival["name"] in inputs.remade, rival["mean"]))  # students with a folder first
     steps = [_other_student(inputs, rival["name"]) for rival in better]
-    return next((step for step in (*steps, remedy) if "command" in step), steps[0])
+    if remedy.get("command", "").startswith("amalgam run "):  # audit and label train no student
+        steps.append(remedy)
+    return next((step for step in steps if "command" in step), steps[0])
 
 
 def _use_student(inputs: VerdictInputs) -> Next:

@@ -359,10 +359,11 @@ def test_a_student_without_folder_is_trained_again() -> None:
     two = with_student(made(1000, 0.80, 0.70), 0.90, same=2)
     for overrides in ({}, again):
         assert verdict(replace(two, remade={"muka-0": overrides}))["next"]["command"] == "amalgam report muka-1"
-    step = verdict(changed(unknown, labels=of_teachers(0), epochs=12))["next"]
-    assert "command" not in step
-    assert "muka-0" in step["text"]
-    assert "Repeat the command that trained it, with an unused student.name: its texts" in step["text"]
+    for teachers in (0, 2):  # without and with the command of an audit
+        step = verdict(changed(unknown, labels=of_teachers(teachers), epochs=12))["next"]
+        assert "command" not in step
+        assert "muka-0" in step["text"]
+        assert "Repeat the command that trained it, with an unused student.name: its texts" in step["text"]
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[3].startswith("amalgam")])

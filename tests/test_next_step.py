@@ -28,6 +28,36 @@ def test_weak_teachers_are_the_next_cause_after_the_training() -> None:
     assert [cause["code"] for cause in causes][:3] == ["few-steps", "teachers-weak", "teacher-loses"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "command"),
+    [
+        (900, "amalgam run train_teachers.epochs=auto student.name=longer"),
+        (54, "amalgam run student.epochs=auto train_teachers.epochs=auto student.name=longer"),
+    ],
+)
+def test_weak_teachers_that_trained_few_steps_train_longer(steps: int, command: str) -> None:
+    inputs = made(1000, [0.6, 0, 0, 0], 0.25, 0.25, labels=4, own=(0.4, 0.3), steps=steps)
+    trained = verdict(replace(inputs, teacher_steps=12))
+    assert "a teacher was trained for only 12 steps" in [cause["text"] for cause in trained["causes"]]
+    assert trained["next"] == {
+        "text": "Train the teachers long enough. Call experiment.write() first.",
+        "command": command,
+    }
+    for longer in (verdict(replace(inputs, teacher_steps=300)), verdict(inputs)):
+        assert "train_teachers" not in longer["next"]["command"]
+
+
+def test_the_steps_of_trained_teachers_are_those_of_the_experiment(workspace: Workspace) -> None:
+    trained = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 1\n"
+    experiment = workspace.config.read_text()
+    workspace.edit(experiment[experiment.index("teachers:") : experiment.index("cache:")], trained)
+    workspace("run")
+    result = workspace.numbers()["verdict"]
+    assert "teachers-few-steps" in {cause["code"] for cause in result["causes"]}
+    assert "train_teachers.epochs=auto" in result["next"]["command"]
+    assert "train-teachers" in workspace.stale(*shlex.split(result["next"]["command"])[2:])
+
+
 def test_the_report_of_one_student_is_printed_by_its_name(workspace: Workspace) -> None:
     made, stored = workspace("report"), workspace("report", "student")
     assert (stored.out, stored.err) == (made.out, "report: reports/student.html\n")

@@ -46,6 +46,8 @@ class VerdictInputs:
     student: StudentFacts
     automatic: Schedule
     """The schedule that `auto` would choose."""
+    teacher_steps: int | None = None
+    """The fewest steps of a teacher that this experiment trained; None without one."""
     weights_unused: bool = False
     """Whether the teachers' evidence was dropped, and each text's own confidences were used."""
     generates: bool = False

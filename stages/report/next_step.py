@@ -36,7 +36,7 @@ def next_step(
         return _label_texts(inputs)
     if decision == "cannot say" and "tie" in codes:
         return {"text": "Decide by size and speed: the student is one model."}
-    if decision == "cannot say" and "few-steps" not in codes:
+    if decision == "cannot say" and not codes & {"few-steps", "teachers-few-steps"}:
         return _label_test_texts(inputs, rivals, needed)
     remedy = _remedy(inputs, codes, rivals)
     others = [rival for rival in rivals if rival["kind"] == "student" and "learned" not in rival]
@@ -97,11 +97,13 @@ def _other_student(inputs: VerdictInputs, name: str) -> Next:
 def _remedy(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Rival]) -> Next:
     """Returns the remedy of the most likely cause; no training adds a teacher that the targets lack."""
     automatic = {"student.epochs": "auto"} if "few-steps" in codes and not _is_long(inputs) else {}
+    automatic |= {"train_teachers.epochs": "auto"} if "teachers-few-steps" in codes else {}
+    text = "Train long enough." if automatic else "Use the automatic learning rate."
+    text = "Train the teachers long enough." if "train_teachers.epochs" in automatic else text
+    name = {"student.name": "longer" if automatic else "auto-rate"}
     automatic |= {"student.learning_rate": "auto"} if "high-rate" in codes else {}
     if automatic and "teacher-absent" not in codes:
-        long = "Train long enough." if "student.epochs" in automatic else "Use the automatic learning rate."
-        name = {"student.name": "longer" if "student.epochs" in automatic else "auto-rate"}
-        return _run(inputs, long, {**automatic, **name})
+        return _run(inputs, text, {**automatic, **name})
     if inputs.report["labels"]["teachers"] and codes & TEACHERS_AT_FAULT:
         return _look_at_teachers(inputs)
     if "wrong-choice" in codes and inputs.report["method"] == "amalgam":

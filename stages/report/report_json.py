@@ -19,7 +19,7 @@ from amalgam.stages.common.corpus import GENERATED, CorpusFacts, PartRecordFacts
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.stages.common.models.resolve import ModelFiles
-from amalgam.stages.common.training.schedule import Schedule, StudentFacts
+from amalgam.stages.common.training.schedule import Schedule, StudentFacts, TeachersFacts
 from amalgam.stages.methods import method_name
 from amalgam.stages.report import json_types, students
 from amalgam.stages.report.conditions import LEAST_TEXTS, VerdictInputs
@@ -153,6 +153,7 @@ def _verdict_inputs(
 ) -> VerdictInputs:
     evaluation, quality = numbers["evaluation"], numbers["student_quality"]
     weights: WeightFacts | None = inputs.facts("weigh-teachers")
+    trained: TeachersFacts | None = inputs.facts("train-teachers")
     rivals = list(quality["rivals"]) if quality else []
     n = json_types.random_texts(evaluation)
     if quality and n:
@@ -164,6 +165,7 @@ def _verdict_inputs(
         rivals=rivals,
         student=inputs.facts("train-student"),
         automatic=automatic,
+        teacher_steps=min(facts["steps"] for facts in trained["teachers"].values()) if trained else None,
         weights_unused=weights is not None and weights.get("fallback", False),
         generates=generates(inputs.settings),
         file=inputs.file,

@@ -376,6 +376,9 @@ def _causes(inputs: VerdictInputs, rivals: Sequence[types.Rival]) -> Iterator[ty
     if weak:
         text = f"the teachers have only {words.ratio(weak['right'], weak['n'])} accuracy on their own labels"
         yield {"code": "teachers-weak", "text": text}
+    if weak and inputs.teacher_steps is not None and inputs.teacher_steps < FEW_STEPS:
+        text = f"a teacher was trained for only {counted(inputs.teacher_steps, 'step')}"
+        yield {"code": "teachers-few-steps", "text": text}
     unpredicted = [row["label"] for row in inputs.labels if row["n"] and not row["predicted"]]
     if quality:
         unpredicted = conditions.never_predicted(quality)

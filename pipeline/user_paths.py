@@ -120,20 +120,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_new(path: Path, fix: str = "edit it, move it away, or give another name") -> None:
-    """Refuses a path where a file exists, with this fix, or cannot be written."""
-    if path.exists():
+    """Refuses a path where a file or a link exists, with this fix, or cannot be written."""
+    if os.path.lexists(path):
         raise ExperimentError(f"{path} exists", where=str(path.absolute()), fix=fix)
     check_writable(path.absolute().parent, "name a folder that you may write")
-
-
-def write_new(path: Path, text: str) -> None:
-    """Writes a text file, whole or not at all, and the folders above it; refuses to replace a file."""
-    check_new(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path), path.open("x", encoding="utf-8") as file:
-        try:
-            file.write(text)
-            file.flush()
-        except BaseException:
-            path.unlink(missing_ok=True)  # it would refuse the next try
-            raise

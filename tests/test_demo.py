@@ -10,6 +10,7 @@ import pytest
 
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
+from amalgam.pipeline.storage.local import temporary_path
 from amalgam.stages.app import demo, demo_models
 from amalgam.stages.app.demo import METHODS_SHOWN, ROWS, TEXTS, write_data_free, write_demo, write_texts
 from amalgam.stages.methods import METHODS, load_with_methods
@@ -123,6 +124,7 @@ def test_the_demo_names_the_report_of_its_experiment(
 def test_a_demo_stopped_while_it_was_written_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_texts(monkeypatch, 40)
     write_texts(tmp_path)
+    temporary_path(tmp_path).touch()
     write_demo(tmp_path)
     assert (tmp_path / "amalgam.yaml").exists()
 

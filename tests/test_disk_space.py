@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,18 +13,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from amalgam.pipeline.errors import DiskFullError
+from amalgam.pipeline.errors import DiskFullError, ExperimentError
 from amalgam.pipeline.execution import disk_space
-from amalgam.pipeline.user_paths import write_new, writing
+from amalgam.pipeline.storage import local
+from amalgam.pipeline.storage.local import write_new
+from amalgam.pipeline.user_paths import writing
 from amalgam.stages.common import deliveries
 from amalgam.stages.common.models import loading
 from amalgam.stages.common.models.hub import HubModel, fetch
 from amalgam.stages.common.models.model_folder import count_parameters
 from amalgam.tests.full_disks import Disk, fault_of, mounted
 from amalgam.tests.fuzz.experiments import OURS, Outcome
+from amalgam.tests.pipeline.crashing import fork, wait
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_errors import raising
-from amalgam.tests.workspaces import PASSES, TEACHER_LABELS, TEST, TRAIN, Workspace
+from amalgam.tests.workspaces import PASSES, TEACHER_LABELS, TEST, TRAIN, Workspace, amalgam
 
 
 @pytest.fixture
@@ -228,8 +232,33 @@ def test_a_quota_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert str(raised.value.fix).startswith("free some space")
 
 
-def test_a_new_text_file_is_whole_or_absent(tmp_path: Path) -> None:
+def test_a_new_text_file_is_whole_or_absent_after_a_kill(tmp_path: Path) -> None:
     """A part of it would refuse the next try, because files of labels are never replaced."""
-    with pytest.raises(UnicodeEncodeError):  # as a full disk, it fails while it writes
-        write_new(tmp_path / "labels.csv", "key,text,label\n\ud800")
-    assert list(tmp_path.iterdir()) == []
+    path, text = tmp_path / "labels.csv", "key,text,label\n" * 100
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # it kills the process within its write
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        write_new(path, text)
+
+    assert wait(fork(work)) == -signal.SIGXFSZ
+    assert not path.exists()
+    write_new(path, text)
+    assert path.read_text("utf-8") == text
+    with pytest.raises(ExperimentError, match=r"labels\.csv exists"):
+        write_new(path, "other")
+
+
+def test_a_new_text_file_replaces_none_that_appears_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "labels.csv"
+    monkeypatch.setattr(local, "make_folder", lambda _: path.write_text("mine", "utf-8"))
+    with pytest.raises(ExperimentError, match=r"labels\.csv exists"):
+        write_new(path, "other")
+    assert [file.read_text("utf-8") for file in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_link_to_no_file_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "amalgam.yaml").symlink_to(tmp_path / "missing.yaml")
+    refused = amalgam("init", folder=tmp_path)
+    assert (refused.code, "amalgam.yaml exists" in refused.err) == (2, True), refused.err

@@ -17,6 +17,7 @@ from pathlib import Path
 from amalgam.pipeline.errors import PASSING, ExperimentError, fix_of, is_disk_full
 from amalgam.pipeline.storage.backend import TEMPORARY, FileInfo
 from amalgam.pipeline.storage.paths import MOST_BYTES, folder_of, inside, is_below
+from amalgam.pipeline.user_paths import check_new, writing
 
 LOCK_SECONDS, POLL_SECONDS = 5.0, 0.005
 
@@ -82,26 +83,7 @@ class LocalStorage:
             return set()
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
-        target = inside(self.root, path)
-        if target.exists():
-            return False
-        make_folder(target.parent)
-        temporary = temporary_path(target.parent)
-        try:
-            temporary.write_bytes(content)
-            sync(temporary)
-            try:
-                os.link(temporary, target)
-            except FileExistsError:
-                return False
-            except OSError as error:
-                if error.errno in PASSING or is_disk_full(error):
-                    raise
-                temporary.replace(target)  # without hard links: it is atomic too, but the last writer wins
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync(target.parent)
-        return True
+        return write_if_absent(inside(self.root, path), content)
 
     def change(self, path: str, edit: Callable[[bytes | None], bytes | None]) -> None:
         with alone_in((self.root / path).parent):
@@ -169,6 +151,38 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield temporary
         sync(temporary)
     sync(path.parent)
+
+
+def write_if_absent(path: Path, content: bytes) -> bool:
+    """Writes a file, whole or not at all, and the folders above it; returns False if one exists, and keeps it."""
+    if path.exists():
+        return False
+    make_folder(path.parent)
+    temporary = temporary_path(path.parent)
+    try:
+        temporary.write_bytes(content)
+        sync(temporary)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno in PASSING or is_disk_full(error):
+                raise
+            temporary.replace(path)  # without hard links: it is atomic too, but the last writer wins
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)
+    return True
+
+
+def write_new(path: Path, text: str) -> None:
+    """Writes a text file of the user, whole or not at all, and the folders above it; refuses to replace a file."""
+    check_new(path)
+    with writing(path):
+        is_new = write_if_absent(path, text.encode())
+    if not is_new:
+        check_new(path)
 
 
 @contextlib.contextmanager

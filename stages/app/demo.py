@@ -18,6 +18,7 @@ from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.local import atomic_write
+from amalgam.pipeline.storage.paths import TEMPORARY_NAME
 from amalgam.stages.app.demo_models import tiny_encoder, tiny_language_model
 from amalgam.stages.app.init import SCHEMA_FILE, SCHEMA_LINE, write_with_schema
 from amalgam.stages.app.runs import run_without_tables
@@ -150,6 +151,7 @@ def _refuse_other_files(folder: Path) -> None:
         raise ExperimentError(f"{folder} is not a folder", fix="name another folder: amalgam demo DIR")
     file = folder / "amalgam.yaml"
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    names = {name for name in names if not TEMPORARY_NAME.fullmatch(name)}  # of a writing that was killed
     text = file.read_text("utf-8", "replace") if file.is_file() else ""
     ours = text.removeprefix(SCHEMA_LINE).startswith(FIRST_WORDS) if file.is_file() else names <= WRITTEN_FIRST
     if names and not ours:

@@ -20,9 +20,9 @@ from amalgam.pipeline.config.load import name_of, note_on_name, template
 from amalgam.pipeline.config.proposals import as_yaml, file_option
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import ExperimentError, ModelError
-from amalgam.pipeline.storage.local import atomic_write
+from amalgam.pipeline.storage.local import atomic_write, write_new
 from amalgam.pipeline.storage.paths import json_object
-from amalgam.pipeline.user_paths import DEFAULT_FILE, check_new, user_path, write_new, writing
+from amalgam.pipeline.user_paths import DEFAULT_FILE, check_new, user_path, writing
 from amalgam.stages.common.models import hub as model_hub
 from amalgam.stages.common.models import model_folder, resolve
 from amalgam.stages.common.models.label_names import NUMBER, PLACEHOLDER, UNNAMED, head_fix, label_names, own_labels

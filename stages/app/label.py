@@ -21,7 +21,7 @@ from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import ExperimentError
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.notebook import Printed
-from amalgam.pipeline.user_paths import write_new
+from amalgam.pipeline.storage.local import write_new
 from amalgam.stages.app import frames
 from amalgam.stages.build_targets.stage import read_targets, target_facts
 from amalgam.stages.common.cached.load import cache_reader

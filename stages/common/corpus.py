@@ -18,6 +18,7 @@ from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import np, pa, pc
 from amalgam.data.parquet import read_table
 from amalgam.data.rows import LONG_NAME
+from amalgam.data.words import words_of
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig, Generate
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, nearest
@@ -137,7 +138,7 @@ def _nearness(table: pa.Table, passes: Array) -> Array:
     """Returns `near_duplicate`; of equal texts the first that passes the other filters has the value of the first."""
     nearness, first, kept = _numbers(table, "near_duplicate", 0.0).copy(), dict[str, float](), set[str]()
     for row, text in enumerate(table.column("text").to_pylist()):
-        words = " ".join(text.lower().split())
+        words = " ".join(words_of(text.lower()))
         value = first.setdefault(words, nearness[row])
         if passes[row] and words not in kept:
             nearness[row] = value

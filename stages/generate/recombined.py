@@ -9,27 +9,15 @@ from itertools import pairwise
 
 import numpy as np
 
+from amalgam.data.words import WITHOUT_SPACES, words_of
+
 END = ""
 """The word before the first and after the last word of each text; no other word is empty."""
 
 REPLACED, REPLACED_BETWEEN = 0.25, 0.5
 """Share of words that are replaced by any word, or by one that has the same two neighbours in some text."""
 
-
-WITHOUT_SPACES = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
-    "\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"  # Chinese, Japanese
-)
-"""Characters of scripts that put no spaces between words; each counts as a word."""
-
-WORD = re.compile(rf"[{WITHOUT_SPACES}]|[^\s{WITHOUT_SPACES}]+")
-
 BETWEEN_WORDS = re.compile(rf" (?=[{WITHOUT_SPACES}])|(?<=[{WITHOUT_SPACES}]) ")
-
-
-def words_of(text: str) -> list[str]:
-    """Divides a text at spaces, and scripts without spaces into characters."""
-    return WORD.findall(text)
 
 
 class Recombiner:

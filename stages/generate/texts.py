@@ -21,6 +21,7 @@ import pyarrow as pa
 from amalgam.data.keys import text_key
 from amalgam.data.parquet import GENERATED, WRITTEN, arrow_schema, build_table, read_table
 from amalgam.data.rows import ABSENT, Row, listed_reasons, read_rows
+from amalgam.data.words import words_of
 from amalgam.pipeline.config.schema import Corpus, Generate
 from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import DamagedError, DataError, ModelError
@@ -33,7 +34,7 @@ from amalgam.stages.common.models.loading import load_language_model, load_token
 from amalgam.stages.common.models.resolve import ModelFiles, ResolvedTeacher
 from amalgam.stages.generate import decoding
 from amalgam.stages.generate.language_model import LanguageModel
-from amalgam.stages.generate.recombined import Recombiner, words_of
+from amalgam.stages.generate.recombined import Recombiner
 from amalgam.stages.generate.requests import BLOCK, Block, Family, TextPlan
 
 Blocks = Iterator[tuple[Unit, Sequence[decoding.GeneratedText]]]

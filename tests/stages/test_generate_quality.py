@@ -65,6 +65,16 @@ def test_of_equal_texts_the_first_that_passes_the_other_filters_is_kept() -> Non
     assert (own.num_rows, kept.tolist()) == (6, [False, True, False, False, False, True])
 
 
+def test_texts_of_a_script_without_spaces_are_equal_with_other_spaces() -> None:
+    texts = ["今天天气很好", "今天 天气 很好"]
+    nearness = [quality.near_duplicate for quality in qualities(texts)]
+    columns = {"text": texts, "class_probability": [0.1, 0.9], "near_duplicate": nearness}
+    table = pa.table({**columns, "words": [6] * 2, "repetition": [0] * 2, "draw": [0] * 2})
+    settings = Generate(source="random-words", max_duplicate=0.6, min_class_probability=0.5)
+    filters = generated_part(table, settings, "train")[1]
+    assert np.logical_and.reduce(list(filters.values())).tolist() == [False, True]
+
+
 def test_ten_thousand_copies_cost_little() -> None:
     rows_ = qualities(["all the very same words " * 10] * 10_000)
     assert {one.near_duplicate for one in rows_[1:]} == {1}

@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicLayer
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.pipeline.execution.faults import is_out_of_memory
 from amalgam.stages.common.inference.fast_encoder import close_enough
-from amalgam.stages.common.models.loading import token_limit, vocabulary_of
+from amalgam.stages.common.models.loading import longest_row, vocabulary_of
 from amalgam.stages.generate.requests import LANGUAGE_MODEL
 
 BEGINNINGS = ("\n", " ", "The")
@@ -55,7 +55,7 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.device = torch.device(device)
         self.notes: list[str] = []
-        self.longest = token_limit(model.config, tokenizer, longest)
+        self.longest = longest_row(model.config, tokenizer, longest)
         self.vocabulary = vocabulary_of(model, name="the language model")
         end_ids = self._end_ids()
         self.begin = self._begin(end_ids)

@@ -87,6 +87,14 @@ def test_a_language_model_without_any_special_token_begins_with_a_word_and_runs_
     } == {7}
 
 
+def test_special_tokens_that_the_tokenizer_would_add_take_no_place_in_a_text() -> None:
+    model, tokenizer = tiny_language_model()
+    assert tokenizer.num_special_tokens_to_add() == 2
+    language_model_ = LanguageModel(model, tokenizer, slots=2, longest=2, device="cpu")
+    texts = written(language_model_, teacher_of(), orders(2), SteeringParams(1.0, 1))
+    assert {text.tokens for text in texts.values()} == {1}
+
+
 class Speechless:
     """A tokenizer that finds no token in any text, and names none."""
 

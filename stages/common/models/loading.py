@@ -110,18 +110,23 @@ def new_student(
     return model
 
 
-def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
-    """Returns the longest text in tokens, with special ones, for which the model has positions."""
+def longest_row(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
+    """Returns the number of tokens for which the model has positions, at most `wanted`."""
     limits = [wanted, model_folder.position_limit(config)]
     if 0 < tokenizer.model_max_length < model_folder.ABSURD_LENGTH:
         limits.append(int(tokenizer.model_max_length))
-    special = tokenizer.num_special_tokens_to_add(pair=False)
-    if min(limits) <= special:
-        what = f"{min(limits)} tokens leave no room for text next to {special} special ones"
+    return min(limits)
+
+
+def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
+    """Returns the longest text in tokens, with special ones, for which the model has positions."""
+    limit, special = longest_row(config, tokenizer, wanted), tokenizer.num_special_tokens_to_add(pair=False)
+    if limit <= special:
+        what = f"{limit} tokens leave no room for text next to {special} special ones"
         fix = "correct model_max_length in tokenizer_config.json, or use another model"
         fix = f"set max_tokens to at least {special + 1}" if wanted <= special else fix
         raise ModelError(what, where=_name_of(tokenizer), fix=fix)
-    return min(limits)
+    return limit
 
 
 def vocabulary_of(model: PreTrainedModel, *, name: str) -> int:

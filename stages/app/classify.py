@@ -91,7 +91,7 @@ def ids_of(tokenizer: Tokenizer, texts: Sequence[Any]) -> list[list[int]]:
 
 
 class Words:
-    """Returns the same tokens from a table of words, in a third of the time.
+    """Returns the same tokens from a table of words, because texts share most of their words.
 
     A tokenizer of BERT divides texts at white space first, so a word has the same tokens in each text.
     """

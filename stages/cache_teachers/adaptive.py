@@ -20,9 +20,8 @@ from amalgam.data.lazy import np, pa
 from amalgam.pipeline.execution.stage import Unit
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record, Store
-from amalgam.stages.common.cached.coverage import BucketRequest, CachedUnits
+from amalgam.stages.common.cached.coverage import BucketRequest, CachedUnit, CachedUnits
 from amalgam.stages.common.cached.load import ADAPTIVE_VERSION
-from amalgam.stages.common.cached.read import gather_predictions
 from amalgam.stages.common.corpus import Bucket
 
 STEPS = (0, 2, 8)
@@ -75,20 +74,49 @@ class StopDecision:
 
 @dataclass(frozen=True)
 class CachedPasses:
-    """Reads the predictions of cached units, by family."""
+    """Reads the raw passes of cached units, by family."""
 
     store: Store
-    families: Mapping[str, tuple[CachedUnits, int]]
-    """Units, and the number of outputs."""
+    families: Mapping[str, CachedUnits]
+    keys_of: Callable[[CachedUnit], Any]
 
-    def read(self, family: str, prefix: str, keys: Any, passes: int) -> PassPredictions:
-        """Returns the predictions without dropout and the first passes, gathered by key."""
-        units, outputs = self.families[family]
-        needed = [unit for unit in units.overlapping([prefix]) if unit.logits or unit.first < passes]
-        paths = self.store.verified_paths(unit.file for unit in needed)
-        files = [(path, unit.first, unit.last) for path, unit in zip(paths, needed, strict=True)]
-        logits, raw, _ = gather_predictions(files, keys, outputs, passes)
-        return PassPredictions(logits, raw)
+    def read(self, family: str, prefix: str, keys: Any, passes: range) -> Array:
+        """Returns the logits [texts, passes, labels], gathered by key from all units of the family that have them."""
+        logits: Array | None = None
+        units = [unit for unit in self.families[family].overlapping([prefix]) if _shared(unit, passes)]
+        for unit, rows, flat in self._gathered(units, keys, "passes"):
+            shared, raw = _shared(unit, passes), flat.reshape(len(rows), unit.last - unit.first, -1)
+            if logits is None:
+                logits = np.zeros((len(keys), len(passes), raw.shape[2]), raw.dtype)
+            read = raw[:, shared.start - unit.first : shared.stop - unit.first]
+            logits[rows, shared.start - passes.start : shared.stop - passes.start] = read
+        return np.zeros((len(keys), len(passes), 2), np.float16) if logits is None else logits
+
+    def logits(self, family: str, prefix: str, keys: Any) -> Array:
+        """Returns the logits with dropout off [texts, labels]."""
+        logits: Array | None = None
+        units = [unit for unit in self.families[family].overlapping([prefix]) if unit.logits]
+        for _, rows, raw in self._gathered(units, keys, "logits"):
+            logits = np.zeros((len(keys), raw.shape[1]), raw.dtype) if logits is None else logits
+            logits[rows] = raw
+        return np.zeros((len(keys), 2), np.float32) if logits is None else logits
+
+    def _gathered(
+        self, units: Iterable[CachedUnit], keys: Any, column: str
+    ) -> Iterator[tuple[CachedUnit, Array, Array]]:
+        """Yields each unit that has some of the keys, with their rows and their values of the column."""
+        for unit in units:
+            unit_keys = self.keys_of(unit)
+            places = np.minimum(np.searchsorted(unit_keys, keys), len(unit_keys) - 1)
+            rows = np.flatnonzero(unit_keys[places] == keys)
+            if len(rows):
+                values = parquet.matrix(parquet.read_table(self.store.verified_path(unit.file), [column]).column(0))
+                yield unit, rows, values[places[rows]]
+
+
+def _shared(unit: CachedUnit, passes: range) -> range:
+    """Returns the passes that the unit has of these."""
+    return range(max(passes.start, unit.first), min(passes.stop, unit.last))
 
 
 def stopping_rounds(
@@ -308,7 +336,11 @@ class AdaptivePasses:
             self._fit(unit)
 
     def _predictions(self, bucket: Bucket, keys: Any, count: int) -> list[PassPredictions]:
-        return [self.cached.read(family, bucket.prefix, keys, count) for family in self.families]
+        cached, prefix = self.cached, bucket.prefix
+        return [
+            PassPredictions(cached.logits(family, prefix, keys), cached.read(family, prefix, keys, range(count)))
+            for family in self.families
+        ]
 
     def _fit(self, unit: Unit) -> None:
         """Commits the regressions; the payload has the buckets with sampled texts, and the number of each."""

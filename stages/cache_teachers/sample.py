@@ -56,9 +56,8 @@ def audit_passes(
     is_active = False
     parts = slice(None), slice(passes // 2), slice(passes // 2, 2 * (passes // 2))
     for prefix, keys in sample.items():
-        predictions = [cached.read(family, prefix, keys, passes) for family in families]
-        off = _most_confident([each.logits[:, None] for each in predictions])
-        raw = [each.passes for each in predictions]
+        off = _most_confident([cached.logits(family, prefix, keys)[:, None] for family in families])
+        raw = [cached.read(family, prefix, keys, range(passes)) for family in families]
         is_active = is_active or any(np.ptp(logits, axis=1).any() for logits in raw)
         whole, first, second = (_most_confident([logits[:, part] for logits in raw]) for part in parts)
         sampled += len(keys)

@@ -455,9 +455,9 @@ def pass_prices(run: Run) -> dict[str, int]:
 
 
 def _cached_passes(run: Run) -> adaptive.CachedPasses:
-    families, outputs = cached.families_of(run), {each.name: len(each.outputs) for each in load.teachers_of(run)}
-    by_family = {families[name]: (units, outputs[name]) for name, units in _cached_units(run).items()}
-    return adaptive.CachedPasses(run.store, by_family)
+    families = cached.families_of(run).values()
+    by_family = {family: cached.units_of(run, CacheTeachers.name, family) for family in families}
+    return adaptive.CachedPasses(run.store, by_family, cached.unit_keys(run))
 
 
 def _pass_audit(run: Run) -> PassAudit | None:

@@ -12,10 +12,9 @@ import pytest
 
 from amalgam.data.parquet import CACHE_LOGITS, CACHE_PASSES, STATES, build_table, key_column, write_table
 from amalgam.pipeline.config.schema import Targets
-from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common.cached.coverage import PrefixIndex
-from amalgam.stages.common.cached.read import CacheReader, gather_predictions
+from amalgam.stages.common.cached.read import CacheReader
 from amalgam.tests.workspaces import TRAIN, Workspace
 
 KEYS = [bytes([number]) * 16 for number in range(3)]
@@ -58,30 +57,6 @@ def test_a_file_of_test_texts_adds_nothing(tmp_path: Path) -> None:
         tmp_path, {"tests": ([2], 1.0, (0, 0)), "first": ([0], 2.0, (0, 2)), "second": ([1], 3.0, (0, 2))}
     )
     assert reader.predictions("first", ["all"], keys).logits.arr.first().to_list() == [2.0, 3.0]
-
-
-def test_passes_of_several_files_are_gathered_by_key_and_each_counts_once(tmp_path: Path) -> None:
-    columns, files = (STATES[0], *CACHE_LOGITS, CACHE_PASSES[0]), list[tuple[Path, int, int]]()
-    for rows, first, last in (([0, 1], 0, 2), ([2], 0, 3), ([0, 1], 1, 3), ([1], 3, 4)):
-        numbers = np.array(rows)[:, None] * 10 + np.arange(first, last)
-        key = key_column(b"".join(KEYS[row] for row in rows))
-        logits, passes = np.array(rows, np.float32)[:, None] * [1, 1], np.repeat(numbers, 2, axis=1)
-        table = build_table(columns, {"key": key, "logits": logits, "passes": passes.astype(np.float16)})
-        files.append((tmp_path / f"{first}-{last}-{rows[0]}", first, last))
-        write_table(table, files[-1][0])
-    keys = np.array([KEYS[2], KEYS[0], KEYS[1]], "S16")
-    logits, passes, is_complete = gather_predictions(files, keys, 2, 3)
-    assert logits[:, 1].tolist() == [2, 0, 1]
-    assert passes[:, :, 0].tolist() == [[20, 21, 22], [0, 1, 2], [10, 11, 12]]
-    assert is_complete.all()
-    assert gather_predictions(files, keys, 2, 4)[2].tolist() == [False, False, True]
-    assert gather_predictions(files[2:], keys, 2, 3)[2].tolist() == [False, False, False]
-
-
-def test_a_text_that_no_file_has_is_refused(tmp_path: Path) -> None:
-    reader = reader_of(tmp_path, {"first": ([0, 2], 1.0, (0, 0))})
-    with pytest.raises(WorkError, match=r"teacher first: the cache lacks 1 of 3 texts(.|\n)*amalgam verify"):
-        reader.predictions("first", ["all"], pl.Series("key", KEYS, pl.Binary))
 
 
 def test_a_test_text_that_is_also_a_training_text_is_in_two_units(fresh: Workspace) -> None:

@@ -1,11 +1,12 @@
 """Reads cached predictions and hidden states of texts by key.
 
-A text's rows may be in any file of the family; each file is in the order of its keys.
+A text's rows may be in any file of the family. All files of one pass range are read as one frame: few large steps for
+any size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,9 +20,18 @@ from amalgam.pipeline.config.schema import Targets
 from amalgam.pipeline.errors import WorkError
 from amalgam.pipeline.storage.store import Record, Store, StoredFile
 from amalgam.stages.common.cached.coverage import PrefixIndex
-from amalgam.stages.common.cached.uncertainty import MEASURES, confidence, mean, sums_over_passes
+from amalgam.stages.common.cached.uncertainty import COUNT, MEASURES, Measure, confidence, mean, sums_over_passes
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions
+
+
+@dataclass(frozen=True)
+class PassRange:
+    """Cached predictions of some texts, from passes first..last-1."""
+
+    first: int
+    last: int
+    frame: pl.DataFrame
 
 
 @dataclass(frozen=True)
@@ -50,26 +60,30 @@ class CacheReader:
 
     def outputs(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> pl.Series:
         """Returns the logits of all outputs with dropout off, those of catch_all included."""
-        return self._read(teacher, prefixes, keys, 0)[0]
+        schema: dict[str, Any] = {"key": pl.Binary, "logits": pl.Array(pl.Float32, len(self.teachers[teacher].outputs))}
+        paths = self.store.verified_paths(self._files(teacher, prefixes))
+        # Polars decodes no column but the key for other texts.
+        cached = scan(paths, schema).filter(pl.col("key").is_in(keys.implode())).collect().drop_nulls("logits")
+        return _aligned(_one_of_each(cached), keys, teacher)["logits"]
 
     def predictions(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> TeacherPredictions:
         """Returns logits, distribution and confidence, a row for each key."""
-        targets, resolved = self.targets, self.teachers[teacher]
+        targets = self.targets
+        ranges = self._ranges(teacher, prefixes, keys)
+        outputs = _aligned(_logits(ranges), keys, teacher)["logits"]
+        logits, share = self._of_labels(teacher, outputs), self._own_share(teacher, outputs)
+        if share is not None and width(logits) == 1:  # no measure compares the label with itself
+            return TeacherPredictions(teacher, logits, softmax_column(logits), share, share)
         full = self.passes if targets.passes is None else targets.passes
         comparative = targets.uncertainty in COMPARATIVE  # a placeholder: fit-statistics computes these confidences
         measure = MEASURES["entropy" if comparative else targets.uncertainty]
-        is_single = bool(resolved.catch_all) and len(resolved.places) == 1  # no measure compares the label with itself
-        is_exact = is_single or full == 0 or (comparative and targets.distribution == "deterministic")
-        is_stored = not is_exact and "confidences" in self.manifest.facts
-        outputs, raw = self._read(teacher, prefixes, keys, 0 if is_exact or is_stored else full)
-        logits, share = self._of_labels(teacher, outputs), self._own_share(teacher, outputs)
-        if is_single and share is not None:
-            return TeacherPredictions(teacher, logits, softmax_column(logits), share, share)
-        if is_stored:
+        if full == 0 or (comparative and targets.distribution == "deterministic"):
+            sums = pl.DataFrame(sums_over_passes(logits.to_numpy(), 1, measure))
+        elif "confidences" in self.manifest.facts:
             return TeacherPredictions(teacher, logits, softmax_column(logits), self._stored(teacher, prefixes, keys))
-        passes = raw[:, :, resolved.places] if share is not None else raw
-        flat = logits.to_numpy() if is_exact else passes.reshape(len(passes), -1)
-        sums = pl.DataFrame(sums_over_passes(flat, 1 if is_exact else full, measure))
+        else:
+            places = self.teachers[teacher].places if share is not None else None
+            sums = _aligned(_summed(ranges, full, measure, places), keys, teacher)
         distribution = mean(sums, "probability") if targets.distribution == "mc-mean" else softmax_column(logits)
         certain = confidence(sums, measure)
         return TeacherPredictions(teacher, logits, distribution, certain if share is None else certain * share, share)
@@ -85,15 +99,26 @@ class CacheReader:
             return None
         return self._of_labels(teacher, softmax_column(outputs)).arr.sum()
 
-    def _read(self, teacher: str, prefixes: Sequence[str], keys: pl.Series, passes: int) -> tuple[pl.Series, Array]:
-        """Returns the logits of all outputs with dropout off, and of the first passes [texts, passes, outputs]."""
-        stored, spans = self._files(teacher, prefixes), self.manifest.facts["ranges"]
-        paths = self.store.verified_paths(stored)
-        files = [(path, *spans[file.path]) for path, file in zip(paths, stored, strict=True)]
-        outputs = len(self.teachers[teacher].outputs)
-        logits, raw, is_complete = gather_predictions(files, _keys_of(keys), outputs, passes)
-        _refuse_missing(is_complete, teacher)
-        return pl.Series("logits", logits), raw
+    def _ranges(self, teacher: str, prefixes: Sequence[str], keys: pl.Series) -> list[PassRange]:
+        """Returns the rows of these keys in the order of pass ranges; a text occurs once in each.
+
+        Next to files with passes, a file without passes usually has only test texts: then its keys suffice.
+        """
+        files, spans = self._files(teacher, prefixes), self.manifest.facts["ranges"]
+        in_order = np.sort(key_array(keys.to_arrow().cast(pa.binary(KEY_BYTES))))
+        have_passes = any(first < last for first, last in (spans[file.path] for file in files))
+        groups: dict[tuple[Any, ...], list[pa.Table]] = {}
+        for file, path in zip(files, self.store.verified_paths(files), strict=True):
+            first, last = spans[file.path]
+            with opened(path) as read:
+                may_be_tests = have_passes and first == last
+                if may_be_tests and not _has_any(in_order, key_array(read(["key"]).column("key"))):
+                    continue
+                table = read(["key", "logits", "passes"])
+            groups.setdefault((int(first), int(last), *table.column_names), []).append(table)
+        tables = ((*kind[:2], pa.concat_tables(group)) for kind, group in groups.items())
+        ranges = [PassRange(first, last, _rows_of(table, keys)) for first, last, table in tables]
+        return [part for part in ranges if len(part.frame)]
 
     def _files(self, teacher: str, prefixes: Sequence[str]) -> list[StoredFile]:
         """Returns the files of these buckets in the order of pass ranges."""
@@ -106,13 +131,9 @@ class CacheReader:
         stored, families = self.manifest.facts["confidences"], distinct(self.families)
         wanted = {stored[prefix] for prefix in prefixes}
         paths = self.store.verified_paths([file for file in self.manifest.files if file.path in wanted])
-        confidences, is_there = np.zeros(len(keys)), np.zeros(len(keys), bool)
-        for _, rows, places, table in _gathered(paths, _keys_of(keys), ["confidence"]):
-            column = families.index(self.families[teacher])
-            confidences[rows] = matrix(table.column("confidence"))[places, column]
-            is_there[rows] = True
-        _refuse_missing(is_there, teacher)
-        return pl.Series("confidence", confidences)
+        column = pl.col("confidence").arr.get(families.index(self.families[teacher])).cast(pl.Float64)
+        frame = pl.concat([pl.read_parquet(path, glob=False).select("key", column) for path in paths])
+        return _aligned(frame, keys, teacher)["confidence"]
 
 
 def distinct(families: Mapping[str, str]) -> list[str]:
@@ -132,58 +153,80 @@ def scan(paths: list[Path], schema: dict[str, Any]) -> pl.LazyFrame:
     return pl.scan_parquet(paths, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False)
 
 
-def _keys_of(column: pl.Series) -> Keys:
-    return key_array(column.to_arrow().cast(pa.binary(KEY_BYTES)))
+def _has_any(in_order: Keys, keys: Keys) -> bool:
+    """Returns whether any of the keys is among sorted ones."""
+    return bool((in_order[in_order.searchsorted(keys).clip(max=len(in_order) - 1)] == keys).any())
 
 
-def _gathered(
-    paths: Sequence[Path], keys: Keys, columns: Sequence[str]
-) -> Iterator[tuple[int, RowNumbers, RowNumbers, pa.Table]]:
-    """Yields the number of each file with some of the keys, their rows, their places in the file, and its columns.
-
-    Of other files, such as those of test texts, the keys alone are read. No key is given twice.
-    """
-    order = np.argsort(keys, kind="stable")
-    in_order = keys[order]
-    for number, path in enumerate(paths if len(keys) else ()):
-        with opened(path) as read:
-            own = key_array(read(["key"]).column("key"))
-            ranks = in_order.searchsorted(own).clip(max=len(keys) - 1)
-            places = np.flatnonzero(in_order[ranks] == own)
-            if len(places):
-                yield number, order[ranks[places]], places, read(columns)
+def _rows_of(table: pa.Table, keys: pl.Series) -> pl.DataFrame:
+    frame = pl.DataFrame(table)
+    if frame["key"].equals(keys):  # the usual case: one unit covers the whole bucket
+        return frame
+    return _one_of_each(frame.filter(pl.col("key").is_in(keys.implode())))
 
 
-def gather_predictions(
-    files: Sequence[tuple[Path, int, int]], keys: Keys, outputs: int, passes: int
-) -> tuple[Array, Array, Array]:
-    """Returns the logits with dropout off [texts, outputs], the first passes, and whether the files have all of a text.
-
-    Each file has passes first..last-1, in this order. A text of two parts is in two units, whose logits differ in the
-    last bits: those of the first count.
-    """
-    logits, raw = np.zeros((len(keys), outputs), np.float32), np.zeros((len(keys), passes, outputs), np.float16)
-    has_logits, counts = np.zeros(len(keys), bool), np.zeros(len(keys), np.int64)
-    columns = ["logits", "passes"] if passes else ["logits"]
-    for number, rows, places, table in _gathered([path for path, *_ in files], keys, columns):
-        _, first, last = files[number]
-        if "logits" in table.column_names:
-            new = ~has_logits[rows]
-            logits[rows[new]] = matrix(table.column("logits"))[places[new]]
-            has_logits[rows] = True
-        if first < min(last, passes):
-            part = matrix(table.column("passes")).reshape(len(table), last - first, outputs)
-            raw[rows, first:last] = part[places, : passes - first]
-            follows = rows[counts[rows] >= first]  # ranges may overlap after a mended loss
-            counts[follows] = counts[follows].clip(min=min(last, passes))
-    return logits, raw, has_logits & (counts == passes)
+def _one_of_each(rows: pl.DataFrame) -> pl.DataFrame:
+    """Returns the first row of each text: a text of two parts is in two units, whose logits differ in the last bits."""
+    return rows.unique("key", keep="first", maintain_order=True)
 
 
-def _refuse_missing(is_there: Array, teacher: str) -> None:
-    if not is_there.all():
-        missing = int((~is_there).sum())
+def _logits(ranges: Sequence[PassRange]) -> pl.DataFrame:
+    frames = [part.frame.select("key", "logits") for part in ranges if "logits" in part.frame.columns]
+    if len(frames) == 1:
+        return frames[0]
+    return _one_of_each(pl.concat(frames)) if frames else pl.DataFrame()
+
+
+def _aligned(frame: pl.DataFrame, keys: pl.Series, teacher: str) -> pl.DataFrame:
+    if not frame.is_empty() and frame["key"].equals(keys):
+        return frame
+    missing = len(keys)
+    if not frame.is_empty():
+        frame = pl.DataFrame({"key": keys}).join(frame, on="key", how="left", maintain_order="left")
+        missing = frame[frame.columns[1]].null_count()
+    if missing:
         fix = "run `amalgam verify`, then the same command again"
-        raise WorkError(f"teacher {teacher}: the cache lacks {missing} of {len(is_there)} texts", fix=fix)
+        raise WorkError(f"teacher {teacher}: the cache lacks {missing} of {len(keys)} texts", fix=fix)
+    return frame
+
+
+def _summed(ranges: Sequence[PassRange], take: int, measure: Measure, places: Sequence[int] | None) -> pl.DataFrame:
+    """Sums over the first `take` passes of all texts. Ranges follow each other: [0, 16), then [16, 24); where they
+    overlap, as after a mended loss, each pass counts once. `places` are the outputs that count; None is all.
+    """
+    total = pl.DataFrame()
+    for part in ranges:
+        frame, last = part.frame, min(part.last, take)
+        if "passes" not in frame.columns or part.first >= take:
+            continue
+        classes = width(frame["passes"]) // (part.last - part.first)
+        for count, rows in _by_count(frame, total):
+            if part.first <= count < last:
+                raw = rows["passes"].to_numpy()[:, (count - part.first) * classes : (last - part.first) * classes]
+                if places is not None:
+                    raw = raw.reshape(len(raw), -1, classes)[:, :, places].reshape(len(raw), -1)
+                sums = sums_over_passes(raw, last - count, measure)
+                total = _grown(total, pl.DataFrame({"key": rows["key"], **sums}))
+    return total if total.is_empty() else total.filter(pl.col(COUNT) == take)
+
+
+def _by_count(frame: pl.DataFrame, total: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
+    """Groups the texts of a file by the number of passes summed already."""
+    if total.is_empty():
+        return [] if frame.is_empty() else [(0, frame)]
+    joined = frame.select("key").join(total.select("key", COUNT), on="key", how="left", maintain_order="left")
+    counts = joined[COUNT].fill_null(0)
+    return [(int(count), frame.filter(counts == count)) for count in counts.unique(maintain_order=True)]
+
+
+def _grown(total: pl.DataFrame, sums: pl.DataFrame) -> pl.DataFrame:
+    """Adds sums to `total`, which has all of their texts or none."""
+    both = total if total.is_empty() else total.join(sums, on="key", how="semi")
+    if both.is_empty():
+        return pl.concat([frame for frame in (total, sums) if not frame.is_empty()])
+    after = both.select("key").join(sums, on="key", how="left", maintain_order="left")
+    added = {name: both[name] + after[name] for name in both.columns if name != "key"}
+    return pl.concat([total.join(sums, on="key", how="anti"), pl.DataFrame({"key": both["key"], **added})])
 
 
 # ---- hidden states

@@ -1,7 +1,7 @@
 """Computes a teacher's confidence in [0, 1] from its cached passes, by the measure in `targets.uncertainty`.
 
-Confidence is 1 - u / (the largest u that C labels allow). Every measure is computed from sums over passes.
-Shapes: K passes, C classes, N texts.
+Confidence is 1 - u / (the largest u that C labels allow). Every measure is computed from sums over passes, so a text's
+passes may be in several files, and K may differ by text. Shapes: K passes, C classes, N texts.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ MEASURES = {
 
 
 def sums_over_passes(raw: Array, passes: int, measure: Measure) -> dict[str, pl.Series]:
-    """Returns the measure's sums; `raw` has a row of logits per text, pass after pass."""
+    """Returns the measure's sums, which add up over files; `raw` has a row of logits per text, pass after pass."""
     blocks = [
         _block_sums(raw[start : start + BLOCK_TEXTS], passes, measure)
         for start in range(0, max(len(raw), 1), BLOCK_TEXTS)

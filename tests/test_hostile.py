@@ -90,6 +90,17 @@ def test_a_page_is_written_though_its_table_cannot_be_printed(workspace: Workspa
     assert ("error: the output cannot be written: No space" in result.err) is not closed, result.err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("arguments", [["x"], ["--input", "texts/test.csv"]])
+def test_predictions_that_cannot_be_printed_are_an_error(desk: Workspace, tmp_path: Path, arguments: list[str]) -> None:
+    (script := tmp_path / "script.py").write_text(CLOSED_STDOUT.format(closed=False))
+    result = finish(Forked(["predict", *arguments], desk.folder, quiet_environment(), str(script)))
+    assert result.code == 1, result.err
+    assert "cannot be written: No space left" in result.err
+    assert "Traceback" not in result.err
+    assert "Exception ignored" not in result.err
+
+
 @pytest.mark.parametrize(("arguments", "code"), [("--bogus", 2), ("targets.mode=sfot", 2), ("corpus.train=x.csv", 3)])
 def test_debug_shows_the_traceback_and_keeps_the_exit_code(fresh: Workspace, arguments: str, code: int) -> None:
     result = fresh.attempt("plan", arguments, "--debug")

@@ -580,21 +580,3 @@ def test_a_folder_is_no_output_file(desk: Workspace) -> None:
     (desk.folder / "out.csv").mkdir()
     refused = desk.attempt("predict", "--input", "texts/test.csv", "--out", "out.csv", "--force")
     assert (refused.code, "out.csv is a folder" in refused.err) == (2, True)
-
-
-TO_FULL_DEVICE = """
-import os, runpy
-os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
-runpy.run_module("amalgam", run_name="__main__", alter_sys=True)
-"""
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
-@pytest.mark.parametrize("arguments", [["x"], ["--input", "texts/test.csv"]])
-def test_predictions_that_cannot_be_printed_are_an_error(desk: Workspace, tmp_path: Path, arguments: list[str]) -> None:
-    (script := tmp_path / "to_full_device.py").write_text(TO_FULL_DEVICE)
-    result = finish(Forked(["predict", *arguments], desk.folder, quiet_environment(), str(script)))
-    assert result.code == 1, result.err
-    assert "cannot be written: No space left" in result.err
-    assert "Traceback" not in result.err
-    assert "Exception ignored" not in result.err

@@ -220,16 +220,15 @@ def by_leads(signal: Array, leading: Array, evidence: Evidence, params: Params) 
     """Scales each teacher's signal to CLEAR on its own clearest texts and to 0 on those of the other teachers.
 
     A teacher's clearest texts are those where it leads all others by most in `leading`. The ends of a range are values
-    of a few texts, for a noisy teacher those of its noise. Means over clearest texts are not.
+    of a few texts, for a noisy teacher ends of its noise; these are means of more texts.
     """
     if signal.shape[1] == 1 or not len(signal):
         return signal
-    alone = one_label(evidence.predicted, evidence.detectors)
-    lowest, highest = params.value("clearest", lambda: _clearest_ends(signal, leading, alone))
+    lowest, highest = params.value("clearest", lambda: _clearest_ends(signal, leading, evidence))
     return CLEAR * (signal - lowest) / (highest - lowest)
 
 
-def _clearest_ends(signal: Array, leading: Array, alone: Array) -> Array:
+def _clearest_ends(signal: Array, leading: Array, evidence: Evidence) -> Array:
     """Returns the mean signal of each teacher on the clearest texts of the others, and on its own: [2, teachers].
 
     A teacher with one prediction, whose values already have the mean and deviation of the others', has their mean ends.
@@ -242,7 +241,7 @@ def _clearest_ends(signal: Array, leading: Array, alone: Array) -> Array:
         means[teacher] = signal[np.argsort(-lead, kind="stable")[:count]].mean(axis=0)
     highest = np.diag(means)
     lowest = (means.sum(axis=0) - highest) / (teachers - 1)
-    alone = alone | (np.ptp(signal, axis=0) < LEAST_RANGE)
+    alone = one_label(evidence.predicted, evidence.detectors) | (np.ptp(signal, axis=0) < LEAST_RANGE)
     ends = np.stack([lowest, np.maximum(highest, lowest + LEAST_RANGE)])
     if alone.any() and not alone.all():
         ends[:, alone] = ends[:, ~alone].mean(axis=1, keepdims=True)
@@ -263,16 +262,17 @@ def with_maps(signal: Array, evidence: Evidence, params: Params) -> tuple[Array,
         maps = params.scope("maps")
         stored = [maps.stored(str(index)) for index in range(len(evidence.spaces))]
         pairs = zip(evidence.spaces, stored, strict=True)
-        predictions, first = zip(*(candidate_predictions(*pair, evidence.predicted) for pair in pairs), strict=True)
-        scaled = _with_shares(signal, np.mean(predictions, axis=0), evidence, params)
-        total = _mapped(scaled, np.mean(predictions, axis=0), maps.stored("biases"), evidence)
+        values, first = zip(*(candidate_predictions(*pair, evidence.predicted) for pair in pairs), strict=True)
+        predictions = np.mean(values, axis=0)
+        scaled = _scaled_again(signal, predictions, evidence, params)
+        total = _mapped(scaled, predictions, maps.stored("biases"), evidence)
     else:
         total, first = _fitted_maps(signal, evidence, params)
     target = preferred(softmax(total / RANGE_TEMPERATURE), evidence.predicted)
     return total, np.stack([labels == target for labels in first], axis=1).astype(float)
 
 
-def _with_shares(signal: Array, predictions: Array, evidence: Evidence, params: Params) -> Array:
+def _scaled_again(signal: Array, predictions: Array, evidence: Evidence, params: Params) -> Array:
     """Returns the signal, scaled by the clearest texts of signal and maps together, with the biases of the shares."""
     scaled = by_leads(signal, signal + MAP_FACTOR * predictions, evidence, params)
     return with_shares(scaled, evidence.provenance, params)
@@ -312,7 +312,7 @@ def _fitted_maps(signal: Array, evidence: Evidence, params: Params) -> tuple[Arr
         by_map = (linear_map.leave_one_out(matrix, labels, evidence.predicted) for linear_map, matrix in pairs)
         values, first = zip(*by_map, strict=True)
         predictions, round_params = np.mean(values, axis=0), Params()
-        scaled = _with_shares(signal, predictions, evidence, round_params)
+        scaled = _scaled_again(signal, predictions, evidence, round_params)
         before, after = (softmax(own / RANGE_TEMPERATURE) for own in (scaled, scaled + MAP_FACTOR * predictions))
         biases = RANGE_TEMPERATURE * label_biases(before, after, evidence.predicted, evidence.labels)
         total = _mapped(scaled, predictions, biases, evidence)

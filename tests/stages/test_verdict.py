@@ -591,10 +591,5 @@ def test_the_interval_of_a_share_with_continuity_correction_is_newcombes(gained:
 
 
 def test_points_of_no_difference_have_no_minus() -> None:
-    assert [points(difference) for difference in (0.0, -0.0, -0.0004, -0.0006, 0.012)] == [
-        "+0.0",
-        "+0.0",
-        "+0.0",
-        "-0.1",
-        "+1.2",
-    ]
+    differences = (0.0, -0.0, -0.0004, -0.0006, 0.012)
+    assert list(map(points, differences)) == ["+0.0", "+0.0", "+0.0", "-0.1", "+1.2"]

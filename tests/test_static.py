@@ -99,7 +99,7 @@ def bert_tokenizer() -> Tokenizer:
 def test_a_table_of_words_gives_the_tokens_of_the_tokenizer() -> None:
     tokenizer = bert_tokenizer()
     white, others = " \t\n\r\x0b\x1c\x85\xa0\u2028\u3000", "abse\u0301éİΣ\u200d\0\ufffd日本😀.'#[]"
-    pieces = [*white, *others, *" " * 20, "[SEP]", " [MASK] ", "##s", "onion", "the", "a" * 120]
+    pieces = [*white, *others, *" " * 20, "[sep]", "[SEP]", "The", " [MASK] ", "##s", "onion", "the", "a" * 120]
     draw = random.Random(0)  # noqa: S311 - no secret
     texts = ["".join(draw.choices(pieces, k=draw.randrange(40))) for _ in range(3000)]
     words = classify.Words(tokenizer)
@@ -110,10 +110,11 @@ def test_a_table_of_words_gives_the_tokens_of_the_tokenizer() -> None:
 
 
 def test_other_tokenizers_have_no_table_of_words() -> None:
-    others = [bert_tokenizer(), bert_tokenizer(), bert_tokenizer()]
+    others = [bert_tokenizer() for _ in range(4)]
     others[0].pre_tokenizer = Metaspace()
     others[1].add_tokens(["two words"])
     others[2].enable_truncation(12, direction="left")
+    others[3].add_tokens(["covid-19"])
     assert not any(map(classify.Words.suit, others))
 
 

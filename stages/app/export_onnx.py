@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -15,7 +17,7 @@ from amalgam.data.demo_corpus import generate
 from amalgam.data.keys import shown
 from amalgam.data.tokens import encode, uses_token_types
 from amalgam.pipeline.errors import MOST_LINE, WorkError, first_line
-from amalgam.stages.app.int8 import ComparedTexts, Int8Facts, compare, silent, write_int8
+from amalgam.stages.app.int8 import ComparedTexts, Int8Facts, compare, write_int8
 from amalgam.stages.app.student import StudentFolder
 from amalgam.stages.common.device import check_libraries
 from amalgam.stages.common.inference.batches import Classifier, model_inputs
@@ -62,7 +64,7 @@ def write_model(classifier: Classifier, path: Path) -> None:
     names = _input_names(classifier)
     free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=classifier.limit)}
     no_export = f"torch cannot export a {classifier.model.config.model_type} to ONNX"
-    with _no_export(no_export, RuntimeError), silent(), _eager_attention(classifier):
+    with _no_export(no_export, RuntimeError), _silent(), _eager_attention(classifier):
         program = torch.onnx.export(
             _Logits(classifier.model).eval(),
             kwargs={name: torch.ones(2, min(7, classifier.limit), dtype=torch.int64) for name in names},
@@ -87,6 +89,17 @@ def _no_export(what: str, kind: type[Exception]) -> Iterator[None]:
     except kind as error:
         fix = "use the folder with transformers, or train a student from another encoder"
         raise WorkError(what, where=shown(first_line(error.__cause__ or error), MOST_LINE), fix=fix) from error
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Silences the libraries' messages and warnings; amalgam checks each model that they write."""
+    logging.disable()
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 @contextmanager

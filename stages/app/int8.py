@@ -1,18 +1,12 @@
 """Compares an int8 export with the student (`amalgam export --int8`), and quantises ONNX exports.
 
-A model that loses accuracy is refused. Of ONNX, weights are int8 with one scale per output. Activations are quantised
-while the model runs, with one scale for all texts of a run. So each text runs alone: others would change its answer.
-In feed-forward layers, each token also has its own factor (`_scale_tokens`).
+A model that loses accuracy is refused. Weights and activations of ONNX are int8 (`write_int8`).
 """
 
 from __future__ import annotations
 
-import logging
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -48,7 +42,8 @@ FEWEST_LABELLED = 500
 MOST_TEXTS = 2000
 TIMED_TEXTS, SINGLE_TEXTS, ROUNDS = 64, 16, 5
 BATCH_TOKENS = 1024
-OPERATORS = ["MatMul", "Gemm", "Gather"]
+FLOAT, ONNX_RUNTIME = 1, "com.microsoft"
+"""The number of fp32 in ONNX, and the domain of ONNX Runtime's own operators."""
 FP32, INT8, TORCH = "ONNX fp32", "ONNX int8", "torch fp32"
 
 
@@ -74,6 +69,8 @@ class Int8Agreement(TypedDict):
 
 
 class Int8Facts(Int8Agreement):
+    independent_texts: bool
+    """Whether the texts of a batch do not change each other's answers."""
     speed: list[Speed]
 
 
@@ -143,59 +140,89 @@ def _of_experiment(config: Path) -> ComparedTexts:
 
 
 def write_int8(fp32: Path, path: Path) -> None:
+    """Writes products of tokens and weights, and tables of vectors, in int8; everything else stays fp32.
+
+    Each token of an input, each output of a product and each row of a table has its own scale.
+    So a token with large values takes no bits from others, and the texts of a batch do not change each other's answers.
+    """
     import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnx import helper
 
     model = onnx.load(fp32)
-    del model.graph.value_info[:]  # the exporter's shapes contradict those that onnx infers
-    _scale_tokens(model.graph)
-    onnx.save(model, path)
-    # MatMulConstBOnly: products of two activations, in the attention, stay fp32.
-    options = {"MatMulConstBOnly": True}
-    with silent():
-        quantize_dynamic(
-            path,
-            path,
-            per_channel=True,
-            weight_type=QuantType.QInt8,
-            op_types_to_quantize=OPERATORS,
-            extra_options=options,
-        )
-
-
-def _scale_tokens(graph: Any) -> None:
-    """Divides each token's activations by their largest value before feed-forward products, and multiplies these by it.
-
-    One value of BERT's first token is several times any other; one scale leaves few of the 8 bits for the other tokens.
-    """
-    from onnx import helper, numpy_helper
-
-    shapes = {weights.name: tuple(weights.dims) for weights in graph.initializer}
-    axis, smallest = "int8_token_axis", "int8_smallest"
-    graph.initializer.append(numpy_helper.from_array(np.array([-1]), axis))
-    # Tokens of zeros alone stay finite.
-    graph.initializer.append(numpy_helper.from_array(np.array(1e-6, np.float32), smallest))
-    nodes: list[Any] = []
-    scaled: set[str] = set()
+    graph = model.graph
+    del graph.value_info[:]  # types before the change
+    weights = {each.name: each for each in graph.initializer if len(each.dims) == 2 and each.data_type == FLOAT}
+    rewritten = _Int8Graph()
     for node in graph.node:
-        shape = shapes.get(node.input[1], ()) if node.op_type == "MatMul" else ()
-        if len(shape) != 2 or shape[0] == shape[1]:  # those of the attention are square
-            nodes.append(node)
-            continue
-        source, product = node.input[0], node.output[0]
-        absolute, most, factor, unit = (f"{source}_{name}" for name in ("absolute", "most", "factor", "unit"))
-        if source not in scaled:
-            scaled.add(source)
-            nodes += [
-                helper.make_node("Abs", [source], [absolute]),
-                helper.make_node("ReduceMax", [absolute, axis], [most], keepdims=1),
-                helper.make_node("Max", [most, smallest], [factor]),
-                helper.make_node("Div", [source, factor], [unit]),
-            ]
-        node.input[0], node.output[0] = unit, f"{product}_unit"
-        nodes += [node, helper.make_node("Mul", [node.output[0], factor], [product])]
-    del graph.node[:]
-    graph.node.extend(nodes)
+        transposed = any(option.name == "transB" and option.i for option in node.attribute)  # heads, which stay fp32
+        if node.op_type in ("MatMul", "Gemm") and node.input[1] in weights and not transposed:
+            rewritten.product(node, weights[node.input[1]])
+        elif node.op_type == "Gather" and node.input[0] in weights:
+            rewritten.lookup(node, weights[node.input[0]])
+        else:
+            rewritten.nodes.append(node)
+    used = {name for node in rewritten.nodes for name in node.input}
+    kept = [each for each in graph.initializer if each.name in used]
+    for field, values in ((graph.node, rewritten.nodes), (graph.initializer, [*kept, *rewritten.arrays.values()])):
+        del field[:]
+        field.extend(values)
+    model.opset_import.append(helper.make_opsetid(ONNX_RUNTIME, 1))
+    onnx.save(model, path)
+
+
+class _Int8Graph:
+    """The nodes and arrays of an int8 model."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.arrays: dict[str, Any] = {}
+        self._quantised = set[str]()
+
+    def product(self, node: Any, weights: Any) -> None:
+        (tokens, _, *bias), (output,) = node.input, node.output
+        step, middle = self._array("int8_step", np.float32(1 / 127)), self._array("int8_middle", np.uint8(128))
+        if tokens not in self._quantised:  # queries, keys and values have the same input
+            self._quantised.add(tokens)
+            last, least = self._array("int8_axis", np.array([-1])), self._array("int8_least", np.float32(1e-6))
+            self._add("Abs", [tokens], f"{tokens}_absolute")
+            self._add("ReduceMax", [f"{tokens}_absolute", last], f"{tokens}_highest", keepdims=1)
+            self._add("Max", [f"{tokens}_highest", least], f"{tokens}_scale")  # a token of zeros alone stays finite
+            self._add("Div", [tokens, f"{tokens}_scale"], f"{tokens}_unit")
+            self._add("QuantizeLinear", [f"{tokens}_unit", step, middle], f"{tokens}_int8")
+        numbers, scales = self._quantise(weights, axis=0)
+        inputs = [f"{tokens}_int8", numbers, step, scales, middle]
+        self._add("MatMulIntegerToFloat", inputs, f"{output}_unit", domain=ONNX_RUNTIME)
+        self._add("Mul", [f"{output}_unit", f"{tokens}_scale"], f"{output}_product" if bias else output)
+        if bias:
+            self._add("Add", [f"{output}_product", *bias], output)
+
+    def lookup(self, node: Any, table: Any) -> None:
+        (_, ids), (output,) = node.input, node.output
+        for array, name in zip(self._quantise(table, axis=1), (f"{output}_int8", f"{output}_scale"), strict=True):
+            self._add("Gather", [array, ids], name)
+        self._add("Cast", [f"{output}_int8"], f"{output}_unit", to=FLOAT)
+        self._add("Mul", [f"{output}_unit", f"{output}_scale"], output)
+
+    def _add(self, kind: str, inputs: list[str], output: str, **options: Any) -> None:
+        from onnx import helper
+
+        self.nodes.append(helper.make_node(kind, inputs, [output], **options))
+
+    def _array(self, name: str, values: Any) -> str:
+        from onnx import numpy_helper
+
+        self.arrays.setdefault(name, numpy_helper.from_array(np.asarray(values), name))
+        return name
+
+    def _quantise(self, array: Any, axis: int) -> tuple[str, str]:
+        """Returns the names of the int8 numbers and their scales; a scale is of the numbers along `axis`."""
+        from onnx import numpy_helper
+
+        values = numpy_helper.to_array(array)
+        scales = np.maximum(np.abs(values).max(axis=axis, keepdims=True), 1e-12) / 127
+        numbers = np.rint(values / scales).astype(np.int8)
+        scales = scales[0] if axis == 0 else scales
+        return self._array(f"{array.name}_int8", numbers), self._array(f"{array.name}_scales", scales)
 
 
 def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts) -> Int8Facts:
@@ -205,7 +232,7 @@ def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts
     expected = logits.argmax(axis=1)
     rows = model_batches(classifier.model.config, tokens.ids, BATCH_TOKENS)
     batches = [model_inputs(tokens.ids, tokens.type_ids, batch, classifier.pad_id) for batch in rows]
-    started = {FP32: _start(fp32), INT8: _start(int8, alone=True)}
+    started = {FP32: _start(fp32), INT8: _start(int8)}
     quantised = np.empty(len(expected), np.int64)
     for batch, inputs in zip(rows, batches, strict=True):
         quantised[batch] = started[INT8][0](inputs).argmax(axis=1)
@@ -222,6 +249,7 @@ def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts
     starts = {TORCH: 0.0, **{name: seconds for name, (_, seconds) in started.items()}}
     return {
         **agreement(classifier.labels, texts, expected, quantised),
+        "independent_texts": True,
         "speed": [
             {
                 "form": name,
@@ -258,21 +286,16 @@ def weight_bytes(classifier: Classifier) -> int:
     return sum(path.stat().st_size for path in classifier.folder.glob("model*.safetensors"))
 
 
-def _start(path: Path, *, alone: bool = False) -> tuple[Callable[[Any], Array], float]:
+def _start(path: Path) -> tuple[Callable[[Any], Array], float]:
     """Returns a function from a batch to logits, and the seconds until the session was ready."""
-    began, cores = time.perf_counter(), usable_cores()
-    session = onnx_session(path, 1 if alone else cores)
-    pool, seconds = ThreadPoolExecutor(cores), time.perf_counter() - began
+    began = time.perf_counter()
+    session = onnx_session(path, usable_cores())
+    seconds = time.perf_counter() - began
 
     def run(inputs: Any) -> Array:
         return session.run(["logits"], {name: value.numpy() for name, value in inputs.items()})[0]
 
-    def run_each(inputs: Any) -> Array:
-        lengths = inputs["attention_mask"].sum(1).tolist()
-        texts = [{name: value[[row], :length] for name, value in inputs.items()} for row, length in enumerate(lengths)]
-        return np.concatenate(list(pool.map(run, texts)))
-
-    return run_each if alone else run, seconds
+    return run, seconds
 
 
 def _texts_per_second(
@@ -323,14 +346,3 @@ def show(console: Console, facts: Int8Facts) -> None:
         start = "" if row["form"] == TORCH else f", ready in {row['start_seconds']:.2f} s"
         rate, alone = f"{row['texts_per_second']:,.0f} texts/s", f"{1000 * row['one_text_seconds']:.1f} ms"
         console.say(f"  {row['form']:<10}  {size(row['bytes']):>8}  {rate:>14}, one text {alone:>8}{start}")
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """Silences the libraries' messages and warnings; amalgam checks each model that they write."""
-    logging.disable()
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)

@@ -12,8 +12,8 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,6 @@ class ExportFolder(Description):
     """Whether padding changes the logits, so that a run has texts of one length."""
     end: int | None
     """The token of which all texts of a run have the same number; None: any number."""
-    alone: bool = False
-    """Whether each text runs alone: one scale quantises the activations of a run, so other texts would change them."""
 
 
 def export_folder(config: Path, student: Path | None, console: Console) -> ExportFolder:
@@ -103,6 +101,10 @@ def read_export(folder: Path, fix: str, file_option: str = "") -> ExportFolder:
     missing = [name for name, kind in kinds.items() if not fits(facts.get(name), kind)]
     if missing:
         raise ModelError(f"{EXPORT_FACTS} lacks {missing[0]}", where=where, fix="export the student again")
+    int8 = facts.get("int8")
+    if isinstance(int8, dict) and not int8.get("independent_texts"):
+        what = "this int8 export is of an earlier version: the texts of a batch change each other's answers"
+        raise ModelError(what, where=where, fix="export the student again")
     return ExportFolder(
         folder=folder,
         labels=facts["labels"],
@@ -114,7 +116,6 @@ def read_export(folder: Path, fix: str, file_option: str = "") -> ExportFolder:
         columns=[str(name) for name in columns] if isinstance(columns, list) else (),
         reads_padding=reads_padding(config),
         end=end_token(config),
-        alone="int8" in facts,
     )
 
 
@@ -131,13 +132,12 @@ class OnnxStudent:
         from tokenizers import Tokenizer
 
         self.export = export
-        self._pool = ThreadPoolExecutor(threads if export.alone else 1)
         try:
             self._tokenizer = Tokenizer.from_file(str(export.folder / TOKENIZER))
             self._tokenizer.no_padding()
             if self._tokenizer.truncation is None:
                 self._tokenizer.enable_truncation(export.max_tokens)
-            self._session = onnx_session(export.folder / ONNX_MODEL, 1 if export.alone else threads)
+            self._session = onnx_session(export.folder / ONNX_MODEL, threads)
             (first,) = self([("the first run takes longer",)])
         except Exception as error:  # both libraries raise classes of their own
             what = f"ONNX Runtime or tokenizers cannot load the export: {shown(str(error), 200)}"
@@ -152,12 +152,9 @@ class OnnxStudent:
         ids = Ragged.of([np.array(each.ids) for each in encoded])
         types = Ragged.of([np.array(each.type_ids) for each in encoded])
         parts = launches(ids.lengths, equal=self.export.reads_padding)
-        runs = [rows for part in parts for rows in by_count(ids, part, self.export.end)]
-        if self.export.alone:
-            runs = [np.array([row]) for row in range(len(texts))]
-        results = self._pool.map(lambda rows: self._logits(ids.take(rows), types.take(rows)), runs)
         predictions: dict[int, Prediction] = {}
-        for rows, logits in zip(runs, results, strict=True):
+        for rows in chain.from_iterable(by_count(ids, part, self.export.end) for part in parts):
+            logits = self._logits(ids.take(rows), types.take(rows))
             for row, probabilities, score in zip(rows.tolist(), softmax(logits), unknown_score(logits), strict=True):
                 predictions[row] = Prediction(probabilities, float(score), bool(encoded[row].overflowing))
         return [predictions[row] for row in range(len(texts))]

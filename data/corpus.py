@@ -11,7 +11,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
@@ -183,6 +183,20 @@ class MissingText(TypedDict):
     rows: int
     first: str
     """File and row."""
+
+
+def count_missing(row: Row, missing: dict[str, MissingText]) -> None:
+    """Adds the texts of a row that are one of MISSING_VALUES."""
+    for value in MISSING_VALUES.intersection(row.fields):
+        missing.setdefault(value, {"rows": 0, "first": f"{row.source} row {row.number}"})["rows"] += 1
+
+
+def missing_notes(missing: Mapping[str, MissingText], rows: str) -> Iterator[str]:
+    """Yields a note for each text that looks like a missing one; `rows` names a row."""
+    for text, texts in missing.items():
+        first = f"{texts['first']}{' is the first' * (texts['rows'] > 1)}"
+        counts = counted(texts["rows"], rows, "has", "have")
+        yield f"{counts} the text {text} ({first}): if it is a missing one, fill it in, or remove these rows"
 
 
 class PartFacts(TypedDict):
@@ -368,9 +382,7 @@ class _PartReader:
             if row.id is not None:
                 id_hashes += _id_hash(row.id)
             text, second = row.fields[0], row.fields[1] if len(row.fields) > 1 else None
-            for value in MISSING_VALUES.intersection(row.fields):
-                place = f"{row.source} row {row.number}"
-                self.missing.setdefault(value, {"rows": 0, "first": place})["rows"] += 1
+            count_missing(row, self.missing)
             spill.add((text_key(row.fields), text, second, row.id, row.label), len(text) + len(second or ""))
         if not self.rows:
             raise no_rows(*next(iter(self.names.items())))

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from amalgam.data.corpus import MissingText, count_missing, missing_notes
 from amalgam.data.keys import shown, shown_name, text_key
 from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
@@ -111,6 +112,8 @@ def predict(  # noqa: PLR0913 - the options of the command
                 console.advance(len(block))
     if inputs.skipped:
         console.note(f"rows left out: {listed_reasons(inputs.skipped)}", always=True)
+    for note in missing_notes(inputs.missing, "row"):
+        console.note(note)
     _note_truncated(console, model)
     console.say(f"{counted(inputs.predicted, 'text')} -> {out or 'stdout'}")
 
@@ -207,6 +210,7 @@ class InputTexts:
     """The pipe whose texts are predicted soon after they arrive."""
     skipped: Counter[str] = field(default_factory=Counter)
     predicted: int = 0
+    missing: dict[str, MissingText] = field(default_factory=dict)
 
     def check(self) -> int | None:
         """Reads every row once and returns their number, or None for a pipe. A file without rows is no error."""
@@ -236,6 +240,7 @@ class InputTexts:
             block.append(row)
             characters += sum(map(len, row.fields))
             self.predicted += 1
+            count_missing(row, self.missing)
             is_full = len(block) == BLOCK_ROWS or characters >= BLOCK_CHARACTERS
             if is_full or (self.pipe and not self.pipe.has_more(end)):
                 yield block

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from amalgam.data.corpus import MISSING_VALUES, MOST_REPORTED, SKIPPED_FILE, leaks, places_of, read_part
+from amalgam.data.corpus import MISSING_VALUES, MOST_REPORTED, SKIPPED_FILE, leaks, missing_notes, places_of, read_part
 from amalgam.data.keys import shown, shown_names
 from amalgam.data.lazy import np, pa
 from amalgam.data.parquet import read_table, write_table
@@ -162,7 +162,7 @@ class ReadCorpus(Stage):
             name = _shown_part(part)
             yield from _unused_files(name, facts)
             yield from _contradictions(name, facts)
-            yield from _missing_texts(name, facts)
+            yield from missing_notes(facts.get("missing_texts", {}), f"{name} row")
             yield from _missing_labels(run.experiment.corpus, name, facts)
             yield from _mendable(run.experiment.corpus, name, facts)
         for leak in corpus["leaks"]:
@@ -220,14 +220,6 @@ def _contradictions(part: str, facts: PartRecordFacts) -> Iterator[str]:
         texts, more = counted(facts["conflicts"], f"{part} text", "has", "have"), "; ..."
         listed = "; ".join(rows) + more * (facts["conflicts"] > len(rows))
         yield f"{texts} different labels: {listed}. The most frequent label counts, else the first by name"
-
-
-def _missing_texts(part: str, facts: PartRecordFacts) -> Iterator[str]:
-    """Yields a note for each text that looks like a missing one."""
-    for text, missing in facts.get("missing_texts", {}).items():
-        rows = counted(missing["rows"], f"{part} row", "has", "have")
-        first = f"{missing['first']}{' is the first' * (missing['rows'] > 1)}"
-        yield f"{rows} the text {text} ({first}): if it is a missing one, fill it in, or remove these rows"
 
 
 def _missing_labels(corpus: Corpus, part: str, facts: PartRecordFacts) -> Iterator[str]:

@@ -143,7 +143,7 @@ def test_a_hub_model_that_cannot_be_reached_is_in_the_file_with_a_comment(
         (["./models/bare"], "./models/bare"),
         (["models/empty"], "no config.json"),
         (["models/empty"], "fix: name the folder that save_pretrained wrote"),
-        (["./models"], "fix: name one of the models in it: bare, desk, study"),
+        (["./models"], "fix: name one of the models in it: desk, study, bare (no classifier)"),
         ([], "teacher"),
     ],
 )

@@ -125,7 +125,7 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "push me/x --student models/encoder", 2, "BertModel is no classifier"),
     (nothing, "push me/x --license nosuch", 2, "no licence identifier"),
     (nothing, "push me/x --student texts", 2, "no config.json"),
-    (nothing, "plan teachers.0.model=./models", 2, "fix: name one of the models in it: encoder, first, second"),
+    (nothing, "plan teachers.0.model=./models", 2, "models in it: first, second, encoder (no classifier)"),
     (nothing, "push me/x -c nosuch.yaml", 2, "nosuch.yaml does not exist"),
     (nothing, r"plan teachers.0.model=.\models\first", 2, "fix: write / between folders: ./models/first"),
     (nothing, "plan student.encoder=first", 0, "it is taken as a Hub id: did you mean teacher:first?"),

@@ -168,9 +168,8 @@ def _detect(given: str, into: Path, earlier: Sequence[DetectedTeacher]) -> Detec
         return DetectedTeacher(name, _reference_from(into, given, place), None, [], is_named=True, is_read=False)
     folder, commit = read
     config = model_folder.read_config(folder, where=where)
-    architectures = config.get("architectures")
-    if isinstance(architectures, list) and architectures and not any("Classif" in str(name) for name in architectures):
-        what = f"the model is a {shown(str(architectures[0]))}, which has no head for labels"
+    if headless := model_folder.headless_class(config):
+        what = f"the model is a {shown(headless)}, which has no head for labels"
         raise ModelError(what, where=where, fix=head_fix(folder))
     if isinstance(place, Path):
         resolve.read_model(folder, where, allow_pickle=True)  # `plan` requires allow_pickle

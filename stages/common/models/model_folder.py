@@ -22,6 +22,7 @@ from typing import Any, Literal
 from amalgam.data.keys import shown, shown_names
 from amalgam.pipeline.errors import ModelError
 from amalgam.pipeline.input_files import InputFile, is_texts
+from amalgam.pipeline.storage.paths import json_object
 
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -90,6 +91,14 @@ def is_export(folder: Path) -> bool:
     return (folder / EXPORT_FACTS).is_file() and not (folder / SAFETENSORS[0]).exists()
 
 
+def headless_class(config: Mapping[str, Any]) -> str:
+    """Returns the class that config.json names if it has no head for labels, such as BertModel; else nothing."""
+    classes = config.get("architectures")
+    if isinstance(classes, list) and classes and not any("Classif" in str(name) for name in classes):
+        return str(classes[0])
+    return ""
+
+
 def is_predictions(path: Path) -> bool:
     """Returns whether a teacher of this path is a file of predictions, and no model; the file may be missing."""
     return is_texts(path) and not path.is_dir()
@@ -102,7 +111,10 @@ def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) ->
         raise ModelError("the model is a PEFT adapter", where=f"{where}: {folder}", fix=fix)
     if not (folder / "config.json").is_file():
         what = "the folder has no config.json, so it is no model"
-        models = sorted(path.parent.name for path in folder.glob("*/config.json") if not is_export(path.parent))
+        folders = sorted(path.parent for path in folder.glob("*/config.json") if not is_export(path.parent))
+        headless = [path.name for path in folders if headless_class(json_object(path / "config.json"))]
+        models = [path.name for path in folders if path.name not in headless]
+        models += [f"{name} (no classifier)" for name in headless]
         fix = "name the folder that save_pretrained wrote"
         fix = f"name one of the models in it: {shown_names(models, 5)}" if models else fix
         raise ModelError(what, where=f"{where}: {folder}", fix=fix)

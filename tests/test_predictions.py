@@ -399,11 +399,12 @@ def test_several_answers_for_each_text_are_averaged(fresh: Workspace, form: str)
 
 def test_faulty_answers_of_a_list_are_named(fresh: Workspace) -> None:
     frame = frame_of([*fresh.texts(), *fresh.texts("test")]).select("text")
-    lists = pl.Series("label", [SECOND, SECOND, ["law", ""], ["law", "none"]] + [SECOND] * (len(frame) - 4))
+    lists = pl.Series("label", [SECOND, SECOND, ["law", ""], ["law", "none"], []] + [SECOND] * (len(frame) - 5))
     write(frame.with_columns(lists), named(fresh, ".jsonl"))
     refused = fresh.attempt("plan", f"teachers.1.labels=[{', '.join(SECOND)}]").err
     assert "line 3: label is empty" in refused
     assert "line 4: none is no label of this teacher" in refused
+    assert "line 5: label is empty" in refused
 
 
 def test_rows_may_have_one_label(workspace: Workspace) -> None:

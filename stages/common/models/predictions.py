@@ -241,7 +241,7 @@ def read_predictions(
 
 def _by_answer(content: pl.DataFrame, lists: str) -> tuple[pl.DataFrame, Sequence[int]]:
     """Returns a row for each answer of the lists, and the row of the content that has it."""
-    numbered = content.with_row_index(NUMBER).explode(lists)
+    numbered = content.with_row_index(NUMBER).explode(lists, empty_as_null=True)
     return numbered.drop(NUMBER), numbered[NUMBER].to_list()
 
 
@@ -292,7 +292,7 @@ def _written(value: object) -> str:
 
 def _as_labels(column: pl.Series) -> pl.Series:
     """Returns the labels, also of lists, without blanks around them; an empty one is null."""
-    column = column.explode() if column.dtype.is_nested() else column
+    column = column.explode(empty_as_null=True) if column.dtype.is_nested() else column
     labels = column.cast(pl.String, strict=False).str.strip_chars()
     return labels.set(labels == "", None)
 

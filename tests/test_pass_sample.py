@@ -32,6 +32,7 @@ from amalgam.tests.workspaces import (
     flip_bit,
     quiet_environment,
     ranks,
+    shift_weights,
     word_list,
     write_model,
 )
@@ -258,6 +259,13 @@ def test_the_progress_of_equal_passes_counts_each(auto: Workspace, monkeypatch: 
     with auto.counting() as asked:
         auto("cache-teachers", "student.method=muka-soft", "cache.passes=auto")
     assert sum(done) == asked[0].logits + asked[0].passes
+
+
+def test_equal_passes_that_the_cache_cannot_keep_are_refused(auto: Workspace) -> None:
+    edit_json(auto.folder / "models/first/config.json", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    shift_weights(auto.folder / "models/first", {"classifier.bias": 1e5})
+    refused = auto.attempt("cache-teachers", "student.method=muka-soft", "cache.passes=auto")
+    assert (refused.code, "teacher first: logits are beyond 65504" in refused.err) == (1, True), refused.err
 
 
 def test_teachers_without_dropout_have_no_audit_of_passes(auto: Workspace) -> None:

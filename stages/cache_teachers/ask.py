@@ -186,6 +186,7 @@ def _compute(
         keys,
         range(0) if repeats else wanted,
         deterministic=request.logits or repeats,
+        repeats=repeats,
         batch_tokens=batch_tokens,
         states=pooled,
         on_progress=lambda rows: inputs.console.advance(counts * rows),

@@ -102,13 +102,14 @@ def _groups(lengths: NDArray[np.int64], full: int, padding: float) -> Iterator[N
         yield np.concatenate(group)
 
 
-def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
+def run_passes(  # noqa: PLR0913  what to compute (four) and how (five, by name)
     teacher: Teacher,
     tokens: Sequence[Tokens],
     keys: Sequence[bytes],
     passes: range,
     *,
     deterministic: bool,
+    repeats: bool = False,
     batch_tokens: int,
     states: NDArray[np.float16] | None = None,
     on_progress: Callable[[int], None] = lambda _rows: None,
@@ -116,6 +117,7 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.float16]]:
     """Returns the logits of the dropout-off run [texts, labels], if wanted, and of the passes [texts, passes, labels].
 
+    `repeats`: the caller stores the run without dropout as every pass.
     `states` [texts, width] receives the means over tokens of the last layer's states, if there are no passes.
     `on_progress` receives the rows of each finished launch; `stop` runs before each launch and may raise.
     A teacher that drops units in its last layer alone runs both together, the run without dropout in any case.
@@ -136,7 +138,7 @@ def run_passes(  # noqa: PLR0913  what to compute (four) and how (four, by name)
         values = numbers[:, : teacher.labels]
         dropped = part.passes != DROPOUT_OFF
         what = "logits are beyond 65504, the largest number the cache keeps"
-        broken = (np.abs(values) > LARGEST) & dropped[:, None]
+        broken = (np.abs(values) > LARGEST) & (dropped[:, None] | repeats)
         launcher.refuse(part, broken, what, torch.float32)  # the cache has 16 bits in any dtype
         raw[part.texts[dropped], part.passes[dropped] - passes.start] = values[dropped].astype(np.float16)
         if logits is not None:

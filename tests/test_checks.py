@@ -378,7 +378,7 @@ def test_plan_names_the_overrides_that_later_commands_repeat_and_the_student_of_
     planned = workspace("plan")
     assert workspace.stale() == set()
     assert "students/student holds another student; `amalgam run` replaces it" in planned.err
-    workspace("run")
+    workspace("run", "student.learning_rate=1e-3", "student.evaluate_every=auto", "corpus.text=text")  # as in the file
     assert workspace("plan").err == ""
     workspace("run", "student.seed=4")
     assert "`amalgam run student.seed=0` replaces it" in workspace("plan", "student.seed=0").err

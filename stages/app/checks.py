@@ -14,7 +14,7 @@ from typing import Any
 from amalgam.data.keys import label_notes, shown_names
 from amalgam.pipeline.config.load import note_on_name
 from amalgam.pipeline.config.proposals import as_yaml
-from amalgam.pipeline.config.schema import STATIC, TEACHER
+from amalgam.pipeline.config.schema import STATIC, TEACHER, ExperimentConfig
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.disk_space import check_disk_space
 from amalgam.pipeline.execution.plan import StageState
@@ -28,7 +28,7 @@ from amalgam.stages.common.device import check_device, check_libraries
 from amalgam.stages.common.models.model_folder import is_predictions, longest_text
 from amalgam.stages.common.models.resolve import folders_like, local_model, place_of
 from amalgam.stages.common.training.checkpoint_files import TRAINING_STAGES
-from amalgam.stages.methods import method_of
+from amalgam.stages.methods import NAMES, method_of
 from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.registry import STAGES
 from amalgam.stages.target_methods import target_method
@@ -276,7 +276,7 @@ def _about_overrides(run: Run) -> Iterator[str]:
     for stage in STAGES:
         stored, student = stored_overrides(run, stage)
         for field, value in stored.items():
-            if student == run.experiment.student.name and _value_of(run, field) != value:
+            if student == run.experiment.student.name and not _has(run, field, value):
                 effect = "commands of later stages repeat it, `amalgam run` and this plan do not"
                 yield f"the last {stage.name} had {field}={as_yaml(value)}: {effect}"
 
@@ -296,14 +296,18 @@ def stored_overrides(run: Run, stage: Stage) -> tuple[dict[str, object], str]:
     return fields, stored.get("student.name", run.experiment.student.name)
 
 
-def _value_of(run: Run, field: str) -> Any:
-    value: Any = run.experiment.model_dump()
-    for part in field.split("."):
-        if isinstance(value, list):
-            value = dict(enumerate(value)).get(int(part)) if part.isdecimal() else None
-        else:
-            value = value.get(part) if isinstance(value, dict) else None
-    return value
+def _has(run: Run, field: str, value: object) -> bool:
+    """Returns whether the experiment has this value, in any form that the schema takes, such as 1e-3 for 0.001."""
+    experiment = run.experiment.model_dump()
+    section: Any = experiment
+    *sections, name = field.split(".")
+    try:
+        for part in sections:
+            section = section[int(part) if isinstance(section, list) else part]
+        section[name] = value
+        return ExperimentConfig.model_validate(experiment, context=NAMES) == run.experiment
+    except (LookupError, TypeError, ValueError):  # the file has no such section, or takes no such value
+        return False
 
 
 def _about_student(run: Run, states: Sequence[StageState]) -> Iterator[str]:

@@ -34,6 +34,7 @@ from amalgam.tests.workspaces import (
     build_once,
     edit_json,
     finish,
+    flip_bit,
     quiet_environment,
     rewrite_mark,
 )
@@ -194,6 +195,15 @@ def test_an_export_under_another_name_is_refused_with_its_student(exported: Work
 def test_an_export_of_the_present_folder_is_next_to_it(exported: Workspace) -> None:
     refused = amalgam("export", "--onnx", "--student", ".", folder=exported.folder / "students/student")
     assert (refused.code, refused.err.splitlines()[-1]) == (2, "fix: replace it with --force"), refused.err
+
+
+def test_a_damaged_export_elsewhere_is_not_mended_by_verify(exported: Workspace) -> None:
+    shutil.copytree(exported.folder / "students/student-onnx", exported.folder / "served/model")
+    flip_bit(exported.folder / "served/model/model.onnx")
+    refused = exported.attempt("serve", "--student", "served/model")
+    assert (refused.code, "the model is damaged: model.onnx" in refused.err) == (2, True), refused.err
+    assert "fix: copy or export the folder again" in refused.err
+    assert "0 damaged" in exported("verify", "--repair").out
 
 
 def test_an_interrupted_export_leaves_the_earlier_one_and_has_no_units(

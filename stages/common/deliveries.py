@@ -181,15 +181,18 @@ def _fault(folder: Path, name: str, file: StoredFile, digest_of: Digest) -> str 
 def check_delivered(folder: Path, file_option: str) -> None:
     """Refuses a delivered model with a file that differs from its mark; a folder without a mark is not checked."""
     mark, marks = read_mark(folder), " and ".join(MARKS)
+    is_delivered, again = folder.absolute().parent.name == STUDENTS, "copy or export the folder again"
     if mark is None and has_mark(folder):
         what = f"the model has a damaged {METADATA}, so its files cannot be checked"
-        fix = f"run `amalgam run{file_option}`, which writes it again; if the model is yours, delete {marks}"
+        fix = f"run `amalgam run{file_option}`, which writes it again" if is_delivered else again
+        fix = f"{fix}; if the model is yours, delete {marks}"
         raise ModelError(what, where=str(folder.absolute()), fix=fix)
     damaged = faults(folder, mark.files) if mark else {}
     if damaged:
         name, fault = next(iter(damaged.items()))
         more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-        fix = f"run `amalgam verify --repair{file_option}`; if you changed the file yourself, delete {marks}"
+        fix = f"run `amalgam verify --repair{file_option}`" if is_delivered else again
+        fix = f"{fix}; if you changed the file yourself, delete {marks}"
         raise ModelError(f"the model is damaged: {name} ({fault}){more}", where=str(folder.absolute()), fix=fix)
 
 

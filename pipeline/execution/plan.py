@@ -171,18 +171,16 @@ def explain_change(old: Mapping[str, Any], new: Mapping[str, Any], chosen: Colle
     if old.get("version") != new.get("version"):
         return "code", f"{new.get('stage')}: code {old.get('version')} -> {new.get('version')}"
     parts: tuple[tuple[Reason, str], ...] = (("config", "config"), ("input", "inputs"), ("code", "libraries"))
-    derived: list[tuple[str, str]] = []
-    for reason, part in parts:
-        changes = list(differences(old.get(part, {}), new.get(part, {})))
-        if part == "config":
-            derived = [change for change in changes if change[0] in chosen]
-            changes = [change for change in changes if change[0] not in chosen]
-        if changes:
-            rest = f" (+{len(changes) - 1} more)" if len(changes) > 1 else ""
-            return reason, f"{changes[0][0]}: {changes[0][1]}{rest}"
+    changes = [(reason, *each) for reason, part in parts for each in differences(old.get(part, {}), new.get(part, {}))]
+    derived = [change for change in changes if change[0] == "config" and change[1] in chosen]
+    direct = [change for change in changes if change not in derived]
+    if direct:
+        reason, key, change = direct[0]
+        rest = f" (+{len(direct) - 1} more)" if len(direct) > 1 else ""
+        return reason, f"{key}: {change}{rest}"
     changed = [f"{key}: {change}" for key, change in differences(old.get("upstream", {}), new.get("upstream", {}))]
     if derived and not changed:
-        return "config", "; ".join(f"{key}: {change}" for key, change in derived)
+        return "config", "; ".join(f"{key}: {change}" for _, key, change in derived)
     return "upstream", "; ".join(changed)
 
 

@@ -193,6 +193,12 @@ def test_a_field_that_follows_from_other_inputs_is_the_reason_only_alone() -> No
     assert explain_change(old, new, chosen) == ("config", "student.seed: 0 -> 1")
 
 
+def test_the_first_reason_counts_changed_inputs_too() -> None:
+    old: dict[str, Any] = {"config": {"student": {"seed": 5}}, "inputs": {"encoder": "a" * 20}, "upstream": {}}
+    new = {"config": {"student": {"seed": 0}}, "inputs": {"encoder": "a" * 20, "static": 1}, "upstream": {}}
+    assert explain_change(old, new) == ("config", "student.seed: 5 -> 0 (+1 more)")
+
+
 def test_forced_is_a_reason_of_its_own(tmp_path: Path) -> None:
     run = built_toy(toy_base(tmp_path))
     states = update(toy_stages(), toy_run(tmp_path), target="joined", force=True)

@@ -109,6 +109,16 @@ def test_a_training_costs_its_epochs(workspace: Workspace, stage: str) -> None:
     assert cost["disk_mb"] == pytest.approx(recorded["bytes"] / 1e6)
 
 
+def test_a_transformer_gives_no_rate_to_a_static_student_and_the_reverse(workspace: Workspace) -> None:
+    is_static = "student.encoder=static:./models/encoder"
+    assert cost_of(workspace, is_static)["notes"]["train-student"] == "known after the first run"
+    transformer = cost_of(workspace, "student.seed=1")["stages"]["train-student"]
+    workspace("train-student", is_static, "student.epochs=1")
+    assert cost_of(workspace, "student.seed=1")["stages"]["train-student"] == transformer
+    static = cost_of(workspace, is_static, "student.epochs=1", "student.seed=1")["stages"]["train-student"]
+    assert static["seconds"] == pytest.approx(timing(workspace, "train-student")["seconds"])
+
+
 def test_a_report_with_test_texts_is_priced_by_one_without_them(fresh: Workspace) -> None:
     fresh.edit("  test: texts/test.csv\n  label: label\n", "")
     fresh("run")

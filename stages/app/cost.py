@@ -180,10 +180,14 @@ def _recorded(run: Run, stage: Stage, fingerprint: str | None = None) -> Rate | 
     """Returns the rate of this build or the last one, else of the largest recorded one, else the measured one.
 
     A build of a few units, such as those of appended texts, mostly loads models. Below LEAST_WORK it gives no rate.
+    A static student gives no rate to a transformer, which takes several times as long, and the reverse.
     """
     folders = {folder / TIMING: folder.name for folder in run.store.folders(stage.name)}
     records = run.store.records(list(folders))
     rates = {folders[path]: rate for path, record in records.items() if (rate := _rate(record.facts))}
+    if stage.name == "train-student":
+        is_static = run.experiment.student.is_static
+        rates = {name: rate for name, rate in rates.items() if _is_static(run, name) is is_static}
     if not rates:
         return _rate(_measured_rates(run).get(stage.name))
     largest = max(rates, key=lambda name: rates[name].workload)
@@ -191,6 +195,11 @@ def _recorded(run: Run, stage: Stage, fingerprint: str | None = None) -> Rate | 
         rates = {name: rate for name, rate in rates.items() if rate.workload >= LEAST_WORK * rates[largest].workload}
     name = next((name for name in (fingerprint, run.store.last(stage.name)) if name in rates), None) or largest
     return _without_start(run, stage, name, rates[name])
+
+
+def _is_static(run: Run, student: str) -> bool:
+    identity = run.store.identity("train-student", student)
+    return identity is not None and "static" in identity["inputs"]
 
 
 def _without_start(run: Run, stage: Stage, fingerprint: str, rate: Rate) -> Rate:

@@ -490,6 +490,7 @@ def test_a_student_of_an_older_amalgam_gets_its_teachers_labels_without_training
     [
         (("--input", "texts/test.csv", "--text", ""), "--text has no name of a column"),
         (("--input", "texts/test.csv", *("--text", "a", "--text", "b", "--text", "c")), "--text is given 3 times"),
+        (("--input", "-", "--text", "a"), "a pipe has no columns"),
         (("--input", "-", "--text", "a", "--text", "b"), "a pipe has no columns"),
         (("--input", "-", "--id", "number"), "a pipe has no columns"),
         (("--input", "lines.txt", "--id", "number"), "a .txt file has no columns"),

@@ -342,9 +342,9 @@ def _has_lines(source: str) -> bool:
 
 def _check_columns(columns: Sequence[str], id_column: str | None, source: str) -> None:
     """Refuses columns of lines, an empty name, and more columns than a pair of texts has."""
-    if _has_lines(source) and (id_column or len(columns) > 1):
+    if _has_lines(source) and (id_column or columns):
         what = "a pipe has no columns" if source == PIPE else "a .txt file has no columns"
-        raise ExperimentError(what, where=f"--input {shown(source)}", fix="omit --id, and give --text once")
+        raise ExperimentError(what, where=f"--input {shown(source)}", fix="omit --text and --id, or give a csv file")
     if len(columns) > 2 or not all(columns):
         what = "--text has no name of a column" if not all(columns) else f"--text is given {len(columns)} times"
         fix = "name one column, or two for pairs of texts: --text FIRST --text SECOND"

@@ -480,6 +480,7 @@ def test_without_labels_the_report_estimates_the_accuracy_of_every_system(
     printed = workspace("report", "corpus.test=null", *changed).out
     assert "accuracy estimated without labels, from the teachers' weights" in printed
     assert "MUKA's targets" in printed
+    assert printed in workspace("report", "student").out
     numbers = workspace.numbers()
     assert "Estimated accuracy" in (workspace.folder / "reports/student.html").read_text()
     rows = {row["kind"]: row for row in numbers["unlabelled"]["estimates"]["systems"]}

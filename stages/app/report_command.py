@@ -34,7 +34,7 @@ from amalgam.stages.report.html import render
 from amalgam.stages.report.json_types import EvaluationSection, ReportJson, random_texts, reported_scores
 from amalgam.stages.report.publish import place_of, publish
 from amalgam.stages.report.students import rival_names
-from amalgam.stages.report.tables import print_evaluation
+from amalgam.stages.report.tables import print_evaluation, print_report_estimates
 from amalgam.stages.report.verdict import compared, lines
 from amalgam.stages.report.verdict_types import LearnedTexts, Rival
 from amalgam.stages.report.verdict_words import (
@@ -171,6 +171,7 @@ def _print_stored(path: Path, config: Path, requirements: Requirements) -> None:
     if not requirements.as_json:
         if evaluation:
             print_evaluation(console, evaluation)
+        print_report_estimates(console, numbers)
         if verdict:
             console.verdict(lines(verdict, list(evaluation_cautions(evaluation)), place, page))
         console.say(f"report{place}: {page}")

@@ -75,9 +75,9 @@ from amalgam.stages.report.publish import TO_LABEL, check_page, page_name, place
 from amalgam.stages.report.quality import right_bits, student_quality, target_quality
 from amalgam.stages.report.report_json import MEASURES, report_json, teacher_costs
 from amalgam.stages.report.students import damaged_reports, other_students
-from amalgam.stages.report.tables import estimate_line, print_estimates, print_evaluation, unknown_line
+from amalgam.stages.report.tables import print_evaluation, print_report_estimates, unknown_line
 from amalgam.stages.report.verdict import lines
-from amalgam.stages.report.verdict_words import evaluation_cautions, share_of_unknown_line
+from amalgam.stages.report.verdict_words import evaluation_cautions
 from amalgam.stages.report.writing_systems import script_counts
 from amalgam.stages.target_methods import TARGET_METHODS, compared_by, target_method
 
@@ -433,15 +433,7 @@ def share_of_unknown(run: Run, given: GivenLabels) -> types.ShareOfUnknown | Non
 
 
 def _print_estimates(run: Run, numbers: ReportJson) -> None:
-    by_labels, unlabelled = numbers["label_estimates"], numbers["unlabelled"]
-    if numbers["unknown_share"]:
-        run.console.verdict([f"  {share_of_unknown_line(numbers['unknown_share'])}"])
-    if by_labels:
-        print_estimates(run.console, f"  accuracy by labels: {estimate_line(by_labels)}", by_labels["systems"])
-    elif unlabelled and unlabelled["estimates"]:
-        title = "  accuracy estimated without labels, from the teachers' weights"
-        print_estimates(run.console, title, unlabelled["estimates"]["systems"])
-    elif load_labels.given_labels(run):
+    if not print_report_estimates(run.console, numbers) and load_labels.given_labels(run):
         texts = math.ceil(load_labels.LEAST_ESTIMATION / load_labels.ESTIMATION_SHARE)
         least = f"{load_labels.LEAST_ESTIMATION} random labelled texts of {texts:,}"
         run.console.say(f"  the labels estimate no accuracy: an estimate needs at least {least} training texts")

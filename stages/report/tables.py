@@ -12,7 +12,7 @@ from amalgam.stages.common.intervals import bounds, interval, nats, percent, poi
 from amalgam.stages.report import json_types
 from amalgam.stages.report.conditions import LEAST_TEXTS
 from amalgam.stages.report.verdict_types import LabelEstimates, SystemEstimate
-from amalgam.stages.report.verdict_words import outside_line
+from amalgam.stages.report.verdict_words import outside_line, share_of_unknown_line
 
 Score = Literal["accuracy", "macro_f1", "nll_nats", "ece"]
 SCORES: tuple[Score, ...] = ("accuracy", "macro_f1", "nll_nats", "ece")
@@ -47,6 +47,19 @@ def print_evaluation(console: Console, evaluation: json_types.EvaluationSection)
     rows = [row(name, evaluation["systems"][name], groups) for name in names]
     figures = bounds(*interval(json_types.reported_scores(evaluation)["accuracy"], evaluation["n"]))
     console.table(f"{title}\n95 % interval of {evaluation['system']}: {figures}", header(groups), rows)
+
+
+def print_report_estimates(console: Console, numbers: json_types.ReportJson) -> bool:
+    """Prints the share of unknown texts and the estimated accuracies; returns whether there are estimates."""
+    by_labels, unlabelled = numbers["label_estimates"], numbers["unlabelled"]
+    if numbers["unknown_share"]:
+        console.verdict([f"  {share_of_unknown_line(numbers['unknown_share'])}"])
+    if by_labels:
+        print_estimates(console, f"  accuracy by labels: {estimate_line(by_labels)}", by_labels["systems"])
+    elif unlabelled and unlabelled["estimates"]:
+        title = "  accuracy estimated without labels, from the teachers' weights"
+        print_estimates(console, title, unlabelled["estimates"]["systems"])
+    return bool(by_labels or (unlabelled and unlabelled["estimates"]))
 
 
 def print_estimates(console: Console, title: str, systems: Sequence[SystemEstimate]) -> None:

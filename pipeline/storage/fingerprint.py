@@ -39,11 +39,11 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, str]]
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in [*old, *(key for key in new if key not in old)]:
             yield from differences(old.get(key, ABSENT), new.get(key, ABSENT), f"{path}.{key}" if path else str(key))
+    elif _is_named(old) and _is_named(new) and dict(old).keys() != dict(new).keys():
+        yield from differences(dict(old), dict(new), path)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (before, after) in enumerate(zip(old, new, strict=True)):
             yield from differences(before, after, f"{path}.{index}")
-    elif _is_named(old) and _is_named(new):
-        yield from differences(dict(old), dict(new), path)
     elif old is ABSENT or new is ABSENT or canonical(old) != canonical(new):  # to an identity, 1 is not 1.0 or true
         yield path, _change(old, new)
 

@@ -80,9 +80,7 @@ def test_texts_that_trained_teachers_learned_do_not_measure_them(fresh: Workspac
 
 
 def test_an_audit_without_cache_is_refused_with_the_command_that_fills_it(fresh: Workspace) -> None:
-    refused = fresh.attempt("audit")
-    assert refused.code == 2
-    assert "`amalgam cache-teachers`" in refused.err
+    assert "`amalgam cache-teachers`" in fresh.refusal(2, "audit")
     refused = fresh.attempt("audit", "student.method=muka-soft", "cache.passes=6")
     fix = "cache-teachers student.method=muka-soft cache.passes=6`, then `amalgam audit student.method=muka-soft cache"
     assert fix in refused.err

@@ -124,9 +124,8 @@ def test_a_proposed_file_is_quoted_for_the_shell(fresh: Workspace) -> None:
 def test_all_problems_of_the_file_are_listed_at_once_with_their_lines(fresh: Workspace) -> None:
     fresh.edit("  mode: soft", "  mode: sfot\n  temprature: 1")
     fresh.edit("  epochs: 1", "  epochs: 0")
-    result = fresh.attempt("plan", "student.laers=2")
-    assert result.code == 2
-    assert "4 problems" in result.err
+    err = fresh.refusal(2, "plan", "student.laers=2")
+    assert "4 problems" in err
     for piece in (
         "line 15, targets.mode",
         "line 16, targets.temprature",
@@ -134,22 +133,18 @@ def test_all_problems_of_the_file_are_listed_at_once_with_their_lines(fresh: Wor
         "student.epochs",
         "'layers'",
     ):
-        assert piece in result.err
+        assert piece in err
 
 
 def test_labels_that_yaml_takes_for_booleans_are_refused_with_the_fix(fresh: Workspace) -> None:
     fresh.edit("    model: ./models/first", "    model: ./models/first\n    labels: [yes, no, a, b]")
-    result = fresh.attempt("plan")
-    assert result.code == 2
-    assert '("yes")' in result.err
+    assert '("yes")' in fresh.refusal(2, "plan")
 
 
 @pytest.mark.parametrize("text", ["a: !!python/object:os.system {}\n", "corpus: {}\ncorpus: {}\n", "- a list\n", ""])
 def test_hostile_or_senseless_yaml_is_refused(fresh: Workspace, text: str) -> None:
     fresh.config.write_text(text)
-    result = fresh.attempt("plan")
-    assert result.code == 2
-    assert_three_lines(result.err)
+    assert_three_lines(fresh.refusal(2, "plan"))
 
 
 # ---- rows that may be skipped
@@ -201,8 +196,7 @@ def test_an_empty_file_among_others_is_left_out_with_a_note_where_bad_rows_are(f
     for name, content in (("train-2.csv", ""), ("train-3.csv", "text,label\n"), ("train-4.csv", "text,label\n,\n")):
         (fresh.folder / "texts" / name).write_text(content)
     for command in ("plan", "read-corpus"):
-        refused = fresh.attempt(command)
-        assert (refused.code, "no rows in train-2.csv" in refused.err) == (3, True), refused.err
+        assert "no rows in train-2.csv" in fresh.refusal(3, command)
     fresh.edit("  label: label\n", "  label: label\n  on_bad_row: skip\n")
     fresh("plan")
     noted = fresh("read-corpus").err
@@ -278,11 +272,10 @@ def test_test_texts_of_no_label_alone_are_an_error_before_any_teacher_runs(fresh
 
 def test_a_gold_label_outside_the_union_is_an_error_before_any_teacher_runs(fresh: Workspace) -> None:
     fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
-    result = fresh.attempt("run")
-    assert result.code == 3
-    assert "sailing" in result.err
-    assert "where: corpus.test, column label" in result.err
-    assert "corpus.on_bad_row: skip" in result.err
+    err = fresh.refusal(3, "run")
+    assert "sailing" in err
+    assert "where: corpus.test, column label" in err
+    assert "corpus.on_bad_row: skip" in err
     assert not fresh.units()
 
 
@@ -374,10 +367,9 @@ def test_texts_with_such_labels_are_left_out_and_counted_with_skip(fresh: Worksp
 
 def test_a_validation_part_wholly_outside_the_union_is_refused_even_with_skip(fresh: Workspace) -> None:
     fresh.write([("the boat left the harbour", "sailing")], "validation")
-    result = fresh.attempt("run", "corpus.validation=texts/validation.csv", "corpus.on_bad_row=skip")
-    assert result.code == 3
-    assert "sailing" in result.err
-    assert "corpus.validation" in result.err
+    err = fresh.refusal(3, "run", "corpus.validation=texts/validation.csv", "corpus.on_bad_row=skip")
+    assert "sailing" in err
+    assert "corpus.validation" in err
 
 
 def test_a_supervised_student_without_teachers_needs_its_test_labels_in_train(fresh: Workspace) -> None:
@@ -385,9 +377,7 @@ def test_a_supervised_student_without_teachers_needs_its_test_labels_in_train(fr
     fresh.config.write_text(text[: text.index("teachers:")] + text[text.index("cache:") :])
     assert fresh("run", "targets.mode=supervised").code == 0
     fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
-    result = fresh.attempt("run", "targets.mode=supervised")
-    assert result.code == 3
-    assert "sailing" in result.err
+    assert "sailing" in fresh.refusal(3, "run", "targets.mode=supervised")
 
 
 # ---- models
@@ -417,34 +407,31 @@ def test_a_teacher_without_label_names_is_refused(fresh: Workspace) -> None:
     names = {index: f"LABEL_{index}" for index in range(4)}
     by_name = {name: index for index, name in names.items()}
     edit_json(fresh.folder / "models/first/config.json", id2label=names, label2id=by_name)
-    result = fresh.attempt("run")
-    assert result.code == 2
-    assert "LABEL_0" in result.err
-    assert re.search("^fix: .*labels.* 4 ", result.err, re.MULTILINE)
-    assert "teacher first" in result.err
+    err = fresh.refusal(2, "run")
+    assert "LABEL_0" in err
+    assert re.search("^fix: .*labels.* 4 ", err, re.MULTILINE)
+    assert "teacher first" in err
     fresh("cache-teachers", "teachers.0.labels=[banking, computing, cooking, football]")
 
 
 def test_a_teacher_without_dropout_is_refused_with_a_fix(fresh: Workspace) -> None:
     rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), 0.0)
     edit_json(fresh.folder / "models/first/config.json", **rates)
-    result = fresh.attempt("run")
-    assert result.code == 2
-    assert_three_lines(result.err)
-    assert "first" in result.err
-    assert "dropout: 0.1" in result.err
+    err = fresh.refusal(2, "run")
+    assert_three_lines(err)
+    assert "first" in err
+    assert "dropout: 0.1" in err
     fresh("build-targets", "teachers.0.dropout=0.1")
     fresh("build-targets", "student.method=amalgam", "cache.passes=auto")
 
 
 def test_a_teacher_with_nan_logits_fails_with_its_name_and_the_texts(fresh: Workspace) -> None:
     shift_weights(fresh.folder / "models/second", {"classifier.bias": float("nan")})
-    result = fresh.attempt("run")
-    assert result.code == 1
-    assert_three_lines(result.err)
-    assert "second" in result.err
-    assert "fix: " in result.err
-    assert "fp32" not in result.err[result.err.index("fix: ") :]  # the teacher runs in fp32 already
+    err = fresh.refusal(1, "run")
+    assert_three_lines(err)
+    assert "second" in err
+    assert "fix: " in err
+    assert "fp32" not in err[err.index("fix: ") :]  # the teacher runs in fp32 already
     assert not (fresh.artifacts / "build-targets").exists()
 
 
@@ -472,18 +459,16 @@ def test_pickle_weights_are_refused_unless_allowed(fresh: Workspace) -> None:
     folder = fresh.folder / "models/first"
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    result = fresh.attempt("cache-teachers")
-    assert result.code == 2
-    assert "pickle" in result.err
-    assert "allow_pickle: true" in result.err
+    err = fresh.refusal(2, "cache-teachers")
+    assert "pickle" in err
+    assert "allow_pickle: true" in err
     fresh("cache-teachers", "teachers.0.allow_pickle=true")
 
 
 def test_a_missing_encoder_is_an_error_before_the_first_stage_runs(fresh: Workspace) -> None:
-    result = fresh.attempt("run", "student.encoder=./models/encodr")
-    assert result.code == 2
-    assert_three_lines(result.err)
-    assert "./models/encodr" in result.err
+    err = fresh.refusal(2, "run", "student.encoder=./models/encodr")
+    assert_three_lines(err)
+    assert "./models/encodr" in err
     assert not (fresh.artifacts / "read-corpus").exists()
     fresh("cache-teachers", "student.encoder=./models/encodr")  # for which no student is needed
 
@@ -495,8 +480,7 @@ def test_texts_are_checked_before_a_model_is_resolved(fresh: Workspace) -> None:
             "corpus.text=body": "no column body in train.csv",
             "corpus.label=gold": "no column gold in test.csv",
         }.items():
-            result = fresh.attempt("run", override, f"teachers.0.model={model}")
-            assert (result.code, piece in result.err) == (3, True), result.err
+            assert piece in fresh.refusal(3, "run", override, f"teachers.0.model={model}")
 
 
 def test_code_in_a_models_folder_is_never_run_and_gives_no_prompt(fresh: Workspace) -> None:
@@ -504,9 +488,7 @@ def test_code_in_a_models_folder_is_never_run_and_gives_no_prompt(fresh: Workspa
     code = {"AutoModelForSequenceClassification": "evil.Evil", "AutoConfig": "evil.EvilConfig"}
     edit_json(folder / "config.json", auto_map=code, model_type="evil")
     (folder / "evil.py").write_text(f"open({str(fresh.folder / 'ran')!r}, 'w')\n")
-    result = fresh.attempt("cache-teachers")
-    assert result.code == 2
-    assert_three_lines(result.err)
+    assert_three_lines(fresh.refusal(2, "cache-teachers"))
     assert not (fresh.folder / "ran").exists()
 
 
@@ -518,10 +500,9 @@ def test_cached_nan_logits_never_reach_a_student(workspace: Workspace) -> None:
     for path in workspace.units():
         spoil(path)
         workspace.sign(path)
-    result = workspace.attempt("build-targets", "targets.temperature=0.7")
-    assert result.code == 1
-    assert "120 texts" in result.err
-    assert re.search("^where: .*soft.*entropy", result.err, re.MULTILINE)
+    err = workspace.refusal(1, "build-targets", "targets.temperature=0.7")
+    assert "120 texts" in err
+    assert re.search("^where: .*soft.*entropy", err, re.MULTILINE)
 
 
 def spoil(path: Path) -> None:
@@ -541,19 +522,16 @@ def test_a_folder_that_amalgam_did_not_write_is_never_overwritten(fresh: Workspa
     mine = fresh.folder / "students/student"
     mine.mkdir(parents=True)
     (mine / "thesis.txt").write_text("years of work")
-    result = fresh.attempt("run")
-    assert result.code == 2
-    assert "students/student" in result.err
+    assert "students/student" in fresh.refusal(2, "run")
     assert sorted(path.name for path in mine.iterdir()) == ["thesis.txt"]
     fresh("run", "student.name=other")
 
 
 def test_a_workspace_without_write_permission_is_an_error_before_any_model_loads(fresh: Workspace) -> None:
     fresh.artifacts.write_text("a file")
-    result = fresh.attempt("run")
-    assert result.code == 2
-    assert "workspace" in result.err
-    assert "execution.workspace=DIR" in result.err
+    err = fresh.refusal(2, "run")
+    assert "workspace" in err
+    assert "execution.workspace=DIR" in err
 
 
 def test_a_name_without_the_letters_of_its_folder_is_remarked(fresh: Workspace) -> None:
@@ -575,9 +553,8 @@ def test_a_folder_without_models_is_not_proposed(tmp_path: Path) -> None:
 
 def test_texts_that_an_earlier_run_truncated_are_refused(fresh: Workspace) -> None:
     fresh("cache-teachers", "cache.max_tokens=4")
-    refused = fresh.attempt("cache-teachers", "cache.max_tokens=4", "cache.on_long_text=error")
-    assert refused.code == 3
-    assert re.search(r"longer than 4 tokens of teacher first: \d+ texts", refused.err), refused.err
+    err = fresh.refusal(3, "cache-teachers", "cache.max_tokens=4", "cache.on_long_text=error")
+    assert re.search(r"longer than 4 tokens of teacher first: \d+ texts", err), err
     fresh.write([("the vet", "law"), ("a cow", "law")])
     fresh.write([("the vet", "law"), ("a cow", "law")], "test")
     assert fresh("cache-teachers", "cache.max_tokens=4", "cache.on_long_text=error").code == 0

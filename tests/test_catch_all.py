@@ -63,8 +63,7 @@ def test_what_cannot_be_left_out_is_refused(fresh: Workspace) -> None:
         "[compute]": "such as 'computing'",
         "[banking, computing, cooking, gardening]": "no label",
     }.items():
-        refused = fresh.attempt("plan", f"teachers.0.catch_all={catch_all}")
-        assert (refused.code, words in refused.err) == (2, True), refused.err
+        assert words in fresh.refusal(2, "plan", f"teachers.0.catch_all={catch_all}")
     assert "not for teachers with catch_all" in fresh.attempt("plan", CATCH_ALL, "cache.adaptive=true").err
     one_label = f"teachers.0.catch_all=[{', '.join(OTHERS)}]"
     apart = fresh.attempt("plan", one_label, "corpus.test=null", "targets.mode=uhc")

@@ -102,10 +102,9 @@ def test_a_student_that_the_store_no_longer_has_is_damage_without_repair(workspa
 @pytest.mark.parametrize("command", [("predict", "a text"), ("push", "me/student")])
 def test_a_damaged_student_is_not_used(workspace: Workspace, command: tuple[str, ...]) -> None:
     flip_bit(student(workspace) / "model.safetensors")
-    result = workspace.attempt(*command)
-    assert result.code == 2
-    assert "model.safetensors" in result.err
-    assert "amalgam verify --repair" in result.err
+    err = workspace.refusal(2, *command)
+    assert "model.safetensors" in err
+    assert "amalgam verify --repair" in err
 
 
 @pytest.mark.parametrize("name", [".amalgam.json", ".amalgam.copy.json"])
@@ -163,10 +162,9 @@ def test_without_mark_and_copy_a_folder_with_the_files_of_the_workspace_is_marke
 def test_without_mark_and_copy_a_folder_with_other_files_is_not_replaced(workspace: Workspace, how: str) -> None:
     for name in (*MARKS, "config.json"):
         UNREADABLE[how](student(workspace) / name)
-    result = workspace.attempt("run")
-    assert result.code == 2
-    assert "students/student" in result.err
-    assert "move it away" in result.err
+    err = workspace.refusal(2, "run")
+    assert "students/student" in err
+    assert "move it away" in err
     assert "move students/student away" in damaged(workspace)["students/student/.amalgam.json"]["repair"]
 
 
@@ -175,10 +173,9 @@ def test_a_student_whose_mark_and_copy_are_damaged_is_not_used(workspace: Worksp
     UNREADABLE[how](student(workspace) / ".amalgam.json")
     assert workspace("predict", "the onion was fried").out  # the copy has the digests
     UNREADABLE[how](student(workspace) / ".amalgam.copy.json")
-    result = workspace.attempt("predict", "the onion was fried")
-    assert result.code == 2
-    assert "damaged .amalgam.json" in result.err
-    assert "amalgam run" in result.err
+    err = workspace.refusal(2, "predict", "the onion was fried")
+    assert "damaged .amalgam.json" in err
+    assert "amalgam run" in err
 
 
 def test_a_mark_that_names_files_outside_is_damaged(workspace: Workspace) -> None:
@@ -399,9 +396,7 @@ def test_a_page_that_two_processes_write_has_the_mark_of_its_files(
 def test_a_pipe_in_the_place_of_a_page_is_refused(workspace: Workspace, suffix: str) -> None:
     pipe(workspace.folder / f"reports/student{suffix}")
     for words in (("run", "student.seed=5"), ("report", "--force")):
-        result = workspace.attempt(*words)
-        assert result.code == 2
-        assert f"reports/student{suffix} exists and was not made by amalgam" in result.err
+        assert f"reports/student{suffix} exists and was not made by amalgam" in workspace.refusal(2, *words)
     if suffix == ".json":
         assert "cannot be read as a report" in workspace.attempt("report", "student", "other").err
 

@@ -93,10 +93,9 @@ def test_a_disk_without_room_for_the_predictions_is_an_error_before_a_model_load
     fresh: Workspace, leave: Callable[[int], None]
 ) -> None:
     leave(student_bytes(fresh) + PREDICTIONS - 1)
-    result = fresh.attempt("run")
-    assert result.code == 1, result.err
-    assert_three_lines("\n".join(result.err.splitlines()[-3:]))
-    assert "cache-teachers" in result.err.splitlines()[-3]
+    err = fresh.refusal(1, "run")
+    assert_three_lines("\n".join(err.splitlines()[-3:]))
+    assert "cache-teachers" in err.splitlines()[-3]
     assert not fresh.units()
 
 
@@ -126,12 +125,11 @@ def test_a_disk_that_is_full_when_a_result_is_copied_is_an_error_with_the_need(
         monkeypatch.setattr(shutil, "copyfile", full)
     else:
         monkeypatch.setattr(deliveries, "atomic_write", full)
-    result = workspace.attempt("run")
-    assert result.code == 1, result.err
-    assert_three_lines("\n".join(result.err.splitlines()[-3:]))
-    assert "the disk is full" in result.err
-    assert folder == "reports" or "this copy needs at least" in result.err  # a page is small
-    assert str(workspace.folder) in result.err
+    err = workspace.refusal(1, "run")
+    assert_three_lines("\n".join(err.splitlines()[-3:]))
+    assert "the disk is full" in err
+    assert folder == "reports" or "this copy needs at least" in err  # a page is small
+    assert str(workspace.folder) in err
     assert not list(workspace.folder.rglob(".tmp-*"))
     monkeypatch.undo()
     workspace("run")
@@ -187,12 +185,11 @@ def test_a_disk_without_a_block_for_the_workspace_is_full(
     """On ext4, a new folder needs a block."""
     leave(1 << 60)
     monkeypatch.setattr(Path, call, raising(OSError(28, "No space left on device")))
-    result = fresh.attempt("run")
-    assert result.code == 1, result.err
-    assert_three_lines(result.err)
-    assert "the disk is full" in result.err
-    assert "the missing results need at least" in result.err
-    assert "amalgam gc" in result.err
+    err = fresh.refusal(1, "run")
+    assert_three_lines(err)
+    assert "the disk is full" in err
+    assert "the missing results need at least" in err
+    assert "amalgam gc" in err
 
 
 @pytest.mark.parametrize("words", [("init", "there"), ("predict", "--input", "texts/test.csv", "--out", "there/x.csv")])

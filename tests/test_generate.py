@@ -181,11 +181,8 @@ def test_held_out_texts_are_a_part_of_their_own(workspace: Workspace) -> None:
 def test_a_part_without_generated_texts_is_refused_by_the_field_that_divides_them(
     workspace: Workspace, share: str, part: str, advice: str
 ) -> None:
-    result = workspace.attempt("read-corpus", f"generate.held_out={share}")
-    assert result.code == 3
-    assert (
-        f"leaves no generated text for the {part} part\nwhere: generate.held_out: {share}\nfix: {advice}" in result.err
-    )
+    err = workspace.refusal(3, "read-corpus", f"generate.held_out={share}")
+    assert f"leaves no generated text for the {part} part\nwhere: generate.held_out: {share}\nfix: {advice}" in err
 
 
 def test_the_last_line_counts_the_requested_texts_not_those_of_whole_blocks(workspace: Workspace) -> None:
@@ -408,9 +405,8 @@ def test_unreadable_rows_of_a_corpus_are_counted_in_a_note(workspace: Workspace)
 @pytest.mark.parametrize("source", ["cross-domain", "recombined"])
 def test_a_corpus_without_texts_is_refused(workspace: Workspace, source: str) -> None:
     (workspace.folder / "texts/empty.csv").write_text('text\n" "\n')
-    result = workspace.attempt("generate", f"generate.source={source}", "generate.corpus=texts/empty.csv")
-    assert result.code == 3
-    assert f"generate.corpus has no text\nwhere: generate.source: {source}\nfix: " in result.err
+    err = workspace.refusal(3, "generate", f"generate.source={source}", "generate.corpus=texts/empty.csv")
+    assert f"generate.corpus has no text\nwhere: generate.source: {source}\nfix: " in err
 
 
 # ---- errors and unreached classes
@@ -435,11 +431,10 @@ def test_the_advice_for_an_unreached_class_names_settings_of_the_source(workspac
 
 
 def test_filters_that_leave_nothing_are_an_error_with_the_figures(workspace: Workspace) -> None:
-    result = workspace.attempt("run", "generate.min_words=50")
-    assert result.code == 3
-    assert f"{TEXTS * len(CLASSES)} generated texts" in result.err
-    assert f"min_words {TEXTS * len(CLASSES)}" in result.err
-    assert "fix: " in result.err
+    err = workspace.refusal(3, "run", "generate.min_words=50")
+    assert f"{TEXTS * len(CLASSES)} generated texts" in err
+    assert f"min_words {TEXTS * len(CLASSES)}" in err
+    assert "fix: " in err
 
 
 def test_a_language_model_that_repeats_itself_leaves_texts_that_a_filter_finds(fresh: Workspace) -> None:
@@ -454,10 +449,9 @@ def test_a_language_model_that_repeats_itself_leaves_texts_that_a_filter_finds(f
 
 
 def test_an_encoder_in_the_place_of_a_language_model_is_refused(fresh: Workspace) -> None:
-    result = fresh.attempt("generate", "generate.language_model=./models/first")
-    assert result.code == 2
-    assert "models/first" in result.err
-    assert "fix: " in result.err
+    err = fresh.refusal(2, "generate", "generate.language_model=./models/first")
+    assert "models/first" in err
+    assert "fix: " in err
 
 
 PROBLEMS = {
@@ -475,9 +469,7 @@ PROBLEMS = {
 
 @pytest.mark.parametrize("override", PROBLEMS)
 def test_contradicting_fields_of_generate_are_refused_before_anything_runs(generated: Workspace, override: str) -> None:
-    result = generated.attempt("plan", override)
-    assert result.code == 2
-    assert PROBLEMS[override] in result.err
+    assert PROBLEMS[override] in generated.refusal(2, "plan", override)
 
 
 def test_the_corpus_section_may_be_left_out_altogether(tmp_path: Path) -> None:

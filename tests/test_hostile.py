@@ -103,7 +103,6 @@ def test_predictions_that_cannot_be_printed_are_an_error(desk: Workspace, tmp_pa
 
 @pytest.mark.parametrize(("arguments", "code"), [("--bogus", 2), ("targets.mode=sfot", 2), ("corpus.train=x.csv", 3)])
 def test_debug_shows_the_traceback_and_keeps_the_exit_code(fresh: Workspace, arguments: str, code: int) -> None:
-    result = fresh.attempt("plan", arguments, "--debug")
-    assert result.code == code
-    assert result.err.startswith("Traceback")
-    assert "\nfix: " in result.err
+    err = fresh.refusal(code, "plan", arguments, "--debug")
+    assert err.startswith("Traceback")
+    assert "\nfix: " in err

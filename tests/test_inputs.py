@@ -179,11 +179,10 @@ def test_texts_that_are_always_written_end_the_run_with_their_name(
             file.write("one more text,law\n")
 
     around(monkeypatch, reading, "read_part", before=None, after=append)
-    result = fresh.attempt("run")
-    assert result.code == 1, result.err
-    assert result.err.count("reading it again") == MAX_REPAIRS
-    assert_three_lines("\n".join(result.err.splitlines()[-3:]))
-    assert "train.csv changed while it was read" in result.err
+    err = fresh.refusal(1, "run")
+    assert err.count("reading it again") == MAX_REPAIRS
+    assert_three_lines("\n".join(err.splitlines()[-3:]))
+    assert "train.csv changed while it was read" in err
     assert not list((fresh.artifacts / "read-corpus").glob("part-*/train-*"))
 
 
@@ -232,10 +231,9 @@ def test_an_experiment_file_written_while_it_is_read_runs_nothing(
     text = fresh.config.read_text()
     fresh.config.write_text(text.partition("student:")[0] + "student: {encoder: ./models/encoder}\n")  # half is valid
     around(monkeypatch, runner, "_up_to", before=once(lambda: fresh.config.write_text(text)), after=None)
-    result = fresh.attempt("run")
-    assert result.code == 1, result.err
-    assert_three_lines(result.err)
-    assert "amalgam.yaml changed while it was read" in result.err
+    err = fresh.refusal(1, "run")
+    assert_three_lines(err)
+    assert "amalgam.yaml changed while it was read" in err
     assert not fresh.artifacts.exists()
 
 
@@ -254,9 +252,8 @@ def test_an_edit_of_the_experiment_file_ends_a_sweep(fresh: Workspace, monkeypat
     fresh("build-targets")
     edit = once(lambda: fresh.edit("learning_rate: 1e-3", "learning_rate: 1e-4"))
     around(monkeypatch, sweep, "_result", before=None, after=edit)
-    result = fresh.attempt("sweep", "student.seed=0,1")
-    assert result.code == 1, result.err
-    assert "amalgam.yaml changed during the sweep; seed-1 and later" in result.err
+    err = fresh.refusal(1, "sweep", "student.seed=0,1")
+    assert "amalgam.yaml changed during the sweep; seed-1 and later" in err
     assert sorted(path.name for path in (fresh.folder / "students").iterdir()) == ["seed-0"]
 
 
@@ -304,10 +301,9 @@ def test_remote_texts_with_other_content_than_at_first_are_refused(
     contents.append(contents[0].replace("a", "e", 9))
     for _ in range(2):
         shutil.rmtree(fresh.artifacts / "read-corpus")
-        result = fresh.attempt("read-corpus")
-        assert result.code == 3, result.err
-        assert "other content" in result.err
-        assert "s3://bucket/train.csv" in result.err
+        err = fresh.refusal(3, "read-corpus")
+        assert "other content" in err
+        assert "s3://bucket/train.csv" in err
     contents.pop()
     fresh("read-corpus")
     assert fresh.plan()["read-corpus"]["fingerprint"] == before

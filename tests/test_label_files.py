@@ -57,8 +57,7 @@ def test_label_refuses_a_file_before_any_stage_runs(fresh: Workspace, fault: str
     arguments, code, message = FAULTS[fault]
     write(fresh, [(fresh.texts()[0][0], "bankng")])
     (fresh.folder / "amalgam.csv").write_text("body,sort\na,b\n")
-    refused = fresh.attempt("label", *arguments.split())
-    assert (refused.code, message in refused.err) == (code, True), refused.err
+    assert message in fresh.refusal(code, "label", *arguments.split())
     assert not list(fresh.artifacts.rglob("*.parquet"))
 
 
@@ -288,9 +287,8 @@ def test_texts_to_label_are_no_test_texts(workspace: Workspace) -> None:
     workspace("label", "--count", "1000", *AMALGAM)
     assert {row["text"] for row in rows_of(workspace, "labels.csv")} == {text for text, _ in rows[10:]}
     workspace.write(rows, "test")
-    refused = workspace.attempt("label", "--count", "5", "--out", "more.csv", *AMALGAM)
-    assert refused.code == 2
-    assert "every training text has a label or is a test text" in refused.err
+    err = workspace.refusal(2, "label", "--count", "5", "--out", "more.csv", *AMALGAM)
+    assert "every training text has a label or is a test text" in err
 
 
 def test_labels_of_the_corpus_that_no_teacher_has_are_noted_if_bad_rows_are_skipped(fresh: Workspace) -> None:
@@ -311,9 +309,8 @@ def test_skip_leaves_out_labels_of_lost_texts_and_of_removed_teachers(workspace:
     kept = workspace.texts()[:6]
     lost = [("a text of last month", "law"), (workspace.texts()[7][0], "taxes"), (" ", "law")]
     write(workspace, [*kept, *lost])
-    refused = workspace.attempt("plan", "labels=labels.csv")
-    assert refused.code == 3
-    assert refused.err.endswith("; or leave such rows out: corpus.on_bad_row=skip\n")
+    err = workspace.refusal(3, "plan", "labels=labels.csv")
+    assert err.endswith("; or leave such rows out: corpus.on_bad_row=skip\n")
     note = "1 of no training text, 1 with a label of no teacher (taxes), 1 without a usable text or label"
     noted = workspace("build-targets", "labels=labels.csv", "corpus.on_bad_row=skip")
     assert noted.err.count(f"note: labels.csv: 3 rows left out: {note}") == 1

@@ -130,16 +130,12 @@ def test_label_names_are_read_as_words() -> None:
     ],
 )
 def test_a_method_that_is_not_there_is_refused_with_what_is(fresh: Workspace, override: str, piece: str) -> None:
-    refused = fresh.attempt("plan", override)
-    assert refused.code == 2
-    assert piece in refused.err
+    assert piece in fresh.refusal(2, "plan", override)
 
 
 def test_a_method_that_is_only_measured_needs_something_to_be_measured_on(fresh: Workspace) -> None:
     fresh.edit("  test: texts/test.csv\n", "")
-    refused = fresh.attempt("plan", "student.method=ensemble")
-    assert refused.code == 2
-    assert "needs corpus.test" in refused.err
+    assert "needs corpus.test" in fresh.refusal(2, "plan", "student.method=ensemble")
     assert fresh.attempt("train-student", "student.method=ensemble", "corpus.test=texts/test.csv").code == 2
 
 

@@ -26,11 +26,10 @@ def test_the_model_its_folder_and_its_error_are_named(fresh: Workspace, name: st
     tokenizer = AutoTokenizer.from_pretrained(folder)
     settings = {"num_landmarks": 2, "vocab_size": len(tokenizer)}
     save_pretrained_folder(tiny("nystromformer", labels=labels, **settings)[0], tokenizer, folder)
-    result = fresh.attempt(command)
-    assert result.code == ModelError.exit_code, result.err
-    assert "error: NystromformerForSequenceClassification fails in its own code: RuntimeError: " in result.err
-    assert re.search(f"^where: .*models/{name}$", result.err, re.MULTILINE)
-    assert re.search("^fix: lower max_tokens", result.err, re.MULTILINE)
+    err = fresh.refusal(ModelError.exit_code, command)
+    assert "error: NystromformerForSequenceClassification fails in its own code: RuntimeError: " in err
+    assert re.search(f"^where: .*models/{name}$", err, re.MULTILINE)
+    assert re.search("^fix: lower max_tokens", err, re.MULTILINE)
 
 
 def error_of(model: Any, **inputs: Any) -> BaseException:
@@ -92,6 +91,4 @@ def test_the_first_line_of_a_message_is_not_blank_and_not_long() -> None:
 def test_a_label_with_half_of_a_character_is_refused_by_plan(fresh: Workspace) -> None:
     config = fresh.folder / "models/first/config.json"
     config.write_text(config.read_text().replace('"banking"', '"bank\\ud83d"'))
-    refused = fresh.attempt("plan")
-    assert refused.code == ModelError.exit_code
-    assert "id2label: the name of output 0 has half of a character" in refused.err
+    assert "id2label: the name of output 0 has half of a character" in fresh.refusal(ModelError.exit_code, "plan")

@@ -236,9 +236,8 @@ def test_of_selected_test_texts_only_random_ones_count_but_for_the_ensemble(work
     numbers = workspace.numbers()
     assert {rival["kind"] for rival in numbers["verdict"]["rivals"]} == {"ensemble"}
     assert numbers["verdict"]["decision"] != "ship"
-    refused = workspace.attempt("report", "corpus.test=texts/labelled.csv", "--fail-under", "0.1")
-    assert refused.code == 2
-    assert "all test texts were selected" in refused.err
+    err = workspace.refusal(2, "report", "corpus.test=texts/labelled.csv", "--fail-under", "0.1")
+    assert "all test texts were selected" in err
 
 
 def test_selected_texts_of_no_label_do_not_count_among_the_unknown_ones(workspace: Workspace) -> None:

@@ -40,10 +40,9 @@ TEXT = bytes(range(256)) * 3
 
 def test_a_store_that_does_not_put_if_absent_is_refused_before_any_work(server: S3, fresh: Workspace) -> None:
     server.puts_if_absent = False
-    result = fresh.attempt("run", f"execution.workspace={ADDRESS}")
-    assert result.code == 2
-    assert "If-None-Match" in result.err
-    assert f"where: {ADDRESS}" in result.err
+    err = fresh.refusal(2, "run", f"execution.workspace={ADDRESS}")
+    assert "If-None-Match" in err
+    assert f"where: {ADDRESS}" in err
     assert len(server.objects) == 1
 
 

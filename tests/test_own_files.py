@@ -89,11 +89,10 @@ def test_gc_keeps_every_file_of_a_user_in_the_workspace(workspace: Workspace) ->
 def test_a_folder_with_other_files_is_no_workspace(fresh: Workspace, command: tuple[str, ...]) -> None:
     (fresh.folder / "mine/thesis").mkdir(parents=True)
     (fresh.folder / "mine/thesis/a.svg").write_text("<svg/>")
-    result = fresh.attempt(*command, "execution.workspace=mine")
-    assert result.code == 2
-    assert str(fresh.folder / "mine") in result.err
-    assert "fix: " in result.err
-    assert "execution.workspace" in result.err
+    err = fresh.refusal(2, *command, "execution.workspace=mine")
+    assert str(fresh.folder / "mine") in err
+    assert "fix: " in err
+    assert "execution.workspace" in err
     assert sorted(tree(fresh.folder / "mine")) == ["thesis", "thesis/a.svg"]
 
 
@@ -139,10 +138,9 @@ def test_without_head_no_result_is_unused(workspace: Workspace, content: str | N
     for path in workspace.artifacts.glob("HEAD*.json"):
         path.write_text(content) if content else path.unlink()
     before = tree(workspace.artifacts)
-    result = workspace.attempt("gc", "--unused", "--yes", "targets.temperature=0.5")
-    assert result.code == 1
-    assert "HEAD.json" in result.err
-    assert "amalgam run" in result.err
+    err = workspace.refusal(1, "gc", "--unused", "--yes", "targets.temperature=0.5")
+    assert "HEAD.json" in err
+    assert "amalgam run" in err
     assert {name for name in before if name.endswith((".parquet", ".safetensors"))} <= tree(workspace.artifacts).keys()
 
 
@@ -150,9 +148,7 @@ def test_a_head_that_names_an_absent_result_makes_no_result_unused(workspace: Wo
     age(workspace.artifacts)
     [manifest] = (workspace.artifacts / "train-student").glob("*/MANIFEST.json")
     manifest.unlink()
-    result = workspace.attempt("gc", "--unused", "--yes", "targets.temperature=0.5")
-    assert result.code == 1
-    assert "train-student" in result.err
+    assert "train-student" in workspace.refusal(1, "gc", "--unused", "--yes", "targets.temperature=0.5")
 
 
 def test_units_of_an_unfinished_stage_are_in_use(workspace: Workspace) -> None:
@@ -379,9 +375,7 @@ def test_verify_restores_small_files_and_names_them(workspace: Workspace) -> Non
     before = [path.read_bytes() for path in paths]
     for path in paths:
         flip_bit(path, len(path.read_bytes()) // 2)
-    result = workspace.attempt("verify", "--json")
-    assert result.code == 1
-    assert "HEAD.json" in result.err
+    assert "HEAD.json" in workspace.refusal(1, "verify", "--json")
     assert [path.read_bytes() for path in paths] == before
     assert workspace("verify", "--json").json["damaged"] == []
 

@@ -303,9 +303,8 @@ def test_a_teacher_whose_dropout_cannot_be_keyed_has_equal_passes(auto: Workspac
     result = auto("cache-teachers", *AUTO, "cache.dtype=auto")
     assert "teacher first: its dropout cannot be keyed, so its prediction without dropout counts" in result.err
     assert len(answers(auto, cached(auto)["families"]["first"])[1]) == SAMPLED
-    refused = auto.attempt("cache-teachers", "cache.passes=5", "student.method=muka-soft", "cache.dtype=auto")
-    assert refused.code == 2
-    assert re.search("error: teacher first: this model's dropout .* cannot be keyed", refused.err), refused.err
+    err = auto.refusal(2, "cache-teachers", "cache.passes=5", "student.method=muka-soft", "cache.dtype=auto")
+    assert re.search("error: teacher first: this model's dropout .* cannot be keyed", err), err
 
 
 def test_the_plan_shows_the_prices_of_no_passes_of_auto_and_of_all(auto: Workspace) -> None:

@@ -85,9 +85,7 @@ def test_a_disk_that_fails_behind_the_device_fails_the_run(fresh: Workspace, mon
         raise PermissionError(13, "Permission denied", "units")
 
     monkeypatch.setattr(pools, "write_table", refuse)
-    result = fresh.attempt("cache-teachers")
-    assert result.code == 1
-    assert "Permission denied" in result.err
+    assert "Permission denied" in fresh.refusal(1, "cache-teachers")
 
 
 def test_a_note_of_a_teacher_is_printed_once(fresh: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

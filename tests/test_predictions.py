@@ -151,8 +151,7 @@ def test_faulty_rows_are_named(workspace: Workspace, fault: str) -> None:
     if fault == "the sum":
         wrong = pl.when(pl.int_range(pl.len()) == 2).then(pl.col(column) + 0.5).otherwise(pl.col(column)).alias(column)
     write(frame.with_columns(wrong), file)
-    refused = workspace.attempt("cache-teachers")
-    assert (refused.code, f"row 4: {words}" in refused.err) == (2, True), refused.err
+    assert f"row 4: {words}" in workspace.refusal(2, "cache-teachers")
 
 
 def test_a_line_of_jsonl_without_a_label_is_named(fresh: Workspace) -> None:
@@ -176,8 +175,7 @@ def test_a_file_that_cannot_be_used_is_refused_by_plan(workspace: Workspace) -> 
         good.replace("text,", "id,", 1): "fix: add the column text with the texts; or set corpus.id to id",
     }.items():
         file.write_text(content, "utf-8")
-        refused = workspace.attempt("plan")
-        assert (refused.code, words in refused.err) == (2, True), refused.err
+        assert words in workspace.refusal(2, "plan")
     file.unlink()
     assert "there is no file ./predictions/second.csv" in workspace.attempt("plan").err
 
@@ -207,8 +205,7 @@ def test_faulty_rows_at_the_start_are_refused_by_plan(workspace: Workspace, form
         "a wrong sum": (frame.with_columns(length=5), "If a column is no label, name the labels"),
     }
     write(fixes[form][0], file)
-    refused = workspace.attempt("plan")
-    assert (refused.code, fixes[form][1] in refused.err) == (2, True), refused.err
+    assert fixes[form][1] in workspace.refusal(2, "plan")
 
 
 def test_texts_in_another_spelling_are_explained(workspace: Workspace) -> None:
@@ -505,8 +502,7 @@ def test_labels_choose_columns(workspace: Workspace) -> None:
     ],
 )
 def test_what_needs_a_model_is_refused(workspace: Workspace, overrides: list[str], words: str) -> None:
-    refused = workspace.attempt("plan", *overrides)
-    assert (refused.code, words in refused.err) == (2, True), refused.err
+    assert words in workspace.refusal(2, "plan", *overrides)
 
 
 def test_muka_takes_its_prediction_as_every_pass(workspace: Workspace) -> None:

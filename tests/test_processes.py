@@ -150,9 +150,7 @@ def test_a_part_costs_no_more_than_its_share(fresh: Workspace) -> None:
 
 
 def test_a_part_that_is_none_is_refused(fresh: Workspace) -> None:
-    result = fresh.attempt("run", "--part=-1/2")
-    assert result.code == 2
-    assert "--part -1/2" in result.err
+    assert "--part -1/2" in fresh.refusal(2, "run", "--part=-1/2")
 
 
 # ---- machines with different inputs

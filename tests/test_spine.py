@@ -154,9 +154,7 @@ def test_explain_compares_with_the_student_of_the_same_name(workspace: Workspace
 
 
 def test_explain_of_no_stage_suggests_one(workspace: Workspace) -> None:
-    result = workspace.attempt("explain", "build-target")
-    assert result.code == 2
-    assert "build-targets" in result.err
+    assert "build-targets" in workspace.refusal(2, "explain", "build-target")
 
 
 def test_status_shows_what_is_there_and_what_head_is(workspace: Workspace) -> None:
@@ -262,10 +260,9 @@ def test_the_student_trains_on_the_targets_that_were_built_last_with_a_note(work
 
 
 def test_only_refuses_instead_of_running_what_comes_before(fresh: Workspace) -> None:
-    result = fresh.attempt("build-targets", "--no-upstream", "corpus.limit=50")
-    assert result.code == 2
-    assert "read-corpus" in result.err
-    assert "`amalgam read-corpus corpus.limit=50`" in result.err
+    err = fresh.refusal(2, "build-targets", "--no-upstream", "corpus.limit=50")
+    assert "read-corpus" in err
+    assert "`amalgam read-corpus corpus.limit=50`" in err
 
 
 def test_force_makes_a_result_again(workspace: Workspace) -> None:
@@ -337,9 +334,8 @@ def test_hard_targets_have_no_finite_divergence_and_are_compared_by_label(worksp
 
 
 def test_an_oracle_with_other_labels_is_refused(workspace: Workspace) -> None:
-    result = workspace.attempt("build-targets", "--oracle", f"models/{next(iter(TEACHER_LABELS))}")
-    assert result.code == 2
-    assert "other labels" in result.err
+    err = workspace.refusal(2, "build-targets", "--oracle", f"models/{next(iter(TEACHER_LABELS))}")
+    assert "other labels" in err
 
 
 @pytest.mark.parametrize(
@@ -353,10 +349,9 @@ def test_an_oracle_with_other_labels_is_refused(workspace: Workspace) -> None:
 def test_a_stage_that_is_not_needed_is_refused_with_the_field_that_needs_it(
     workspace: Workspace, stage: str, asks: str
 ) -> None:
-    result = workspace.attempt(stage)
-    assert result.code == 2
-    assert stage in result.err
-    assert asks in result.err
+    err = workspace.refusal(2, stage)
+    assert stage in err
+    assert asks in err
 
 
 def test_a_report_without_labelled_texts_names_the_missing_field(workspace: Workspace) -> None:
@@ -369,9 +364,7 @@ def test_half_a_stages_name_is_enough_to_be_understood(workspace: Workspace) -> 
 
 def test_verify_names_the_command_that_recomputes_quarantined_files(workspace: Workspace) -> None:
     flip_bit(workspace.units()[0])
-    result = workspace.attempt("verify")
-    assert result.code == 1
-    assert "`amalgam run`" in result.err
+    assert "`amalgam run`" in workspace.refusal(1, "verify")
     workspace("run")
     assert workspace("verify").code == 0
 

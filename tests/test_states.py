@@ -112,26 +112,21 @@ def test_a_teacher_that_tokenises_otherwise_is_refused_by_token_with_the_way_out
 ) -> None:
     labels = ["gardening", "law", "medicine", "music"]
     write_model(fresh.folder / "models/second", labels=labels, words=word_list(fresh)[::-1], seed=2)
-    result = fresh.attempt("train-student", *TOKENS)
-    assert result.code == 2
-    assert "./models/encoder" in result.err
-    assert "objective.states=pooled" in result.err
+    err = fresh.refusal(2, "train-student", *TOKENS)
+    assert "./models/encoder" in err
+    assert "objective.states=pooled" in err
     assert states(fresh) == {}
     fresh("train-student", POOLED)
 
 
 def test_token_limits_that_differ_are_refused_by_token(fresh: Workspace) -> None:
-    result = fresh.attempt("train-student", *TOKENS, "student.max_tokens=16")
-    assert result.code == 2
-    assert "student.max_tokens=32" in result.err
+    assert "student.max_tokens=32" in fresh.refusal(2, "train-student", *TOKENS, "student.max_tokens=16")
 
 
 def test_an_encoder_that_tokenises_otherwise_is_refused_though_the_states_are_cached(workspace: Workspace) -> None:
     workspace("train-student", *TOKENS)
     write_model(workspace.folder / "models/other", words=word_list(workspace)[::-1], seed=7)
-    result = workspace.attempt("train-student", *TOKENS, "student.encoder=./models/other")
-    assert result.code == 2
-    assert "token" in result.err
+    assert "token" in workspace.refusal(2, "train-student", *TOKENS, "student.encoder=./models/other")
 
 
 def test_a_damaged_file_of_states_is_made_again_alone(workspace: Workspace) -> None:
@@ -139,8 +134,7 @@ def test_a_damaged_file_of_states_is_made_again_alone(workspace: Workspace) -> N
     path = next(families(workspace, "pooled")["first"].glob("units/*/states.npy"))
     before = path.read_bytes()
     path.write_bytes(before[:-4] + b"zzzz")
-    result = workspace.attempt("verify")
-    assert result.code == 1
+    workspace.refusal(1, "verify")
     workspace("train-student", POOLED, "student.seed=1")
     assert next(families(workspace, "pooled")["first"].glob("units/*/states.npy")).read_bytes() == before
 

@@ -110,9 +110,7 @@ def test_one_teacher_that_was_lost_is_made_again_with_the_others_as_they_were(to
     ],
 )
 def test_contradicting_fields_are_refused(together: Workspace, override: str, piece: str) -> None:
-    refused = together.attempt("plan", override)
-    assert refused.code == 2
-    assert piece in refused.err
+    assert piece in together.refusal(2, "plan", override)
 
 
 def test_labels_of_no_group_are_named(together: Workspace) -> None:
@@ -147,10 +145,9 @@ def test_texts_of_one_label_train_no_teacher(together: Workspace) -> None:
 
 def test_encoders_of_different_width_are_refused(together: Workspace) -> None:
     write_model(together.folder / "models/deeper", words=word_list(together), seed=5, hidden_size=48)
-    refused = together.attempt("train-teachers")
-    assert refused.code == 2
-    assert "one 32, two 48" in refused.err
-    assert "fix: " in refused.err
+    err = together.refusal(2, "train-teachers")
+    assert "one 32, two 48" in err
+    assert "fix: " in err
 
 
 def test_the_cost_of_teachers_that_were_never_trained_is_not_known(together: Workspace) -> None:

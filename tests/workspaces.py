@@ -96,8 +96,15 @@ class Workspace:
 
     def __call__(self, *arguments: str) -> CommandResult:
         """Run the command in this process, in the workspace's folder; it must succeed."""
+        return self._ended(0, *arguments)
+
+    def refusal(self, code: int, *arguments: str) -> str:
+        """Return the messages of a command that must end with this code."""
+        return self._ended(code, *arguments).err
+
+    def _ended(self, code: int, *arguments: str) -> CommandResult:
         result = self.attempt(*arguments)
-        assert result.code == 0, f"amalgam {' '.join(arguments)}: {result.code}\n{result.err}{result.out}"
+        assert result.code == code, f"amalgam {' '.join(arguments)}: {result.code}\n{result.err}{result.out}"
         return result
 
     def attempt(self, *arguments: str) -> CommandResult:

@@ -103,11 +103,7 @@ def run_of(
     *,
     examples: Examples | None = None,
     watch: Watch | None = None,
-    objective: Loss | None = None,
-    score: Any = None,
-    dtype: str = "auto",
-    select: bool = True,
-    cpu: bool = False,
+    **options: Any,
 ) -> TrainingRun:
     examples = some_examples() if examples is None else examples
     watch = watch or Watch()
@@ -118,20 +114,8 @@ def run_of(
         torch.rand(3)  # a score may draw random numbers: the training does not notice
         return -kl_by_hand(logits, examples.targets[:10], np.ones(len(logits)), 1.0)
 
-    return TrainingRun(
-        model,
-        examples,
-        training,
-        pad_id=0,
-        score=score or loss_on_first_ten,
-        checkpoint=folder,
-        stop=watch.stop,
-        on_step=watch.on_step,
-        objective=objective or WeightedKL(),
-        dtype=dtype,
-        select=select,
-        cpu=cpu,
-    )
+    options = {"pad_id": 0, "score": loss_on_first_ten, "stop": watch.stop, "on_step": watch.on_step, **options}
+    return TrainingRun(model, examples, training, checkpoint=folder, **options)
 
 
 def kl_by_hand(logits: Any, targets: Any, weights: Any, temperature: float) -> float:

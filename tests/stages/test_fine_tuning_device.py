@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,25 +14,15 @@ import torch
 from amalgam.stages.common.device import dtype_for
 from amalgam.stages.common.models.static import token_vectors
 from amalgam.stages.common.training import loop
-from amalgam.stages.common.training.batches import Examples
-from amalgam.stages.common.training.loop import TrainingResult, TrainingSettings, training_dtype
+from amalgam.stages.common.training.loop import TrainingResult, training_dtype
 from amalgam.stages.common.training.losses import WeightedKL
 from amalgam.stages.make_embeddings.search import fit_projection
 from amalgam.stages.train_student.training import split_embeddings
-from amalgam.tests.stages.tiny_models import tiny, train_to_the_end
+from amalgam.tests.stages.test_fine_tuning import PLAIN
+from amalgam.tests.stages.tiny_models import plain_examples, tiny, train_to_the_end
 
 CPU = torch.device("cpu")
-SHORT = TrainingSettings(
-    epochs=2,
-    learning_rate=1e-2,
-    batch_size=8,
-    accumulate=2,
-    warmup=0.0,
-    weight_decay=0.01,
-    evaluate_every=1000,
-    seed=7,
-    checkpoint_seconds=1e9,
-)
+SHORT = replace(PLAIN, learning_rate=1e-2, accumulate=2, warmup=0.0, evaluate_every=1000)
 
 
 class MeanOfWords(torch.nn.Module):
@@ -52,12 +43,8 @@ class MeanOfWords(torch.nn.Module):
 
 
 def train(model: Any, folder: Path, dtype: str = "fp32") -> TrainingResult:
-    draw = np.random.default_rng(0)
-    tokens = [draw.integers(1, 50, length).astype(np.int32) for length in draw.integers(3, 13, 32)]
     labels = 4 if isinstance(model, MeanOfWords) else model.config.num_labels
-    targets = draw.dirichlet(np.full(labels, 0.5), 32).astype(np.float32)
-    examples = Examples(tokens, None, targets, np.ones(32, np.float32))
-    return train_to_the_end(model, examples, SHORT, folder, dtype=dtype)
+    return train_to_the_end(model, plain_examples(32, labels), SHORT, folder, dtype=dtype)
 
 
 @pytest.mark.parametrize(("computed", "chosen"), [("bf16", "bf16"), ("fp16", "fp32"), ("fp32", "fp32")])

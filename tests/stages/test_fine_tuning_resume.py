@@ -29,7 +29,7 @@ from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.tests.forking import Forked
 from amalgam.tests.stages import test_fine_tuning
 from amalgam.tests.stages.test_fine_tuning import Watch, tiny_bert
-from amalgam.tests.stages.tiny_models import train_to_the_end
+from amalgam.tests.stages.tiny_models import plain_examples, train_to_the_end
 from amalgam.tests.workspaces import flip_bit, quiet_environment
 
 if TYPE_CHECKING:
@@ -39,10 +39,7 @@ if TYPE_CHECKING:
 PLAIN = replace(test_fine_tuning.PLAIN, batch_size=4, accumulate=2, seed=0)
 
 
-def some_examples() -> Examples:
-    draw = np.random.default_rng(0)
-    tokens = [draw.integers(1, 50, size=length).astype(np.int32) for length in draw.integers(3, 13, size=20)]
-    return Examples(tokens, None, draw.dirichlet(np.ones(4), size=20).astype(np.float32), np.ones(20, np.float32))
+EXAMPLES = plain_examples(20, labels=4)
 
 
 def train(
@@ -51,28 +48,18 @@ def train(
     training: TrainingSettings = PLAIN,
     *,
     watch: Watch | None = None,
-    objective: Loss | None = None,
-    examples: Examples | None = None,
+    examples: Examples = EXAMPLES,
     sign: int = 1,
-    keep: bool = False,
+    **options: Any,
 ) -> TrainingResult:
-    examples, watch = examples or some_examples(), watch or Watch()
+    watch = watch or Watch()
 
     def score(of: Any) -> float:
         torch.rand(3)  # a score may draw random numbers: the training does not notice
         return sign * float(predict(of, examples.tokens, pad_id=0, batch_tokens=64)[:, 0].mean())
 
-    return train_to_the_end(
-        model,
-        examples,
-        training,
-        folder,
-        score=score,
-        stop=watch.stop,
-        on_step=watch.on_step,
-        objective=objective or WeightedKL(),
-        keep=keep,
-    )
+    options |= {"score": score, "stop": watch.stop, "on_step": watch.on_step}
+    return train_to_the_end(model, examples, training, folder, **options)
 
 
 def stopped_at(folder: Path, *steps: int) -> None:
@@ -171,7 +158,7 @@ def test_a_checkpoint_of_another_training_is_passed_over(tmp_path: Path) -> None
     assert faster.facts["resumed_from_step"] == 0
     [note] = faster.notes
     assert "step-000004" in note
-    heavier = replace(some_examples(), weights=np.full(20, 2, np.float32))
+    heavier = replace(EXAMPLES, weights=np.full(20, 2, np.float32))
     assert train(tiny_bert(), tmp_path, examples=heavier).facts["resumed_from_step"] == 0
     # Neither the interval between checkpoints nor the parts of a batch are in the training's identity.
     for same in (replace(PLAIN, checkpoint_seconds=1e8), replace(PLAIN, accumulate=4)):
@@ -291,7 +278,7 @@ def test_three_such_losses_in_a_row_end_the_run_and_keep_the_last_good_checkpoin
 
 def test_a_score_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(WorkError, match="score after step 3"):
-        train_to_the_end(tiny_bert(), some_examples(), PLAIN, tmp_path, score=lambda _: float("nan"))
+        train_to_the_end(tiny_bert(), EXAMPLES, PLAIN, tmp_path, score=lambda _: float("nan"))
 
 
 def small_snapshot(step: int) -> checkpoint.Checkpoint:

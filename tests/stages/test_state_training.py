@@ -13,24 +13,18 @@ import torch
 from amalgam.pipeline.config.schema import Objective
 from amalgam.pipeline.errors import WorkError
 from amalgam.stages.common.cached.read import States
-from amalgam.stages.common.training.batches import Examples, collate
+from amalgam.stages.common.training.batches import collate
 from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, TrainingSettings
 from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.stages.train_student.objectives import OBJECTIVES, ObjectiveContext
-from amalgam.tests.stages.tiny_models import tiny, train_to_the_end
+from amalgam.tests.stages import test_fine_tuning
+from amalgam.tests.stages.test_fine_tuning import Watch
+from amalgam.tests.stages.tiny_models import plain_examples, tiny, train_to_the_end
 
 TEXTS = 12
+EXAMPLES = plain_examples(TEXTS, labels=3)
 # 12 rows in batches of 4: 3 steps an epoch, 6 in all. No decay: what moves, moves by its gradient.
-PLAIN = TrainingSettings(
-    epochs=2,
-    learning_rate=1e-3,
-    batch_size=4,
-    warmup=0.0,
-    weight_decay=0.0,
-    evaluate_every=3,
-    seed=0,
-    checkpoint_seconds=1e9,
-)
+PLAIN = replace(test_fine_tuning.PLAIN, batch_size=4, warmup=0.0, weight_decay=0.0, seed=0)
 WAYS: dict[str, dict[str, Any]] = {
     "dfa": {"name": "dfa"},
     "dfa by token": {"name": "dfa", "states": "tokens"},
@@ -43,16 +37,10 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def some_examples() -> Examples:
-    draw = np.random.default_rng(0)
-    tokens = [draw.integers(5, 50, size=length).astype(np.int32) for length in draw.integers(3, 13, size=TEXTS)]
-    return Examples(tokens, None, draw.dirichlet(np.ones(3), size=TEXTS).astype(np.float32), np.ones(TEXTS, np.float32))
-
-
 def objective_of(way: str) -> Any:
     """Three teachers of other widths than the student's; states of two blocks."""
     settings, draw = Objective(**WAYS[way]), np.random.default_rng(1)
-    lengths = some_examples().lengths if settings.states == "tokens" else np.ones(TEXTS, np.int64)
+    lengths = EXAMPLES.lengths if settings.states == "tokens" else np.ones(TEXTS, np.int64)
     starts, place = np.cumsum(lengths) - lengths, np.zeros(TEXTS, np.int64)
     arrays = [draw.normal(size=(int(lengths.sum()), 2, width)).astype(np.float16) for width in (8, 32, 20)]
     teachers = [States("t", [array], place, starts, lengths) for array in arrays]
@@ -68,29 +56,16 @@ def train(
     objective: Loss,
     training: TrainingSettings = PLAIN,
     *,
-    stop_after: int = 0,
-    keep: bool = False,
-    dtype: str = "auto",
+    stop_after: int | None = None,
+    **options: Any,
 ) -> tuple[TrainingResult, list[float]]:
-    asked, losses = [], []
+    watch = Watch(stop_after)
 
-    def stop() -> bool:
-        asked.append(1)
-        return len(asked) == stop_after
+    def score(of: Any) -> float:
+        return -float(of.get_parameter("classifier.weight").detach().norm())
 
-    fitted = train_to_the_end(
-        model,
-        some_examples(),
-        training,
-        folder,
-        score=lambda of: -float(of.get_parameter("classifier.weight").detach().norm()),
-        stop=stop,
-        on_step=lambda _step, _total, loss: losses.append(loss),
-        objective=objective,
-        keep=keep,
-        dtype=dtype,
-    )
-    return fitted, losses
+    options |= {"score": score, "stop": watch.stop, "on_step": watch.on_step, "objective": objective}
+    return train_to_the_end(model, EXAMPLES, training, folder, **options), list(watch.losses.values())
 
 
 def everything(model: Any, objective: Any) -> dict[str, torch.Tensor]:
@@ -159,8 +134,8 @@ def test_products_in_bf16_give_the_same_loss_but_for_rounding(tmp_path: Path, wa
 @pytest.mark.parametrize("way", ["dfa", "dfa by token", "cfl", "stratanet"])
 def test_the_loss_itself_is_computed_in_fp32_where_products_are_in_bf16(way: str) -> None:
     torch.manual_seed(0)
-    examples, objective, rows = some_examples(), objective_of(way), np.arange(4)
-    batch = collate(examples, rows, 0) | objective.extra_batch(rows)
+    objective, rows = objective_of(way), np.arange(4)
+    batch = collate(EXAMPLES, rows, 0) | objective.extra_batch(rows)
     batch["states"] = tuple(torch.randn(4, batch["input_ids"].shape[1], 32) for _ in range(2))
     logits = torch.randn(4, 3)
     expected = objective(logits, batch)

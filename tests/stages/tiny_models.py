@@ -206,6 +206,18 @@ def key_of(text: int) -> bytes:
     return int(text).to_bytes(8, "big") * 2
 
 
+def plain_examples(count: int, labels: int) -> Examples:
+    """Returns texts of random tokens and targets, all of the same weight, without token types."""
+    import numpy as np
+
+    from amalgam.stages.common.training.batches import Examples
+
+    draw = np.random.default_rng(0)
+    tokens = [draw.integers(len(SPECIAL), 50, length).astype(np.int32) for length in draw.integers(3, 13, count)]
+    targets = draw.dirichlet(np.ones(labels), count).astype(np.float32)
+    return Examples(tokens, None, targets, np.ones(count, np.float32))
+
+
 def trained_weights(kind: str, examples: Examples, parts: int, folder: Path) -> torch.Tensor:
     """Returns the weights of a tiny student after two steps on all examples, each step in this many parts."""
     import torch

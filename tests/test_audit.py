@@ -66,12 +66,9 @@ def test_labels_that_choose_the_teachers_do_not_measure_them(workspace: Workspac
 
 @pytest.mark.parametrize("own_texts", [0, 60])
 def test_texts_that_trained_teachers_learned_do_not_measure_them(fresh: Workspace, own_texts: int) -> None:
-    experiment, rows = fresh.config.read_text("utf-8"), fresh.texts()
-    trained = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 1\n  max_tokens: 16\n"
-    if own_texts:
-        fresh.write(rows[:own_texts], "own")
-        trained += "  texts: texts/own.csv\n"
-    fresh.edit(experiment[experiment.index("teachers:") : experiment.index("cache:")], trained)
+    rows = fresh.texts()
+    fresh.write(rows[:own_texts], "own")
+    fresh.train_teachers("max_tokens: 16", *(["texts: texts/own.csv"] if own_texts else []))
     fresh("cache-teachers")
     keys = np.array([text_key([text]) for text, _ in rows[: own_texts or None]], "S16")
     learned = len(keys) - held_out_keys(keys, TEACHER_HELD_OUT).sum()

@@ -373,8 +373,7 @@ def test_a_validation_part_wholly_outside_the_union_is_refused_even_with_skip(fr
 
 
 def test_a_supervised_student_without_teachers_needs_its_test_labels_in_train(fresh: Workspace) -> None:
-    text = fresh.config.read_text()
-    fresh.config.write_text(text[: text.index("teachers:")] + text[text.index("cache:") :])
+    fresh.replace_teachers("")
     assert fresh("run", "targets.mode=supervised").code == 0
     fresh.write([*fresh.texts("test"), ("the boat left the harbour", "sailing")], "test")
     assert "sailing" in fresh.refusal(3, "run", "targets.mode=supervised")

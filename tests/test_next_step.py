@@ -48,9 +48,7 @@ def test_weak_teachers_that_trained_few_steps_train_longer(steps: int, command: 
 
 
 def test_the_steps_of_trained_teachers_are_those_of_the_experiment(workspace: Workspace) -> None:
-    trained = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 1\n"
-    experiment = workspace.config.read_text()
-    workspace.edit(experiment[experiment.index("teachers:") : experiment.index("cache:")], trained)
+    workspace.train_teachers()
     workspace("run")
     result = workspace.numbers()["verdict"]
     assert "teachers-few-steps" in {cause["code"] for cause in result["causes"]}

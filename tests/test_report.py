@@ -280,9 +280,7 @@ def test_the_console_counts_the_cautions_that_only_the_page_has(workspace: Works
 
 
 def test_test_texts_that_teachers_learned_are_named_and_a_caution(workspace: Workspace) -> None:
-    trained = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 1\n  texts: texts/test.csv\n"
-    experiment = workspace.config.read_text()
-    workspace.edit(experiment[experiment.index("teachers:") : experiment.index("cache:")], trained)
+    workspace.train_teachers("texts: texts/test.csv")
     ran, number = workspace("run"), len({text for text, _ in workspace.texts("test")})
     note = f"{number} of {number} test texts are also in train_teachers.texts, which the teachers learn: "
     assert note in ran.err

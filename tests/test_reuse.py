@@ -192,11 +192,7 @@ def trained(built: Workspace, shared: Path) -> Workspace:
     def build(folder: Path) -> Workspace:
         workspace = built.without_artifacts(folder)
         stock(workspace)
-        teachers = "train_teachers:\n  encoder: ./models/encoder\n  groups: 2\n  epochs: 1\n  max_tokens: 32\ncache:"
-        text = workspace.config.read_text()
-        workspace.config.write_text(
-            text[: text.index("teachers:")] + teachers + text[text.index("cache:") + len("cache:") :]
-        )
+        workspace.train_teachers("max_tokens: 32")
         return up_to_date(workspace)
 
     return build_once(shared / "trained", build)

@@ -19,7 +19,6 @@ train_teachers:
   learning_rate: 1e-3
   weight_decay: 0
   max_tokens: 32
-cache:
 """
 METHOD = "student.method=mt-bert"
 
@@ -30,9 +29,8 @@ GROUPS = "train_teachers={encoder: ./models/encoder, groups: 1, co_train: null}"
 def together(fresh: Workspace) -> Workspace:
     """Two encoders of other depth and other tokenizers."""
     write_model(fresh.folder / "models/deeper", words=word_list(fresh)[::-1], seed=5, num_hidden_layers=2)
-    text = fresh.config.read_text()
-    section = text[: text.index("teachers:")] + SECTION + text[text.index("cache:\n") + len("cache:\n") :]
-    fresh.config.write_text(section.replace("targets:\n  mode: soft\n", ""))
+    fresh.replace_teachers(SECTION)
+    fresh.edit("targets:\n  mode: soft\n", "")
     return fresh
 
 

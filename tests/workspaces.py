@@ -60,6 +60,8 @@ student:
   learning_rate: 1e-3
 """
 
+TRAINED = ("train_teachers:", "encoder: ./models/encoder", "groups: 2", "epochs: 1")
+
 Row = tuple[str, str]
 TargetsByKey = dict[bytes, tuple[list[float], float]]
 TOLERANCE = 3e-4
@@ -147,6 +149,14 @@ class Workspace:
         text = self.config.read_text()
         assert old in text, f"{old!r} is not in amalgam.yaml"
         self.config.write_text(text.replace(old, new))
+
+    def replace_teachers(self, section: str) -> None:
+        text = self.config.read_text()
+        self.edit(text[text.index("teachers:") : text.index("cache:")], section)
+
+    def train_teachers(self, *fields: str) -> None:
+        """Replace the teachers by two that the experiment trains for an epoch."""
+        self.replace_teachers("\n  ".join([*TRAINED, *fields]) + "\n")
 
     def texts(self, part: str = "train") -> list[Row]:
         import polars as pl

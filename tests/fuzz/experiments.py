@@ -319,10 +319,9 @@ def trained(folder: Path) -> tuple[Workspace, Mapping[str, Any]]:
     """Teachers that are trained here, and a student of MT-BERT."""
     workspace = small(folder)
     write_model(folder / "models/deeper", words=word_list(workspace)[::-1], seed=5, num_hidden_layers=2)
-    text = workspace.config.read_text()
-    section = text[: text.index("teachers:")] + SECTION + text[text.index("cache:\n") + len("cache:\n") :]
-    section = section.replace("targets:\n  mode: soft\n", "").replace("student:\n", "student:\n  method: mt-bert\n")
-    workspace.config.write_text(section)
+    workspace.replace_teachers(SECTION)
+    workspace.edit("targets:\n  mode: soft\n", "")
+    workspace.edit("student:\n", "student:\n  method: mt-bert\n")
     workspace("run")
     return workspace, results_of(workspace)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Sequence
@@ -19,17 +18,11 @@ from amalgam.stages.report.labelling import header_of, linear_labels, select
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.tests.test_labels import AMALGAM, LABELS, fill
 from amalgam.tests.test_usage import examples_of
-from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, read_csv, write_csv
 
 
 def write(workspace: Workspace, rows: Sequence[Sequence[str]], name: str = "labels.csv") -> None:
-    with (workspace.folder / name).open("w", newline="") as file:
-        csv.writer(file).writerows([("text", "label", "why")[: len(rows[0])], *rows])
-
-
-def rows_of(workspace: Workspace, name: str) -> list[dict[str, str]]:
-    with (workspace.folder / name).open(newline="") as file:
-        return list(csv.DictReader(file))
+    write_csv(workspace.folder / name, ("text", "label", "why")[: len(rows[0])], rows)
 
 
 # ---- before any stage
@@ -113,8 +106,7 @@ def test_whole_numbers_are_ids_in_the_texts_and_in_the_labels(fresh: Workspace, 
 
 def test_each_id_of_a_text_that_occurs_twice_labels_it(fresh: Workspace) -> None:
     rows = [(str(number), text, label) for number, (text, label) in enumerate(fresh.texts())]
-    with (fresh.folder / "texts/train.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("number", "text", "label"), *rows, ("twice", *rows[3][1:])])
+    write_csv(fresh.folder / "texts/train.csv", ("number", "text", "label"), [*rows, ("twice", *rows[3][1:])])
     fresh.edit("train: texts/train.csv", "train: texts/train.csv\n  id: number")
     fresh.edit("  test: texts/test.csv\n", "")
     other = next(label for _, _, label in rows if label != rows[3][2])
@@ -227,17 +219,17 @@ def test_the_examples_of_help_make_two_batches(workspace: Workspace) -> None:
     fill(workspace.folder / "labels.csv", dict(workspace.texts()))
     assert "50 labels\n" in workspace(*compare).out
     assert "50 random texts to label, after 50 earlier labels" in workspace(*second).out
-    assert len(rows_of(workspace, "more.csv")) == 100
+    assert len(read_csv(workspace.folder / "more.csv")) == 100
 
 
 def test_texts_to_label_follow_the_earlier_labels_in_one_file(workspace: Workspace) -> None:
     truth = dict(workspace.texts())
     workspace("label", "--count", "20", *AMALGAM)
-    first = rows_of(workspace, "labels.csv")
+    first = read_csv(workspace.folder / "labels.csv")
     fill(workspace.folder / "labels.csv", truth, -1)
     announced = workspace("label", "--count", "30", "--out", "more.csv", *AMALGAM, "labels=labels.csv")
     assert "more.csv: 31 random texts to label, after 19 earlier labels" in announced.out
-    second = rows_of(workspace, "more.csv")
+    second = read_csv(workspace.folder / "more.csv")
     assert len({row["key"] for row in second}) == 50
     assert {row["key"] for row in first} == {row["key"] for row in second[:20]}
     assert {row["why"] for row in second} == {"random"}
@@ -267,7 +259,7 @@ def test_earlier_labels_that_another_file_lacks_are_counted(workspace: Workspace
 def test_texts_of_a_file_without_reasons_are_random_only_if_drawn(workspace: Workspace) -> None:
     write(workspace, workspace.texts()[:3])
     workspace("label", "--count", "2", "--seed", "1", "--out", "more.csv", *AMALGAM, "labels=labels.csv")
-    assert [row["why"] for row in rows_of(workspace, "more.csv")] == ["", "", "", "random", "random"]
+    assert [row["why"] for row in read_csv(workspace.folder / "more.csv")] == ["", "", "", "random", "random"]
 
 
 def test_texts_that_were_selected_keep_the_reason_or_become_random_as_often_as_others(workspace: Workspace) -> None:
@@ -275,7 +267,7 @@ def test_texts_that_were_selected_keep_the_reason_or_become_random_as_often_as_o
     rows = [(*row, "student and ensemble differ") for row in workspace.texts()[:60]]
     write(workspace, rows)
     workspace("label", "--count", "30", "--out", "more.csv", *AMALGAM, "labels=labels.csv")
-    reasons = [row["why"] for row in rows_of(workspace, "more.csv")]
+    reasons = [row["why"] for row in read_csv(workspace.folder / "more.csv")]
     assert set(reasons[:60]) == {"student and ensemble differ", "random"}
     assert 15 < reasons[:60].count("random") < 45
     assert reasons[60:] == ["random"] * 30
@@ -285,7 +277,7 @@ def test_texts_to_label_are_no_test_texts(workspace: Workspace) -> None:
     rows = workspace.texts()
     workspace.write(rows[:10], "test")
     workspace("label", "--count", "1000", *AMALGAM)
-    assert {row["text"] for row in rows_of(workspace, "labels.csv")} == {text for text, _ in rows[10:]}
+    assert {row["text"] for row in read_csv(workspace.folder / "labels.csv")} == {text for text, _ in rows[10:]}
     workspace.write(rows, "test")
     err = workspace.refusal(2, "label", "--count", "5", "--out", "more.csv", *AMALGAM)
     assert "every training text has a label or is a test text" in err
@@ -351,7 +343,7 @@ def test_random_labels_of_no_teacher_are_counted_as_left_out(
 ) -> None:
     monkeypatch.setattr(load_labels, "LEAST_ESTIMATION", 10)
     workspace("label", "--count", "20", *AMALGAM)
-    outside = [row["text"] for row in rows_of(workspace, "labels.csv")][:6]
+    outside = [row["text"] for row in read_csv(workspace.folder / "labels.csv")][:6]
     fill(workspace.folder / "labels.csv", dict(workspace.texts()) | dict.fromkeys(outside, "taxes"))
     settings = ("labels=labels.csv", "corpus.on_bad_row=skip", "corpus.test=null", *AMALGAM)
     run = workspace("run", *settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import shlex
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from amalgam.stages.common import load_labels
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.report.label_estimates import RightTexts
 from amalgam.stages.weigh_teachers import weigh
-from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, read_csv, write_csv
 
 LABELS = [label for own in TEACHER_LABELS.values() for label in own]
 AMALGAM = ("student.method=amalgam", "targets.mode=hard")
@@ -29,8 +28,7 @@ AMALGAM = ("student.method=amalgam", "targets.mode=hard")
 
 def write(workspace: Workspace, rows: Sequence[Sequence[str]], header: Sequence[str] = ("text", "label")) -> Path:
     path = workspace.folder / "labels.csv"
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
+    write_csv(path, header, rows)
     return path
 
 
@@ -94,28 +92,22 @@ def test_fewer_texts_than_files_of_the_corpus_can_be_written(fresh: Workspace, m
     monkeypatch.setattr("amalgam.data.corpus.bits_for", lambda _: 4)
     fresh("label", "--count", "2", *AMALGAM)
     texts = {text for text, _ in fresh.texts()}
-    with (fresh.folder / "labels.csv").open(newline="") as file:
-        assert len({row["text"] for row in csv.DictReader(file)} & texts) == 2
+    assert len({row["text"] for row in read_csv(fresh.folder / "labels.csv")} & texts) == 2
 
 
 def test_columns_of_the_corpus_keep_their_names(fresh: Workspace) -> None:
     rows = fresh.texts()
     for part, texts in (("train", rows), ("test", fresh.texts("test"))):
-        with (fresh.folder / f"texts/{part}.csv").open("w", newline="") as file:
-            lines = [(str(number), text, label) for number, (text, label) in enumerate(texts)]
-            csv.writer(file).writerows([("key", "why", "label"), *lines])
+        lines = [(str(number), text, label) for number, (text, label) in enumerate(texts)]
+        write_csv(fresh.folder / f"texts/{part}.csv", ("key", "why", "label"), lines)
     own = ("corpus.text=[why]", "corpus.id=key", *AMALGAM)
     fresh("label", "--count", "30", *own)
-    with (fresh.folder / "labels.csv").open(newline="") as file:
-        table = list(csv.DictReader(file))
+    table = read_csv(fresh.folder / "labels.csv")
     assert {row["why_"] for row in table} == {"random"}
     assert all(rows[int(row["key"])][0] == row["why"] for row in table)
     assert all(row["key_"] == text_key([row["why"]]).hex() for row in table)
-    filled = [{**row, "label": rows[int(row["key"])][1]} for row in table]
-    with (fresh.folder / "labels.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, table[0])
-        writer.writeheader()
-        writer.writerows(filled)
+    filled = [{**row, "label": rows[int(row["key"])][1]}.values() for row in table]
+    write_csv(fresh.folder / "labels.csv", table[0], filled)
     assert "30 labels" in fresh("label", "labels.csv", *own).out
 
 
@@ -134,11 +126,9 @@ def test_a_key_of_no_text_is_named(workspace: Workspace, key: str) -> None:
 
 def test_ids_identify_texts(fresh: Workspace) -> None:
     rows = [(text, label, str(number)) for number, (text, label) in enumerate(fresh.texts())]
-    with (fresh.folder / "texts/train.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("text", "label", "number"), *rows])
+    write_csv(fresh.folder / "texts/train.csv", ("text", "label", "number"), rows)
     test = [(text, label, str(number)) for number, (text, label) in enumerate(fresh.texts("test"))]
-    with (fresh.folder / "texts/test.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("text", "label", "number"), *test])
+    write_csv(fresh.folder / "texts/test.csv", ("text", "label", "number"), test)
     write(fresh, [("3", rows[3][1]), ("500", "law")], ("number", "label"))
     refused = fresh.attempt("plan", "corpus.id=number", "labels=labels.csv")
     assert "row 3: no training text has the id 500" in refused.err
@@ -148,9 +138,8 @@ def test_ids_identify_texts(fresh: Workspace) -> None:
     assert fresh.targets()[text_key([rows[3][0]])][1] == 1.0
     written = fresh("label", "--count", "4", "--out", "more.csv", "corpus.id=number")
     assert "4 random texts to label" in written.out
-    with (fresh.folder / "more.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            assert rows[int(row["number"])][0] == row["text"]
+    for row in read_csv(fresh.folder / "more.csv"):
+        assert rows[int(row["number"])][0] == row["text"]
 
 
 def test_keys_identify_texts_that_an_editor_changed(workspace: Workspace) -> None:
@@ -308,8 +297,7 @@ def test_random_unknown_texts_estimate_their_share(estimating: Workspace) -> Non
     path = estimating.folder / "labels.csv"
     truth = dict(estimating.texts())
     fill(path, {text: "none" if len(text) % 4 == 0 else label for text, label in truth.items()}, 18)
-    with path.open(newline="") as file:
-        unknown = sum(row["label"] == "none" for row in csv.DictReader(file))
+    unknown = sum(row["label"] == "none" for row in read_csv(path))
     assert 0 < unknown < 8
     low, high = interval(unknown / 18, 18)
     share = f"{unknown} of 18 texts {'fits' if unknown == 1 else 'fit'} no label: {100 * unknown / 18:.1f} % "
@@ -324,8 +312,7 @@ def test_random_unknown_texts_estimate_their_share(estimating: Workspace) -> Non
     page = (estimating.folder / "reports/student.html").read_text().replace("\u00a0", " ")
     assert share in page.replace("&nbsp;", " ")
     estimating("label", "--count", "5", "labels=labels.csv", NO_LABEL, *AMALGAM, "--out", "more.csv")
-    with (estimating.folder / "more.csv").open(newline="") as file:
-        assert sum(row["label"] == "none" for row in csv.DictReader(file)) == unknown
+    assert sum(row["label"] == "none" for row in read_csv(estimating.folder / "more.csv")) == unknown
 
 
 def test_unknown_texts_of_the_corpus_are_those_of_a_file(workspace: Workspace) -> None:
@@ -397,22 +384,17 @@ def test_a_correction_for_fitted_weights_lowers_the_student_and_widens_its_inter
 
 def fill(path: Path, labels: dict[str, str], rows: int | None = None) -> None:
     """Write the true labels into the first rows, or all, of a file of `amalgam label`."""
-    with path.open(newline="") as file:
-        table = list(csv.DictReader(file))
+    table = read_csv(path)
     for row in table[:rows]:
         row["label"] = labels[row["text"]]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, table[0].keys())
-        writer.writeheader()
-        writer.writerows(table)
+    write_csv(path, table[0], [row.values() for row in table])
 
 
 def test_texts_to_label_are_written_filled_and_compared(workspace: Workspace) -> None:
     written = workspace("label", "--count", "20", *AMALGAM)
     path = workspace.folder / "labels.csv"
     assert "20 random texts to label" in written.out
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(path)
     assert len({row["key"] for row in rows}) == 20
     assert {row["label"] for row in rows} == {""}
     assert {row["hint_1"] for row in rows} | {row["hint_2"] for row in rows} <= set(LABELS)

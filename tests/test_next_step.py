@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shlex
@@ -16,7 +15,7 @@ from amalgam.stages.common.deliveries import METADATA
 from amalgam.stages.report.conditions import VerdictInputs
 from amalgam.stages.report.verdict import verdict
 from amalgam.tests.stages.verdict_cases import changed, labelled_inputs, made, unlabelled, unlabelled_inputs
-from amalgam.tests.workspaces import TEST, TRAIN, Workspace, amalgam
+from amalgam.tests.workspaces import TEST, TRAIN, Workspace, amalgam, read_csv, write_csv
 
 
 def next_of(workspace: Workspace, name: str) -> dict[str, Any]:
@@ -77,12 +76,8 @@ def test_texts_to_label_are_for_the_student_of_this_name(workspace: Workspace) -
     workspace("run", "corpus.test=null", "corpus.label=label", *overrides)
     command = next_of(workspace, "two")["command"]
     path = workspace.folder / "reports/two.to-label.csv"
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [{**row, "label": gold[row["text"]]} for row in csv.DictReader(file)]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
+    rows = [{**row, "label": gold[row["text"]]} for row in read_csv(path)]
+    write_csv(path, rows[0], [row.values() for row in rows])
     assert "train-student: reused" in workspace(*shlex.split(command)[1:]).err
     assert workspace.numbers("two")["evaluation"]["n"] == TRAIN
     assert metadata.read_bytes() == before
@@ -94,20 +89,16 @@ def test_labelled_texts_are_not_among_those_to_label_and_their_file_is_not_the_o
     gold, path = dict(workspace.texts()), workspace.folder / "reports/student.to-label.csv"
     settings = ["corpus.test=null", "student.method=amalgam", "student.epochs=20", "student.learning_rate=1e-2"]
     workspace("run", *settings)
-    lines = path.read_text().splitlines()
-    rows = list(csv.DictReader(lines))
+    rows = read_csv(path)
     labelled = [{**row, "label": gold[row["text"]]} for row in rows[:50]]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(labelled)
+    write_csv(path, rows[0], [row.values() for row in labelled])
     workspace("run", *settings, f"labels=./reports/{path.name}")
     step = next_of(workspace, "student")
     assert "command" not in step
     assert "Rename reports/student.to-label.csv" in step["text"]
     path.rename(workspace.folder / "labels.csv")
     workspace("run", *settings, "labels=labels.csv")
-    others = [row["key"] for row in csv.DictReader(path.read_text().splitlines())]
+    others = [row["key"] for row in read_csv(path)]
     assert sorted([*others, *(row["key"] for row in labelled)]) == sorted(row["key"] for row in rows)
     assert path.name in next_of(workspace, "student")["command"]
 
@@ -115,7 +106,7 @@ def test_labelled_texts_are_not_among_those_to_label_and_their_file_is_not_the_o
     (workspace.folder / "labels.csv").write_text(text.replace(",random\n", ",student and ensemble differ\n", 20))
     for override in ("report.calibration_bins=9", "report.calibration_bins=8"):
         assert "was kept" not in workspace("run", *settings, "labels=labels.csv", override).err
-        content = {row["key"]: row["label"] for row in csv.DictReader(path.read_text().splitlines())}
+        content = {row["key"]: row["label"] for row in read_csv(path)}
         assert content == dict.fromkeys(others, "") | hard
 
 
@@ -124,8 +115,8 @@ def test_test_texts_to_add_are_for_the_student_of_this_name(workspace: Workspace
     few = workspace.texts("test")[:30]
     workspace.write(few, "few")
     workspace("run", *overrides)
-    predicted = workspace("predict", "--student", "students/two", "--input", "texts/few.csv").out
-    labels = [row["label"] for row in csv.DictReader(predicted.splitlines())]
+    predicted = workspace("predict", "--student", "students/two", "--input", "texts/few.csv")
+    labels = [row["label"] for row in predicted.rows]
     workspace.write([(text, label) for (text, _), label in zip(few, labels, strict=True)], "few")  # no rival is better
     workspace("report", *overrides)
     text = next_of(workspace, "two")["text"]
@@ -197,12 +188,9 @@ def write_reasons(workspace: Workspace, whys: Sequence[str], **others: str) -> N
     gold, target = dict(workspace.texts()), workspace.folder / "texts/labelled.csv"
     if not target.exists():
         workspace("report", "corpus.test=null")
-    rows = csv.DictReader((workspace.folder / "reports/student.to-label.csv").read_text("utf-8").splitlines())
+    rows = read_csv(workspace.folder / "reports/student.to-label.csv")
     named = [{**row, "label": gold[row["text"]], "why": why, **others} for row, why in zip(rows, whys, strict=False)]
-    with target.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, named[0])
-        writer.writeheader()
-        writer.writerows(named)
+    write_csv(target, named[0], [row.values() for row in named])
 
 
 def test_of_selected_test_texts_only_random_ones_count_but_for_the_ensemble(workspace: Workspace) -> None:
@@ -241,12 +229,9 @@ def test_of_selected_test_texts_only_random_ones_count_but_for_the_ensemble(work
 def test_selected_texts_of_no_label_do_not_count_among_the_unknown_ones(workspace: Workspace) -> None:
     write_reasons(workspace, ["random"] * 20 + ["student and ensemble differ"] * 4)
     path = workspace.folder / "texts/labelled.csv"
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows([*rows[:17], *({**row, "label": "none"} for row in rows[17:])])
+    rows = read_csv(path)
+    changed_rows = [*rows[:17], *({**row, "label": "none"} for row in rows[17:])]
+    write_csv(path, rows[0], [row.values() for row in changed_rows])
     workspace("run", "corpus.test=texts/labelled.csv", "corpus.unknown=none")
     numbers = workspace.numbers()
     counts = numbers["evaluation"]["n"], numbers["evaluation"]["left_out"], numbers["student_quality"]["unknown"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
@@ -31,11 +30,11 @@ from amalgam.tests.workspaces import (
     TEACHER_LABELS,
     TEST,
     TIMEOUT,
-    CommandResult,
     Workspace,
     finish,
     quiet_environment,
     rewrite_mark,
+    write_csv,
     write_texts,
 )
 
@@ -60,10 +59,6 @@ def right(desk: Workspace) -> dict[str, dict[str, float]]:
             )
             by_name[text] = {model.config.id2label[place]: share for place, share in enumerate(shares)}
     return by_name
-
-
-def rows_of(result: CommandResult) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(result.out)))
 
 
 def best(shares: dict[str, float]) -> str:
@@ -127,7 +122,7 @@ def test_unknown_texts_are_far_from_the_states_of_each_class(desk: Workspace) ->
         assert entry["unknown"]["source"] == "states"
     shown = desk("predict", TEXTS[0], "--unknown").out
     assert f"unknown: {'yes' if scores[0] > threshold else 'no'} (score {scores[0]:.3f}, threshold" in shown
-    rows = rows_of(desk("predict", "--input", "texts/train.csv", "--unknown", "--explain"))
+    rows = desk("predict", "--input", "texts/train.csv", "--unknown", "--explain").rows
     assert list(rows[0])[-4:] == ["unknown", "unknown_score", "mass_first", "mass_second"]
     assert sum(row["unknown"] == "true" for row in rows) < len(rows) / 20
     assert scores[-1] > 1.2 * threshold  # two words; the training texts are sentences
@@ -154,7 +149,7 @@ def test_without_the_states_unknown_texts_are_flagged_as_transformers_and_the_co
         assert entry["unknown"]["source"] == "logits"
     shown = desk("predict", TEXTS[0], "--unknown", "--student", str(folder)).out
     assert f"unknown: {'yes' if scores[0] > threshold else 'no'} (score {scores[0]:.3f}, threshold" in shown
-    rows = rows_of(desk("predict", "--input", "texts/train.csv", "--unknown", "--student", str(folder)))
+    rows = desk("predict", "--input", "texts/train.csv", "--unknown", "--student", str(folder)).rows
     assert {row["unknown"] for row in rows} <= {"true", "false"}
     assert 0 < sum(row["unknown"] == "true" for row in rows) < len(rows) / 3
 
@@ -266,7 +261,7 @@ def test_the_column_is_the_experiments_unless_another_is_named(workspace: Worksp
     path = workspace.folder / "texts/test.csv"
     path.write_text(path.read_text().replace("text,", "headline,", 1))
     workspace.edit("corpus:", "corpus:\n  text: headline")
-    assert len(rows_of(workspace("predict", "--input", "texts/test.csv"))) == TEST
+    assert len(workspace("predict", "--input", "texts/test.csv").rows) == TEST
     assert "fix: --text headline" in workspace.refusal(3, "predict", "--input", "texts/test.csv", "--text", "headlin")
     path.write_text(path.read_text().replace("headline,", "the: line,", 1))
     assert "fix: --text 'the: line'" in workspace.attempt("predict", "--input", "texts/test.csv", "--text", "line").err
@@ -281,9 +276,7 @@ def test_every_kind_of_file_gives_the_same_predictions(desk: Workspace, tmp_path
     else:
         write_texts(tmp_path / f"some.{kind}", rows)
     write_texts(tmp_path / "some.csv", rows)
-    outputs, plain = (
-        rows_of(desk("predict", "--input", str(tmp_path / name))) for name in (f"some.{kind}", "some.csv")
-    )
+    outputs, plain = (desk("predict", "--input", str(tmp_path / name)).rows for name in (f"some.{kind}", "some.csv"))
     assert [row["key"] for row in outputs] == [row["key"] for row in plain]
     assert [row["label"] for row in outputs] == [row["label"] for row in plain]
 
@@ -302,7 +295,7 @@ def test_a_pipe_is_read_a_text_a_line(desk: Workspace, monkeypatch: pytest.Monke
     (desk.folder / "lines").write_text("\n".join(TEXTS))
     with (desk.folder / "lines").open() as pipe:
         monkeypatch.setattr(sys, "stdin", pipe)
-        rows = rows_of(desk("predict", "--input", "-"))
+        rows = desk("predict", "--input", "-").rows
     assert [row["label"] for row in rows] == [best(right[text]) for text in TEXTS]
 
 
@@ -374,13 +367,13 @@ def test_unusable_arguments_are_refused_with_a_fix(
 
 
 def test_a_long_text_that_ends_as_a_file_name_is_a_text(desk: Workspace) -> None:
-    assert len(rows_of(desk("predict", "a long text " * 100 + "notes.txt"))) == 1
+    assert len(desk("predict", "a long text " * 100 + "notes.txt").rows) == 1
 
 
 def test_bad_rows_can_be_left_out_and_are_counted(desk: Workspace) -> None:
     blank(desk)
     result = desk("predict", "--input", "bad.csv", "--skip-bad-rows")
-    assert [row["row"] for row in rows_of(result)] == ["2", "4"]
+    assert [row["row"] for row in result.rows] == ["2", "4"]
     assert "rows left out: 1 empty" in result.err
 
 
@@ -523,8 +516,7 @@ def write_pairs(workspace: Workspace) -> None:
     """Give each text of the experiment a second one."""
     for part in ("train", "test"):
         rows = [(text, text.upper(), label) for text, label in workspace.texts(part)]
-        with (workspace.folder / f"texts/{part}.csv").open("w", newline="") as table:
-            csv.writer(table).writerows([("text", "the second", "label"), *rows])
+        write_csv(workspace.folder / f"texts/{part}.csv", ("text", "the second", "label"), rows)
     workspace.edit("corpus:", "corpus:\n  text: [text, the second]")
 
 
@@ -532,7 +524,7 @@ def test_a_student_of_pairs_refuses_single_texts(fresh: Workspace) -> None:
     write_pairs(fresh)
     fresh("train-student")
     file = ["--input", "texts/test.csv"]
-    assert len(rows_of(fresh("predict", *file))) == TEST
+    assert len(fresh("predict", *file).rows) == TEST
     fix = "fix: name both columns of a file: amalgam predict --input FILE --text text --text 'the second'"
     for arguments in (["a text"], [*file, "--text", "text"], [*file, "--student", "students/student"]):
         refused = fresh.attempt("predict", *arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from amalgam.stages.common.deliveries import MARKS, METADATA
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.common.models.model_folder import UNKNOWN
 from amalgam.tests.stages.fake_hub import FakeHub
-from amalgam.tests.workspaces import TEACHER_LABELS, TEST, Workspace, rewrite_mark, write_model
+from amalgam.tests.workspaces import TEACHER_LABELS, TEST, Workspace, rewrite_mark, write_csv, write_model
 
 NAME = "me/desk"
 FILES = {METADATA, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", UNKNOWN}
@@ -131,8 +130,7 @@ def test_numbers_are_those_of_the_students_fingerprint(workspace: Workspace) -> 
 def labelled(workspace: Workspace, why: str, rows: slice) -> str:
     """Writes test texts that are also training texts, with their reasons, and returns the name of the file."""
     name = f"texts/{why.split(maxsplit=1)[0]}.csv"
-    with (workspace.folder / name).open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("text", "label", "why"), *((*row, why) for row in workspace.texts()[rows])])
+    write_csv(workspace.folder / name, ("text", "label", "why"), [(*row, why) for row in workspace.texts()[rows]])
     return name
 
 

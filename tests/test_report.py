@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
 import json
 import re
@@ -23,7 +22,9 @@ from amalgam.tests.workspaces import (
     age,
     amalgam,
     build_once,
+    read_csv,
     up_to_date,
+    write_csv,
     write_texts,
 )
 
@@ -317,8 +318,7 @@ def test_without_test_texts_there_are_texts_to_label_and_their_labels_are_kept(w
     assert workspace("report", "corpus.test=null").out.startswith("verdict: ")
     numbers, path = workspace.numbers(), workspace.folder / "reports/student.to-label.csv"
     quality, verdict = numbers["unlabelled"], numbers["verdict"]
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(path)
     assert quality["to_label"] == len(rows) == TRAIN
     assert sum(label["predicted"] for label in quality["labels"]) == TRAIN
     text = Page(page_of(workspace)).text
@@ -332,10 +332,7 @@ def test_without_test_texts_there_are_texts_to_label_and_their_labels_are_kept(w
     workspace("report", "corpus.test=null")
     assert path.read_bytes() == before
 
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows({**row, "label": gold[row["text"]]} for row in rows)
+    write_csv(path, rows[0], [{**row, "label": gold[row["text"]]}.values() for row in rows])
     labelled = path.read_bytes()
     assert "was kept" in workspace("report", "corpus.test=null").err
     workspace("run", "corpus.test=reports/student.to-label.csv")
@@ -351,8 +348,7 @@ def test_a_student_trained_again_under_its_name_can_be_made_again(workspace: Wor
     file, better = ("-c", "other.yaml"), ("student.epochs=20", "student.learning_rate=1e-2")
     workspace.config.rename(workspace.folder / "other.yaml")
     workspace("run", *file, *better)
-    predicted = workspace("predict", *file, "--input", "texts/test.csv").out
-    labels = [row["label"] for row in csv.DictReader(predicted.splitlines())]
+    labels = [row["label"] for row in workspace("predict", *file, "--input", "texts/test.csv").rows]
     labels[:2] = [own[0] for own in TEACHER_LABELS.values()]  # both teachers have a test text
     workspace.write([(text, label) for (text, _), label in zip(workspace.texts("test"), labels, strict=True)], "test")
     workspace("run", *file, *better)

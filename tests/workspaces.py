@@ -6,6 +6,7 @@ A workspace is a folder with texts, two tiny random teachers, an encoder and ama
 from __future__ import annotations
 
 import contextlib
+import csv
 import fcntl
 import io
 import json
@@ -16,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
@@ -79,6 +80,11 @@ class CommandResult:
     @property
     def json(self) -> Any:
         return json.loads(self.out)
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """The rows of a csv table by column."""
+        return list(csv.DictReader(io.StringIO(self.out)))
 
 
 @dataclass(frozen=True)
@@ -468,6 +474,17 @@ def write_texts(path: Path, rows: Sequence[Row]) -> None:
         frame.write_ndjson(path)
     else:
         frame.write_parquet(path)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Return the rows by column."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
 
 
 def write_model(

@@ -62,6 +62,12 @@ def workspace(fresh: Workspace) -> Workspace:
     return fresh
 
 
+@pytest.fixture
+def file(workspace: Workspace) -> Path:
+    """Returns the experiment's file of predictions."""
+    return workspace.folder / "predictions/second.csv"
+
+
 def test_its_rows_are_the_teachers_predictions(workspace: Workspace) -> None:
     workspace("report")
     experiment = Experiment.load(workspace.config)
@@ -118,10 +124,10 @@ def test_texts_are_named_by_their_ids(workspace: Workspace) -> None:
     assert "no prediction for 1 of corpus.train" in workspace.attempt("cache-teachers").err
 
 
-def test_a_new_text_needs_a_row_and_costs_itself(workspace: Workspace) -> None:
+def test_a_new_text_needs_a_row_and_costs_itself(workspace: Workspace, file: Path) -> None:
     workspace("build-targets")
     assert workspace.plan()["build-targets"]["state"] == "current"
-    file, new = workspace.config.parent / "predictions/second.csv", ("a new text about the judge", "law")
+    new = "a new text about the judge", "law"
     workspace.write([*workspace.texts(), new])
     refused = workspace.attempt("build-targets")
     every = len(workspace.texts()) + len(workspace.texts("test"))
@@ -143,9 +149,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faulty_rows_are_named(workspace: Workspace, fault: str) -> None:
+def test_faulty_rows_are_named(workspace: Workspace, file: Path, fault: str) -> None:
     column, value, words = FAULTS[fault]
-    file = workspace.config.parent / "predictions/second.csv"
     frame = pl.read_csv(file)
     wrong = pl.when(pl.int_range(pl.len()) == 2).then(value).otherwise(pl.col(column)).alias(column)
     if fault == "the sum":
@@ -163,8 +168,7 @@ def test_a_line_of_jsonl_without_a_label_is_named(fresh: Workspace) -> None:
     assert "line 5: law has no value" in fresh.attempt("cache-teachers").err
 
 
-def test_a_file_that_cannot_be_used_is_refused_by_plan(workspace: Workspace) -> None:
-    file = workspace.config.parent / "predictions/second.csv"
+def test_a_file_that_cannot_be_used_is_refused_by_plan(workspace: Workspace, file: Path) -> None:
     good = file.read_text("utf-8")
     for content, words in {
         "text,note\na text,91%\n": "has no predictions: its columns are text, note; note is no number: 91%",
@@ -181,8 +185,7 @@ def test_a_file_that_cannot_be_used_is_refused_by_plan(workspace: Workspace) -> 
 
 
 @pytest.mark.parametrize("form", ["columns", "scores", "logits", "lists as text", "spellings", "a wrong sum"])
-def test_faulty_rows_at_the_start_are_refused_by_plan(workspace: Workspace, form: str) -> None:
-    file = workspace.config.parent / "predictions/second.csv"
+def test_faulty_rows_at_the_start_are_refused_by_plan(workspace: Workspace, file: Path, form: str) -> None:
     frame = pl.read_csv(file)
     fixes = {
         "columns": (frame.with_columns(pl.col(SECOND) * 100), "fix: divide the percentages by 100\n"),
@@ -208,15 +211,13 @@ def test_faulty_rows_at_the_start_are_refused_by_plan(workspace: Workspace, form
     assert fixes[form][1] in workspace.refusal(2, "plan")
 
 
-def test_texts_in_another_spelling_are_explained(workspace: Workspace) -> None:
-    file = workspace.config.parent / "predictions/second.csv"
+def test_texts_in_another_spelling_are_explained(workspace: Workspace, file: Path) -> None:
     write(pl.read_csv(file).with_columns(pl.col("text").str.to_lowercase()), file)
     refused = workspace.attempt("cache-teachers")
     assert "fix: name the texts as the corpus has them, with their case and their blanks" in refused.err
 
 
-def test_predictions_of_another_student_are_labels_with_a_score(workspace: Workspace) -> None:
-    file = workspace.config.parent / "predictions/second.csv"
+def test_predictions_of_another_student_are_labels_with_a_score(workspace: Workspace, file: Path) -> None:
     every = [*workspace.texts(), *workspace.texts("test")]
     labels = (SECOND * len(every))[: len(every)]
     rows = {"row": range(2, len(every) + 2), "key": [text_key((text,)).hex() for text, _ in every], "id": ""}
@@ -235,8 +236,7 @@ SPELLINGS: dict[str, Callable[[pl.DataFrame], str]] = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_spellings_of_a_csv(workspace: Workspace, spelling: str) -> None:
-    file = workspace.config.parent / "predictions/second.csv"
+def test_spellings_of_a_csv(workspace: Workspace, file: Path, spelling: str) -> None:
     file.write_text(SPELLINGS[spelling](pl.read_csv(file)), "utf-8", newline="")
     workspace("cache-teachers")
     logits = Experiment.load(workspace.config).logits("second").collect()
@@ -279,8 +279,8 @@ UNREADABLE: dict[str, tuple[Callable[[pl.DataFrame], str | bytes], str]] = {
 
 
 @pytest.mark.parametrize("fault", UNREADABLE)
-def test_the_error_of_a_csv_names_its_fault(workspace: Workspace, fault: str) -> None:
-    file, (spoiled, words) = workspace.config.parent / "predictions/second.csv", UNREADABLE[fault]
+def test_the_error_of_a_csv_names_its_fault(workspace: Workspace, file: Path, fault: str) -> None:
+    spoiled, words = UNREADABLE[fault]
     content = spoiled(pl.read_csv(file))
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     refused = workspace.attempt("cache-teachers")
@@ -322,8 +322,7 @@ def test_an_id_names_one_text_of_both_parts(workspace: Workspace) -> None:
     assert "40 ids of corpus.train name another text of corpus.test" in refused.err
 
 
-def test_labels_without_names_are_renamed(workspace: Workspace) -> None:
-    file = workspace.config.parent / "predictions/second.csv"
+def test_labels_without_names_are_renamed(workspace: Workspace, file: Path) -> None:
     frame = pl.read_csv(file)
     write(frame.select("text", label=pl.int_range(pl.len()) % 4), file)
     assert 'set rename: {"0": NAME, ...}' in workspace.attempt("plan").err
@@ -333,8 +332,7 @@ def test_labels_without_names_are_renamed(workspace: Workspace) -> None:
     workspace("cache-teachers", f"teachers.1.rename={{{names}}}")
 
 
-def test_numbers_that_begin_late_change_no_column_of_labels(workspace: Workspace) -> None:
-    file = workspace.config.parent / "predictions/second.csv"
+def test_numbers_that_begin_late_change_no_column_of_labels(workspace: Workspace, file: Path) -> None:
     rows = pl.int_range(pl.len())
     late = pl.when(rows > 110).then(rows)
     frame = pl.read_csv(file).with_columns(label=pl.Series(SECOND * ((TRAIN + TEST) // 4)), late=late)
@@ -357,8 +355,7 @@ def test_a_label_without_numbers_in_the_first_rows_is_one(fresh: Workspace, suff
     assert "note" not in refused
 
 
-def test_a_text_with_two_predictions_is_refused(workspace: Workspace) -> None:
-    file = workspace.config.parent / "predictions/second.csv"
+def test_a_text_with_two_predictions_is_refused(workspace: Workspace, file: Path) -> None:
     frame = pl.read_csv(file)
     write(pl.concat([frame, frame[:1]]), file)
     workspace("cache-teachers")  # the same prediction twice is no fault
@@ -404,8 +401,7 @@ def test_faulty_answers_of_a_list_are_named(fresh: Workspace) -> None:
     assert "line 5: label is empty" in refused
 
 
-def test_rows_may_have_one_label(workspace: Workspace) -> None:
-    file = workspace.config.parent / "predictions/second.csv"
+def test_rows_may_have_one_label(workspace: Workspace, file: Path) -> None:
     frame = pl.read_csv(file)
     best = frame.select(pl.concat_list(SECOND).list.arg_max()).to_series().to_list()
     frame = frame.select("text", label=pl.Series([SECOND[place] for place in best]))
@@ -422,8 +418,8 @@ def test_rows_may_have_one_label(workspace: Workspace) -> None:
     assert "row 2: label is empty" in workspace.attempt("cache-teachers").err
 
 
-def test_a_label_may_have_a_score(workspace: Workspace) -> None:
-    file, text = workspace.config.parent / "predictions/second.csv", workspace.texts()[0][0]
+def test_a_label_may_have_a_score(workspace: Workspace, file: Path) -> None:
+    text = workspace.texts()[0][0]
     every = [row[0] for row in [*workspace.texts(), *workspace.texts("test")]]
     labels = [SECOND[place % 4] for place in range(len(every))]
     write(pl.DataFrame({"text": every, "label": labels, "score": [0.7] * len(every)}), file)
@@ -447,8 +443,7 @@ def test_a_label_may_have_a_score(workspace: Workspace) -> None:
     assert unread in workspace("cache-teachers", f"teachers.1.labels=[{', '.join(SECOND)}]").err
 
 
-def test_whole_numbers_are_no_scores(workspace: Workspace) -> None:
-    file = workspace.config.parent / "predictions/second.csv"
+def test_whole_numbers_are_no_scores(workspace: Workspace, file: Path) -> None:
     every = [row[0] for row in [*workspace.texts(), *workspace.texts("test")]]
     labels = [SECOND[place % 4] for place in range(len(every))]
     whole = pl.DataFrame({"text": every, "label": labels, "round": 0, "tokens": 153})
@@ -465,22 +460,19 @@ def test_whole_numbers_are_no_scores(workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "__index_level_0__"])
-def test_row_numbers_of_pandas_are_no_label(workspace: Workspace, name: str) -> None:
-    file = workspace.config.parent / "predictions/second.csv"
+def test_row_numbers_of_pandas_are_no_label(workspace: Workspace, file: Path, name: str) -> None:
     frame = pl.read_csv(file)
     write(frame.with_columns(pl.int_range(pl.len()).alias(name)), file)
     workspace("cache-teachers")
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_infinite_probability_is_refused(workspace: Workspace) -> None:
-    file = workspace.config.parent / "predictions/second.csv"
+def test_an_infinite_probability_is_refused(workspace: Workspace, file: Path) -> None:
     write(pl.read_csv(file).with_columns(law=math.inf), file)
     assert "row 2: the probabilities have the sum inf" in workspace.attempt("cache-teachers").err
 
 
-def test_labels_choose_columns(workspace: Workspace) -> None:
-    file = workspace.config.parent / "predictions/second.csv"
+def test_labels_choose_columns(workspace: Workspace, file: Path) -> None:
     write(pl.read_csv(file).with_columns(confidence=pl.max_horizontal(SECOND)), file)
     refused = workspace.attempt("cache-teachers")
     assert "name the labels of this teacher: `labels: [...]`" in refused.err

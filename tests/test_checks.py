@@ -17,7 +17,7 @@ from amalgam.pipeline.errors import ModelError
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.command_tree import as_overrides
 from amalgam.stages.common.deliveries import MARKS
-from amalgam.tests.workspaces import Workspace, age, amalgam, edit_json
+from amalgam.tests.workspaces import Workspace, age, amalgam, edit_json, flip_bit
 
 
 def _label(workspace: Workspace, form: str, teacher: str = "first") -> None:
@@ -560,6 +560,7 @@ PROPOSED: list[tuple[Callable[[Workspace], object], str, str]] = [
     (break_marks, "predict text", "amalgam run"),
     (break_student, "predict text", "amalgam verify --repair"),
     (break_report, "verify", "written again by `amalgam run"),
+    (lambda workspace: flip_bit(workspace.units()[0]), "verify", "fix: run `amalgam run"),
     (remove_cache, "gc --unused", "amalgam run"),
     (remove_cache, "gc --unused", "amalgam gc"),
     (label_wrongly, "build-targets labels=wrong.csv", "amalgam label --count 50"),

@@ -437,6 +437,10 @@ NO_SECRETS = [
     "TheQuickBrownFoxJumpsOverTheLazyDogAgain",
     "texts/sk-news-classifier-2023.csv",
     "models/hf_sentiment_classifier",
+    "org/hf_model",
+    "hf://datasets/org/name@main",
+    "s3://bucket/a:b/c.csv",
+    "sk-learn",
 ]
 
 

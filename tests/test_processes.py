@@ -149,10 +149,6 @@ def test_a_part_costs_no_more_than_its_share(fresh: Workspace) -> None:
     assert asked[0].units == 0
 
 
-def test_a_part_that_is_none_is_refused(fresh: Workspace) -> None:
-    assert "--part -1/2" in fresh.refusal(2, "run", "--part=-1/2")
-
-
 # ---- machines with different inputs
 
 

@@ -445,13 +445,6 @@ def test_a_moved_model_folder_and_a_renamed_teacher_cost_no_pass(workspace: Work
 # ---- the file
 
 
-def test_comments_blanks_and_the_order_of_keys_rerun_nothing(workspace: Workspace) -> None:
-    text = workspace.config.read_text()
-    start = text.index("targets:")
-    workspace.config.write_text("# a comment\n\n" + text[start:] + "\n" + text[:start])
-    assert workspace.stale() == set()
-
-
 # ---- generate
 
 

@@ -14,15 +14,11 @@ from amalgam.tests.fuzz import experiments, flips, hostile, sequences
 from amalgam.tests.fuzz.command import PARTS, planned
 from amalgam.tests.fuzz.experiments import (
     EXPERIMENTS,
-    INPUTS,
-    OURS,
     Bench,
     Outcome,
-    Snapshot,
-    delivered,
+    bench_of,
     difference,
     results_of,
-    write_canary,
 )
 from amalgam.tests.workspaces import Workspace
 
@@ -32,12 +28,7 @@ def bench(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Give commands more time than a fuzzer does: a slow machine is no fault."""
     monkeypatch.setattr(experiments, "SECONDS", 120.0)
     monkeypatch.setattr(experiments, "MOST_SECONDS", 600.0)
-    cache, canary, folder = tmp_path / "cache", tmp_path / "canary", workspace.folder
-    write_canary(canary)
-    made = Snapshot(*(folder / room for room in OURS), cache)
-    inputs = Snapshot(*(folder / room for room in INPUTS), canary)
-    raw = delivered(workspace, Path.read_bytes)
-    return Bench(workspace, cache, canary, made, inputs, results_of(workspace), raw)
+    return bench_of(workspace, results_of(workspace), tmp_path / "cache", tmp_path / "canary")
 
 
 def test_a_flipped_bit_of_a_unit_is_caught(bench: Bench) -> None:

@@ -355,7 +355,10 @@ def bench(name: str, scratch: Path) -> Bench:
     """Builds an experiment; its path stays the same for all cases, since local copies of packs are found by it."""
     cache_folder, canary = scratch / name / "cache", scratch / name / "canary"
     os.environ["AMALGAM_CACHE"] = str(cache_folder)
-    workspace, results = EXPERIMENTS[name](scratch / name / "experiment")
+    return bench_of(*EXPERIMENTS[name](scratch / name / "experiment"), cache_folder, canary)
+
+
+def bench_of(workspace: Workspace, results: Mapping[str, Any], cache_folder: Path, canary: Path) -> Bench:
     write_canary(canary)
     made = Snapshot(*(workspace.folder / room for room in OURS), cache_folder)
     inputs = Snapshot(*(workspace.folder / room for room in INPUTS), canary)

@@ -380,7 +380,7 @@ def test_bad_rows_can_be_left_out_and_are_counted(desk: Workspace) -> None:
 def test_a_text_that_is_probably_missing_is_named(desk: Workspace) -> None:
     write_texts(desk.folder / "gaps.csv", [("nan", ""), ("a nurse", ""), ("NULL", ""), ("nan", "")])
     result = desk("predict", "--input", "gaps.csv")
-    assert len(rows_of(result)) == 4
+    assert len(result.rows) == 4
     assert "note: 2 rows have the text nan (gaps.csv row 2 is the first): if it is a missing one" in result.err
     assert "note: 1 row has the text NULL (gaps.csv row 4): if it is a missing one" in result.err
 

@@ -12,8 +12,8 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ LIBRARIES = ("numpy", "onnxruntime", "h11")
 TOKENIZER, CONFIG = "tokenizer.json", "config.json"
 SUFFIX = "-onnx"
 
-LAUNCH_TOKENS = 2048
+LAUNCH_TOKENS = 512
 """Tokens of one run of the model, padding included; it bounds the memory of a batch."""
 MOST_PADDING = 0.2
 """Share of padding above which a run is divided."""
@@ -63,6 +63,8 @@ class ExportFolder(Description):
     """Whether padding changes the logits, so that a run has texts of one length."""
     end: int | None
     """The token of which all texts of a run have the same number; None: any number."""
+    int8: bool = False
+    """Whether runs share the threads, instead of the products of a run: those of int8 are too short to be divided."""
 
 
 def export_folder(config: Path, student: Path | None, console: Console) -> ExportFolder:
@@ -116,6 +118,7 @@ def read_export(folder: Path, fix: str, file_option: str = "") -> ExportFolder:
         columns=[str(name) for name in columns] if isinstance(columns, list) else (),
         reads_padding=reads_padding(config),
         end=end_token(config),
+        int8=isinstance(int8, dict),
     )
 
 
@@ -132,12 +135,13 @@ class OnnxStudent:
         from tokenizers import Tokenizer
 
         self.export = export
+        self._pool = ThreadPoolExecutor(threads if export.int8 else 1)
         try:
             self._tokenizer = Tokenizer.from_file(str(export.folder / TOKENIZER))
             self._tokenizer.no_padding()
             if self._tokenizer.truncation is None:
                 self._tokenizer.enable_truncation(export.max_tokens)
-            self._session = onnx_session(export.folder / ONNX_MODEL, threads)
+            self._session = onnx_session(export.folder / ONNX_MODEL, 1 if export.int8 else threads)
             (first,) = self([("the first run takes longer",)])
         except Exception as error:  # both libraries raise classes of their own
             what = f"ONNX Runtime or tokenizers cannot load the export: {shown(str(error), 200)}"
@@ -152,9 +156,10 @@ class OnnxStudent:
         ids = Ragged.of([np.array(each.ids) for each in encoded])
         types = Ragged.of([np.array(each.type_ids) for each in encoded])
         parts = launches(ids.lengths, equal=self.export.reads_padding)
+        runs = [rows for part in parts for rows in by_count(ids, part, self.export.end)]
+        results = self._pool.map(lambda rows: self._logits(ids.take(rows), types.take(rows)), runs)
         predictions: dict[int, Prediction] = {}
-        for rows in chain.from_iterable(by_count(ids, part, self.export.end) for part in parts):
-            logits = self._logits(ids.take(rows), types.take(rows))
+        for rows, logits in zip(runs, results, strict=True):
             for row, probabilities, score in zip(rows.tolist(), softmax(logits), unknown_score(logits), strict=True):
                 predictions[row] = Prediction(probabilities, float(score), bool(encoded[row].overflowing))
         return [predictions[row] for row in range(len(texts))]

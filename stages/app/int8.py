@@ -155,10 +155,11 @@ def write_int8(fp32: Path, path: Path) -> None:
     weights = {each.name: each for each in graph.initializer if len(each.dims) == 2 and each.data_type == FLOAT}
     rewritten = _Int8Graph()
     for node in graph.node:
-        transposed = any(option.name == "transB" and option.i for option in node.attribute)  # heads, which stay fp32
-        if node.op_type in ("MatMul", "Gemm") and node.input[1] in weights and not transposed:
+        # Heads, which have transposed weights, and selected columns stay fp32.
+        is_other = any(option.i for option in node.attribute if option.name in ("transA", "transB", "axis"))
+        if node.op_type in ("MatMul", "Gemm") and node.input[1] in weights and not is_other:
             rewritten.product(node, weights[node.input[1]])
-        elif node.op_type == "Gather" and node.input[0] in weights:
+        elif node.op_type == "Gather" and node.input[0] in weights and not is_other:
             rewritten.lookup(node, weights[node.input[0]])
         else:
             rewritten.nodes.append(node)

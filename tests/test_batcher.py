@@ -69,6 +69,9 @@ def test_runs_of_the_model_have_every_text_once_and_few_tokens_of_padding() -> N
         equal = list(launches(lengths, equal=True))
         assert sorted(row for rows in equal for row in rows) == list(range(count))
         assert all(len(set(lengths[rows])) == 1 for rows in equal)
+        short = list(launches(lengths, 100))
+        assert sorted(row for rows in short for row in rows) == list(range(count))
+        assert all(len(rows) == 1 or lengths[rows].max() * len(rows) <= 100 for rows in short)
 
 
 # ---- messages of the server

@@ -134,7 +134,7 @@ class OnnxStudent:
     def __init__(self, export: ExportFolder, threads: int) -> None:
         from tokenizers import Tokenizer
 
-        self.export = export
+        self.export, self._threads = export, threads
         self._pool = ThreadPoolExecutor(threads if export.int8 else 1)
         try:
             self._tokenizer = Tokenizer.from_file(str(export.folder / TOKENIZER))
@@ -155,7 +155,8 @@ class OnnxStudent:
         encoded = self._tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in texts])
         ids = Ragged.of([np.array(each.ids) for each in encoded])
         types = Ragged.of([np.array(each.type_ids) for each in encoded])
-        parts = launches(ids.lengths, equal=self.export.reads_padding)
+        share = ids.lengths.sum() // self._threads if self.export.int8 else LAUNCH_TOKENS  # a run for each thread
+        parts = launches(ids.lengths, min(share, LAUNCH_TOKENS), equal=self.export.reads_padding)
         runs = [rows for part in parts for rows in by_count(ids, part, self.export.end)]
         results = self._pool.map(lambda rows: self._logits(ids.take(rows), types.take(rows)), runs)
         predictions: dict[int, Prediction] = {}
@@ -182,15 +183,18 @@ def onnx_session(path: Path, threads: int) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def launches(lengths: Any, *, equal: bool = False) -> Iterator[Any]:
-    """Yields the rows of each run of the model: texts of similar length with little padding, or of one length."""
+def launches(lengths: Any, most: int = LAUNCH_TOKENS, *, equal: bool = False) -> Iterator[Any]:
+    """Yields the rows of each run of the model: texts of similar length with little padding, or of one length.
+
+    A run of several texts has at most `most` tokens.
+    """
     order = np.argsort(-lengths, kind="stable")
     begin, real = 0, 0
     for index, row in enumerate(order):
         padded = int(lengths[order[begin]]) * (index - begin + 1)
         too_padded = real >= LEAST_TOKENS and padded * (1 - MOST_PADDING) > real + int(lengths[row])
         is_other = equal and lengths[row] != lengths[order[begin]]
-        if index > begin and (padded > LAUNCH_TOKENS or too_padded or is_other):
+        if index > begin and (padded > most or too_padded or is_other):
             yield order[begin:index]
             begin, real = index, 0
         real += int(lengths[row])

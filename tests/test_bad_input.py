@@ -382,6 +382,17 @@ def test_a_teacher_with_its_labels_in_another_order_gives_equal_targets(fresh: W
     assert largest_difference(ours, built_shop.targets()) < 1e-5
 
 
+def test_a_teacher_without_label_names_is_refused(fresh: Workspace) -> None:
+    names = {index: f"LABEL_{index}" for index in range(4)}
+    by_name = {name: index for index, name in names.items()}
+    edit_json(fresh.folder / "models/first/config.json", id2label=names, label2id=by_name)
+    err = fresh.refusal(2, "run")
+    assert "LABEL_0" in err
+    assert re.search("^fix: .*labels.* 4 ", err, re.MULTILINE)
+    assert "teacher first" in err
+    fresh("cache-teachers", "teachers.0.labels=[banking, computing, cooking, football]")
+
+
 def test_a_teacher_without_dropout_is_refused_with_a_fix(fresh: Workspace) -> None:
     rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), 0.0)
     edit_json(fresh.folder / "models/first/config.json", **rates)

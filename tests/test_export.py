@@ -385,7 +385,6 @@ def int8_facts(
         "lost": lost,
         "accuracy_fp32": before,
         "accuracy_int8": after,
-        "independent_texts": True,
         "speed": [],
     }
 

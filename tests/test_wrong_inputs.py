@@ -107,6 +107,8 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, f"gc --yes {FILE}", 2, "amalgam.yaml is a file, not a folder"),
     (nothing, f"status {FILE}", 2, "amalgam.yaml is a file, not a folder"),
     (nothing, "verify students/student", 2, "write field=value"),
+    (nothing, "verify --repair execution.workspace=texts", 2, "neither empty nor a workspace"),
+    (nothing, "gc --json --yes execution.workspace=texts", 2, "neither empty nor a workspace"),
     (delete("artifacts/cache-teachers"), "gc --yes --unused", 1, "HEAD.json names a result of cache-teachers"),
     (folder_in_place_of("artifacts/WORKSPACE.json"), "gc --yes", 1, "artifacts/WORKSPACE.json"),
     (write("artifacts/WORKSPACE.json", "{}"), "gc --yes execution.workspace=s3://", 2, "BUCKET/PREFIX"),

@@ -127,7 +127,6 @@ def quantise(classifier: Classifier, folder: Path, texts: int8.ComparedTexts, co
     logits, int8_speed = _timed(INT8, arrays.stat().st_size, by_numpy, inputs)
     return {
         **int8.agreement(classifier.labels, texts, expected.argmax(axis=1), logits.argmax(axis=1)),
-        "independent_texts": True,
         "speed": [torch_speed, fp32_speed, int8_speed],
     }
 

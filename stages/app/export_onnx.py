@@ -17,7 +17,7 @@ from amalgam.data.demo_corpus import generate
 from amalgam.data.keys import shown
 from amalgam.data.tokens import encode, uses_token_types
 from amalgam.pipeline.errors import MOST_LINE, WorkError, first_line
-from amalgam.stages.app.int8 import ComparedTexts, Int8Facts, compare, write_int8
+from amalgam.stages.app.int8 import ComparedTexts, OnnxInt8Facts, compare, write_int8
 from amalgam.stages.app.student import StudentFolder
 from amalgam.stages.common.device import check_libraries
 from amalgam.stages.common.inference.batches import Classifier, model_inputs
@@ -39,7 +39,7 @@ def write(classifier: Classifier, folder: Path) -> dict[str, Any]:
     return check_parity(classifier, folder / ONNX_MODEL)
 
 
-def quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, _config: Path | None) -> Int8Facts:
+def quantise(classifier: Classifier, folder: Path, texts: ComparedTexts, _config: Path | None) -> OnnxInt8Facts:
     fp32, model = folder / "fp32.onnx", folder / ONNX_MODEL
     model.rename(fp32)
     write_int8(fp32, model)

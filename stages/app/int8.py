@@ -70,9 +70,12 @@ class Int8Agreement(TypedDict):
 
 
 class Int8Facts(Int8Agreement):
+    speed: list[Speed]
+
+
+class OnnxInt8Facts(Int8Facts):
     independent_texts: bool
     """Whether the texts of a batch do not change each other's answers."""
-    speed: list[Speed]
 
 
 # ---- the texts
@@ -227,7 +230,7 @@ class _Int8Graph:
         return self._array(f"{array.name}_int8", numbers), self._array(f"{array.name}_scales", scales)
 
 
-def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts) -> Int8Facts:
+def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts) -> OnnxInt8Facts:
     """Returns accuracy, agreement, size and speed of the int8 model next to the student."""
     tokens = encode(classifier.tokenizer, texts.texts, classifier.limit, types=classifier.types)
     logits = predict(classifier.model, tokens.ids, pad_id=classifier.pad_id, type_ids=tokens.type_ids)
@@ -294,21 +297,18 @@ def _start(path: Path, *, parallel: bool = False) -> tuple[Callable[[Any], Array
     `parallel`: each core runs a part of the batch instead of a part of each product, as `amalgam serve` does with int8.
     """
     began, cores = time.perf_counter(), usable_cores()
-    session = onnx_session(path, 1 if parallel else cores)
-    pool, seconds = ThreadPoolExecutor(cores), time.perf_counter() - began
+    threads, workers = (1, cores) if parallel else (cores, 1)
+    session, pool = onnx_session(path, threads), ThreadPoolExecutor(workers)
+    seconds = time.perf_counter() - began
 
-    def run(inputs: dict[str, Array]) -> Array:
-        return session.run(["logits"], inputs)[0]
+    def run(inputs: Any) -> Array:
+        def run_part(rows: Array) -> Array:
+            return session.run(["logits"], {name: value.numpy()[rows] for name, value in inputs.items()})[0]
 
-    def run_batch(inputs: Any) -> Array:
-        arrays = {name: value.numpy() for name, value in inputs.items()}
-        rows = len(arrays["input_ids"])
-        parts = np.array_split(np.arange(rows), min(rows, cores) if parallel else 1)
-        return np.concatenate(
-            list(pool.map(run, [{name: value[part] for name, value in arrays.items()} for part in parts]))
-        )
+        count = len(inputs["input_ids"])
+        return np.concatenate(list(pool.map(run_part, np.array_split(np.arange(count), min(count, workers)))))
 
-    return run_batch, seconds
+    return run, seconds
 
 
 def _texts_per_second(

@@ -114,7 +114,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 24  # the share of texts of no label is separate from the estimates, which need more labels
+    VERSION = 25  # the intervals of estimated accuracies are wider
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")

@@ -87,7 +87,7 @@ class BlockSums(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 27  # the sum of the evidence is scaled by the clearest texts
+    VERSION = 28  # the interval of the estimated accuracy is wider
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"

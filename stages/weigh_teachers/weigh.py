@@ -82,7 +82,7 @@ MAP_ROUNDS = 2
 LEAST_EXCLUSION = 0.05
 """Least exclusion in the weight of a kind of evidence, so that each kind has a weight."""
 
-ACCURACY_ODDS, ODDS_FACTOR = 0.6, 2.0
+ACCURACY_ODDS, ODDS_FACTOR = 0.6, 2.5
 """Odds of the targets' accuracy against those of the share that the best map confirms; factor of a 95 % interval.
 
 `benchmarks/choice.py accuracy` measures both.

@@ -97,7 +97,7 @@ def demo(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Distil three small classifiers into one student: offline, in minutes. A second run recomputes nothing."""
+    """Train three small classifiers, and students from them by several methods: offline, in minutes."""
     from amalgam.stages.app.demo import run_data_free, run_demo
 
     fields = overrides or []
@@ -282,7 +282,7 @@ def plan(
     ] = False,
     tree: Annotated[bool, typer.Option("--tree", help="Print the stages as a tree instead of a table.")] = False,
 ) -> None:
-    """Print the stages that `run` would run, with reasons and costs. Nothing runs."""
+    """Print the stages that `run` would run, with reasons and costs. Nothing runs without --estimate."""
     commands.show_plan(config, overrides or [], as_json=as_json, measure=measure, tree=tree)
 
 

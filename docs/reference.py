@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from pydantic import BaseModel, TypeAdapter
@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from amalgam.data import parquet
 from amalgam.data.parquet import Column
 from amalgam.pipeline import errors
+from amalgam.pipeline.config.load import ON_GENERATED
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.execution.plan import Reason
 from amalgam.stages.methods import METHODS, NAMES, value_texts
@@ -30,7 +31,7 @@ FILES = {
     "WRITTEN": "`generate/FAMILY/units/*.parquet`",
     "GENERATED": "`generate/FINGERPRINT/texts-*.parquet`",
     "CACHE_TEXTS": "`cache-teachers/FAMILY/units/*.parquet`",
-    "CACHE_LOGITS": "the same, in files of answers without dropout",
+    "CACHE_LOGITS": "the same, in files with logits without dropout",
     "CACHE_PASSES": "the same, in files of passes",
     "STOPS": "the same, of decisions with `cache.adaptive`",
     "STOP_CONFIDENCES": "the same, of the last decision",
@@ -260,9 +261,14 @@ def _methods() -> Iterator[str]:
     )
     rows = []
     for name, method in METHODS.items():
-        sets = [f"`{s}.{k}={v}`" for s, fields in method.defaults.items() for k, v in fields.items()]
-        rows.append([f"`{name}`", method.source, method.needs, ", ".join(sets) or "no training"])
+        sets = ", ".join(_settings(method.defaults)) or "no training"
+        sets += f"; {ON_GENERATED} {', '.join(_settings(method.on_generated))}" if method.on_generated else ""
+        rows.append([f"`{name}`", method.source, method.needs, sets])
     yield from _table(["`student.method`", "from", "needs", "sets"], rows)
+
+
+def _settings(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    return (f"`{section}.{name}={value}`" for section, fields in sections.items() for name, value in fields.items())
 
 
 def _errors() -> Iterator[str]:

@@ -78,6 +78,8 @@ def test_texts_that_trained_teachers_learned_do_not_measure_them(fresh: Workspac
 
 def test_an_audit_without_cache_is_refused_with_the_command_that_fills_it(fresh: Workspace) -> None:
     assert "`amalgam cache-teachers`" in fresh.refusal(2, "audit")
+    method = "student.method=amalgam"
+    assert f"`amalgam weigh-teachers {method}`, then `amalgam audit {method}`" in fresh.refusal(2, "audit", method)
     refused = fresh.attempt("audit", "student.method=muka-soft", "cache.passes=6")
     fix = "cache-teachers student.method=muka-soft cache.passes=6`, then `amalgam audit student.method=muka-soft cache"
     assert fix in refused.err

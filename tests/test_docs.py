@@ -377,6 +377,7 @@ def test_reference_pages_are_made_from_the_code() -> None:
         assert f"## amalgam {name}\n" in pages["reference/commands.md"]
     assert "| `entropy_nats` | `float32` |" in pages["reference/columns.md"]
     assert "| `muka-soft` |" in pages["reference/methods.md"]
+    assert "; on generated texts `targets.mode=soft`, " in pages["reference/methods.md"]
     assert "| `DataError` | 3 |" in pages["reference/errors.md"]
 
 

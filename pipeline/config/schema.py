@@ -242,8 +242,8 @@ class Corpus(ConfigSection):
     """
 
     train: Texts | None = None
-    """Training texts, required without a `generate` section, but for as-dfd. Their labels, if any, train only teachers
-    and methods with gold labels; the report measures the targets by them."""
+    """Training texts; required, except for as-dfd and with a `generate` section. Their labels, if any, train only
+    teachers and methods with gold labels; the report measures the targets by them."""
     validation: Texts | None = None
     """Labelled texts on which the student's best checkpoint is selected."""
     test: Texts | None = None
@@ -340,7 +340,8 @@ class Generate(ConfigSection):
     """Causal language model: a folder (./like/this), a Hub id, or package:module/folder."""
     revision: Revision = None
     prompt: Annotated[Texts, AfterValidator(_check_prompts)] | None = None
-    """Prompts before a text; {label} is replaced by the class. They are no part of the text."""
+    """Prompts before a text; {label} is replaced by the class. They are no part of the text. null: none for steered,
+    three for prompted."""
     steering_strength: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """Exponent lambda of the teacher's class probability; a token's weight is its language-model probability times that
     power."""
@@ -396,7 +397,7 @@ class Cache(ConfigSection):
     does, else 0. With amalgam, at most 200 texts run 16: a sample that audits the choice without passes."""
     adaptive: bool = False
     """With MUKA, a sample runs K passes, and other texts stop where their most confident teacher is settled. Their
-    confidences are predicted: the choice of teachers is the same, but the weights of texts are less exact."""
+    confidences are predicted: the choice of teachers is nearly the same, the weights of texts are less exact."""
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
     """Random seed of dropout; each mask is a pure function of (seed, teacher, text, pass, site)."""
     dropout: Rate | Literal["last-layer"] | None = None
@@ -476,7 +477,7 @@ class Student(ConfigSection):
     the file sets targets.mode or objective.name; then the other fields have their own defaults."""
     encoder: Text = "sentence-transformers/all-MiniLM-L6-v2"
     """Encoder from which the student starts: a folder (./like/this), Hub id, package:module/folder, or teacher:NAME for
-    that teacher's body. static:ENCODER: token vectors of this encoder and one convolution, without a transformer."""
+    that teacher's encoder. static:ENCODER: token vectors of this encoder and one convolution, without a transformer."""
     revision: Revision = None
     layers: Positive | None = None
     """Number of encoder layers to keep, counted from the first; null: all."""

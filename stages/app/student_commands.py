@@ -55,7 +55,7 @@ The folder has model.onnx (inputs input_ids, attention_mask and, for encoders th
 logits; any batch, any length the student takes), tokenizer.json and config.json with the labels' names. It is written
 only if ONNX Runtime and torch agree on 32 texts; export.json has the figure.
 An int8 model that loses more than 0.4 points of accuracy is refused without --force. --numpy exports static students.
-Needs: pip install 'amalgam-distill[onnx]'
+--onnx needs: pip install 'amalgam-distill[onnx]'
 """
 
 

@@ -479,12 +479,14 @@ def audit(run: Run, states: Sequence[StageState]) -> AuditSection:
     state = next((state for state in states if state.stage == "cache-teachers"), None)
     if state is None:
         raise ExperimentError("this experiment has no teachers to audit", where="teachers", fix="name at least one")
+    weighs = any(state.stage == "weigh-teachers" for state in states)
     if state.state != "current":
+        needed = "weigh-teachers" if weighs else "cache-teachers"
         what = f"the teachers' predictions are not in the cache ({state.why})"
-        fix = f"run `amalgam cache-teachers{run.options}`, then `amalgam audit{run.options}` again"
-        fix = fix if run.file else "experiment.run(until='cache-teachers'), then experiment.audit()"
+        fix = f"run `amalgam {needed}{run.options}`, then `amalgam audit{run.options}` again"
+        fix = fix if run.file else f"experiment.run(until={needed!r}), then experiment.audit()"
         raise ExperimentError(what, where=run.store.where(run.store.root / "cache-teachers"), fix=fix)
     inputs = audit_inputs(run)
-    if inputs.read_weights is None and any(state.stage == "weigh-teachers" for state in states):
+    if inputs.read_weights is None and weighs:
         run.console.note("the teacher weights are not built: the audit uses those of MUKA; run weigh-teachers first")
     return audit_texts(inputs, audited_texts(inputs, load.train_part(run).buckets))

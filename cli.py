@@ -378,7 +378,7 @@ def label(  # noqa: PLR0913 - the options of a command
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write random training texts to label; with a filled file, print the changes by their labels."""
+    """Write random training texts to label; with a filled file, print the changes by its labels."""
     commands.label(arguments or [], config, count=count, seed=seed, out=out, as_json=as_json)
 
 
@@ -398,7 +398,7 @@ def schema() -> None:
 
 @app.command(rich_help_panel=START, epilog=examples("amalgam doctor", "amalgam doctor -c other.yaml"))
 def doctor(overrides: Overrides = None, config: Config = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """Print versions, device and disk, and the missing pieces with their fixes."""
+    """Print versions, device and disk, and the faults of models and texts with their fixes."""
     commands.show_health(config, overrides or [], as_json=as_json)
 
 

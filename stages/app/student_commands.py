@@ -102,7 +102,7 @@ def predict(  # noqa: PLR0913 - the options of a command
     student: StudentOption = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN", help="The text column; twice for pairs. [default: corpus.text]"),
+        typer.Option(metavar="COLUMN", help="Text column; twice: pairs. [default: corpus.text, text with --student]"),
     ] = None,
     id_column: Annotated[str | None, typer.Option("--id", metavar="COLUMN", help="A column to copy as id.")] = None,
     top: Annotated[int, typer.Option(min=1, metavar="K", help="Number of most likely labels for each text.")] = 1,

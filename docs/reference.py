@@ -62,13 +62,13 @@ REASONS = {
 
 WHEN = {
     "AmalgamError": "the base class of all errors; also a disk error, with the path",
-    "ExperimentError": "an error in the experiment file or the command line; no stage has run",
+    "ExperimentError": "an error in the experiment file or the command line",
     "ModelError": "a model of the experiment cannot be used",
     "DataError": "an error in the texts; the message names file, row and field",
     "QualityError": "the student misses `amalgam report --fail-under` or `--fail-if-worse-than`",
     "WorkError": "a unit of work failed; earlier committed units stay",
     "DiskFullError": "the disk is full; free some space and run again",
-    "InputChangedError": "a model or a file of texts changed while it was read, eight times in a row",
+    "InputChangedError": "a model, a file of texts or the experiment file of a sweep changed during the run",
     "DamagedError": "a stored file differs from its digest: it is quarantined, and the next run recomputes it",
     "OutputError": "stdout cannot be written, such as on a full disk; results in the workspace stay",
     "FaultError": "a fault of amalgam itself; `where` is a file with the traceback, without secrets, to report",

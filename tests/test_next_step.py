@@ -200,6 +200,8 @@ def test_of_selected_test_texts_only_random_ones_count_but_for_the_ensemble(work
     numbers = workspace.numbers()
     assert numbers["evaluation"]["n"] == 20
     assert numbers["evaluation"]["selected"] == {"texts": 17, "random": 20, "unused": 5}
+    folder = workspace.artifacts / "report" / workspace.head("report")
+    assert json.loads((folder / "report.json").read_text())["made"]["student"]["texts"] == 37  # all take time
     assert sum(row["n"] for row in numbers["student_quality"]["classes"]) == 20
     rivals = {rival["kind"]: rival["n"] for rival in numbers["verdict"]["rivals"]}
     assert (rivals["ensemble"], rivals["zero-shot"], rivals["most frequent label"]) == (32, 20, 20)

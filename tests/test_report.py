@@ -376,6 +376,15 @@ def test_a_supervised_student_decides_nothing_without_its_targets(workspace: Wor
     assert kinds["gold"] == "supervised student"
 
 
+def test_training_texts_without_a_target_are_no_targets_that_a_student_misses(fresh: Workspace) -> None:
+    fresh.replace_teachers("")
+    fresh.write([(text, "none" if row % 2 else label) for row, (text, label) in enumerate(fresh.texts())])
+    fresh("run", "targets.mode=supervised", "corpus.unknown=none", "corpus.test=null")
+    unlabelled = fresh.numbers()["unlabelled"]
+    assert unlabelled["n"] == sum(row["expected"] for row in unlabelled["labels"]) == TRAIN / 2
+    assert all(row["expected"] == row["mass"] for row in unlabelled["labels"])
+
+
 def test_notes_of_the_run_are_kept(workspace: Workspace) -> None:
     def notes() -> list[str]:
         return [note["note"] for note in workspace.numbers()["notes"] if note["stage"] == "train-student"]

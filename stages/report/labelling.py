@@ -84,9 +84,14 @@ class _FirstTexts:
     """[texts, labels], if targets are distributions over the labels."""
 
     @property
+    def has_target(self) -> Array:
+        """Returns whether each text has a target; a text with a gold label of no teacher has none [texts]."""
+        return np.ones(len(self.keys), bool) if self.targets is None else np.asarray(self.targets.any(axis=1))
+
+    @property
     def predicted_rows(self) -> Array:
         """Returns the rows of the first held-out texts, which the student predicts."""
-        return np.flatnonzero(self.held_out)[:MOST_HELD_OUT]
+        return np.flatnonzero(self.held_out & self.has_target)[:MOST_HELD_OUT]
 
 
 @dataclass(frozen=True)
@@ -200,7 +205,7 @@ def _first_texts(inputs: LabellingInputs) -> _FirstTexts:
 def _sample(inputs: LabellingInputs, first: _FirstTexts) -> _Sample:
     """Predicts the first texts, held-out ones first."""
     rows = first.predicted_rows
-    others = np.flatnonzero(~first.held_out)[: types.MOST_PREDICTED - len(rows)]
+    others = np.flatnonzero(~first.held_out & first.has_target)[: types.MOST_PREDICTED - len(rows)]
     chosen = np.sort(np.concatenate([rows, others]))
     table = rows_at(inputs.store, first.buckets, chosen.tolist())
     logits = inputs.teacher_logits(first.buckets, table)

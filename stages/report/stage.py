@@ -343,7 +343,8 @@ def _measured(run: Run, test: Part) -> tuple[Evaluation, StudentQuality, Student
         unused = int((all_answers.picked == Picked.HARD).sum())
         if unused:
             evaluation["selected"]["unused"] = unused
-    speed = StudentSpeed(texts=len(answers.gold), seconds=round(answers.seconds, 3)) if learns else None
+    # All labelled texts were predicted, also selected ones.
+    speed = StudentSpeed(texts=len(all_answers.gold), seconds=round(all_answers.seconds, 3)) if learns else None
     return evaluation, quality, speed
 
 

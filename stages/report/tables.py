@@ -98,12 +98,13 @@ def system_name(system: SystemEstimate) -> str:
 
 def unknown_line(unknown: json_types.UnknownQuality) -> str:
     """Returns how many texts the student flags as unknown, for the terminal and the page."""
-    labelled = f"{percent(unknown['labelled_flagged'] / max(unknown['labelled'], 1))} of {unknown['labelled']:,}"
+    n, of_labelled = unknown["labelled"], percent(unknown["labelled_flagged"] / max(unknown["labelled"], 1))
     if unknown["auroc"] is None:
-        return f"the student flags {labelled} test texts as unknown"
-    flagged = f"{percent(unknown['unknown_flagged'] / unknown['unknown'])} of {unknown['unknown']:,} unknown test texts"
+        return f"the student flags {of_labelled} of {counted(n, 'test text')} as unknown"
+    flagged = percent(unknown["unknown_flagged"] / unknown["unknown"])
+    flagged += f" of {counted(unknown['unknown'], 'unknown test text')} and {of_labelled} of {counted(n, 'other')}"
     auroc = f"AUROC {unknown['auroc']:.3f}, 95 % interval {unknown['low']:.3f} to {unknown['high']:.3f}"
-    return f"the student flags {flagged} and {labelled} others as unknown ({auroc})"
+    return f"the student flags {flagged} as unknown ({auroc})"
 
 
 def header(groups: Iterable[str]) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from amalgam.data.arrays import Array, Keys
+from amalgam.data.keys import shown_name
 from amalgam.data.lazy import np, pa, pc
 from amalgam.data.parquet import LABELLED_WEIGHTS, WEIGHTS, build_table, key_array, read_table, write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
@@ -162,7 +163,7 @@ class WeighTeachers(Stage):
         )
         if is_first:
             fit = params.facts
-            fit["notes"] += [*_notes_on_labels(run, weighed.predicted), *_note_on_exclusion(run, fit)]
+            fit["notes"] += [*notes_on_labels(run, weighed.predicted), *_note_on_exclusion(run, fit)]
             fit["names"] = _as_good_orders(run, texts, weighed.predicted)
             facts["fit"] = {**fit, "fitted": len(weights)}
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
@@ -326,15 +327,15 @@ def _as_good_orders(run: Run, texts: Texts, predicted: Array) -> dict[str, float
     return shares
 
 
-def _notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
+def notes_on_labels(run: Run, predicted: Array) -> Iterator[str]:
     """Yields a note for each teacher of several labels that predicts one of them for nearly all texts."""
     space = distinct_teachers(run).space
     for teacher, labels, alone in zip(space.columns, predicted.T, one_label(predicted), strict=True):
         if alone and len(space.columns[teacher]) > 1:
             counts = np.bincount(labels)
-            share = percent(counts.max() / len(labels))
+            label, share = shown_name(space.names[counts.argmax()]), percent(counts.max() / len(labels))
             yield (
-                f"teacher {teacher} predicts {space.names[counts.argmax()]} for {share} of the texts, so its "
+                f"teacher {teacher} predicts {label} for {share} of the texts, so its "
                 f"evidence is weak: label some texts ({LABEL})"
             )
 

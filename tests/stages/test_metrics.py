@@ -13,6 +13,7 @@ from amalgam.data.keys import LabelSpace
 from amalgam.pipeline.errors import DataError, WorkError
 from amalgam.stages.report.evaluation import SystemPredictions, ensemble, evaluate
 from amalgam.stages.report.quality import unknown_quality
+from amalgam.stages.report.tables import unknown_line
 
 LABELS = LabelSpace(("a", "b", "c", "d"), {"left": (0, 1), "right": (2, 3)})
 # Predictions a, a, c, b; the third is sure, the others are not.
@@ -98,6 +99,10 @@ def test_auroc_counts_the_pairs_that_the_unknown_score_orders() -> None:
     assert low < auroc < high <= 1
     assert quality["curve"][0] == {"labelled": 0, "unknown": 0}
     assert quality["curve"][-1] == {"labelled": 1, "unknown": 1}
+    one, none = np.zeros(1), np.zeros(0)
+    assert unknown_line(unknown_quality(one, none, 1.0)) == "the student flags 0.0 % of 1 test text as unknown"
+    flagged = "the student flags 100.0 % of 1 unknown test text and 0.0 % of 1 other as unknown (AUROC 1.000, "
+    assert unknown_line(unknown_quality(one, one + 2, 1.0)).startswith(flagged)
 
 
 @pytest.mark.parametrize(

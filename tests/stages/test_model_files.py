@@ -376,7 +376,7 @@ def test_an_unknown_label_in_rename_is_reported_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("config", "piece"),
     [
-        ({"id2label": {"0": "only"}}, "label"),
+        ({"id2label": {"0": "on\nly"}}, r"the teacher has one label (on\nly)"),
         ({"id2label": {"0": "same", "1": "same"}}, "'same'"),
         ({"id2label": {"0": "a", "2": "b"}}, "output"),
         ({"id2label": {"0": "a", "1": 7}}, "output"),

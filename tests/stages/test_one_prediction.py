@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from amalgam.data.keys import union_of
-from amalgam.stages.weigh_teachers.label_sets import LabelSets
+from amalgam.stages.weigh_teachers import stage
+from amalgam.stages.weigh_teachers.label_sets import DistinctTeachers, LabelSets
 from amalgam.stages.weigh_teachers.load import lowered_evidence
 from amalgam.stages.weigh_teachers.signals import FEW_TEXTS, ONE_LABEL, Params, one_label, standardise, with_absence
 from amalgam.stages.weigh_teachers.weigh import by_range
@@ -104,6 +105,13 @@ def test_later_blocks_get_the_values_of_the_first() -> None:
         for start in range(0, TEXTS, 50)
     ]
     assert np.concatenate(parts) == pytest.approx(whole)
+
+
+def test_a_label_with_a_line_end_makes_no_second_line_of_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    teachers = DistinctTeachers.of(union_of({"topics": ("law\nnote: all is well", "music")}), [0])
+    monkeypatch.setattr(stage, "distinct_teachers", lambda _run: teachers)
+    [note] = stage.notes_on_labels(None, np.zeros((FEW_TEXTS, 1), int))  # type: ignore[arg-type]
+    assert note.startswith(r"teacher topics predicts law\nnote: all is well for 100.0 % of the texts")
 
 
 def test_teachers_that_all_predict_one_label_stay_comparable() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from amalgam.data.keys import shown
+from amalgam.data.keys import shown, shown_names
 from amalgam.data.rows import has_surrogate
 from amalgam.pipeline.config.proposals import as_flow_yaml
 from amalgam.pipeline.console import counted
@@ -60,7 +60,7 @@ def label_names(
         raise ModelError(f'rename: "{UNNAMED}" is no name, for {", ".join(blank[:5])}', where=where, fix=fix)
     renamed = [rename.get(name, name) for name in names]
     if len(renamed) < 2:
-        what = f"the teacher has one label ({', '.join(renamed)}), so it is never uncertain"
+        what = f"the teacher has one label ({shown_names(renamed)}), so it is never uncertain"
         fix = "leave it out, or give it two outputs as in docs/how-to/own-teachers.md, At least two outputs"
         if files.are_predictions:
             fix = "leave it out, or list its labels, also those without a row: `labels: [...]`"

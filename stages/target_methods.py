@@ -184,7 +184,7 @@ class WeightedSum(TargetMethod):
             return Ranking(scores, scores.arr.arg_max(), _ones(len(scores)))
         if not inputs.space.shares_labels:
             return Ranking(scores, scores.arr.arg_max(), pl.Series(top_margin(by_teacher) + LEAST_MARGIN))
-        predicted = _predicted(inputs) if predicted is None else predicted
+        predicted = predicted_labels(inputs) if predicted is None else predicted
         are_weights = self.confidence_is_weight or inputs.weights is not None
         combined = by_label(np.add if are_weights else np.maximum, by_teacher, predicted)
         highest = combined.max(axis=1, keepdims=True)
@@ -465,7 +465,8 @@ class Ranking:
     """Each teacher's first label [texts, teachers] by position in the union; None if no two teachers share a label."""
 
 
-def _predicted(inputs: TargetInputs) -> Array:
+def predicted_labels(inputs: TargetInputs) -> Array:
+    """Returns each teacher's first label [texts, teachers] by position in the union."""
     columns = [np.array(inputs.space.columns[teacher.name]) for teacher in inputs.predictions]
     first = [teacher.distribution.arr.arg_max().to_numpy() for teacher in inputs.predictions]
     return np.stack([labels[places] for labels, places in zip(columns, first, strict=True)], axis=1)

@@ -69,7 +69,8 @@ def test_label_takes_the_labels_of_the_corpus(workspace: Workspace, monkeypatch:
 def test_gold_labels_that_chose_the_teacher_do_not_measure_the_choice(workspace: Workspace) -> None:
     rows = workspace.texts()
     write(workspace, rows[:50])
-    workspace("run", *AMALGAM, "labels=labels.csv", "corpus.test=null")
+    result = workspace("run", *AMALGAM, "labels=labels.csv", "corpus.test=null")
+    assert re.search(r"right teacher chosen: all \d+\.\d % \(n=70\)", result.err)
     numbers = workspace.numbers()
     quality = numbers["target_quality"]
     assert (quality["labelled"], quality["choice"]["n"], quality["targets"]["labelled"]) == (120, 70, 70)

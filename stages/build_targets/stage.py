@@ -16,7 +16,7 @@ from amalgam.data.arrays import Array, RowNumbers, width
 from amalgam.data.keys import LabelSpace
 from amalgam.data.lazy import np, pa, pl
 from amalgam.data.parquet import TARGETS, arrow_schema, key_array, read_table, write_table
-from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DamagedError, DataError, WorkError
 from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
@@ -130,7 +130,7 @@ class BuildTargets(Stage):
         _check(run, batch, rows)
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
             write_table(_table(rows, batch, len(load.label_space(run).columns)), draft.folder / "unit.parquet")
-            draft.facts = summarise(batch, rows, load.label_space(run))
+            draft.facts = summarise(batch, _gold_outside_labels(run, rows), load.label_space(run))
 
     def finish(self, run: Run, records: Sequence[Record]) -> TargetFacts:
         return {
@@ -140,10 +140,7 @@ class BuildTargets(Stage):
         }
 
     def summary(self, run: Run, manifest: Record) -> list[str]:
-        counts = manifest.facts["summary"]
-        if run.experiment.labels == FROM_CORPUS:  # the gold labels chose the teachers
-            counts = {**counts, "selection": {}}
-        return summary_lines(counts, run.experiment.targets.mode)
+        return summary_lines(manifest.facts["summary"], run.experiment.targets.mode)
 
     def describe(self, manifest: Record) -> str:
         return f"{manifest.facts['method']}, {counted(manifest.facts['summary']['texts'], 'text')}"
@@ -341,11 +338,17 @@ def _table(rows: pa.Table, batch: TargetBatch, teachers: int) -> pa.Table:
 # ---- the summary: counts and sums alone, so that units can be added up
 
 
-def summarise(batch: TargetBatch, rows: pa.Table, space: LabelSpace) -> TargetSummary:
+def _gold_outside_labels(run: Run, rows: pa.Table) -> pl.Series:
+    """Returns the gold labels, without those of texts in `labels` of the experiment, which chose their teachers."""
+    gold, given = pl.Series("label", rows.column("label"), dtype=pl.String), load_labels.given_labels(run)
+    keys = rows.column("key").to_pylist() if given else []
+    return gold.scatter([row for row, key in enumerate(keys) if given and key in given.by_key], None)
+
+
+def summarise(batch: TargetBatch, gold: pl.Series, space: LabelSpace) -> TargetSummary:
     """Returns sums of the weights, the chosen teachers, and with gold labels how often they have the label."""
     weight, chosen = batch.weight, batch.teacher
     bins = (weight.clip(0, 1) * BINS).floor().clip(0, BINS - 1).cast(pl.Int64)
-    gold = pl.Series("label", rows.column("label"), dtype=pl.String)
     labelled = gold.null_count() < len(gold)
     return {
         "texts": len(weight),

@@ -31,6 +31,7 @@ from amalgam.stages.target_methods import (
     TargetInputs,
     TeacherPredictions,
     WeightedSum,
+    predicted_labels,
     target_method,
 )
 from amalgam.stages.weigh_teachers.label_sets import LabelSets
@@ -87,10 +88,7 @@ class AuditedTexts:
         self.distributions = [teacher.distribution.to_numpy() for teacher in inputs.predictions]
         """By teacher: [N, C] over its own labels, dropout off."""
         self.confidence_NT = np.stack([teacher.confidence.to_numpy() for teacher in inputs.predictions], axis=1)
-        self.predicted_NT = np.stack(
-            [labels[rows.argmax(axis=1)] for labels, rows in zip(self.columns, self.distributions, strict=True)], axis=1
-        )
-        """The first label of each teacher by position in the union."""
+        self.predicted_NT = predicted_labels(inputs)
         self.gold_N = gold_N
         """By position in the union; -1 without a gold label."""
         self.counted_N = np.where(learned_N, -1, gold_N)

@@ -219,7 +219,7 @@ def _learned(run: Run) -> int:
     """Returns the number of training texts that are neither held out nor excluded, or of such pseudo embeddings."""
     share = held_out_share(run)
     if not reads_texts(run.experiment):
-        return int((~schedules.held_out_rows(_examples(run), share)).sum()) or _examples(run)
+        return int((~schedules.held_out_rows(_examples(run), share)).sum())
     part, excluded = load.train_part(run), load_labels.excluded_texts(run)
 
     def keys() -> Keys:

@@ -16,6 +16,7 @@ from amalgam.stages.common.training.schedule import (
     Schedule,
     TrainingFacts,
     few_steps,
+    held_out_rows,
     learned_texts,
     schedule_of,
 )
@@ -50,6 +51,7 @@ def test_the_learned_texts_are_counted_unless_they_are_many() -> None:
     assert learned_texts(100, 0.3, lambda: keys[:10]) == 100  # none would remain
     assert learned_texts(100, 0.0, lambda: pytest.fail("read")) == 100
     assert learned_texts(1_000_000, 0.05, lambda: pytest.fail("read")) == 950_000
+    assert (held_out_rows(2, 0.9).tolist(), held_out_rows(3, 0.5).tolist()) == ([False] * 2, [False, True, True])
 
 
 def test_a_narrow_encoder_gets_a_larger_rate_than_a_wide_one() -> None:

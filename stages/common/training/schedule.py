@@ -48,8 +48,9 @@ class Schedule:
 
 
 def held_out_rows(rows: int, share: float) -> Array:
-    """Returns which rows without a key are held out."""
-    return np.random.default_rng(0).random(rows) < share
+    """Returns which rows without a key are held out; none if no other row would remain."""
+    held_out: Array = np.random.default_rng(0).random(rows) < share
+    return held_out & ~held_out.all()
 
 
 def learned_texts(texts: int, held_out: float, keys: Callable[[], Keys]) -> int:

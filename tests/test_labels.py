@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from amalgam import Experiment
@@ -285,6 +286,9 @@ def test_unknown_texts_have_weight_0_and_are_not_learned(estimating: Workspace) 
     weights = {key: weight for key, (_, weight) in estimating.targets().items()}
     assert all(weights[text_key([text])] == 0.0 for text, _ in rows[12:20])
     assert all(weights[text_key([text])] == 1.0 for text, _ in rows[:12])
+    files = estimating.manifest("build-targets")["files"]
+    margins = [pl.read_parquet(estimating.artifacts / file["path"], columns=["margin"]) for file in files]
+    assert (pl.concat(margins)["margin"] > 0).all()  # it stays that of the teachers
     estimating("train-student", "student.held_out=0", NO_LABEL, *LABELLED)
     assert learned(estimating) == 100  # 12 estimate, 8 are unknown
     write(estimating, [*rows[:12], *((text, "none") for text, _ in rows[12:21])])

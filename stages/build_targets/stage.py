@@ -222,8 +222,8 @@ def _with_labels(
     """
     keys = texts.column("key").to_pylist()
     unknown = [row for row, key in enumerate(keys) if key in given.unknown]
-    if unknown:
-        batch = replace(batch, weight=batch.weight.scatter(unknown, 0.0))
+    # A copy, because `scatter` changes the series, which may be the margin too.
+    batch = replace(batch, weight=batch.weight.clone().scatter(unknown, 0.0))
     rows = np.array([row for row, key in enumerate(keys) if key in given.by_key], np.int64)
     if not len(rows):
         return batch

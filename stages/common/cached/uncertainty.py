@@ -87,7 +87,7 @@ def sums_over_passes(raw: Array, passes: int, measure: Measure) -> dict[str, pl.
 
 
 def _block_sums(raw: Array, passes: int, measure: Measure) -> dict[str, Array]:
-    """Passes are fp16, and fp32 represents their differences exactly, so exp is vectorised in fp32.
+    """Passes are fp16, so the rounding of fp32 is far below theirs, and exp is vectorised in fp32.
 
     All later steps use fp64, so that the entropy of a teacher with a probability of 1 - 1e-9 is not lost in rounding.
     Arrays of this size come with new pages of memory, which cost more than the arithmetic: so exp is in place.

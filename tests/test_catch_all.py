@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -10,10 +10,14 @@ import pytest
 
 from amalgam import Experiment
 from amalgam.data.keys import label_notes
+from amalgam.stages.weigh_teachers import weigh
 from amalgam.tests.workspaces import TEACHER_LABELS
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from amalgam.stages.common.cached.read import CacheReader
+    from amalgam.stages.weigh_teachers.signals import Params
     from amalgam.tests.workspaces import Workspace
 
 CATCH_ALL = "teachers.0.catch_all=[computing]"
@@ -91,6 +95,27 @@ def test_the_confidence_of_a_detector_is_the_probability_of_its_label(workspace:
     banking = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True))[:, TEACHER_LABELS["first"].index("banking")]
     assert np.allclose(part.confidence.to_numpy(), banking)
     assert (part.distribution.to_numpy() == 1).all()
+
+
+def test_a_single_kind_of_evidence_keeps_a_detectors_own_range(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def by_range(signal: np.ndarray[Any, Any], predicted: Any, params: Params, detectors: Collection[int]) -> Any:
+        given.append(list(detectors))
+        return signal
+
+    monkeypatch.setattr(weigh, "by_range", by_range)
+    monkeypatch.setattr(weigh, "exclusive", lambda *_: True)
+    workspace(
+        "weigh-teachers",
+        "student.method=amalgam",
+        "targets.weight_signal=margin",
+        "corpus.test=null",
+        f"teachers.0.catch_all=[{', '.join(OTHERS)}]",
+    )
+    assert given == [[0]]
 
 
 @pytest.mark.parametrize("names", [["computing"], OTHERS])

@@ -88,7 +88,7 @@ class BlockSums(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 28  # the interval of the estimated accuracy is wider
+    VERSION = 28  # clearest texts of a small corpus, wider interval of the estimated accuracy
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -294,7 +294,8 @@ def _single_signal(run: Run, texts: Texts, signals: AnswerSignals, params: Param
         near = similar(features_of(run, texts), targets.neighbours)
         values = weigh.coherent(values, near, params)
     if targets.teacher_weights == "range":
-        values = weigh.by_range(values, label_sets.predicted(signals.predicted, answers), params)
+        detectors = label_sets.detectors(distinct_teachers(run).space)
+        values = weigh.by_range(values, label_sets.predicted(signals.predicted, answers), params, detectors)
     return replace(signal, values=values)
 
 

@@ -59,7 +59,10 @@ A label with few texts of low values would have a range of almost 0, and its tex
 """
 
 CLEAREST, LEAST_CLEAREST = 0.1, 20
-"""Part of the texts that a teacher leads, by the largest lead, that are its clearest ones; their least number."""
+"""Part of the texts that a teacher leads, by the largest lead, that are its clearest ones; their least number.
+
+Of fewer than 20 texts for each teacher, the least number is the part of one.
+"""
 
 CLEAR = 0.6
 """Mean scaled evidence of a teacher on its clearest texts; on those of the others it is 0."""
@@ -234,10 +237,11 @@ def _clearest_ends(signal: Array, leading: Array, evidence: Evidence) -> Array:
     A teacher with one prediction, whose values already have the mean and deviation of the others', has their mean ends.
     """
     teachers = signal.shape[1]
+    fewest = min(LEAST_CLEAREST, max(1, len(signal) // teachers))
     means = np.empty((teachers, teachers))
     for teacher in range(teachers):
         lead = leading[:, teacher] - np.delete(leading, teacher, axis=1).max(axis=1)
-        count = max(LEAST_CLEAREST, int(CLEAREST * (lead > 0).sum()))
+        count = max(fewest, int(CLEAREST * (lead > 0).sum()))
         means[teacher] = signal[np.argsort(-lead, kind="stable")[:count]].mean(axis=0)
     highest = np.diag(means)
     lowest = (means.sum(axis=0) - highest) / (teachers - 1)

@@ -37,6 +37,15 @@ def test_a_teachers_clearest_texts_have_one_value_and_those_of_others_zero() -> 
     assert scaled[60:] == pytest.approx(CLEAR * np.tile([1 / 3, 1.5 / 8], (30, 1)))
 
 
+@pytest.mark.parametrize(("texts", "teachers"), [(8, 2), (20, 2), (25, 5)])
+def test_in_few_texts_the_clearest_ones_of_each_teacher_differ(texts: int, teachers: int) -> None:
+    random = np.random.default_rng(0)
+    signal = random.normal(0, 0.1, (texts, teachers)) + np.eye(teachers)[np.arange(texts) % teachers]
+    scaled = by_leads(signal, signal, evidence_of(varied(texts, teachers)), Params())
+    assert (scaled.argmax(axis=1) == np.arange(texts) % teachers).all()
+    assert np.abs(scaled).max() < 2
+
+
 def test_a_few_very_low_values_change_no_scale() -> None:
     """A range begins at them, so all other values are near its upper end."""
     random = np.random.default_rng(0)

@@ -85,6 +85,11 @@ def test_an_audit_without_cache_is_refused_with_the_command_that_fills_it(fresh:
     assert fix in refused.err
     fresh("read-corpus")
     assert fresh.attempt("audit", "--json").code == 2
+    fresh("build-targets", "cache.passes=2", "cache.seed=7")
+    again = "amalgam audit cache.passes=2 cache.seed=7"
+    assert f"fix: run `{again}`, with the overrides of the last cache-teachers, or run " in fresh.refusal(2, "audit")
+    assert "last cache-teachers" not in fresh.refusal(2, "audit", "cache.seed=8")
+    fresh(*again.split()[1:])
 
 
 @pytest.mark.parametrize(("nudge", "same"), [(0.0, True), (1e-4, False)])

@@ -237,20 +237,29 @@ def test_a_signal_ends_the_work_keeps_committed_units_and_gives_the_fix(
 
 
 def test_an_interrupted_training_names_its_checkpoint_and_the_next_run_resumes_from_it(
-    fresh: Workspace, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def planned() -> tuple[str, float]:
+        plan = workspace("plan", "--json", "student.epochs=3").json
+        [stage] = [stage for stage in plan["stages"] if stage["stage"] == "train-student"]
+        return stage["detail"], plan["cost"]["stages"]["train-student"]["seconds"]
+
     def on_step(_: object, step: int, *__: object) -> None:
         if step == 3:
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patched:
         patched.setattr(TrainingLog, "on_step", on_step)
-        stopped = fresh.attempt("train-student", "student.epochs=3")
-    resumed = fresh("train-student", "student.epochs=3")
+        _, of_all_steps = planned()
+        stopped = workspace.attempt("train-student", "student.epochs=3")
+    detail, of_the_rest = planned()
+    resumed = workspace("train-student", "student.epochs=3")
     assert stopped.code == 130
     step = re.search(r"stopped after step (\d); a checkpoint is saved", stopped.err)
     assert step, stopped.err
-    assert f"resumed from step {step[1]} of " in resumed.err
+    assert f"resumed from step {step[1]} of 12" in resumed.err
+    assert detail == f"student.epochs: 1 -> 3; resumes from step {step[1]} of 12"
+    assert of_the_rest < of_all_steps
     assert "resumed" not in stopped.err
 
 

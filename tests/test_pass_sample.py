@@ -313,6 +313,9 @@ def test_the_plan_shows_the_prices_of_no_passes_of_auto_and_of_all(auto: Workspa
     prices = [2 * texts, 2 * (texts + PASSES * SAMPLED), 2 * (texts + PASSES * TRAIN)]
     for price, name in zip(prices, ("0", "auto", "4"), strict=True):
         assert f"{price:,} text-passes with cache.passes={name}" in plan
+    sample = f"cache.passes=auto (0, and {PASSES} for a sample of {SAMPLED} texts), "
+    assert sample in plan
+    assert "a sample" not in auto("plan", AUTO[0], "student.method=muka-soft").out
     assert auto("plan", "--json", *AUTO).json["cost"]["passes"] == {"0": prices[0], "auto": prices[1], "4": prices[2]}
     with auto.counting() as asked:
         auto("cache-teachers", *AUTO)

@@ -174,8 +174,8 @@ def use_other_disk(machine: Workspace) -> None:
 
 
 OTHER_INPUTS: dict[Callable[[Workspace], None], tuple[str, str]] = {
-    change_texts: ("where: read-corpus", "inputs."),
-    change_teacher: ("where: cache-teachers", "inputs."),
+    change_texts: ("where: read-corpus", "process 0: content of corpus.train: "),
+    change_teacher: ("where: cache-teachers", "process 0: model files of teacher second: "),
     change_experiment: ("where: the experiment", "experiment.student.epochs: 1 -> 2"),
     add_stage: ("where: the experiment", "(+4 more)"),
     use_other_disk: ("where: the experiment", "workspace: "),

@@ -8,12 +8,16 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from amalgam import Experiment
+from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import size
+from amalgam.pipeline.execution.input_names import input_name
+from amalgam.pipeline.storage.fingerprint import differences
 from amalgam.stages.app.oracle import divergence
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.training.loop import training_dtype
@@ -142,15 +146,37 @@ def test_explain_names_the_field_that_changed(workspace: Workspace) -> None:
 def test_explain_compares_with_the_student_of_the_same_name(workspace: Workspace) -> None:
     workspace("run", "student.name=other", "student.seed=1", "targets.temperature=0.5")
     own = workspace("explain", "train-student", "student.seed=2")
-    assert "config.student.seed: 0 -> 2" in own.out
+    assert "  student.seed: 0 -> 2\n" in own.out
     assert " (students/student)\n" in own.out
-    assert (
-        "config.targets.temperature: 0.2 -> 0.9" in workspace("explain", "build-targets", "targets.temperature=0.9").out
-    )
+    shown = workspace("explain", "build-targets", "targets.temperature=0.9").out
+    assert "  targets.temperature: 0.2 -> 0.9\n" in shown
     assert workspace.plan("student.seed=2")["train-student"]["detail"] == "student.seed: 0 -> 2"
     new = workspace("explain", "train-student", "student.seed=2", "student.name=new")
-    assert ("config.student.seed: 1 -> 2" in new.out, " (students/other)\n" in new.out) == (True, True)
+    assert ("  student.seed: 1 -> 2\n" in new.out, " (students/other)\n" in new.out) == (True, True)
     assert "train-student: current" in workspace("explain", "train-student").out
+
+
+def test_every_input_of_a_result_has_a_name_for_a_reader(built: Workspace, generated: Workspace) -> None:
+    for workspace in (built, generated):
+        for path in workspace.artifacts.glob("*/*/MANIFEST.json"):
+            identity = json.loads(path.read_text())["identity"]
+            stage, inputs = identity["stage"], {part: identity[part] for part in ("config", "inputs")}
+            for field, _ in differences(inputs, with_other_values(inputs)):
+                name = input_name(stage, field)
+                is_field = name.split(".")[0] in ExperimentConfig.model_fields
+                assert is_field or name != field.partition(".")[2], (stage, field)
+
+
+def with_other_values(value: Any) -> Any:
+    """Return an identity with other values at the same paths."""
+    match value:
+        case dict():
+            return {name: with_other_values(inner) for name, inner in value.items()}
+        case [str(name), dict() | list() as inner]:
+            return [name, with_other_values(inner)]
+        case list():
+            return [with_other_values(inner) for inner in value]
+    return f"not {value}"
 
 
 def test_explain_of_no_stage_suggests_one(workspace: Workspace) -> None:

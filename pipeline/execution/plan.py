@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NotRequired, TypedDict
 
 from amalgam.pipeline.errors import DamagedError
+from amalgam.pipeline.execution.input_names import input_name
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units
 from amalgam.pipeline.storage.fingerprint import LIBRARIES, differences, fingerprint, library_versions
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
@@ -125,6 +126,8 @@ def stage_state(stage: Stage, run: Run) -> StageState:
     reason, detail = _reason(stage, run, name, identity, faults[0] if faults else None)
     missing = tuple(pending_units(run, [unit for unit in units if not unit.is_complete]))
     done = len(units) - len(missing)
+    begun = [words for unit in missing if (words := stage.resumes(run, unit)[0])]
+    detail = "; ".join(filter(None, [detail, *begun]))
     state: State = "partial" if done else "missing"
     return StageState(stage.name, state, reason, detail, done, len(units), name, missing=missing, chosen=chosen)
 
@@ -177,7 +180,7 @@ def explain_change(old: Mapping[str, Any], new: Mapping[str, Any], chosen: Colle
     if direct:
         reason, key, change = direct[0]
         rest = f" (+{len(direct) - 1} more)" if len(direct) > 1 else ""
-        return reason, f"{key}: {change}{rest}"
+        return reason, f"{input_name(new.get('stage', ''), key)}: {change}{rest}"
     changed = [f"{key}: {change}" for key, change in differences(old.get("upstream", {}), new.get("upstream", {}))]
     if derived and not changed:
         return "config", "; ".join(f"{key}: {change}" for _, key, change in derived)

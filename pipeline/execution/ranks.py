@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from amalgam.pipeline.errors import ExperimentError, WorkError
+from amalgam.pipeline.execution.input_names import input_name
 from amalgam.pipeline.execution.plan import identity_of
 from amalgam.pipeline.execution.stage import Run, Stage
 from amalgam.pipeline.storage.fingerprint import differences, library_versions
@@ -102,7 +103,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def _refuse_difference(name: str, process: str, ours: Any, theirs: Any) -> None:
-    changes = [f"{field}: {change}" for field, change in differences(ours, theirs)]
+    changes = [f"{input_name(name, field)}: {change}" for field, change in differences(ours, theirs)]
     if changes:
         rest = f" (+{len(changes) - MOST_SHOWN} more)" if len(changes) > MOST_SHOWN else ""
         what = f"{process} has other inputs than process 0: {'; '.join(changes[:MOST_SHOWN])}{rest}"

@@ -358,6 +358,10 @@ class Stage:
         """
         return 0, 0
 
+    def resumes(self, run: Run, unit: Unit) -> tuple[str, float]:
+        """Returns the checkpoint from which a missing unit resumes, in words, and the finished share of the unit."""
+        return "", 0.0
+
     def text_keys(self, run: Run, unit: Unit) -> list[str]:
         """Returns the keys of the unit's texts, for the report of a unit that fails."""
         return []

@@ -43,7 +43,9 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, str]]
         yield from differences(dict(old), dict(new), path)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (before, after) in enumerate(zip(old, new, strict=True)):
-            yield from differences(before, after, f"{path}.{index}")
+            is_same = _is_named([before]) and _is_named([after]) and before[0] == after[0]
+            entries = (before[1], after[1], f"{path}.{before[0]}") if is_same else (before, after, f"{path}.{index}")
+            yield from differences(*entries)
     elif old is ABSENT or new is ABSENT or canonical(old) != canonical(new):  # to an identity, 1 is not 1.0 or true
         yield path, _change(old, new)
 
@@ -61,12 +63,14 @@ def _change(old: Any, new: Any) -> str:
         return "added"
     if new is ABSENT and isinstance(old, Mapping):
         return "removed"
+    if any(isinstance(entry, list | Mapping) for value in (old, new) if isinstance(value, list) for entry in value):
+        return "changed"  # the beginnings of nested lists may be equal
     return f"{_shown(old)} -> {_shown(new)}"
 
 
 def _shown(value: Any, limit: int = 40) -> str:
     if value is ABSENT:
-        return "nothing"
+        return "not used"
     if isinstance(value, list) and value and all(isinstance(each, str) and DIGEST.fullmatch(each) for each in value):
         first = ", ".join(digest[:8] for digest in value[:3])
         return first if len(value) < 4 else f"{first} and {len(value) - 3} more"

@@ -16,6 +16,7 @@ from amalgam.pipeline.config.proposals import as_yaml, file_option, written
 from amalgam.pipeline.config.schema import FROM_CORPUS
 from amalgam.pipeline.console import Console, counted, size
 from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
+from amalgam.pipeline.execution.input_names import input_name
 from amalgam.pipeline.execution.plan import StageState, shown_choices
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.user_paths import check_new
@@ -147,8 +148,8 @@ def show_explanation(name: str, config: Path, overrides: list[str], *, as_json: 
     now, last = details["fingerprint"] or "not known yet", details["last"] or "never"
     student = f" (students/{details['student']})" if details["student"] else ""
     console.result(f"  fingerprint now {now}, built last {last}{student}")
-    for change in details["changes"]:
-        console.result(f"  {change['field']}: {change['change']}")
+    for line in dict.fromkeys(f"{input_name(name, each['field'])}: {each['change']}" for each in details["changes"]):
+        console.result(f"  {line}")
     if details["identity"] and not details["changes"]:
         console.result(json.dumps(details["identity"], indent=2, ensure_ascii=False))
 

@@ -14,13 +14,13 @@ from operator import attrgetter
 from typing import Any, NotRequired, TypedDict
 
 from amalgam.pipeline.config.schema import Student, TrainTeachers
-from amalgam.pipeline.console import duration, size
+from amalgam.pipeline.console import counted, duration, size
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import StageState, stage_state
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit
 from amalgam.pipeline.storage.store import TIMING
 from amalgam.stages.cache_teachers.stage import pass_prices
-from amalgam.stages.common.cached.load import ENCODER
+from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.load import encoder_digest, encoder_files, teachers_of
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.common.training.checkpoint_files import TRAINING_STAGES, training_seconds
@@ -72,6 +72,8 @@ class CostEstimate:
     passes: Mapping[str, int] = field(default_factory=dict)
     """Text-passes of the teachers: by `cache.passes` none, auto and all, and `adaptive`; empty if none is missing."""
     second_per_pass: float | None = None
+    sampled: int = 0
+    """Texts that run dropout passes with `cache.passes=auto`, although the others run none."""
 
     @property
     def estimates(self) -> dict[str, Cost]:
@@ -103,6 +105,9 @@ class CostEstimate:
             lines.append(f"total: about {seconds}, at most {memory} of memory, {disk} on disk")
         if self.passes:
             settings = {"adaptive": "cache.adaptive=true (estimated)"}
+            if self.sampled:
+                sample = f"a sample of {counted(self.sampled, 'text')}"
+                settings["auto"] = f"cache.passes=auto (0, and {cached.AUTO_PASSES} for {sample})"
             prices = ", ".join(
                 f"{self._price(count)} with {settings.get(name, f'cache.passes={name}')}"
                 for name, count in self.passes.items()
@@ -133,11 +138,11 @@ def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = Fal
     if "cache-teachers" not in costs:
         return CostEstimate(costs)
     try:
-        passes = pass_prices(run)
+        passes, sampled = pass_prices(run)
     except (AmalgamError, PendingDependencyError):  # the texts are not read yet
         return CostEstimate(costs)
     rate = _recorded(run, STAGE_NAMED["cache-teachers"])
-    return CostEstimate(costs, passes, rate.seconds / rate.workload if rate else None)
+    return CostEstimate(costs, passes, rate.seconds / rate.workload if rate else None, sampled)
 
 
 def _cost(run: Run, stage: Stage, state: StageState, *, measure: bool) -> Cost | str:
@@ -155,7 +160,9 @@ def _cost(run: Run, stage: Stage, state: StageState, *, measure: bool) -> Cost |
         command = f"amalgam plan --estimate{run.options}"
         return f"`{command}` runs and times one unit" if can_measure else "known after the first run"
     workload = stage.workload(run, state.missing if state.total is not None else None)
-    scale = 1.0 if workload is None else workload / rate.workload
+    shares = ((unit, stage.resumes(run, unit)[1]) for unit in state.missing)
+    trained = sum(share * (stage.workload(run, [unit]) or 0.0) for unit, share in shares if share)
+    scale = 1.0 if workload is None else (workload - trained) / rate.workload
     grows = stage.parallelism == "units"  # other stages write one model or table, however long they take
     disk = rate.bytes / MEGABYTE * (scale if grows else 1.0)
     seconds = rate.fixed + (rate.seconds - rate.fixed) * scale
@@ -271,7 +278,7 @@ def _weights_mb(run: Run, stage: str) -> Iterator[float]:
         yield from (INFERENCE_COPIES * _file_mb(teacher.files) for teacher in teachers_of(run))
     if stage in {"train-student", "report"} and experiment.student.learns:
         copies = TRAINING_COPIES if stage == "train-student" else INFERENCE_COPIES
-        yield copies * _encoder_mb(run, experiment.student, ENCODER)
+        yield copies * _encoder_mb(run, experiment.student, cached.ENCODER)
     if stage == "train-teachers" and experiment.train_teachers:
         yield from (TRAINING_COPIES * _encoder_mb(run, *encoder) for encoder in encoders_of(run).values())
 

@@ -434,14 +434,15 @@ def _with_dropout(run: Run) -> set[str]:
     return {teacher.name for teacher in load.teachers_of(run) if teacher.has_dropout}
 
 
-def pass_prices(run: Run) -> dict[str, int]:
+def pass_prices(run: Run) -> tuple[dict[str, int], int]:
     """Returns the forward passes for this corpus by setting: no dropout passes, `auto`, all of them, and adaptive ones.
 
-    Those of `cache.adaptive` are an estimate, and absent where it has no effect.
+    Those of `cache.adaptive` are an estimate, and absent where it has no effect. The second value is the number of
+    sampled texts that run AUTO_PASSES with `auto`, although the others run none.
     """
     cache = run.experiment.cache
     if cache.last_layer:  # passes of the last layer cost little, so there is nothing to choose
-        return {}
+        return {}, 0
     most = cache.passes or cached.AUTO_PASSES
 
     def priced(passes: int | None, *, adaptive: bool = False) -> Run:
@@ -451,7 +452,9 @@ def pass_prices(run: Run) -> dict[str, int]:
     prices = {"0": priced(0), "auto": priced(None), str(most): priced(most)}
     adapted = priced(most, adaptive=True)
     prices |= {"adaptive": adapted} if cached.adaptive_sample_size(adapted) else {}
-    return {setting: int(_text_passes(each, None, _with_dropout(run))) for setting, each in prices.items()}
+    counts = {setting: int(_text_passes(each, None, _with_dropout(run))) for setting, each in prices.items()}
+    samples = counts["auto"] > counts["0"] and not cached.passes_of(prices["auto"].experiment)
+    return counts, pass_sample_size(prices["auto"]) if samples else 0
 
 
 def _cached_passes(run: Run) -> adaptive.CachedPasses:

@@ -485,6 +485,11 @@ def audit(run: Run, states: Sequence[StageState]) -> AuditSection:
         needed = "weigh-teachers" if weighs else "cache-teachers"
         what = f"the teachers' predictions are not in the cache ({state.why})"
         fix = f"run `amalgam {needed}{run.options}`, then `amalgam audit{run.options}` again"
+        entry = run.store.head().get("cache-teachers")
+        last = entry["overrides"] if entry and entry.get("file") == run.file_name else {}
+        if last.items() > run.overrides.items():
+            options = replace(run, overrides=last).options
+            fix = f"run `amalgam audit{options}`, with the overrides of the last cache-teachers, or {fix}"
         fix = fix if run.file else f"experiment.run(until={needed!r}), then experiment.audit()"
         raise ExperimentError(what, where=run.store.where(run.store.root / "cache-teachers"), fix=fix)
     inputs = audit_inputs(run)

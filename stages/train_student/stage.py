@@ -34,6 +34,7 @@ from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.read_card import Source, TrainingSummary, model_digests, source_of
 from amalgam.stages.common.models.resolve import NewClassifier, hidden_size, least_bytes_of
 from amalgam.stages.common.training import schedule as schedules
+from amalgam.stages.common.training.checkpoint_files import CHECKPOINT, resume_point
 from amalgam.stages.common.training.schedule import Schedule, StudentFacts, StudentRecordFacts
 from amalgam.stages.fit_statistics.stage import domain_confidences
 from amalgam.stages.methods import method_name
@@ -130,10 +131,13 @@ class TrainStudent(Stage):
         size = least_bytes_of(load.encoder_files(run, student, ENCODER), student.layers)
         return size, size
 
+    def resumes(self, run: Run, unit: Unit) -> tuple[str, float]:
+        return resume_point(run.store.root, unit.folder)
+
     def run_unit(self, run: Run, unit: Unit) -> None:
         from amalgam.stages.common.models.loading import save_pretrained_folder
 
-        checkpoint = run.store.own_folder(unit.folder / "checkpoint")
+        checkpoint = run.store.own_folder(unit.folder / CHECKPOINT)
         train_student = _train_on_texts if reads_texts(run.experiment) else _train_on_embeddings
         new, facts, unknown = train_student(run, checkpoint)
         if run.share.is_leader:

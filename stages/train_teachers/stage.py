@@ -32,6 +32,7 @@ from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import full_attention, reads_padding
 from amalgam.stages.common.models.resolve import hidden_size, least_bytes_of
 from amalgam.stages.common.training import schedule as schedules
+from amalgam.stages.common.training.checkpoint_files import CHECKPOINT, resume_point
 from amalgam.stages.common.training.schedule import Schedule, TeacherFacts, TeachersFacts
 
 if TYPE_CHECKING:
@@ -95,6 +96,10 @@ class TrainTeachers(Stage):
         count = len(groups_of(run)) if units is None else len(units)
         return count * size, count * size
 
+    def resumes(self, run: Run, unit: Unit) -> tuple[str, float]:
+        words, share = resume_point(run.store.root, unit.folder)
+        return words and f"{unit.name} {words}", share
+
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
         """Trains each teacher; co-trained teachers are all results of the first unit's training."""
         trainings = units[:1] if settings_of(run).co_train else units
@@ -106,7 +111,7 @@ class TrainTeachers(Stage):
         from amalgam.stages.common.training.loop import training_of
         from amalgam.stages.train_teachers.training import co_train, train
 
-        settings, checkpoint = settings_of(run), run.store.own_folder(unit.folder / "checkpoint")
+        settings, checkpoint = settings_of(run), run.store.own_folder(unit.folder / CHECKPOINT)
         method, units = (co_train, self.units(run, unit.folder)) if settings.co_train else (train, [unit])
         training = training_of(settings, schedule(run, unit.name))
         trained = method(_encoders(run, unit), unit.payload, training, load.training_services(run), checkpoint)

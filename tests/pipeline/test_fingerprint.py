@@ -72,15 +72,18 @@ def test_two_identities_differ_exactly_when_a_difference_can_be_named(one: Any, 
     assert (fingerprint(one) == fingerprint(other)) == (list(differences(one, other)) == [])
 
 
+CHANGED_ORDER = [("a.0.0", "x -> y"), ("a.0.1", "1 -> 2"), ("a.1.0", "y -> x"), ("a.1.1", "2 -> 1")]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
         ({"a": {"b": 0.2}}, {"a": {"b": 0.5}}, [("a.b", "0.2 -> 0.5")]),
         ({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}, [("a.1.b", "2 -> 3")]),
         ({"a": [1]}, {"a": [1, 2]}, [("a", "[1] -> [1,2]")]),
-        ({"a": None}, {}, [("a", "null -> nothing")]),
-        ({}, {"a": "x"}, [("a", "nothing -> x")]),
-        ({"a": 1, "b": 2}, {"b": 3, "c": 4}, [("a", "1 -> nothing"), ("b", "2 -> 3"), ("c", "nothing -> 4")]),
+        ({"a": None}, {}, [("a", "null -> not used")]),
+        ({}, {"a": "x"}, [("a", "not used -> x")]),
+        ({"a": 1, "b": 2}, {"b": 3, "c": 4}, [("a", "1 -> not used"), ("b", "2 -> 3"), ("c", "not used -> 4")]),
         ({"a": "soft"}, {"a": "hard"}, [("a", "soft -> hard")]),
         ({"a": "x" * 99}, {"a": 1}, [("a", "x" * 37 + "... -> 1")]),
         ({"a": "0123456789abcdef" * 4}, {"a": "f" * 64}, [("a", "01234567 -> ffffffff")]),
@@ -91,7 +94,9 @@ def test_two_identities_differ_exactly_when_a_difference_can_be_named(one: Any, 
         ({"a": {}}, {"a": {"b": {"c": 1}}}, [("a.b", "added")]),
         ({"a": [["x", {"c": 1}]]}, {"a": [["x", {"c": 2}], ["y", {}]]}, [("a.x.c", "1 -> 2"), ("a.y", "added")]),
         ({"a": [["x", {}], ["y", {}]]}, {"a": [["y", {}], ["z", {}]]}, [("a.x", "removed"), ("a.z", "added")]),
-        ({"a": [["x", 1], ["x", 1]]}, {"a": [["x", 1]]}, [("a", '[["x",1],["x",1]] -> [["x",1]]')]),
+        ({"a": [["x", 1], ["x", 1]]}, {"a": [["x", 1]]}, [("a", "changed")]),
+        ({"a": [["x", {"c": 1}], ["y", 2]]}, {"a": [["x", {"c": 2}], ["y", 2]]}, [("a.x.c", "1 -> 2")]),
+        ({"a": [["x", 1], ["y", 2]]}, {"a": [["y", 2], ["x", 1]]}, CHANGED_ORDER),
     ],
 )
 def test_differences_name_the_field_and_both_values(old: Any, new: Any, expected: list[tuple[str, str]]) -> None:

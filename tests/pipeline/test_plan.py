@@ -199,6 +199,38 @@ def test_the_first_reason_counts_changed_inputs_too() -> None:
     assert explain_change(old, new) == ("config", "student.seed: 5 -> 0 (+1 more)")
 
 
+@pytest.mark.parametrize(
+    ("stage", "old", "new", "detail"),
+    [
+        ("read-corpus", {}, {"test": ["a" * 20]}, "content of corpus.test: not used -> aaaaaaaa"),
+        (
+            "cache-teachers",
+            {"teachers": {"bert-1.5": {"content": "a" * 20}}},
+            {"teachers": {"bert-1.5": {"content": "b" * 20}}},
+            "model files of teacher bert-1.5: aaaaaaaa -> bbbbbbbb",
+        ),
+        (
+            "cache-features",
+            {"states": [["b", {"max_tokens": 8}]]},
+            {"states": [["b", {"max_tokens": 9}]]},
+            "max_tokens of teacher b: 8 -> 9",
+        ),
+        ("cache-features", {"features": {"a": 1}}, {}, "hidden states of the student's encoder: removed"),
+        ("weigh-teachers", {"knows": [["b", ["no"]]]}, {"knows": [["b", ["yes"]]]}, "labels of teacher b: no -> yes"),
+        ("build-targets", {}, {"method_version": 2}, "code of targets.mode: not used -> 2"),
+        ("report", {"train": {"passes": 0}}, {"train": {"passes": 16}}, "number of dropout passes: 0 -> 16"),
+        (
+            "report",
+            {"train": {"compared by": {}}},
+            {"train": {"compared by": {"uncertainty": "entropy"}}},
+            "targets.uncertainty: not used -> entropy",
+        ),
+    ],
+)
+def test_a_reason_names_an_input_by_its_field_or_plain_words(stage: str, old: Any, new: Any, detail: str) -> None:
+    assert explain_change({"inputs": old}, {"stage": stage, "inputs": new}) == ("input", detail)
+
+
 def test_forced_is_a_reason_of_its_own(tmp_path: Path) -> None:
     run = built_toy(toy_base(tmp_path))
     states = update(toy_stages(), toy_run(tmp_path), target="joined", force=True)

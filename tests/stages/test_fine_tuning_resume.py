@@ -24,6 +24,7 @@ from amalgam.pipeline.errors import DiskFullError, WorkError
 from amalgam.stages.common.inference.batches import predict
 from amalgam.stages.common.training import checkpoint
 from amalgam.stages.common.training.batches import Examples
+from amalgam.stages.common.training.checkpoint_files import resume_point
 from amalgam.stages.common.training.loop import TrainingInterrupted, TrainingResult, TrainingSettings
 from amalgam.stages.common.training.losses import Loss, WeightedKL
 from amalgam.tests.forking import Forked
@@ -150,6 +151,19 @@ def test_with_every_checkpoint_broken_the_run_starts_again(tmp_path: Path, unint
     resumed = tiny_bert()
     assert train(resumed, tmp_path).facts["resumed_from_step"] == 0
     assert same_weights(resumed, uninterrupted[0])
+
+
+def test_the_plan_names_the_latest_readable_checkpoint_with_its_phase(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    assert resume_point(tmp_path, tmp_path) == ("", 0.0)
+    stopped_at(folder, 4, 6)
+    assert resume_point(tmp_path, tmp_path) == ("resumes from step 6 of 10", 0.6)
+    (folder / "step-000006/state.json").write_text("{}")
+    assert resume_point(tmp_path, tmp_path) == ("resumes from step 4 of 10", 0.4)
+    earlier = checkpoint.read(folder, 4)  # as earlier versions wrote it
+    shutil.rmtree(folder)
+    checkpoint.save(folder / "joint", replace(earlier, state={**earlier.state, "total": None}))
+    assert resume_point(tmp_path, tmp_path) == ("resumes joint from step 4", 0.0)
 
 
 def test_a_checkpoint_of_another_training_is_passed_over(tmp_path: Path) -> None:

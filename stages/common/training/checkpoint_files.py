@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,26 @@ def checkpoint_folders(root: Path) -> Iterator[Path]:
         for folder in sorted((root / stage).iterdir()) if (root / stage).is_dir() else ():
             if (folder / CHECKPOINT).is_dir() and is_below(f"{stage}/{folder.name}/{CHECKPOINT}", root):
                 yield folder / CHECKPOINT
+
+
+def resume_point(root: Path, unit: Path) -> tuple[str, float]:
+    """Returns the latest checkpoint in the folder of a training in words, and the finished share of its steps.
+
+    The tensors are not read. The share of a training in phases is 0, because the steps of the others are not known.
+    """
+    folder, states = unit / CHECKPOINT, list[tuple[int, Path, dict[str, Any]]]()
+    for path in files_of(folder) if is_below(folder.relative_to(root).as_posix(), root) else ():
+        with suppress(BrokenError, OSError):
+            states += [(path.stat().st_mtime_ns, path.parent, read_state(path.parent))] if path.name == STATE else []
+    if not states:
+        return "", 0.0
+    _, step_folder, body = max(states, key=itemgetter(0))
+    step, phase, state = int(step_folder.name.partition("-")[2]), step_folder.parent, body.get("state")
+    total = state.get("total", 0) if isinstance(state, dict) else 0
+    steps = f"{step:,} of {total:,}" if fits(total, int) and total >= step else f"{step:,}"
+    if phase != folder:
+        return f"resumes {phase.name} from step {steps}", 0.0
+    return f"resumes from step {steps}", step / total if " of " in steps else 0.0
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, get_type_hints
+from typing import Any, NamedTuple, NotRequired, TypedDict, get_type_hints
 
 import numpy as np
 import torch
@@ -110,6 +110,8 @@ class _State(TypedDict):
     world: int
     progress: dict[str, Any]
     """Of _Progress."""
+    total: NotRequired[int]
+    """Number of all steps, for `amalgam plan`."""
 
 
 class _Learner(nn.Module):
@@ -412,6 +414,7 @@ class TrainingRun:
             moments = checkpoints.optimizer_tensors(self.optimizer, self.names)
             tensors = {"weights": self.learner.state_dict(), "optimizer": moments}
             state = {"identity": self._identity, "world": self.world, "progress": asdict(self.progress)}
+            state |= {"total": self.total}
             tensors |= {"best": self.best} if self.best else {}
             checkpoints.save(self.checkpoint, Checkpoint(self.progress.step, state, tensors))
         # All processes wait until the checkpoint is complete: the first one to exit ends the others.

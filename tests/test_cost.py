@@ -14,7 +14,7 @@ from amalgam.stages.app.runs import open_run
 from amalgam.stages.cache_features.stage import CacheFeatures
 from amalgam.stages.common.load import part_of, train_part
 from amalgam.stages.registry import STAGES
-from amalgam.tests.workspaces import PASSES, TEST, TRAIN, Workspace
+from amalgam.tests.workspaces import PASSES, TEST, TRAIN, Workspace, word_list, write_model
 
 FIGURES = ("seconds", "memory_mb", "disk_mb")
 AFTER_CHANGED_PASSES = {"cache-teachers", "build-targets", "train-student", "report"}
@@ -114,6 +114,22 @@ def test_a_transformer_gives_no_rate_to_a_static_student_and_the_reverse(workspa
     assert cost_of(workspace, "student.seed=1")["stages"]["train-student"] == transformer
     static = cost_of(workspace, is_static, "student.epochs=1", "student.seed=1")["stages"]["train-student"]
     assert static["seconds"] == pytest.approx(timing(workspace, "train-student")["seconds"])
+
+
+def test_another_encoder_is_priced_by_the_size_of_its_layers(workspace: Workspace) -> None:
+    def seconds(*overrides: str) -> float:
+        cost = cost_of(workspace, f"student.encoder={larger.name}", *overrides)["stages"]["train-student"]
+        return float(cost["seconds"])
+
+    larger = workspace.folder / "larger"
+    write_model(larger, words=word_list(workspace), seed=9, num_hidden_layers=3)
+    logged, recorded = logged_seconds(workspace.artifacts, "train-student"), timing(workspace, "train-student")
+    assert seconds() == pytest.approx(recorded["seconds"] + 2 * logged)
+    assert seconds("student.layers=1") == pytest.approx(recorded["seconds"])
+    workspace("train-student", f"student.encoder={larger.name}")
+    own = timing(workspace, "train-student")["seconds"]
+    workspace("train-student", "student.encoder=./models/encoder")
+    assert seconds("student.seed=1") == pytest.approx(own)
 
 
 def test_a_report_with_test_texts_is_priced_by_one_without_them(fresh: Workspace) -> None:

@@ -18,11 +18,13 @@ from amalgam.pipeline.console import counted, duration, size
 from amalgam.pipeline.errors import AmalgamError
 from amalgam.pipeline.execution.plan import StageState, stage_state
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit
+from amalgam.pipeline.storage.facts import fits
+from amalgam.pipeline.storage.paths import json_object
 from amalgam.pipeline.storage.store import TIMING
 from amalgam.stages.cache_teachers.stage import pass_prices
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.load import encoder_digest, encoder_files, teachers_of
-from amalgam.stages.common.models.resolve import ModelFiles
+from amalgam.stages.common.models.resolve import DEPTH, WIDTH, ModelFiles, depth_of, hidden_size
 from amalgam.stages.common.training.checkpoint_files import TRAINING_STAGES, training_seconds
 from amalgam.stages.registry import STAGE_NAMED
 from amalgam.stages.train_teachers.stage import encoders_of
@@ -187,7 +189,8 @@ def _recorded(run: Run, stage: Stage, fingerprint: str | None = None) -> Rate | 
     """Returns the rate of this build or the last one, else of the largest recorded one, else the measured one.
 
     A build of a few units, such as those of appended texts, mostly loads models. Below LEAST_WORK it gives no rate.
-    A static student gives no rate to a transformer, which takes several times as long, and the reverse.
+    A static student gives no rate to a transformer, which takes several times as long, and the reverse. Another
+    transformer gives one in proportion to the size of its layers.
     """
     folders = {folder / TIMING: folder.name for folder in run.store.folders(stage.name)}
     records = run.store.records(list(folders))
@@ -195,6 +198,7 @@ def _recorded(run: Run, stage: Stage, fingerprint: str | None = None) -> Rate | 
     if stage.name == "train-student":
         is_static = run.experiment.student.is_static
         rates = {name: rate for name, rate in rates.items() if _is_static(run, name) is is_static}
+        rates = rates if is_static or not rates else _scaled(run, rates)
     if not rates:
         return _rate(_measured_rates(run).get(stage.name))
     largest = max(rates, key=lambda name: rates[name].workload)
@@ -202,6 +206,28 @@ def _recorded(run: Run, stage: Stage, fingerprint: str | None = None) -> Rate | 
         rates = {name: rate for name, rate in rates.items() if rate.workload >= LEAST_WORK * rates[largest].workload}
     name = next((name for name in (fingerprint, run.store.last(stage.name)) if name in rates), None) or largest
     return _without_start(run, stage, name, rates[name])
+
+
+def _scaled(run: Run, rates: Mapping[str, Rate]) -> dict[str, Rate]:
+    """Returns the rates of students with layers of this encoder's size, else those of all, scaled by the size."""
+    student = run.experiment.student
+    encoder_digest(run, student, cached.ENCODER)  # raises if the next line would send a request
+    files = encoder_files(run, student, cached.ENCODER)
+    size = (student.layers or depth_of(files)) * hidden_size(files) ** 2
+    sizes = {name: _layer_size(run, name) for name in rates}
+    same = {name: rate for name, rate in rates.items() if sizes[name] == size}
+    return same or {
+        name: replace(rate, workload=rate.workload * (sizes[name] or size) / size) for name, rate in rates.items()
+    }
+
+
+def _layer_size(run: Run, fingerprint: str) -> int:
+    """Returns the number of layers of a student times the square of their width; 0 if it is not on this machine."""
+    manifest = run.store.manifest("train-student", fingerprint)
+    paths = [run.store.path(file) for file in manifest.files if file.name == "config.json"] if manifest else []
+    config = json_object(paths[0]) if paths else {}
+    depth, width = (next((config[name] for name in names if name in config), 0) for names in (DEPTH, WIDTH))
+    return depth * width**2 if fits(depth, int) and fits(width, int) else 0
 
 
 def _is_static(run: Run, student: str) -> bool:

@@ -253,6 +253,7 @@ def test_an_interrupted_training_names_its_checkpoint_and_the_next_run_resumes_f
         _, of_all_steps = planned()
         stopped = workspace.attempt("train-student", "student.epochs=3")
     detail, of_the_rest = planned()
+    status = workspace("status").out
     resumed = workspace("train-student", "student.epochs=3")
     assert stopped.code == 130
     step = re.search(r"stopped after step (\d); a checkpoint is saved", stopped.err)
@@ -260,6 +261,7 @@ def test_an_interrupted_training_names_its_checkpoint_and_the_next_run_resumes_f
     assert f"resumed from step {step[1]} of 12" in resumed.err
     assert detail == f"student.epochs: 1 -> 3; resumes from step {step[1]} of 12"
     assert of_the_rest < of_all_steps
+    assert f"an interrupted training, which resumes from step {step[1]} of 12\n" in status
     assert "resumed" not in stopped.err
 
 

@@ -9,6 +9,7 @@ PASSES = "number of dropout passes"
 
 NAMES: dict[str, dict[str, str]] = {
     "read-corpus": {
+        r"corpus\.id_type": "type of corpus.id",
         r"(train|validation|test)(\.\d+)?": r"content of corpus.\1",
         r"teachers(\.\d+)?": "content of train_teachers.texts",
         r"held-out(\.\d+)?": "generated texts that are held out",
@@ -16,7 +17,7 @@ NAMES: dict[str, dict[str, str]] = {
     "train-teachers": {r"groups(\..+)?": r"train_teachers.groups\1", r"texts": "labelled texts of the teachers"},
     "generate": {r"texts(\.\d+)?": "content of generate.corpus"},
     "cache-features": {
-        r"features": STATES,
+        r"features(\.feature)?": STATES,
         r"features\.content": ENCODER,
         r"features\.dtype": "cache.dtype",
         r"features\.max_tokens": "student.max_tokens",
@@ -75,17 +76,18 @@ OF_ANY_STAGE = {
     r"knows\.(.+?)(\.\d+)*": r"labels of teacher \1",
     r"language_model": "generate.language_model",
     r"passes": PASSES,
-    r"sample(\..+)?": "sample of texts with dropout passes",
+    r"sample(\.texts)?": "sample of texts with dropout passes",
+    r"sample\.passes": "dropout passes of the sample",
     r"texts": "training texts",
     r"texts\.train": "training texts",
     r"texts\.held-out": "generated texts that are held out",
     r"texts\.(test|validation)": r"\1 texts",
     r"written": "generated texts",
-    r"(teachers|states)\.(.+)\.blocks": r"layers of teacher \2 whose states are read",
+    r"(teachers|states)\.(.+)\.blocks": r"hidden layers of teacher \2 (0: the last)",
     r"(teachers|states)\..+\.dtype": "cache.dtype",
     r"(teachers|states)\..+\.passes": "cache.dropout",
     r"(teachers|states)\..+\.seed": "cache.seed",
-    r"(teachers|states)\..+\.states": "objective.states",
+    r"(teachers|states)\.(.+)\.states": r"kind of the hidden states of teacher \2",
     r"(teachers|states)\.(.+)\.content": r"model files of teacher \2",
     r"teachers\.(.+)\.(labels|of)(\..+)?": r"labels of teacher \1",
     r"(teachers|states)\.(.+)\.(max_tokens|dropout|pad|padding|attention)": r"\3 of teacher \2",

@@ -50,6 +50,17 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, str]]
         yield path, _change(old, new)
 
 
+def values(identity: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (dotted path, value) for every leaf of an identity, in order."""
+    if _is_named(identity):
+        identity = dict(identity)
+    if not isinstance(identity, Mapping):
+        yield path, _shown(identity)
+        return
+    for key, value in identity.items():
+        yield from values(value, f"{path}.{key}" if path else str(key))
+
+
 def _is_named(value: Any) -> bool:
     """Returns whether a value is a list of [name, settings] with different names, such as those of teachers."""
     if not isinstance(value, list) or not all(isinstance(entry, list) and len(entry) == 2 for entry in value):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
 from amalgam.pipeline.execution.input_names import input_name
 from amalgam.pipeline.execution.plan import StageState, shown_choices
 from amalgam.pipeline.execution.stage import Run
+from amalgam.pipeline.storage.fingerprint import values
 from amalgam.pipeline.user_paths import check_new
 from amalgam.stages.app.api import Experiment
 from amalgam.stages.app.arguments import local_path
@@ -148,10 +148,10 @@ def show_explanation(name: str, config: Path, overrides: list[str], *, as_json: 
     now, last = details["fingerprint"] or "not known yet", details["last"] or "never"
     student = f" (students/{details['student']})" if details["student"] else ""
     console.result(f"  fingerprint now {now}, built last {last}{student}")
-    for line in dict.fromkeys(f"{input_name(name, each['field'])}: {each['change']}" for each in details["changes"]):
+    changes = [(each["field"], each["change"]) for each in details["changes"]]
+    inputs = {part: value for part, value in (details["identity"] or {}).items() if part != "stage"}
+    for line in dict.fromkeys(f"{input_name(name, field)}: {text}" for field, text in changes or values(inputs)):
         console.result(f"  {line}")
-    if details["identity"] and not details["changes"]:
-        console.result(json.dumps(details["identity"], indent=2, ensure_ascii=False))
 
 
 def show_status(config: Path, overrides: list[str], *, as_json: bool) -> None:

@@ -25,7 +25,7 @@ from amalgam.stages.common.corpus import FETCHED, sources_of
 from amalgam.stages.common.deliveries import FOLDERS, delivered_students, files_of_user
 from amalgam.stages.common.load import model_reference
 from amalgam.stages.common.models.resolve import newer_revision
-from amalgam.stages.common.training.checkpoint_files import CHECKPOINT, LOGS, checkpoint_folders, files_of
+from amalgam.stages.common.training.checkpoint_files import CHECKPOINT, LOGS, checkpoint_folders, files_of, resume_point
 from amalgam.stages.registry import STAGES
 
 OLD_SECONDS = 24 * 3600.0
@@ -104,6 +104,8 @@ def _summary(run: Run, stage: Stage, name: str, files: Sequence[FileInfo], sizes
         rest = "" if complete == total else " (the next run builds the missing ones)"
         description = stage.describe(manifest)
         return f"{description}{'; ' if description else ''}{complete}/{total} files{rest}"
+    if words := resume_point(run.store.root, run.store.folder(stage.name, name))[0]:
+        return f"an interrupted training, which {words}"
     if "family.json" not in names:
         return None
     key = run.store.read_json(run.store.folder(stage.name, name) / "family.json")

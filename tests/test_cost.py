@@ -153,8 +153,13 @@ def test_without_its_log_a_training_costs_its_examples(workspace: Workspace) -> 
 
 def test_estimate_runs_one_unit_of_each_teacher_and_keeps_its_result(fresh: Workspace) -> None:
     fresh("read-corpus")
-    assert "plan --estimate" in cost_of(fresh)["notes"]["cache-teachers"]
-    cost = cost_of(fresh, "--estimate")
+    auto = "cache.dtype=auto"
+    for dtype in ((), (auto,)):
+        assert "plan --estimate" in cost_of(fresh, *dtype)["notes"]["cache-teachers"]
+    assert cost_of(fresh, auto)["notes"]["report"] == "after cache.dtype is chosen"
+    estimated = fresh("plan", "--json", "--estimate").json
+    assert estimated["stages"][1]["units"]["done"] == 2
+    cost = estimated["cost"]
     assert all(cost["stages"]["cache-teachers"][figure] > 0 for figure in FIGURES)
     assert cost["notes"]["train-student"] == "after build-targets"
     done = fresh.plan()["cache-teachers"]["units"]

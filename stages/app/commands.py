@@ -92,6 +92,7 @@ def show_plan(config: Path, overrides: list[str], *, as_json: bool, measure: boo
     console, experiment = _looking(config, overrides)
     states = experiment.plan()
     costs = experiment.estimate_cost(states, measure=measure)
+    states = experiment.plan() if measure else states  # with the measured units
     remarks, problems, method = states.remarks, states.problems, method_name(experiment.config)
     if as_json:
         details = {"method": method, "stages": [state.to_json() for state in states], "cost": costs.to_json()}

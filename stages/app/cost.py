@@ -156,9 +156,9 @@ def _cost(run: Run, stage: Stage, state: StageState, *, measure: bool) -> Cost |
             state = stage_state(stage, run)
         rate = _measured(run, stage, state.missing) if state.missing else None
     if rate is None:
-        if state.total is None:
-            return state.detail
         can_measure = stage.parallelism == "units"
+        if state.total is None and not (can_measure and state.detail == f"after {cached.NO_DTYPE}"):
+            return state.detail
         command = f"amalgam plan --estimate{run.options}"
         return f"`{command}` runs and times one unit" if can_measure else "known after the first run"
     workload = stage.workload(run, state.missing if state.total is not None else None)

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from amalgam.stages.common.models.loading import save_pretrained_folder
 from amalgam.tests.stages.tiny_models import tiny
 from amalgam.tests.test_states import states
-from amalgam.tests.workspaces import Workspace, ranks, word_list, write_model
+from amalgam.tests.workspaces import Workspace, edit_json, ranks, word_list, write_model
 
 STATEFUL = ("layerwise", "dfa", "cfl")
 OTHER_SHAPE: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 48, "intermediate_size": 64}
@@ -127,6 +127,21 @@ def test_contradicting_fields_are_refused_before_anything_runs(
 ) -> None:
     assert piece in fresh.refusal(2, "run", *overrides)
     assert not fresh.artifacts.exists()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "piece"),
+    [(16, "teacher first reads 32 tokens of a text, the student 16"), (32, "do not tokenise alike")],
+)
+def test_other_tokens_than_those_of_the_student_are_refused_before_a_teacher_runs(
+    fresh: Workspace, tokens: int, piece: str
+) -> None:
+    if tokens == 32:
+        edit_json(fresh.folder / "models/first/tokenizer.json", normalizer=None)
+    for command in ("plan", "doctor", "run"):
+        refused = fresh.attempt(command, "student.method=layerwise", f"student.max_tokens={tokens}")
+        assert (refused.code, piece in refused.out + refused.err) == (2, True), refused.err
+    assert not fresh.units()
 
 
 def test_scores_are_not_measured_against_an_oracle(plain: Workspace) -> None:

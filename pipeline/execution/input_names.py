@@ -12,6 +12,7 @@ NAMES: dict[str, dict[str, str]] = {
         r"corpus\.id_type": "type of corpus.id",
         r"(train|validation|test)(\.\d+)?": r"content of corpus.\1",
         r"teachers(\.\d+)?": "content of train_teachers.texts",
+        r"train_teachers": "train_teachers.texts",
         r"held-out(\.\d+)?": "generated texts that are held out",
     },
     "train-teachers": {r"groups(\..+)?": r"train_teachers.groups\1", r"texts": "labelled texts of the teachers"},
@@ -31,7 +32,7 @@ NAMES: dict[str, dict[str, str]] = {
     "train-student": {
         r"confidence": "targets.uncertainty",
         r"select": "student.select",
-        r"static": "code of static students",
+        r"static": "static student.encoder",
         r"validation": "content of corpus.validation",
         r"objective_version": "code of objective.name",
         r"excluded texts": "labelled texts that are not learned",

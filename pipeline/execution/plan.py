@@ -10,7 +10,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from amalgam.pipeline.errors import DamagedError
 from amalgam.pipeline.execution.input_names import input_name
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units
-from amalgam.pipeline.storage.fingerprint import LIBRARIES, differences, fingerprint, library_versions
+from amalgam.pipeline.storage.fingerprint import LIBRARIES, differences, fingerprint, has_two_values, library_versions
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
 
 Reason = Literal["first-run", "config", "input", "upstream", "code", "missing", "damaged", "forced"]
@@ -170,11 +170,19 @@ def _reason(
 
 
 def explain_change(old: Mapping[str, Any], new: Mapping[str, Any], chosen: Collection[str] = ()) -> tuple[Reason, str]:
-    """Returns the first change; `chosen` fields follow from the other inputs, so they come last."""
+    """Returns the first change of a value, else the first one; `chosen` fields follow from others, so they come last.
+
+    A method that is replaced, such as `targets.mode`, comes before the fields that one of the two does not read.
+    """
     if old.get("version") != new.get("version"):
         return "code", f"{new.get('stage')}: code {old.get('version')} -> {new.get('version')}"
     parts: tuple[tuple[Reason, str], ...] = (("config", "config"), ("input", "inputs"), ("code", "libraries"))
-    changes = [(reason, *each) for reason, part in parts for each in differences(old.get(part, {}), new.get(part, {}))]
+    by_part = ((reason, list(differences(old.get(part, {}), new.get(part, {})))) for reason, part in parts)
+    changes = [
+        (reason, *each)
+        for reason, differing in by_part
+        for each in sorted(differing, key=lambda each: not has_two_values(each[1]))
+    ]
     derived = [change for change in changes if change[0] == "config" and change[1] in chosen]
     direct = [change for change in changes if change not in derived]
     if direct:

@@ -79,6 +79,11 @@ def _change(old: Any, new: Any) -> str:
     return f"{_shown(old)} -> {_shown(new)}"
 
 
+def has_two_values(change: str) -> bool:
+    """Returns whether a change is of a value, not that an input is new or no longer used."""
+    return change not in {"added", "removed"} and "not used" not in change.split(" -> ")
+
+
 def _shown(value: Any, limit: int = 40) -> str:
     if value is ABSENT:
         return "not used"

@@ -21,6 +21,7 @@ from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.user_paths import DEFAULT_FILE
 from amalgam.stages.app import checks
 from amalgam.stages.app.runs import open_run
+from amalgam.stages.cache_features.stage import check_token_states
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
@@ -159,8 +160,13 @@ def _models(run: Run) -> Iterator[CheckResult]:
     if experiment.generate and experiment.generate.writes:
         rows += _rows("models", [partial(language_model_files, run)])
     if student.learns or experiment.corpus.test:
-        rows += _model("models", partial(load.encoder_files, run, student, ENCODER), result=f"{student.encoder} found")
+        find, same_tokens = partial(load.encoder_files, run, student, ENCODER), partial(_check_tokens, run)
+        rows += _model("models", find, same_tokens, result=f"{student.encoder} found")
     yield from [row for row in rows if not row.ok] or rows[-1:] or [CheckResult("models", "none needed")]
+
+
+def _check_tokens(run: Run, _: ModelFiles) -> None:
+    check_token_states(run)
 
 
 def _workspace(run: Run) -> str:

@@ -54,6 +54,7 @@ class CacheFeatures(Stage):
 
     def resolve_inputs(self, run: Run) -> None:
         load.encoder_files(run, run.experiment.student, cached.ENCODER)
+        check_token_states(run)  # before the teachers run
 
     def identity(self, run: Run) -> Identity:
         inputs: dict[str, object] = {"texts": load.train_part(run).texts_digest}
@@ -102,8 +103,6 @@ class CacheFeatures(Stage):
         return int(texts) * min(sizes, default=0), 0
 
     def run_units(self, run: Run, units: Sequence[Unit]) -> None:
-        if objective_inputs(run.experiment).states == "tokens":
-            _check_tokenizers(run)
         for name, group in groupby(units, key=lambda unit: unit.folder.parent.name):
             work = _work_on(run, next(family for family in _families(run) if family.name == name))
             for unit in group:
@@ -185,9 +184,12 @@ def _write_states(
         draft.facts = unit.payload.facts(len(texts.keys))
 
 
-def _check_tokenizers(run: Run) -> None:
-    """Refuses a teacher that cuts texts into other tokens than the student: the objective compares them one by one."""
+def check_token_states(run: Run) -> None:
+    """Refuses a teacher that cuts texts into other tokens than the student if the objective compares each token."""
     student = run.experiment.student
+    if not (student.learns and objective_inputs(run.experiment).states == "tokens"):
+        return
+    load.encoder_digest(run, student, cached.ENCODER)  # raises if the next line would send a request
     wanted = _digest(load.encoder_files(run, student, cached.ENCODER))
     for teacher in load.teachers_of(run):
         fix = "set objective.states=pooled (layerwise: objective.schedule=joint), or use an encoder with its tokenizer"

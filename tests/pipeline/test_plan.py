@@ -197,6 +197,8 @@ def test_the_first_reason_counts_changed_inputs_too() -> None:
     old: dict[str, Any] = {"config": {"student": {"seed": 5}}, "inputs": {"encoder": "a" * 20}, "upstream": {}}
     new = {"config": {"student": {"seed": 0}}, "inputs": {"encoder": "a" * 20, "static": 1}, "upstream": {}}
     assert explain_change(old, new) == ("config", "student.seed: 5 -> 0 (+1 more)")
+    old["config"], new["config"] = {"targets": {"distribution": "x", "mode": "hard"}}, {"targets": {"mode": "uhc"}}
+    assert explain_change(old, new) == ("config", "targets.mode: hard -> uhc (+2 more)")
 
 
 @pytest.mark.parametrize(

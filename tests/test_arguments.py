@@ -105,6 +105,21 @@ def test_an_experiment_whose_stored_texts_were_deleted_is_made_again(shop: Works
     again = Experiment(TEACHERS, frame_of(shop), quiet=True, **SETTINGS)
     assert again.plan()[0].state == "missing"
     assert experiment.plan()[0].reason == "first-run"
+    [file] = (shop.artifacts / "given").iterdir()
+    file.write_bytes(file.read_bytes()[:-9])
+    Experiment(TEACHERS, frame_of(shop), quiet=True, **SETTINGS).run("read-corpus")
+    assert experiment.texts().collect().height == TRAIN
+
+
+def test_an_experiment_keeps_its_file_when_the_program_changes_its_folder(
+    shop: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Experiment(TEACHERS, "texts/train.csv", quiet=True, **SETTINGS).write()
+    experiment = Experiment.load(quiet=True)
+    shutil.copyfile("amalgam.yaml", "texts/amalgam.yaml")
+    monkeypatch.chdir("texts")
+    assert experiment.run("read-corpus").is_complete
+    assert experiment.workspace == shop.artifacts
 
 
 def test_a_pair_of_columns_takes_pairs_of_texts(shop: Workspace) -> None:
@@ -240,6 +255,16 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "a name of its own",
     ),
     "two types": (lambda: Experiment(TEACHERS, {"text": ["a", 1]}), "give each column one type"),
+    "texts in Latin-1": (
+        lambda: Experiment(TEACHERS, pa.table({"text": pa.array([b"caf\xe9"], pa.binary()).view(pa.string())})),
+        "cannot be read as a table: Invalid UTF8",
+    ),
+    "a type that no file has": (
+        lambda: Experiment(
+            TEACHERS, ["a"], labels={"text": ["a"], "label": pa.RunEndEncodedArray.from_arrays([1], "b")}
+        ),
+        "cannot be read as a table: Unhandled type",
+    ),
     "an object": (lambda: Experiment(TEACHERS, object()), "pass a list of texts"),
     "an open file": (lambda: Experiment(TEACHERS, io.StringIO("text,label\na,law\n")), "pass a list of texts"),
     "tables": (lambda: Experiment(TEACHERS, {"train": pl.DataFrame()}), 'texts=tables["train"]'),

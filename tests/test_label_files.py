@@ -31,6 +31,7 @@ def write(workspace: Workspace, rows: Sequence[Sequence[str]], name: str = "labe
 FAULTS: dict[str, tuple[str, int, str]] = {
     "absent": ("nope.csv", 3, "./nope.csv does not exist"),
     "earlier file": ("labels.csv labels=nope.csv", 3, "nope.csv does not exist"),
+    "no user": ("~nosuchuser/labels.csv", 2, "there is no user nosuchuser"),
     "folder": ("texts", 3, "./texts is no file"),
     "other columns": ("amalgam.csv", 3, "no column text in amalgam.csv"),
     "other label": ("labels.csv", 3, "no teacher has the label bankng; did you mean banking?"),

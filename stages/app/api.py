@@ -25,6 +25,7 @@ from amalgam.pipeline.execution.runner import PartialRunDoneError, update
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.notebook import Printed, console_of_python
 from amalgam.pipeline.storage.fingerprint import differences
+from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.app import arguments, frames, maintenance
 from amalgam.stages.app import verify as verification
 from amalgam.stages.app.checks import problems_of, remarks_of
@@ -142,11 +143,12 @@ class Experiment(Printed):
     def _start(self, source: ExperimentSource, overrides: Sequence[str], console: Console) -> None:
         self._source, self._overrides, self._console = source, overrides, console
         self._run = self._open()
+        if isinstance(source, Path):  # a program may change its folder later
+            self._source = source.absolute()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the settings alone, without streams and locks; a copy opens the same workspace."""
-        source = self._source.absolute() if isinstance(self._source, Path) else self._source
-        return _reopened, (type(self), source, self._overrides, self._console.is_quiet, self._part)
+        return _reopened, (type(self), self._source, self._overrides, self._console.is_quiet, self._part)
 
     def write(self, path: str | Path = "amalgam.yaml") -> Path:
         """Writes the file of an experiment that was made without one; the command line continues with its results."""
@@ -305,7 +307,7 @@ class Experiment(Printed):
         check_takes_labels(self.config)
         is_path = isinstance(labels, str | Path)
         source = labels if is_path else store_labels(self._source, self._overrides, labels)
-        path = Path(source).expanduser().absolute()
+        path = user_path(str(source)).absolute()
         local = source if source == FROM_CORPUS else arguments.local_path(path, self._run.base)
         earlier = self.config.labels
         places = [self._run.base / source for source in (earlier, local) if source and source != FROM_CORPUS]

@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -21,7 +22,7 @@ from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import AmalgamError, DataError, ExperimentError, nearest
 from amalgam.pipeline.input_files import file_digest
-from amalgam.pipeline.storage.local import temporary_path
+from amalgam.pipeline.storage.local import sync, temporary_path
 from amalgam.pipeline.storage.paths import GIVEN, GIVEN_NAME
 from amalgam.pipeline.storage.store import open_store
 from amalgam.pipeline.user_paths import check_writable
@@ -50,7 +51,8 @@ def store_texts(source: ExperimentSource, overrides: list[str], texts: Mapping[s
     stored = {}
     for part, given in texts.items():
         tables = _even(_selected(table, corpus, part) for table in _tables(given, corpus, part))
-        path = _store(_usable(tables, corpus, part), folder)
+        with _tables_of(given, part):
+            path = _store(_usable(tables, corpus, part), folder)
         if path is None:
             fix = "add rows, or leave the part out"
             raise DataError(f"the {part} texts have no rows", where=_place(given, part), fix=fix)
@@ -66,7 +68,8 @@ def store_labels(source: ExperimentSource, overrides: Sequence[str], labels: Any
         raise ExperimentError(f"labels is a {type(labels).__name__}, not a frame", where="labels", fix=fix)
     loaded = load_with_methods(source, overrides)
     corpus = loaded.experiment.corpus
-    path = _store((_of_labels(table, corpus) for table in _tables(labels, corpus, FRAME_PART)), _folder(loaded))
+    with _tables_of(labels, FRAME_PART):
+        path = _store((_of_labels(table, corpus) for table in _tables(labels, corpus, FRAME_PART)), _folder(loaded))
     if path is None:
         raise DataError("the labels have no rows", where="labels", fix="give the filled frame of experiment.label()")
     return path
@@ -121,8 +124,10 @@ def _store(tables: Iterable[pa.Table], folder: Path) -> Path | None:
         if writer is None:
             return None
         writer.close()
-        path = folder / f"{file_digest(temporary)[:GIVEN_NAME]}.parquet"
-        if not path.exists():
+        digest = file_digest(temporary)
+        path = folder / f"{digest[:GIVEN_NAME]}.parquet"
+        if not path.is_file() or file_digest(path) != digest:
+            sync(temporary)
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -212,9 +217,22 @@ def _arrow_of(make: Callable[[], Any], given: Any, corpus: Corpus, part: str) ->
         usable = _without_surrogates(given, corpus, part) if isinstance(error, UnicodeEncodeError) else None
         if usable is not None:
             return usable
-        fix = "give each column one type and a name of its own, and all columns the same length"
-        what = f"the {part} texts cannot be read as a table: {shown(str(error), 200)}"
-        raise DataError(what, where=_place(given, part), fix=fix) from None
+        raise _no_table(error, given, part) from None
+
+
+@contextmanager
+def _tables_of(given: Any, part: str) -> Iterator[None]:
+    """Refuses columns that Arrow cannot read or store, such as texts that are not UTF-8."""
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _no_table(error, given, part) from None
+
+
+def _no_table(error: Exception, given: Any, part: str) -> DataError:
+    fix = "give each column one type and a name of its own, and all columns the same length"
+    what = f"the {part} texts cannot be read as a table: {shown(str(error), 200)}"
+    return DataError(what, where=_place(given, part), fix=fix)
 
 
 def _without_surrogates(given: Any, corpus: Corpus, part: str) -> pa.RecordBatchReader | None:

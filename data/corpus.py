@@ -422,7 +422,7 @@ class _PartReader:
             if self.rows == before and self.corpus.on_bad_row != "skip":
                 raise no_rows(path, name)
             if not is_used:
-                self.unused.append(name)
+                self.unused.append(shown(name, 200))
         if bad:
             raise self._unusable(bad)
 

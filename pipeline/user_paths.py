@@ -58,6 +58,15 @@ def user_path(given: str, base: Path = Path(), kind: type[AmalgamError] = Experi
     return path
 
 
+def check_utf8(path: Path) -> None:
+    """Refuses a path that is not UTF-8: safetensors and Arrow open no such file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        fix = "rename the folder or the file that has other bytes in its name"
+        raise ExperimentError("the path is not UTF-8", where=short_path(path), fix=fix) from None
+
+
 def check_address(given: str, kind: type[AmalgamError], where: str) -> None:
     """Refuses an address whose slashes are not two."""
     if start := ADDRESS.match(given):

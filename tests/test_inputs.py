@@ -285,6 +285,19 @@ def test_a_run_in_a_folder_of_an_odd_name_equals_any_other(fresh: Workspace, bui
     assert len((odd.folder / "file:y/b?.csv").read_text().splitlines()) == TEST + 1
 
 
+def test_a_name_that_is_not_utf8_is_refused_but_for_files_of_texts(fresh: Workspace, tmp_path: Path) -> None:
+    name = os.fsdecode(b"b\xff")
+    (fresh.folder / f"{name}.yaml").write_bytes(fresh.config.read_bytes())
+    for workspace, options in ((fresh.copy(tmp_path / name), []), (fresh, ["-c", f"{name}.yaml"])):
+        err = workspace.refusal(2, "run", *options)
+        assert_three_lines(err)
+        assert "error: the path is not UTF-8" in err
+    (fresh.folder / "texts/train.csv").rename(fresh.folder / "texts/a.csv")
+    (fresh.folder / f"texts/{name}.csv").write_text("text,label\n")
+    fresh.edit("texts/train.csv", "texts/[!t]*.csv")
+    assert r"note: no row is used of 1 train file: b\xff.csv" in fresh("read-corpus", "corpus.on_bad_row=skip").err
+
+
 def test_remote_texts_with_other_content_than_at_first_are_refused(
     fresh: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ from amalgam.pipeline.console import printable
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, nearest, short_path
 from amalgam.pipeline.input_files import FileMark, InputFile, is_texts, program_of
 from amalgam.pipeline.secrets import has_secret, masked
+from amalgam.pipeline.user_paths import check_utf8
 
 MOST_BYTES = 1_000_000
 MOST_VALUES = 100_000
@@ -376,6 +377,7 @@ UNREADABLE = {
 
 
 def _read(path: Path) -> tuple[str, InputFile]:
+    check_utf8(path.absolute())
     where = str(path.absolute())
     name = short_path(path.name or path.absolute().name)
     try:

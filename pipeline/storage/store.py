@@ -27,7 +27,7 @@ from amalgam.pipeline.storage.local import LocalStorage, make_folder, sync, temp
 from amalgam.pipeline.storage.packing import PackedStorage
 from amalgam.pipeline.storage.paths import check_path, inside, is_name
 from amalgam.pipeline.storage.small_files import copy_of, signed, verified
-from amalgam.pipeline.user_paths import check_address, readable, user_path
+from amalgam.pipeline.user_paths import check_address, check_utf8, readable, user_path
 
 MANIFEST = "MANIFEST.json"
 
@@ -556,7 +556,9 @@ def open_store(workspace: str, base: Path) -> Store:
         fix = f"name a folder, or {' or '.join(nearest(other[0], BACKENDS, ratio=0.7) or BACKENDS)}"
         raise ExperimentError(what, where=WORKSPACE, fix=fix)
     check_address(workspace, ExperimentError, WORKSPACE)  # also if an earlier version has made this folder
-    return Store(user_path(workspace, base, where=WORKSPACE).absolute())
+    root = user_path(workspace, base, where=WORKSPACE).absolute()
+    check_utf8(root)
+    return Store(root)
 
 
 def canonical_record(record: Record) -> str:

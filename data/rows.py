@@ -65,9 +65,7 @@ def listed_reasons(counts: Mapping[str, int]) -> str:
 
 def fix_of_rows(fixes: Mapping[str, str]) -> str:
     """Returns the fixes of bad rows, by reason."""
-    if len(fixes) == 1:
-        return next(iter(fixes.values()))
-    return "; ".join(f"{reason}: {fix}" for reason, fix in fixes.items())
+    return "; ".join(f"{reason}: {fix}" if len(fixes) > 1 else fix for reason, fix in fixes.items())
 
 
 # ---- kinds of files
@@ -358,7 +356,8 @@ class _Table:
     def undecoded(self, number: int, record: Mapping[str, object], byte: int | None = None) -> BadRow:
         """Returns the bad row of a record that is not UTF-8; it was decoded with surrogates for the bad bytes."""
         field = next((name for name, value in record.items() if has_surrogate(value)), None)
-        return self.bad(number, "not UTF-8", record[field] if field else "", field=field, byte=byte)
+        bad = self.bad(number, "not UTF-8", record[field] if field else "", field=field, byte=byte)
+        return bad._replace(fix="write its texts again in UTF-8") if self.kind == ".parquet" else bad
 
 
 ABSENT: set[Reason | None] = {"missing", "null", "empty"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -116,6 +117,10 @@ def test_leftovers_of_a_killed_process_go_after_a_day(workspace: Workspace) -> N
 def test_gc_of_a_local_workspace_reads_no_cache(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace("read-corpus")
     monkeypatch.setenv("AMALGAM_CACHE", "long" * 100)  # no file system has such a name: lstat fails for every user
+    assert workspace("gc").code == 0
+    monkeypatch.delenv("AMALGAM_CACHE")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # as in a container: the user has no home folder
     assert workspace("gc").code == 0
 
 

@@ -259,10 +259,10 @@ def _local_leftovers(run: Run, entries: Sequence[FileInfo]) -> Iterator[Garbage]
             sizes = _old_sizes(partial(_below, path)) if paths.TEMPORARY_NAME.fullmatch(path.name) else {}
             if sizes and not files_of_user(path):
                 yield _row(str(path), sum(sizes.values()), "temporary")
-    cache = LocalStorage(backend.unpacked)
     has_cache = backend.is_remote or any(entry.packed for entry in entries)
-    if not has_cache or cache.root.is_symlink():
+    if not has_cache or backend.unpacked.is_symlink():
         return  # amalgam makes a folder: a link there is someone else's
+    cache = LocalStorage(backend.unpacked)
     for entry in cache.list():
         parts = entry.path.split("/")
         if not _is_old(entry.modified) or entry.path in stored:

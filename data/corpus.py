@@ -81,6 +81,9 @@ def find_files(source: str, base: Path, taken: Iterable[str] = ()) -> list[Path]
     elif path.is_dir():
         with readable(path, DataError):
             files = _files_of(path, source)
+    elif path.exists():
+        what, fix = f"{shown(source)} is a pipe or a device, not a file", "save the texts in a file, and name it"
+        raise DataError(what, where=shown(str(path), 200), fix=fix)
     else:
         matches = glob.glob(_pattern(source, base), root_dir=base, recursive=True)  # noqa: PTH207 - absolute patterns, too
         files = sorted(base / match for match in matches if (base / match).is_file())
@@ -102,7 +105,8 @@ def _files_of(folder: Path, source: str) -> list[Path]:
     """Returns the files of texts in a folder; refuses texts in folders of it, which a pattern names."""
     visible = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     for inner in (entry for entry in visible if entry.is_dir() and not entry.name.startswith("_")):
-        if file := next((file for file in inner.rglob("[!.]*") if kind_of(file) in SUFFIXES and file.is_file()), None):
+        below = (file for file in inner.rglob("[!.]*") if kind_of(file) in SUFFIXES and file.is_file())
+        if file := next((file for file in below if "/." not in str(file.relative_to(folder))), None):
             ends = kind_of(file) + (file.suffix if program_of(file) else "")
             what = f"{shown(source)} has texts in folders, such as {shown(str(file.relative_to(folder)), 200)}"
             start = source.rstrip("/")

@@ -97,7 +97,9 @@ def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[No
         yield
         return
     nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # the process survives the end of its terminal
-    handled = [number for number in STOPPING if not (nohup and number == signal.SIGHUP)]
+    # Python cannot set a handler again that is not its own, as a program has that embeds it.
+    own = [number for number in STOPPING if signal.getsignal(number) is not None]
+    handled = [number for number in own if not (nohup and number == signal.SIGHUP)]
     before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield

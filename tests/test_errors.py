@@ -26,7 +26,7 @@ from amalgam.pipeline.execution.faults import as_error
 from amalgam.pipeline.secrets import has_secret, masked
 from amalgam.stages.app import commands
 from amalgam.tests.test_bad_input import assert_three_lines
-from amalgam.tests.workspaces import Workspace, edit_json, finish, quiet_environment
+from amalgam.tests.workspaces import Workspace, edit_json, finish, flip_bit, quiet_environment
 
 Change = Callable[[Workspace], object]
 
@@ -132,6 +132,15 @@ def test_a_result_that_could_not_be_written_is_an_error_before_any_work(
         assert ("cannot be read" if (folder, bits) == ("artifacts", 0) else words) in err
         assert folder in err
         assert not fresh.units()
+
+
+@permissions
+def test_a_damaged_file_is_named_where_it_cannot_be_moved(workspace: Workspace) -> None:
+    flip_bit(unit := workspace.units()[0])
+    code, err = denied(workspace, mode("artifacts", 0o555), "audit")
+    assert (code, unit.name in err, "and cannot be moved to quarantine: Permission denied" in err) == (1, True, True), (
+        err
+    )
 
 
 @permissions

@@ -155,6 +155,7 @@ WRONG: list[tuple[Change, str, int, str]] = [
     (nothing, "plan -c amalgam.yml", 2, "did you mean -c amalgam.yaml?"),
     (nothing, "plan -c ok", 2, "did you mean -c amalgam.yaml?"),
     (nothing, "run -c .", 2, "error: workspace is a folder, not an experiment file"),
+    (fifo("p.csv"), "plan corpus.train=p.csv", 3, "p.csv is a pipe or a device, not a file"),
     (fifo("p.yaml"), "plan -c p.yaml", 2, "p.yaml is a pipe or a device, not a file"),
     (nothing, "plan -c texts", 2, "run `amalgam init texts`"),
     (write("other/my one.yaml", ""), "plan -c other", 2, "did you mean -c 'other/my one.yaml'?"),

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from amalgam.pipeline.errors import DamagedError, ExperimentError, nearest
+from amalgam.pipeline.errors import DamagedError, ExperimentError, is_disk_full, nearest, reason_of
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import StorageBackend
 from amalgam.pipeline.storage.facts import DECLARED, FactTypes, ResultIdentity, Timing, fits
@@ -217,8 +217,8 @@ class Store:
         if path is None or not (file.path in self.verified_files or _fault_at(path, file) is None):
             fault = self.check_file(file)
             if fault:
-                self.backend.quarantine([file.path])
-                what = "is missing" if fault == "missing" else f"is damaged ({fault}) and was quarantined"
+                moved = self._set_aside(file.path)
+                what = "is missing" if fault == "missing" else f"is damaged ({fault}) and {moved}"
                 raise DamagedError(f"{file.path} {what}", path=file.path, where=self.where(self.path(file)))
             path = self.backend.local_path(file.path) or self.path(file)
         self.verified_files.add(file.path)
@@ -232,9 +232,18 @@ class Store:
             if fits(content, kind):
                 return content
         self.verified_files.discard(file.path)
-        self.backend.quarantine([file.path])
-        what = f"{file.path} has other content than amalgam writes and was quarantined"
+        what = f"{file.path} has other content than amalgam writes and {self._set_aside(file.path)}"
         raise DamagedError(what, path=file.path, where=self.where(self.path(file)))
+
+    def _set_aside(self, path: str) -> str:
+        """Moves a damaged file to the quarantine folder, if this user may; returns the end of a message on it."""
+        try:
+            self.backend.quarantine([path])
+        except OSError as error:
+            if is_disk_full(error):
+                raise
+            return f"cannot be moved to quarantine: {reason_of(error)}"
+        return "was quarantined"
 
     def verified_paths(self, files: Iterable[StoredFile]) -> list[Path]:
         """Returns the verified paths of several files, copied to this machine together."""

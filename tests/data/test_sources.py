@@ -66,7 +66,8 @@ def test_packed_files_of_a_folder_are_read_and_hidden_ones_are_not(tmp_path: Pat
 def test_texts_in_folders_of_a_folder_are_named_and_the_fix_finds_them(tmp_path: Path) -> None:
     (tmp_path / "in/_temporary").mkdir(parents=True)
     (tmp_path / "in/.day").mkdir()
-    for name in ("in/a.csv", "in/_temporary/b.csv", "in/.day/c.csv"):
+    (tmp_path / "in/night/.day").mkdir(parents=True)
+    for name in ("in/a.csv", "in/_temporary/b.csv", "in/.day/c.csv", "in/night/.day/c.csv"):
         (tmp_path / name).write_text("text\nyes\n")
     assert find_files("in", tmp_path) == [tmp_path / "in/a.csv"]
     (tmp_path / "in/day/late").mkdir(parents=True)

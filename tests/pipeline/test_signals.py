@@ -45,3 +45,13 @@ def test_ctrl_c_at_a_terminal_is_confirmed_while_the_unit_ends(
         arrived, handler.arrived = handler.arrived, None
     assert arrived == signal.SIGINT
     assert ("Ctrl-C again stops at once" in capfd.readouterr().err) == at_terminal
+
+
+def test_a_handler_that_python_did_not_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    foreign = {signal.SIGTERM: None}  # as in a program that embeds Python, such as R
+    monkeypatch.setattr(signal, "getsignal", lambda number: foreign.get(number, signal.SIG_DFL))
+    with InterruptHandler().listening():
+        monkeypatch.undo()
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler

@@ -457,7 +457,8 @@ def delimiter_of(kind: str, header: bytes) -> str:
     """Returns the character between fields; in many countries, spreadsheets save a csv with semicolons."""
     if kind == ".tsv":
         return "\t"
-    return ";" if b";" in header and b"," not in header else ","
+    names = re.sub(rb'"[^"]*"', b"", header)  # without those in quotes
+    return ";" if b";" in names and b"," not in names else ","
 
 
 def _csv_header(table: _Table, lines: _Lines, records: Iterator[list[str]]) -> list[str]:

@@ -74,6 +74,7 @@ def test_a_csv_of_a_spreadsheet_may_have_semicolons(tmp_path: Path) -> None:
     assert _good(_read(tmp_path / "a.csv", "\ufeff\r\nlabel;text\r\nx;one\r\n")) == [(3, "one", None, None)]
     assert _good(_read(tmp_path / "b.csv", "text\none; two\n")) == [(2, "one; two", None, None)]
     assert _good(_read(tmp_path / "c.csv", '"a;b",text\nno,one; two\n')) == [(2, "one; two", None, None)]
+    assert _good(_read(tmp_path / "d.csv", '"a, b";text\nno;one, two\n')) == [(2, "one, two", None, None)]
 
 
 def test_pairs_of_texts_are_read_in_the_order_asked_for(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ and they are never damage.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import filecmp
 import hashlib
@@ -37,6 +38,8 @@ PAGES = ".amalgam"
 """Folder in reports/ with the marks of the pages."""
 EXPORT = "export"
 """Kind of a folder that is made of a student and is none."""
+RENAME_EXCHANGE = 2
+"""Flag of the system call renameat2."""
 ATTEMPTS = 20
 """Number of times that a folder is put in place while other processes replace it."""
 
@@ -350,6 +353,9 @@ def deliver_page(
 
 def _put_in_place(temporary: Path, target: Path, replaced: list[Path]) -> None:
     """Renames the folder; another process may do the same at the same time. After a failure the former one is back."""
+    if _exchange(temporary, target):
+        replaced.append(temporary.rename(temporary_path(target.parent)))
+        return
     for attempt in range(ATTEMPTS):
         earlier = temporary_path(target.parent)
         with contextlib.suppress(FileNotFoundError):
@@ -365,6 +371,13 @@ def _put_in_place(temporary: Path, target: Path, replaced: list[Path]) -> None:
                 raise
         else:
             return
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges two folders in one step, in which no kill leaves `other` absent; returns False where Linux cannot."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    paths = os.fsencode(one.absolute()), os.fsencode(other.absolute())
+    return renameat2 is not None and renameat2(0, paths[0], 0, paths[1], RENAME_EXCHANGE) == 0
 
 
 def _set_replaced_aside(services: DeliveryServices, earlier: Path, target: Path, taken: Collection[str]) -> None:

@@ -188,19 +188,45 @@ def has_fast_backend(tokenizer: Any) -> bool:
 def _encode_by_backend(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, types: bool) -> TokenRows:
     """Encodes on all cores, without character offsets and without a Python list per text."""
     backend = tokenizer.backend_tokenizer
-    pairs = len(texts[0]) > 1
-    truncation = {"max_length": limit, "stride": 0, "strategy": "longest_first" if pairs else "only_first"}
-    truncation["direction"] = tokenizer.truncation_side
-    if backend.truncation != truncation:
-        backend.enable_truncation(**truncation)
+    truncation = {"max_length": limit, "stride": 0, "strategy": "only_first", "direction": tokenizer.truncation_side}
     if backend.padding is not None:
         backend.no_padding()
     if backend.encode_special_tokens != tokenizer.split_special_tokens:
         backend.encode_special_tokens = tokenizer.split_special_tokens
-    encoded = backend.encode_batch_fast([text if pairs else text[0] for text in texts], add_special_tokens=True)
+    if len(texts[0]) > 1:
+        pairs = encode_truncated(backend, texts, limit, tokenizer.truncation_side)
+        ids, type_ids, truncated = map(list, zip(*pairs, strict=True))
+        return _rows(ids, type_ids if types else None, truncated)
+    if backend.truncation != truncation:
+        backend.enable_truncation(**truncation)
+    encoded = backend.encode_batch_fast([text for (text,) in texts], add_special_tokens=True)
     # Only a text that fills the limit can be truncated, and reading the overflow is slow.
     truncated = [len(each) >= limit and bool(each.overflowing) for each in encoded]
     return _rows([each.ids for each in encoded], [each.type_ids for each in encoded] if types else None, truncated)
+
+
+def encode_truncated(
+    backend: Any, texts: Sequence[Any], limit: int, side: str
+) -> Iterator[tuple[Sequence[int], Sequence[int], bool]]:
+    """Yields the token ids of each text or pair, its types, and whether it was truncated: the longer text first.
+
+    The backend's own truncation keeps each rest of one text with each rest of the other: gigabytes for a long pair.
+    """
+    if backend.truncation is not None:
+        backend.no_truncation()
+    for each in backend.encode_batch_fast(list(texts)):
+        if len(each) <= limit:
+            yield each.ids, each.type_ids, False
+            continue
+        parts = np.array([-1 if part is None else part for part in each.sequence_ids])
+        kept = parts < 0  # special tokens
+        places = [np.flatnonzero(parts == part) for part in (0, 1)]
+        room, lengths = limit - int(kept.sum()), [len(part) for part in places]
+        fewer = min(*lengths, room // 2)
+        sizes = (room - fewer, fewer) if lengths[0] > lengths[1] else (fewer, room - fewer)
+        for part, size in zip(places, sizes, strict=True):
+            kept[part[len(part) - size :] if side == "left" else part[:size]] = True
+        yield np.array(each.ids)[kept].tolist(), np.array(each.type_ids)[kept].tolist(), True
 
 
 def _encode_by_call(tokenizer: Any, texts: Sequence[tuple[str, ...]], limit: int, *, types: bool) -> TokenRows:

@@ -234,10 +234,15 @@ def test_a_signal_while_the_libraries_of_the_server_load_prints_no_traceback(exp
 
 @pytest.mark.parametrize(
     ("changes", "part"),
-    [({"inputs": ["input_ids"]}, "attention_mask"), ({"labels": ["a", "b"]}, "8 outputs, and export.json 2 labels")],
+    [
+        ({"inputs": ["input_ids"]}, "attention_mask"),
+        ({"labels": ["a", "b"]}, "8 outputs, and export.json 2 labels"),
+        ({"max_tokens": 100}, "does not truncate at 100 tokens"),
+        ({"pad_id": 1_000_000}, "idx=1000000"),
+    ],
 )
 def test_a_model_that_export_json_does_not_describe_is_not_served(
-    exported: Workspace, tmp_path: Path, changes: dict[str, list[str]], part: str
+    exported: Workspace, tmp_path: Path, changes: dict[str, list[str] | int], part: str
 ) -> None:
     shutil.copytree(exported.folder / "students/student-onnx", tmp_path / "own", ignore=shutil.ignore_patterns(".*"))
     edit_json(tmp_path / "own/export.json", **changes)

@@ -18,8 +18,9 @@ import torch
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import Metaspace
-from transformers import BertTokenizer
+from transformers import BertTokenizer, PreTrainedTokenizerFast
 
+from amalgam.data.tokens import encode, encode_truncated
 from amalgam.stages.app import classify, export_numpy, int8
 from amalgam.stages.app.serve import read_export
 from amalgam.stages.app.student import finished_in
@@ -102,11 +103,34 @@ def test_a_table_of_words_gives_the_tokens_of_the_tokenizer() -> None:
     pieces = [*white, *others, *" " * 20, "[sep]", "[SEP]", "The", " [MASK] ", "##s", "onion", "the", "a" * 120]
     draw = random.Random(0)  # noqa: S311 - no secret
     texts = ["".join(draw.choices(pieces, k=draw.randrange(40))) for _ in range(3000)]
-    words = classify.Words(tokenizer)
+    pairs = [("the onion", "a"), ("a", ""), *zip(texts[:200], texts[200:400], strict=True)]
+    expected = [[encoding.ids for encoding in tokenizer.encode_batch(part)] for part in (texts, pairs)]
     assert classify.Words.suit(tokenizer)
-    assert words(texts) == words(texts) == [encoding.ids for encoding in tokenizer.encode_batch(texts)]
-    pairs = [("the onion", "a"), ("a", "")]
-    assert words(pairs) == [encoding.ids for encoding in tokenizer.encode_batch(pairs)]
+    words = classify.Words(tokenizer)
+    assert words(texts) == words(texts) == expected[0]
+    assert words(pairs) == expected[1]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_pairs_are_truncated_as_by_the_tokenizer_and_not_by_it(side: str) -> None:
+    """The tokenizer keeps each rest of one text with each rest of the other: 2.4 GB for four pairs of 2,000 words."""
+    draw = random.Random(1)  # noqa: S311 - no secret
+    texts = [" ".join(draw.choices(["onion", "the", "[SEP]"], k=draw.randrange(20))) for _ in range(400)]
+    pairs = [*zip(texts[::2], texts[1::2], strict=True)]
+    for limit in (9, 12):
+        tokenizer = bert_tokenizer()
+        tokenizer.enable_truncation(limit, direction=side)
+        expected = [(each.ids, each.type_ids, bool(each.overflowing)) for each in tokenizer.encode_batch(pairs)]
+        assert [*encode_truncated(tokenizer, pairs, limit, side)] == expected
+        tokenizer.enable_truncation(limit, direction=side)
+        assert classify.Tokens(tokenizer)(pairs) == [ids for ids, _, _ in expected]
+        fast = PreTrainedTokenizerFast(tokenizer_object=bert_tokenizer(), truncation_side=side)
+        rows = encode(fast, pairs, limit, types=True)
+        assert [(ids.tolist(), truncated) for ids, truncated in zip(rows.ids, rows.truncated, strict=True)] == [
+            (ids, truncated) for ids, _, truncated in expected
+        ]
+        assert fast.backend_tokenizer.truncation is None
+        assert tokenizer.truncation is None
 
 
 def test_other_tokenizers_have_no_table_of_words() -> None:

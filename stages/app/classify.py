@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ class Classifier:
         facts = Path(folder) / "export.json"
         self.columns = json.loads(facts.read_text("utf-8")).get("text", []) if facts.is_file() else []
         tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))  # truncates as in the training
-        self._ids = Words(tokenizer) if Words.suit(tokenizer) else partial(ids_of, tokenizer)
+        self._ids = (Words if Words.suit(tokenizer) else Tokens)(tokenizer)
         arrays = load_file(Path(folder) / ARRAYS)
         vectors = np.pad(arrays["vectors"] * arrays["scales"][:, None], ((0, 1), (0, 0)))
         gap = len(vectors) - 1
@@ -86,12 +85,32 @@ class Classifier:
         return np.hstack([highest, means]) @ self._weights + self._bias
 
 
-def ids_of(tokenizer: Tokenizer, texts: Sequence[Any]) -> list[list[int]]:
-    """Returns the tokens of texts, or of pairs."""
-    return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts))]
+class Tokens:
+    """Returns the tokens of texts or pairs, truncated as in the training: of a pair the longer text first."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        truncation = tokenizer.truncation or {}
+        self._limit, self._side = truncation.get("max_length", sys.maxsize), truncation.get("direction")
+        tokenizer.no_truncation()  # its own needs gigabytes for a pair of long texts
+        self._tokenizer = tokenizer
+
+    def __call__(self, texts: Sequence[Any]) -> list[list[int]]:
+        encoded = self._tokenizer.encode_batch_fast(list(texts))
+        return [each.ids if len(each) <= self._limit else self._cut(each) for each in encoded]
+
+    def _cut(self, encoding: Any) -> list[int]:
+        parts = np.array([-1 if part is None else part for part in encoding.sequence_ids])
+        kept = parts < 0  # special tokens
+        first, second = (np.flatnonzero(parts == part) for part in (0, 1))
+        room = self._limit - int(kept.sum())
+        fewer = min(len(first), len(second), room // 2)
+        sizes = (room - fewer, fewer) if len(first) > len(second) else (fewer, room - fewer)
+        for part, size in zip((first, second), sizes, strict=True):
+            kept[part[len(part) - size :] if self._side == "left" else part[:size]] = True
+        return np.array(encoding.ids)[kept].tolist()
 
 
-class Words:
+class Words(Tokens):
     """Returns the same tokens from a table of words, because texts share most of their words.
 
     A tokenizer of BERT divides texts at white space and punctuation first, so a word has the same tokens in each text.
@@ -99,13 +118,13 @@ class Words:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         words = ((word, id_) for word, id_ in tokenizer.get_vocab().items() if word.isascii() and word.isalnum())
-        self._tokenizer, self._tokens = tokenizer, {word: [id_] for word, id_ in words if word == word.lower()}
+        super().__init__(tokenizer)
+        self._tokens = {word: [id_] for word, id_ in words if word == word.lower()}
         self._lowers = tokenizer.normalizer.lowercase
         around = tokenizer.encode("a")
         front = around.special_tokens_mask.index(0)
         self._before, self._after = around.ids[:front], around.ids[front + 1 :]
-        most = (tokenizer.truncation or {}).get("max_length", sys.maxsize)
-        self._most = most - len(self._before) - len(self._after)
+        self._most = self._limit - len(self._before) - len(self._after)
 
     @staticmethod
     def suit(tokenizer: Tokenizer) -> bool:
@@ -117,7 +136,7 @@ class Words:
 
     def __call__(self, texts: Sequence[Any]) -> list[list[int]]:
         if not all(isinstance(text, str) for text in texts):
-            return ids_of(self._tokenizer, texts)
+            return super().__call__(texts)
         return [self._of(text) for text in texts]
 
     def _of(self, text: str) -> list[int]:

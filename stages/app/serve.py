@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from amalgam.data.arrays import softmax, unknown_score
 from amalgam.data.keys import shown
 from amalgam.data.lazy import np
-from amalgam.data.tokens import Ragged, by_count
+from amalgam.data.tokens import Ragged, by_count, encode_truncated
 from amalgam.pipeline.config import proposals
 from amalgam.pipeline.console import Console, counted
 from amalgam.pipeline.errors import ExperimentError, ModelError, number_of, reason_of
@@ -136,25 +137,27 @@ class OnnxStudent:
 
         self.export, self._threads = export, threads
         self._pool = ThreadPoolExecutor(threads if export.int8 else 1)
-        try:
+        with _loading(export):
             self._tokenizer = Tokenizer.from_file(str(export.folder / TOKENIZER))
-            self._tokenizer.no_padding()
-            if self._tokenizer.truncation is None:
-                self._tokenizer.enable_truncation(export.max_tokens)
+        self._tokenizer.no_padding()
+        truncation = self._tokenizer.truncation or {}
+        self._side = str(truncation.get("direction"))
+        if truncation.get("max_length") != export.max_tokens:
+            what = f"{TOKENIZER} does not truncate at {export.max_tokens:,} tokens, the max_tokens of {EXPORT_FACTS}"
+            raise ModelError(what, where=str(export.folder.absolute()), fix="export the student again")
+        with _loading(export):
             self._session = onnx_session(export.folder / ONNX_MODEL, 1 if export.int8 else threads)
-            (first,) = self([("the first run takes longer",)])
-        except Exception as error:  # both libraries raise classes of their own
-            what = f"ONNX Runtime or tokenizers cannot load the export: {shown(str(error), 200)}"
-            raise ModelError(what, where=str(export.folder.absolute()), fix="export the student again") from error
+            first, _ = self([("the first run takes longer",), ("padding",)])
         outputs, labels = len(first.probabilities), len(export.labels)
         if outputs != labels:
             what = f"the model has {counted(outputs, 'output')}, and {EXPORT_FACTS} {counted(labels, 'label')}"
             raise ModelError(what, where=str(export.folder.absolute()), fix="export the student again")
 
     def __call__(self, texts: Sequence[Text]) -> list[Prediction]:
-        encoded = self._tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in texts])
-        ids = Ragged.of([np.array(each.ids) for each in encoded])
-        types = Ragged.of([np.array(each.type_ids) for each in encoded])
+        inputs = [text if len(text) > 1 else text[0] for text in texts]
+        encoded = list(encode_truncated(self._tokenizer, inputs, self.export.max_tokens, self._side))
+        ids = Ragged.of([np.array(each) for each, _, _ in encoded])
+        types = Ragged.of([np.array(each) for _, each, _ in encoded])
         share = ids.lengths.sum() // self._threads if self.export.int8 else LAUNCH_TOKENS  # a run for each thread
         parts = launches(ids.lengths, min(share, LAUNCH_TOKENS), equal=self.export.reads_padding)
         runs = [rows for part in parts for rows in by_count(ids, part, self.export.end)]
@@ -162,7 +165,7 @@ class OnnxStudent:
         predictions: dict[int, Prediction] = {}
         for rows, logits in zip(runs, results, strict=True):
             for row, probabilities, score in zip(rows.tolist(), softmax(logits), unknown_score(logits), strict=True):
-                predictions[row] = Prediction(probabilities, float(score), bool(encoded[row].overflowing))
+                predictions[row] = Prediction(probabilities, float(score), encoded[row][2])
         return [predictions[row] for row in range(len(texts))]
 
     def _logits(self, tokens: Ragged, types: Ragged) -> Any:
@@ -170,6 +173,15 @@ class OnnxStudent:
         columns = {"input_ids": ids, "attention_mask": mask.astype(np.int64), "token_type_ids": types.padded(0)[0]}
         (logits,) = self._session.run(["logits"], {name: columns[name] for name in self.export.inputs})
         return logits.astype(np.float64)
+
+
+@contextmanager
+def _loading(export: ExportFolder) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # both libraries raise classes of their own
+        what = f"ONNX Runtime or tokenizers cannot load the export: {shown(str(error), 200)}"
+        raise ModelError(what, where=str(export.folder.absolute()), fix="export the student again") from error
 
 
 def onnx_session(path: Path, threads: int) -> Any:

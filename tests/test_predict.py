@@ -339,7 +339,8 @@ def unmarked(desk: Workspace) -> None:
         (break_nothing, ["-"], 2, "fix: amalgam predict --input -"),
         (break_nothing, ["a text", "--out", "x.csv"], 2, "--json > FILE"),
         (break_nothing, ["--input", "texts/test.csv", "--json"], 2, "--out FILE.parquet"),
-        (break_nothing, ["--input", "no.csv"], 3, "no.csv"),
+        (taken, ["--input", "texts.csv"], 3, "fix: set --input FILE"),  # taken.csv is as like as its ending
+        (break_nothing, ["--input", "texts/tests.csv.gz"], 3, "fix: did you mean --input texts/test.csv?"),
         (break_nothing, ["--input", "amalgam.yaml"], 3, ".csv"),
         (break_nothing, ["--input", "texts/test.csv", "--text", "Text"], 3, "fix: --text text"),
         (break_nothing, ["--input", "texts/test.csv", "--out", "x.xlsx"], 2, ".parquet or .csv"),

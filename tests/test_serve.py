@@ -257,6 +257,7 @@ HEADS = {
     post(GOOD, "X: " + "x" * 16_400): 431,
     b"GET /../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n": 404,
     b"GET /predict HTTP/1.1\r\nHost: a\r\n\r\n": 405,
+    post(GOOD).replace(b"/predict", b"/predict?top=3"): 400,
     b"DELETE /health HTTP/1.1\r\nHost: a\r\n\r\n": 405,
     b"GET /health HTTP/3.7\r\nHost: a\r\n\r\n": 505,
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03": 400,

@@ -47,6 +47,8 @@ UNREAD_SECONDS = 2.0
 TICK = 0.05
 DIGITS = 6
 """Decimals of a probability and a score."""
+SHOWN = 100
+"""Characters of a query in a message."""
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 TEXTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -242,6 +244,9 @@ def check_head(path: str, request: h11.Request, limit: int) -> None:
         what, fix = f"{path} does not allow this method", f"send {' or '.join(PATHS[path])}"
         headers = [("Allow", ", ".join(PATHS[path]))]
         raise Refusal(what, fix, HTTPStatus.METHOD_NOT_ALLOWED, headers)
+    if method == "POST" and (query := request.target.partition(b"?")[2]):
+        what = f"{path} takes no query, such as {shown(query.decode('ascii', 'replace'), SHOWN)}"
+        raise Refusal(what, f'send its fields in the body: {EXAMPLE[:-1]}, "top": 3}}')
     values: dict[bytes, list[bytes]] = {}
     for name, value in request.headers:
         values.setdefault(name, []).append(value)

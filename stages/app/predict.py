@@ -30,7 +30,7 @@ from amalgam.pipeline.config import proposals
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import Console, counted, padded, printing, width_of
 from amalgam.pipeline.errors import DataError, ExperimentError, nearest
-from amalgam.pipeline.input_files import SUFFIXES, is_texts, kind_of
+from amalgam.pipeline.input_files import SUFFIXES, is_texts, kind_of, program_of
 from amalgam.pipeline.signals import InterruptHandler, without_units
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, expanded, user_path, writing
@@ -325,14 +325,24 @@ def _input_file(source: str) -> Path:
         what, fix = "the input is a pipe or a device, not a file", f"--input {PIPE} < {shlex.quote(source)}"
         raise DataError(what, where=str(path.absolute()), fix=f"{fix} reads a text per line")
     if not path.is_file():
-        here = [file.name for file in path.parent.glob("*.*") if file.is_file()]
-        near = [shlex.quote(str(Path(source).with_name(name))) for name in nearest(path.name, here, ratio=0.6)]
+        # Names are compared without their endings, which most files share.
+        here = {_stem(file): file.name for file in path.parent.glob("*.*") if _is_input(file) and file.is_file()}
+        stems = nearest(_stem(path), here, ratio=0.6)
+        near = [shlex.quote(str(Path(source).with_name(here[stem]))) for stem in stems]
         fix = f"did you mean --input {near[0]}?" if near else "set --input FILE, or - for a pipe"
         raise DataError("the input file does not exist", where=str(path.absolute()), fix=fix)
-    if not is_texts(path) and kind_of(path) != ".txt":
+    if not _is_input(path):
         fix = f"name a file of type {', '.join(SUFFIXES)} or .txt (one text per line)"
         raise DataError(f"{shown(path.name)} has no supported file type", where=str(path), fix=fix)
     return path
+
+
+def _is_input(path: Path) -> bool:
+    return is_texts(path) or kind_of(path) == ".txt"
+
+
+def _stem(path: Path) -> str:
+    return (path.with_suffix("") if program_of(path) else path).stem
 
 
 def _has_lines(source: str) -> bool:

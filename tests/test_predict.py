@@ -319,6 +319,10 @@ def taken(desk: Workspace) -> None:
     (desk.folder / "taken.csv").write_text("mine")
 
 
+def packed(desk: Workspace) -> None:
+    (desk.folder / "packed.parquet.gz").touch()
+
+
 def unmarked(desk: Workspace) -> None:
     shutil.copytree(desk.folder / "students/student", desk.folder / "bare", dirs_exist_ok=True)
     for name in MARKS:
@@ -342,6 +346,7 @@ def unmarked(desk: Workspace) -> None:
         (taken, ["--input", "texts.csv"], 3, "fix: set --input FILE"),  # taken.csv is as like as its ending
         (break_nothing, ["--input", "texts/tests.csv.gz"], 3, "fix: did you mean --input texts/test.csv?"),
         (break_nothing, ["--input", "amalgam.yaml"], 3, ".csv"),
+        (packed, ["--input", "packed.parquet.gz"], 3, "fix: run: gzip -dk packed.parquet.gz"),
         (break_nothing, ["--input", "texts/test.csv", "--text", "Text"], 3, "fix: --text text"),
         (break_nothing, ["--input", "texts/test.csv", "--out", "x.xlsx"], 2, ".parquet or .csv"),
         (break_nothing, ["--input", "texts/test.csv", "--out", "no/x.csv"], 2, "mkdir -p no"),

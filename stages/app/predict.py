@@ -25,12 +25,12 @@ from amalgam.data.corpus import MissingText, count_missing, missing_notes
 from amalgam.data.keys import shown, shown_name, text_key
 from amalgam.data.lazy import np, pa, pq
 from amalgam.data.parquet import Column, arrow_schema, parquet_options, predictions
-from amalgam.data.rows import BadRow, Row, fix_of_rows, has_surrogate, listed_reasons, read_lines, read_rows
+from amalgam.data.rows import INSTEAD, BadRow, Row, fix_of_rows, has_surrogate, listed_reasons, read_lines, read_rows
 from amalgam.pipeline.config import proposals
 from amalgam.pipeline.config.schema import Corpus, ExperimentConfig
 from amalgam.pipeline.console import Console, counted, padded, printing, width_of
 from amalgam.pipeline.errors import DataError, ExperimentError, nearest
-from amalgam.pipeline.input_files import SUFFIXES, is_texts, kind_of, program_of
+from amalgam.pipeline.input_files import SUFFIXES, in_commands, is_texts, kind_of, program_of
 from amalgam.pipeline.signals import InterruptHandler, without_units
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.user_paths import check_writable, expanded, user_path, writing
@@ -332,7 +332,8 @@ def _input_file(source: str) -> Path:
         fix = f"did you mean --input {near[0]}?" if near else "set --input FILE, or - for a pipe"
         raise DataError("the input file does not exist", where=str(path.absolute()), fix=fix)
     if not _is_input(path):
-        fix = f"name a file of type {', '.join(SUFFIXES)} or .txt (one text per line)"
+        fix = INSTEAD.get(path.suffix.lower(), f"name a file of type {', '.join(SUFFIXES)} or .txt (one text per line)")
+        fix = fix.format(**in_commands(path))
         raise DataError(f"{shown(path.name)} has no supported file type", where=str(path), fix=fix)
     return path
 

@@ -18,7 +18,7 @@ from amalgam.pipeline.config.load import GIVEN, ExperimentSource, GivenExperimen
 from amalgam.pipeline.config.proposals import as_flow_yaml
 from amalgam.pipeline.config.schema import FROM_CORPUS, ExperimentConfig
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import AmalgamError, ExperimentError, all_of, nearest
+from amalgam.pipeline.errors import AmalgamError, ExperimentError, all_of, is_disk_full, nearest
 from amalgam.pipeline.execution.faults import storage_error
 from amalgam.pipeline.execution.plan import IdentityJson, StageState, StateJson, identity_of
 from amalgam.pipeline.execution.runner import PartialRunDoneError, update
@@ -351,6 +351,8 @@ class Experiment(Printed):
         try:
             return verification.verify(self._run, repair=repair)
         except OSError as error:
+            if not is_disk_full(error):
+                raise
             raise storage_error(error, "a damaged file cannot be mended", self._run.base) from error
 
     def find_garbage(self, *, unused: bool = False, delete: bool = False) -> list[maintenance.Garbage]:

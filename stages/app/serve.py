@@ -140,9 +140,9 @@ class OnnxStudent:
         with _loading(export):
             self._tokenizer = Tokenizer.from_file(str(export.folder / TOKENIZER))
         self._tokenizer.no_padding()
-        truncation = self._tokenizer.truncation or {}
-        self._side = str(truncation.get("direction"))
-        if truncation.get("max_length") != export.max_tokens:
+        truncation = self._tokenizer.truncation or {"max_length": export.max_tokens, "direction": "right"}
+        self._side = truncation["direction"]
+        if truncation["max_length"] != export.max_tokens:
             what = f"{TOKENIZER} does not truncate at {export.max_tokens:,} tokens, the max_tokens of {EXPORT_FACTS}"
             raise ModelError(what, where=str(export.folder.absolute()), fix="export the student again")
         with _loading(export):

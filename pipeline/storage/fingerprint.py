@@ -22,6 +22,9 @@ from amalgam.pipeline.storage.small_files import canonical, signed, verified
 
 ABSENT = object()  # an absent field differs from a null
 
+ADDED, REMOVED, UNUSED = "added", "removed", "not used"
+"""Words of a change for a field that only one of two identities has."""
+
 LENGTH = 20  # hex digits: 80 bits
 
 DIGEST = re.compile(r"[0-9a-f]{16,}")
@@ -71,9 +74,9 @@ def _is_named(value: Any) -> bool:
 
 def _change(old: Any, new: Any) -> str:
     if old is ABSENT and isinstance(new, Mapping):
-        return "added"
+        return ADDED
     if new is ABSENT and isinstance(old, Mapping):
-        return "removed"
+        return REMOVED
     if any(isinstance(entry, list | Mapping) for value in (old, new) if isinstance(value, list) for entry in value):
         return "changed"  # the beginnings of nested lists may be equal
     return f"{_shown(old)} -> {_shown(new)}"
@@ -81,12 +84,12 @@ def _change(old: Any, new: Any) -> str:
 
 def has_two_values(change: str) -> bool:
     """Returns whether a change is of a value, not that an input is new or no longer used."""
-    return change not in {"added", "removed"} and "not used" not in change.split(" -> ")
+    return change not in {ADDED, REMOVED} and UNUSED not in change.split(" -> ")
 
 
 def _shown(value: Any, limit: int = 40) -> str:
     if value is ABSENT:
-        return "not used"
+        return UNUSED
     if isinstance(value, list) and value and all(isinstance(each, str) and DIGEST.fullmatch(each) for each in value):
         first = ", ".join(digest[:8] for digest in value[:3])
         return first if len(value) < 4 else f"{first} and {len(value) - 3} more"

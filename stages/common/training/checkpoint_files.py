@@ -84,10 +84,11 @@ def resume_point(root: Path, unit: Path) -> tuple[str, float]:
     _, step_folder, body = max(states, key=itemgetter(0))
     step, phase, state = int(step_folder.name.partition("-")[2]), step_folder.parent, body.get("state")
     total = state.get("total", 0) if isinstance(state, dict) else 0
-    steps = f"{step:,} of {total:,}" if fits(total, int) and total >= step else f"{step:,}"
+    has_total = fits(total, int) and total >= step
+    steps = f"{step:,} of {total:,}" if has_total else f"{step:,}"
     if phase != folder:
         return f"resumes {phase.name} from step {steps}", 0.0
-    return f"resumes from step {steps}", step / total if " of " in steps else 0.0
+    return f"resumes from step {steps}", step / total if has_total else 0.0
 
 
 def files_of(folder: Path) -> list[Path]:

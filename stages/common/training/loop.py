@@ -413,8 +413,8 @@ class TrainingRun:
         if self.main:
             moments = checkpoints.optimizer_tensors(self.optimizer, self.names)
             tensors = {"weights": self.learner.state_dict(), "optimizer": moments}
-            state = {"identity": self._identity, "world": self.world, "progress": asdict(self.progress)}
-            state |= {"total": self.total}
+            progress = {"progress": asdict(self.progress), "total": self.total}
+            state = {"identity": self._identity, "world": self.world, **progress}
             tensors |= {"best": self.best} if self.best else {}
             checkpoints.save(self.checkpoint, Checkpoint(self.progress.step, state, tensors))
         # All processes wait until the checkpoint is complete: the first one to exit ends the others.

@@ -16,11 +16,11 @@ import pytest
 from amalgam import Experiment
 from amalgam.pipeline.config.schema import ExperimentConfig
 from amalgam.pipeline.console import size
-from amalgam.pipeline.execution.input_names import input_name
 from amalgam.pipeline.storage.fingerprint import differences
 from amalgam.stages.app.oracle import divergence
 from amalgam.stages.common.device import pick_device
 from amalgam.stages.common.training.loop import training_dtype
+from amalgam.stages.registry import STAGE_NAMED
 from amalgam.tests.forking import BARE, Forked
 from amalgam.tests.workspaces import (
     TEACHER_LABELS,
@@ -161,11 +161,11 @@ def test_every_input_of_a_result_has_a_name_for_a_reader(built: Workspace, gener
     for workspace in (built, generated):
         for path in workspace.artifacts.glob("*/*/MANIFEST.json"):
             identity = json.loads(path.read_text())["identity"]
-            stage, inputs = identity["stage"], {part: identity[part] for part in ("config", "inputs")}
+            stage, inputs = STAGE_NAMED[identity["stage"]], {part: identity[part] for part in ("config", "inputs")}
             for field, _ in differences(inputs, with_other_values(inputs)):
-                name = input_name(stage, field)
+                name = stage.input_name(field)
                 is_field = name.split(".")[0] in ExperimentConfig.model_fields
-                assert is_field or name != field.partition(".")[2], (stage, field)
+                assert is_field or name != field.partition(".")[2], (stage.name, field)
 
 
 def with_other_values(value: Any) -> Any:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NotRequired, TypedDict
 
 from amalgam.pipeline.errors import DamagedError
-from amalgam.pipeline.execution.input_names import input_name
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage, Unit, pending_units
 from amalgam.pipeline.storage.fingerprint import LIBRARIES, differences, fingerprint, has_two_values, library_versions
 from amalgam.pipeline.storage.store import MANIFEST, Record, StoredFile
@@ -166,16 +165,18 @@ def _reason(
     old = run.store.identity(stage.name, before)
     if old is None:
         return "missing", "the previous result is no longer there"
-    return explain_change(old, identity, stage.chosen(run))
+    return explain_change(stage, old, identity, stage.chosen(run))
 
 
-def explain_change(old: Mapping[str, Any], new: Mapping[str, Any], chosen: Collection[str] = ()) -> tuple[Reason, str]:
+def explain_change(
+    stage: Stage, old: Mapping[str, Any], new: Mapping[str, Any], chosen: Collection[str] = ()
+) -> tuple[Reason, str]:
     """Returns the first change of a value, else the first one; `chosen` fields follow from others, so they come last.
 
     A method that is replaced, such as `targets.mode`, comes before the fields that one of the two does not read.
     """
     if old.get("version") != new.get("version"):
-        return "code", f"{new.get('stage')}: code {old.get('version')} -> {new.get('version')}"
+        return "code", f"{stage.name}: code {old.get('version')} -> {new.get('version')}"
     parts: tuple[tuple[Reason, str], ...] = (("config", "config"), ("input", "inputs"), ("code", "libraries"))
     by_part = ((reason, list(differences(old.get(part, {}), new.get(part, {})))) for reason, part in parts)
     changes = [
@@ -188,7 +189,7 @@ def explain_change(old: Mapping[str, Any], new: Mapping[str, Any], chosen: Colle
     if direct:
         reason, key, change = direct[0]
         rest = f" (+{len(direct) - 1} more)" if len(direct) > 1 else ""
-        return reason, f"{input_name(new.get('stage', ''), key)}: {change}{rest}"
+        return reason, f"{stage.input_name(key)}: {change}{rest}"
     changed = [f"{key}: {change}" for key, change in differences(old.get("upstream", {}), new.get("upstream", {}))]
     if derived and not changed:
         return "config", "; ".join(f"{key}: {change}" for _, key, change in derived)

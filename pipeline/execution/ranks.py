@@ -10,13 +10,12 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from amalgam.pipeline.errors import ExperimentError, WorkError
-from amalgam.pipeline.execution.input_names import input_name
 from amalgam.pipeline.execution.plan import identity_of
 from amalgam.pipeline.execution.stage import Run, Stage
 from amalgam.pipeline.storage.fingerprint import differences, library_versions
@@ -48,14 +47,14 @@ class RankInputs:
                 "versions": library_versions(),
                 "workspace": str((store.read_json(store.root / MARK) or {}).get("id", "")),  # two without a shared disk
             }
-            self._compare("the experiment", inputs)
+            self._compare("the experiment", inputs, str)
 
     def compare_identity(self, stage: Stage) -> None:
         """Compares the digests of a stage's inputs, before it runs or is reused."""
         if self.run.share.kind == "torchrun":
-            self._compare(stage.name, identity_of(stage, self.run))
+            self._compare(stage.name, identity_of(stage, self.run), stage.input_name)
 
-    def _compare(self, name: str, inputs: Mapping[str, Any]) -> None:
+    def _compare(self, name: str, inputs: Mapping[str, Any], input_name: Callable[[str], str]) -> None:
         share = self.run.share
         if "MASTER_ADDR" not in os.environ:  # nothing to communicate with
             return
@@ -69,7 +68,8 @@ class RankInputs:
             for rank in range(1, share.count):
                 self._wait(store, f"{key}/{rank}", rank)
                 other = json.loads(store.get(f"{key}/{rank}"))
-                _refuse_difference(name, f"process {rank} on {other['host']}", ours, other["inputs"])
+                changes = [f"{input_name(path)}: {change}" for path, change in differences(ours, other["inputs"])]
+                _refuse_difference(name, f"process {rank} on {other['host']}", changes)
         except RuntimeError as error:  # of torch: a connection
             what = "the processes of the torchrun cannot communicate"
             fix = "read the message of the process that failed first, and run the command again"
@@ -102,8 +102,7 @@ def _without_folders(value: Any) -> Any:
     return value.rpartition("/")[2] if isinstance(value, str) else value
 
 
-def _refuse_difference(name: str, process: str, ours: Any, theirs: Any) -> None:
-    changes = [f"{input_name(name, field)}: {change}" for field, change in differences(ours, theirs)]
+def _refuse_difference(name: str, process: str, changes: Sequence[str]) -> None:
     if changes:
         rest = f" (+{len(changes) - MOST_SHOWN} more)" if len(changes) > MOST_SHOWN else ""
         what = f"{process} has other inputs than process 0: {'; '.join(changes[:MOST_SHOWN])}{rest}"

@@ -7,6 +7,7 @@ manifest (finish). The runner decides which units are missing.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -279,6 +280,8 @@ class Stage:
     """For `amalgam verify`: what a complete result lacks without the record of its unit, and the command for it."""
     facts: ClassVar[FactTypes] = FactTypes()
     """Types of the records; a record of another type counts as damaged."""
+    input_names: ClassVar[Mapping[str, str]] = {}
+    """Regular expression of an input's path in the identity -> its name for a reader: a field, or plain words."""
 
     def __init_subclass__(cls) -> None:
         if "facts" in vars(cls):
@@ -308,6 +311,12 @@ class Stage:
     def identity(self, run: Run) -> Identity:
         """Returns the inputs of the result; raises PendingDependencyError while one of them is missing."""
         raise NotImplementedError
+
+    def input_name(self, path: str) -> str:
+        """Returns the name of an input by its path in the identity; a path of a setting is the field itself."""
+        inside = re.sub(r"^(config|inputs|libraries|upstream)\.", "", path)
+        matches = ((re.fullmatch(pattern, inside), name) for pattern, name in self.input_names.items())
+        return next((match.expand(name) for match, name in matches if match), inside)
 
     def chosen(self, run: Run) -> Mapping[str, Any]:
         """Returns the values by field that the stage chose because the experiment leaves them to auto."""

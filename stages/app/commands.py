@@ -15,7 +15,6 @@ from amalgam.pipeline.config.proposals import as_yaml, file_option, written
 from amalgam.pipeline.config.schema import FROM_CORPUS
 from amalgam.pipeline.console import Console, counted, size
 from amalgam.pipeline.errors import DamagedError, ExperimentError, all_of
-from amalgam.pipeline.execution.input_names import input_name
 from amalgam.pipeline.execution.plan import StageState, shown_choices
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.fingerprint import values
@@ -32,7 +31,7 @@ from amalgam.stages.app.verify import REPAIR, RUN, Damage
 from amalgam.stages.common.deliveries import FOLDERS
 from amalgam.stages.common.given_labels import label_column
 from amalgam.stages.methods import METHODS, NAMES, method_name
-from amalgam.stages.registry import STAGES
+from amalgam.stages.registry import STAGE_NAMED, STAGES
 
 
 def run_stages(  # noqa: PLR0913 - the options of a command
@@ -151,7 +150,8 @@ def show_explanation(name: str, config: Path, overrides: list[str], *, as_json: 
     console.result(f"  fingerprint now {now}, built last {last}{student}")
     changes = [(each["field"], each["change"]) for each in details["changes"]]
     inputs = {part: value for part, value in (details["identity"] or {}).items() if part != "stage"}
-    for line in dict.fromkeys(f"{input_name(name, field)}: {text}" for field, text in changes or values(inputs)):
+    input_name = STAGE_NAMED[name].input_name
+    for line in dict.fromkeys(f"{input_name(field)}: {text}" for field, text in changes or values(inputs)):
         console.result(f"  {line}")
 
 

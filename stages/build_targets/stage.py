@@ -26,6 +26,7 @@ from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import Bucket, even_groups, group_name, read_bucket
 from amalgam.stages.common.given_labels import GivenLabels
+from amalgam.stages.common.input_names import INPUT_NAMES
 from amalgam.stages.common.intervals import percent
 from amalgam.stages.fit_statistics.stage import with_domain_confidence
 from amalgam.stages.methods import method_of
@@ -80,6 +81,7 @@ class BuildTargets(Stage):
     sections = ("targets", "labels")
     enabled_by = "choose a student.method that trains a student from texts"
     facts = FactTypes(TargetFacts, TargetSummary)
+    input_names = {r"labels(\.\d+)?": "label names", r"method_version": "code of targets.mode"} | INPUT_NAMES
     at_once = 2
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:

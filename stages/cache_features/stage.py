@@ -23,6 +23,7 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common import load
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.cached.coverage import UnitFacts, units_for
+from amalgam.stages.common.input_names import ENCODER, INPUT_NAMES, STATES
 from amalgam.stages.common.models.model_folder import ONE_RUN
 from amalgam.stages.common.models.resolve import ModelFiles, hidden_size
 from amalgam.stages.common.token_cache import TokenizedUnit, tokenizer_digest
@@ -47,6 +48,16 @@ class CacheFeatures(Stage):
     reads = ("read-corpus", "train-teachers")
     enabled_by = "choose targets or an objective that read hidden states"
     facts = FactTypes(FamiliesFacts, UnitFacts)
+    input_names = {
+        r"features(\.feature)?": STATES,
+        r"features\.content": ENCODER,
+        r"features\.dtype": "cache.dtype",
+        r"features\.max_tokens": "student.max_tokens",
+        r"features\.(.+)": rf"{STATES}: \1",
+        r"tokens_of": "tokens of the student's encoder",
+        r"tokens_of\.0": ENCODER,
+        r"tokens_of\.1": "student.max_tokens",
+    } | INPUT_NAMES
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         reads_states = objective_inputs(experiment).states is not None or domain_measure(experiment) is not None

@@ -43,6 +43,7 @@ from amalgam.stages.common.cached.coverage import (
 from amalgam.stages.common.cached.read import distinct, passes_differ
 from amalgam.stages.common.corpus import Part, tables
 from amalgam.stages.common.device import dtype_for, pick_device
+from amalgam.stages.common.input_names import INPUT_NAMES
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.stages.common.token_cache import long_texts_error
 from amalgam.stages.objective_inputs import reads_texts
@@ -86,6 +87,7 @@ class CacheTeachers(Stage):
     reads = ("read-corpus", "train-teachers")
     sections = ("cache",)
     facts = FactTypes(CacheFacts, AnswerFacts | RegressionFacts | StopFacts, config=CacheConfig)
+    input_names = INPUT_NAMES
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return bool(experiment.teachers) or experiment.train_teachers is not None

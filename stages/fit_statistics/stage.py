@@ -21,6 +21,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common.cached.load import cache_reader, states_of, states_of_teacher, statistics_family
+from amalgam.stages.common.input_names import INPUT_NAMES
 from amalgam.stages.common.load import generated_identity, generated_texts, reference_part, teachers_of
 from amalgam.stages.objective_inputs import domain_measure
 from amalgam.stages.target_methods import COMPARATIVE, TeacherPredictions
@@ -54,6 +55,7 @@ class FitStatistics(Stage):
     reads = ("generate", "read-corpus", "train-teachers", "cache-teachers", "cache-features")
     enabled_by = "choose an uncertainty that compares teachers (rmd, md, msp), or student.method: stratanet"
     facts = FactTypes(AllStatisticsFacts, StatisticsFacts)
+    input_names = {r"reference_fraction": "targets.reference_fraction"} | INPUT_NAMES
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and domain_measure(experiment) is not None

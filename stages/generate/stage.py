@@ -23,6 +23,7 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common import load
 from amalgam.stages.common.cached.load import describe_family
 from amalgam.stages.common.corpus import content_of, texts_file
+from amalgam.stages.common.input_names import INPUT_NAMES
 from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.generate.requests import (
     LANGUAGE_MODEL,
@@ -69,6 +70,7 @@ class Generate(Stage):
     sections = ("generate",)
     enabled_by = "add a `generate` section"
     facts = FactTypes(GeneratedFacts, BlockFacts | CollectedFacts)
+    input_names = {r"texts(\.\d+)?": "content of generate.corpus"} | INPUT_NAMES
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.generate is not None and reads_texts(experiment)

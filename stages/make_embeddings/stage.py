@@ -14,6 +14,7 @@ from amalgam.pipeline.execution.stage import Identity, Run, Stage, Unit
 from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.fingerprint import fingerprint
 from amalgam.pipeline.storage.store import Record
+from amalgam.stages.common.input_names import INPUT_NAMES
 from amalgam.stages.common.load import prepare_teachers, teacher_loader, teachers_of
 from amalgam.stages.objective_inputs import reads_texts
 
@@ -53,6 +54,7 @@ class MakeEmbeddings(Stage):
     sections = ("pseudo_embeddings",)
     enabled_by = "set student.method: as-dfd"
     facts = FactTypes(EmbeddingFacts, ClassUnitFacts)
+    input_names = INPUT_NAMES
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and not reads_texts(experiment)

@@ -46,6 +46,7 @@ from amalgam.stages.common.corpus import (
     read_bucket,
     sources_of,
 )
+from amalgam.stages.common.input_names import INPUT_NAMES
 from amalgam.stages.common.load import fetch, part_files, part_identity, part_of, source_files, text_inputs
 from amalgam.stages.objective_inputs import reads_texts
 from amalgam.stages.target_methods import target_method
@@ -79,6 +80,13 @@ class ReadCorpus(Stage):
     reads = ("generate",)
     sections = ("corpus",)
     facts = FactTypes(CorpusFacts, PartRecordFacts | FetchedFacts)
+    input_names = {
+        r"corpus\.id_type": "type of corpus.id",
+        r"(train|validation|test)(\.\d+)?": r"content of corpus.\1",
+        r"teachers(\.\d+)?": "content of train_teachers.texts",
+        r"train_teachers": "train_teachers.texts",
+        r"held-out(\.\d+)?": "generated texts that are held out",
+    } | INPUT_NAMES
 
     def resolve_inputs(self, run: Run) -> None:
         """Checks local files before anything is downloaded; downloads remote files once and pins their content."""

@@ -30,6 +30,7 @@ from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import LABELS_SHOWN, Part, PartRecordFacts
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, delivered_student, read_metadata
 from amalgam.stages.common.given_labels import GivenLabels
+from amalgam.stages.common.input_names import ENCODER, INPUT_NAMES, PASSES
 from amalgam.stages.common.intervals import interval
 from amalgam.stages.methods import method_name
 from amalgam.stages.report import verdict_types as types
@@ -119,6 +120,26 @@ class Report(Stage):
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")
     facts = FactTypes(ReportFacts, ReportUnitFacts, ReportMade)
+    input_names = {
+        r"adaptive": "predictions of the teachers",
+        r"labels(\..+)?": "labels",
+        r"method": "student.method",
+        r"picked": "test texts that were selected for labelling",
+        r"test": "content of corpus.test",
+        r"train": "training texts",
+        r"unknown": "corpus.unknown",
+        r"train\.gold": "gold labels of corpus.train",
+        r"train\.columns": "columns of corpus.train",
+        r"train\.columns\.(.+)": r"corpus.\1",
+        r"train\.compared by": "comparison of the teachers",
+        r"train\.compared by\.(.+)": r"targets.\1",
+        r"train\.adaptive": "cache.adaptive",
+        r"train\.passes": PASSES,
+        r"zero-shot": "zero-shot baseline",
+        r"zero-shot\.version": "code of the zero-shot baseline",
+        r"zero-shot\.encoder": ENCODER,
+        r"zero-shot\.max_tokens": "student.max_tokens",
+    } | INPUT_NAMES
 
     def needs(self, experiment: ExperimentConfig) -> tuple[str, ...]:
         answers = ("cache-teachers",) if experiment.teacher_names else ()

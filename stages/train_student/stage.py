@@ -30,6 +30,7 @@ from amalgam.stages.common.deliveries import (
     named,
     read_metadata,
 )
+from amalgam.stages.common.input_names import INPUT_NAMES
 from amalgam.stages.common.models.model_folder import reads_padding
 from amalgam.stages.common.models.read_card import Source, TrainingSummary, model_digests, source_of
 from amalgam.stages.common.models.resolve import NewClassifier, hidden_size, least_bytes_of
@@ -64,6 +65,14 @@ class TrainStudent(Stage):
     sections = ("student", "objective")
     enabled_by = "choose a student.method that trains a student"
     facts = FactTypes(StudentRecordFacts, StudentRecordFacts)
+    input_names = {
+        r"confidence": "targets.uncertainty",
+        r"select": "student.select",
+        r"static": "static student.encoder",
+        r"validation": "content of corpus.validation",
+        r"objective_version": "code of objective.name",
+        r"excluded texts": "labelled texts that are not learned",
+    } | INPUT_NAMES
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns

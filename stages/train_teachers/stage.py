@@ -28,6 +28,7 @@ from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.corpus import Part, read_bucket, tables
 from amalgam.stages.common.deliveries import TEACHERS, Mark, check_deliverable, check_target, deliver, named
+from amalgam.stages.common.input_names import INPUT_NAMES
 from amalgam.stages.common.intervals import bounds, interval, percent
 from amalgam.stages.common.models.model_folder import full_attention, reads_padding
 from amalgam.stages.common.models.resolve import hidden_size, least_bytes_of
@@ -52,6 +53,10 @@ class TrainTeachers(Stage):
     sections = ("train_teachers",)
     enabled_by = "add a `train_teachers` section instead of `teachers`; `amalgam init` writes a file with an example"
     facts = FactTypes(TeachersFacts, TeacherFacts)
+    input_names = {
+        r"groups(\..+)?": r"train_teachers.groups\1",
+        r"texts": "labelled texts of the teachers",
+    } | INPUT_NAMES
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.train_teachers is not None

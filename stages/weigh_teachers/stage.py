@@ -24,6 +24,7 @@ from amalgam.pipeline.storage.store import Record, StoredFile
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import Bucket, are_written, group_name, neighbouring_buckets
+from amalgam.stages.common.input_names import INPUT_NAMES
 from amalgam.stages.common.intervals import bounds, percent
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.weigh_teachers import weigh
@@ -93,6 +94,7 @@ class WeighTeachers(Stage):
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
     facts = FactTypes(WeightFacts, BlockSums, config=WeightConfig)
+    input_names = INPUT_NAMES
 
     def is_needed(self, experiment: ExperimentConfig) -> bool:
         return experiment.student.learns and target_method(experiment.targets).estimates_weights

@@ -18,6 +18,7 @@ from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.storage.facts import DECLARED, FactTypes
 from amalgam.pipeline.storage.store import MANIFEST, canonical_record
 from amalgam.stages.app.commands import branches
+from amalgam.stages.registry import STAGE_NAMED
 from amalgam.tests.pipeline.toy_stages import Joined, Letters, Pair, built_toy, calls, toy_base, toy_run, toy_stages
 
 
@@ -184,21 +185,21 @@ def test_a_field_that_follows_from_other_inputs_is_the_reason_only_alone() -> No
     old = {"config": {"student": {"evaluate_every": 39, "seed": 0}}, "upstream": {"build-targets": "a" * 20}}
     new = {"config": {"student": {"evaluate_every": 38, "seed": 0}}, "upstream": {"build-targets": "b" * 20}}
     chosen = {"student.evaluate_every": 38}
-    assert explain_change(old, new, chosen) == ("upstream", "build-targets: aaaaaaaa -> bbbbbbbb")
-    assert explain_change(old, {**new, "upstream": old["upstream"]}, chosen) == (
+    assert explain_change(Letters(), old, new, chosen) == ("upstream", "build-targets: aaaaaaaa -> bbbbbbbb")
+    assert explain_change(Letters(), old, {**new, "upstream": old["upstream"]}, chosen) == (
         "config",
         "student.evaluate_every: 39 -> 38",
     )
     new["config"] = {"student": {"evaluate_every": 38, "seed": 1}}
-    assert explain_change(old, new, chosen) == ("config", "student.seed: 0 -> 1")
+    assert explain_change(Letters(), old, new, chosen) == ("config", "student.seed: 0 -> 1")
 
 
 def test_the_first_reason_counts_changed_inputs_too() -> None:
     old: dict[str, Any] = {"config": {"student": {"seed": 5}}, "inputs": {"encoder": "a" * 20}, "upstream": {}}
     new = {"config": {"student": {"seed": 0}}, "inputs": {"encoder": "a" * 20, "static": 1}, "upstream": {}}
-    assert explain_change(old, new) == ("config", "student.seed: 5 -> 0 (+1 more)")
+    assert explain_change(Letters(), old, new) == ("config", "student.seed: 5 -> 0 (+1 more)")
     old["config"], new["config"] = {"targets": {"distribution": "x", "mode": "hard"}}, {"targets": {"mode": "uhc"}}
-    assert explain_change(old, new) == ("config", "targets.mode: hard -> uhc (+2 more)")
+    assert explain_change(Letters(), old, new) == ("config", "targets.mode: hard -> uhc (+2 more)")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +231,7 @@ def test_the_first_reason_counts_changed_inputs_too() -> None:
     ],
 )
 def test_a_reason_names_an_input_by_its_field_or_plain_words(stage: str, old: Any, new: Any, detail: str) -> None:
-    assert explain_change({"inputs": old}, {"stage": stage, "inputs": new}) == ("input", detail)
+    assert explain_change(STAGE_NAMED[stage], {"inputs": old}, {"inputs": new}) == ("input", detail)
 
 
 def test_forced_is_a_reason_of_its_own(tmp_path: Path) -> None:

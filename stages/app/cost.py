@@ -30,6 +30,9 @@ from amalgam.stages.registry import STAGE_NAMED
 from amalgam.stages.train_teachers.stage import encoders_of
 
 MEGABYTE = 1e6
+WAITS = "earlier stages have no result yet"
+"""Why the cost of a stage is not known; the column `why` names the earlier stage."""
+
 RATES = "rates.json"
 """The measured rates by stage."""
 
@@ -68,7 +71,7 @@ class CostJson(TypedDict):
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """The costs of all stages that are not current, or the reason why a cost is not known."""
+    """The costs of all stages that are not current, or how a cost becomes known."""
 
     costs: dict[str, Cost | str]
     passes: Mapping[str, int] = field(default_factory=dict)
@@ -134,7 +137,7 @@ def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = Fal
         try:
             costs[state.stage] = _cost(run, STAGE_NAMED[state.stage], state, measure=measure)
         except PendingDependencyError as pending:
-            costs[state.stage] = f"after {pending}"
+            costs[state.stage] = WAITS if str(pending) in STAGE_NAMED else f"after {pending}"
         except AmalgamError as error:
             costs[state.stage] = error.what
     if "cache-teachers" not in costs:
@@ -148,19 +151,22 @@ def estimate_cost(run: Run, states: Sequence[StageState], *, measure: bool = Fal
 
 
 def _cost(run: Run, stage: Stage, state: StageState, *, measure: bool) -> Cost | str:
-    """Returns the recorded cost, scaled to the missing work, or the reason why it is not known."""
+    """Returns the recorded cost, scaled to the missing work, or how it becomes known."""
     rate = _recorded(run, stage, state.fingerprint)
+    if rate is None and any(earlier not in run.results for earlier in state.after):
+        return WAITS
     if rate is None and measure and stage.parallelism == "units":
         if state.total is None:
             stage.resolve_inputs(run)
             state = stage_state(stage, run)
-        rate = _measured(run, stage, state.missing) if state.missing else None
+        if state.missing:
+            rate = _measured(run, stage, state.missing)
+            state = stage_state(stage, run)  # without the measured units
     if rate is None:
-        can_measure = stage.parallelism == "units"
-        if state.total is None and not (can_measure and state.detail == f"after {cached.NO_DTYPE}"):
-            return state.detail
-        command = f"amalgam plan --estimate{run.options}"
-        return f"`{command}` runs and times one unit" if can_measure else "known after the first run"
+        command = f"`amalgam plan --estimate{run.options}`"
+        if stage.name == "read-corpus":
+            return f"run `amalgam read-corpus{run.options}`, then {command}"
+        return f"{command} runs and times one unit" if stage.parallelism == "units" else "known after the first run"
     workload = stage.workload(run, state.missing if state.total is not None else None)
     shares = ((unit, stage.resumes(run, unit)[1]) for unit in state.missing)
     trained = sum(share * (stage.workload(run, [unit]) or 0.0) for unit, share in shares if share)

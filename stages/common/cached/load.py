@@ -42,9 +42,6 @@ ADAPTIVE_VERSION = 3
 FEWEST_SAMPLED = 30
 """A smaller sample is not worth its cost: its interval is too wide."""
 
-NO_DTYPE = "cache.dtype is chosen"
-"""The pending dependency of results while `cache.dtype: auto` is not resolved; `plan --estimate` resolves it."""
-
 KEPT_UNITS = 64
 """Units whose keys stay in memory."""
 
@@ -144,7 +141,7 @@ def dtype_of(run: Run) -> str:
     wanted = run.experiment.cache.dtype
     dtype = pinned_dtype(run) if wanted == "auto" else wanted
     if dtype is None:
-        raise PendingDependencyError(NO_DTYPE)
+        raise PendingDependencyError("cache.dtype is chosen")
     return dtype
 
 

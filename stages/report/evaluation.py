@@ -109,11 +109,15 @@ class TeacherInputs:
         logits = {name: self.reader.logits(name, prefixes, keys) for name in self.labels.columns}
         return {name: column.to_numpy().astype(np.float64) for name, column in logits.items()}
 
-    def predicts_none(self, teacher: str, buckets: Sequence[Bucket], rows: pa.Table) -> Array:
-        """Returns the rows for which the teacher predicts none of its labels."""
+    def own_labels(self, logits: Mapping[str, Array], buckets: Sequence[Bucket], rows: pa.Table) -> dict[str, Array]:
+        """Returns the prediction of each teacher by position in the union; -1 where it predicts its catch_all."""
         if self.reader is None:
-            raise AssertionError("without a reader there is no teacher")
-        return self.reader.predicts_none(teacher, *prefixes_and_keys(buckets, rows))
+            return {}
+        prefixes, keys = prefixes_and_keys(buckets, rows)
+        return {
+            name: np.where(self.reader.predicts_none(name, prefixes, keys), -1, predicted)
+            for name, predicted in teacher_labels(logits, self.labels).items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,14 +225,12 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     is_unknown = np.array([label == inputs.unknown_label for label in table.column("label").to_pylist()], bool)
     unknown, outside = table.filter(pa.array(is_unknown)), table.filter(pa.array(~kept & ~is_unknown))
     table, gold, similar = table.filter(pa.array(kept)), gold[kept], similar[kept]
-    own: dict[str, Array] = {}
     systems: dict[str, SystemPredictions] = {}
     logits = inputs.teacher_logits(buckets, table)
-    for name, predicted in teacher_labels(logits, labels).items():
-        own[name] = np.where(inputs.predicts_none(name, buckets, table), -1, predicted)
+    for name, teacher_logits in logits.items():
         # Labels of other teachers get 0, so their NLL is infinite.
         union = np.zeros((len(gold), len(labels.names)))
-        union[:, list(labels.columns[name])] = softmax(logits[name])
+        union[:, list(labels.columns[name])] = softmax(teacher_logits)
         systems[f"teacher:{name}"] = SystemPredictions.of(union, gold)
     if logits:
         systems["ensemble"] = SystemPredictions.of(ensemble(logits, labels), gold)
@@ -245,7 +247,7 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     return TestAnswers(
         rows=first + np.flatnonzero(kept),
         gold=gold,
-        own=own,
+        own=inputs.own_labels(logits, buckets, table),
         systems=systems,
         letters=letters,
         seconds=seconds,

@@ -37,7 +37,7 @@ class RightTexts:
     """Whether each system predicts the gold label of each labelled text [texts]."""
 
     own: Mapping[str, Array]
-    """By teacher, of the texts with one of its labels."""
+    """By teacher, of the texts with one of its labels; a prediction of its catch_all is wrong."""
     teachers: Mapping[str, Array]
     ensemble: Array | None
     fitted: Array | None
@@ -80,12 +80,12 @@ def right_texts(inputs: EstimateInputs) -> RightTexts:
     position = {name: index for index, name in enumerate(inputs.labels.names)}
     gold = np.array([position[inputs.gold[key]] for key in table.column("key").to_pylist()])
     logits = inputs.teacher_logits(buckets, table)
-    teachers = {name: predicted == gold for name, predicted in teacher_labels(logits, inputs.labels).items()}
+    own, columns = inputs.own_labels(logits, buckets, table), inputs.labels.columns
     targets = inputs.targets(buckets, table)
     predicted = inputs.student.logits(fields(table)).argmax(axis=1) if inputs.student else None
     return RightTexts(
-        own={name: right[np.isin(gold, inputs.labels.columns[name])] for name, right in teachers.items()},
-        teachers=teachers,
+        own={name: (labels == gold)[np.isin(gold, columns[name])] for name, labels in own.items()},
+        teachers={name: labels == gold for name, labels in teacher_labels(logits, inputs.labels).items()},
         ensemble=ensemble(logits, inputs.labels).argmax(axis=1) == gold if logits else None,
         fitted=None if targets is None else targets.fitted == gold,
         cross_validated=None if targets is None else targets.cross_validated == gold,

@@ -115,7 +115,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 25  # the intervals of estimated accuracies are wider
+    VERSION = 26  # estimates by labels count a prediction of the catch_all as wrong on own labels
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")

@@ -16,7 +16,7 @@ from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.notebook import Printed
 from amalgam.pipeline.storage.facts import fits
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, read_metadata
-from amalgam.stages.common.intervals import bounds, interval, paired, percent, points
+from amalgam.stages.common.intervals import bounds, difference_bounds, interval, paired, percent, points
 from amalgam.stages.report.conditions import too_many_learned
 from amalgam.stages.report.json_types import ReportJson, SystemScores, reported_scores
 from amalgam.stages.report.report_json import FORMAT, total_seconds
@@ -329,7 +329,7 @@ def _summary(reports: Mapping[str, ReportJson], *, same_texts: bool) -> str:
     lead = difference(reports[name], reports[next_name])
     if lead is None:
         return f"{accuracies}."
-    lead_points = f"{100 * lead['mean']:.1f} points (95 % interval {bounds(lead['low'], lead['high'])})"
+    lead_points = f"{100 * lead['mean']:.1f} points (95 % interval {difference_bounds(lead['low'], lead['high'])})"
     significant = "significant" if lead["low"] > 0 else "not significant"
     return f"{accuracies}. The difference, {lead_points}, is {significant}."
 
@@ -364,4 +364,4 @@ def table(comparison: Comparison) -> list[list[str]]:
 
 def _against_first(run: ComparedRun) -> str:
     against = run["against_first"]
-    return f"{points(against['mean'])} ({points(against['low'])} to {points(against['high'])})" if against else ""
+    return f"{points(against['mean'])} ({difference_bounds(against['low'], against['high'])})" if against else ""

@@ -48,6 +48,11 @@ def bounds(low: float, high: float) -> str:
     return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
+def difference_bounds(low: float, high: float) -> str:
+    """Formats the ends of an interval of a difference; the signs show whether it contains 0, also at -0.0."""
+    return f"{100 * low:+.1f} to {100 * high:+.1f}"
+
+
 class Difference(NamedTuple):
     mean: float
     low: float

@@ -19,7 +19,7 @@ from amalgam.data.keys import shown_names
 from amalgam.pipeline.config.schema import TEACHER
 from amalgam.pipeline.console import duration, printable, size
 from amalgam.stages.cache_teachers.sample import pass_audit_lines
-from amalgam.stages.common.intervals import bounds, interval, nats, percent, points
+from amalgam.stages.common.intervals import bounds, difference_bounds, interval, nats, percent, points
 from amalgam.stages.report.figures import coverage_of, figures, spikes
 from amalgam.stages.report.json_types import Conflicts, Measures, ModelSize, ReportJson
 from amalgam.stages.report.report_json import TEST, total_seconds
@@ -95,6 +95,7 @@ def _environment() -> jinja2.Environment:
         "percent": _optional(percent),
         "system_name": system_name,
         "bounds": lambda row: bounds(row["low"], row["high"]),
+        "difference_bounds": lambda row: difference_bounds(row["low"], row["high"]),
         "millions": _optional(millions),
         "points": _optional(points),
         "unbroken": lambda text: as_html(text).replace(" %", "\N{NO-BREAK SPACE}%"),

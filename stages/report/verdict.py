@@ -10,7 +10,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from amalgam.pipeline.console import counted
-from amalgam.stages.common.intervals import bounds, errors_of, interval, paired, percent, texts_needed, unpaired
+from amalgam.stages.common.intervals import (
+    bounds,
+    difference_bounds,
+    errors_of,
+    interval,
+    paired,
+    percent,
+    points,
+    texts_needed,
+    unpaired,
+)
 from amalgam.stages.common.training.schedule import FEW_STEPS
 from amalgam.stages.report import conditions
 from amalgam.stages.report import verdict_types as types
@@ -288,7 +298,7 @@ def _below_ensemble(quality: types.UnlabelledQuality) -> Iterator[str]:
     if gap and gap["low"] > ESTIMATED_LEAD:
         yield (
             f"The ensemble's estimated accuracy is {100 * gap['mean']:.1f} points higher than the student's "
-            f"(95 % interval {100 * gap['low']:+.1f} to {100 * gap['high']:+.1f}, n = {gap['n']:,} held-out texts)."
+            f"(95 % interval {difference_bounds(gap['low'], gap['high'])}, n = {gap['n']:,} held-out texts)."
         )
 
 
@@ -296,14 +306,14 @@ def _below_linear_map(linear: types.PairedCounts | None) -> Iterator[str]:
     """Yields by how much a linear map of the encoder's states fits the targets better, if that is clear."""
     if not linear:
         return
-    mean, most, least = (-100 * bound for bound in paired(linear["gained"], linear["lost"], linear["n"]))
-    if least > 0 and mean > 100 * LINEAR_LEAD:
-        student, texts = words.ratio(linear["student_right"], linear["n"]), counted(linear["n"], "held-out text")
-        ratio, points = words.ratio(linear["right"], linear["n"]), f"{mean:+.1f} points"
+    n = linear["n"]
+    lead, low, high = paired(linear["lost"], linear["gained"], n)
+    if low > 0 and lead > LINEAR_LEAD:
+        student, map_of_states = (words.ratio(right, n) for right in (linear["student_right"], linear["right"]))
         yield (
-            f"{NOT_LEARNED} It has their label on {student} of {texts}, "
-            f"a linear map of its encoder's states on {ratio} "
-            f"({points}, 95 % interval {least:+.1f} to {most:+.1f})."
+            f"{NOT_LEARNED} It has their label on {student} of {counted(n, 'held-out text')}, "
+            f"a linear map of its encoder's states on {map_of_states} "
+            f"({points(lead)} points, 95 % interval {difference_bounds(low, high)})."
         )
 
 
@@ -336,10 +346,10 @@ def _worse_than_ensemble(estimates: types.LabelEstimates) -> Iterator[str]:
     """Yields by how much the student is worse than the ensemble on labelled training texts, if significantly."""
     if estimates["gained"] is None or estimates["lost"] is None:
         return
-    mean, most, least = (-100 * bound for bound in paired(estimates["gained"], estimates["lost"], estimates["n"]))
-    if least > 0:
-        numbers = f"95 % interval {least:+.1f} to {most:+.1f}, n = {estimates['n']:,}"
-        yield f"On labelled training texts the ensemble is {mean:.1f} points better than the student ({numbers})."
+    lead, low, high = paired(estimates["lost"], estimates["gained"], estimates["n"])
+    if low > 0:
+        numbers = f"95 % interval {difference_bounds(low, high)}, n = {estimates['n']:,}"
+        yield f"On labelled training texts the ensemble is {100 * lead:.1f} points better than the student ({numbers})."
 
 
 # ---- causes

@@ -62,7 +62,7 @@ class Rival(RivalCounts, Estimate):
 
     student_is: Standing
     together: int
-    """Number of rivals of this kind: the interval holds for all of them together. Earlier pages lack it."""
+    """Number of rivals of this kind: the interval holds for all of them together."""
 
 
 class Cause(TypedDict):

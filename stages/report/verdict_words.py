@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from amalgam.data.keys import shown_name, shown_names
 from amalgam.pipeline.console import counted
-from amalgam.stages.common.intervals import bounds, percent
+from amalgam.stages.common.intervals import bounds, difference_bounds, percent, points
 from amalgam.stages.report import verdict_types as types
 from amalgam.stages.report.conditions import LEAST_OF_LABEL, MOST_OUTSIDE, untested_teachers
 from amalgam.stages.report.json_types import EvaluatedSystems, LabelQuality, random_texts, reported_scores
@@ -38,23 +38,23 @@ def name_of(rival: types.RivalCounts) -> str:
 
 def difference_sentence(rival: types.Rival) -> str:
     """Returns the better of the two as the subject; the interval is that of the stated difference."""
-    name, points = name_of(rival), f"{100 * abs(rival['mean']):.1f} points better than"
+    name, better = name_of(rival), f"{100 * abs(rival['mean']):.1f} points better than"
     if rival["mean"] >= 0:
-        return f"The student is {points} {name} ({figures_of(rival)})"
-    return f"{name[0].upper()}{name[1:]} is {points} the student ({figures_of(rival, rival_first=True)})"
+        return f"The student is {better} {name} ({figures_of(rival)})"
+    return f"{name[0].upper()}{name[1:]} is {better} the student ({figures_of(rival, rival_first=True)})"
 
 
 def figures_of(rival: types.Rival, *, rival_first: bool = False) -> str:
     n, low, high = rival["n"], rival["low"], rival["high"]
     sign, texts = -1 if rival_first else 1, ""
     if rival.get("selected"):
-        smaller = f"{100 * sign * rival['on_random']:+.1f}" if "on_random" in rival else "the difference is smaller"
+        smaller = points(sign * rival["on_random"]) if "on_random" in rival else "the difference is smaller"
         texts = f" with selected texts; on random texts alone {smaller}"
     first, second = ratio(rival["student_right"], n), ratio(rival["right"], n)
     if rival_first:
         first, second, low, high = second, first, -high, -low
-    of = f" for {rival['together']} comparisons together" if rival.get("together", 1) > 1 else ""
-    return f"{first} against {second}, 95 % interval{of} {100 * low:+.1f} to {100 * high:+.1f}, n = {n:,}{texts}"
+    of = f" for {rival['together']} comparisons together" if rival["together"] > 1 else ""
+    return f"{first} against {second}, 95 % interval{of} {difference_bounds(low, high)}, n = {n:,}{texts}"
 
 
 def selection_sentence(n: int, selected: int, unused: int = 0) -> str:
@@ -84,9 +84,9 @@ def learned_sentence(learned: types.LearnedTexts) -> str:
         written = "was written by stage generate" if learned["texts"] == 1 else "were written by stage generate"
         return f"{part} {written}: the accuracy on real texts is unknown."
     if learned["labelled"]:
-        points = 100 * learned["texts"] / learned["of"]
+        most = 100 * learned["texts"] / learned["of"]
         were = "was learned with its gold label" if learned["texts"] == 1 else "were learned with their gold labels"
-        return f"{part} {were}: accuracies are up to {points:.1f} points too high."
+        return f"{part} {were}: accuracies are up to {most:.1f} points too high."
     also = "is also a training text" if learned["texts"] == 1 else "are also training texts"
     return f"{part} {also}, so the accuracy on new texts may be lower."
 

@@ -32,6 +32,7 @@ from amalgam.stages.report.quality import (
 )
 from amalgam.stages.report.report_json import accuracy_losses, summary
 from amalgam.stages.report.verdict import relevant_loss, verdict
+from amalgam.stages.report.verdict_words import figures_of
 from amalgam.stages.report.writing_systems import scripts_of
 from amalgam.tests.stages.verdict_cases import CASES, estimates, made
 from amalgam.tests.workspaces import TEACHER_LABELS, Workspace
@@ -163,6 +164,16 @@ def test_a_system_without_texts_has_no_estimate_on_the_page(built: Workspace) ->
         own["n"] = texts
         rows.append(page(report).split("desk on its own labels</th>")[1].split("</tr>")[0])
     assert ["0.0 to 100.0" in row for row in rows] == ["circle" in row for row in rows] == [False, True]
+
+
+def test_the_ends_of_a_difference_keep_their_signs_on_page_and_console(built: Workspace) -> None:
+    report = built.numbers()
+    [rival] = [rival for rival in report["verdict"]["rivals"] if rival["kind"] == "ensemble"]
+    rival |= {"low": -0.0004, "high": 0.0104, "student_is": "not clearly different"}
+    assert "95 % interval -0.0 to +1.0" in figures_of(rival)
+    assert '<span class="note">-0.0 to +1.0</span>' in page(report)
+    rival |= {"selected": True, "on_random": 0.0}
+    assert figures_of(rival, rival_first=True).endswith(" alone +0.0")
 
 
 def test_the_page_leaves_out_only_the_students_note_where_the_verdict_has_its_cause(built: Workspace) -> None:

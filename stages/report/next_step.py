@@ -78,7 +78,7 @@ def _label_test_texts(inputs: VerdictInputs, rivals: Sequence[Rival], needed: in
     untested = untested_teachers(rivals)
     if untested and inputs.n >= LEAST_TEXTS:
         return {"text": f"Add labelled test texts of {listed(untested)}, and {again}."}
-    goal = f"about {needed:,}" if needed else f"at least {4 * LEAST_TEXTS}"
+    goal = f"about {needed:,}" if needed else f"at least {max(4 * LEAST_TEXTS, 2 * inputs.n):,}"
     return {"text": f"Label more {inputs.random}test texts, {goal} in all, and {again}."}
 
 

@@ -581,6 +581,9 @@ def test_rare_labels_are_named_only_if_more_are_missed_than_by_chance(missed: in
 def test_no_number_of_selected_texts_is_proposed() -> None:
     result = verdict(of_selected(0.8, 0.77))
     assert (result["decision"], result["texts_needed"]) == ("cannot say", None)
+    assert "at least 200 in all" in result["next"]["text"]
+    more = verdict(changed(of_selected(0.8, 0.77), selected={"texts": 100, "random": 300}))
+    assert "Label more random test texts, at least 600 in all" in more["next"]["text"]
     assert verdict(made(200, 0.85, 0.80))["texts_needed"]
 
 

@@ -208,14 +208,16 @@ def _coverage(numbers: ReportJson) -> Row | None:
     for row in measured["thresholds"]:
         if row["n"] and (not distinct or row["n"] != distinct[-1]["n"]):
             distinct.append(row)
-    outcome = f"with the label of the {unlabelled['agreement']['reference']}" if unlabelled and not quality else "right"
+    are_right = "are right"
+    if unlabelled and not quality:
+        are_right = f"have the label of the {unlabelled['agreement']['reference']}"
     n, chosen = everything["n"], [row for row in distinct[1:] if row["n"] >= LEAST_ANSWERED]
-    sentence = f"{percent(everything['right'] / n)} of all answers are {outcome}."
+    sentence = f"{percent(everything['right'] / n)} of all answers {are_right}."
     if chosen:
         row = next((row for row in chosen if row["right"] >= GOOD * row["n"]), chosen[-1])
         sentence = (
             f"If the student answers only with a probability of at least {row['probability']:g}, it answers "
-            f"{percent(row['n'] / n)} of the texts, {percent(row['right'] / row['n'])} of them {outcome}. {sentence}"
+            f"{percent(row['n'] / n)} of the texts; {percent(row['right'] / row['n'])} of these {are_right}. {sentence}"
         )
     return {
         "sentence": sentence,

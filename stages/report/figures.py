@@ -53,9 +53,8 @@ def figures(numbers: ReportJson) -> dict[str, Markup]:
         drawn["coverage"] = coverage(measured, _measure(numbers))
     if quality and quality["unknown"] and quality["unknown"]["curve"]:
         drawn["unknown"] = unknown_texts(quality["unknown"])
-    for name, section in _histograms(numbers).items():
-        label, unit, names = HISTOGRAMS[name]
-        drawn[name] = histogram(label, unit, names, section)
+    for name, series in _histograms(numbers).items():
+        drawn[name] = histogram(name, series)
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
@@ -70,39 +69,36 @@ def coverage_of(numbers: ReportJson) -> CoverageCurve | None:
     return measured["coverage"] if measured and measured["coverage"]["curve"] else None
 
 
-def _histograms(numbers: ReportJson) -> dict[str, Mapping[str, Histogram]]:
+def _histograms(numbers: ReportJson) -> dict[str, dict[str, Histogram]]:
+    """Returns the series of each histogram that have values."""
     targets = numbers["target_quality"]
     if not targets:
         return {}
     summary = targets["targets"]["summary"]
     weights: Histogram = {"n": summary["texts"], "counts": summary["weight_bins"], "low": 0.0, "high": 1.0}
     uncertainty, mixture = targets.get("uncertainty"), targets.get("mixture")
-    return {
+    sections: dict[str, dict[str, Histogram]] = {
         "uncertainty": {"right": uncertainty["right"], "wrong": uncertainty["wrong"]} if uncertainty else {},
         "mixture": {"largest": mixture["largest"]} if mixture else {},
         "margins": targets["targets"]["margin"] or {},
         "weights": {"all": weights},
     }
+    return {name: {key: part for key, part in section.items() if part["n"]} for name, section in sections.items()}
 
 
 def spikes(numbers: ReportJson) -> list[str]:
     """Returns a sentence for each histogram that is not drawn because nearly all values are in one bin."""
     sentences = []
-    for name, section in _histograms(numbers).items():
-        label, _, names = HISTOGRAMS[name]
-        series = _series(names, section)
+    for name, series in _histograms(numbers).items():
         totals, low, high = _totals(series)
         follows_one_teacher = name == "mixture" and totals[-1:] == [sum(totals)]  # as every hard target does
         if _is_spike(totals) and not follows_one_teacher:
             place, width = totals.index(max(totals)), (high - low) / len(totals)
             bounds = f"{short_percent(low + place * width)} and {short_percent(low + (place + 1) * width)}"
             share = short_percent(max(totals) / sum(totals))
+            label = HISTOGRAMS[name][0]
             sentences.append(f"{label[0].upper()}{label[1:]}: between {bounds} for {share} of the values.")
     return sentences
-
-
-def _series(names: Mapping[str, str], section: Mapping[str, Histogram]) -> dict[str, Histogram]:
-    return {key: section[key] for key in names if key in section and section[key]["n"]}
 
 
 def _totals(series: Mapping[str, Histogram]) -> tuple[list[int], float, float]:
@@ -141,9 +137,9 @@ def unknown_texts(quality: UnknownQuality) -> Markup:
     return figure.svg()
 
 
-def histogram(label: str, unit: str, names: Mapping[str, str], section: Mapping[str, Histogram]) -> Markup | None:
+def histogram(name: str, series: Mapping[str, Histogram]) -> Markup | None:
     """Draws each series in percent of itself; None if nearly all values are in one bin."""
-    series = _series(names, section)
+    label, unit, names = HISTOGRAMS[name]
     totals, low, high = _totals(series)
     if not any(totals) or _is_spike(totals):
         return None

@@ -208,9 +208,8 @@ class LabelFile:
 
     def by_key(self, keys: Mapping[bytes | str, bytes]) -> GivenLabels:
         random = frozenset(keys[row.text] for row in self.rows if row.why == RANDOM) if self.has_reasons else None
-        outside = self.corpus.unknown
-        labels = {keys[row.text]: row.label for row in self.rows if row.label != outside}
-        unknown = frozenset(keys[row.text] for row in self.rows if row.label == outside)
+        labels = {keys[row.text]: row.label for row in self.rows if row.label != self.corpus.unknown}
+        unknown = frozenset(keys[row.text] for row in self.rows if row.label == self.corpus.unknown)
         blank = frozenset(keys[text] for text in self.blank if text in keys)
         why = {keys[row.text]: row.why for row in self.rows if row.why and row.why != RANDOM}
         left_out = {row.text for row in self.outside if row.why == RANDOM or not self.has_reasons}

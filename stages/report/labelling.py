@@ -277,17 +277,15 @@ def header_of(corpus: Corpus) -> list[str]:
 
 
 def _csv(inputs: LabellingInputs, sample: _Sample, chosen: Sequence[tuple[int, str]]) -> str:
-    names, rows = inputs.labels.names, [row for row, _ in chosen]
-    table = sample.table.take(pa.array(rows, pa.int64()))
-    keys, ids = table.column("key").to_pylist(), table.column("id").to_pylist()
-    labels = inputs.given.written(inputs.corpus)
+    names, labels = inputs.labels.names, inputs.given.written(inputs.corpus)
+    texts = sample.table.take(pa.array([row for row, _ in chosen], pa.int64())).to_pylist()
     file = io.StringIO(newline="")
     writer = csv.writer(file)
     writer.writerow(header_of(inputs.corpus))
-    for index, (row, why) in enumerate(chosen):
-        texts = [table.column(name)[index].as_py() or "" for name in ("text", "text_2")[: len(inputs.corpus.text)]]
+    for (row, why), text in zip(chosen, texts, strict=True):
+        columns = [text[name] or "" for name in ("text", "text_2")[: len(inputs.corpus.text)]]
         predicted = names[int(sample.student[row].argmax())]
         by_ensemble = names[int(sample.ensemble[row].argmax())] if sample.ensemble is not None else ""
-        key, own_id = keys[index], [] if inputs.corpus.id == "auto" else [ids[index] or keys[index].hex()]
-        writer.writerow([key.hex(), *own_id, *texts, labels.get(key, ""), predicted, by_ensemble, why])
+        key, own_id = text["key"], [] if inputs.corpus.id == "auto" else [text["id"] or text["key"].hex()]
+        writer.writerow([key.hex(), *own_id, *columns, labels.get(key, ""), predicted, by_ensemble, why])
     return file.getvalue()

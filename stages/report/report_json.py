@@ -358,11 +358,8 @@ def accuracy_losses(numbers: json_types.ReportJson, *, teachers: int) -> list[js
     quality, evaluation, targets = numbers["student_quality"], numbers["evaluation"], numbers["target_quality"] or {}
     if not evaluation or not quality or _supervised(numbers) or numbers["method"] == "zero-shot":
         return []
-    n, accuracy, losses = (
-        evaluation["n"],
-        json_types.reported_scores(evaluation)["accuracy"],
-        list[json_types.AccuracyLoss](),
-    )
+    n, accuracy = evaluation["n"], json_types.reported_scores(evaluation)["accuracy"]
+    losses: list[json_types.AccuracyLoss] = []
     choice, oracle = targets.get("choice"), quality["teachers"]["oracle"]
     if oracle is not None:
         losses.append({"step": "teachers", "right": oracle / n, "n": n, "where": TEST, "lost": 1 - oracle / n})

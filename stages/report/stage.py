@@ -73,7 +73,7 @@ from amalgam.stages.report.load import (
     zero_shot_unit,
 )
 from amalgam.stages.report.publish import TO_LABEL, check_page, page_name, place_of, publish, publish_texts
-from amalgam.stages.report.quality import right_bits, student_quality, target_quality
+from amalgam.stages.report.quality import paired_counts, right_bits, student_quality, target_quality
 from amalgam.stages.report.report_json import MEASURES, report_json, teacher_costs
 from amalgam.stages.report.students import damaged_reports, other_students
 from amalgam.stages.report.tables import print_evaluation, print_report_estimates, unknown_line
@@ -426,7 +426,8 @@ def _label_occurrences(run: Run, train: Part, given: GivenLabels) -> list[types.
 def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEstimates:
     gold = {key: given.by_key[key] for key in load_labels.estimation_texts(run)}
     right = right_texts(estimate_inputs(run, train, gold, loaded_student(run)))
-    both = None if right.student is None or right.ensemble is None else (right.student, right.ensemble)
+    student, ensemble = right.student, right.ensemble
+    compared = None if student is None or ensemble is None else paired_counts(student, ensemble)
     return {
         "n": len(gold),
         "labels": len(given.by_key),
@@ -434,8 +435,8 @@ def _label_estimates(run: Run, train: Part, given: GivenLabels) -> types.LabelEs
         "random": load_labels.is_random_sample(run),
         "weights": target_method(run.experiment.targets).estimates_weights,
         "systems": list(right.systems()),
-        "gained": int((both[0] & ~both[1]).sum()) if both else None,
-        "lost": int((both[1] & ~both[0]).sum()) if both else None,
+        "gained": compared and compared["gained"],
+        "lost": compared and compared["lost"],
         "left_out": given.outside_sample,
         "sample": len(given.sample),
     }

@@ -25,7 +25,7 @@ from amalgam.stages.report.json_types import Conflicts, Measures, ModelSize, Rep
 from amalgam.stages.report.report_json import TEST, total_seconds
 from amalgam.stages.report.tables import advice, estimate_line, system_name, unknown_line
 from amalgam.stages.report.verdict_types import Threshold, UnlabelledQuality
-from amalgam.stages.report.verdict_words import share_of_unknown_line
+from amalgam.stages.report.verdict_words import evaluated_texts, share_of_unknown_line
 
 TEMPLATES = Path(__file__).parent
 
@@ -139,8 +139,9 @@ def _view(numbers: ReportJson) -> dict[str, object]:
     audit = (numbers["target_quality"] or {}).get("audit")
     cut = [(name, n) for name, n in numbers["data"]["cut"].items() if n]
     causes = {cause["code"] for cause in numbers["verdict"]["causes"]} if numbers["verdict"] else set()
-    quality = numbers["student_quality"]
+    quality, evaluation = numbers["student_quality"], numbers["evaluation"]
     return {
+        "texts": evaluation and evaluated_texts(evaluation),
         "systems": _first(_systems(numbers), SYSTEMS_SHOWN),
         "sweep": [_system(f"τ = {row['temperature']:g}", row, reported=row["ours"]) for row in numbers["sweep"]],
         "classes": _first(_classes(numbers), CLASSES_SHOWN),

@@ -25,7 +25,12 @@ from amalgam.stages.report import json_types, students
 from amalgam.stages.report.conditions import LEAST_TEXTS, VerdictInputs
 from amalgam.stages.report.next_step import free_student
 from amalgam.stages.report.verdict import verdict
-from amalgam.stages.report.verdict_words import estimate_sentence, tested_on, weight_estimate_sentence
+from amalgam.stages.report.verdict_words import (
+    estimate_sentence,
+    evaluated_texts,
+    tested_on,
+    weight_estimate_sentence,
+)
 from amalgam.stages.weigh_teachers.signals import WeightFacts
 
 FORMAT = 3
@@ -325,9 +330,9 @@ def summary(numbers: json_types.ReportJson) -> list[str]:
 
 
 def _accuracy(numbers: json_types.ReportJson, evaluation: json_types.EvaluationSection) -> str:
-    system, systems, n = evaluation["system"], evaluation["systems"], evaluation["n"]
+    system, systems = evaluation["system"], evaluation["systems"]
     accuracy = systems[system]["accuracy"]
-    low, high = interval(accuracy, n)
+    low, high = interval(accuracy, evaluation["n"])
     subject = f"The {system}" if system.startswith("student") else f"The method {system}"
     others = []
     if "ensemble" in systems and system != "ensemble":
@@ -340,12 +345,11 @@ def _accuracy(numbers: json_types.ReportJson, evaluation: json_types.EvaluationS
     bound = numbers["supervised"]
     if bound and bound["fingerprint"] != numbers["fingerprint"]:
         others.append(f"a student trained on gold labels {percent(bound['accuracy'])}")
-    random = "random " if evaluation.get("selected", {}).get("random") else ""
-    texts = f"{random}test text{'' if n == 1 else 's'}"
     listed = " and ".join([", ".join(others[:-1]), others[-1]]) if len(others) > 1 else "".join(others)
     quality = numbers["student_quality"]
     tested = tested_on(quality["rivals"]).removeprefix(", on texts") if quality else ""
-    measured = f"{percent(accuracy)} accuracy on {n:,} {texts}{tested} (95 % interval {bounds(low, high)})"
+    texts = evaluated_texts(evaluation, "test text")
+    measured = f"{percent(accuracy)} accuracy on {texts}{tested} (95 % interval {bounds(low, high)})"
     return f"{subject} has {measured}{'; ' if others else ''}{listed}."
 
 

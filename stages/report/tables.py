@@ -12,7 +12,7 @@ from amalgam.stages.common.intervals import bounds, interval, nats, percent, poi
 from amalgam.stages.report import json_types
 from amalgam.stages.report.conditions import LEAST_TEXTS
 from amalgam.stages.report.verdict_types import LabelEstimates, SystemEstimate
-from amalgam.stages.report.verdict_words import outside_line, share_of_unknown_line
+from amalgam.stages.report.verdict_words import evaluated_texts, outside_line, share_of_unknown_line
 
 Score = Literal["accuracy", "macro_f1", "nll_nats", "ece"]
 SCORES: tuple[Score, ...] = ("accuracy", "macro_f1", "nll_nats", "ece")
@@ -41,8 +41,7 @@ def print_evaluation(console: Console, evaluation: json_types.EvaluationSection)
     """Prints the last systems and the reported one; evaluation.json has all."""
     names, groups = list(evaluation["systems"]), evaluation["groups"]
     names = [name for name in names[:-MOST_SYSTEMS] if name == evaluation["system"]] + names[-MOST_SYSTEMS:]
-    random = "random " if evaluation.get("selected", {}).get("random") else ""
-    texts = counted(evaluation["n"], f"{random}labelled test text")
+    texts = evaluated_texts(evaluation)
     title = f"{texts}, {evaluation['labels']} labels; accuracy over all labels{outside_line(evaluation['left_out'])}"
     rows = [row(name, evaluation["systems"][name], groups) for name in names]
     figures = bounds(*interval(json_types.reported_scores(evaluation)["accuracy"], evaluation["n"]))

@@ -57,6 +57,12 @@ def figures_of(rival: types.Rival, *, rival_first: bool = False) -> str:
     return f"{first} against {second}, 95 % interval{of} {difference_bounds(low, high)}, n = {n:,}{texts}"
 
 
+def evaluated_texts(evaluation: EvaluatedSystems, of: str = "labelled test text") -> str:
+    """Returns the number of the texts of which the scores are: the random ones, if others were selected."""
+    random = "random " if "selected" in evaluation and evaluation["selected"]["random"] else ""
+    return counted(evaluation["n"], f"{random}{of}")
+
+
 def selection_sentence(n: int, selected: int, unused: int = 0) -> str:
     """Returns how many test texts were selected, and for which numbers only the n random ones count."""
     total = counted(n + selected, "test text")

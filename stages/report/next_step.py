@@ -96,14 +96,13 @@ def _other_student(inputs: VerdictInputs, name: str) -> Next:
 
 def _remedy(inputs: VerdictInputs, codes: set[str], rivals: Sequence[Rival]) -> Next:
     """Returns the remedy of the most likely cause; no training adds a teacher that the targets lack."""
-    automatic = {"student.epochs": "auto"} if "few-steps" in codes and not _is_long(inputs) else {}
-    automatic |= {"train_teachers.epochs": "auto"} if "teachers-few-steps" in codes else {}
-    text = "Train long enough." if automatic else "Use the automatic learning rate."
-    text = "Train the teachers long enough." if "train_teachers.epochs" in automatic else text
-    name = {"student.name": "longer" if automatic else "auto-rate"}
-    automatic |= {"student.learning_rate": "auto"} if "high-rate" in codes else {}
-    if automatic and "teacher-absent" not in codes:
-        return _run(inputs, text, {**automatic, **name})
+    longer = {"student.epochs": "auto"} if "few-steps" in codes and not _is_long(inputs) else {}
+    longer |= {"train_teachers.epochs": "auto"} if "teachers-few-steps" in codes else {}
+    rate = {"student.learning_rate": "auto"} if "high-rate" in codes else {}
+    if (longer or rate) and "teacher-absent" not in codes:
+        text = "Train long enough." if longer else "Use the automatic learning rate."
+        text = "Train the teachers long enough." if "train_teachers.epochs" in longer else text
+        return _run(inputs, text, {**longer, **rate, "student.name": "longer" if longer else "auto-rate"})
     if inputs.report["labels"]["teachers"] and codes & TEACHERS_AT_FAULT:
         return _look_at_teachers(inputs)
     if "wrong-choice" in codes and inputs.report["method"] == "amalgam":

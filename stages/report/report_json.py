@@ -22,15 +22,10 @@ from amalgam.stages.common.models.resolve import ModelFiles
 from amalgam.stages.common.training.schedule import Schedule, StudentFacts, TeachersFacts
 from amalgam.stages.methods import method_name
 from amalgam.stages.report import json_types, students
+from amalgam.stages.report import verdict_words as words
 from amalgam.stages.report.conditions import LEAST_TEXTS, VerdictInputs
 from amalgam.stages.report.next_step import free_student
 from amalgam.stages.report.verdict import verdict
-from amalgam.stages.report.verdict_words import (
-    estimate_sentence,
-    evaluated_texts,
-    tested_on,
-    weight_estimate_sentence,
-)
 from amalgam.stages.weigh_teachers.signals import WeightFacts
 
 FORMAT = 3
@@ -320,9 +315,9 @@ TEST, LABELLED = "test texts", "training texts with gold labels"
 def summary(numbers: json_types.ReportJson) -> list[str]:
     evaluation = numbers["evaluation"]
     if evaluation is None and numbers["label_estimates"]:
-        return [estimate_sentence(numbers["label_estimates"]), _teacher_choice(numbers)]
+        return [words.estimate_sentence(numbers["label_estimates"]), _teacher_choice(numbers)]
     if evaluation is None and numbers["unlabelled"] and numbers["unlabelled"]["estimates"]:
-        return [weight_estimate_sentence(numbers["unlabelled"]["estimates"]), _teacher_choice(numbers)]
+        return [words.weight_estimate_sentence(numbers["unlabelled"]["estimates"]), _teacher_choice(numbers)]
     if evaluation is None:
         missing = f"The accuracy of the student ({numbers['method']}) is unknown: there are no labelled test texts."
         return [f"{missing} Set corpus.test.", _teacher_choice(numbers)]
@@ -347,8 +342,8 @@ def _accuracy(numbers: json_types.ReportJson, evaluation: json_types.EvaluationS
         others.append(f"a student trained on gold labels {percent(bound['accuracy'])}")
     listed = " and ".join([", ".join(others[:-1]), others[-1]]) if len(others) > 1 else "".join(others)
     quality = numbers["student_quality"]
-    tested = tested_on(quality["rivals"]).removeprefix(", on texts") if quality else ""
-    texts = evaluated_texts(evaluation, "test text")
+    tested = words.tested_on(quality["rivals"]).removeprefix(", on texts") if quality else ""
+    texts = words.evaluated_texts(evaluation, "test text")
     measured = f"{percent(accuracy)} accuracy on {texts}{tested} (95 % interval {bounds(low, high)})"
     return f"{subject} has {measured}{'; ' if others else ''}{listed}."
 

@@ -519,14 +519,14 @@ def _unlabelled_cautions(inputs: VerdictInputs) -> Iterator[str]:
 def _absent_cautions(inputs: VerdictInputs, rivals: Sequence[types.Rival] = ()) -> Iterator[str]:
     """Yields the cautions on labels that no labelled text has, though the ensemble predicts them."""
     untested = conditions.untested_teachers(rivals)
-    absent = [("text of `labels`", entry) for entry in conditions.absent_labels(inputs.report["given_labels"]).items()]
-    absent += [("test text", entry) for entry in conditions.absent_labels(inputs.labels).items()]
-    for text, (teacher, rows) in absent:
-        if text != "test text" or teacher not in untested:
-            names, count = words.listed([row["label"] for row in rows]), conditions.predicted_by_ensemble(rows)
-            absent_sentence = f"No {text} has a label of teacher {teacher} alone: {names}."
-            older = "Labels that are older than this teacher are wrong for such texts."
-            yield f"{absent_sentence} The ensemble predicts them on {count:,}. {older}"
+    absent = [("text of `labels`", *entry) for entry in conditions.absent_labels(inputs.report["given_labels"]).items()]
+    of_test = conditions.absent_labels(inputs.labels).items()
+    absent += [("test text", teacher, rows) for teacher, rows in of_test if teacher not in untested]
+    for text, teacher, rows in absent:
+        names, count = words.listed([row["label"] for row in rows]), conditions.predicted_by_ensemble(rows)
+        absent_sentence = f"No {text} has a label of teacher {teacher} alone: {names}."
+        older = "Labels that are older than this teacher are wrong for such texts."
+        yield f"{absent_sentence} The ensemble predicts them on {count:,}. {older}"
     never = [row for row in inputs.labels if not row["n"] and not row["predicted"]]
     if conditions.predicted_by_ensemble(never) >= conditions.LEAST_EXPECTED:
         names = words.listed([row["label"] for row in never if row["ensemble"]])

@@ -513,7 +513,8 @@ def _unlabelled_cautions(inputs: VerdictInputs) -> Iterator[str]:
     if quality:
         yield from () if conditions.many_unpredicted(quality) else _unpredicted(quality)
         both = "Agreement and estimates are" if quality["estimates"] else "Agreement is"
-        yield f"{both} no accuracy: the student repeats the teachers' errors too."
+        reference = quality["agreement"]["reference"]
+        yield f"{both} no accuracy: the student repeats the errors of the {reference} too."
 
 
 def _absent_cautions(inputs: VerdictInputs, rivals: Sequence[types.Rival] = ()) -> Iterator[str]:

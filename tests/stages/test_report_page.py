@@ -176,6 +176,14 @@ def test_the_ends_of_a_difference_keep_their_signs_on_page_and_console(built: Wo
     assert figures_of(rival, rival_first=True).endswith(" alone +0.0")
 
 
+def test_a_system_without_probabilities_or_leads_has_no_columns_of_them(built: Workspace) -> None:
+    report = built.numbers()
+    columns = ('<th class="n">probability</th>', '<th class="n">of the gold label</th>', "s lead</th>")
+    assert all(column in page(report) for column in columns)
+    report["evaluation"]["system"], report["verdict"], report["learns"] = "zero-shot", None, False
+    assert not any(column in page(report) for column in columns)
+
+
 def test_the_page_leaves_out_only_the_students_note_where_the_verdict_has_its_cause(built: Workspace) -> None:
     report = built.numbers()
     assert "few-steps" in {cause["code"] for cause in report["verdict"]["causes"]}

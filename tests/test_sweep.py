@@ -46,8 +46,17 @@ def test_every_combination_is_a_student_with_a_name_of_its_own(config: Path) -> 
     assert members[1].overrides == [
         "student.epochs=2", "student.method=uhc", "student.seed=1", 'student.name="uhc-seed-1"'
     ]  # fmt: skip
-    named = combinations(config, *swept_fields(["student.name=try", "targets.temperature=0.1,0.5"], config))
-    assert [member.name for member in named] == ["try-temperature-0.1", "try-temperature-0.5"]
+    named = combinations(config, *swept_fields(["student.name=try", "targets.temperature=0.1,.5,5"], config))
+    assert [member.name for member in named] == ["try-temperature-0.1", "try-temperature-0.5", "try-temperature-5"]
+
+
+def test_a_name_of_long_values_ends_in_a_digest(config: Path) -> None:
+    encoders = ",".join(f"sentence-transformers/paraphrase-multilingual-{kind}-v2" for kind in ("MiniLM", "mpnet"))
+    fields = [f"student.encoder={encoders}", "student.learning_rate=1e-3,1e-4"]
+    names = [member.name for member in combinations(config, *swept_fields(fields, config))]
+    assert {len(name) for name in names} == {64}
+    assert len(set(names)) == 4
+    assert "use 1 to 64 ASCII letters" in amalgam("plan", f"student.name={'a' * 65}", folder=config.parent).err
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def _rule_message(item: ErrorDetails, path: KeyPath, raw: str | None) -> str:
             word = "cuda" if word.casefold() == "gpu" else word
             message = f"is {_written(given)}; must be one of {expected}{hint(word, choices, listed=False)}"
         case "string_pattern_mismatch":
-            message = f"is {given!r}; use ASCII letters, digits, '.', '_' and '-', starting with a letter or digit"
+            message = f"is {given!r}; use 1 to 64 ASCII letters, digits, '.', '_' and '-', first a letter or digit"
         case "too_long" | "too_short":
             bound, most = ("at most", "max_length") if fault == "long" else ("at least", "min_length")
             message = f"takes {bound} {item['ctx'][most]} (given {item['ctx']['actual_length']})"

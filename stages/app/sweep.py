@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -27,6 +28,7 @@ from amalgam.data.keys import shown
 from amalgam.data.lazy import pl
 from amalgam.pipeline.config.load import ExperimentSource
 from amalgam.pipeline.config.proposals import file_option
+from amalgam.pipeline.config.schema import SAFE_NAME
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import COMMAND_LINE, ExperimentError, InputChangedError
 from amalgam.pipeline.execution.plan import stage_state
@@ -163,7 +165,7 @@ def combinations(source: ExperimentSource, fixed: Sequence[str], swept: Mapping[
     sweep_runs: dict[str, SweepRun] = {}
     for combination in itertools.product(*swept.values()):
         values = dict(zip(swept, combination, strict=True))
-        name = "-".join([*prefix, *(_word(field, value) for field, value in values.items())])
+        name = _shortened("-".join([*prefix, *(_word(field, value) for field, value in values.items())]))
         settings = [*fixed, *(f"{field}={value}" for field, value in values.items()), f'student.name="{name}"']
         file = load_with_methods(source, settings).file
         if name in sweep_runs:
@@ -198,8 +200,14 @@ def _check_fields(swept: Mapping[str, Sequence[str]]) -> None:
         raise ExperimentError(f"{count:,} students exceed the limit of {MOST} in a sweep", fix="give fewer values")
 
 
+def _shortened(name: str) -> str:
+    """Returns a name that `student.name` takes: the end of a longer one is its digest."""
+    return name if re.match(SAFE_NAME, name) else f"{name[:55]}-{sha256(name.encode()).hexdigest()[:8]}"
+
+
 def _word(field: str, value: str) -> str:
     """Returns a part of the student's name; numbers include the name of their field."""
+    value = re.sub(r"^\.(?=\d)", "0.", value)
     word = re.sub(r"[^A-Za-z0-9._]+", "-", value).strip("-._") or "empty"
     return word if word[0].isalpha() and word not in {"true", "false", "null"} else f"{field.rpartition('.')[2]}-{word}"
 

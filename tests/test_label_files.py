@@ -18,7 +18,7 @@ from amalgam.stages.report.labelling import header_of, linear_labels, select
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.tests.test_labels import AMALGAM, LABELS, fill
 from amalgam.tests.test_usage import examples_of
-from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, read_csv, write_csv
+from amalgam.tests.workspaces import TEACHER_LABELS, Workspace, amalgam, read_csv, write_csv
 
 
 def write(workspace: Workspace, rows: Sequence[Sequence[str]], name: str = "labels.csv") -> None:
@@ -34,15 +34,17 @@ FAULTS: dict[str, tuple[str, int, str]] = {
     "no user": ("~nosuchuser/labels.csv", 2, "there is no user nosuchuser"),
     "folder": ("texts", 3, "./texts is no file"),
     "other columns": ("amalgam.csv", 3, "no column text in amalgam.csv"),
+    "text file": ("labels.txt", 3, "fix: if its rows have columns, name it .csv: mv labels.txt labels.csv"),
     "other label": ("labels.csv", 3, "no teacher has the label bankng; did you mean banking?"),
     "another method": ("labels.csv targets.mode=scores", 2, "targets.mode: scores does not use labels"),
     "another kind": ("--out texts/l.parquet", 2, "fix: --out texts/l.csv"),
     "no name": ("--out .", 2, "fix: --out labels.csv"),
     "no suffix": ("--out l", 2, "--out l does not end in .csv"),
-    "count": ("labels.csv --count 50", 2, "fix: omit --count; for texts after these labels, write labels=labels.csv"),
+    "count": ("labels.csv --count 50", 2, "fix: omit --count; for texts after these labels, write labels=./labels.csv"),
     "seed": ("labels.csv --seed 0", 2, "`amalgam label FILE` takes no --seed: it writes no texts to label"),
     "count and out": ("labels.csv --out l.csv --count 5", 2, "takes no --count or --out: it"),
     "no file": ("--out more.csv targets.mode=scores", 2, "targets.mode: scores does not use labels"),
+    "existing": ("--count 5", 2, "or name another file with --out"),
 }
 
 
@@ -51,8 +53,14 @@ def test_label_refuses_a_file_before_any_stage_runs(fresh: Workspace, fault: str
     arguments, code, message = FAULTS[fault]
     write(fresh, [(fresh.texts()[0][0], "bankng")])
     (fresh.folder / "amalgam.csv").write_text("body,sort\na,b\n")
+    (fresh.folder / "labels.txt").write_text("text,label\na,law\n")
     assert message in fresh.refusal(code, "label", *arguments.split())
     assert not list(fresh.artifacts.rglob("*.parquet"))
+
+
+def test_a_file_in_a_fix_is_relative_to_the_experiment_file(fresh: Workspace) -> None:
+    arguments = ("workspace/labels.csv", "--count", "5", "-c", "workspace/amalgam.yaml")
+    assert "write labels=./labels.csv" in amalgam("label", *arguments, folder=fresh.folder.parent).err
 
 
 def test_label_takes_the_labels_of_the_corpus(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,7 +261,8 @@ def label(  # noqa: PLR0913 - the options of a command
     options = {"--count": count, "--seed": seed, "--out": out}
     if given := [name for name, value in options.items() if value is not None]:
         what = f"`amalgam label FILE` takes no {' or '.join(given)}: it writes no texts to label"
-        fix = f"omit {' and '.join(given)}; for texts after these labels, write {shlex.quote(f'labels={files[0]}')}"
+        labels = shlex.quote(f"labels={_labels_field(files[0], config)}")
+        fix = f"omit {' and '.join(given)}; for texts after these labels, write {labels}"
         raise ExperimentError(what, where=f"amalgam label {shlex.quote(files[0])}", fix=fix)
     _show_label_effect(files[0], config, overrides, as_json=as_json)
 
@@ -274,7 +275,7 @@ def _write_texts_to_label(  # noqa: PLR0913 - the options of a command
     if target.suffix.lower() != ".csv":
         fix = f"--out {shlex.quote(str(target.parent / f'{target.stem or Path(LABELS_FILE).stem}.csv'))}"
         raise ExperimentError(f"--out {target} does not end in .csv", where="amalgam label", fix=fix)
-    check_new(target)
+    check_new(target, "edit it, move it away, or name another file with --out")
     table = experiment.label(count, seed=seed)
     write_labels_file(target, table)
     command = f"amalgam label {shlex.join([str(target), *overrides])}{file_option(config)}"
@@ -301,8 +302,12 @@ def _show_label_effect(file: str, config: Path, overrides: list[str], *, as_json
         console.json(asdict(effect))
         return
     effect.print_to(console)
-    source = file if file == FROM_CORPUS else local_path(Path(file).absolute(), config.absolute().parent)
-    console.result(how_to_use(source, overrides, config))
+    console.result(how_to_use(_labels_field(file, config), overrides, config))
+
+
+def _labels_field(file: str, config: Path) -> str:
+    """Returns the field `labels` of the experiment for a file that the command line names."""
+    return file if file == FROM_CORPUS else local_path(Path(file).absolute(), config.absolute().parent)
 
 
 def show_audit(config: Path, overrides: list[str], *, as_json: bool) -> None:

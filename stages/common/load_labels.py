@@ -11,6 +11,7 @@ from amalgam.data.keys import shown, shown_names, union_of
 from amalgam.pipeline.config.schema import FROM_CORPUS
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
+from amalgam.pipeline.input_files import in_commands, kind_of
 from amalgam.pipeline.storage.paths import GIVEN
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.common import given_labels as label_files
@@ -141,6 +142,9 @@ def label_file(run: Run, source: str) -> LabelFile:
     if not path.is_file():
         fix = f"name a csv, tsv, jsonl or parquet file, or `corpus`; {how_to_label}"
         raise DataError(f"{shown(source)} {'is no file' if path.exists() else 'does not exist'}", where=where, fix=fix)
+    if kind_of(path) == ".txt":  # its lines would be texts
+        fix = "if its rows have columns, name it .csv: mv {file} {stem}.csv".format(**in_commands(path))
+        raise DataError(f"{shown(source)} is no csv file by its name", where=where, fix=f"{fix}; {how_to_label}")
     file = find_files(source, run.base)[0]
     name = label_files.FRAME if is_frame else ""
     labels = label_files.read_label_file(file, run.experiment.corpus, how_to_label, name)

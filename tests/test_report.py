@@ -442,7 +442,7 @@ def test_two_students_are_compared(two: Workspace) -> None:
     as_json = two("report", "student", "warm", "--json").json
     result = two("report", "student", "warm")
     assert result.err.splitlines()[-1] == "report: reports/comparison.html"
-    outside = amalgam("report", "-c", str(two.config), "student", "warm", folder=two.folder.parent)
+    outside = amalgam("report", "-c", str(two.config), "students/student", "warm", folder=two.folder.parent)
     assert outside.err.splitlines()[-1] == "report (in workspace): reports/comparison.html"
     other = two.copy(two.folder.parent / "other")
     with_file = two("report", "student", str(other.config))

@@ -113,7 +113,8 @@ def report(  # noqa: PLR0913 - the options of a command
 def _name_in(argument: str, base: Path) -> str:
     """Returns the student of a path in reports/ or students/, and any other argument unchanged."""
     path = Path(argument)
-    is_path = path.parent in {base / REPORTS, base / STUDENTS}
+    folders = {start / name for start in (Path(), base, base.absolute()) for name in (REPORTS, STUDENTS)}
+    is_path = path.parent in folders
     return path.name.removesuffix(".html").removesuffix(".json") if is_path else argument
 
 

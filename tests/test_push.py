@@ -244,7 +244,17 @@ def test_missing_write_permission_is_an_error_without_the_token(
     monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN")
     refused = desk.attempt("push", NAME, "--yes")
     assert (refused.code, piece in refused.err, "reader" in refused.err) == (2, True, False)
+    assert ("this token may not write" in refused.err) is bool(token)
     assert hub.repositories == {}
+
+
+def test_a_card_that_the_hub_refuses_is_named_with_the_reason(workspace: Workspace, hub: FakeHub) -> None:
+    card_of_own = workspace.folder / "students/student/README.md"
+    card_of_own.write_text("---\nlicense: unheard-of\n---\n# A card\n")
+    refused = workspace.refusal(2, "push", NAME, "--yes")
+    assert "the Hub refused the card: Invalid metadata in README.md. - license must be one of apache-2.0" in refused
+    assert "fix: correct these fields at the top of README.md\n" in refused
+    assert "main" not in hub.repositories[NAME].commits
 
 
 def test_the_folders_of_git_and_of_the_hub_client_stay_here(desk: Workspace, tmp_path: Path) -> None:

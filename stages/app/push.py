@@ -22,7 +22,7 @@ from amalgam.data.hub import SECONDS_TO_ANSWER, address, silent
 from amalgam.data.keys import shown, shown_names
 from amalgam.pipeline.config.proposals import file_option
 from amalgam.pipeline.console import Console, counted, size
-from amalgam.pipeline.errors import AmalgamError, ExperimentError, ModelError, WorkError, nearest
+from amalgam.pipeline.errors import MOST_LINE, AmalgamError, ExperimentError, ModelError, WorkError, nearest
 from amalgam.pipeline.execution.plan import plan
 from amalgam.pipeline.storage.store import open_store
 from amalgam.stages.app.licences import LICENCES, warnings
@@ -182,13 +182,23 @@ def _upload(repo_id: str, files: dict[str, Path], written: str | None, *, public
                 raise ExperimentError(f"{repo_id} is {kind}", where=address(repo_id), fix=fix)
             commit = api.create_commit(repo_id, operations, commit_message="amalgam push", repo_type="model")
     except HfHubHTTPError as error:
-        status = error.response.status_code
-        what, fix = f"the Hub refused the upload with status {status}", "try again later"
+        status, reason = error.response.status_code, _reason(error.server_message or "")
+        what, fix = f"the Hub refused the upload with status {status}{reason}", "try again later"
         if status in {401, 403}:
-            what = f"the Hub does not let this token write to {repo_id}"
+            what = f"the Hub does not let this token write to {repo_id}{reason}"
             fix = "run `hf auth login` with a token that can write"
         raise ModelError(what, where=address(repo_id), fix=fix) from None
     except (HTTPError, OSError, ValueError) as error:
+        if isinstance(error.__cause__, HfHubHTTPError):  # the Hub has checked the card
+            what = f"the Hub refused the card{_reason(str(error))}"
+            fix = f"correct these fields at the top of {CARD}"
+            fix += " in the student's folder; --card prints the one that was written" if written is not None else ""
+            raise ModelError(what, where=address(repo_id), fix=fix) from None
         what = f"the upload failed ({type(error).__name__})"
         raise WorkError(what, where=repo_id, fix="run the command again; uploaded files are not sent twice") from None
     return str(commit.commit_url)
+
+
+def _reason(message: str) -> str:
+    """Returns the Hub's message in one line, for the end of a sentence."""
+    return f": {shown(' '.join(message.split()), MOST_LINE)}" if message.strip() else ""

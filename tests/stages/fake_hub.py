@@ -91,9 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != "Bearer writer":
             return self._refuse(403, "Forbidden", "this token may not write")
         if self.path == "/api/validate-yaml" or BATCH.fullmatch(self.path):
-            return self._json(
-                {"errors": [], "warnings": []} if "validate" in self.path else self._places(json.loads(body))
-            )
+            return self._check_card(body) if "validate" in self.path else self._json(self._places(json.loads(body)))
         if self.path == "/api/repos/create":
             wish = json.loads(body)
             model_id = f"{wish['organization']}/{wish['name']}" if wish.get("organization") else wish["name"]
@@ -116,6 +114,11 @@ class _Handler(BaseHTTPRequestHandler):
         }
         self.hub.repositories[match["id"]].commits["main"] = files
         return self._json({"success": True, "commitOid": "c" * 40, "commitUrl": f"{self.hub.address}/{match['id']}"})
+
+    def _check_card(self, body: bytes) -> None:
+        errors = [{"message": "license must be one of apache-2.0, mit"}] if b"license: unheard" in body else []
+        content = json.dumps({"errors": errors, "warnings": []}).encode()
+        self._send(400 if errors else 200, content, {"Content-Type": "application/json"})
 
     def _places(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Where each large file is to be put; nowhere if it is here already."""

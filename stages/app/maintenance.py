@@ -36,7 +36,7 @@ READ_AT_ONCE = 4096
 OTHER_FOLDERS = ("pins", QUARANTINE, LOGS, paths.GIVEN, "failed-units", "divergence")
 """Folders of the workspace without units."""
 
-PIN = re.compile(r"[a-z]+-.+\.json")
+PIN_PATH = re.compile(r"pins/[a-z]+-[^/]+\.json")
 
 FAMILY_PATH = re.compile(rf"[a-z-]+/{paths.FINGERPRINT}/family(\.copy)?\.json")
 
@@ -316,7 +316,7 @@ def record_paths(entries: Iterable[FileInfo]) -> Iterator[str]:
     for path in insides:
         folder, _, name = path.rpartition("/")
         is_result = name in {MANIFEST, TIMING} and folder.count("/") == 1 and folder.split("/")[0] in roots
-        if path in units or is_result or (folder == "pins" and PIN.fullmatch(name)):
+        if path in units or is_result or PIN_PATH.fullmatch(path):
             yield path
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from amalgam.data.arrays import Array
+from amalgam.data.arrays import Array, entropy_nats, softmax
 from amalgam.data.lazy import np
 from amalgam.data.parquet import matrix
 from amalgam.pipeline.console import counted
@@ -41,11 +41,9 @@ def show_divergence(run: Run, folder: Path) -> None:
 
 def divergence(logits: Array, target: Array) -> Array:
     """Returns KL(oracle || target) in nats for each text, from the oracle's logits; infinite where a target has a 0."""
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    log_oracle = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    oracle = softmax(logits.astype(np.float64))
     with np.errstate(divide="ignore"):
-        log_target = np.log(target.astype(np.float64))
-    return (np.exp(log_oracle) * (log_oracle - log_target)).sum(axis=1)
+        return -entropy_nats(oracle) - (oracle * np.log(target.astype(np.float64))).sum(axis=1)
 
 
 def _mean(nats: Array) -> str:

@@ -360,14 +360,9 @@ def over_seeds(results: Iterable[SweepResult]) -> Iterator[SeedSummary]:
     for name, students in groups.items():
         if len(students) > 1:
             accuracy, macro_f1, nll_nats, ece = (_spread(students, score) for score in SCORES)
-            yield {
-                "name": name,
-                "students": len(students),
-                "accuracy": accuracy,
-                "macro_f1": macro_f1,
-                "nll_nats": nll_nats,
-                "ece": ece,
-            }
+            yield SeedSummary(
+                name=name, students=len(students), accuracy=accuracy, macro_f1=macro_f1, nll_nats=nll_nats, ece=ece
+            )
 
 
 def _spread(students: Sequence[SystemScores], score: Score) -> Spread:

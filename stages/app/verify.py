@@ -34,7 +34,7 @@ from amalgam.pipeline.storage.paths import (
 )
 from amalgam.pipeline.storage.small_files import COPY, verified
 from amalgam.pipeline.storage.store import MANIFEST, TIMING, Record, Store, StoredFile
-from amalgam.stages.app.maintenance import FAMILY_PATH, PIN, SMALL_FILES, record_paths, records_in, result_folder
+from amalgam.stages.app.maintenance import FAMILY_PATH, PIN_PATH, SMALL_FILES, record_paths, records_in, result_folder
 from amalgam.stages.common import deliveries
 from amalgam.stages.common.corpus import FETCHED
 from amalgam.stages.common.deliveries import REPORTS, STUDENTS, TEACHERS, DeliveryServices, Mark
@@ -70,7 +70,6 @@ class Verification(TypedDict):
 
 RUN, REPAIR = "amalgam run", "amalgam verify --repair"
 
-PIN_PATH = re.compile(f"pins/{PIN.pattern}")
 NOTE_PATH = re.compile(rf"failed-units/({'|'.join(STAGE_NAMED)})-.+\.json|divergence/.+-[0-9a-f]{{8}}\.json")
 """Notes for a person: units that were left out, and units that were computed twice and differ."""
 NO_RESULT = "in quarantine; no result depends on it"

@@ -52,6 +52,7 @@ def test_packed_units_are_listed_verified_and_not_garbage(packed: Workspace) -> 
     unused = packed("gc", "--unused", "--json").json["items"]
     assert all(row["path"].startswith("report/") for row in unused)
     assert packed("gc", "--compact", "--json").json["units"] == 0
+    assert packed("gc", "--compact").out == "there are no small units to pack\n"
 
 
 def test_with_more_passes_packed_units_are_extended(packed: Workspace) -> None:

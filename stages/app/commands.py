@@ -235,6 +235,8 @@ def compact_workspace(config: Path, overrides: list[str], *, yes: bool, as_json:
     options = shlex.join(["--yes", *overrides]) + file_option(config)
     if as_json:
         console.json({"packed": yes, **packs})
+    elif not folders:
+        console.result("there are no small units to pack")
     elif not yes:
         count = f"{counted(units, 'unit')} in {counted(folders, 'folder')}"
         console.result(f"{count} could be packed: amalgam gc --compact {options}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from amalgam.data.demo_corpus import mixture
@@ -59,13 +59,12 @@ def test_it_has_learned_something(folder: Path) -> None:
     assert sum(losses) / len(losses) < 0.8 * torch.tensor(float(len(tokenizer))).log().item()
 
 
-def test_the_same_seed_gives_the_same_files_and_leaves_torchs_own_seed_alone(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_weights_and_leaves_torchs_own_seed_alone(tmp_path: Path) -> None:
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    one, again, other = (made(tmp_path / name, seed, 2) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    folders = [made(tmp_path / name, seed, 2) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
     assert torch.equal(torch.get_rng_state(), state)
-    weights = [
-        hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() for folder in (one, again, other)
-    ]
-    assert weights[0] == weights[1] != weights[2]
+    one, again, other = (load_file(folder / "model.safetensors") for folder in folders)
+    torch.testing.assert_close(one, again)
+    assert any(not torch.allclose(one[name], other[name], atol=1e-3) for name in one)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]

@@ -173,11 +173,10 @@ def test_health_and_metrics(running: Running) -> None:
     assert 'amalgam_predictions_total{label="a \\"quoted\\"\\\\label\\n"}' in text
     assert re.search(r'amalgam_requests_total\{path="other",status="404"\} [1-9]', text)
     assert "favicon" not in text
-    count = re.search(
+    [(in_buckets, count)] = re.findall(
         r'amalgam_predict_seconds_bucket\{le="\+Inf"\} (\d+)\n.*\namalgam_predict_seconds_count (\d+)', text
     )
-    assert count is not None
-    assert count[1] == count[2] != "0"
+    assert in_buckets == count != "0"
 
 
 def test_a_client_may_send_several_requests_at_once(running: Running) -> None:
@@ -399,14 +398,18 @@ def test_a_client_without_a_request_or_one_that_leaves_is_no_fault(monkeypatch: 
 
 
 def test_the_seconds_of_a_prediction_are_without_those_of_a_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    drained = list[float]()
+
     async def drain(_writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(1)
+        drained.append(time.monotonic())
+        await asyncio.sleep(0.3)
 
     monkeypatch.setattr(asyncio.StreamWriter, "drain", drain)
     with Running() as server:
+        began = time.monotonic()
         assert server.request("POST", "/predict", {"texts": ["a"]})[0] == 200
         until(lambda: sum(server.server.metrics.seconds.counts))
-        assert server.server.metrics.seconds.sum < 1
+        assert server.server.metrics.seconds.sum <= drained[-1] - began
 
 
 def test_a_client_that_reads_no_answer_is_closed() -> None:

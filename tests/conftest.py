@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 from amalgam.tests.other_stores import SPOKEN, environment
 from amalgam.tests.s3_server import S3, serving
+from amalgam.tests.stages.fake_hub import FakeHub
 from amalgam.tests.workspaces import Workspace, build_once, new_generating_workspace, new_workspace, up_to_date
 
 if TYPE_CHECKING:
@@ -172,6 +173,14 @@ def generated(shared: Path) -> Workspace:
 def fresh(built: Workspace, tmp_path: Path) -> Workspace:
     """Return a copy of the experiment before any run."""
     return built.without_artifacts(tmp_path / "workspace")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Serve a Hub to this process."""
+    with FakeHub() as running:
+        running.answer_this_process(monkeypatch, tmp_path)
+        yield running
 
 
 @pytest.fixture

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from huggingface_hub import constants
 
 from amalgam.pipeline.config.load import load_experiment, template
 from amalgam.stages.common.models import hub as model_hub
@@ -21,17 +19,6 @@ def folder(tmp_path: Path) -> Path:
     small_model(tmp_path / "models/desk", labels=("law", "sport"))
     small_model(tmp_path / "models/study", labels=("law", "Sport", "no"))
     return tmp_path
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    with FakeHub() as hub:
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-        template = f"{hub.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        yield hub
 
 
 def init(folder: Path, *arguments: str) -> CommandResult:

@@ -7,12 +7,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from huggingface_hub import ModelCardData, constants
+from huggingface_hub import ModelCardData
 
 from amalgam.stages.app.model_card import CardInfo, card
 from amalgam.stages.common.deliveries import MARKS, METADATA
@@ -26,14 +25,9 @@ FILES = {METADATA, "config.json", "model.safetensors", "tokenizer.json", "tokeni
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    with FakeHub() as hub:
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # large files then go by LFS, which the fake Hub has
-        monkeypatch.setenv("HF_TOKEN", "writer")
-        yield hub
+def hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    monkeypatch.setenv("HF_TOKEN", "writer")
+    return hub
 
 
 def test_without_yes_it_lists_the_files_and_sends_no_request(desk: Workspace, hub: FakeHub) -> None:

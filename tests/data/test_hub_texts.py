@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
+from huggingface_hub import constants
 
-from amalgam.tests.forking import LIGHT, Forked
 from amalgam.tests.stages.fake_hub import FakeHub
-from amalgam.tests.workspaces import finish
+from amalgam.tests.workspaces import amalgam
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from amalgam.tests.workspaces import CommandResult
 
 DATA = "datasets/someone/news"
-TOKEN = {"HF_TOKEN": "hf_canary"}
 BRANCHES = {None: "main", "v1": "v1", "~parquet": "refs/convert/parquet", "refs%2Fpr%2F1": "refs/pr/1"}
 EXPERIMENT = """\
 corpus: {{train: '{source}'}}
@@ -34,11 +32,13 @@ class Reader:
     hub: FakeHub
     folder: Path
 
-    def __call__(self, source: str, **environment: str) -> CommandResult:
-        """Reads the texts of one address in a new process."""
+    def __call__(self, source: str, **settings: object) -> CommandResult:
+        """Reads the texts of one address, with settings that huggingface_hub has from the environment."""
         (self.folder / "amalgam.yaml").write_text(EXPERIMENT.format(source=source))
-        env = self.hub.env(self.folder / "home", **environment)
-        return finish(Forked(["read-corpus"], self.folder, env, "amalgam.__main__", LIGHT))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in settings.items():
+                patch.setattr(constants, name, value)
+            return amalgam("read-corpus", folder=self.folder)
 
     def push(self, branch: str = "main", *, gated: bool = False) -> str:
         """Stores two Parquet files and a csv file with an odd name as a commit of the branch."""
@@ -59,9 +59,8 @@ class Reader:
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Iterator[Reader]:
-    with FakeHub() as hub:
-        yield Reader(hub, tmp_path)
+def read(hub: FakeHub, tmp_path: Path) -> Reader:
+    return Reader(hub, tmp_path)
 
 
 @pytest.mark.parametrize("revision", BRANCHES)
@@ -82,7 +81,7 @@ def test_the_parquet_files_of_a_pattern_are_joined_and_read_once(read: Reader) -
     assert read(f"hf://{DATA}/parts/*.parquet").code == 0
     assert read.texts() == ["main 0", "main 1", "text 0", "text 1"]
     requests = len(read.hub.requests)
-    assert read(f"hf://{DATA}/parts/*.parquet", HF_HUB_OFFLINE="1").code == 0
+    assert read(f"hf://{DATA}/parts/*.parquet", HF_HUB_OFFLINE=True).code == 0
     assert len(read.hub.requests) == requests
 
 
@@ -100,23 +99,23 @@ def test_files_of_a_pattern_with_different_columns_are_refused_with_a_way_to_rea
     assert (result.code, "fix: name files with the same columns, or fetch them" in result.err) == (3, True), result.err
 
 
-REFUSALS = {
+REFUSALS: dict[str, tuple[str, dict[str, object], str, str]] = {
     "no such data set": ("hf://datasets/someone/nwes/a.csv", {}, "no data set someone/nwes", "hf auth login"),
     "no such revision": (f"hf://{DATA}@v9/my texts.csv", {}, "no revision 'v9'", "branches and tags"),
     "no such file": (f"hf://{DATA}/part/0.parquet", {}, "no file part/0.parquet", "parts/0.parquet"),
     "no such pattern": (f"hf://{DATA}/*.parquet", {}, "no file *.parquet", "parts/0.parquet"),
     "two headers": (f"hf://{DATA}/lines/[01].csv", {}, "several files", "name one file at a time"),
     "no owner": ("hf://datasets/news/a.csv", {}, "no address of a file", "hf://datasets/OWNER/NAME/PATH"),
-    "offline": (f"hf://{DATA}/my texts.csv", {"HF_HUB_OFFLINE": "1"}, "cannot be read", "unset HF_HUB_OFFLINE"),
-    "no network": (f"hf://{DATA}/my texts.csv", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot be read", "network"),
+    "offline": (f"hf://{DATA}/my texts.csv", {"HF_HUB_OFFLINE": True}, "cannot be read", "unset HF_HUB_OFFLINE"),
+    "no network": (f"hf://{DATA}/my texts.csv", {"ENDPOINT": "http://127.0.0.1:9"}, "cannot be read", "network"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_refusal_names_the_fix(read: Reader, name: str) -> None:
-    source, environment, what, fix = REFUSALS[name]
+    source, settings, what, fix = REFUSALS[name]
     read.push()
-    result = read(source, **environment)
+    result = read(source, **settings)
     assert result.code == 3, result.err
     [error, place, remedy] = [line for line in result.err.splitlines() if line.startswith(("error:", "where:", "fix:"))]
     assert what in error
@@ -125,12 +124,15 @@ def test_a_refusal_names_the_fix(read: Reader, name: str) -> None:
 
 
 @pytest.mark.parametrize("lock", ["private", "gated"])
-def test_a_locked_data_set_needs_a_login_whose_token_is_never_printed(read: Reader, lock: str) -> None:
+def test_a_locked_data_set_needs_a_login_whose_token_is_never_printed(
+    read: Reader, monkeypatch: pytest.MonkeyPatch, lock: str
+) -> None:
     read.push(gated=lock == "gated")
     read.hub.repositories[DATA].private = lock == "private"
     result = read(f"hf://{DATA}/my texts.csv")
     assert (result.code, "HF_TOKEN" in result.err) == (3, True), result.err
     read.hub.repositories[DATA].gated = False
-    result = read(f"hf://{DATA}/my texts.csv", **TOKEN)
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    result = read(f"hf://{DATA}/my texts.csv")
     assert (result.code, "canary" in result.err) == (0, False), result.err
     assert "canary" not in json.dumps([path.read_text("utf-8") for path in read.folder.rglob("*.json")])

@@ -1,6 +1,7 @@
 """A Hub on 127.0.0.1: as much of its API as huggingface_hub needs to resolve and download a model.
 
-Point a process at it with `env`. It counts requests, moves branches, closes gates, and can be too busy.
+Point a new process at it with `env`, and this one with `answer_this_process`. It counts requests, moves branches,
+closes gates, and can be too busy.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    import pytest
 
 INFO = re.compile(r"/api/(models/)?(?P<id>(datasets/)?[^/]+/[^/?]+)(/revision/(?P<revision>[^/?]+))?(\?.*)?")
 TREE = re.compile(r"/api/models/(?P<id>[^/]+/[^/]+)/tree/(?P<revision>[^/?]+)(\?.*)?")
@@ -69,6 +73,21 @@ class FakeHub:
         """The environment of a process whose Hub this is, with a cache of its own and nothing of the caller's."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
         return {**kept, "HF_ENDPOINT": self.address, "HF_HOME": str(home), "DO_NOT_TRACK": "1", **more}
+
+    def answer_this_process(self, patch: pytest.MonkeyPatch, home: Path) -> None:
+        """Make this the Hub of the process, without a stored token."""
+        from huggingface_hub import constants
+
+        settings = {
+            "HF_HUB_OFFLINE": False,
+            "ENDPOINT": self.address,
+            "HUGGINGFACE_CO_URL_TEMPLATE": f"{self.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}",
+            "HF_HUB_CACHE": str(home / "cache"),
+            "HF_TOKEN_PATH": str(home / "no-token"),
+            "HF_HUB_DISABLE_XET": True,  # large files then go by LFS, which the fake Hub has
+        }
+        for name, value in settings.items():
+            patch.setattr(constants, name, value)
 
     def downloads(self) -> list[str]:
         return [path.rpartition("/")[2] for path in self.requests if path.startswith("GET") and "/resolve/" in path]

@@ -26,7 +26,6 @@ from amalgam.stages.common.training.run import TrainingLog
 from amalgam.tests import interruptible
 from amalgam.tests.forking import Forked
 from amalgam.tests.workspaces import (
-    TIMEOUT,
     TOLERANCE,
     TRAIN,
     Workspace,
@@ -35,16 +34,14 @@ from amalgam.tests.workspaces import (
     flip_bit,
     largest_difference,
     quiet_environment,
+    record_of,
+    until,
 )
 
 
 def train_unit(workspace: Workspace) -> Path:
     """A unit with passes; others have test texts alone."""
     return next(path for path in workspace.units() if "passes" in pq.read_schema(path).names)
-
-
-def record_of(path: Path) -> Path:
-    return path.with_name(path.stem.rsplit("-", 1)[0] + ".json")
 
 
 def cut_to(length: Callable[[int], int]) -> Callable[[Path], None]:
@@ -193,18 +190,10 @@ MANY = ("cache.passes=64", "execution.batch_tokens=2048")
 def interrupted(workspace: Workspace, number: signal.Signals) -> tuple[int, str]:
     """cache-teachers, stopped as soon as one unit is committed."""
     process = Forked(("cache-teachers", *MANY), workspace.folder, quiet_environment(), interruptible.MODULE)
-    until(lambda: bool(list((workspace.artifacts / "cache-teachers").glob("*/units/*.json"))), process)
+    until(lambda: list((workspace.artifacts / "cache-teachers").glob("*/units/*.json")), process)
     process.send_signal(number)
     result = finish(process)
     return result.code, result.err
-
-
-def until(ready: Callable[[], bool], process: Forked) -> None:
-    began = time.monotonic()
-    while not ready():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() - began < TIMEOUT
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -342,16 +331,16 @@ def test_ctrl_c_in_a_program_is_a_keyboard_interrupt(workspace: Workspace) -> No
         signal.signal(signal.SIGINT, before)
 
 
+def kill_after_a_unit(workspace: Workspace) -> None:
+    process, before = workspace.process("cache-teachers", *MANY), workspace.digests("cache-teachers")
+    until(lambda: process.poll() is not None or workspace.digests("cache-teachers") != before)
+    process.kill()
+    finish(process)
+
+
 def test_killed_three_times_it_ends_where_an_uninterrupted_run_does(fresh: Workspace, uninterrupted: Workspace) -> None:
     for _ in range(3):
-        process = fresh.process("cache-teachers", *MANY)
-        before = len(fresh.digests("cache-teachers"))
-        began = time.monotonic()
-        while process.poll() is None and len(fresh.digests("cache-teachers")) == before:
-            assert time.monotonic() - began < TIMEOUT
-            time.sleep(0.02)
-        process.kill()
-        finish(process)
+        kill_after_a_unit(fresh)
     fresh("build-targets", *MANY)
     assert fresh.digests("cache-teachers") == uninterrupted.digests("cache-teachers")
     assert largest_difference(fresh.targets(), uninterrupted.targets()) < TOLERANCE

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,13 @@ from amalgam.stages.common.models.loading import save_pretrained_folder
 from amalgam.tests.stages.tiny_models import tiny_language_model
 from amalgam.tests.workspaces import (
     TEACHER_LABELS,
-    TIMEOUT,
     Workspace,
     flip_bit,
     new_generating_workspace,
     ranks,
     scale_weights,
     shift_weights,
+    until,
 )
 
 TEXTS = 12
@@ -251,9 +250,7 @@ def test_an_estimate_measures_the_first_texts_and_keeps_them(workspace: Workspac
 
 def test_killed_it_ends_as_an_uninterrupted_run(fresh: Workspace, generated: Workspace) -> None:
     process = fresh.process("generate", "execution.batch_tokens=64")
-    deadline = time.monotonic() + TIMEOUT
-    while not fresh.digests("generate") and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: process.poll() is not None or fresh.digests("generate"))
     process.kill()
     process.communicate()
     made = blocks(fresh)  # the process may have been killed between a file and its record: the block is made again

@@ -29,7 +29,7 @@ from amalgam.stages.registry import STAGES
 from amalgam.tests.pipeline.toy_stages import toy_base, toy_run, toy_stages
 from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.test_errors import denied, mode, permissions
-from amalgam.tests.workspaces import Workspace, age, flip_bit, rewrite
+from amalgam.tests.workspaces import Workspace, age, flip_bit, record_of, rewrite
 
 THEIRS = (
     *("thesis/ch1/fig/a.svg", ".git/objects/ab/cd01", "models/x/y/model.safetensors", "a/b/c.parquet"),
@@ -43,10 +43,6 @@ THEIRS = (
 MINE = "my own text"
 SPARSE = 6 << 30
 """Bytes of a file without content."""
-
-
-def record_of(unit: Path) -> Path:
-    return unit.with_name(unit.name.rpartition("-")[0] + ".json")
 
 
 def add_files_of_a_user(folder: Path) -> dict[str, bytes | None]:

@@ -29,11 +29,11 @@ from amalgam.tests.test_bad_input import assert_three_lines
 from amalgam.tests.workspaces import (
     TEACHER_LABELS,
     TEST,
-    TIMEOUT,
     Workspace,
     finish,
     quiet_environment,
     rewrite_mark,
+    until,
     write_csv,
     write_texts,
 )
@@ -419,13 +419,8 @@ def test_a_signal_ends_the_wait_for_a_pipe_and_leaves_no_file(
     os.mkfifo(tmp_path / "pipe")
     student = ["--student", str(desk.folder / "students/student")]
     words = ["predict", "--input", "-", "--out", "labels.csv", *student]
-    process, deadline = (
-        Forked(words, tmp_path, quiet_environment(), str(tmp_path / "piped.py")),
-        time.monotonic() + TIMEOUT,
-    )
-    while process.poll() is None and not list(tmp_path.glob(".tmp-*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    process = Forked(words, tmp_path, quiet_environment(), str(tmp_path / "piped.py"))
+    until(lambda: list(tmp_path.glob(".tmp-*")), process)
     time.sleep(0.2)  # for the first read
     process.send_signal(number)
     result = finish(process)

@@ -47,6 +47,12 @@ def write(frame: pl.DataFrame, path: Path) -> None:
     writers[path.suffix](path)
 
 
+def predicted(workspace: Workspace, *overrides: str) -> dict[bytes, Any]:
+    """Returns the probabilities of the second teacher by the keys of the texts."""
+    logits = Experiment.load(workspace.config, overrides=overrides).logits("second").collect()
+    return dict(zip(logits["key"].to_list(), softmax(logits["logits"].to_numpy().astype(float)), strict=True))
+
+
 def named(workspace: Workspace, suffix: str = ".csv") -> Path:
     """Names a file of predictions as the second teacher, and the default method."""
     workspace.edit("targets:\n  mode: soft\nstudent:\n", "student:\n  method: amalgam\n")
@@ -70,9 +76,7 @@ def file(workspace: Workspace) -> Path:
 
 def test_its_rows_are_the_teachers_predictions(workspace: Workspace) -> None:
     workspace("report")
-    experiment = Experiment.load(workspace.config)
-    logits = experiment.logits("second").collect()
-    rows = dict(zip(logits["key"].to_list(), softmax(logits["logits"].to_numpy().astype(float)), strict=True))
+    rows = predicted(workspace)
     for text, label in [*workspace.texts(), *workspace.texts("test")]:
         assert rows[text_key((text,))] == pytest.approx(probabilities(text, label), abs=1e-4)
     own = [label for _, label in workspace.texts("test") if label in SECOND]
@@ -101,13 +105,10 @@ def test_kinds_of_files_and_names_of_texts(fresh: Workspace, suffix: str) -> Non
         frame = frame.select(key, *reversed(SECOND), note=pl.lit("by rules"), tokens=pl.lit([1, 2]), good=pl.lit(True))
     write(frame, named(fresh, suffix))
     fresh("cache-teachers")
-    experiment = Experiment.load(fresh.config)
-    logits = experiment.logits("second").collect()
-    first = {key: softmax(np.array(row))[0] for key, row in zip(logits["key"], logits["logits"].to_list(), strict=True)}
     text, label = fresh.texts()[0]
     order = SECOND if suffix != ".parquet" else [*reversed(SECOND)]
     wanted = probabilities(text, label)[SECOND.index(order[0])]
-    assert first[text_key((text,))] == pytest.approx(wanted, abs=1e-4)
+    assert predicted(fresh)[text_key((text,))][0] == pytest.approx(wanted, abs=1e-4)
 
 
 def test_texts_are_named_by_their_ids(workspace: Workspace) -> None:
@@ -239,10 +240,8 @@ SPELLINGS: dict[str, Callable[[pl.DataFrame], str]] = {
 def test_spellings_of_a_csv(workspace: Workspace, file: Path, spelling: str) -> None:
     file.write_text(SPELLINGS[spelling](pl.read_csv(file)), "utf-8", newline="")
     workspace("cache-teachers")
-    logits = Experiment.load(workspace.config).logits("second").collect()
-    rows = dict(zip(logits["key"].to_list(), softmax(logits["logits"].to_numpy().astype(float)), strict=True))
     text, label = workspace.texts()[0]
-    assert rows[text_key((text,))] == pytest.approx(probabilities(text, label), abs=1e-4)
+    assert predicted(workspace)[text_key((text,))] == pytest.approx(probabilities(text, label), abs=1e-4)
 
 
 def test_a_jsonl_may_begin_with_a_byte_order_mark(fresh: Workspace) -> None:
@@ -385,8 +384,7 @@ def test_several_answers_for_each_text_are_averaged(fresh: Workspace, form: str)
     write(frame, named(fresh, suffix))
     ran = fresh("cache-teachers", *settings)
     assert f"teacher second: 2 to 3 answers for each text of second{suffix}, averaged" in ran.err + ran.out
-    logits = Experiment.load(fresh.config, overrides=settings).logits("second").collect()
-    rows = dict(zip(logits["key"].to_list(), softmax(logits["logits"].to_numpy().astype(float)), strict=True))
+    rows = predicted(fresh, *settings)
     for place, text in enumerate(texts):
         assert rows[text_key((text,))] == pytest.approx(SHARES[place % 3], abs=1e-3)
 
@@ -424,15 +422,13 @@ def test_a_label_may_have_a_score(workspace: Workspace, file: Path) -> None:
     labels = [SECOND[place % 4] for place in range(len(every))]
     write(pl.DataFrame({"text": every, "label": labels, "score": [0.7] * len(every)}), file)
     workspace("cache-teachers")
-    logits = Experiment.load(workspace.config).logits("second").collect()
-    rows = dict(zip(logits["key"].to_list(), softmax(logits["logits"].to_numpy().astype(float)), strict=True))
+    rows = predicted(workspace)
     own = SECOND.index(labels[0])  # the labels are sorted, and so are those of SECOND
     assert rows[text_key((text,))] == pytest.approx([0.7 if place == own else 0.1 for place in range(4)], abs=1e-4)
     write(pl.DataFrame({"text": every, "label": labels, "score": [0.1] * len(every)}), file)
     workspace("cache-teachers")  # with a low score, the label is still its own
-    logits = Experiment.load(workspace.config).logits("second").collect()
-    best = dict(zip(logits["key"].to_list(), logits["logits"].to_numpy().argmax(axis=1).tolist(), strict=True))
-    assert [best[text_key((text,))] for text in every] == [place % 4 for place in range(len(every))]
+    rows = predicted(workspace)
+    assert [rows[text_key((text,))].argmax() for text in every] == [place % 4 for place in range(len(every))]
     write(pl.DataFrame({"text": every, "label": labels, "score": [1.7, *[0.7] * (len(every) - 1)]}), file)
     assert "row 2: score is no probability: 1.7" in workspace.attempt("cache-teachers").err
     write(pl.DataFrame({"text": every, "label": labels, "score": ["high"] * len(every)}), file)
@@ -453,8 +449,7 @@ def test_whole_numbers_are_no_scores(workspace: Workspace, file: Path) -> None:
     ):
         write(whole.with_columns(**columns), file)
         workspace("cache-teachers", *overrides)
-        logits = Experiment.load(workspace.config, overrides=overrides).logits("second").collect()
-        assert softmax(logits["logits"].to_numpy().astype(float)).max(axis=1) == pytest.approx(1, abs=1e-3)
+        assert all(row.max() == pytest.approx(1, abs=1e-3) for row in predicted(workspace, *overrides).values())
     write(whole.with_columns(round=42), file)
     assert "row 2: round is no probability: 42" in workspace.attempt("cache-teachers").err
 

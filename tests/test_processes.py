@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from amalgam.pipeline.execution.stage import WorkerShare
 from amalgam.tests import interruptible
 from amalgam.tests.pipeline.toy_stages import toy_base, toy_run, toy_stages
 from amalgam.tests.workspaces import (
-    TIMEOUT,
     CommandResult,
     Workspace,
     build_once,
@@ -30,6 +28,7 @@ from amalgam.tests.workspaces import (
     run_ranks,
     shift_weights,
     torchrun,
+    until,
 )
 
 
@@ -119,9 +118,7 @@ def test_one_part_of_a_report_has_no_report_to_print_or_to_fail_by(workspace: Wo
 
 def test_a_killed_rank_is_named_and_what_the_others_committed_stays(fresh: Workspace, built: Workspace) -> None:
     process = torchrun(fresh, "cache-teachers", module=interruptible.MODULE)
-    deadline = time.monotonic() + TIMEOUT
-    while not fresh.digests("cache-teachers") and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: fresh.digests("cache-teachers"))
     os.kill(rank_of(process.pid, 1), signal.SIGKILL)
     result = finish(process)
     assert result.code != 0

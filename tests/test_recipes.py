@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,12 @@ from amalgam.pipeline.errors import DataError, ExperimentError, InterruptedRunEr
 from amalgam.pipeline.execution.stage import WorkerShare, share_of
 from amalgam.stages.app.completion import fields
 from amalgam.tests.test_docs import ROOT, blocks_of, is_understood
-from amalgam.tests.workspaces import TIMEOUT, Workspace, finish, quiet_environment
+from amalgam.tests.workspaces import (
+    Workspace,
+    finish,
+    quiet_environment,
+    until,
+)
 
 RECIPES = ROOT / "examples/recipes"
 JOBS = ["kubernetes-cache.yaml", "kubernetes-run.yaml"]
@@ -181,11 +185,7 @@ def test_a_task_ended_by_slurm_resumes_and_parts_make_the_whole(
         for task in range(2)
     ]
     process = started(fresh, tmp_path, tasks[0])
-    deadline = time.monotonic() + TIMEOUT
-    while not fresh.digests("cache-teachers"):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: fresh.digests("cache-teachers"), process)
     process.send_signal(signal.SIGTERM)
     ended = finish(process)
     assert ended.code == TERMINATED, ended.err

@@ -343,10 +343,11 @@ def largest_difference(one: TargetsByKey, other: TargetsByKey) -> float:
     )
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Waits for the condition; fails if it does not become true."""
+def until(condition: Callable[[], object], process: Forked | subprocess.Popen[str] | None = None) -> None:
+    """Waits for the condition; fails if it does not become true, or if the process ends before."""
     deadline = time.monotonic() + TIMEOUT
     while not condition():
+        assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -474,6 +475,11 @@ def write_texts(path: Path, rows: Sequence[Row]) -> None:
         frame.write_ndjson(path)
     else:
         frame.write_parquet(path)
+
+
+def record_of(unit: Path) -> Path:
+    """Return the record of a unit's file."""
+    return unit.with_name(unit.name.rpartition("-")[0] + ".json")
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -64,12 +64,10 @@ CASES = {
     ),
     "one column as both texts of a pair": Case(2, ("corpus.text", "twice"), overrides=("corpus.text=[text, text]",)),
     "a name that leads outside": Case(2, ("student.name", "letters"), overrides=("student.name=../../x",)),
-    "an absolute name": Case(2, ("student.name", "letters"), overrides=("student.name=/elsewhere/x",)),
     "a secret": Case(2, ("secret", "hf auth login"), overrides=("student.encoder=hf_abcdefghijklmnopqrstuv",)),
     "more processes than there are": Case(2, ("2 processes", "torchrun"), overrides=("execution.processes=2",)),
     "more passes than are cached": Case(2, ("targets.passes",), overrides=("targets.passes=9",)),
     "a rename of no label": Case(2, ("'bankink'", "banking"), overrides=("teachers.0.rename={bankink: money}",)),
-    "too few labels for the outputs": Case(2, ("2", "4 outputs", "fix: "), overrides=("teachers.0.labels=[a, b]",)),
     HEADLESS: Case(
         2,
         ("no classification head", "classifier", "fine-tuned"),

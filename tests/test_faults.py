@@ -44,12 +44,8 @@ def train_unit(workspace: Workspace) -> Path:
     return next(path for path in workspace.units() if "passes" in pq.read_schema(path).names)
 
 
-def cut_to(length: Callable[[int], int]) -> Callable[[Path], None]:
-    def cut(path: Path) -> None:
-        data = path.read_bytes()
-        path.write_bytes(data[: length(len(data))])
-
-    return cut
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def other_in_its_place(path: Path) -> None:
@@ -58,11 +54,7 @@ def other_in_its_place(path: Path) -> None:
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
-    "cut to nothing": cut_to(lambda _: 0),
-    "cut to 3 bytes": cut_to(lambda _: 3),
-    "cut to 100 bytes": cut_to(lambda _: 100),
-    "cut to half": cut_to(lambda size: size // 2),
-    "cut by one byte": cut_to(lambda size: size - 1),
+    "cut to half": cut,
     "one bit flipped": flip_bit,
     "another unit in its place": other_in_its_place,
     "deleted": Path.unlink,
@@ -87,7 +79,7 @@ def test_a_damaged_shard_alone_is_reported_and_recomputed(workspace: Workspace, 
     assert asked[0].units == 0
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{garbage", b"[]", b'{"name": 1}'])
+@pytest.mark.parametrize("content", [None, b"{garbage"])
 def test_a_lost_or_senseless_record_means_not_committed(workspace: Workspace, content: bytes | None) -> None:
     path, before = train_unit(workspace), workspace.targets()
     record, whole = record_of(path), path.read_bytes()
@@ -111,8 +103,13 @@ def test_more_passes_after_a_lost_record_ask_those_texts_again(workspace: Worksp
     assert largest_difference(workspace.targets(), other.targets()) < TOLERANCE
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{garbage"])
-@pytest.mark.parametrize("stage", ["read-corpus", "cache-teachers", "build-targets", "train-student", "report"])
+@pytest.mark.parametrize(
+    ("stage", "content"),
+    [
+        *((stage, None) for stage in ("read-corpus", "cache-teachers", "build-targets", "train-student", "report")),
+        ("build-targets", b"{garbage"),
+    ],
+)
 def test_a_lost_manifest_is_written_again_and_nothing_is_recomputed(
     workspace: Workspace, stage: str, content: bytes | None
 ) -> None:
@@ -262,8 +259,10 @@ INTERRUPTED: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("command", INTERRUPTED)
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [*((command, signal.SIGTERM) for command in INTERRUPTED), ("run", signal.SIGINT), ("run", signal.SIGHUP)],
+)
 def test_a_signal_at_any_time_ends_a_command_without_files_or_traces_left(
     workspace: Workspace, command: str, number: signal.Signals
 ) -> None:

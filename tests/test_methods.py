@@ -139,9 +139,12 @@ def test_a_method_that_is_only_measured_needs_something_to_be_measured_on(fresh:
     assert fresh.attempt("train-student", "student.method=ensemble", "corpus.test=texts/test.csv").code == 2
 
 
-@pytest.mark.parametrize("mode", ["soft", "hard"])
 @pytest.mark.parametrize(
-    ("variant", "name"), [("targets.passes=0", "w/o MC dropout"), ("targets.text_weights=none", "w/o re-weighting")]
+    ("mode", "variant", "name"),
+    [
+        ("soft", "targets.passes=0", "w/o MC dropout"),
+        ("hard", "targets.text_weights=none", "w/o re-weighting"),
+    ],
 )
 def test_ablated_parts_are_named_in_a_methods_row(workspace: Workspace, mode: str, variant: str, name: str) -> None:
     plain = workspace.targets()

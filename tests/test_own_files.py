@@ -222,17 +222,7 @@ def add_hostile_records(workspace: Workspace, path: str) -> list[Path]:
     return [unit, manifest]
 
 
-@pytest.mark.parametrize(
-    "path_of",
-    [
-        str,
-        lambda mine: f"../{mine.name}",
-        lambda mine: f"cache-teachers/../../{mine.name}",
-        lambda mine: f"./../{mine.name}",
-        lambda mine: f"link/{mine.name}",
-    ],
-    ids=["absolute", "up", "down and up", "dot", "link"],
-)
+@pytest.mark.parametrize("path_of", [str, lambda mine: f"link/{mine.name}"], ids=["absolute", "link"])
 @pytest.mark.parametrize("command", [("verify",), ("run",), ("build-targets", "--force"), ("gc", "--unused", "--yes")])
 def test_a_record_that_names_a_file_outside_is_damaged(
     workspace: Workspace, command: tuple[str, ...], path_of: Callable[[Path], str]
@@ -256,8 +246,13 @@ def without(facts: Mapping[str, object], name: str) -> dict[str, object]:
     return {field: value for field, value in facts.items() if field != name}
 
 
-@pytest.mark.parametrize("command", [("verify",), ("run",), ("status",), ("report", "--force")])
-@pytest.mark.parametrize("facts", [{"last": None}, {"rows": "12"}, {"first": -1}, {"rows": 2**70}, {"prefix": {}}])
+FACTS: list[Mapping[str, object]] = [{"last": None}, {"rows": "12"}, {"first": -1}, {"rows": 2**70}, {"prefix": {}}]
+OTHERS = [("run",), ("status",), ("report", "--force")]
+
+
+@pytest.mark.parametrize(
+    ("facts", "command"), [*((one, ("verify",)) for one in FACTS), *((FACTS[1], one) for one in OTHERS)]
+)
 def test_a_signed_record_whose_facts_have_another_type_is_damaged(
     workspace: Workspace, facts: Mapping[str, object], command: tuple[str, ...]
 ) -> None:
@@ -516,37 +511,37 @@ def test_texts_from_python_are_verified(workspace: Workspace) -> None:
 # ---- permissions
 
 
+LOOKING = ("plan", "run", "verify", "gc --unused --yes")
+
+
 @permissions
-@pytest.mark.parametrize("command", ["plan", "run", "verify", "gc --unused --yes", "build-targets --force"])
 @pytest.mark.parametrize("name", ["HEAD.json", "build-targets/*/MANIFEST.json", "cache-teachers/*/units/*.json"])
-def test_a_record_without_permission_is_not_lost(workspace: Workspace, command: str, name: str) -> None:
+def test_a_record_without_permission_is_not_lost(workspace: Workspace, name: str) -> None:
     path = next(workspace.artifacts.glob(name))
     before = path.read_bytes()
-    code, err = denied(workspace, mode(str(path.relative_to(workspace.folder)), 0), *command.split())
-    if command not in {"verify", "gc --unused --yes"} and "units" in name:  # a result is current without it
-        assert code == 0, err
-        return
-    assert code == 1, err
-    assert_three_lines(err)
-    assert path.name in err
-    assert "chmod" in err
-    assert path.read_bytes() == before
+    for command in (*LOOKING, "build-targets --force"):
+        code, err = denied(workspace, mode(str(path.relative_to(workspace.folder)), 0), *command.split())
+        if command not in LOOKING[2:] and "units" in name:  # a result is current without it
+            assert code == 0, err
+            continue
+        assert code == 1, err
+        assert_three_lines(err)
+        assert path.name in err
+        assert "chmod" in err
+        assert path.read_bytes() == before
 
 
 @permissions
-@pytest.mark.parametrize("bits", [0, 0o111])
-@pytest.mark.parametrize("command", ["plan", "run", "verify", "gc --unused --yes"])
 @pytest.mark.parametrize("stage", ["build-targets", "train-student"])
-def test_a_stage_folder_without_permission_is_not_lost(
-    workspace: Workspace, command: str, stage: str, bits: int
-) -> None:
-    code, err = denied(workspace, mode(f"artifacts/{stage}", bits), *command.split())
-    assert "missing" not in err
-    assert "damaged" not in err
-    if code or not bits:  # current results need no list of a folder
-        assert code == 1, err
-        assert_three_lines(err)
-        assert (f"artifacts/{stage}" in err, "chmod" in err) == (True, True), err
+def test_a_stage_folder_without_permission_is_not_lost(workspace: Workspace, stage: str) -> None:
+    for command, bits in ((command, bits) for command in LOOKING for bits in (0, 0o111)):
+        code, err = denied(workspace, mode(f"artifacts/{stage}", bits), *command.split())
+        assert "missing" not in err
+        assert "damaged" not in err
+        if code or not bits:  # current results need no list of a folder
+            assert code == 1, err
+            assert_three_lines(err)
+            assert (f"artifacts/{stage}" in err, "chmod" in err) == (True, True), err
     assert workspace.stale() == set()
     assert workspace("verify", "--json").json["damaged"] == []
 

@@ -76,8 +76,11 @@ def test_a_head_that_names_no_folder_has_no_entry(workspace: Workspace, name: st
     assert store.head().keys() >= {"report", "build-targets"}
 
 
-@pytest.mark.parametrize("name", ["findings.json", "evaluation.json"])
-@pytest.mark.parametrize("content", ["{}", "[]", "null", '{"n": 1}', "[" * 100_000])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("findings.json", "{}"), ("evaluation.json", '{"n": 1}'), ("evaluation.json", "[" * 100_000)],
+    ids=["no field", "one field", "too deep"],
+)
 def test_signed_json_with_other_fields_is_made_again(workspace: Workspace, name: str, content: str) -> None:
     [path] = workspace.artifacts.glob(f"report/*/*/{name}")
     before = json.loads(path.read_text())

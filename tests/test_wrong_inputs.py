@@ -206,8 +206,9 @@ WRONG: list[tuple[Change, str, int, str]] = [
 
 @pytest.mark.parametrize(("change", "line", "code", "piece"), WRONG, ids=[f"{row[1]}-{row[3]}" for row in WRONG])
 def test_a_wrong_input_ends_with_its_name(
-    workspace: Workspace, change: Change, line: str, code: int, piece: str
+    request: pytest.FixtureRequest, change: Change, line: str, code: int, piece: str
 ) -> None:
+    workspace: Workspace = request.getfixturevalue("desk" if change is nothing else "workspace")
     change(workspace)
     before = {path for path in workspace.folder.rglob("*") if "artifacts" not in path.parts}
     result = workspace.attempt(*line.split(" "))
@@ -218,18 +219,8 @@ def test_a_wrong_input_ends_with_its_name(
     assert before == {path for path in workspace.folder.rglob("*") if "artifacts" not in path.parts}
 
 
-PRINTING = [
-    "plan",
-    "plan --json",
-    "plan --tree",
-    "status",
-    "status --json",
-    "verify",
-    "verify --json",
-    "gc",
-    "gc --json",
-]
-PRINTING += ["audit", "audit --json", "explain report", "methods", "schema", "doctor", "push me/x", "push me/x --card"]
+PRINTING = ["--help", "plan", "plan --json", "plan --tree", "status", "verify", "gc", "audit", "explain report"]
+PRINTING += ["methods", "schema", "doctor", "push me/x", "push me/x --card"]
 
 
 @on_a_full_device

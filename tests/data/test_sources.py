@@ -10,7 +10,7 @@ import threading
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import polars as pl
 import pytest
@@ -78,26 +78,32 @@ def test_texts_in_folders_of_a_folder_are_named_and_the_fix_finds_them(tmp_path:
     assert find_files("in/**/*.csv.gz", tmp_path) == [tmp_path / "in/day/late/b.csv.gz"]
 
 
+def parquet_of(text: str) -> bytes:
+    pl.DataFrame({"text": [text]}).write_parquet(file := io.BytesIO())
+    return file.getvalue()
+
+
+CONTENTS: dict[str, Callable[[str], bytes]] = {
+    "csv": lambda text: f"text\n{text}\n".encode(),
+    "jsonl": lambda text: f'{{"text": "{text}"}}\n'.encode(),
+    "parquet": parquet_of,
+}
+
+
 @pytest.mark.parametrize("name", ODD)
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize("suffix", CONTENTS)
 def test_an_odd_name_is_taken_literally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str
 ) -> None:
     """Decoys are what a pattern, an address or a shell would find instead."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ODD", "decoy")
-    writers: dict[str, Callable[[pl.DataFrame, Any], object]] = {
-        "csv": pl.DataFrame.write_csv,
-        "tsv": lambda table, file: table.write_csv(file, separator="\t"),
-        "jsonl": pl.DataFrame.write_ndjson,
-        "parquet": pl.DataFrame.write_parquet,
-    }
+    decoy = CONTENTS[suffix]("decoy")
     for folder in (name, *DECOYS):
         (tmp_path / folder).mkdir(exist_ok=True)
-        for file in (f"{name}.{suffix}", *(f"{decoy}.{suffix}" for decoy in DECOYS)):
-            text = "wanted" if (folder, file) == (name, f"{name}.{suffix}") else "decoy"
-            with (tmp_path / folder / file).open("wb") as opened:
-                writers[suffix](pl.DataFrame({"text": [text]}), opened)
+        for file in (name, *DECOYS):
+            (tmp_path / folder / f"{file}.{suffix}").write_bytes(decoy)
+    (tmp_path / name / f"{name}.{suffix}").write_bytes(CONTENTS[suffix]("wanted"))
     for base in (tmp_path, Path()):
         for source in (f"./{name}/{name}.{suffix}", f"{name}/{name}.{suffix}", f"./{name}/[!ac]*.{suffix}"):
             if source.startswith("~"):  # the home folder

@@ -148,27 +148,6 @@ def test_a_moved_experiment_is_up_to_date_where_it_went(workspace: Workspace, tm
     assert asked[0].units == 0
 
 
-def test_times_of_files_mean_nothing(workspace: Workspace) -> None:
-    import os
-
-    for path in workspace.folder.rglob("*"):
-        os.utime(path, (0, 0) if path.suffix == ".parquet" else (4e9, 4e9))
-    assert workspace.stale() == set()
-
-
-def test_two_experiments_share_the_cache(workspace: Workspace) -> None:
-    other = workspace.config.read_text().replace("mode: soft", "mode: hard").replace("epochs: 1", "epochs: 2")
-    (workspace.folder / "other.yaml").write_text(other.replace("student:\n", "student:\n  name: other\n"))
-    with workspace.counting() as asked:
-        workspace("run", "-c", "other.yaml")
-    assert asked[0].units == 0
-    assert (workspace.folder / "students/other").exists()
-    with workspace.counting() as asked:
-        result = workspace("run")
-    assert asked[0].units == 0
-    assert result.err.count(": reused") == 5
-
-
 def test_two_runs_at_once_both_end_well_and_equal_one(fresh: Workspace, built: Workspace) -> None:
     rivals = [fresh.process("run"), fresh.process("run")]
     results = [finish(process) for process in rivals]

@@ -210,10 +210,6 @@ def test_errors_name_the_label_column_of_the_corpus(fresh: Workspace) -> None:
         assert message in fresh.refusal(3, "plan", "labels=labels.csv")
 
 
-def test_a_missing_file_is_refused(workspace: Workspace) -> None:
-    assert "nothing.csv does not exist" in workspace.refusal(3, "plan", "labels=nothing.csv")
-
-
 # ---- estimates of accuracies
 
 

@@ -300,7 +300,7 @@ def test_teachers_in_another_order_give_the_targets_of_a_fresh_run(
     assert largest_difference(fresh.targets(), other.targets()) < TOLERANCE
 
 
-@pytest.mark.parametrize("how", ["reordered", "duplicated", "renamed", "as parquet", "as jsonl"])
+@pytest.mark.parametrize("how", ["reordered", "duplicated", "renamed", "in a folder", "as parquet", "as jsonl"])
 def test_the_same_texts_otherwise_written_rerun_nothing_but_the_reading(workspace: Workspace, how: str) -> None:
     rows = workspace.texts()
     if how == "reordered":
@@ -311,6 +311,11 @@ def test_the_same_texts_otherwise_written_rerun_nothing_but_the_reading(workspac
         (workspace.folder / "texts/train.csv").rename(workspace.folder / "texts/other.csv")
         workspace.edit("texts/train.csv", "texts/other.csv")
         assert workspace.stale() == set()
+    elif how == "in a folder":
+        (workspace.folder / "texts/train").mkdir()
+        for name, part in (("one", rows[:50]), ("two", rows[50:])):
+            write_texts(workspace.folder / f"texts/train/{name}.csv", part)
+        workspace.edit("texts/train.csv", "texts/train")
     else:
         workspace.write(rows, suffix=how.removeprefix("as "))
         workspace.edit("texts/train.csv", f"texts/train.{how.removeprefix('as ')}")

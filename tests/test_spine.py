@@ -31,7 +31,6 @@ from amalgam.tests.workspaces import (
     finish,
     flip_bit,
     quiet_environment,
-    write_texts,
 )
 
 STAGES = ["read-corpus", "cache-teachers", "build-targets", "train-student", "report"]
@@ -89,22 +88,6 @@ def test_the_evaluation_has_every_system(built: Workspace) -> None:
     for system in systems.values():
         assert {"accuracy", "macro_f1", "nll_nats", "ece", "slice_accuracy", "confusion"} <= set(system)
         assert sum(map(sum, system["confusion"])) == TEST
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "folder"])
-def test_the_same_texts_in_another_form_are_the_same_texts(fresh: Workspace, built: Workspace, suffix: str) -> None:
-    rows = fresh.texts()
-    if suffix == "folder":
-        (fresh.folder / "texts/train").mkdir()
-        write_texts(fresh.folder / "texts/train/one.csv", rows[:50])
-        write_texts(fresh.folder / "texts/train/two.csv", rows[50:])
-        fresh.edit("train: texts/train.csv", "train: texts/train")
-    else:
-        fresh.write(rows, suffix=suffix)
-        fresh.edit("texts/train.csv", f"texts/train.{suffix}")
-    (fresh.folder / "texts/train.csv").unlink()
-    fresh("build-targets")
-    assert fresh.targets() == built.targets()
 
 
 def test_running_again_runs_nothing(workspace: Workspace) -> None:

@@ -16,19 +16,6 @@ CACHE = "cache-teachers"
 TARGETS_ON = {"build-targets", "train-student", "report"}
 
 
-def test_a_raised_version_reruns_that_stage_and_what_follows(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from amalgam.stages.build_targets.stage import BuildTargets
-
-    before = BuildTargets.VERSION
-    monkeypatch.setattr(BuildTargets, "VERSION", before + 1)
-    plan = workspace.plan()
-    assert {name for name, stage in plan.items() if stage["state"] != "current"} == TARGETS_ON
-    assert plan["build-targets"]["reason"] == "code"
-    assert plan["build-targets"]["detail"] == f"build-targets: code {before} -> {before + 1}"
-
-
 def test_a_raised_version_of_a_target_method_reruns_what_reads_its_targets(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,15 +89,3 @@ def test_strict_computes_shared_units_of_other_versions_again(
     update()
     fresh(stage, *overrides)
     assert files() == 2 * before
-
-
-def test_a_unit_that_comes_out_otherwise_the_second_time_does_not_replace_the_first(workspace: Workspace) -> None:
-    """The first record wins; a second computation is harmless."""
-    from amalgam.pipeline.storage.store import Store
-
-    path = next((workspace.artifacts / "cache-teachers").glob("*/units/*.json"))
-    before = path.read_bytes()
-    with Store(workspace.artifacts).draft(path.parent, path.stem, ".parquet") as draft:
-        (draft.folder / "unit.parquet").write_bytes(b"another result")
-    assert path.read_bytes() == before
-    assert workspace.stale() == set()

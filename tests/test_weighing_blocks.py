@@ -187,19 +187,6 @@ def test_a_copy_of_a_teacher_changes_no_weight(cached: Workspace) -> None:
     assert np.stack([2 * first, second, unlike_first]) == pytest.approx(without, abs=1e-5)
 
 
-def test_neighbours_are_at_most_a_quarter_of_the_texts(cached: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = []
-
-    def joint_signal(evidence: weigh.Evidence, *given: Any) -> Any:
-        shapes.append(evidence.near.shape)
-        return agreed(evidence, *given)
-
-    agreed = weigh.joint_signal
-    monkeypatch.setattr(weigh, "joint_signal", joint_signal)
-    assert cached(*WEIGH, "corpus.limit=20").code == 0
-    assert shapes == [(20, 5)]
-
-
 @pytest.mark.parametrize("encoder", ["./models/encoder", f"teacher:{next(iter(TEACHER_LABELS))}"])
 def test_densities_are_relative_to_the_encoder_unless_it_is_a_teacher(
     cached: Workspace, monkeypatch: pytest.MonkeyPatch, encoder: str

@@ -89,7 +89,7 @@ def test_a_message_shows_text_on_one_harmless_line() -> None:
 
 def test_keys_are_made_without_the_libraries_that_take_long_to_load() -> None:
     code = (
-        "import sys, amalgam.data.keys, amalgam.data.parquet, amalgam.data.rows;"
-        "print(sorted({'numpy', 'pyarrow', 'polars', 'torch'} & set(sys.modules)))"
+        "import sys, amalgam.data.demo_corpus, amalgam.data.keys, amalgam.data.parquet, amalgam.data.rows;"
+        "print(sorted({'numpy', 'pyarrow', 'polars', 'torch', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"

@@ -240,7 +240,7 @@ INTERRUPTED: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize(
     ("command", "number"),
-    [*((command, signal.SIGTERM) for command in INTERRUPTED), ("run", signal.SIGINT), ("run", signal.SIGHUP)],
+    [*((command, signal.SIGTERM) for command in INTERRUPTED), ("run", signal.SIGINT)],
 )
 def test_a_signal_at_any_time_ends_a_command_without_files_or_traces_left(
     workspace: Workspace, command: str, number: signal.Signals

@@ -47,6 +47,19 @@ def test_ctrl_c_at_a_terminal_is_confirmed_while_the_unit_ends(
     assert ("Ctrl-C again stops at once" in capfd.readouterr().err) == at_terminal
 
 
+@pytest.mark.parametrize("by_nohup", [True, False])
+def test_the_end_of_a_terminal_stops_a_command_unless_nohup_started_it(*, by_nohup: bool) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if by_nohup else lambda *_: None)
+    handler = InterruptHandler()
+    try:
+        with handler.listening():
+            signal.raise_signal(signal.SIGHUP)
+            arrived, handler.arrived = handler.arrived, None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert arrived == (None if by_nohup else signal.SIGHUP)
+
+
 def test_a_handler_that_python_did_not_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
     foreign = {signal.SIGTERM: None}  # as in a program that embeds Python, such as R

@@ -275,10 +275,11 @@ def shell(workspace: Workspace, line: str, **environment: str) -> subprocess.Com
 
 
 @on_a_full_device
-def test_a_result_that_cannot_be_printed_is_an_error(workspace: Workspace) -> None:
-    result = shell(workspace, "plan > /dev/full")
+@pytest.mark.parametrize("command", ["plan", "--help"])
+def test_a_result_that_cannot_be_printed_is_an_error(workspace: Workspace, command: str) -> None:
+    result = shell(workspace, f"{command} > /dev/full")
     assert result.returncode == 1, result.stderr
-    assert "cannot be written: No space left" in result.stderr
+    assert ("cannot be written: " if command != "--help" else "") + "No space left" in result.stderr
     assert "Traceback" not in result.stderr
     assert "Exception ignored" not in result.stderr
 

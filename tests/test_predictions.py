@@ -399,6 +399,19 @@ def test_faulty_answers_of_a_list_are_named(fresh: Workspace) -> None:
     assert "line 5: label is empty" in refused
 
 
+def test_of_equal_probabilities_a_teacher_predicts_the_first_of_its_labels(workspace: Workspace, file: Path) -> None:
+    equal = [pl.lit(1 / len(SECOND)).alias(label) for label in reversed(SECOND)]
+    write(pl.read_csv(file).select("text", *equal), file)
+    shared = f"teachers.0.rename={{cooking: {SECOND[0]}}}"  # the first label of the second teacher in the union
+    test = [(text, label) for text, label in workspace.texts("test") if label not in {"cooking", SECOND[0]}]
+    workspace.write(test, "test")
+    workspace("report", shared)
+    right = sum(label == SECOND[-1] for _, label in test)
+    numbers = workspace.numbers()
+    assert numbers["student_quality"]["teachers"]["own"]["second"]["right"] == right
+    assert numbers["evaluation"]["systems"]["teacher:second"]["accuracy"] == right / len(test)
+
+
 def test_rows_may_have_one_label(workspace: Workspace, file: Path) -> None:
     frame = pl.read_csv(file)
     best = frame.select(pl.concat_list(SECOND).list.arg_max()).to_series().to_list()

@@ -70,7 +70,7 @@ class SystemPredictions(NamedTuple):
     """Three numbers per text of a model's probabilities, for any number of labels."""
 
     label: Array
-    """The most probable label of the union, the first of equals."""
+    """The most probable label: the first of equals in the union, for a teacher in its own order."""
     confidence: Array
     """Its probability; nan where some probability of the text is no number."""
     of_gold: Array
@@ -227,11 +227,11 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     table, gold, similar = table.filter(pa.array(kept)), gold[kept], similar[kept]
     systems: dict[str, SystemPredictions] = {}
     logits = inputs.teacher_logits(buckets, table)
-    for name, teacher_logits in logits.items():
+    for name, predicted in teacher_labels(logits, labels).items():
         # Labels of other teachers get 0, so their NLL is infinite.
         union = np.zeros((len(gold), len(labels.names)))
-        union[:, list(labels.columns[name])] = softmax(teacher_logits)
-        systems[f"teacher:{name}"] = SystemPredictions.of(union, gold)
+        union[:, list(labels.columns[name])] = softmax(logits[name])
+        systems[f"teacher:{name}"] = SystemPredictions.of(union, gold)._replace(label=predicted)
     if logits:
         systems["ensemble"] = SystemPredictions.of(ensemble(logits, labels), gold)
     systems["zero-shot"] = SystemPredictions.of(softmax(similar), gold)

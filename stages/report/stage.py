@@ -115,7 +115,7 @@ class ReportMade(Made):
 
 class Report(Stage):
     name = "report"
-    VERSION = 26  # estimates by labels count a prediction of the catch_all as wrong on own labels
+    VERSION = 26  # a catch_all is wrong on own labels by labels; equal probabilities give a teacher's first label
     parallelism = "single"
     unit_label = "evaluations"
     on_lost_record = ("the page has no date and no speeds until the report is made again", "amalgam report --force")

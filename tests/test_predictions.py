@@ -135,6 +135,7 @@ def test_a_new_text_needs_a_row_and_costs_itself(workspace: Workspace, file: Pat
     assert f"second.csv has no prediction for 1 of corpus.train ({every} texts in all)" in refused.err
     assert "the first: a new text about the judge" in refused.err
     assert "every text of corpus.train and corpus.test needs a row" in refused.err
+    assert "which `catch_all` names" in refused.err
     write(pl.concat([pl.read_csv(file), frame_of([new])]), file)
     with workspace.counting() as work:
         workspace("build-targets")
@@ -426,7 +427,9 @@ def test_rows_may_have_one_label(workspace: Workspace, file: Path) -> None:
     assert "row 2: none is no label of this teacher" in refused.err
     workspace("cache-teachers", "teachers.1.catch_all=[none]")
     write(frame.with_columns(label=pl.when(pl.int_range(pl.len()) > 0).then("label")), file)
-    assert "row 2: label is empty" in workspace.attempt("cache-teachers").err
+    empty = workspace.attempt("cache-teachers").err
+    assert "row 2: label is empty" in empty
+    assert "a label such as unsure, which `catch_all` names" in empty
 
 
 def test_a_label_may_have_a_score(workspace: Workspace, file: Path) -> None:

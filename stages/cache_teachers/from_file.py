@@ -78,7 +78,8 @@ def _check_texts(
         what = f"teacher {teacher.name}: {teacher.files.folder.name} has no prediction for {parts}"
         texts = counted(sum(bucket.rows for bucket in inputs.texts.buckets.values()), "text")
         fix = "name the texts as the corpus has them, with their case and their blanks, or by id (corpus.id); "
-        fix += "every text of corpus.train and corpus.test needs a row"
+        fix += "every text of corpus.train and corpus.test needs a row: without an answer, "
+        fix += "one with a label such as unsure, which `catch_all` names"
         raise DataError(f"{what} ({texts} in all)", where=f"the first: {first}", fix=fix)
 
 

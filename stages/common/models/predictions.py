@@ -335,8 +335,8 @@ def _fix(probabilities: Array, labels: Sequence[str], in_rows: str | None, score
     if score and probabilities.max() > SUMS[1]:
         divide = "divide the percentages by 100, or " if PERCENTAGES[0] < probabilities.max() <= PERCENTAGES[1] else ""
         return f"{divide}leave out the column {shown(score)} if it is no probability of the label"
-    fix = f"{own}give each row one of them, and leave out an empty answer. "
-    return fix + "An answer that means none of them is named in `labels` and in `catch_all`"
+    fix = f"{own}give each text one of them. For no answer, or one that means none of them, write a label such as "
+    return fix + "unsure, which `catch_all` names, and `labels` if it is set. Leave out an empty one of several answers"
 
 
 def _naming_columns(columns: Sequence[str], corpus: Corpus, where: str) -> tuple[str, list[str]]:

@@ -413,6 +413,15 @@ def test_of_equal_probabilities_a_teacher_predicts_the_first_of_its_labels(works
     assert numbers["evaluation"]["systems"]["teacher:second"]["accuracy"] == right / len(test)
 
 
+def test_plan_has_no_price_of_passes_where_all_settings_cost_the_same(workspace: Workspace) -> None:
+    workspace.edit("  label: label\n", "  label: label\n  on_bad_row: skip\n")
+    workspace("read-corpus")
+    assert "passes" in workspace("plan", "--json").json["cost"]
+    shutil.copytree(workspace.folder / "predictions", workspace.folder / "others")
+    files = "teachers=[others/second.csv, predictions/second.csv]"
+    assert "passes" not in workspace("plan", "--json", files).json["cost"]
+
+
 def test_rows_may_have_one_label(workspace: Workspace, file: Path) -> None:
     frame = pl.read_csv(file)
     best = frame.select(pl.concat_list(SECOND).list.arg_max()).to_series().to_list()

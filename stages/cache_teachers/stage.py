@@ -439,8 +439,8 @@ def _with_dropout(run: Run) -> set[str]:
 def pass_prices(run: Run) -> tuple[dict[str, int], int]:
     """Returns the forward passes for this corpus by setting: no dropout passes, `auto`, all of them, and adaptive ones.
 
-    Those of `cache.adaptive` are an estimate, and absent where it has no effect. The second value is the number of
-    sampled texts that run AUTO_PASSES with `auto`, although the others run none.
+    Those of `cache.adaptive` are an estimate, and absent where it has no effect. Empty if all settings cost the same.
+    The second value is the number of sampled texts that run AUTO_PASSES with `auto`, although the others run none.
     """
     cache = run.experiment.cache
     if cache.last_layer:  # passes of the last layer cost little, so there is nothing to choose
@@ -455,6 +455,8 @@ def pass_prices(run: Run) -> tuple[dict[str, int], int]:
     adapted = priced(most, adaptive=True)
     prices |= {"adaptive": adapted} if cached.adaptive_sample_size(adapted) else {}
     counts = {setting: int(_text_passes(each, None, _with_dropout(run))) for setting, each in prices.items()}
+    if len({*counts.values()}) == 1:  # no teacher has dropout
+        return {}, 0
     samples = counts["auto"] > counts["0"] and not cached.passes_of(prices["auto"].experiment)
     return counts, pass_sample_size(prices["auto"]) if samples else 0
 

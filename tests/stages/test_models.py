@@ -217,6 +217,14 @@ def test_trusted_code_is_loaded_from_the_folder(tmp_path: Path, monkeypatch: pyt
     assert type(load(files)).__name__ == "OwnModel"
 
 
+def test_a_dropout_that_the_configuration_refuses_is_an_error_of_the_model(tmp_path: Path) -> None:
+    """The configuration of MPT allows whole numbers alone as the rate of its attention."""
+    folder = saved(tmp_path / "model")
+    edit_json(folder / "config.json", model_type="mpt")
+    refusal(lambda: load_classifier(files_of(folder), dropout=0.1, dtype="fp32"))
+    refusal(lambda: new_student(files_of(folder), labels=LABELS, layers=None, seed=0, dropout=0.1))
+
+
 def test_nothing_is_printed_and_the_users_logging_is_left_alone(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

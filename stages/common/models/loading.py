@@ -51,10 +51,7 @@ def load_tokenizer(files: ModelFiles) -> PreTrainedTokenizerBase:
 
 def load_classifier(files: ModelFiles, *, dropout: float | None, dtype: str) -> PreTrainedModel:
     """Loads a classifier with every weight from the files."""
-    config = _config(files)
-    if dropout is not None:
-        apply_rate(config, dropout)
-    model, loading = _load(files, config, dtype=DTYPES[dtype])
+    model, loading = _load(files, _config(files, dropout), dtype=DTYPES[dtype])
     fix = "name a fine-tuned classifier; an encoder alone has no labels"
     _refuse_incomplete(files, model, loading, head="classification head", fix=fix)
     return model
@@ -73,15 +70,13 @@ def new_student(
 ) -> PreTrainedModel:
     """Loads an encoder, or its first layers, under a new head for these labels; depends on files and arguments only."""
     files = replace(files, trust_remote_code=False)  # a student loads without code
-    config = _config(files)
+    config = _config(files, dropout)
     if config.model_type == model_folder.ATTENTIVE:  # the body alone, under its own architecture's head
         config = config.text_config
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: index for index, label in enumerate(labels)}
     config.problem_type = "single_label_classification"
     vars(config).pop("unknown_threshold", None)  # of the student that the encoder was
-    if dropout is not None:
-        apply_rate(config, dropout)
     if layers is not None:
         _set_layers(files, config, layers)
     with torch.random.fork_rng(devices=[]):
@@ -236,9 +231,13 @@ def _remove_path(config: Any) -> None:
             _remove_path(value)
 
 
-def _config(files: ModelFiles) -> PreTrainedConfig:
+def _config(files: ModelFiles, dropout: float | None = None) -> PreTrainedConfig:
     with _as_model_error(files, "configuration"):
-        return auto_config(files)
+        config = auto_config(files)
+    if dropout is not None:
+        with _as_model_error(files, f"configuration with dropout {dropout:g}"):
+            apply_rate(config, dropout)
+    return config
 
 
 def _load(

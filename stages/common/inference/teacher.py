@@ -427,19 +427,20 @@ class Teacher:
         def leave(*_: Any) -> None:
             running.pop()
 
-        hooks = [
-            register_module_forward_pre_hook(lambda module, _: running.append(names.get(module) or "model")),
-            register_module_forward_hook(leave),
-        ]
+        entering = register_module_forward_pre_hook(lambda module, _: running.append(names.get(module) or "model"))
         recorder = dropout.Recorder(inside=lambda: running[-1])
         before = self._generators()
         self._switch(training=True)
         try:
-            with torch.inference_mode(), recorder:
+            with entering, register_module_forward_hook(leave), torch.inference_mode(), recorder:
                 self.model(**inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
+            with torch.inference_mode():
+                self.forward(inputs, None)  # raises if the model also fails without dropout
+            what = f"this model fails with dropout: {first_line(error)}"
+            raise dropout.UnkeyedDropoutError(what, fix=dropout.WITHOUT_DROPOUT) from error
         if any(not torch.equal(a, b) for a, b in zip(before, self._generators(), strict=True)):
             raise dropout.unsupported_dropout("a library function draws them inside")
         return recorder.calls

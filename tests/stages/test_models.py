@@ -248,6 +248,12 @@ def test_the_threshold_of_unknown_texts_is_not_that_of_the_encoder(tmp_path: Pat
     assert not hasattr(new_student(files_of(folder), labels=LABELS, layers=None, seed=0).config, "unknown_threshold")
 
 
+def test_the_first_layers_of_a_longformer_have_their_windows(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "encoder", "longformer", attention_window=[8, 16, 24])
+    student = new_student(files_of(folder), labels=LABELS, layers=2, seed=0)
+    assert student.config.attention_window == [8, 16]
+
+
 def body_of(model: Any) -> dict[str, Any]:
     return {name: tensor for name, tensor in model.base_model.state_dict().items() if "pooler" not in name}
 

@@ -329,7 +329,7 @@ def _set_layers(files: ModelFiles, config: PreTrainedConfig, layers: int) -> Non
     try:
         here = config.num_hidden_layers
         for name, value in vars(config).items():
-            if isinstance(value, list) and len(value) == here and "layer" in name:
+            if isinstance(value, list) and len(value) == here and ("layer" in name or name == "attention_window"):
                 setattr(config, name, value[:layers])
         config.num_hidden_layers = layers
     except (AttributeError, NotImplementedError):  # a model of two configs, or of blocks

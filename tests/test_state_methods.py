@@ -50,14 +50,14 @@ def test_the_saved_student_has_nothing_of_the_objective_and_loads_in_transformer
     assert len(model.config.id2label) == 8
 
 
-def test_an_encoder_without_a_state_of_each_token_is_refused(fresh: Workspace) -> None:
+def test_an_encoder_without_a_state_of_each_token_is_refused_before_a_teacher_runs(fresh: Workspace) -> None:
     folder = fresh.folder / "models/encoder"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     save_pretrained_folder(tiny("t5", vocab_size=len(tokenizer))[0], tokenizer, folder)
-    fresh.edit("targets:\n  mode: soft\n", "")
-    err = fresh.refusal(2, "train-student", "student.method=dfa", "cache.passes=0")
-    assert "error: the student's encoder does not give a state of each token after each layer" in err
-    assert "a method that reads no states" in err
+    for command in ("plan", "doctor", "run"):
+        refused = fresh.attempt(command, "student.method=dfa")
+        assert (refused.code, "encoder-decoder" in refused.out + refused.err) == (2, True), refused.err
+    assert not fresh.units()
 
 
 @pytest.mark.parametrize("method", STATEFUL)

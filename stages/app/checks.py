@@ -21,7 +21,7 @@ from amalgam.pipeline.execution.plan import StageState
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, Stage
 from amalgam.pipeline.user_paths import check_writable
 from amalgam.stages.build_targets.stage import check_train_gold
-from amalgam.stages.cache_features.stage import check_token_states
+from amalgam.stages.cache_features.stage import check_states
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached.load import ENCODER, adaptive_note, passes_of
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
@@ -136,7 +136,7 @@ CHECKS: list[tuple[str, Check]] = [
     ("train-teachers", check_teacher_encoders),
     ("report", check_gold),  # another test file runs no earlier stage, and a run checks it before any
     ("cache-teachers", load.labels_by_teacher),  # reads configurations; checks weights, tokenizers and labels
-    ("cache-features", check_token_states),
+    ("cache-features", check_states),
     ("build-targets", load_labels.check_labels),
     ("build-targets", check_train_gold),  # of a corpus that was read when no label was needed
     ("train-student", check_student_encoder),

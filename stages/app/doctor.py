@@ -21,7 +21,7 @@ from amalgam.pipeline.storage.fingerprint import library_versions
 from amalgam.pipeline.user_paths import DEFAULT_FILE
 from amalgam.stages.app import checks
 from amalgam.stages.app.runs import open_run
-from amalgam.stages.cache_features.stage import check_token_states
+from amalgam.stages.cache_features.stage import check_states
 from amalgam.stages.common import load, load_labels
 from amalgam.stages.common.cached.load import ENCODER
 from amalgam.stages.common.corpus import sources_of
@@ -161,7 +161,7 @@ def _models(run: Run) -> Iterator[CheckResult]:
         rows += _rows("models", [partial(language_model_files, run)])
     if student.learns or experiment.corpus.test:
         find = partial(load.encoder_files, run, student, ENCODER)
-        rows += _model("models", find, lambda _: check_token_states(run), result=f"{student.encoder} found")
+        rows += _model("models", find, lambda _: check_states(run), result=f"{student.encoder} found")
     yield from [row for row in rows if not row.ok] or rows[-1:] or [CheckResult("models", "none needed")]
 
 

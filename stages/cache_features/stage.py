@@ -65,7 +65,7 @@ class CacheFeatures(Stage):
 
     def resolve_inputs(self, run: Run) -> None:
         load.encoder_files(run, run.experiment.student, cached.ENCODER)
-        check_token_states(run)  # before the teachers run
+        check_states(run)  # before the teachers run
 
     def identity(self, run: Run) -> Identity:
         inputs: dict[str, object] = {"texts": load.train_part(run).texts_digest}
@@ -195,14 +195,22 @@ def _write_states(
         draft.facts = unit.payload.facts(len(texts.keys))
 
 
-def check_token_states(run: Run) -> None:
-    """Refuses a teacher that cuts texts into other tokens than the student if the objective compares each token."""
-    student = run.experiment.student
-    if not (student.learns and objective_inputs(run.experiment).states == "tokens"):
+def check_states(run: Run) -> None:
+    """Refuses a student without states of its own if the objective reads states, and a teacher of other tokens.
+
+    Tokens have to be equal if the objective compares the states of each.
+    """
+    student, states = run.experiment.student, objective_inputs(run.experiment).states
+    if not (student.learns and states):
         return
     load.encoder_digest(run, student, cached.ENCODER)  # raises if the next line would send a request
-    wanted = _digest(load.encoder_files(run, student, cached.ENCODER))
-    for teacher in load.teachers_of(run):
+    files = load.encoder_files(run, student, cached.ENCODER)
+    if files.config.get("is_encoder_decoder") and not student.is_static:
+        what = "an encoder-decoder as the student gives no states of its tokens, which the objective compares"
+        fix = "use a BERT-like encoder, or a method that reads no states: `amalgam methods`"
+        raise ModelError(what, where=f"{cached.ENCODER}: {student.encoder}", fix=fix)
+    wanted = _digest(files) if states == "tokens" else None
+    for teacher in load.teachers_of(run) if wanted else ():
         fix = "set objective.states=pooled (layerwise: objective.schedule=joint), or use an encoder with its tokenizer"
         if _digest(teacher.files) != wanted:
             what = f"teacher {teacher.name} and the student's encoder {student.encoder} do not tokenise alike"

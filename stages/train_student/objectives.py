@@ -7,7 +7,7 @@ Texts B, tokens T (1 for pooled states), blocks, widths W. Everything is compute
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -276,12 +276,10 @@ class LayerwiseObjective(StateLearning):
         with in_fp32(batch["attention_mask"]):
             amalgamated, self.reconstruction = self.amalgamation(self.teachers(batch), self.token_mask(batch))
             self.adapted, self.outputs = self.adapter(amalgamated), []
-        hooks = [layer.register_forward_hook(self._replaced) for layer in layers_of(model, self.blocks)]
-        try:
+        with ExitStack() as hooks:
+            for layer in layers_of(model, self.blocks):
+                hooks.enter_context(layer.register_forward_hook(self._replaced))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
         if len(self.outputs) != self.blocks:
             raise no_layers(self.blocks)
 

@@ -237,13 +237,11 @@ class Teacher:
 
     def _count_early_sites(self, last_block: torch.nn.Module) -> int:
         recorder, counts = dropout.Recorder(inside=str), list[int]()
-        hook = last_block.register_forward_pre_hook(lambda *_: counts.append(len(recorder.calls)))
+        inputs = self.inputs(Rows([self._probe(min(self.limit, PROBE_TOKENS[0]))], [], np.zeros(1, int)))
         self._switch(training=True)
-        try:
-            with torch.inference_mode(), recorder:
-                self.model(**self.inputs(Rows([self._probe(min(self.limit, PROBE_TOKENS[0]))], [], np.zeros(1, int))))
-        finally:
-            hook.remove()
+        entering = last_block.register_forward_pre_hook(lambda *_: counts.append(len(recorder.calls)))
+        with entering, torch.inference_mode(), recorder:
+            self.model(**inputs)
         return counts[0]
 
     def _adopt_kernels(self) -> None:

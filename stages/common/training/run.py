@@ -100,7 +100,12 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
     log = TrainingLog(inside(services.workspace, f"{LOGS}/{name}.jsonl"), training, services.trackers)
     steps = training.epochs * -(-len(examples) // training.batch_size)
     with services.console.steps(phase, steps) as show, closing(log):
-        on_step = _on_step(services.console, show, log)
+
+        def on_step(step: int, total: int, loss: float) -> None:
+            if log.step == 0 and step > 1:  # the first step of a resumed training
+                services.console.say(f"  resumed from step {step - 1:,} of {total:,}")
+            show(step, loss)
+            log.on_step(step, total, loss)
 
         def scored(model: Any) -> float:
             value = selection.score(model)
@@ -135,23 +140,6 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
         "learning_rate": training.learning_rate,
         "selected_by": selection.selected_by,
     }
-
-
-def _on_step(
-    console: Console, show: Callable[[int, float], None], log: TrainingLog
-) -> Callable[[int, int, float], None]:
-    """Returns the function that shows and logs each step; its first call prints the step of a resumed training."""
-    is_first = True
-
-    def on_step(step: int, total: int, loss: float) -> None:
-        nonlocal is_first
-        if is_first and step > 1:
-            console.say(f"  resumed from step {step - 1:,} of {total:,}")
-        is_first = False
-        show(step, loss)
-        log.on_step(step, total, loss)
-
-    return on_step
 
 
 # ---- scores

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -317,9 +317,7 @@ class TrainingRun:
                 width = graph_width(int(self.lengths[part].max()), self.longest)
                 total += self.graphs.backward(self._collated(part, width), scale)
                 continue
-            with ExitStack() as stack:
-                if part is not parts[-1]:
-                    stack.enter_context(accelerator.no_sync(self.wrapped))
+            with nullcontext() if part is parts[-1] else accelerator.no_sync(self.wrapped):
                 loss = self.loss_of(put_on(self.device, self._collated(part))) * scale
                 accelerator.backward(loss)
             total += loss.detach()
@@ -392,13 +390,11 @@ class TrainingRun:
             self.best = {}
             return
         weights = self.learner.state_dict()
-        place = self.device if _has_room(self.device, weights) else torch.device("cpu")
+        if not self.best:
+            place = self.device if _has_room(self.device, weights) else torch.device("cpu")
+            self.best = {name: torch.empty_like(weight, device=place) for name, weight in weights.items()}
         for name, weight in weights.items():
-            kept = self.best.get(name)
-            if kept is None:
-                self.best[name] = weight.detach().to(place, copy=True)
-            else:
-                kept.copy_(weight.detach())
+            self.best[name].copy_(weight)
 
     def _summed(self, values: list[float]) -> list[float]:
         """Returns sums over the processes, equal on each."""

@@ -224,14 +224,19 @@ class LabelFile:
         return f"if {shown_name(label)} marks texts of no label, set corpus.unknown: {shown_name(label)}; else "
 
     def _error(self, problems: Sequence[str], rename: str, others: int, start: str, *, can_skip: bool) -> DataError:
-        lines = [f"{self.name}: {counted(len(problems), 'problem')}"]
-        lines += [f"  {problem}" for problem in problems[:MOST_SHOWN]]
-        lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
         fix = f"correct or remove {'the other' if rename else 'these'} rows; {self.how_to_label}"
         fix += "; or leave such rows out: corpus.on_bad_row=skip" if can_skip else ""
         if rename:
             fix = f"{rename}; {fix}" if others else f"{rename}, or correct these rows"
-        return DataError("\n".join(lines), where=self.where, fix=start + fix)
+        return DataError(problem_list(self.name, problems), where=self.where, fix=start + fix)
+
+
+def problem_list(name: str, problems: Sequence[str]) -> str:
+    """Returns the message of an error with the first problems of a file, a line each."""
+    lines = [f"{name}: {counted(len(problems), 'problem')}"]
+    lines += [f"  {problem}" for problem in problems[:MOST_SHOWN]]
+    lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
+    return "\n".join(lines)
 
 
 def read_label_file(path: Path, corpus: Corpus, how_to_label: str, name: str) -> LabelFile:

@@ -20,10 +20,9 @@ from amalgam.data.keys import KEY_BYTES, shown, shown_names, text_key
 from amalgam.data.lazy import np, pl
 from amalgam.data.rows import BOM, FIELD_LIMIT, FIXES, JSON_LINES, check_magic, delimiter_of, opened
 from amalgam.pipeline.config.schema import Corpus
-from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, ModelError, folded, nearest
 from amalgam.pipeline.input_files import in_commands, kind_of, program_of
-from amalgam.stages.common.given_labels import ID, KEY, LABEL, SCORES, TEXT, identity_of, naming_columns
+from amalgam.stages.common.given_labels import ID, KEY, LABEL, SCORES, TEXT, identity_of, naming_columns, problem_list
 
 LEAST_PROBABILITY = 1e-4
 """Smaller probabilities count as this one: their logarithm has no bound."""
@@ -229,8 +228,8 @@ def read_predictions(
         problems += [(row, f"its {kind} has another prediction in {places[first[text[row]]]}") for row in other]
         listed = [f"{places[row_of[row]]}: {fault}" for row, fault in sorted(problems)]
         name = f"the first {rows} rows of {path.name}" if rows else path.name
-        fix = _fix(probabilities, labels, in_rows, score)
-        raise _error(name, listed, where, ONE_ROW if len(other) == len(problems) else fix)
+        fix = ONE_ROW if len(other) == len(problems) else _fix(probabilities, labels, in_rows, score)
+        raise ModelError(problem_list(name, listed), where=where, fix=fix)
     sums = np.add.reduceat(probabilities[np.argsort(text, kind="stable")], answers.cumsum() - answers)
     logits = _logits(sums / answers[:, None])
     fewest_and_most = (int(answers.min()), int(answers.max())) if are_several else (1, 1)
@@ -314,13 +313,6 @@ def _places(path: Path, frame: pl.DataFrame) -> Sequence[str]:
     if kind_of(path) == ".parquet":
         return [f"row {number}" for number in range(1, len(frame) + 1)]
     return [f"row {number + 2}" for number in _csv_rows(path).select(_has_value()).to_series().arg_true()]
-
-
-def _error(name: str, problems: Sequence[str], where: str, fix: str) -> ModelError:
-    lines = [f"{name}: {counted(len(problems), 'problem')}"]
-    lines += [f"  {problem}" for problem in problems[:MOST_SHOWN]]
-    lines += [f"  and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
-    return ModelError("\n".join(lines), where=where, fix=fix)
 
 
 def _fix(probabilities: Array, labels: Sequence[str], in_rows: str | None, score: str | None) -> str:

@@ -22,7 +22,7 @@ from amalgam.data.arrays import Array, RowNumbers
 from amalgam.data.parquet import FEATURES, STATES, build_table, write_table
 from amalgam.data.tokens import TokenRows, encode
 from amalgam.pipeline.errors import ModelError, WorkError, first_line
-from amalgam.stages.common.device import tokens_at_once
+from amalgam.stages.common.device import put_on, tokens_at_once
 from amalgam.stages.common.inference.batches import BATCH_TOKENS, LARGEST, model_inputs, token_batches
 from amalgam.stages.common.inference.fast_encoder import mean_over_tokens
 from amalgam.stages.common.inference.teacher import DROPOUT_OFF, Rows, Teacher
@@ -54,8 +54,7 @@ class Encoder:
         features: Array | None = None
         with torch.inference_mode():
             for rows in token_batches(tokens.ids.lengths, BATCH_TOKENS, equal=reads_padding(self.body.config)):
-                inputs = model_inputs(tokens.ids, tokens.type_ids, rows, self.classifier.pad_id)
-                inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+                inputs = put_on(self.device, model_inputs(tokens.ids, tokens.type_ids, rows, self.classifier.pad_id))
                 states = self.body(**inputs).last_hidden_state.float()
                 if states.shape[:2] != inputs["input_ids"].shape:
                     what = f"the encoder gives {states.shape[1]} states for {inputs['input_ids'].shape[1]} tokens"

@@ -151,16 +151,11 @@ def choose_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, na
     config, vocabulary = model.config.get_text_config(), vocabulary_of(model, name=name)
     own_pad, own_end = (getattr(config, field, None) for field in ("pad_token_id", "eos_token_id"))
     eos = own_end if isinstance(own_end, int) else tokenizer.eos_token_id
-    others, end = (tokenizer.pad_token_id, eos, 0, 1), last_token(tokenizer)
+    others, end = (tokenizer.pad_token_id, eos, 0, 1), next(reversed(tokenizer("")["input_ids"]), None)
     pads = [pad for pad in (own_pad, *(pad for pad in others if pad != end)) if pad is not None]
     pad = next(pad for pad in pads if 0 <= pad < vocabulary)
     config.pad_token_id = pad
     return int(pad), pad in (own_pad, tokenizer.pad_token_id)
-
-
-def last_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Returns the token that the tokenizer appends to each text, if any."""
-    return next(reversed(tokenizer("")["input_ids"]), None)
 
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> list[str]:

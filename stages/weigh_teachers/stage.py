@@ -89,7 +89,7 @@ class BlockSums(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 28  # clearest texts of a small corpus, wider interval of the estimated accuracy
+    VERSION = 29  # a teacher without a scale of its own has that of the others
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"

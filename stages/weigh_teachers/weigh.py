@@ -235,6 +235,7 @@ def _clearest_ends(signal: Array, leading: Array, evidence: Evidence) -> Array:
     """Returns the mean signal of each teacher on the clearest texts of the others, and on its own: [2, teachers].
 
     A teacher with one prediction, whose values already have the mean and deviation of the others', has their mean ends.
+    So has a teacher whose own clearest texts have hardly more evidence than those of others: its scale has no meaning.
     """
     teachers = signal.shape[1]
     fewest = min(LEAST_CLEAREST, max(1, len(signal) // teachers))
@@ -245,10 +246,14 @@ def _clearest_ends(signal: Array, leading: Array, evidence: Evidence) -> Array:
         means[teacher] = signal[np.argsort(-lead, kind="stable")[:count]].mean(axis=0)
     highest = np.diag(means)
     lowest = (means.sum(axis=0) - highest) / (teachers - 1)
-    alone = one_label(evidence.predicted, evidence.detectors) | (np.ptp(signal, axis=0) < LEAST_RANGE)
-    ends = np.stack([lowest, np.maximum(highest, lowest + LEAST_RANGE)])
-    if alone.any() and not alone.all():
-        ends[:, alone] = ends[:, ~alone].mean(axis=1, keepdims=True)
+    lengths = highest - lowest
+    is_flat = lengths < max(LEAST_RANGE, LEAST_PART * np.maximum(lengths, 0.0).mean())
+    scaled_by_others = _scaled_by_others(one_label(evidence.predicted, evidence.detectors), is_flat)
+    ends = np.stack([lowest, highest])
+    if scaled_by_others.all():
+        ends[1] = lowest + 1.0
+    elif scaled_by_others.any():
+        ends[:, scaled_by_others] = ends[:, ~scaled_by_others].mean(axis=1, keepdims=True)
     return ends
 
 
@@ -349,17 +354,27 @@ def _ends(signal: Array, predicted: Array, alone: Array) -> Array:
 
     The texts at the ends of a teacher with one prediction need not be its own and those of others. So its scaled signal
     has the mean and deviation of the others' scaled signals. That of a teacher with a constant signal is this mean.
+    In a few texts, the highest values of a teacher's labels can be below its lowest ones: this teacher is scaled alike.
     """
     lowest, highest = np.sort(signal, axis=0)[:ENDS].mean(axis=0)[:, None], _upper_ends(signal, predicted)
-    shortest = lowest + LEAST_PART * (highest[:, -1:] - lowest)
-    ends = np.concatenate([lowest, np.maximum(highest, shortest)], axis=1)
-    alone = alone | (np.ptp(signal, axis=0) < LEAST_RANGE)
-    if alone.any() and not alone.all():
+    lengths = highest[:, -1:] - lowest
+    ends = np.concatenate([lowest, np.maximum(highest, lowest + LEAST_PART * lengths)], axis=1)
+    alone = _scaled_by_others(alone, lengths[:, 0] < LEAST_RANGE)
+    if alone.any():
         others = _between(ends, signal, predicted)[:, ~alone]
-        length = np.maximum(signal.std(axis=0)[alone] / max(float(others.std(axis=0).mean()), LEAST_RANGE), LEAST_RANGE)
-        ends[alone, 0] = signal.mean(axis=0)[alone] - others.mean() * length
+        mean, deviation = (others.mean(), others.std(axis=0).mean()) if others.size else (0.0, 1.0)
+        length = np.maximum(signal.std(axis=0)[alone] / max(float(deviation), LEAST_RANGE), LEAST_RANGE)
+        ends[alone, 0] = signal.mean(axis=0)[alone] - mean * length
         ends[alone, 1:] = (ends[alone, 0] + length)[:, None]
     return ends
+
+
+def _scaled_by_others(alone: Array, is_flat: Array) -> Array:
+    """Returns the teachers that have the scale of the others: those with one prediction or without a range.
+
+    If these are all teachers, those with one prediction keep their own scale.
+    """
+    return is_flat if (alone | is_flat).all() else alone | is_flat
 
 
 def _upper_ends(signal: Array, predicted: Array) -> Array:

@@ -81,6 +81,26 @@ def test_a_teacher_with_one_prediction_or_a_constant_value_has_the_scale_of_the_
     assert scaled[:, 0] == pytest.approx(np.full(3000, CLEAR / 2), abs=0.1)
 
 
+@pytest.mark.parametrize("texts", [30, 2000])
+def test_a_teacher_without_clear_texts_of_its_own_has_the_scale_of_the_others(texts: int) -> None:
+    """The evidence of the first one is high where that of the second is higher."""
+    random = np.random.default_rng(0)
+    common = random.normal(size=texts)
+    signal = np.stack([common, 2 * common], axis=1) + 0.1 * random.normal(size=(texts, 2))
+    scaled = by_leads(signal, signal, evidence_of(varied(texts, 2)), Params())
+    own, other = scaled.std(axis=0) / signal.std(axis=0)
+    assert own == pytest.approx(other)
+    assert np.abs(scaled).max() < 3
+
+
+def test_equal_evidence_of_all_teachers_decides_nothing() -> None:
+    signal = np.random.default_rng(0).normal(size=(200, 1)).repeat(3, axis=1)
+    signal[:, 1] += 1e-9
+    scaled = by_leads(signal, signal, evidence_of(varied(200, 3)), Params())
+    assert np.ptp(scaled, axis=1).max() < 1e-6
+    assert np.abs(scaled).max() < 10
+
+
 def test_other_blocks_have_the_scale_of_the_first() -> None:
     signal, params = np.random.default_rng(0).normal(size=(400, 2)), Params()
     evidence = evidence_of(varied(400, 2))

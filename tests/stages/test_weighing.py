@@ -255,6 +255,18 @@ def test_a_label_with_few_low_values_has_a_range_of_a_tenth_of_its_teachers(valu
     assert scaled[: len(values)] == pytest.approx(np.array(values) / (0.1 * mean_end))
 
 
+@pytest.mark.parametrize("teachers", [1, 2])
+def test_a_range_whose_ends_do_not_differ_in_a_few_texts_scales_no_value_beyond_bounds(teachers: int) -> None:
+    """The mean of the highest values of both labels is below the mean of the five lowest values."""
+    signal = np.array([[4.0], [4.1], [4.2], [4.3], [0.0]]).repeat(2, axis=1)
+    signal[:, teachers:] = np.arange(5.0)[:, None]
+    predicted = np.array([[0], [0], [0], [0], [1]]).repeat(2, axis=1)
+    predicted[:, teachers:] = 0
+    scaled = by_range(signal, predicted, Params())
+    assert np.abs(scaled).max() < 5
+    assert (np.argsort(scaled, axis=0) == np.argsort(signal, axis=0)).all()
+
+
 def test_the_ends_of_a_range_do_not_depend_on_the_share_of_own_texts() -> None:
     random = np.random.default_rng(0)
     right = random.choice(2, 6000, p=[0.9, 0.1])

@@ -10,18 +10,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from amalgam.data.arrays import Gaussians, Moments, softmax
+from amalgam.data.arrays import Array, Gaussians, Moments, RowNumbers, softmax
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.target_methods import COMPARATIVE
-
-Array = NDArray[np.float64]
-Groups = NDArray[np.int64]
 
 ROUNDING = 1e-9
 """Tolerance of a fraction times a number of texts, so that an integer is not rounded up."""
@@ -38,9 +33,7 @@ PAIR = ("own", "background")
 PARTS = ("means", "whiten", "shrinkage")
 
 
-def most_confident(
-    logits: NDArray[Any], is_own: NDArray[np.bool_], share: float, catch_all: NDArray[Any] | None = None
-) -> Groups:
+def most_confident(logits: Array, is_own: Array, share: float, catch_all: Array | None = None) -> RowNumbers:
     """Returns the class of the most confident share of each predicted class of own texts, and -1 for other texts.
 
     The share is rounded up. Other texts are left out because generated texts drift. `catch_all` are the logits of
@@ -82,7 +75,7 @@ class Statistics:
     """0 where they do not differ."""
 
     @classmethod
-    def of(cls, states: States, logits: NDArray[Any], groups: Groups) -> Statistics:
+    def of(cls, states: States, logits: Array, groups: RowNumbers) -> Statistics:
         """Fits all blocks; `groups` has the class of each own text, and -1 for other texts."""
         folds = folds_of(groups)
         fitted = [_fit_block(states, block, groups, folds, logits.shape[1]) for block in range(states.blocks)]
@@ -93,7 +86,7 @@ class Statistics:
         differs = deviation > SAME * np.abs(mean)
         return cls([pair for pair, _ in fitted], mean, np.where(differs, deviation, 0.0))
 
-    def standardised(self, states: Array, logits: NDArray[Any] | None, measure: str) -> Array:
+    def standardised(self, states: Array, logits: Array | None, measure: str) -> Array:
         """Returns scores [n, blocks] of states [n, blocks, W] in deviations of the own texts; 0 if those are equal."""
         place = COMPARATIVE.index(measure)
         if logits is not None and measure == "msp":
@@ -122,7 +115,7 @@ class Statistics:
         return cls(list(zip(own, background, strict=True)), tensors["mean"], tensors["deviation"])
 
 
-def folds_of(groups: Groups) -> Groups:
+def folds_of(groups: RowNumbers) -> RowNumbers:
     """Assigns folds in turn, separately to own and other texts; a teacher with fewer own texts has fewer folds."""
     is_own = groups >= 0
     turns = np.where(is_own, np.cumsum(is_own), np.cumsum(~is_own)) - 1
@@ -130,7 +123,7 @@ def folds_of(groups: Groups) -> Groups:
 
 
 def _fit_block(
-    states: States, block: int, groups: Groups, folds: Groups, classes: int
+    states: States, block: int, groups: RowNumbers, folds: RowNumbers, classes: int
 ) -> tuple[Pair, tuple[Array, Array]]:
     """Returns the Gaussians, and rmd and md of the teacher's own texts, each under those of the other folds.
 
@@ -160,7 +153,7 @@ def _fit_block(
     return pair_of(range(count)), (rmd, md)
 
 
-def in_parts(states: States, blocks: slice = slice(None)) -> Iterator[tuple[NDArray[np.int64], Array]]:
+def in_parts(states: States, blocks: slice = slice(None)) -> Iterator[tuple[RowNumbers, Array]]:
     """Yields some rows at a time, and their pooled states [n, blocks, W] in float64."""
     for start in range(0, len(states), ROWS):
         rows = np.arange(start, min(start + ROWS, len(states)))
@@ -168,7 +161,7 @@ def in_parts(states: States, blocks: slice = slice(None)) -> Iterator[tuple[NDAr
 
 
 def confidences(
-    fitted: Sequence[Statistics], states: Sequence[States], logits: Sequence[NDArray[Any]] | None, measure: str
+    fitted: Sequence[Statistics], states: Sequence[States], logits: Sequence[Array] | None, measure: str
 ) -> Array:
     """Returns [n, blocks, teachers]: the softmax over teachers of minus the distance from each teacher's domain.
 

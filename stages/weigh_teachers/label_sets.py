@@ -43,7 +43,7 @@ class DistinctTeachers:
 class LabelSets:
     """The teachers in groups of equal label sets, in the order of each group's first teacher."""
 
-    groups: Sequence[Sequence[int]]
+    groups: list[list[int]]
     """Positions of the teachers."""
 
     @classmethod
@@ -64,7 +64,7 @@ class LabelSets:
 
     def mean(self, evidence: Array) -> Array:
         """Returns the mean evidence of each group [texts, groups] from that of the teachers."""
-        return np.stack([evidence[:, list(group)].mean(axis=1) for group in self.groups], axis=1)
+        return np.stack([evidence[:, group].mean(axis=1) for group in self.groups], axis=1)
 
     def by_teacher(self, evidence: Array) -> Array:
         """Returns the evidence of each teacher's group [texts, teachers]; reverses `mean` for groups of one."""
@@ -73,7 +73,7 @@ class LabelSets:
 
     def predicted(self, labels: Array, evidence: Array) -> Array:
         """Returns the label [texts, groups] that the most confident teacher of each group predicts."""
-        best = [np.array(group)[evidence[:, list(group)].argmax(axis=1)] for group in self.groups]
+        best = [np.array(group)[evidence[:, group].argmax(axis=1)] for group in self.groups]
         return np.take_along_axis(labels, np.stack(best, axis=1), axis=1)
 
     def joined(self, spaces: Sequence[BlockSpace | None]) -> list[BlockSpace]:
@@ -86,16 +86,16 @@ class LabelSets:
         """Divides the weight of each group [texts, groups] among its teachers, by the evidence of their predictions."""
         divided = np.empty(evidence.shape)
         for group, weight in zip(self.groups, weights.T, strict=True):
-            within_group = standardised_weights(evidence[:, list(group)], params.scope(f"group {group[0]}"))
-            divided[:, list(group)] = weight[:, None] * within_group
+            within_group = standardised_weights(evidence[:, group], params.scope(f"group {group[0]}"))
+            divided[:, group] = weight[:, None] * within_group
         return divided
 
     def divided_shares(self, shares: Array, weights: Array) -> Array:
         """Divides the share of each group in proportion to the mean weights of its teachers [texts, teachers]."""
         divided, means = np.empty(weights.shape[1]), weights.mean(axis=0)
         for group, share in zip(self.groups, shares, strict=True):
-            total = means[list(group)].sum()
-            divided[list(group)] = share * means[list(group)] / total if total > 0 else share / len(group)
+            total = means[group].sum()
+            divided[group] = share * means[group] / total if total > 0 else share / len(group)
         return divided
 
 

@@ -209,7 +209,10 @@ def test_an_interrupted_training_names_its_checkpoint_and_the_next_run_resumes_f
         [stage] = [stage for stage in plan["stages"] if stage["stage"] == "train-student"]
         return stage["detail"], plan["cost"]["stages"]["train-student"]["seconds"]
 
-    def on_step(_: object, step: int, *__: object) -> None:
+    write_step = TrainingLog.on_step
+
+    def on_step(log: TrainingLog, step: int, total: int, loss: float) -> None:
+        write_step(log, step, total, loss)
         if step == 3:
             signal.raise_signal(signal.SIGINT)
 

@@ -28,7 +28,7 @@ from amalgam.pipeline.console import Console, size
 from amalgam.pipeline.errors import AmalgamError, DataError, ExperimentError, WorkError
 from amalgam.pipeline.user_paths import user_path
 from amalgam.stages.app.api import Experiment
-from amalgam.stages.app.serve import LAUNCH_TOKENS, onnx_session, usable_cores
+from amalgam.stages.app.serve import onnx_session, usable_cores
 from amalgam.stages.app.student import StudentFolder
 from amalgam.stages.common.corpus import fields
 from amalgam.stages.common.inference.batches import Classifier, model_batches, model_inputs, predict
@@ -42,6 +42,7 @@ LEAST_SAME = 0.98
 FEWEST_LABELLED = 500
 MOST_TEXTS = 2000
 TIMED_TEXTS, SINGLE_TEXTS, ROUNDS = 64, 16, 5
+BATCH_TOKENS = 1024
 FLOAT, ONNX_RUNTIME = 1, "com.microsoft"
 """The number of fp32 in ONNX, and the domain of ONNX Runtime's own operators."""
 FP32, INT8, TORCH = "ONNX fp32", "ONNX int8", "torch fp32"
@@ -234,7 +235,7 @@ def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts
     tokens = encode(classifier.tokenizer, texts.texts, classifier.limit, types=classifier.types)
     logits = predict(classifier.model, tokens.ids, pad_id=classifier.pad_id, type_ids=tokens.type_ids)
     expected = logits.argmax(axis=1)
-    rows = model_batches(classifier.model.config, tokens.ids, LAUNCH_TOKENS)
+    rows = model_batches(classifier.model.config, tokens.ids, BATCH_TOKENS)
     batches = [model_inputs(tokens.ids, tokens.type_ids, batch, classifier.pad_id) for batch in rows]
     started = {FP32: _start(fp32), INT8: _start(int8, parallel=True)}
     quantised = np.empty(len(expected), np.int64)
@@ -244,7 +245,7 @@ def compare(classifier: Classifier, fp32: Path, int8: Path, texts: ComparedTexts
     forms |= {name: run for name, (run, _) in started.items()}
     order = np.random.default_rng(0).permutation(len(tokens.ids))[:TIMED_TEXTS]
     alone = min(len(order), SINGLE_TEXTS)
-    timed = [order[rows] for rows in model_batches(classifier.model.config, tokens.ids.take(order), LAUNCH_TOKENS)]
+    timed = [order[rows] for rows in model_batches(classifier.model.config, tokens.ids.take(order), BATCH_TOKENS)]
     timed_inputs = [model_inputs(tokens.ids, tokens.type_ids, batch, classifier.pad_id) for batch in timed]
     rates = _texts_per_second(forms, timed_inputs)
     single = [model_inputs(tokens.ids, tokens.type_ids, order[[row]], classifier.pad_id) for row in range(alone)]

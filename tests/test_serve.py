@@ -173,9 +173,7 @@ def test_health_and_metrics(running: Running) -> None:
     assert 'amalgam_predictions_total{label="a \\"quoted\\"\\\\label\\n"}' in text
     assert re.search(r'amalgam_requests_total\{path="other",status="404"\} [1-9]', text)
     assert "favicon" not in text
-    [(in_buckets, count)] = re.findall(
-        r'amalgam_predict_seconds_bucket\{le="\+Inf"\} (\d+)\n.*\namalgam_predict_seconds_count (\d+)', text
-    )
+    [(in_buckets, count)] = re.findall(r'_bucket\{le="\+Inf"\} (\d+)\n.*\namalgam_predict_seconds_count (\d+)', text)
     assert in_buckets == count != "0"
 
 

@@ -23,7 +23,7 @@ from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common import load
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.cached.coverage import UnitFacts, units_for
-from amalgam.stages.common.input_names import ENCODER, INPUT_NAMES, STATES
+from amalgam.stages.common.input_names import ENCODER, INPUT_NAMES
 from amalgam.stages.common.models.model_folder import ONE_RUN
 from amalgam.stages.common.models.resolve import ModelFiles, hidden_size
 from amalgam.stages.common.token_cache import TokenizedUnit, tokenizer_digest
@@ -32,6 +32,9 @@ from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
     from amalgam.stages.common.inference.teacher import Teacher
+
+STATES = "hidden states of the student's encoder"
+"""The name of an input."""
 
 
 class FamiliesFacts(TypedDict):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-ENCODER, STATES = "model files of the encoder", "hidden states of the student's encoder"
-PASSES = "number of dropout passes"
+ENCODER, PASSES = "model files of the encoder", "number of dropout passes"
 
 INPUT_NAMES = {
     r"(amalgam|torch|transformers|tokenizers|polars)": r"version of \1",

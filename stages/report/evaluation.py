@@ -109,14 +109,16 @@ class TeacherInputs:
         logits = {name: self.reader.logits(name, prefixes, keys) for name in self.labels.columns}
         return {name: column.to_numpy().astype(np.float64) for name, column in logits.items()}
 
-    def own_labels(self, logits: Mapping[str, Array], buckets: Sequence[Bucket], rows: pa.Table) -> dict[str, Array]:
-        """Returns the prediction of each teacher by position in the union; -1 where it predicts its catch_all."""
+    def own_predictions(
+        self, predicted: Mapping[str, Array], buckets: Sequence[Bucket], rows: pa.Table
+    ) -> dict[str, Array]:
+        """Returns the labels that teachers predict, by position in the union; -1 where it is their catch_all."""
         if self.reader is None:
             return {}
         prefixes, keys = prefixes_and_keys(buckets, rows)
         return {
-            name: np.where(self.reader.predicts_none(name, prefixes, keys), -1, predicted)
-            for name, predicted in teacher_labels(logits, self.labels).items()
+            name: np.where(self.reader.predicts_none(name, prefixes, keys), -1, labels)
+            for name, labels in predicted.items()
         }
 
 
@@ -227,11 +229,12 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     table, gold, similar = table.filter(pa.array(kept)), gold[kept], similar[kept]
     systems: dict[str, SystemPredictions] = {}
     logits = inputs.teacher_logits(buckets, table)
-    for name, predicted in teacher_labels(logits, labels).items():
+    predicted = teacher_labels(logits, labels)
+    for name, own in predicted.items():
         # Labels of other teachers get 0, so their NLL is infinite.
         union = np.zeros((len(gold), len(labels.names)))
         union[:, list(labels.columns[name])] = softmax(logits[name])
-        systems[f"teacher:{name}"] = SystemPredictions.of(union, gold)._replace(label=predicted)
+        systems[f"teacher:{name}"] = SystemPredictions.of(union, gold)._replace(label=own)
     if logits:
         systems["ensemble"] = SystemPredictions.of(ensemble(logits, labels), gold)
     systems["zero-shot"] = SystemPredictions.of(softmax(similar), gold)
@@ -247,7 +250,7 @@ def _predict(inputs: EvaluationInputs, buckets: Sequence[Bucket], first: int, si
     return TestAnswers(
         rows=first + np.flatnonzero(kept),
         gold=gold,
-        own=inputs.own_labels(logits, buckets, table),
+        own=inputs.own_predictions(predicted, buckets, table),
         systems=systems,
         letters=letters,
         seconds=seconds,

@@ -80,12 +80,12 @@ def right_texts(inputs: EstimateInputs) -> RightTexts:
     position = {name: index for index, name in enumerate(inputs.labels.names)}
     gold = np.array([position[inputs.gold[key]] for key in table.column("key").to_pylist()])
     logits = inputs.teacher_logits(buckets, table)
-    own, columns = inputs.own_labels(logits, buckets, table), inputs.labels.columns
-    targets = inputs.targets(buckets, table)
+    by_teacher, columns = teacher_labels(logits, inputs.labels), inputs.labels.columns
+    own, targets = inputs.own_predictions(by_teacher, buckets, table), inputs.targets(buckets, table)
     predicted = inputs.student.logits(fields(table)).argmax(axis=1) if inputs.student else None
     return RightTexts(
         own={name: (labels == gold)[np.isin(gold, columns[name])] for name, labels in own.items()},
-        teachers={name: labels == gold for name, labels in teacher_labels(logits, inputs.labels).items()},
+        teachers={name: labels == gold for name, labels in by_teacher.items()},
         ensemble=ensemble(logits, inputs.labels).argmax(axis=1) == gold if logits else None,
         fitted=None if targets is None else targets.fitted == gold,
         cross_validated=None if targets is None else targets.cross_validated == gold,

@@ -22,7 +22,17 @@ from amalgam.data.rows import BOM, FIELD_LIMIT, FIXES, JSON_LINES, check_magic, 
 from amalgam.pipeline.config.schema import Corpus
 from amalgam.pipeline.errors import DataError, ModelError, folded, nearest
 from amalgam.pipeline.input_files import in_commands, kind_of, program_of
-from amalgam.stages.common.given_labels import ID, KEY, LABEL, SCORES, TEXT, identity_of, naming_columns, problem_list
+from amalgam.stages.common.given_labels import (
+    ID,
+    KEY,
+    LABEL,
+    MOST_SHOWN,
+    SCORES,
+    TEXT,
+    identity_of,
+    naming_columns,
+    problem_list,
+)
 
 LEAST_PROBABILITY = 1e-4
 """Smaller probabilities count as this one: their logarithm has no bound."""
@@ -52,8 +62,6 @@ SEVERAL = 1 / 2
 """Least share of texts with several rows in a file with several answers for each text; fewer are a mistake."""
 
 ONE_ROW = "keep one row of each text; or give more than half of the texts several answers, which are averaged"
-
-MOST_SHOWN = 5
 
 INDEX = "", "__index_level_0__"
 """Names of the column of row numbers that pandas writes."""

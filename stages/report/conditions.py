@@ -157,6 +157,12 @@ def lost_teachers(rivals: Sequence[types.Rival]) -> list[types.Rival]:
     return [rival for rival in large if _is_below_half(rival, errors)]
 
 
+def better_on_own_labels(rivals: Sequence[types.Rival]) -> list[types.Rival]:
+    """Returns the teachers that are significantly better on their own labels, without those of `lost_teachers`."""
+    own, lost = [rival for rival in rivals if rival["kind"] == "teacher on its own labels"], lost_teachers(rivals)
+    return [rival for rival in own if rival["student_is"] == "worse" and rival not in lost]
+
+
 def _is_below_half(rival: types.Rival, errors: float) -> bool:
     n, student, teacher = rival["n"], rival["student_right"] / rival["n"], rival["right"] / rival["n"]
     difference, variance = student - teacher / 2, student * (1 - student) + teacher * (1 - teacher) / 4

@@ -104,8 +104,11 @@ def verdict(inputs: VerdictInputs) -> types.Verdict:
 def lines(verdict: types.Verdict, cautions: Sequence[str] = (), place: str = "", page: str = "") -> list[str]:
     """Returns the end of `amalgam run`: the decision with its reasons, cautions, the causes, and the next step.
 
-    `place` follows the word "next": the folder of its command. `page` has all cautions.
+    If teachers are better on their own labels, it has the best one. `place` follows the word "next": the folder of its
+    command. `page` has all cautions.
     """
+    best = min(conditions.better_on_own_labels(verdict["rivals"]), key=lambda rival: rival["mean"], default=None)
+    cautions = [*cautions, *([words.better_on_own_labels_sentence(best)] if best else [])]
     printed = [f"verdict: {verdict['decision']}. {' '.join(verdict['reasons'][:2])}"]
     printed += [f"  {reason}" for reason in verdict["reasons"][2:PRINTED]]
     printed += [f"  caution: {caution}" for caution in cautions if caution not in verdict["reasons"]]
@@ -549,7 +552,7 @@ def _outside_cautions(estimates: types.LabelEstimates | None) -> Iterator[str]:
 
 
 def _rival_cautions(rivals: Sequence[types.Rival]) -> Iterator[str]:
-    untested, lost = conditions.untested_teachers(rivals), conditions.lost_teachers(rivals)
+    untested, better_teachers = conditions.untested_teachers(rivals), conditions.better_on_own_labels(rivals)
     for rival in rivals:
         is_better, difference = rival["student_is"] == "worse", words.difference_sentence(rival)
         if is_better and "learned" in rival:
@@ -559,7 +562,7 @@ def _rival_cautions(rivals: Sequence[types.Rival]) -> Iterator[str]:
             yield f"{difference}{words.tested_on(rivals)}."
         if is_better and rival["kind"] == "supervised student":
             yield f"{difference}. It was trained on gold labels: if you have them, ship that student."
-        if is_better and rival["kind"] == "teacher on its own labels" and rival not in lost:
-            yield f"{difference}. The teacher chooses among its own labels alone, the student among all."
+        if rival in better_teachers:
+            yield words.better_on_own_labels_sentence(rival)
         if rival["kind"] == "teacher on its own labels" and 0 < rival["n"] < conditions.LEAST_OF_LABEL:
             yield f"Only {counted(rival['n'], 'test text', 'has', 'have')} a label of teacher {rival['name']}."

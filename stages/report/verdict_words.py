@@ -44,6 +44,10 @@ def difference_sentence(rival: types.Rival) -> str:
     return f"{name[0].upper()}{name[1:]} is {better} the student ({figures_of(rival, rival_first=True)})"
 
 
+def better_on_own_labels_sentence(rival: types.Rival) -> str:
+    return f"{difference_sentence(rival)}. The teacher chooses among its own labels alone, the student among all."
+
+
 def figures_of(rival: types.Rival, *, rival_first: bool = False) -> str:
     n, low, high = rival["n"], rival["low"], rival["high"]
     sign, texts = -1 if rival_first else 1, ""

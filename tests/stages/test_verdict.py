@@ -309,6 +309,11 @@ def test_a_student_below_one_half_ships_with_a_caution() -> None:
     result = verdict(made(5005, 0.45, 0.36, 0.30, labels=77, own=(0.85, 0.85)))
     assert result["decision"] == "ship"
     assert any(caution.startswith("The student has only 44.6 %") for caution in result["cautions"])
+    of_teachers = {text for text in result["cautions"] if "on its own labels is" in text}
+    [printed] = [line for line in lines(result, page="page") if "on its own labels is" in line]
+    worst = min(rival["mean"] for rival in result["rivals"] if rival["kind"] == "teacher on its own labels")
+    assert (len(of_teachers), printed.removeprefix("  caution: ") in of_teachers) == (2, True)
+    assert f"is {-100 * worst:.1f} points better than the student (" in printed
 
 
 def test_untested_teachers_are_named() -> None:

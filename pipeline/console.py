@@ -182,13 +182,13 @@ class Console:
             self._show(self._progress, self._progress.done + amount)
 
     @contextlib.contextmanager
-    def steps(self, what: str, total: int) -> Iterator[Callable[[int, float], None]]:
-        """Shows the progress of a training inside that of its stage; `what` names a phase of the training."""
+    def steps(self, what: str, total: int, measure: str = "steps") -> Iterator[Callable[[int, str], None]]:
+        """Shows the progress of a part, such as a training, inside that of its stage; `what` names the part."""
         outer = self._progress
         number = f"{outer.done + 1}/{outer.total}" if outer and outer.total > 1 else ""
-        inner = Progress(f"{outer.name if outer else ''} {what or number}".strip(), "steps", total)
+        inner = Progress(f"{outer.name if outer else ''} {what or number}".strip(), measure, total)
         try:
-            yield lambda step, loss: self._show(inner, step, f"loss {loss:.4f}")
+            yield lambda done, more: self._show(inner, done, more)
         finally:
             self._progress = outer
             self._clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import random
+import re
 import shlex
 import shutil
 import subprocess
@@ -21,9 +22,11 @@ from tokenizers.pre_tokenizers import Metaspace
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from amalgam.data.tokens import encode, encode_truncated
+from amalgam.pipeline import console
 from amalgam.stages.app import classify, export_numpy, int8
 from amalgam.stages.app.serve import read_export
 from amalgam.stages.app.student import finished_in
+from amalgam.stages.common.models import static as static_models
 from amalgam.stages.common.models.static import StaticForSequenceClassification
 from amalgam.tests.test_export import ALONE, printed_by
 from amalgam.tests.test_predict import write_pairs
@@ -53,6 +56,15 @@ def test_it_has_the_encoders_vectors_and_no_other_stage_runs_for_it(built: Works
     assert config["model_type"] == "amalgam-static"
     assert (config["vocab_size"], config["hidden_size"]) == (encoder["vocab_size"], encoder["hidden_size"])
     assert not static.stale()
+
+
+def test_the_token_vectors_show_their_progress(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = json.loads((workspace.folder / "models/encoder/config.json").read_text())["vocab_size"]
+    monkeypatch.setattr(static_models, "AT_ONCE", tokens // 2)
+    monkeypatch.setattr(console, "EVERY_SECONDS", 0)
+    printed = workspace("train-student", STATIC).err
+    assert re.search(rf"^train-student token vectors  \d+%  {tokens // 2}/{tokens} tokens$", printed, re.MULTILINE)
+    assert re.search(r"^train-student  \d+%.* steps .*loss \d", printed, re.MULTILINE)
 
 
 def test_it_learns(static: Workspace) -> None:

@@ -275,8 +275,9 @@ def load_new_classifier(
         from amalgam.stages.common.models.static import static_classifier, token_vectors
 
         encoder = loading.new_student(files, labels=["one", "two"], layers=None, seed=0)
-        device = pick_device(run.experiment.execution.device)
-        vectors = token_vectors(encoder, tokenizer, loading.vocabulary_of(encoder, name=where), device)
+        device, tokens = pick_device(run.experiment.execution.device), loading.vocabulary_of(encoder, name=where)
+        with run.console.steps("token vectors", tokens, "tokens") as show:
+            vectors = token_vectors(encoder, tokenizer, tokens, device, lambda done: show(done, ""))
         model = static_classifier(vectors, labels=list(labels), seed=settings.seed, dropout=dropout)
     else:
         model = loading.new_student(files, labels=list(labels), layers=layers, seed=settings.seed, dropout=dropout)

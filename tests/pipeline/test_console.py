@@ -125,7 +125,7 @@ def test_a_training_is_named_by_its_stage_and_number(clock: list[float]) -> None
         with console.steps("", 40) as show:
             for step in (10, 20, 30):
                 clock[0] += EVERY_SECONDS
-                show(step, 0.5)
+                show(step, "loss 0.5000")
     assert err.getvalue().splitlines() == [
         "train-teachers 2/3  25%  10/40 steps  loss 0.5000",
         "train-teachers 2/3  50%  1 min 00 s left  20/40 steps  3.0 s each  loss 0.5000",
@@ -138,7 +138,7 @@ def test_a_resumed_training_starts_in_the_middle(clock: list[float]) -> None:
     with console_of(err).steps("", 1000) as show:
         for step in (900, 930):
             clock[0] += EVERY_SECONDS
-            show(step, 0.5)
+            show(step, "loss 0.5000")
     assert "1 min 10 s left  930/1,000 steps" in err.getvalue().splitlines()[-1]
 
 

@@ -128,7 +128,7 @@ class BodyOnDevice(torch.nn.Module):
 def test_a_device_needs_no_fp64() -> None:
     body, vocabulary = BodyOnDevice(), {f"word{number}": number for number in range(40)}
     encoder = SimpleNamespace(base_model=body, config=SimpleNamespace())
-    assert token_vectors(encoder, lambda _: {"input_ids": []}, 40, CPU).dtype == torch.float32
+    assert token_vectors(encoder, lambda _: {"input_ids": []}, 40, CPU, lambda _: None).dtype == torch.float32
 
     tokenizer = SimpleNamespace(get_vocab=lambda: vocabulary, all_special_tokens=[])
     model = SimpleNamespace(get_input_embeddings=lambda: SimpleNamespace(weight=OnDevice(body.words.weight.data)))

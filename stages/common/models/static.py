@@ -7,6 +7,7 @@ the few lines in numpy (docs/student.md). [B texts, T tokens, D width, V vocabul
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -108,8 +109,13 @@ def static_classifier(
     return model
 
 
-def token_vectors(encoder: Any, tokenizer: Any, tokens: int, device: torch.device) -> torch.Tensor:
-    """Returns the encoder's mean state of each token alone: its largest components [V, D], with a mean square of 1."""
+def token_vectors(
+    encoder: Any, tokenizer: Any, tokens: int, device: torch.device, show: Callable[[int], None]
+) -> torch.Tensor:
+    """Returns the encoder's mean state of each token alone: its largest components [V, D], with a mean square of 1.
+
+    `show` takes the number of tokens that are read.
+    """
     body = states_body(encoder).to(device).eval()
     around = list(tokenizer("")["input_ids"])
     front = 1 if around and around[0] in {tokenizer.cls_token_id, tokenizer.bos_token_id} else 0
@@ -121,6 +127,7 @@ def token_vectors(encoder: Any, tokenizer: Any, tokens: int, device: torch.devic
             texts = torch.cat(parts, dim=1).to(device)
             read = body(input_ids=texts, attention_mask=torch.ones_like(texts))
             states.append(read.last_hidden_state.mean(1).cpu().double())
+            show(int(ids[-1]) + 1)
     centred = torch.cat(states)
     centred -= centred.mean(0)
     _, axes = torch.linalg.eigh(centred.T @ centred)  # by size, the smallest first

@@ -104,7 +104,7 @@ def learn(  # noqa: PLR0913 - the loop's inputs, by name
         def on_step(step: int, total: int, loss: float) -> None:
             if log.step == 0 and step > 1:  # the first step of a resumed training
                 services.console.say(f"  resumed from step {step - 1:,} of {total:,}")
-            show(step, loss)
+            show(step, f"loss {loss:.4f}")
             log.on_step(step, total, loss)
 
         def scored(model: Any) -> float:

@@ -117,7 +117,28 @@ def test_a_student_that_cannot_be_trained_is_named_before_any_is(workspace: Work
         refused = workspace.attempt("sweep", values)
         assert (refused.code != 0, piece in refused.err) == (True, True), refused.err
     assert "supervised: 120 training texts have no gold label" in refused.err
-    assert {folder.name for folder in (workspace.folder / "students").iterdir()} == {"student", "uhc"}
+    assert {folder.name for folder in (workspace.folder / "students").iterdir()} == {"student"}
+
+
+@pytest.mark.parametrize(
+    ("content", "piece"),
+    [
+        (None, "texts-last.csv: texts/last.csv does not exist"),
+        (b"text,label\n", "texts-last.csv: no rows in last.csv"),
+        (b"a,b\n1,2\n", "texts-last.csv: no column text in last.csv"),
+        (b"text,label\na judge,law\n\xff,law\n", "== texts-last.csv: texts\n"),
+    ],
+)
+def test_texts_that_cannot_be_read_are_named_before_a_student_is_trained(
+    desk: Workspace, content: bytes | None, piece: str
+) -> None:
+    last = desk.folder / "texts/last.csv"
+    last.unlink(missing_ok=True)
+    if content is not None:
+        last.write_bytes(content)
+    refused = desk.attempt("sweep", "corpus.train=texts/train.csv,texts/last.csv")
+    assert (refused.code != 0, piece in refused.err) == (True, True), refused.err
+    assert "\n== texts-train.csv\n" not in f"\n{refused.err}"
 
 
 def test_students_that_differ_in_more_than_seeds_are_no_group() -> None:

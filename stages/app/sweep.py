@@ -43,6 +43,7 @@ from amalgam.stages.app.runs import check_requirements, open_run, run_without_ta
 from amalgam.stages.build_targets.stage import check_train_gold
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.methods import load_with_methods
+from amalgam.stages.read_corpus.stage import check_texts
 from amalgam.stages.registry import STAGE_NAMED, STAGES
 from amalgam.stages.report.json_types import SystemScores, reported_scores
 from amalgam.stages.report.stage import evaluation_if_any
@@ -51,8 +52,6 @@ from amalgam.stages.report.tables import SCORES, Score, header, measure, row
 READ, STUDENT = STAGE_NAMED["read-corpus"], STAGE_NAMED["train-student"]
 MOST = 200
 """Largest number of students in a sweep."""
-CHECKED = 2
-"""First students before which all are checked: the run of the first one reads a new corpus, whose labels some need."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +90,13 @@ def train_students(source: ExperimentSource, sweep_runs: Sequence[SweepRun], con
     if run.share.kind == "torchrun":
         raise ExperimentError("a sweep runs in one process", fix="omit torchrun, or set execution.engine=ray")
     before = {each.name: read_metadata(run.base / STUDENTS / each.name) or {} for each in sweep_runs}
+    _check_students(source, sweep_runs)
+    if _read_texts(source, sweep_runs, console):
+        _check_students(source, sweep_runs)
     if run.experiment.execution.engine == "ray":
         _train_in_parallel(source, sweep_runs, quiet=console.is_quiet)
     results: list[SweepResult] = []
     for sweep_run in sweep_runs:
-        if len(results) < CHECKED:
-            _check_students(source, sweep_runs)
         sweep_run.check_file()
         console.say(f"== {sweep_run.name}")
         results.append(_result(sweep_run, run_without_tables(source, sweep_run.overrides, console)))
@@ -130,12 +130,29 @@ def _check_students(source: ExperimentSource, sweep_runs: Sequence[SweepRun]) ->
     """Refuses the sweep if one of its students could not be trained."""
     for sweep_run in sweep_runs:
         run = open_run(source, sweep_run.overrides, console=Console(quiet=True))
-        stage_state(READ, run)  # adds the result, if it exists
-        for check in (check_student_encoder, check_train_gold):
+        for check in (_check_texts, check_student_encoder, check_train_gold):
             error = error_of(check, run)
             if error is not None:
                 error.what = f"{sweep_run.name}: {error.what}"
                 raise error
+
+
+def _check_texts(run: Run) -> None:
+    if stage_state(READ, run).state != "current":  # adds the result, if it exists
+        check_texts(run)
+
+
+def _read_texts(source: ExperimentSource, sweep_runs: Sequence[SweepRun], console: Console) -> bool:
+    """Reads the new texts of all students before the first training; returns whether there were any."""
+    are_new = False
+    for sweep_run in sweep_runs:
+        state = stage_state(READ, open_run(source, sweep_run.overrides, console=Console(quiet=True)))
+        if state.fingerprint and state.state != "current":  # else stage generate writes them
+            are_new = True
+            sweep_run.check_file()
+            console.say(f"== {sweep_run.name}: texts")
+            run_without_tables(source, sweep_run.overrides, console, READ.name)
+    return are_new
 
 
 # ---- combinations

@@ -28,6 +28,7 @@ from amalgam.stages.app.serve import read_export
 from amalgam.stages.app.student import finished_in
 from amalgam.stages.common.models import static as static_models
 from amalgam.stages.common.models.static import StaticForSequenceClassification
+from amalgam.tests.test_errors import on_a_full_device
 from amalgam.tests.test_export import ALONE, printed_by
 from amalgam.tests.test_predict import write_pairs
 from amalgam.tests.workspaces import Workspace, build_once, edit_json, quiet_environment, rewrite_mark
@@ -168,10 +169,27 @@ def test_the_command_of_the_export_classifies_lines(static: Workspace) -> None:
     done = subprocess.run(piped, capture_output=True, cwd=static.folder, check=True)
     assert len(done.stdout.splitlines()) == 1
     assert not done.stderr
-    for wrong in (f"{shlex.join(command)} many.txt", f"{shlex.join(command)} <&-"):
+    for wrong in (f"{shlex.join(command)} many.txt", f"{shlex.join(command)} <&-", f"{shlex.join(command)} >&-"):
         done = subprocess.run(["/bin/sh", "-c", wrong], capture_output=True, cwd=static.folder, check=False)
         assert (done.returncode, done.stdout) == (2, b"")
         assert done.stderr == b"usage: python small/classify.py < texts.txt > labels.tsv\n"
+
+
+@on_a_full_device
+@pytest.mark.parametrize("texts", [1, 5000])
+@pytest.mark.parametrize("environment", [{}, {"PYTHONUNBUFFERED": "1"}])
+def test_labels_that_cannot_be_written_are_an_error(static: Workspace, texts: int, environment: dict[str, str]) -> None:
+    static("export", "--numpy", "--out", "small")
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{shlex.join([sys.executable, 'small/classify.py'])} > /dev/full"],
+        input=b"onion\n" * texts,
+        capture_output=True,
+        cwd=static.folder,
+        env=quiet_environment(**environment),
+        check=False,
+    )
+    message = b"the labels cannot be written: No space left on device; use a disk with space\n"
+    assert (done.returncode, done.stderr) == (1, message)
 
 
 def test_the_command_of_the_export_writes_utf_8_in_any_locale(static: Workspace) -> None:

@@ -158,8 +158,19 @@ def _lines() -> Iterator[list[str]]:
         yield lines
 
 
+def _print(answers: Sequence[tuple[str, float]]) -> None:
+    try:
+        for label, probability in answers:
+            print(label, f"{probability:.4f}", sep="\t")  # noqa: T201
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python writes the rest when it exits
+        has_enough = isinstance(error, BrokenPipeError)  # the reader, as `head`
+        sys.exit(None if has_enough else f"the labels cannot be written: {error.strerror}; use a disk with space")
+
+
 def main() -> None:
-    if len(sys.argv) > 1 or sys.stdin is None:  # None: closed, as by `<&-`
+    if len(sys.argv) > 1 or sys.stdin is None or sys.stdout is None:  # None: closed, as by `<&-`
         print(f"usage: python {sys.argv[0]} < texts.txt > labels.tsv", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     classifier = Classifier(Path(__file__).parent)
@@ -169,12 +180,8 @@ def main() -> None:
     sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")  # type: ignore[union-attr]
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     for lines in _lines():
-        for label, probability in classifier.predict(lines):
-            print(label, f"{probability:.4f}", sep="\t")  # noqa: T201
+        _print(classifier.predict(lines))
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BrokenPipeError:  # the reader has enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    main()

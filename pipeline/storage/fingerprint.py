@@ -37,18 +37,23 @@ def fingerprint(identity: Any) -> str:
     return hashlib.sha256(canonical(identity).encode()).hexdigest()[:LENGTH]
 
 
-def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (dotted path, "old -> new") for every leaf in which two identities differ, in order."""
+def differences(old: Any, new: Any, path: str = "", *, named: bool = False) -> Iterator[tuple[str, str]]:
+    """Yields (dotted path, "old -> new") for every leaf in which two identities differ, in order.
+
+    The path of a `named` value, such as one of a teacher, has no places in lists: a name may end in one, as `v1.5`.
+    """
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in [*old, *(key for key in new if key not in old)]:
-            yield from differences(old.get(key, ABSENT), new.get(key, ABSENT), f"{path}.{key}" if path else str(key))
+            inside = f"{path}.{key}" if path else str(key)
+            yield from differences(old.get(key, ABSENT), new.get(key, ABSENT), inside, named=named)
     elif _is_named(old) and _is_named(new) and dict(old).keys() != dict(new).keys():
-        yield from differences(dict(old), dict(new), path)
+        yield from differences(dict(old), dict(new), path, named=True)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (before, after) in enumerate(zip(old, new, strict=True)):
-            is_same = _is_named([before]) and _is_named([after]) and before[0] == after[0]
-            entries = (before[1], after[1], f"{path}.{before[0]}") if is_same else (before, after, f"{path}.{index}")
-            yield from differences(*entries)
+            if _is_named([before]) and _is_named([after]) and before[0] == after[0]:
+                yield from differences(before[1], after[1], f"{path}.{before[0]}", named=True)
+            else:
+                yield from differences(before, after, path if named else f"{path}.{index}", named=named)
     elif old is ABSENT or new is ABSENT or canonical(old) != canonical(new):  # to an identity, 1 is not 1.0 or true
         yield path, _change(old, new)
 

@@ -18,7 +18,7 @@ INPUT_NAMES = {
     r"gold": "gold labels of corpus.train",
     r"knows(\.\d+\.0)?": "teachers and their order",
     r"knows\.\d+(\..+)?": "labels of the teachers",
-    r"knows\.(.+?)(\.\d+)*": r"labels of teacher \1",
+    r"knows\.(.+)": r"labels of teacher \1",
     r"language_model": "generate.language_model",
     r"passes": PASSES,
     r"sample(\.texts)?": "sample of texts with dropout passes",

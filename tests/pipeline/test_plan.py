@@ -220,6 +220,18 @@ def test_the_first_reason_counts_changed_inputs_too() -> None:
         ),
         ("cache-features", {"features": {"a": 1}}, {}, "hidden states of the student's encoder: removed"),
         ("weigh-teachers", {"knows": [["b", ["no"]]]}, {"knows": [["b", ["yes"]]]}, "labels of teacher b: no -> yes"),
+        (
+            "weigh-teachers",
+            {"knows": [["bert-v1.5", ["no"]], ["b", ["law"]]]},
+            {"knows": [["bert-v1.5", ["yes"]], ["c", ["law"]]]},
+            "labels of teacher bert-v1.5: no -> yes (+2 more)",
+        ),
+        (
+            "weigh-teachers",
+            {"knows": [["bert-v1.5", ["no"]]]},
+            {"knows": [["bert-v1.5", ["no", "yes"]]]},
+            'labels of teacher bert-v1.5: ["no"] -> ["no","yes"]',
+        ),
         ("build-targets", {}, {"method_version": 2}, "code of targets.mode: not used -> 2"),
         ("report", {"train": {"passes": 0}}, {"train": {"passes": 16}}, "number of dropout passes: 0 -> 16"),
         (

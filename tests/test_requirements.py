@@ -76,8 +76,31 @@ def test_two_names_of_one_student_are_the_same_rival(workspace: Workspace) -> No
     gate = ("report", "student.name=next", "--fail-if-worse-than")
     first, second = (workspace.attempt(*gate, name) for name in ("another", "student"))
     assert first.code in {0, 4}, first.err
-    assert (first.code, first.out) == (second.code, second.out)
+    assert "“another”" in first.out + first.err
+    assert (first.code, first.out.replace("“another”", "“student”")) == (second.code, second.out)
     assert workspace.attempt("report", "next", "--fail-if-worse-than", "next").code == 2
+    shutil.copytree(workspace.folder / "students/student", workspace.folder / "students/a-copy")
+    for name in ("student", "a-copy"):
+        gate = workspace.attempt("report", "next", "--fail-if-worse-than", name)
+        assert (gate.code, f"other student “{name}”" in gate.out + gate.err) == (first.code, True), gate.err
+
+
+def test_a_student_that_replaced_a_measured_one_is_no_rival_by_its_name(workspace: Workspace) -> None:
+    workspace("run", "student.name=next", "student.seed=9")
+    workspace("run", "student.seed=3")
+    err = workspace.refusal(2, "report", "next", "--fail-if-worse-than", "student")
+    assert "student was not measured on the test texts of next" in err
+
+
+def test_a_name_of_a_student_and_of_a_teacher_is_refused(workspace: Workspace) -> None:
+    shutil.move(workspace.folder / "students/student", workspace.folder / "students/first")
+    for report in (["student.name=next", "student.seed=9"], ["next"]):
+        err = workspace.refusal(2, "report", *report, "--fail-if-worse-than", "first")
+        assert "two rivals have the name first: students/first and a teacher" in err
+        assert "train-student: running" not in err
+        of_teacher = workspace.attempt("report", *report, "--fail-if-worse-than", "teacher:first")
+        assert of_teacher.code in {0, 4}, of_teacher.err
+        assert "eacher first on its own labels" in of_teacher.out + of_teacher.err
 
 
 def test_the_report_of_a_delivered_student_stays_for_later_gates(

@@ -147,6 +147,8 @@ def _check_first(requirements: Requirements, run: Run) -> None:
         is_delivered = name != own and delivered_student(run.base, name) is not None
         if not is_delivered and name.removeprefix(TEACHER) not in names:
             raise _no_rival(name, names)
+        if is_delivered and name in {"ensemble", "zero-shot", *run.experiment.teacher_names}:
+            raise _two_rivals(name, is_teacher=name in run.experiment.teacher_names)
 
 
 def _no_test_texts() -> ExperimentError:
@@ -157,6 +159,12 @@ def _no_test_texts() -> ExperimentError:
 def _no_rival(name: str, names: Iterable[str]) -> ExperimentError:
     what = f"the report has no rival {shown(name)}"
     return ExperimentError(what, where="--fail-if-worse-than", fix=f"name one of {', '.join(names) or 'none'}")
+
+
+def _two_rivals(name: str, *, is_teacher: bool) -> ExperimentError:
+    what = f"two rivals have the name {shown(name)}: {STUDENTS}/{name} and {'a teacher' if is_teacher else name}"
+    fix = f"rename {STUDENTS}/{name}{f', or write {TEACHER}{name} for the teacher' if is_teacher else ''}"
+    return ExperimentError(what, where="--fail-if-worse-than", fix=fix)
 
 
 def _print_stored(path: Path, config: Path, requirements: Requirements) -> None:
@@ -199,14 +207,15 @@ def _check(path: Path, config: Path, requirements: Requirements) -> None:
         met.append(_check_accuracy(evaluation, requirements.fail_under, where, fix))
     if requirements.worse_than is not None:
         base, name = path.parent.parent, requirements.worse_than
-        fingerprint = delivered_student(base, name)
-        if fingerprint and name != path.stem and fingerprint == delivered_student(base, path.stem):
+        fingerprint = delivered_student(base, name) if name != path.stem else None
+        if fingerprint and fingerprint == delivered_student(base, path.stem):
             met.append(f"{shown(path.stem)} and {shown(name)} are the same student")
         else:
-            # The report names a student by the first of its folders.
-            name = delivered_students(base).get(fingerprint or "", name)
-            _check_measured(numbers, name, path, config)
-            met.append(_check_rival(numbers, name, where, fix))
+            by_name = not (fingerprint and verdict)
+            rival = _rival(numbers, name) if by_name else _student(numbers, name, fingerprint)
+            if rival is None:
+                raise _not_measured(numbers, name, path, config)
+            met.append(_check_rival(numbers, rival, where, fix))
     if not requirements.as_json:
         Console().result(f"requirements met: {'; '.join(met)}")
 
@@ -224,12 +233,12 @@ def _check_accuracy(evaluation: EvaluationSection, least: float, where: str, fix
     return f"the accuracy is {percent(scores['accuracy'])} ({figures}), at least {percent(least)}"
 
 
-def _check_rival(numbers: ReportJson, name: str, where: str, fix: str) -> str:
+def _check_rival(numbers: ReportJson, rival: Rival, where: str, fix: str) -> str:
     """Returns a sentence on a rival that is not significantly better, and refuses any other.
 
     It is compared alone: with the students of a year, an interval for all of them would hide almost any loss.
     """
-    rival, verdict = compared(_rival(numbers, name)), numbers["verdict"]
+    rival, verdict = compared(rival), numbers["verdict"]
     if not rival["n"]:
         what = f"no test text has a label of teacher {rival['name']}"
         raise ExperimentError(what, where="--fail-if-worse-than", fix="add labelled test texts of this teacher")
@@ -237,23 +246,20 @@ def _check_rival(numbers: ReportJson, name: str, where: str, fix: str) -> str:
         raise _texts_learned(rival["learned"], f"of the other student {shown(rival['name'])}, ")
     if rival["student_is"] == "worse":
         on = tested_on(verdict["rivals"]) if verdict and rival["kind"] != "teacher on its own labels" else ""
-        raise QualityError(f"{difference_sentence(rival)}{on} (--fail-if-worse-than {name})", where=where, fix=fix)
+        what = f"{difference_sentence(rival)}{on} (--fail-if-worse-than {rival['name']})"
+        raise QualityError(what, where=where, fix=fix)
     standing = "better than" if rival["student_is"] == "better" else "not clearly different from"
     return f"the student is {standing} {name_of(rival)}, {points(rival['mean'])} points ({figures_of(rival)})"
 
 
-def _check_measured(numbers: ReportJson, name: str, path: Path, config: Path) -> None:
-    """Refuses a student in students/ that was not measured on the report's test texts; a run of the gate does it."""
-    if numbers["verdict"] is None or not delivered_student(path.parent.parent, name):
-        return
-    if name in {rival["name"] for rival in _named_rivals(numbers)}:
-        return
+def _not_measured(numbers: ReportJson, name: str, path: Path, config: Path) -> ExperimentError:
+    """Returns the error of a student that was not measured on the report's test texts; a run of the gate does it."""
     if numbers["evaluation"] and not random_texts(numbers["evaluation"]):
-        raise _all_selected()
+        return _all_selected()
     what = f"{shown(name)} was not measured on the test texts of {path.stem}"
     command = _command(numbers, path, config, "--fail-if-worse-than", name)
     fix = f"run `{command}`, which predicts them with {STUDENTS}/{name}"
-    raise ExperimentError(what, where="--fail-if-worse-than", fix=fix)
+    return ExperimentError(what, where="--fail-if-worse-than", fix=fix)
 
 
 def _all_selected() -> ExperimentError:
@@ -272,6 +278,19 @@ def _named_rivals(numbers: ReportJson) -> list[Rival]:
     """Returns the rivals that a requirement can name; the name of the most frequent label is a label."""
     rivals = numbers["verdict"]["rivals"] if numbers["verdict"] else []
     return [rival for rival in rivals if rival["kind"] != "most frequent label"]
+
+
+def _student(numbers: ReportJson, name: str, fingerprint: str | None) -> Rival | None:
+    """Returns the student in students/`name`, which the report may have by another name; None if it was not measured.
+
+    A student that the folder had before is another one.
+    """
+    students = {"student", "supervised student"}
+    for rival in _named_rivals(numbers):
+        if rival["name"] == name and rival["kind"] not in students:
+            raise _two_rivals(name, is_teacher=rival["kind"] not in {"ensemble", "zero-shot"})
+    same = [rival for rival in _named_rivals(numbers) if rival.get("fingerprint") == fingerprint]
+    return {**same[0], "name": name} if same else None
 
 
 def _rival(numbers: ReportJson, name: str) -> Rival:

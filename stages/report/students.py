@@ -203,6 +203,8 @@ def student_rivals(right: int, right_hex: str | None, students: list[tuple[str, 
                 "lost": lost,
             }
         )
+        if student.student:
+            rivals[-1]["fingerprint"] = student.student
         if student.learned:
             rivals[-1]["learned"] = student.learned
     return rivals

@@ -45,6 +45,8 @@ class RivalCounts(TypedDict):
     """Whether the texts were selected because student and ensemble differ: accuracies on ordinary texts are others."""
     on_random: NotRequired[float]
     """With selected texts: the difference of the accuracies on the random ones among them."""
+    fingerprint: NotRequired[str]
+    """That of a rival student, which may have several names."""
     learned: NotRequired[LearnedTexts]
     """Only if a rival student learned too many of the texts for a comparison."""
 

@@ -81,8 +81,8 @@ def test_two_names_of_one_student_are_the_same_rival(workspace: Workspace) -> No
     assert workspace.attempt("report", "next", "--fail-if-worse-than", "next").code == 2
     shutil.copytree(workspace.folder / "students/student", workspace.folder / "students/a-copy")
     for name in ("student", "a-copy"):
-        gate = workspace.attempt("report", "next", "--fail-if-worse-than", name)
-        assert (gate.code, f"other student “{name}”" in gate.out + gate.err) == (first.code, True), gate.err
+        stored = workspace.attempt("report", "next", "--fail-if-worse-than", name)
+        assert (stored.code, f"other student “{name}”" in stored.out + stored.err) == (first.code, True), stored.err
 
 
 def test_a_student_that_replaced_a_measured_one_is_no_rival_by_its_name(workspace: Workspace) -> None:

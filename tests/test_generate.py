@@ -197,6 +197,28 @@ def test_teachers_of_one_model_share_its_texts(workspace: Workspace) -> None:
     assert (blocks(workspace), rows(workspace)) == (before, old)
 
 
+def test_teachers_in_another_order_give_the_same_texts_in_the_same_order(workspace: Workspace) -> None:
+    first, second = (f"  - name: {name}\n    model: ./models/{name}\n" for name in TEACHER_LABELS)
+    twin = second.replace("name: second", "name: twin")
+    workspace.edit(first + second, first + second + twin)
+    workspace("generate")
+    old = rows(workspace)
+    workspace.edit(first + second + twin, twin + second + first)
+    assert workspace.plan()["generate"]["state"] == "current"
+    workspace("generate", "--force")
+    assert rows(workspace) == old
+
+
+def test_outputs_in_another_order_give_other_texts_for_the_same_labels(workspace: Workspace) -> None:
+    first, *others = TEACHER_LABELS["first"][:3]
+    plans = []
+    for outputs in ([first, "none", *others], ["none", first, *others]):
+        settings = (f"teachers.0.labels=[{', '.join(outputs)}]", "teachers.0.catch_all=[none]")
+        plans.append(workspace.plan(*settings)["generate"]["state"])
+        workspace("generate", *settings)
+    assert "current" not in plans
+
+
 def test_equal_texts_are_held_out_together(workspace: Workspace) -> None:
     workspace("generate", "generate.max_tokens=2", "generate.steering_strength=0")
     draws = {(row["text"].lower(), row["draw"]) for row in rows(workspace)}

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from amalgam.pipeline.config.schema import Generate
@@ -96,7 +97,7 @@ class TextPlan:
 
     @cached_property
     def families(self) -> list[Family]:
-        """Returns the families in the order of teachers and their labels; teachers of the same model share them."""
+        """Returns the families in the order of the teachers' names and their labels; the same models share them."""
         settings = self.settings
         common = {"engine": ENGINE if settings.writes else OTHER_ENGINE, **fingerprint_config(settings)}
         if self.libraries is not None:
@@ -107,7 +108,7 @@ class TextPlan:
             count = settings.texts * sum(len(teacher.labels) for teacher in self.teachers)
             return [Family({**common, "texts": list(self.corpus)}, None, None, count)]
         families: dict[str, Family] = {}
-        for teacher in self.teachers:
+        for teacher in sorted(self.teachers, key=attrgetter("name")):
             for family in self._of_teacher(teacher, common):
                 families.setdefault(family.name, family)
         return list(families.values())

@@ -64,7 +64,7 @@ class GeneratedFacts(CollectedFacts):
 
 class Generate(Stage):
     name = "generate"
-    VERSION = 3  # words of scripts without spaces; equal texts are held out together
+    VERSION = 4  # families in the order of the teachers' names
     parallelism = "units"
     unit_label = "texts"
     sections = ("generate",)
@@ -84,9 +84,10 @@ class Generate(Stage):
 
     def identity(self, run: Run) -> Identity:
         plan = text_plan(run)
-        teachers = {
-            teacher.name: {**teacher_identity(teacher), "labels": list(teacher.labels)} for teacher in plan.teachers
-        }
+        teachers = {}
+        for teacher in plan.teachers:
+            places = dict(zip(teacher.labels, teacher.places, strict=True))
+            teachers[teacher.name] = {**teacher_identity(teacher), "labels": places}
         inputs: dict[str, object] = {"teachers": teachers}
         if plan.settings.writes:
             inputs["language_model"] = plan.language_model

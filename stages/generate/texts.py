@@ -97,10 +97,10 @@ def _write_texts(inputs: SourceInputs, units: Sequence[Unit]) -> Blocks:
     settings = inputs.settings
     strength = settings.steering_strength if settings.source == "steered" else 0.0
     model = _language_model(inputs, STEERED if strength else PROMPTED, units)
-    teachers = [teacher.name for teacher in inputs.teachers]
-    in_order = sorted(units, key=lambda unit: (teachers.index(unit.payload.family.teacher), unit.payload.first))
+    teachers = {teacher.name: teacher for teacher in inputs.teachers}
+    in_order = sorted(units, key=lambda unit: (unit.payload.family.teacher, unit.payload.first))
     for name, group in groupby(in_order, key=lambda unit: str(unit.payload.family.teacher)):
-        teacher = inputs.loader.load(inputs.teachers[teachers.index(name)], "fp32", passes=0)
+        teacher = inputs.loader.load(teachers[name], "fp32", passes=0)
         scorer = decoding.Scorer(teacher, batch_tokens=inputs.loader.batch_tokens, stop=inputs.stop)
         steering = decoding.SteeringParams(strength, settings.max_tokens, settings.max_scored)
         own_units = list(group)

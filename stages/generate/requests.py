@@ -20,7 +20,7 @@ from amalgam.pipeline.storage.store import Store
 from amalgam.stages.common.models.resolve import ResolvedTeacher
 
 ENGINE = 2  # texts after prompts of more than 64 tokens
-OTHER_ENGINE = 3  # short texts keep their spaces, random words are decoded
+OTHER_ENGINE = 4  # halfwidth katakana are words
 """Versions with and without a language model: raised if the same models, settings, seed and index give another text."""
 
 LANGUAGE_MODEL = "generate.language_model"

@@ -64,7 +64,7 @@ class GeneratedFacts(CollectedFacts):
 
 class Generate(Stage):
     name = "generate"
-    VERSION = 4  # families in the order of the teachers' names
+    VERSION = 5  # halfwidth katakana are words
     parallelism = "units"
     unit_label = "texts"
     sections = ("generate",)

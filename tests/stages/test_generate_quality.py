@@ -47,6 +47,7 @@ def test_each_character_of_a_script_without_spaces_is_a_word() -> None:
     assert near.near_duplicate == 2 / 6
     assert looped.repetition == 1 - 2 / 4
     assert mixed.words == 4
+    assert [quality.words for quality in qualities(["アイウエオ。", "ｱｲｳｴｵ｡", "한국어 ﾡﾢ"])] == [6, 6, 2]
 
 
 def test_more_texts_change_nothing_of_the_earlier_ones() -> None:

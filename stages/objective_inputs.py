@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from amalgam.pipeline.config.schema import Checks, ExperimentConfig
+from amalgam.pipeline.errors import ModelError
 from amalgam.stages.target_methods import COMPARATIVE, target_method
 
 
@@ -17,6 +18,8 @@ class ObjectiveInputs:
     reads_texts: ClassVar[bool] = True
     weighs_by_domain: ClassVar[bool] = False
     """Whether a text's distance from each teacher's domain weighs the teachers' states."""
+    replaces_states: ClassVar[bool] = False
+    """Whether each layer of the student reads another state than that of the layer below."""
 
     def __init__(self, experiment: ExperimentConfig) -> None:
         self.experiment, self.objective = experiment, experiment.objective
@@ -45,6 +48,8 @@ class TargetsAlone(ObjectiveInputs):
 
 class Layerwise(ObjectiveInputs):
     """Shen et al. 2019: the student's layers from amalgamated states, then the targets."""
+
+    replaces_states = True
 
     @property
     def fields(self) -> set[str]:
@@ -119,6 +124,15 @@ OBJECTIVE_INPUTS: Mapping[str, type[ObjectiveInputs]] = {
 def objective_inputs(experiment: ExperimentConfig) -> ObjectiveInputs:
     """Returns the inputs of the objective that `objective.name` names."""
     return OBJECTIVE_INPUTS[experiment.objective.name](experiment)
+
+
+def no_layers(count: int) -> ModelError:
+    """Returns the error of an encoder whose layers cannot read other states."""
+    return ModelError(
+        f"the student's encoder has no list of {count} layers that each give a state of each token",
+        where="objective.name: layerwise",
+        fix="set objective.schedule=joint, or use a BERT-like encoder",
+    )
 
 
 def reads_texts(experiment: ExperimentConfig) -> bool:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from amalgam.stages.common.models.loading import save_pretrained_folder
+from amalgam.stages.common.models.model_folder import OTHER_LAYERS
 from amalgam.tests.stages.tiny_models import tiny
 from amalgam.tests.test_states import states
 from amalgam.tests.workspaces import Workspace, edit_json, ranks, word_list, write_model
@@ -58,6 +59,19 @@ def test_an_encoder_without_a_state_of_each_token_is_refused_before_a_teacher_ru
         refused = fresh.attempt(command, "student.method=dfa")
         assert (refused.code, "encoder-decoder" in refused.out + refused.err) == (2, True), refused.err
     assert not fresh.units()
+
+
+@pytest.mark.parametrize("kind", sorted(OTHER_LAYERS))
+def test_layer_wise_learning_of_other_layers_is_refused_before_a_teacher_runs(fresh: Workspace, kind: str) -> None:
+    folder = fresh.folder / "models/encoder"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    save_pretrained_folder(tiny(kind, vocab_size=len(tokenizer))[0], tokenizer, folder)
+    for command in ("plan", "run"):
+        refused = fresh.attempt(command, "student.method=layerwise")
+        words = "error: the student's encoder has no list of 2 layers that each give a state of each token\n"
+        assert (refused.code, words in refused.out + refused.err) == (2, True), refused.err
+    assert not fresh.units()
+    assert "no list of 2 layers" not in fresh.attempt("plan", "student.method=dfa").out
 
 
 @pytest.mark.parametrize("method", STATEFUL)

@@ -24,10 +24,10 @@ from amalgam.stages.common import load
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.cached.coverage import UnitFacts, units_for
 from amalgam.stages.common.input_names import ENCODER, INPUT_NAMES
-from amalgam.stages.common.models.model_folder import ONE_RUN
-from amalgam.stages.common.models.resolve import ModelFiles, hidden_size
+from amalgam.stages.common.models.model_folder import ONE_RUN, OTHER_LAYERS, text_config
+from amalgam.stages.common.models.resolve import ModelFiles, depth_of, hidden_size
 from amalgam.stages.common.token_cache import TokenizedUnit, tokenizer_digest
-from amalgam.stages.objective_inputs import domain_measure, objective_inputs
+from amalgam.stages.objective_inputs import domain_measure, no_layers, objective_inputs
 from amalgam.stages.target_methods import target_method
 
 if TYPE_CHECKING:
@@ -199,12 +199,12 @@ def _write_states(
 
 
 def check_states(run: Run) -> None:
-    """Refuses a student without states of its own if the objective reads states, and a teacher of other tokens.
+    """Refuses a student without the states that the objective reads or replaces, and a teacher of other tokens.
 
     Tokens have to be equal if the objective compares the states of each.
     """
-    student, states = run.experiment.student, objective_inputs(run.experiment).states
-    if not (student.learns and states):
+    student, objective = run.experiment.student, objective_inputs(run.experiment)
+    if not (student.learns and objective.states):
         return
     load.encoder_digest(run, student, cached.ENCODER)  # raises if the next line would send a request
     files = load.encoder_files(run, student, cached.ENCODER)
@@ -212,7 +212,9 @@ def check_states(run: Run) -> None:
         what = "an encoder-decoder as the student gives no states of its tokens, which the objective compares"
         fix = "use a BERT-like encoder, or a method that reads no states: `amalgam methods`"
         raise ModelError(what, where=f"{cached.ENCODER}: {student.encoder}", fix=fix)
-    wanted = _digest(files) if states == "tokens" else None
+    if objective.replaces_states and text_config(files.config).get("model_type") in OTHER_LAYERS:
+        raise no_layers(student.layers or depth_of(files))
+    wanted = _digest(files) if objective.states == "tokens" else None
     for teacher in load.teachers_of(run) if wanted else ():
         fix = "set objective.states=pooled (layerwise: objective.schedule=joint), or use an encoder with its tokenizer"
         if _digest(teacher.files) != wanted:

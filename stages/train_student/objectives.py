@@ -18,11 +18,11 @@ from torch.nn.functional import normalize
 
 from amalgam.data.arrays import RowNumbers
 from amalgam.pipeline.config.schema import Objective
-from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.cached.read import States
 from amalgam.stages.common.inference.fast_encoder import mean_over_tokens
 from amalgam.stages.common.inference.states import in_blocks
 from amalgam.stages.common.training.losses import Batch, Loss
+from amalgam.stages.objective_inputs import no_layers
 
 HEADS = 8
 """Attention heads of a Strata; fewer if they do not divide the width."""
@@ -311,14 +311,6 @@ def layers_of(model: nn.Module, count: int) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len(module) == count and len({type(layer) for layer in module}) == 1:
             return module
     raise no_layers(count)
-
-
-def no_layers(count: int) -> ModelError:
-    return ModelError(
-        f"the student's encoder has no list of {count} layers that each give a state of each token",
-        where="objective.name: layerwise",
-        fix="set objective.schedule=joint, or use a BERT-like encoder",
-    )
 
 
 class MTBertObjective(StateLearning):

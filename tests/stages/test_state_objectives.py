@@ -12,6 +12,7 @@ import torch
 from amalgam.pipeline.config.schema import Objective
 from amalgam.pipeline.errors import ModelError
 from amalgam.stages.common.cached.read import States
+from amalgam.stages.common.models.model_folder import OTHER_LAYERS
 from amalgam.stages.common.training.losses import LogitMSE, WeightedKL
 from amalgam.stages.train_student.objectives import (
     Amalgamation,
@@ -301,9 +302,9 @@ def test_an_encoder_that_repeats_one_layer_is_refused_with_the_way_out() -> None
     assert "objective.schedule=joint" in str(refused.value.fix)
 
 
-@pytest.mark.parametrize("kind", ["funnel", "longformer", "squeezebert", "xlnet"])
+@pytest.mark.parametrize("kind", ["funnel", *sorted(OTHER_LAYERS)])
 def test_an_encoder_whose_layers_give_other_states_is_refused(kind: str) -> None:
-    """Fewer states, padded ones, layers in another list, and tokens before texts."""
+    """One layer again and again, fewer states, padded ones, lists, layers in another list, and tokens before texts."""
     with pytest.raises(ModelError, match="2 layers that each give a state of each token"):
         asked(*layer_by_layer(kind))
 

@@ -68,6 +68,7 @@ UNLIKE: dict[str, dict[str, Any]] = {
     "funnel": {"block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48},
     "longformer": {**SHAPE, "attention_window": [8, 8]},
     "nystromformer": {**SHAPE, "num_landmarks": 4, "segment_means_seq_len": 4},
+    "openai-gpt": {"n_embd": 32, "n_layer": 2, "n_head": 4},
     "reformer": {
         "hidden_size": 32,
         "attention_head_size": 8,

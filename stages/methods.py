@@ -290,5 +290,8 @@ def _generate_checks(experiment: ExperimentConfig) -> Checks:
     yield experiment.labels == FROM_CORPUS, "labels", message
     yield no_model, "generate.language_model", f"{section.source} needs one"
     yield no_corpus, "generate.corpus", f"{section.source} needs texts"
+    words, tokens = section.min_words, section.max_tokens
+    message = f"{words} is more than generate.max_tokens, {tokens}: a word usually has one or more"
+    yield section.writes and words > tokens, "generate.min_words", message
     unread = section.corpus is not None and not section.reads_corpus
     yield unread, "generate.corpus", "only cross-domain and recombined read texts"

@@ -220,7 +220,7 @@ def test_outputs_in_another_order_give_other_texts_for_the_same_labels(workspace
 
 
 def test_equal_texts_are_held_out_together(workspace: Workspace) -> None:
-    workspace("generate", "generate.max_tokens=2", "generate.steering_strength=0")
+    workspace("generate", "generate.max_tokens=2", "generate.min_words=2", "generate.steering_strength=0")
     draws = {(row["text"].lower(), row["draw"]) for row in rows(workspace)}
     texts = {text for text, _ in draws}
     assert 5 < len(texts) < len(rows(workspace))
@@ -451,9 +451,9 @@ def test_the_advice_for_an_unreached_class_names_settings_of_the_source(workspac
 
 
 def test_filters_that_leave_nothing_are_an_error_with_the_figures(workspace: Workspace) -> None:
-    err = workspace.refusal(3, "run", "generate.min_words=50")
+    err = workspace.refusal(3, "run", "generate.min_class_probability=1")
     assert f"{TEXTS * len(CLASSES)} generated texts" in err
-    assert f"min_words {TEXTS * len(CLASSES)}" in err
+    assert f"min_class_probability {TEXTS * len(CLASSES)}" in err
     assert "fix: " in err
 
 
@@ -484,6 +484,7 @@ PROBLEMS = {
     "generate=": "corpus.train: ",
     "generate.top_p=1.5": "generate.top_p",
     "generate.temperature=[]": "generate.temperature",
+    "generate.min_words=9": "generate.min_words: 9 is more than generate.max_tokens, 8",
 }
 
 

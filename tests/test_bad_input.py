@@ -343,6 +343,18 @@ def test_texts_with_such_labels_are_left_out_and_counted_with_skip(fresh: Worksp
     assert "accuracy over all labels; 3 more have a label of no teacher" in printed
 
 
+@pytest.mark.parametrize("unknown", ["sailing", "none"])
+def test_a_student_of_gold_labels_learns_no_text_with_such_a_label(fresh: Workspace, unknown: str) -> None:
+    options = ("student.method=supervised", "student.held_out=0", "corpus.on_bad_row=skip", f"corpus.unknown={unknown}")
+    sailing = [(f"the {boat} left the harbour", "sailing") for boat in ("boat", "ferry", "yacht")]
+    fresh.write([*fresh.texts(), *sailing])
+    assert re.search(r"note: 3 train texts left out: .*sailing", fresh("train-student", *options).err)
+    assert fresh.manifest("train-student")["facts"]["texts"] == len(fresh.texts()) - 3
+    assert sorted(weight for _, weight in fresh.targets().values())[:4] == [0, 0, 0, 1]
+    fresh.write(sailing)
+    assert "sailing" in fresh.refusal(3, "train-student", *options)
+
+
 def test_a_validation_part_wholly_outside_the_union_is_refused_even_with_skip(fresh: Workspace) -> None:
     fresh.write([("the boat left the harbour", "sailing")], "validation")
     err = fresh.refusal(3, "run", "corpus.validation=texts/validation.csv", "corpus.on_bad_row=skip")

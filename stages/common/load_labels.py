@@ -9,6 +9,7 @@ from functools import partial
 from amalgam.data.corpus import find_files
 from amalgam.data.keys import shown, shown_names, union_of
 from amalgam.pipeline.config.schema import FROM_CORPUS
+from amalgam.pipeline.console import counted
 from amalgam.pipeline.errors import DataError, ExperimentError
 from amalgam.pipeline.execution.stage import PendingDependencyError, Run, once
 from amalgam.pipeline.input_files import in_commands, kind_of
@@ -19,6 +20,7 @@ from amalgam.stages.common.corpus import (
     GENERATED,
     IN_MEMORY,
     LABELS_SHOWN,
+    LEFT_OUT,
     REMOTE,
     check_gold_labels,
     corpus_for,
@@ -117,9 +119,20 @@ def is_random_sample(run: Run) -> bool:
 
 
 def excluded_texts(run: Run) -> frozenset[bytes]:
-    """Returns the labelled texts that no student learns: those of the estimates, and unknown ones."""
+    """Returns the labelled texts that no student learns: those of the estimates, and those with no label of it."""
     given = given_labels(run)
-    return estimation_texts(run) | (given.unknown if given else frozenset())
+    return estimation_texts(run) | _texts_outside_union(run) | (given.unknown if given else frozenset())
+
+
+@once
+def _texts_outside_union(run: Run) -> frozenset[bytes]:
+    """Returns the training texts with gold labels outside the union, if the targets are gold labels."""
+    if not target_method(run.experiment.targets).reads_gold:
+        return frozenset()
+    part, names = train_part(run), {*label_space(run).names}
+    rows = tables(run.store, part, ["key", "label"]) if part.facts["labels"].keys() - names else ()
+    columns = ((table.column("key").to_pylist(), table.column("label").to_pylist()) for table in rows)
+    return frozenset(key for pair in columns for key, label in zip(*pair, strict=True) if label not in names)
 
 
 @once
@@ -193,16 +206,19 @@ def check_gold(run: Run) -> None:
 
 def gold_notes(run: Run, union: Callable[[], Iterable[str]]) -> list[str]:
     """Refuses gold labels outside the union; returns notes on such texts if the settings skip them."""
-    notes = []
+    notes, corpus = [], run.experiment.corpus
     reads_gold = target_method(run.experiment.targets).reads_gold
-    treatments = dict.fromkeys(["test", "validation", *(["train"] if reads_gold else [])], "left out")
+    treatments = dict.fromkeys(["test", "validation", *(["train"] if reads_gold else [])], LEFT_OUT)
     if run.experiment.labels == FROM_CORPUS and _takes_labels(run):
         treatments["train"] = "learned without a label"
     for name, treatment in treatments.items():
         if part := part_of(run, name):
             files = partial(part_files, run, name)
-            if note := check_gold_labels(part, run.experiment.corpus, set(union()), _renamed(run), files, treatment):
+            if note := check_gold_labels(part, corpus, set(union()), _renamed(run), files, treatment):
                 notes.append(note)
+            unknown = part.facts["labels"].get(str(corpus.unknown), 0) if name == "train" and reads_gold else 0
+            if unknown and corpus.unknown:
+                notes.append(f"{counted(unknown, 'train text')} {treatment}: corpus.unknown is {shown(corpus.unknown)}")
     return notes
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from amalgam.data.keys import text_key
@@ -17,7 +19,7 @@ from amalgam.stages.app.runs import open_run
 from amalgam.stages.common.cached.load import states_of
 from amalgam.stages.registry import STAGES
 from amalgam.tests.stages.tiny_models import save_tiny
-from amalgam.tests.workspaces import TEACHER_LABELS, TRAIN, Workspace, word_list, write_model
+from amalgam.tests.workspaces import TEACHER_LABELS, TRAIN, Workspace, scale_weights, word_list, write_model
 
 Array = NDArray[Any]
 Keys = NDArray[np.bytes_]
@@ -127,6 +129,19 @@ def test_an_encoder_that_tokenises_otherwise_is_refused_though_the_states_are_ca
     workspace("train-student", *TOKENS)
     write_model(workspace.folder / "models/other", words=word_list(workspace)[::-1], seed=7)
     assert "token" in workspace.refusal(2, "train-student", *TOKENS, "student.encoder=./models/other")
+
+
+@pytest.mark.parametrize("settings", [(POOLED,), TOKENS, ("student.method=amalgam", "cache.passes=0")])
+def test_states_that_are_too_large_for_the_cache_are_clipped_with_a_note(
+    fresh: Workspace, settings: tuple[str, ...]
+) -> None:
+    scale_weights(fresh.folder / "models/first", "bert.encoder.layer.0.output.LayerNorm.weight", 1e5)
+    fresh.edit("targets:\n  mode: soft\n", "")
+    err = fresh("cache-features", *settings).err
+    [(teacher, count)] = re.findall(r"note: teacher (.+): ([\d,]+) numbers were clipped in", err)
+    kept = [np.load(path) for path in (fresh.artifacts / "cache-features").rglob("*.npy")]
+    assert (teacher, int(count.replace(",", ""))) == ("first", sum(int((abs(part) == 65504).sum()) for part in kept))
+    assert "65504" not in fresh("cache-features", *settings).err
 
 
 def test_a_damaged_file_of_states_is_made_again_alone(workspace: Workspace) -> None:

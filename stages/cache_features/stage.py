@@ -6,11 +6,12 @@ for objectives that learn from them. Families work as for predictions: appended 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from amalgam.data.parquet import write_table
 from amalgam.pipeline.config.schema import ExperimentConfig
@@ -22,7 +23,7 @@ from amalgam.pipeline.storage.facts import FactTypes
 from amalgam.pipeline.storage.store import Record
 from amalgam.stages.common import load
 from amalgam.stages.common.cached import load as cached
-from amalgam.stages.common.cached.coverage import UnitFacts, units_for
+from amalgam.stages.common.cached.coverage import StateFacts, family_in, units_for
 from amalgam.stages.common.input_names import ENCODER, INPUT_NAMES
 from amalgam.stages.common.models.model_folder import ONE_RUN, OTHER_LAYERS, text_config
 from amalgam.stages.common.models.resolve import ModelFiles, depth_of, hidden_size
@@ -41,6 +42,8 @@ class FamiliesFacts(TypedDict):
     """The families of states by their owner."""
 
     families: dict[str, list[str]]
+    clipped: NotRequired[dict[str, int]]
+    """By owner, the numbers beyond the largest of fp16; without owners that have none."""
 
 
 class CacheFeatures(Stage):
@@ -50,7 +53,7 @@ class CacheFeatures(Stage):
     unit_label = "texts"
     reads = ("read-corpus", "train-teachers")
     enabled_by = "choose targets or an objective that read hidden states"
-    facts = FactTypes(FamiliesFacts, UnitFacts)
+    facts = FactTypes(FamiliesFacts, StateFacts)
     input_names = {
         r"features(\.feature)?": STATES,
         r"features\.content": ENCODER,
@@ -130,7 +133,17 @@ class CacheFeatures(Stage):
             named = f"states of {family.owner}" if family.teacher else f"features of {run.experiment.student.encoder}"
             cached.describe_family(run, self.name, family.name, {"teacher": named, **family.key, **family.versions})
             families.setdefault(family.owner, []).append(family.name)
-        return {"families": families}
+        counts = Counter[str]()
+        for record in records:
+            counts[family_in(record.files[0].path)] += record.facts.get("clipped", 0)
+        by_owner = {owner: sum(counts[name] for name in names) for owner, names in families.items()}
+        clipped = {owner: count for owner, count in by_owner.items() if count}
+        return {"families": families, "clipped": clipped} if clipped else {"families": families}
+
+    def notes(self, run: Run, manifest: Record) -> Iterator[str]:
+        for owner, count in manifest.facts.get("clipped", {}).items():
+            numbers = counted(count, "number", "was", "were")
+            yield f"teacher {owner}: {numbers} clipped in its hidden states, at 65504, the largest that the cache keeps"
 
     def recomputed(self, unit: Record | None, teacher: str) -> str:
         texts = counted(unit.facts["rows"], "text") if unit and "rows" in unit.facts else "one unit"
@@ -194,8 +207,9 @@ def _write_states(
     texts = tokenize(unit)
     by_token = key["states"] == "tokens"
     with run.store.draft(unit.folder, unit.name) as draft:
-        write_states(draft.folder, teacher, texts.keys, texts.tokens, blocks=key["blocks"], by_token=by_token)
-        draft.facts = unit.payload.facts(len(texts.keys))
+        written = (draft.folder, teacher, texts.keys, texts.tokens)
+        clipped = write_states(*written, blocks=key["blocks"], by_token=by_token)
+        draft.facts = unit.payload.facts_of_states(len(texts.keys), clipped)
 
 
 def check_states(run: Run) -> None:

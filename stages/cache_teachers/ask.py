@@ -238,8 +238,7 @@ def _commit(
 def _commit_states(inputs: CacheInputs, tokenized: TokenizedUnit, folder: Path, states: Array) -> None:
     unit, request = tokenized.unit, tokenized.unit.payload
     with inputs.store.draft(folder, unit.name) as draft:
-        write_pooled(draft.folder, tokenized.keys, states)
-        draft.facts = request.facts(len(states))
+        draft.facts = request.facts_of_states(len(states), write_pooled(draft.folder, tokenized.keys, states))
 
 
 def commit_answers(  # noqa: PLR0913 - what to write, and where

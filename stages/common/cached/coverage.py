@@ -74,6 +74,10 @@ class UnitRequest:
     def facts(self, rows: int) -> UnitFacts:
         return {"prefix": self.prefix, "logits": self.logits, "first": self.first, "last": self.last, "rows": rows}
 
+    def facts_of_states(self, rows: int, clipped: int) -> UnitFacts:
+        facts = self.facts(rows)
+        return StateFacts(**facts, clipped=clipped) if clipped else facts
+
 
 @dataclass(frozen=True, slots=True)
 class CachedUnit:
@@ -108,6 +112,11 @@ class UnitFacts(TypedDict):
     first: int
     last: int
     rows: int
+
+
+class StateFacts(UnitFacts):
+    clipped: NotRequired[int]
+    """Numbers beyond the largest of fp16; absent if there are none."""
 
 
 class AnswerFacts(UnitFacts):

@@ -123,22 +123,30 @@ def reserve(path: Path) -> None:
 
 def write_states(  # noqa: PLR0913 - each a separate input of the states
     folder: Path, teacher: Teacher, keys: list[bytes], tokens: TokenRows, *, blocks: int, by_token: bool
-) -> None:
-    """Writes keys.parquet and states.npy, which readers map into memory."""
+) -> int:
+    """Writes keys.parquet and states.npy, which readers map into memory; returns how many numbers were clipped."""
     lengths = tokens.lengths if by_token else np.ones(len(tokens), np.int64)
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    starts, clipped = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]), 0
     with _state_file(folder, keys, lengths, (max(1, blocks), teacher.width)) as mapped:
         at_once, equal = tokens_at_once(teacher.device, teacher.width), reads_padding(teacher.model.config)
         for rows in token_batches(tokens.lengths, at_once, equal=equal):
             states = _states(teacher, keys, tokens, rows, blocks=blocks, by_token=by_token)
             for row, values in zip(rows, states, strict=True):
                 mapped[starts[row] : starts[row + 1]] = values[: lengths[row]]
+                clipped += _count_clipped(values[: lengths[row]])
+    return clipped
 
 
-def write_pooled(folder: Path, keys: list[bytes], states: Array) -> None:
-    """Writes the files of `write_states` from the last layer's states of texts [texts, width]."""
+def write_pooled(folder: Path, keys: list[bytes], states: Array) -> int:
+    """Does the same as `write_states` with the last layer's states of texts [texts, width]."""
     with _state_file(folder, keys, np.ones(len(keys), np.int64), (1, states.shape[1])) as mapped:
         mapped[:] = states[:, None]
+    return _count_clipped(states)
+
+
+def _count_clipped(states: Array) -> int:
+    """Returns how many numbers in fp16 are the largest, to which larger ones are clipped."""
+    return int(np.count_nonzero((states.view(np.uint16) & 0x7FFF) == np.float16(LARGEST).view(np.uint16)))
 
 
 @contextmanager

@@ -162,6 +162,8 @@ FULL = {
     errno.EDQUOT: "your disk quota is used up",
     errno.EFBIG: "a file is larger than the system allows (ulimit -f)",
 }
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors of a place that this user cannot write."""
 PASSING = (errno.EIO, errno.ESTALE)
 """Errors of a disk that often pass."""
 

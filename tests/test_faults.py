@@ -25,6 +25,7 @@ from amalgam.stages.common import load
 from amalgam.stages.common.training.run import TrainingLog
 from amalgam.tests import interruptible
 from amalgam.tests.forking import Forked
+from amalgam.tests.test_errors import permissions, without_privileges
 from amalgam.tests.workspaces import (
     TOLERANCE,
     TRAIN,
@@ -125,6 +126,29 @@ def test_a_lost_manifest_is_written_again_and_nothing_is_recomputed(
     workspace("run")
     assert json.loads(manifest.read_text()) == before
     assert all(path.stat().st_mtime_ns == when for path, when in made.items() if path != manifest)
+
+
+@permissions
+def test_all_damage_of_a_workspace_that_cannot_be_written_is_reported(workspace: Workspace) -> None:
+    unit = train_unit(workspace)
+    family, mark = unit.parents[1] / "family.json", next((workspace.folder / "students/student").glob("*amalgam*.json"))
+    paths = [unit, family, mark, workspace.folder / "students/student/model.safetensors"]
+    for path in paths:
+        flip_bit(path)
+    damaged, results = {path: path.read_bytes() for path in paths}, []
+    for path in [workspace.folder, *workspace.folder.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    with without_privileges():
+        results = [workspace.attempt("verify", *options) for options in ((), ("--json",), ("--json", "--repair"))]
+    for path in [workspace.folder, *workspace.folder.rglob("*")]:
+        path.chmod(0o755)
+    assert {path: path.read_bytes() for path in paths} == damaged
+    places = {str(path.relative_to(workspace.folder)).removeprefix("artifacts/") for path in paths}
+    for result in results[1:]:
+        assert (result.code, {damage["path"] for damage in result.json["damaged"]}) == (1, places), result.err
+    assert results[0].out.count("to mend: it stays there (Permission denied): give your user access") == 3
+    assert "quarantine" not in results[0].err
+    assert {damage["path"] for damage in workspace.attempt("verify", "--json").json["damaged"]} == places
 
 
 def test_a_damaged_student_is_trained_again_from_the_same_targets(workspace: Workspace) -> None:

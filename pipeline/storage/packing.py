@@ -157,9 +157,9 @@ class PackedStorage:
             return {}
         return _parsed(data[-8 - size : -8], pack) or {}
 
-    def mend_indexes(self, folder: str) -> dict[str, bool]:
-        """Writes damaged indexes and copies again; returns their paths, True if the other one was readable."""
-        mended: dict[str, bool] = {}
+    def damaged_indexes(self, folder: str) -> dict[str, tuple[bytes, bool]]:
+        """Returns the whole content of damaged indexes and copies, and True if the other one is readable."""
+        contents: dict[str, tuple[bytes, bool]] = {}
         paths = {entry.path for entry in self.inner.list(f"{folder}/{FOLDER}") if entry.path.endswith(".gz")}
         for path in sorted({path.removesuffix(".gz").removesuffix(".copy") for path in paths}):
             names = [f"{path}.gz", f"{path}.copy.gz"]
@@ -168,11 +168,13 @@ class PackedStorage:
             if damaged:
                 whole = next((texts[name] for name in names if name not in damaged), None)
                 text = whole or _packed(self._rebuilt(path))
-                self.inner.put(dict.fromkeys(damaged, text))
-                mended |= dict.fromkeys(damaged, whole is not None)
-        if mended:
-            self._indexes.pop(folder, None)
-        return mended
+                contents |= dict.fromkeys(damaged, (text, whole is not None))
+        return contents
+
+    def put_indexes(self, folder: str, contents: Mapping[str, bytes]) -> None:
+        """Writes indexes of the folder again."""
+        self.inner.put(contents)
+        self._indexes.pop(folder, None)
 
     def add(self, folder: str, **content: Any) -> None:
         """Publishes an index under the next free number."""

@@ -183,7 +183,7 @@ def verify_workspace(config: Path, overrides: list[str], *, repair: bool, as_jso
             console.result(f"{damage['path']}: {damage['fault']}; {state}: {damage['repair']}")
         console.result(f"{counted(results['files'], 'file')}, {size(results['bytes'])} checked, {len(damaged)} damaged")
     left = [damage for damage in damaged if not damage["mended"]]
-    stored = [damage for damage in left if damage["path"].split("/")[0] not in FOLDERS]
+    stored = [damage for damage in left if damage["command"] and damage["path"].split("/")[0] not in FOLDERS]
     if left or (damaged and not repair):
         files = counted(len(left or damaged), "file", "is", "are")
         raise DamagedError(

@@ -12,13 +12,14 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypedDict
 
 from amalgam.data import parquet
 from amalgam.data.lazy import np, pq
 from amalgam.pipeline.console import duration
+from amalgam.pipeline.errors import READ_ONLY, fix_of, number_of, reason_of
 from amalgam.pipeline.execution.stage import Run
 from amalgam.pipeline.input_files import file_digest
 from amalgam.pipeline.storage.backend import QUARANTINE, FileInfo
@@ -107,6 +108,19 @@ def _unmended(path: str, fault: str, repair: str, command: str = "") -> Damage:
     return Damage(path=path, fault=fault, repair=repair, mended=False, command=command)
 
 
+def _mend(damages: Sequence[Damage], write: Callable[[], object]) -> list[Damage]:
+    """Mends damages, or moves the files away; returns them unmended, with the reason, where that is not allowed."""
+    try:
+        if damages:
+            write()
+    except OSError as error:
+        if number_of(error) not in READ_ONLY:
+            raise
+        repair = f"it stays there ({reason_of(error)}): {fix_of(error)}, then verify again"
+        return [_unmended(damage["path"], damage["fault"], repair) for damage in damages]
+    return [*damages]
+
+
 def _links(base: Path, store: Store) -> Iterator[Damage]:
     fault, repair = "it is a link, behind which no file is checked or written", "move the link away and run again"
     folders = [] if store.backend.is_remote else [*STAGE_NAMED, CACHED_TOKENS, LOGS]
@@ -127,36 +141,37 @@ def _small_files(store: Store, paths: Iterable[str]) -> Iterator[Damage]:
             original = path.removesuffix(COPY) + ".json" if path.endswith(COPY) else path
             content = store.read_json(store.root / original)
             if content is None:
-                store.quarantine(store.root / path)
-                if NOTE_PATH.fullmatch(path):
-                    yield _mended(path, NO_MATCH, NO_RESULT)
-                else:
-                    yield _unmended(path, NO_MATCH, "written again", RUN)
+                again = _unmended(path, NO_MATCH, "written again", RUN)
+                damage = _mended(path, NO_MATCH, NO_RESULT) if NOTE_PATH.fullmatch(path) else again
+                yield from _mend([damage], partial(store.quarantine, store.root / path))
             else:
-                store.replace(store.root / original, content, copy=True)
-                yield _mended(path, NO_MATCH, FROM_COPY)
+                write = partial(store.replace, store.root / original, content, copy=True)
+                yield from _mend([_mended(path, NO_MATCH, FROM_COPY)], write)
 
 
 def _indexes(store: Store, entries: Iterable[FileInfo]) -> Iterator[Damage]:
     """Restores the indexes of packed units."""
     folders = {entry.path.rpartition("/packs/")[0] for entry in entries if "/packs/" in entry.path}
     for folder in sorted(filter(may_be_packed, folders)):
-        for path, is_copied in store.backend.mend_indexes(folder).items():
-            yield _mended(path, NO_MATCH, FROM_COPY if is_copied else FROM_PACKS)
+        damaged = store.backend.damaged_indexes(folder)
+        repairs = {path: FROM_COPY if is_copied else FROM_PACKS for path, (_, is_copied) in damaged.items()}
+        contents = {path: text for path, (text, _) in damaged.items()}
+        write = partial(store.backend.put_indexes, folder, contents)
+        yield from _mend([_mended(path, NO_MATCH, repair) for path, repair in repairs.items()], write)
 
 
 def _checkpoints(store: Store) -> Iterator[Damage]:
     for folder in checkpoint_folders(store.root):
         for path, fault in damaged_files(folder).items():
-            deliveries.set_aside(store, path)
             repair = "a training resumes from the checkpoint before, or begins again"
-            yield _unmended(path.relative_to(store.root).as_posix(), fault, repair, RUN)
+            damage = _unmended(path.relative_to(store.root).as_posix(), fault, repair, RUN)
+            yield from _mend([damage], partial(deliveries.set_aside, store, path))
 
 
 def _logs(store: Store) -> Iterator[Damage]:
     for path in damaged_logs(store.root):
-        deliveries.set_aside(store, path)
-        yield _mended(path.relative_to(store.root).as_posix(), NO_MATCH, NO_RESULT)
+        damage = _mended(path.relative_to(store.root).as_posix(), NO_MATCH, NO_RESULT)
+        yield from _mend([damage], partial(deliveries.set_aside, store, path))
 
 
 def _given_texts(store: Store) -> Iterator[Damage]:
@@ -164,8 +179,8 @@ def _given_texts(store: Store) -> Iterator[Damage]:
     folder = store.root / GIVEN
     for path in sorted(folder.glob("*.parquet")) if is_below(GIVEN, store.root) else ():
         if is_regular(path) and len(path.stem) == GIVEN_NAME and file_digest(path)[:GIVEN_NAME] != path.stem:
-            deliveries.set_aside(store, path)
-            yield _unmended(f"{GIVEN}/{path.name}", NO_MATCH, "pass the texts from Python again")
+            damage = _unmended(f"{GIVEN}/{path.name}", NO_MATCH, "pass the texts from Python again")
+            yield from _mend([damage], partial(deliveries.set_aside, store, path))
 
 
 # ---- results
@@ -197,12 +212,15 @@ class _Results:
         by_path |= {path: fault for path, file in self.files.items() if (fault := store.check_file(file, refetch=True))}
         copies = {path: copy for path in by_path if path in self.files and (copy := delivered.copy(self.files[path]))}
         damages = [self._damage(path, fault, copies, repair=repair) for path, fault in by_path.items()]
-        store.quarantine(*map(store.root.joinpath, by_path))
-        for path, copy in copies.items() if repair else ():
-            deliveries.restore_original(store, self.files[path], copy)
         lost = {path: fault for path, fault in by_path.items() if path not in copies}
-        store.quarantine(*map(store.root.joinpath, self._never_rebuilt(lost)))
-        return damages
+
+        def mend() -> None:
+            store.quarantine(*map(store.root.joinpath, by_path))
+            for path, copy in copies.items() if repair else ():
+                deliveries.restore_original(store, self.files[path], copy)
+            store.quarantine(*map(store.root.joinpath, self._never_rebuilt(lost)))
+
+        return _mend(damages, mend)
 
     def _damage(self, path: str, fault: str, copies: Mapping[str, Path], *, repair: bool) -> Damage:
         if path in copies:
@@ -303,19 +321,19 @@ class _Deliveries:
         return None
 
     def _marks(self, folder: Path, mark: Mark | None) -> Iterator[Damage]:
-        for name in deliveries.unreadable_marks(folder):
-            path = self._shown(folder / name)
-            if mark is None:
-                fault = "it cannot be read, and neither can its copy"
-                if deliveries.is_copy_of(folder, self._originals(folder)):
-                    yield _unmended(path, fault, "written again: the files are those of the workspace", RUN)
-                else:
-                    repair = f"move {self._shown(folder)} away; the next run delivers it again"
-                    yield _unmended(path, fault, repair)
-            else:
-                yield _mended(path, NO_MATCH if (folder / name).exists() else "missing", FROM_COPY)
+        places = {self._shown(place): place for place in map(folder.joinpath, deliveries.unreadable_marks(folder))}
         if mark is not None:
-            deliveries.write_mark(folder, mark)
+            faults = {path: NO_MATCH if place.exists() else "missing" for path, place in places.items()}
+            damages = [_mended(path, fault, FROM_COPY) for path, fault in faults.items()]
+            yield from _mend(damages, partial(deliveries.write_mark, folder, mark))
+            return
+        for path in places:
+            fault = "it cannot be read, and neither can its copy"
+            if deliveries.is_copy_of(folder, self._originals(folder)):
+                yield _unmended(path, fault, "written again: the files are those of the workspace", RUN)
+            else:
+                repair = f"move {self._shown(folder)} away; the next run delivers it again"
+                yield _unmended(path, fault, repair)
 
     def _originals(self, folder: Path) -> dict[str, StoredFile]:
         """Returns the files that the next run delivers to the folder, by their names in it."""
@@ -335,8 +353,8 @@ class _Deliveries:
             path, file = self._shown(target / name), mark.files[name]
             if file.path and self.run.store.has(self.run.store.path(file)) and not self.run.store.check_file(file):
                 if self.repair:
-                    deliveries.mend(self._services, target, {name: file}, {name: fault})
-                    yield _mended(path, fault, FROM_STORE)
+                    write = partial(deliveries.mend, self._services, target, {name: file}, {name: fault})
+                    yield from _mend([_mended(path, fault, FROM_STORE)], write)
                 else:
                     yield _unmended(path, fault, FROM_STORE, REPAIR)
             elif is_page:

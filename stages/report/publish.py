@@ -6,7 +6,6 @@ A file that amalgam did not write is never replaced, and links are not followed.
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import json
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import Any
 from amalgam.data.keys import shown
 from amalgam.data.rows import FIELD_LIMIT
 from amalgam.pipeline.config.schema import ExperimentConfig
-from amalgam.pipeline.errors import ExperimentError, reason_of
+from amalgam.pipeline.errors import READ_ONLY, ExperimentError, reason_of
 from amalgam.pipeline.storage.local import atomic_write
 from amalgam.pipeline.storage.paths import is_regular
 from amalgam.pipeline.user_paths import check_writable
@@ -28,8 +27,6 @@ MARKERS = {".html": '<meta name="generator" content="amalgam report">', ".json":
 """Text near the start of every file that amalgam writes here."""
 
 MARKER_BYTES = 400
-
-READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 TO_LABEL = ".to-label.csv"
 """End of the name of the file with the texts to label."""

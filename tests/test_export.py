@@ -360,6 +360,33 @@ def test_a_token_with_large_values_leaves_the_other_tokens_their_bits(tmp_path: 
     assert differences[5] == 0, "a token of zeros alone"
 
 
+def test_two_products_of_an_int8_model_fit_in_16_bits(tmp_path: Path) -> None:
+    """CPUs without VNNI add the products of two inputs in 16 bits, and larger sums saturate."""
+    import onnx
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    inputs = 5  # an odd number: the last one has no partner
+    nodes = [helper.make_node("MatMul", ["tokens", "weights"], ["logits"])]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2, size])
+        for name, size in (("tokens", inputs), ("logits", 3))
+    ]
+    weights = np.ones((inputs, 3), np.float32) * np.float32([1, -1, 0.5])
+    graph = helper.make_graph(nodes, "product", values[:1], values[1:], [numpy_helper.from_array(weights, "weights")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, tmp_path / "fp32.onnx")
+    int8.write_int8(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
+    arrays = {each.name: numpy_helper.to_array(each) for each in onnx.load(tmp_path / "int8.onnx").graph.initializer}
+    numbers = arrays["weights_int8"].astype(int)
+    largest = 255 * np.abs(numbers[0:4:2] + numbers[1:4:2]).max()
+    assert 2**14 < largest < 2**15
+    session = onnxruntime.InferenceSession(str(tmp_path / "int8.onnx"), providers=["CPUExecutionProvider"])
+    tokens = np.ones((1, 2, inputs), np.float32)
+    (logits,) = session.run(["logits"], {"tokens": tokens})
+    assert logits == pytest.approx(tokens @ weights, rel=0.01)
+
+
 def test_other_texts_change_no_answer_of_an_int8_export(exported: Workspace) -> None:
     exported("export", "--onnx", "--int8", "--force")
     student = OnnxStudent(read_export(exported.folder / "students/student-onnx-int8", ""), 2)

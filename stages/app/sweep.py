@@ -130,6 +130,7 @@ def _check_students(source: ExperimentSource, sweep_runs: Sequence[SweepRun]) ->
     """Refuses the sweep if one of its students could not be trained."""
     for sweep_run in sweep_runs:
         run = open_run(source, sweep_run.overrides, console=Console(quiet=True))
+        check_requirements(run, source, sweep_run.overrides)
         for check in (_check_texts, check_student_encoder, check_train_gold):
             error = error_of(check, run)
             if error is not None:
@@ -241,7 +242,6 @@ def _train_in_parallel(source: ExperimentSource, sweep_runs: Sequence[SweepRun],
         if not STUDENT.is_needed(run.experiment):
             continue
         earlier = [stage for stage in STAGES[: STAGES.index(STUDENT)] if stage.is_needed(run.experiment)]
-        check_requirements(run, source, sweep_run.overrides)
         with working(run):
             update(earlier, run, keep_overrides=False)
             STUDENT.resolve_inputs(run)

@@ -372,7 +372,7 @@ def test_two_products_of_an_int8_model_fit_in_16_bits(tmp_path: Path) -> None:
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2, size])
         for name, size in (("tokens", inputs), ("logits", 3))
     ]
-    weights = np.ones((inputs, 3), np.float32) * np.float32([1, -1, 0.5])
+    weights = np.tile(np.array([1, -1, 0.5], np.float32), (inputs, 1))
     graph = helper.make_graph(nodes, "product", values[:1], values[1:], [numpy_helper.from_array(weights, "weights")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.save(model, tmp_path / "fp32.onnx")

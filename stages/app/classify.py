@@ -165,8 +165,8 @@ def _print(answers: Sequence[tuple[str, float]]) -> None:
         sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python writes the rest when it exits
-        has_enough = isinstance(error, BrokenPipeError)  # the reader, as `head`
-        sys.exit(None if has_enough else f"the labels cannot be written: {error.strerror}; use a disk with space")
+        is_closed = isinstance(error, BrokenPipeError)  # by its reader, such as `head`
+        sys.exit(None if is_closed else f"the labels cannot be written: {error.strerror}; use a disk with space")
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ NO_ENCODER = {
 }
 """Kinds of models that have a classifier in transformers, but make no student; with the reason."""
 OTHER_LAYERS = frozenset({"albert", "longformer", "openai-gpt", "squeezebert", "xlnet"})
-"""Kinds of models without a list of layers that each give a state of each token: layer-wise learning leads those."""
+"""Kinds of models without a list of layers that each give a state of each token; layer-wise learning needs one."""
 ONE_RUN = frozenset({"bert", "camembert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta"})
 """Kinds of models whose predictions and last states usually come from one run; for estimates only."""
 ABSURD_LENGTH = 1_000_000  # tokenizers without a limit report 1e30, or a rounded form of it

@@ -9,14 +9,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
 from amalgam.benchmarks import exports
-from amalgam.data.arrays import softmax
+from amalgam.data.arrays import Array, softmax
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import ModelError, WorkError
 from amalgam.stages.app import export_onnx as onnx_export
@@ -330,10 +332,28 @@ def test_the_int8_model_computes_in_int8_and_agrees_with_the_student(exported: W
     assert np.abs(logits - expected).max() < 0.1 * np.abs(expected).max()
 
 
-def test_a_token_with_large_values_leaves_the_other_tokens_their_bits(tmp_path: Path) -> None:
+def int8_of(folder: Path, nodes: Sequence[Any], weights: Mapping[str, Array]) -> Any:
+    """Write a model from `tokens` to `logits` in int8 as int8.onnx; return its session."""
     import onnx
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
+
+    first, *_, last = [shape for values in weights.values() for shape in values.shape]
+    widths = {"tokens": first, "logits": last}
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "length", width])]
+        for name, width in widths.items()
+    )
+    arrays = [numpy_helper.from_array(values, name) for name, values in weights.items()]
+    graph = helper.make_graph(nodes, "products", inputs, outputs, arrays)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, folder / "fp32.onnx")
+    int8.write_int8(folder / "fp32.onnx", folder / "int8.onnx")
+    return onnxruntime.InferenceSession(str(folder / "int8.onnx"), providers=["CPUExecutionProvider"])
+
+
+def test_a_token_with_large_values_leaves_the_other_tokens_their_bits(tmp_path: Path) -> None:
+    from onnx import helper
 
     random = np.random.default_rng(0)
     wide, narrow = (random.normal(size=shape).astype(np.float32) for shape in ((16, 64), (64, 16)))
@@ -342,17 +362,10 @@ def test_a_token_with_large_values_leaves_the_other_tokens_their_bits(tmp_path: 
         helper.make_node("Relu", ["raised"], ["active"], name="active"),
         helper.make_node("MatMul", ["active", "narrow"], ["logits"], name="down"),
     ]
-    shape: list[str | int] = ["batch", "length", 16]
-    inputs, outputs = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name in ("tokens", "logits"))
-    weights = [numpy_helper.from_array(wide, "wide"), numpy_helper.from_array(narrow, "narrow")]
-    graph = helper.make_graph(nodes, "feed-forward", inputs, outputs, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    onnx.save(model, tmp_path / "fp32.onnx")
-    int8.write_int8(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
+    session = int8_of(tmp_path, nodes, {"wide": wide, "narrow": narrow})
     tokens = random.normal(size=(1, 6, 16)).astype(np.float32)
     tokens[0, 0] *= 100
     tokens[0, 5] = 0
-    session = onnxruntime.InferenceSession(str(tmp_path / "int8.onnx"), providers=["CPUExecutionProvider"])
     (logits,) = session.run(["logits"], {"tokens": tokens})
     expected = np.maximum(tokens @ wide, 0) @ narrow
     differences, scales = (np.abs(values).max(axis=(0, 2)) for values in (logits - expected, expected))
@@ -363,25 +376,16 @@ def test_a_token_with_large_values_leaves_the_other_tokens_their_bits(tmp_path: 
 def test_two_products_of_an_int8_model_fit_in_16_bits(tmp_path: Path) -> None:
     """CPUs without VNNI add the products of two inputs in 16 bits, and larger sums saturate."""
     import onnx
-    import onnxruntime
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import helper, numpy_helper
 
     inputs = 5  # an odd number: the last one has no partner
-    nodes = [helper.make_node("MatMul", ["tokens", "weights"], ["logits"])]
-    values = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2, size])
-        for name, size in (("tokens", inputs), ("logits", 3))
-    ]
     weights = np.tile(np.array([1, -1, 0.5], np.float32), (inputs, 1))
-    graph = helper.make_graph(nodes, "product", values[:1], values[1:], [numpy_helper.from_array(weights, "weights")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    onnx.save(model, tmp_path / "fp32.onnx")
-    int8.write_int8(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
+    nodes = [helper.make_node("MatMul", ["tokens", "weights"], ["logits"])]
+    session = int8_of(tmp_path, nodes, {"weights": weights})
     arrays = {each.name: numpy_helper.to_array(each) for each in onnx.load(tmp_path / "int8.onnx").graph.initializer}
     numbers = arrays["weights_int8"].astype(int)
     largest = 255 * np.abs(numbers[0:4:2] + numbers[1:4:2]).max()
     assert 2**14 < largest < 2**15
-    session = onnxruntime.InferenceSession(str(tmp_path / "int8.onnx"), providers=["CPUExecutionProvider"])
     tokens = np.ones((1, 2, inputs), np.float32)
     (logits,) = session.run(["logits"], {"tokens": tokens})
     assert logits == pytest.approx(tokens @ weights, rel=0.01)

@@ -109,7 +109,7 @@ def is_predictions(path: Path) -> bool:
 def read_config(folder: Path, *, where: str, trust_remote_code: bool = False) -> dict[str, Any]:
     """Reads config.json; refuses code that is not trusted, or that cannot be pinned."""
     if (folder / ADAPTER).is_file():
-        fix = "merge it into its base model (merge_and_unload) and save the whole"
+        fix = "merge it into its base model as in docs/how-to/own-teachers.md, LoRA adapter"
         raise ModelError("the model is a PEFT adapter", where=f"{where}: {folder}", fix=fix)
     if not (folder / "config.json").is_file():
         what = "the folder has no config.json, so it is no model"
